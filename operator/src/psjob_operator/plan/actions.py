@@ -1,0 +1,84 @@
+"""What `plan()` answers: the status to store and the acts to do, in order. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from psjob_operator.api.status import JobStatus
+from psjob_operator.plan.snapshot import Role
+
+
+@dataclass(frozen=True)
+class EnsureService:
+    """The headless Service (server-side apply)."""
+
+
+@dataclass(frozen=True)
+class EnsureConfig:
+    """The ConfigMap with the config file (server-side apply)."""
+
+
+@dataclass(frozen=True)
+class EnsureClaim:
+    """The default checkpoint claim (server-side apply; never over a stranger's)."""
+
+
+@dataclass(frozen=True)
+class CreateProcess:
+    """Create once, by POST; the name is unique in (role, index, number)."""
+
+    role: Role
+    index: int
+    number: int
+    view: int
+    """Shards: the view it starts in. Workers: informative."""
+    name: str
+    checkpoint_known: bool = False
+    """Shards: status.checkpoint.step > 0, so a manifest must be found (contract.ENV_MIN_STEP)."""
+
+
+@dataclass(frozen=True)
+class DeleteProcess:
+    name: str
+    uid: str
+    """Precondition."""
+    grace_seconds: int | None = None
+    """None: the pod's own; 0: force (only for a lost node)."""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class DeleteJob:
+    """ttlSecondsAfterFinished has passed."""
+
+
+Action = EnsureService | EnsureConfig | EnsureClaim | CreateProcess | DeleteProcess | DeleteJob
+
+
+@dataclass(frozen=True)
+class Event:
+    """A Kubernetes Event (locally: a line of the display), written only after the status that tells it."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    status: JobStatus
+    """The whole status as it should stand."""
+    intent: bool
+    """True: `status` must be stored (compare-and-swap on resourceVersion) before any action is done; the store
+    grants this process the names in `grants`."""
+    grants: frozenset[str] = frozenset()
+    """Names of the processes whose number `status` raises, or first writes."""
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    wake_at: float | None = None
+    """Exact unix time at which to plan again though nothing happened; None: only on a wake."""
+    needs_live: bool = False
+    """The decision rests on an absence in a snapshot that was not live: read live and plan again; do nothing else."""
+    want_progress: bool = False
+    """Pull progress from shard 0 (at most once a minute on the cluster)."""

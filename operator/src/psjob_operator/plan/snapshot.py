@@ -1,0 +1,135 @@
+"""What is known about one job at one moment: the input of `plan()`. Pure data, no I/O.
+
+Both grounds fill it: `cluster/` from the API server, `local/` from processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from psjob_operator.api.spec import JobSpec
+from psjob_operator.api.status import JobStatus
+
+Role = Literal["shard", "worker"]
+Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How the trained container (or the process) ended."""
+
+    code: int
+    signal: int = 0
+    reason: str = ""
+    """Kubelet's word: Completed, Error, OOMKilled, ContainerCannotRun…; locally Error or Signal."""
+    message: str = ""
+    """Termination message, at most 2,048 bytes."""
+    log_tail: str = ""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One pod, or one local process, of this job (any run, any epoch)."""
+
+    name: str
+    uid: str
+    role: Role
+    index: int
+    number: int
+    """Epoch of a shard, start of a worker."""
+    run: str
+    """Run it was made for (ownerReference uid); may differ from the job's uid for a leftover."""
+    phase: Phase
+    created: float
+    ready: bool = False
+    started: float | None = None
+    """Unix time at which the trained container started; None before."""
+    scheduled: float | None = None
+    deleting: float | None = None
+    """Unix time of deletionTimestamp; None while not deleting."""
+    node: str = ""
+    node_lost: bool = False
+    """Its node is NotReady or gone."""
+    exit: Exit | None = None
+    pod_reason: str = ""
+    """status.reason / DisruptionTarget reason: Evicted, Preempting, NodeShutdown, Terminated, OutOfcpu, PreemptionByScheduler…"""
+    pod_message: str = ""
+    waiting_reason: str = ""
+    """Kubelet's waiting reason of an init or main container: ImagePullBackOff, CreateContainerConfigError…"""
+    waiting_message: str = ""
+    init_exit: Exit | None = None
+    unschedulable: str = ""
+    """The scheduler's own words while PodScheduled=False."""
+    events: tuple[str, ...] = ()
+    """Words of this pod's warning Events, newest first, when it is scheduled but has not started in 60 s."""
+    sidecar_crash: str = ""
+    """Name and reason of a sidecar in CrashLoopBackOff."""
+    unresponsive: bool = False
+    """Local ground: no answer or heartbeat on its status port for shardTimeout; the cluster's liveness probe kills instead."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The checkpoint claim as it stands."""
+
+    name: str
+    ours: bool
+    """Carries this job's label (DESIGN §4: an existing claim is used only with our label)."""
+    bound: bool
+    deleting: bool = False
+    message: str = ""
+    """Words of its own Events while it cannot bind."""
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Children that are not processes. `None` claim: absent. Digests let apply be skipped when nothing differs."""
+
+    service: bool = False
+    config_digest: str = ""
+    """Value of the digest label on the live ConfigMap, empty when absent."""
+    claim: Claim | None = None
+    strangers: tuple[str, ...] = ()
+    """`kind/name` of live objects with a child's name that are not ours: NameConflict."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A create that the API server refused, remembered by the process that tried."""
+
+    name: str
+    code: int
+    """403 quota or admission; 400/422 the template; 409 a stranger's or a terminating object holds the name."""
+    message: str
+    at: float
+    tries: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    resource_version: str
+    created: float
+    spec: JobSpec
+    status: JobStatus | None
+    """As stored; None when never written by an operator (only the schema's default)."""
+    deleting: bool = False
+    spec_problems: tuple[str, ...] = ()
+    """Sentences of `api.validate` that the API server could not say."""
+    processes: tuple[Process, ...] = ()
+    objects: Objects = field(default_factory=Objects)
+    progress: Mapping[str, Any] | None = None
+    """Last JSON pulled from shard 0's status port (contract.STATUS_KEYS), None when out of reach."""
+    progress_at: float | None = None
+    granted: frozenset[str] = frozenset()
+    """Names of pods whose number *this process* raised and that it may still create."""
+    refusals: tuple[Refusal, ...] = ()
+    live: bool = False
+    """True when `processes` come from a live read made for this snapshot: only then may absence be believed."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the job object (only for Kueue keys later; never copied)."""

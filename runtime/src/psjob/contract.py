@@ -1,0 +1,100 @@
+"""What a process is handed, and what it answers: the words that planner and processes share.
+
+This file imports nothing, so that the operator's copy (made by `make generate`) is the same text.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+GROUP: Final = "psjob.dev"
+VERSION: Final = "v1alpha1"
+KIND: Final = "PSTrainingJob"
+PLURAL: Final = "pstrainingjobs"
+
+# -- environment of every process --------------------------------------------------------------
+ENV_PREFIX: Final = "PSJOB_"
+ENV_ROLE: Final = "PSJOB_ROLE"
+"""`worker` or `shard`."""
+ENV_INDEX: Final = "PSJOB_INDEX"
+"""Ordinal within the role, from 0; a worker's rank, a shard's index."""
+ENV_RUN: Final = "PSJOB_RUN"
+"""The run: the job's uid on a cluster, a fresh id on a laptop."""
+ENV_START: Final = "PSJOB_START"
+"""Workers: the *start* half of the incarnation, from 1, given by the planner."""
+ENV_EPOCH: Final = "PSJOB_EPOCH"
+"""Shards: n-th start of this shard, from 1."""
+ENV_VIEW: Final = "PSJOB_VIEW"
+"""Shards: number of the set of epochs this process was started in, from 1."""
+ENV_CONFIG: Final = "PSJOB_CONFIG"
+"""Path of the job's config (JSON, see `CONFIG_FORMAT`)."""
+ENV_POD: Final = "PSJOB_POD"
+"""Name of this process (pod), unique in the run; written into claims and logs."""
+ENV_CHECKPOINTS: Final = "PSJOB_CHECKPOINTS"
+"""Shards: folder that holds one folder per run."""
+ENV_REWINDS: Final = "PSJOB_REWINDS"
+"""Workers: the *rewinds* half of the incarnation; set by the process itself before it execs."""
+ENV_BIND: Final = "PSJOB_BIND"
+"""Shards: address to listen on; absent means every address."""
+
+# -- the config file ---------------------------------------------------------------------------
+CONFIG_FORMAT: Final = 1
+"""Keys of the config (all present):
+
+format: 1 · job: name · run: str · specHash: sha256 hex of the spec's training-relevant part
+mode: "sync" | "async" · seed: int · updateAt: "server" | "worker" | null (null: server where the optimizer is known)
+workers: int (how many ranks)
+shards: [{"host": str, "port": int, "statusPort": int}] in index order
+checkpoint: {"intervalSeconds": float, "everySteps": int | null, "keep": int, "disabled": bool,
+             "resumeFrom": {"path": str} | null}   (resumeFrom.path: a run's folder as the shard sees it)
+successPolicy: "AllWorkers" | "FirstWorker"
+shardTimeoutSeconds: float
+connectSeconds: float (600; how long a process tries to find its peers before it exits with EXIT_RETRY)
+"""
+DATA_PORT: Final = 7070
+STATUS_PORT: Final = 7071
+
+# -- exit codes ----------------------------------------------------------------------------------
+EXIT_DONE: Final = 0
+EXIT_RETRY: Final = 75
+"""Start me again, uncounted: peers not found in time, drained, stopped on request after a checkpoint."""
+EXIT_FENCED: Final = 76
+"""A shard met a view above its own, or an equal one claimed by another pod. Its termination message is
+`{"fenced": {"view": <int>}}`; the planner raises the view above that number. Uncounted."""
+EXIT_REFUSED: Final = 77
+"""The runtime refused what the script or the environment asks; starting again cannot help.
+The termination message holds the sentence: `{"error": "..."}`. The job fails."""
+EXIT_CHECKPOINT_LOST: Final = 78
+"""A shard found no valid manifest though the planner knows of a checkpoint. The job fails with CheckpointLost."""
+ENV_MIN_STEP: Final = "PSJOB_MIN_STEP"
+"""Shards: 1 when status.checkpoint.step > 0, so that a manifest must be found; else absent."""
+
+TERMINATION_LOG: Final = "/dev/termination-log"
+ENV_TERMINATION_LOG: Final = "PSJOB_TERMINATION_LOG"
+"""File for the termination message; absent means TERMINATION_LOG. At most 2,048 bytes of JSON are written."""
+
+# -- the status port (HTTP, read-only, every shard) ----------------------------------------------
+STATUS_PATH: Final = "/status"
+HEALTH_PATH: Final = "/healthz"
+"""200 while the process makes progress (its own heartbeat is younger than shardTimeout), else 503."""
+STARTED_PATH: Final = "/startedz"
+"""200 once the shard serves (restored, joined the view); 503 before. The startup probe."""
+STATUS_KEYS: Final = """JSON of STATUS_PATH:
+
+run, index, epoch, view, pod, state: "starting" | "restoring" | "waiting" | "serving" | "finishing" | "finished"
+counters: {"pushes": int (frames with a gradient or absent mark seen), "applied": int (pushes that counted, in worker-clocks of this shard),
+           "duplicatesRefused": int, "fenced": int, "updatesLost": int, "acknowledged": {rank: clock},
+           "firstApplied": float | null (unix time of the first push applied in this epoch), "badConnections": int}
+memory: {"rssBytes": int}
+and from shard 0 only:
+coordinator: {"step": int (lowest complete clock over live workers), "loss": float | null, "rate": float (steps per second) | null,
+  "eta": float (seconds) | null, "totalSteps": int | null, "metrics": {name: float},
+  "workers": [{"rank": int, "clock": int, "state": "absent" | "joined" | "left" | "lost", "start": int, "rewinds": int}],
+  "checkpoint": {"step": int, "view": int, "time": float (unix), "bytes": int, "path": str, "final": bool} | null,
+  "checkpointProblem": str | null, "waiting": str | null (who is missing, which block, for how long),
+  "weightsSha256": str | null (of final.safetensors' parameters, once final), "failure": str | null,
+  "passed": [[step, unix time], ...] (last 64 steps completed, newest last)}
+"""
+
+# -- files of a run --------------------------------------------------------------------------------
+FINAL_WEIGHTS: Final = "final.safetensors"
