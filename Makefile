@@ -1,0 +1,52 @@
+# psjob: everything a person or CI types. `make` alone lists it.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+# The venv's tools come first, as they would after `source .venv/bin/activate`.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export OMP_NUM_THREADS ?= 1
+PYTEST ?= python -m pytest
+
+.PHONY: help install run test test-unit lint format generate verify bench e2e soak clean
+
+help: ## list these commands
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: ## make .venv with everything pinned (seconds when nothing changed)
+	@bash hack/install.sh
+
+run: install ## train real digits on this machine: 2 shards, 4 workers
+	@psjob run examples/digits/job.yaml
+
+test: install ## every test that this machine can run; names those it cannot
+	@bash hack/test.sh
+
+test-unit: install ## the unit tests alone
+	@$(PYTEST) -n 2 tests/unit
+
+lint: install ## ruff, mypy --strict, import-linter
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports
+
+format: install ## let ruff write the format
+	ruff check --fix .
+	ruff format .
+
+generate: install ## write what is generated: CRD, chart copy, API reference, contract copy
+	@python hack/generate.py
+
+verify: generate ## fail where a generated file differs from the committed one
+	@git diff --exit-code -- crds charts docs/api.md operator/src/psjob_operator/contract.py
+
+bench: install ## the benchmarks, on this machine
+	@set -e; shopt -s nullglob; for file in bench/*.py; do echo "== $$file"; python "$$file"; done
+
+e2e: install ## real kubelet and containerd, real training pods (root and Linux)
+	@PSJOB_MARKS="e2e" bash hack/test.sh
+
+soak: install ## what is too long for every change
+	@PSJOB_MARKS="soak" bash hack/test.sh
+
+clean: ## remove .venv and caches of this checkout
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""The operator and the command line of psjob."""

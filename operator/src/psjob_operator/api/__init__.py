@@ -1,0 +1,1 @@
+"""The manifest: models of spec and status, validation and the CRD."""

@@ -1,0 +1,1 @@
+"""The commands psjob, kubectl-psjob and psjob-operator."""

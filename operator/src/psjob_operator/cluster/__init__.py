@@ -1,0 +1,1 @@
+"""Kubernetes below the plan: wake, queue, observe and apply."""

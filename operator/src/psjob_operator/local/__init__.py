@@ -1,0 +1,1 @@
+"""One machine below the same plan: processes in place of pods."""

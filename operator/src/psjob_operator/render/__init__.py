@@ -1,0 +1,1 @@
+"""Pure builders of the Kubernetes documents that a plan asks for."""

@@ -1,0 +1,1 @@
+"""Parameter-server training of PyTorch models: what a training script imports."""

@@ -1,0 +1,1 @@
+"""Checkpoint files and the manifests that commit them."""

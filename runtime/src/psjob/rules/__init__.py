@@ -1,0 +1,1 @@
+"""What a push does to the parameters."""

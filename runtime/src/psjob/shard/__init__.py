@@ -1,0 +1,1 @@
+"""A shard: receives, admits, applies, replies and takes snapshots."""

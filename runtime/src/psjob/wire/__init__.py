@@ -1,0 +1,1 @@
+"""Frames and the transports that carry them."""

@@ -1,0 +1,1 @@
+"""A worker's side of training: send blocks, wait with deadlines, retry."""
