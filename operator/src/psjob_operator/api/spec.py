@@ -1,0 +1,127 @@
+"""What a user asks for: `spec` of a PSTrainingJob.
+
+Ranges and rules across fields are in rules.py, for the API server and `psjob run` alike; here are names, types and defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from psjob_operator.api.base import Model
+from psjob_operator.api.duration import seconds
+
+
+class JobSpec(Model):
+    """What to train, on how many processes, and what to keep of it. Immutable but for `suspend` and four fields of `runPolicy`."""
+
+    training: Training = Field(default_factory=lambda: Training())
+    """How pushes become updates. The optimizer itself is the script's."""
+    ps: ParameterServers
+    """The shards: processes that hold the parameters and apply pushes to them."""
+    workers: Workers
+    """The processes that run the training script."""
+    checkpoint: Checkpoint = Field(default_factory=lambda: Checkpoint())
+    """What is kept on disk, how often, and where."""
+    run_policy: RunPolicy = Field(default_factory=lambda: RunPolicy())
+    """When the job counts as done or failed, and what is cleaned up then."""
+    suspend: bool | None = None
+    """true: take a last checkpoint and go down to zero pods; false or absent: run. May change at any time; a queue may own it."""
+    managed_by: str | None = None
+    """Name of the controller that runs this job, such as example.com/scheduler. Absent or psjob.dev/operator: this operator.
+    Another value: this operator leaves the job alone."""
+    injection: Literal["auto", "none"] = "auto"
+    """auto: put the psjob library into the worker's image when the pod starts; none: the image has it installed."""
+
+
+class Training(Model):
+    """How pushes become updates."""
+
+    mode: Literal["sync", "async"] = "sync"
+    """sync: each step sums one push of every worker; async: each push counts when it comes."""
+    seed: int = 0
+    """Seed of the order of the data and of the workers' random numbers; 0..2147483647."""
+    update_at: Literal["server", "worker"] | None = None
+    """Where the optimizer runs. Absent: on the shards where psjob has a rule for it, else on the workers (sync only)."""
+
+
+class ParameterServers(Model):
+    """The shards."""
+
+    shards: int
+    """Number of shards; 1..256."""
+    template: dict[str, Any] | None = None
+    """Pod template laid over the shard pods: labels, node selection, tolerations, volumes, and resources and env of
+    the container `shard`. Image, command and security context come from the workers where it says nothing."""
+    shard_timeout_seconds: int = 10
+    """A shard without progress for so long counts as lost and is started again from its checkpoint; 2..3600."""
+
+
+class Workers(Model):
+    """The workers."""
+
+    replicas: int
+    """Number of workers; 1..4000."""
+    template: dict[str, Any]
+    """Pod template of the workers. The container `worker`, or the only one, is trained in and needs a `command`.
+    Everything in it is passed on as it is."""
+
+
+class Checkpoint(Model):
+    """What is kept on disk."""
+
+    interval: str = "30s"
+    """Time between checkpoints, such as 30s, 5m or 1h30m; 1s..24h."""
+    every_steps: int | None = None
+    """Also take a checkpoint at each step that this number divides; 1..1000000000."""
+    keep: int = 3
+    """Number of checkpoints kept; 2..1000, so that a damaged one has one before it."""
+    volume: CheckpointVolume | None = None
+    """Where checkpoints lie. Absent: a claim <job>-checkpoints is made."""
+    access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] = "ReadWriteOnce"
+    """ReadWriteOnce puts all shards on one node, which works on every cluster; ReadWriteMany spreads them."""
+    size: str = "10Gi"
+    """Size of the claim that is made."""
+    retain: bool = True
+    """true: the claim that was made outlives the job; false: it is deleted with it."""
+    resume_from: str | None = None
+    """Start from the last checkpoint of this run (`status.run` of another job) on the same volume. Absent: start anew."""
+    disabled: bool | None = None
+    """true: keep nothing; a lost shard then fails the job."""
+
+    @property
+    def interval_seconds(self) -> float:
+        """`interval` in seconds. Raises ValueError where it is no duration (validation has refused that)."""
+        return seconds(self.interval)
+
+
+class CheckpointVolume(Model, extra="allow"):
+    """A claim by name, or any pod volume source: `{claim: my-claim}` or `{nfs: {server: …, path: …}}`."""
+
+    claim: str | None = None
+    """Name of a PersistentVolumeClaim in the job's namespace."""
+    empty_dir: dict[str, Any] | None = None
+    """A folder that is lost with the pod; only with `checkpoint.disabled: true`."""
+
+    def source(self) -> dict[str, Any]:
+        """The pod volume source: a volume of a pod without its name."""
+        if self.claim is not None:
+            return {"persistentVolumeClaim": {"claimName": self.claim}}
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class RunPolicy(Model):
+    """When the job counts as done or failed, and what is cleaned up then."""
+
+    backoff_limit: int = 6
+    """Number of failures that are answered by a restart; one more fails the job. Drained, preempted and lost pods do not count; 0..1000."""
+    active_deadline_seconds: int | None = None
+    """The job fails when it has been active, not suspended, for so long; 1..2147483647."""
+    ttl_seconds_after_finished: int | None = None
+    """The job object is deleted this long after it finished; 0..2147483647. Leave it out under GitOps: the job would be made
+    and trained again."""
+    clean_pod_policy: Literal["Running", "All", "None"] = "Running"
+    """Pods deleted when the job has finished: those still running, all, or none."""
+    success_policy: Literal["AllWorkers", "FirstWorker"] = "AllWorkers"
+    """The job is complete when all workers, or worker 0, ended with exit code 0."""

@@ -1,0 +1,164 @@
+"""What psjob says about a job: `status` of a PSTrainingJob.
+
+Read leniently (an operator may meet a status that a newer one wrote), written by `to_manifest()`.
+Times are RFC 3339 text in UTC with whole seconds, as in metav1.Time.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from psjob_operator.api.base import Model
+
+Phase = Literal["Pending", "Running", "Recovering", "Suspended", "Complete", "Failed"]
+ShardState = Literal["Pending", "Starting", "Serving", "Lost", "Finished"]
+MESSAGE_LIMIT = 256
+
+
+class StatusModel(Model):
+    """As Model, but a field of a newer version is passed over and lists may be tuples."""
+
+    model_config = ConfigDict(extra="ignore", strict=False)
+
+
+class JobStatus(StatusModel):
+    """What was seen, and what was done. Phases that end a job, epochs, view and start never go back."""
+
+    observed_generation: int | None = None
+    """Generation of the spec that this status answers."""
+    phase: Phase | None = None
+    """One word for people. Programs read the conditions."""
+    conditions: tuple[Condition, ...] = ()
+    """Ready, Reconciling, Stalled, Suspended, Complete, Failed, CheckpointReady: one entry a type."""
+    run: str | None = None
+    """Identity of this training run: the job's uid. Names the folder of its checkpoints. A status of another run
+    gives no facts, only minimum numbers."""
+    view: int | None = None
+    """Number of the present set of epochs; rises with every start of a shard."""
+    shards: tuple[ShardStatus, ...] = ()
+    """One entry a shard; never shrinks."""
+    shards_ready: str | None = None
+    """Shards that serve, of those declared, such as 2/2."""
+    workers: WorkersStatus = Field(default_factory=lambda: WorkersStatus())
+    """The workers, counted; only those with a problem are named."""
+    workers_ready: str | None = None
+    """Workers that run or have succeeded, of those declared, such as 4/4."""
+    checkpoint: CheckpointStatus | None = None
+    """The last committed checkpoint."""
+    progress: Progress | None = None
+    """How far training is, as shard 0 last told; at most once a minute."""
+    restarts: Restarts = Field(default_factory=lambda: Restarts())
+    """Starts beyond the first, and failures that count against the limit."""
+    start_time: str | None = None
+    """When the job was first acted on, or last resumed: runPolicy.activeDeadlineSeconds counts from here."""
+    completion_time: str | None = None
+    """When the job became Complete or Failed: runPolicy.ttlSecondsAfterFinished counts from here."""
+
+
+class Condition(StatusModel):
+    """One aspect of the job (metav1.Condition)."""
+
+    type: str
+    """Name of the aspect."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: str
+    """Why, as one CamelCase word for programs."""
+    message: str = ""
+    """Why, as a sentence for people."""
+    last_transition_time: str
+    """When `status` last changed."""
+    observed_generation: int | None = None
+    """Generation of the spec that this condition answers."""
+
+
+class ShardStatus(StatusModel):
+    """One shard."""
+
+    index: int
+    """Number of the shard, from 0."""
+    epoch: int
+    """Number of its present start, from 1; never goes back."""
+    state: ShardState = "Pending"
+    """Where it stands: Pending (no process yet), Starting (restoring), Serving, Lost, Finished."""
+    pod: str | None = None
+    """Its pod."""
+
+
+class WorkersStatus(StatusModel):
+    """The workers, counted."""
+
+    desired: int = 0
+    """Workers declared."""
+    ready: int = 0
+    """Workers that run now."""
+    start: int = 0
+    """Highest start number given to a worker of this job; never goes back."""
+    succeeded_indexes: str = ""
+    """Workers that ended with exit code 0, such as 0-99,101."""
+    failed_indexes: str = ""
+    """Workers that ended otherwise and are not started again."""
+    problems: tuple[WorkerProblem, ...] = ()
+    """The first eight workers that do not run, and why."""
+
+
+class WorkerProblem(StatusModel):
+    """Why one worker does not run."""
+
+    index: int
+    """Number of the worker (its rank), from 0."""
+    pod: str | None = None
+    """Its pod."""
+    reason: str
+    """One CamelCase word: Unschedulable, ImagePullBackOff, OOMKilled, Error."""
+    message: str = ""
+    """The words of the kubelet, the scheduler or the API server."""
+
+
+class CheckpointStatus(StatusModel):
+    """The last committed checkpoint."""
+
+    step: int
+    """Step it was taken at."""
+    time: str
+    """When it was committed."""
+    bytes: int | None = None
+    """Size of its files together."""
+    path: str | None = None
+    """Its folder, relative to the volume."""
+
+
+class Progress(StatusModel):
+    """How far training is."""
+
+    step: int
+    """Lowest complete step of all workers."""
+    loss: float | None = None
+    """Last loss that the script reported; absent where it is not a number."""
+    rate: float | None = None
+    """Steps a second."""
+    eta: float | None = None
+    """Seconds until the last step, where the script told how many there are."""
+    time: str | None = None
+    """When this was read."""
+
+
+class Restarts(StatusModel):
+    """Starts beyond the first."""
+
+    total: int = 0
+    """All of them."""
+    causes: dict[str, int] = Field(default_factory=dict)
+    """How many by cause, such as OOMKilled: 2."""
+    counted: int = 0
+    """Failures that count against runPolicy.backoffLimit; 0 again after ten minutes of commits."""
+    last_counted: str | None = None
+    """When a failure was last counted: the next start waits from here."""
+    last_reset: str | None = None
+    """When `counted` last went back to 0."""
+
+
+TERMINAL: frozenset[Phase] = frozenset({"Complete", "Failed"})
+"""Phases that a job never leaves within its run."""
