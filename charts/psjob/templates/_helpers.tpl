@@ -1,0 +1,50 @@
+{{- define "psjob.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 53 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 53 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 53 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* ClusterRoles have no namespace, so two releases of one name would share them. */ -}}
+{{- define "psjob.clusterName" -}}
+{{- printf "%s:%s" .Release.Namespace (include "psjob.fullname" .) -}}
+{{- end -}}
+
+{{- define "psjob.selectorLabels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{- /* Not for pod templates: helm.sh/chart would restart the operator at each chart version. */ -}}
+{{- define "psjob.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{ include "psjob.selectorLabels" . }}
+app.kubernetes.io/part-of: psjob
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "psjob.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "psjob.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Reference of an image: (dict "image" .Values.image "version" .Chart.AppVersion) */ -}}
+{{- define "psjob.image" -}}
+{{- with .image.registry }}{{ . }}/{{ end -}}
+{{- .image.repository -}}
+{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ default .version .image.tag }}{{ end -}}
+{{- end -}}

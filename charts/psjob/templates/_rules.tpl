@@ -1,0 +1,24 @@
+{{- /* What the operator does in every namespace it serves; tests compare it with the audit log of real runs. */ -}}
+{{- define "psjob.rules" -}}
+- apiGroups: [psjob.dev]
+  resources: [pstrainingjobs]
+  verbs: [get, list, watch, delete] # delete: ttlSecondsAfterFinished
+- apiGroups: [psjob.dev]
+  resources: [pstrainingjobs/status]
+  verbs: [patch, update]
+- apiGroups: [psjob.dev]
+  resources: [pstrainingjobs/finalizers] # asked for by clusters that guard blockOwnerDeletion; never called
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [create, delete, get, list, watch]
+- apiGroups: [""]
+  resources: [services, configmaps, persistentvolumeclaims]
+  verbs: [create, get, list, watch, patch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch, list]
+{{- with .Values.rbac.extraRules }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
