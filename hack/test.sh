@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Runs the tests in three turns, so that a cold build of the control plane costs no waiting and timing tests have the machine for themselves:
+#   1. unit tests, while hack/cluster builds in the background   2. all others, two at a time   3. marked `e2e` or `serial`, one at a time
+# PSJOB_MARKS=EXPRESSION runs only what matches, in one turn. ARGS holds further words for pytest.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CACHE=${PSJOB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/psjob-dev}
+LOG=$CACHE/build.log
+STATUS=0
+# Workers share two cores: one thread a process.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+main() {
+  mkdir -p "$CACHE"
+  build >"$LOG" 2>&1 &
+  local builder=$!
+  trap 'kill $builder 2>/dev/null || true' INT TERM
+  if [ -n "${PSJOB_MARKS:-}" ]; then
+    finish_build $builder
+    turn "$PSJOB_MARKS" tests -m "$PSJOB_MARKS"
+  else
+    turn "unit" tests/unit -n 2 -m "not soak and not serial"
+    finish_build $builder
+    turn "others" tests/integration tests/load tests/e2e -n 2 --dist loadfile -m "not soak and not serial and not e2e"
+    turn "alone on the machine" tests -m "(e2e or serial) and not soak"
+  fi
+  return $STATUS
+}
+
+build() { # everything the cluster tests need that is not in .venv; each step says what it lacks
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then nice python -m hack.cluster deps || echo "some Debian packages are missing"; fi
+  nice python -m hack.cluster build
+}
+
+finish_build() {
+  if kill -0 "$1" 2>/dev/null; then echo "waiting for the test control plane to be built (the first time takes minutes; log: ${LOG/#$HOME/\~})"; fi
+  if ! wait "$1"; then
+    echo "the test control plane could not be built; the tests that need it will say so. The end of its log:"
+    tail -n 15 "$LOG"
+  fi
+}
+
+turn() { # name, then pytest's words; a turn without tests is no failure
+  local name=$1 rc; shift
+  echo "== $name"
+  # shellcheck disable=SC2086
+  python -m pytest "$@" ${ARGS:-}
+  rc=$?
+  if [ $rc -ne 0 ] && [ $rc -ne 5 ]; then STATUS=1; fi
+}
+
+main "$@"

@@ -1,0 +1,48 @@
+"""What all tests share: a test that cannot run says so by name, and where skipping is forbidden it fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+FORBIDDEN = os.environ.get("PSJOB_FORBID_SKIP") == "1"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if FORBIDDEN and report.skipped and not hasattr(report, "wasxfail"):
+        _fail(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if FORBIDDEN and report.skipped:
+        _fail(report)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if isinstance(report, pytest.TestReport | pytest.CollectReport)]
+    if skipped:
+        terminalreporter.section("not run on this machine")
+        for report in sorted(skipped, key=lambda report: report.nodeid):
+            terminalreporter.line(f"{report.nodeid}: {_reason(report)}")
+
+
+def _fail(report: pytest.TestReport | pytest.CollectReport) -> None:
+    sentence = f"{report.nodeid} was skipped where skipping is forbidden (PSJOB_FORBID_SKIP=1): {_reason(report)}"
+    report.outcome = "failed"
+    report.longrepr = sentence
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    return str(report.longrepr)

@@ -1,0 +1,98 @@
+"""The house keeps its layout: folders, sizes, and what no file may hold."""
+
+from __future__ import annotations
+
+import operator
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OPERATOR = ROOT / "operator" / "src" / "psjob_operator"
+RUNTIME = ROOT / "runtime" / "src" / "psjob"
+
+
+def tracked() -> list[Path]:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    return [ROOT / name for name in listing.split("\0") if name and (ROOT / name).is_file()]
+
+
+def sources() -> list[Path]:
+    return sorted(OPERATOR.rglob("*.py")) + sorted(RUNTIME.rglob("*.py"))
+
+
+def holding(pattern: str, files: list[Path]) -> list[str]:
+    """Return `file:line: text` of each line that matches."""
+    found = []
+    for file in files:
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue
+        found += [f"{file.relative_to(ROOT)}:{n}: {line.strip()}" for n, line in enumerate(lines, 1) if re.search(pattern, line)]
+    return found
+
+
+def test_folder_operator_shadows_nothing() -> None:
+    assert not (ROOT / "operator" / "__init__.py").exists()
+    assert operator.__file__ is not None
+    assert Path(operator.__file__).is_relative_to(sysconfig.get_path("stdlib"))
+    answer = subprocess.run([sys.executable, "-c", "import operator; print(operator.itemgetter)"], cwd=ROOT, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.parametrize("room", ["api", "plan", "render", "cluster", "local", "cli"])
+def test_operator_has_its_rooms(room: str) -> None:
+    assert (OPERATOR / room / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize("room", ["worker", "wire", "shard", "modes", "coordinator", "rules", "checkpoint"])
+def test_runtime_has_its_rooms(room: str) -> None:
+    assert (RUNTIME / room / "__init__.py").is_file()
+
+
+def test_files_hold_one_idea_in_400_lines() -> None:
+    long = {str(file.relative_to(ROOT)): n for file in sources() if (n := len(file.read_text().splitlines())) > 400}
+    assert not long, f"split these files: {long}"
+
+
+def test_nothing_runs_what_it_reads() -> None:
+    assert not holding(r"^\s*(import|from)\s+(pickle|cloudpickle|dill|marshal|shelve)\b", sources())
+    assert not holding(r"\btorch\.load\(|(?<![.\w])(eval|exec)\(|\byaml\.(load|unsafe_load|full_load)\(", sources())
+
+
+def test_kopf_only_wakes() -> None:
+    stateful = r"kopf\.(index|timer|daemon)\b|kopf\.on\.(create|update|delete|resume|field|timer|daemon)\b"
+    assert not holding(stateful, sources())
+
+
+def test_nothing_is_a_stub() -> None:
+    assert not holding(r"NotImplementedError|\b(TODO|FIXME|XXX)\b", sources())
+
+
+def test_no_file_names_a_machine_or_a_registry_host() -> None:
+    hosts = ["files.python" + "hosted.org", "pypi" + ".org", "registry.npm" + "js.org", "proxy.golang" + ".org", "deb.debian" + ".org", "static.crates" + ".io"]
+    places = [re.escape(host) for host in hosts] + [r"(?<![\w.~])/" + "root/", r"(?<![\w.~-])/" + r"work/(main|shared)"]
+    assert not holding("|".join(places), tracked())
+
+
+def test_requirements_are_pinned_by_hash() -> None:
+    for file in sorted((ROOT / "requirements").glob("*.txt")):
+        text = file.read_text()
+        assert "://" not in text, f"{file.name} names an address"
+        pins = re.findall(r"^[A-Za-z0-9_.\-\[\]]+==", text, re.MULTILINE)
+        blocks = [block for block in re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE) if block.strip()]
+        assert pins
+        assert all("--hash=sha256:" in block for block in blocks), f"{file.name} has a requirement without a hash"
+
+
+def test_distributions_ask_for_what_is_pinned() -> None:
+    wanted = re.findall(r'^  "([a-z0-9\-]+)[<>=]', (ROOT / "operator" / "pyproject.toml").read_text(), re.MULTILINE)
+    pins = (ROOT / "requirements" / "operator.txt").read_text()
+    assert wanted
+    assert [name for name in wanted if not re.search(rf"^{name}==", pins, re.MULTILINE)] == []
+    assert "torch" not in pins
