@@ -1,0 +1,180 @@
+"""The CustomResourceDefinition, made of the models and the rules.
+
+kube-custom-resource was tried first: it drops all defaults or keeps all, lets a class's docstring win over the field's own text, orders
+short names by chance, and has no place for a default or rules of the whole object. What is needed here is shorter than its corrections.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import yaml
+
+from psjob_operator.api.fixed import fixed_rules
+from psjob_operator.api.rules import Rule, rules
+from psjob_operator.api.schema import Schema, openapi
+from psjob_operator.api.spec import JobSpec
+from psjob_operator.api.status import JobStatus
+from psjob_operator.api.template import template_rules, template_schema
+from psjob_operator.contract import GROUP, KIND, PLURAL, VERSION
+
+STATUS_DEFAULT: dict[str, Any] = {
+    "phase": "Pending",
+    "conditions": [
+        {
+            "type": type_,
+            "status": status,
+            "reason": "WaitingForOperator",
+            "message": "no psjob operator has seen this job yet",
+            "lastTransitionTime": "1970-01-01T00:00:00Z",
+        }
+        for type_, status in (("Ready", "Unknown"), ("Reconciling", "True"))
+    ],
+}
+"""Status of a job that no operator has touched: `run` is absent. Tools that wait on conditions see it as in progress at once."""
+
+_KEYED = {"x-kubernetes-list-type": "map"}
+_SHAPES: dict[str, Schema] = {
+    "spec.checkpoint.interval": {"maxLength": 24},
+    "spec.checkpoint.volume.emptyDir": {"x-kubernetes-preserve-unknown-fields": True},
+    "status.conditions": {**_KEYED, "x-kubernetes-list-map-keys": ["type"], "maxItems": 16},
+    "status.conditions[].type": {"maxLength": 64},
+    "status.conditions[].reason": {"maxLength": 64},
+    "status.conditions[].lastTransitionTime": {"format": "date-time"},
+    "status.shards": {**_KEYED, "x-kubernetes-list-map-keys": ["index"], "maxItems": 256},
+    "status.workers.problems": {"maxItems": 8, "x-kubernetes-list-type": "atomic"},
+    "status.workers.succeededIndexes": {"maxLength": 24_000},
+    "status.workers.failedIndexes": {"maxLength": 24_000},
+    "status.checkpoint.time": {"format": "date-time"},
+    "status.checkpoint.path": {"maxLength": 1024},
+    "status.progress.time": {"format": "date-time"},
+    "status.restarts.causes": {"maxProperties": 64},
+    "status.restarts.lastCounted": {"format": "date-time"},
+    "status.restarts.lastReset": {"format": "date-time"},
+    "status.startTime": {"format": "date-time"},
+    "status.completionTime": {"format": "date-time"},
+}
+"""What Kubernetes wants to know about a field and Python types do not say."""
+_LONGEST = {"spec": 253, "status": 1024}
+
+_COLUMNS = (
+    ("Phase", "string", ".status.phase", "Where the job stands.", 0),
+    ("Shards", "string", ".status.shardsReady", "Shards that serve, of those declared.", 0),
+    ("Workers", "string", ".status.workersReady", "Workers that run or have succeeded, of those declared.", 0),
+    ("Step", "integer", ".status.progress.step", "Lowest complete step of all workers, as last told.", 0),
+    ("Checkpoint", "date", ".status.checkpoint.time", "Age of the last committed checkpoint.", 0),
+    ("Restarts", "integer", ".status.restarts.total", "Starts of shards and workers beyond the first.", 0),
+    ("Age", "date", ".metadata.creationTimestamp", "Age of the job.", 0),
+    ("Message", "string", '.status.conditions[?(@.type=="Ready")].message', "Why the job is ready, or is not.", 0),
+    ("Mode", "string", ".spec.training.mode", "When a push counts.", 1),
+    ("Loss", "number", ".status.progress.loss", "Last loss that the script reported.", 1),
+    ("View", "integer", ".status.view", "Number of the present set of shard starts.", 1),
+    ("Counted", "integer", ".status.restarts.counted", "Failures that count against the limit.", 1),
+)
+
+
+def crd() -> dict[str, Any]:
+    """The CRD as a document: structural, described at every depth, the same on every call."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": ["psj"],
+                "categories": ["all", "psjob"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema()},
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
+                }
+            ],
+        },
+    }
+
+
+def crd_yaml() -> str:
+    """The CRD as one YAML document, without a header."""
+    return yaml.dump(crd(), Dumper=_Plain, sort_keys=False, width=200, allow_unicode=True, default_flow_style=None)
+
+
+def schema() -> Schema:
+    """openAPIV3Schema of the whole object, rules included."""
+    spec = openapi(JobSpec, defaults=True)
+    spec["properties"]["workers"]["properties"]["template"].update(deepcopy(template_schema("worker")))
+    spec["properties"]["ps"]["properties"]["template"].update(deepcopy(template_schema("shard")))
+    volume = spec["properties"]["checkpoint"]["properties"]["volume"]
+    volume["properties"]["persistentVolumeClaim"] = {
+        "description": "A claim, in the words of a pod volume.",
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": True,
+    }
+    status = openapi(JobStatus, defaults=False)
+    status["default"] = STATUS_DEFAULT
+    whole: Schema = {
+        "description": "A training run of a PyTorch model with a parameter server.",
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"description": "psjob.dev/v1alpha1.", "type": "string"},
+            "kind": {"description": "PSTrainingJob.", "type": "string"},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": status,
+        },
+    }
+    for at, shape in _SHAPES.items():
+        node(whole, at).update(shape)
+    for part, longest in _LONGEST.items():
+        _bound(whole["properties"][part], longest)
+    for rule in (*rules(), *template_rules(), *fixed_rules(whole)):
+        if rule.cel:
+            node(whole, rule.at).setdefault("x-kubernetes-validations", []).append(_validation(rule))
+    return whole
+
+
+def node(whole: Schema, at: str) -> Schema:
+    """The part of the schema that `at` names. Raises KeyError where it has none."""
+    part = whole
+    for step in at.replace("[]", ".[]").split(".") if at else ():
+        part = part["items"] if step == "[]" else part["properties"][step]
+    return part
+
+
+def _bound(part: Schema, longest: int) -> None:
+    """Gives every string without one a greatest length: CEL's cost is estimated from it."""
+    if part.get("type") == "string" and not {"enum", "format", "maxLength"} & part.keys():
+        part["maxLength"] = longest
+    for child in part.get("properties", {}).values():
+        _bound(child, longest)
+    if "items" in part and "x-kubernetes-preserve-unknown-fields" not in part["items"] and part["items"].get("type") == "object":
+        _bound(part["items"], longest)
+
+
+def _validation(rule: Rule) -> Schema:
+    where = {"fieldPath": f".{rule.about}"} if rule.about and rule.at else {}
+    return {"rule": rule.cel, "message": rule.message, **where}
+
+
+def _column(name: str, type_: str, path: str, description: str, priority: int) -> Schema:
+    wide = {"priority": priority} if priority else {}
+    return {"name": name, "type": type_, "jsonPath": path, "description": description, **wide}
+
+
+class _Plain(yaml.SafeDumper):
+    """No anchors: the two templates share parts, and a reader should not follow references."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True

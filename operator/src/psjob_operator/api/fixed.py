@@ -1,0 +1,104 @@
+"""What may not change: the spec after the job was made, and the parts of status that never go back.
+
+Transition rules: the API server holds both sides of a write. Those about status stand at the schema's root, since rules inside status
+are passed over when someone writes `status: null`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from psjob_operator.api.rules import Rule
+from psjob_operator.api.status import TERMINAL
+
+Schema = dict[str, Any]
+MUTABLE = (
+    "spec.suspend",
+    "spec.runPolicy.backoffLimit",
+    "spec.runPolicy.activeDeadlineSeconds",
+    "spec.runPolicy.ttlSecondsAfterFinished",
+    "spec.runPolicy.cleanPodPolicy",
+)
+"""Fields of the spec that may change while the job lives. The operator reads them anew each time."""
+_LIMIT = "is fixed once the job is made"
+_REMEDY = "only spec.suspend and runPolicy's limits, TTL and cleanPodPolicy may change; make a new job (checkpoint.resumeFrom goes on)"
+
+
+def fixed_rules(whole: Schema) -> tuple[Rule, ...]:
+    """Every transition rule of the object that `whole` is the schema of."""
+    return (*_spec("spec", whole["properties"]["spec"]), *_STATUS)
+
+
+def _spec(at: str, part: Schema) -> Iterator[Rule]:
+    for name, child in part["properties"].items():
+        path = f"{at}.{name}"
+        if path in MUTABLE:
+            continue
+        if "default" not in child and name not in part.get("required", []):
+            # Absent on one side, a field's own transition rule is not asked: its parent's is.
+            yield _transition(at, f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})", name)
+        elif child["type"] == "object" and "x-kubernetes-preserve-unknown-fields" not in child:
+            yield from _spec(path, child)
+        else:
+            yield _transition(path, "self == oldSelf")
+
+
+def _transition(at: str, cel: str, about: str = "", limit: str = _LIMIT, remedy: str = _REMEDY) -> Rule:
+    return Rule(at, lambda _: True, limit, remedy, cel=cel, about=about)
+
+
+_TERMINAL = ", ".join(f"'{phase}'" for phase in sorted(TERMINAL))
+_STATUS = (
+    _transition(
+        "",
+        f"!has(oldSelf.status) || !has(oldSelf.status.phase) || !(oldSelf.status.phase in [{_TERMINAL}]) || (has(self.status)"
+        " && has(self.status.phase) && (self.status.phase == oldSelf.status.phase || (has(oldSelf.status.run) && has(self.status.run)"
+        " && self.status.run != oldSelf.status.run)))",
+        limit="status.phase must not leave Complete or Failed",
+        remedy="a finished job stays finished; make a new job to train again",
+    ),
+    _transition(
+        "",
+        "!has(oldSelf.status) || !has(oldSelf.status.view) || (has(self.status) && has(self.status.view)"
+        " && self.status.view >= oldSelf.status.view)",
+        limit="status.view must not go back",
+        remedy="a lower view would let stale shards commit; write the view that is there, or a higher one",
+    ),
+    _transition(
+        "",
+        "!has(oldSelf.status) || !has(oldSelf.status.run) || (has(self.status) && has(self.status.run)"
+        " && (self.status.run == oldSelf.status.run || !has(oldSelf.status.view)"
+        " || (has(self.status.view) && self.status.view > oldSelf.status.view)))",
+        limit="status.run must not change but with a higher status.view",
+        remedy="it names the checkpoints of this run; write the run that is there",
+    ),
+    _transition(
+        "",
+        "!has(oldSelf.status) || !has(oldSelf.status.workers) || !has(oldSelf.status.workers.start) || (has(self.status)"
+        " && has(self.status.workers) && has(self.status.workers.start)"
+        " && self.status.workers.start >= oldSelf.status.workers.start)",
+        limit="status.workers.start must not go back",
+        remedy="names of worker pods are made from it; write the number that is there, or a higher one",
+    ),
+    _transition(
+        "",
+        "!has(oldSelf.status) || !has(oldSelf.status.shards) || (has(self.status) && has(self.status.shards)"
+        " && self.status.shards.size() >= oldSelf.status.shards.size())",
+        limit="status.shards must not shrink",
+        remedy="each entry keeps its shard's epoch; write all of them",
+    ),
+    _transition(
+        "status.shards[]",
+        "self.epoch >= oldSelf.epoch",
+        limit="epoch must not go back",
+        remedy="a lower epoch would let two pods act as one shard; write the epoch that is there, or a higher one",
+    ),
+    _transition(
+        "status",
+        "!has(self.shards) || self.shards.all(s, s.index >= 0 && s.index < self.shards.size())",
+        about="shards",
+        limit="status.shards must hold each index from 0 once",
+        remedy="write all entries, none beyond the last",
+    ),
+)

@@ -1,0 +1,212 @@
+"""The one table of limits: ranges, names, rules across fields.
+
+Each row is told by the API server (its CEL goes into the CRD) and by `validate` (its check runs on the manifest), in the same
+words. A row without CEL is about what CEL cannot see in a pod template; there the operator says it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from psjob_operator.api import duration
+
+Json = Any
+LARGEST = 2_147_483_647
+NAME = "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
+OBJECT_NAME = "^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+RUN = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+MANAGER = "^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+SIZE = "^[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)$"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One limit of one field or object."""
+
+    at: str
+    """Path of the value that it judges; `[]` stands for every item. Empty: the whole object."""
+    check: Callable[[Json], bool]
+    """True where the value is fine. Asked only of values of the right type."""
+    limit: str
+    remedy: str
+    cel: str = ""
+    about: str = ""
+    """Path, below `at`, of the field to name."""
+
+    @property
+    def message(self) -> str:
+        """The words that both sides say."""
+        return f"{self.limit}; {self.remedy}" if self.remedy else self.limit
+
+
+def rules() -> tuple[Rule, ...]:
+    """Every rule of metadata and spec, templates left out (template.py has those)."""
+    return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS)
+
+
+def breaches(table: tuple[Rule, ...], value: Json) -> Iterator[tuple[str, Json, Rule]]:
+    """(path, value, rule) for each row of `table` that `value` breaks, in the table's order."""
+    for rule in table:
+        for path, part in found(value, rule.at):
+            if not rule.check(part):
+                yield _join(path, rule.about), _named(part, rule.about), rule
+
+
+def found(value: Json, at: str) -> Iterator[tuple[str, Json]]:
+    """Each (path, value) that `at` names in `value`; nothing where a part of the way is absent."""
+    places: list[tuple[str, Json]] = [("", value)]
+    for step in re.findall(r"[^.\[\]]+|\[\]", at):
+        if step == "[]":
+            places = [(f"{path}[{i}]", item) for path, items in places if isinstance(items, list) for i, item in enumerate(items)]
+        else:
+            places = [(_join(path, step), part[step]) for path, part in places if isinstance(part, Mapping) and part.get(step) is not None]
+    yield from places
+
+
+def _join(path: str, below: str) -> str:
+    return f"{path}.{below}" if path and below else path or below
+
+
+def _named(value: Json, about: str) -> Json:
+    return next((part for _, part in found(value, about)), None) if about else value
+
+
+def _between(at: str, low: int, high: int, remedy: str) -> Rule:
+    return Rule(at, lambda n: low <= n <= high, f"must be {low}..{high}", remedy, cel=f"self >= {low} && self <= {high}")
+
+
+def _matching(at: str, pattern: str, limit: str, remedy: str) -> Rule:
+    # `\Z`, since Python's `$` also matches before a last newline and CEL's does not.
+    exact = re.compile(pattern.removesuffix("$") + r"\Z", re.ASCII)
+    return Rule(at, lambda text: exact.match(text) is not None, limit, remedy, cel=f"self.matches('{pattern}')")
+
+
+def _interval(text: str) -> bool:
+    try:
+        return 1 <= duration.seconds(text) <= 86_400
+    except ValueError:
+        return False
+
+
+def _has(value: Json, *names: str) -> bool:
+    return any(value.get(name) is not None for name in names)
+
+
+_NAMES = (
+    Rule(
+        "",
+        lambda job: re.match(NAME.removesuffix("$") + r"\Z", job["metadata"].get("name", ""), re.ASCII) is not None,
+        "metadata.name must be 1 to 40 lower-case letters, digits and '-', begin with a letter and not end with '-'",
+        "names of pods and Services are made from it, such as digits-ps-0",
+        cel=f"self.metadata.name.matches('{NAME}')",
+        about="metadata.name",
+    ),
+)
+
+_RANGES = (
+    _between("spec.training.seed", 0, LARGEST, "leave it out for seed 0"),
+    _between("spec.ps.shards", 1, 256, "one shard serves most models; more spread memory and traffic"),
+    _between("spec.ps.shardTimeoutSeconds", 2, 3600, "leave it out for 10"),
+    _between("spec.workers.replicas", 1, 4000, "to run none for a while set spec.suspend: true"),
+    _between("spec.checkpoint.everySteps", 1, 1_000_000_000, "leave it out to take checkpoints by spec.checkpoint.interval alone"),
+    _between("spec.checkpoint.keep", 2, 1000, "two at least, so that a damaged checkpoint has one before it"),
+    _between("spec.runPolicy.backoffLimit", 0, 1000, "0 fails the job at its first failure"),
+    _between("spec.runPolicy.activeDeadlineSeconds", 1, LARGEST, "leave it out for no deadline"),
+    _between("spec.runPolicy.ttlSecondsAfterFinished", 0, LARGEST, "leave it out to keep the finished job"),
+)
+
+_TEXTS = (
+    Rule(
+        "spec.checkpoint.interval",
+        _interval,
+        "must be a duration from 1s to 24h",
+        "write it with its unit, such as 30s, 5m or 1h30m",
+        cel=f"self.matches('{duration.PATTERN}') && duration(self) >= duration('1s') && duration(self) <= duration('24h')",
+    ),
+    _matching("spec.checkpoint.size", SIZE, "must be a whole quantity with its unit", "such as 500Mi, 10Gi or 1Ti"),
+    _matching(
+        "spec.checkpoint.resumeFrom",
+        RUN,
+        "must be a run: 1 to 63 lower-case letters, digits and '-'",
+        "copy status.run of the job to go on from, such as 5f1c9e0a-7f0e-4c55-9d0b-0c5d2b7a6d11",
+    ),
+    _matching(
+        "spec.checkpoint.volume.claim",
+        OBJECT_NAME,
+        "must be the name of a PersistentVolumeClaim in the job's namespace",
+        "lower-case letters, digits, '-' and '.', without a namespace before it",
+    ),
+    _matching("spec.managedBy", MANAGER, "must be a domain, '/' and a name", "such as psjob.dev/operator; leave it out for this operator"),
+)
+
+_ACROSS = (
+    Rule(
+        "spec.training",
+        lambda training: not (training.get("mode") == "async" and training.get("updateAt") == "worker"),
+        "must not be worker with spec.training.mode: async",
+        "async updates run on the shards; leave spec.training.updateAt out or take mode: sync",
+        cel="!(self.mode == 'async' && has(self.updateAt) && self.updateAt == 'worker')",
+        about="updateAt",
+    ),
+    Rule(
+        "spec.checkpoint",
+        lambda kept: not kept.get("disabled") or not _has(kept.get("volume") or {}, "claim", "persistentVolumeClaim"),
+        "must not name a claim with spec.checkpoint.disabled: true",
+        "leave spec.checkpoint.volume out, or spec.checkpoint.disabled",
+        cel=(
+            "!(has(self.disabled) && self.disabled && has(self.volume)"
+            " && (has(self.volume.claim) || has(self.volume.persistentVolumeClaim)))"
+        ),
+        about="volume",
+    ),
+    Rule(
+        "spec.checkpoint",
+        lambda kept: bool(kept.get("disabled")) or not _has(kept.get("volume") or {}, "emptyDir"),
+        "must not be an emptyDir, which is lost with the shard",
+        "set spec.checkpoint.disabled: true to train without checkpoints, or name a claim",
+        cel="!has(self.volume) || !has(self.volume.emptyDir) || (has(self.disabled) && self.disabled)",
+        about="volume",
+    ),
+    Rule(
+        "spec.checkpoint",
+        lambda kept: not kept.get("disabled") or not _has(kept, "resumeFrom"),
+        "must not be given with spec.checkpoint.disabled: true",
+        "a run is resumed from its checkpoints; leave spec.checkpoint.disabled out",
+        cel="!(has(self.disabled) && self.disabled && has(self.resumeFrom))",
+        about="resumeFrom",
+    ),
+    Rule(
+        "spec.checkpoint",
+        lambda kept: not kept.get("disabled") or not _has(kept, "everySteps"),
+        "must not be given with spec.checkpoint.disabled: true",
+        "no checkpoint is taken then; leave one of the two out",
+        cel="!(has(self.disabled) && self.disabled && has(self.everySteps))",
+        about="everySteps",
+    ),
+    Rule(
+        "spec.checkpoint.volume",
+        lambda volume: len([name for name, source in volume.items() if source is not None]) == 1,
+        "must name exactly one volume source",
+        "such as {claim: my-claim} or {nfs: {server: nfs.example.com, path: /checkpoints}}",
+    ),
+    Rule(
+        "spec",
+        lambda spec: (
+            not (
+                spec["ps"]["shards"] > 1
+                and (((spec["ps"].get("template") or {}).get("spec") or {}).get("hostNetwork"))
+                and (spec.get("checkpoint") or {}).get("accessMode", "ReadWriteOnce") == "ReadWriteOnce"
+            )
+        ),
+        "must not be true with two or more spec.ps.shards and spec.checkpoint.accessMode: ReadWriteOnce",
+        "those shards share one node, and there one port; take accessMode: ReadWriteMany or leave hostNetwork out",
+        cel=(
+            "!(self.ps.shards > 1 && self.checkpoint.accessMode == 'ReadWriteOnce' && has(self.ps.template)"
+            " && has(self.ps.template.spec) && has(self.ps.template.spec.hostNetwork) && self.ps.template.spec.hostNetwork)"
+        ),
+        about="ps.template.spec.hostNetwork",
+    ),
+)

@@ -1,0 +1,260 @@
+"""Pod templates: what of them the CRD knows by type, and the rules that need it.
+
+Everything else in a template is kept as it is and judged by the API server when a pod is made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from psjob_operator.api.rules import Json, Rule
+from psjob_operator.contract import ENV_PREFIX
+
+Schema = dict[str, Any]
+TRAINED = "worker"
+"""The container that is trained in, where a worker template has several."""
+SERVING = "shard"
+"""The container that serves, where a shard template has several."""
+RESERVED = "psjob-"
+"""Names of volumes and containers that begin so are psjob's own."""
+FOLDER = "/psjob"
+"""Where the library lies in a worker."""
+
+
+def template_rules() -> tuple[Rule, ...]:
+    """Every rule of both templates."""
+    workers, ps = "spec.workers.template", "spec.ps.template"
+    return (*_shared(workers), *_worker(workers), *_shared(ps), *_shard(ps))
+
+
+def template_schema(role: str) -> Schema:
+    """The structural schema of a worker's or a shard's template; `role` is "worker" or "shard"."""
+    described = "What the pods are made of." if role == "worker" else "What is laid over the pods of the shards."
+    spec = _open(described, _POD)
+    if role == "worker":
+        spec["required"] = ["containers"]
+    template = _open("", {"metadata": _METADATA, "spec": spec})
+    if role == "worker":
+        template["required"] = ["spec"]
+    return template
+
+
+def container_of(template: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The container called `name`, or the only one; None where there is neither. The template's own dict, not a copy."""
+    containers = (template.get("spec") or {}).get("containers") or []
+    return _chosen(containers, name)
+
+
+def _chosen(containers: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    if len(containers) == 1:
+        return containers[0]
+    return next((container for container in containers if container.get("name") == name), None)
+
+
+# ---- the part that CEL sees --------------------------------------------------------------------------------------------------------
+
+
+def _open(description: str, properties: Schema) -> Schema:
+    head = {"description": description} if description else {}
+    return {**head, "type": "object", "x-kubernetes-preserve-unknown-fields": True, "properties": properties}
+
+
+def _text(description: str, longest: int) -> Schema:
+    return {"description": description, "type": "string", "maxLength": longest}
+
+
+def _list(description: str, most: int, items: Schema, key: str = "") -> Schema:
+    keyed = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]} if key else {}
+    return {"description": description, "type": "array", "maxItems": most, "items": items, **keyed}
+
+
+def _named(properties: Schema) -> Schema:
+    return {**_open("", properties), "required": ["name"]}
+
+
+_METADATA = _open(
+    "Labels and annotations of the pods.",
+    {
+        "labels": {
+            "description": "Labels of the pods; psjob.dev/ is reserved.",
+            "type": "object",
+            "maxProperties": 64,
+            "additionalProperties": {"type": "string"},
+        }
+    },
+)
+
+_LIMITS = _open(
+    "Limits by resource.",
+    {name: {"description": "GPUs; for workers.", "x-kubernetes-int-or-string": True} for name in ("nvidia.com/gpu", "amd.com/gpu")},
+)
+
+_CONTAINER = _named(
+    {
+        "name": _text("Name of the container; psjob- is reserved.", 63),
+        "command": _list("Program and its first arguments.", 1000, {"type": "string"}),
+        "args": _list("Further arguments.", 10_000, {"type": "string"}),
+        "env": _list("Environment; PSJOB_ is reserved.", 1000, _named({"name": _text("Name of the variable.", 1024)})),
+        "resources": _open("Requests and limits, passed on as they are.", {"limits": _LIMITS}),
+        "restartPolicy": _text("For init containers alone.", 32),
+        "volumeMounts": _list(
+            "Where volumes are seen; /psjob is reserved.",
+            100,
+            {**_open("", {"mountPath": _text("Path in the container.", 4096)}), "required": ["mountPath"]},
+        ),
+    }
+)
+
+_POD: Schema = {
+    "containers": {**_list("The containers.", 16, _CONTAINER, key="name"), "minItems": 1},
+    "initContainers": _list(
+        "Containers that run before; psjob- is reserved.",
+        16,
+        _named({"name": _text("Name of the container; psjob- is reserved.", 63)}),
+        key="name",
+    ),
+    "volumes": _list(
+        "Volumes; psjob- is reserved.", 200, _named({"name": _text("Name of the volume; psjob- is reserved.", 63)}), key="name"
+    ),
+    "restartPolicy": _text("Never, or absent: psjob restarts what fails.", 32),
+    "hostname": _text("Reserved.", 63),
+    "subdomain": _text("Reserved.", 63),
+    "hostNetwork": {"description": "Use the node's network; needs dnsPolicy: ClusterFirstWithHostNet.", "type": "boolean"},
+    "dnsPolicy": _text("How the pod looks names up.", 32),
+}
+
+
+# ---- rules -------------------------------------------------------------------------------------------------------------------------
+
+
+def _shared(template: str) -> tuple[Rule, ...]:
+    pod = f"{template}.spec"
+    return (
+        Rule(
+            f"{template}.metadata.labels",
+            lambda labels: not any(key.startswith("psjob.dev/") for key in labels),
+            "must not have keys that begin with psjob.dev/",
+            "those are psjob's own; take another prefix",
+            cel="self.all(key, !key.startsWith('psjob.dev/'))",
+        ),
+        Rule(
+            f"{pod}.restartPolicy",
+            lambda policy: policy == "Never",
+            "must be Never, or left out",
+            "psjob starts what failed again itself; spec.runPolicy.backoffLimit says how often",
+            cel="self == 'Never'",
+        ),
+        _reserved(f"{pod}.hostname"),
+        _reserved(f"{pod}.subdomain"),
+        Rule(
+            pod,
+            lambda spec: not spec.get("hostNetwork") or spec.get("dnsPolicy") == "ClusterFirstWithHostNet",
+            "must be ClusterFirstWithHostNet with hostNetwork: true",
+            "without it the pod cannot look up the names of the others",
+            cel="!has(self.hostNetwork) || !self.hostNetwork || (has(self.dnsPolicy) && self.dnsPolicy == 'ClusterFirstWithHostNet')",
+            about="dnsPolicy",
+        ),
+        _not_ours(f"{pod}.containers[].name"),
+        _not_ours(f"{pod}.initContainers[].name"),
+        _not_ours(f"{pod}.volumes[].name"),
+        *(
+            Rule(
+                f"{pod}.{containers}[].env[].name",
+                lambda name: not name.startswith(ENV_PREFIX),
+                f"must not begin with {ENV_PREFIX}",
+                "psjob sets those itself; take another name",
+                cel=f"!self.startsWith('{ENV_PREFIX}')" if containers == "containers" else "",
+            )
+            for containers in ("containers", "initContainers")
+        ),
+        Rule(
+            f"{pod}.containers[].volumeMounts[].mountPath",
+            lambda path: path != FOLDER and not path.startswith(f"{FOLDER}/"),
+            f"must not be in {FOLDER}",
+            "psjob's library lies there; mount it elsewhere",
+            cel=f"self != '{FOLDER}' && !self.startsWith('{FOLDER}/')",
+        ),
+    )
+
+
+def _worker(template: str) -> tuple[Rule, ...]:
+    pod = f"{template}.spec"
+    trained = f"(self.containers.size() == 1 || c.name == '{TRAINED}')"
+    return (
+        Rule(
+            pod,
+            lambda spec: _chosen(spec["containers"], TRAINED) is not None,
+            f"must have a container named {TRAINED} where there are several",
+            "that one is trained in; rename the container that runs the script",
+            cel=f"self.containers.size() == 1 || self.containers.exists(c, c.name == '{TRAINED}')",
+            about="containers",
+        ),
+        Rule(
+            pod,
+            lambda spec: bool((_chosen(spec["containers"], TRAINED) or {"command": True}).get("command")),
+            f"the container {TRAINED}, or the only one, must have a command",
+            "what its image would start cannot be seen from outside; write it, such as command: [python, train.py]",
+            cel=f"self.containers.all(c, !{trained} || (has(c.command) && c.command.size() > 0))",
+            about="containers",
+        ),
+        Rule(
+            pod,
+            lambda spec: (_chosen(spec["containers"], TRAINED) or {}).get("restartPolicy") in (None, "Never"),
+            f"the container {TRAINED}, or the only one, must not have a restartPolicy other than Never",
+            "psjob starts what failed again itself; leave it out",
+            cel=f"self.containers.all(c, !{trained} || !has(c.restartPolicy) || c.restartPolicy == 'Never')",
+            about="containers",
+        ),
+    )
+
+
+def _shard(template: str) -> tuple[Rule, ...]:
+    pod = f"{template}.spec"
+    serving = f"(self.containers.size() == 1 || c.name == '{SERVING}')"
+    return (
+        Rule(
+            pod,
+            lambda spec: not spec.get("containers") or _chosen(spec["containers"], SERVING) is not None,
+            f"must have a container named {SERVING} where there are several",
+            "that one serves; rename it",
+            cel=f"!has(self.containers) || self.containers.size() == 1 || self.containers.exists(c, c.name == '{SERVING}')",
+            about="containers",
+        ),
+        Rule(
+            pod,
+            lambda spec: not any((_chosen(spec.get("containers") or [], SERVING) or {}).get(word) for word in ("command", "args")),
+            f"the container {SERVING}, or the only one, must not have command or args",
+            "psjob says what a shard runs; leave them out",
+            cel=(
+                f"!has(self.containers) || self.containers.all(c, !{serving}"
+                " || ((!has(c.command) || c.command.size() == 0) && (!has(c.args) || c.args.size() == 0)))"
+            ),
+            about="containers",
+        ),
+        Rule(
+            f"{pod}.containers[].resources.limits",
+            lambda limits: not any(_is_gpu(name) for name in limits),
+            "must not ask for GPUs",
+            "shards compute on the CPU; ask for GPUs in spec.workers.template",
+            cel="!has(self.nvidia__dot__com__slash__gpu) && !has(self.amd__dot__com__slash__gpu)",
+        ),
+    )
+
+
+def _reserved(at: str) -> Rule:
+    return Rule(at, lambda name: name == "", "must be left out", "psjob names its pods so that they find each other", cel="self == ''")
+
+
+def _not_ours(at: str) -> Rule:
+    return Rule(
+        at,
+        lambda name: not name.startswith(RESERVED),
+        f"must not begin with {RESERVED}",
+        "those names are psjob's own; take another",
+        cel=f"!self.startsWith('{RESERVED}')",
+    )
+
+
+def _is_gpu(name: Json) -> bool:
+    return isinstance(name, str) and (name.startswith("nvidia.com/") or name.endswith("/gpu"))
