@@ -11,9 +11,7 @@ FORBIDDEN = os.environ.get("PSJOB_FORBID_SKIP") == "1"
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if FORBIDDEN and report.skipped and not hasattr(report, "wasxfail"):
         _fail(report)
@@ -29,7 +27,8 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    skipped = [report for report in terminalreporter.stats.get("skipped", []) if isinstance(report, pytest.TestReport | pytest.CollectReport)]
+    reports = terminalreporter.stats.get("skipped", [])
+    skipped = [report for report in reports if isinstance(report, pytest.TestReport | pytest.CollectReport)]
     if skipped:
         terminalreporter.section("not run on this machine")
         for report in sorted(skipped, key=lambda report: report.nodeid):
