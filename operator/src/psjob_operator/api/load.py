@@ -1,0 +1,73 @@
+"""Reads a manifest from text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.problem import Problem
+from psjob_operator.api.validate import validate_job
+
+LARGEST_TEXT = 1024 * 1024
+MOST_ALIASES = 100
+
+
+def load_job(text: str | bytes) -> tuple[PSTrainingJob | None, list[Problem]]:
+    """The one job that `text` (YAML or JSON, UTF-8) holds, or every problem found; never an exception."""
+    if len(text) > LARGEST_TEXT:
+        return None, [
+            Problem("", None, f"the manifest is {len(text)} bytes, the limit is {LARGEST_TEXT}", "keep scripts and data out of it")
+        ]
+    if isinstance(text, bytes):
+        try:
+            text = text.decode()
+        except UnicodeDecodeError as error:
+            return None, [Problem("", None, f"the manifest is not UTF-8 (byte {error.start})", "save it as UTF-8")]
+    try:
+        documents = [document for document in yaml.load_all(text, Loader=_Strict) if document is not None]
+    except yaml.YAMLError as error:
+        return None, [Problem("", None, f"the manifest is not YAML: {_one_line(error)}", "mend that line")]
+    except (ValueError, RecursionError) as error:
+        return None, [Problem("", None, f"the manifest cannot be read: {error or 'nested too deep'}", "mend that value")]
+    if len(documents) != 1:
+        count = "holds no document" if not documents else f"holds {len(documents)} documents"
+        return None, [Problem("", None, f"the manifest {count}, not one PSTrainingJob", "keep other objects in files of their own")]
+    return validate_job(documents[0])
+
+
+class _Strict(yaml.SafeLoader):
+    """Safe, and: a key given twice is an error as for kubectl, times stay text, aliases are few (they can blow up a small file)."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._aliases = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            self._aliases += 1
+            if self._aliases > MOST_ALIASES:
+                raise yaml.constructor.ConstructorError(None, None, f"more than {MOST_ALIASES} aliases", parent and parent.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag == "tag:yaml.org,2002:str":
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} already set in map", key.start_mark)
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_Strict.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return where + " ".join(str(getattr(error, "problem", None) or error).split())

@@ -1,0 +1,37 @@
+"""One thing that is wrong with a manifest."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+LONGEST_VALUE = 80
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong, where, and what to do. `str()` is one line, in the form and words of the API server."""
+
+    field: str
+    """Path, such as spec.ps.shards; empty for the document itself."""
+    value: Any
+    """What stands there; None where nothing does."""
+    limit: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        """`spec.ps.shards: Invalid value: 0: must be 1..256; …`."""
+        where = f"{self.field}: " if self.field else ""
+        value = f"Invalid value: {shown(self.value)}: " if self.value is not None else ""
+        return f"{where}{value}{self.limit}{f'; {self.remedy}' if self.remedy else ''}"
+
+
+def shown(value: Any) -> str:
+    """The value on one line, cut where it is long; of lists and objects the kind alone, as the API server does."""
+    if isinstance(value, dict):
+        return '"object"'
+    if isinstance(value, (list, tuple)):
+        return '"array"'
+    text = json.dumps(value, ensure_ascii=True, default=str)
+    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
