@@ -43,7 +43,7 @@ bench: install ## the benchmarks, on this machine
 	@set -e; shopt -s nullglob; for file in bench/*.py; do echo "== $$file"; python "$$file"; done
 
 e2e: install ## real kubelet and containerd, real training pods (root and Linux)
-	@PSJOB_MARKS="e2e" bash hack/test.sh
+	@PSJOB_MARKS="e2e or e2e_long" bash hack/test.sh
 
 soak: install ## what is too long for every change
 	@PSJOB_MARKS="soak" bash hack/test.sh
