@@ -29,8 +29,10 @@ def load_job(text: str | bytes) -> tuple[PSTrainingJob | None, list[Problem]]:
         documents = [document for document in yaml.load_all(text, Loader=_Strict) if document is not None]
     except yaml.YAMLError as error:
         return None, [Problem("", None, f"the manifest is not YAML: {_one_line(error)}", "mend that line")]
-    except (ValueError, RecursionError) as error:
-        return None, [Problem("", None, f"the manifest cannot be read: {error or 'nested too deep'}", "mend that value")]
+    except RecursionError:
+        return None, [Problem("", None, "the manifest is nested too deep", "it needs no more than some twenty levels")]
+    except ValueError as error:
+        return None, [Problem("", None, f"the manifest cannot be read: {error}", "mend that value")]
     if len(documents) != 1:
         count = "holds no document" if not documents else f"holds {len(documents)} documents"
         return None, [Problem("", None, f"the manifest {count}, not one PSTrainingJob", "keep other objects in files of their own")]
@@ -54,10 +56,11 @@ class _Strict(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
-            if key.value in seen and key.tag == "tag:yaml.org,2002:str":
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} already set in map", key.start_mark)
-            if isinstance(key, yaml.ScalarNode):
-                seen.add(key.value)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 

@@ -24,7 +24,7 @@ class Problem:
         """`spec.ps.shards: Invalid value: 0: must be 1..256; …`."""
         where = f"{self.field}: " if self.field else ""
         value = f"Invalid value: {shown(self.value)}: " if self.value is not None else ""
-        return f"{where}{value}{self.limit}{f'; {self.remedy}' if self.remedy else ''}"
+        return _printable(f"{where}{value}{self.limit}{f'; {self.remedy}' if self.remedy else ''}")
 
 
 def shown(value: Any) -> str:
@@ -35,3 +35,7 @@ def shown(value: Any) -> str:
         return '"array"'
     text = json.dumps(value, ensure_ascii=True, default=str)
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

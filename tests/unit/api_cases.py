@@ -1,0 +1,249 @@
+"""Manifests to refuse and to take: one list for `psjob run` and the API server alike."""
+
+from __future__ import annotations
+
+from tests.unit.api_manifest import REMOVED, Case
+from tests.unit.api_template_cases import TEMPLATES_PASSED, TEMPLATES_REFUSED
+
+
+def _range(path: str, low: int, high: int) -> list[Case]:
+    short = path.rpartition(".")[2]
+    return [
+        Case(f"{short}-{value}", {path: value}, path, f"must be {low}..{high}; ")
+        for value in (low - 1, -1, high + 1, 2**31, 2**53)
+        if not low <= value <= high
+    ]
+
+
+def _edges(path: str, low: int, high: int) -> list[Case]:
+    return [Case(f"{path.rpartition('.')[2]}-{value}", {path: value}) for value in (low, high)]
+
+
+_RANGES = [
+    ("spec.training.seed", 0, 2**31 - 1),
+    ("spec.ps.shards", 1, 256),
+    ("spec.ps.shardTimeoutSeconds", 2, 3600),
+    ("spec.workers.replicas", 1, 4000),
+    ("spec.checkpoint.everySteps", 1, 10**9),
+    ("spec.checkpoint.keep", 2, 1000),
+    ("spec.runPolicy.backoffLimit", 0, 1000),
+    ("spec.runPolicy.activeDeadlineSeconds", 1, 2**31 - 1),
+    ("spec.runPolicy.ttlSecondsAfterFinished", 0, 2**31 - 1),
+]
+_NAME = "metadata.name must be 1 to 40 lower-case letters, digits and '-'"
+_TYPE = "must be of type "
+_FIXED = "is fixed once the job is made; only spec.suspend and"
+
+REFUSED: list[Case] = [
+    *(case for row in _RANGES for case in _range(*row)),
+    # -- names and texts
+    *(
+        Case(f"name-{name!r}", {"metadata.name": name}, "metadata.name", _NAME, server=server, server_field="")
+        for name, server in (
+            ("a" * 41, True),
+            ("1st", True),
+            ("a.b", True),
+            ("a-", True),
+            ("-a", False),
+            ("Digits", False),
+            ("zü", False),
+            ("größe-ß", False),
+            ("../up", False),
+            ("", False),
+            ("a\n", False),
+        )
+    ),
+    *(
+        Case(
+            f"interval-{text!r}",
+            {"spec.checkpoint.interval": text},
+            "spec.checkpoint.interval",
+            "must be a duration from 1s to 24h; write it with its unit",
+        )
+        for text in ("0s", "30", "", "auto", "-5s", "1d", "25h", "24h1s", "5 m", "1m1h", "٣s", "30s\n", "1.5h")
+    ),
+    *(
+        Case(
+            f"size-{text!r}",
+            {"spec.checkpoint.size": text},
+            "spec.checkpoint.size",
+            "must be a whole quantity with its unit; such as 500Mi",
+        )
+        for text in ("", "0Gi", "10", "-1Gi", "10GB", "1.5Gi", "10Gi\n", "ten")
+    ),
+    *(
+        Case(
+            f"resume-{text!r}",
+            {"spec.checkpoint.resumeFrom": text},
+            "spec.checkpoint.resumeFrom",
+            "must be a run: 1 to 63 lower-case letters, digits and '-'; copy status.run",
+        )
+        for text in ("", "../other", "/abs/path", "a/b", "Über", "a\nb", "a" * 64)
+    ),
+    *(
+        Case(
+            f"claim-{text!r}",
+            {"spec.checkpoint.volume": {"claim": text}},
+            "spec.checkpoint.volume.claim",
+            "must be the name of a PersistentVolumeClaim in the job's namespace; ",
+        )
+        for text in ("", "ns/name", "../x", "Data", "a_b")
+    ),
+    *(
+        Case(f"managed-{text!r}", {"spec.managedBy": text}, "spec.managedBy", "must be a domain, '/' and a name; such as")
+        for text in ("", "kueue", "a/b/c", "Ä.de/x", "/x")
+    ),
+    # -- across fields
+    Case(
+        "async-worker-update",
+        {"spec.training": {"mode": "async", "updateAt": "worker"}},
+        "spec.training.updateAt",
+        "must not be worker with spec.training.mode: async; ",
+    ),
+    Case(
+        "claim-disabled",
+        {"spec.checkpoint": {"disabled": True, "volume": {"claim": "x"}}},
+        "spec.checkpoint.volume",
+        "must not name a claim with spec.checkpoint.disabled: true; ",
+    ),
+    Case(
+        "pvc-disabled",
+        {"spec.checkpoint": {"disabled": True, "volume": {"persistentVolumeClaim": {"claimName": "x"}}}},
+        "spec.checkpoint.volume",
+        "must not name a claim with spec.checkpoint.disabled: true; ",
+    ),
+    Case(
+        "emptydir-kept",
+        {"spec.checkpoint.volume": {"emptyDir": {}}},
+        "spec.checkpoint.volume",
+        "must not be an emptyDir, which is lost with the shard; set spec.checkpoint.disabled",
+    ),
+    Case(
+        "resume-disabled",
+        {"spec.checkpoint": {"disabled": True, "resumeFrom": "a"}},
+        "spec.checkpoint.resumeFrom",
+        "must not be given with spec.checkpoint.disabled: true; a run is resumed",
+    ),
+    Case(
+        "every-disabled",
+        {"spec.checkpoint": {"disabled": True, "everySteps": 5}},
+        "spec.checkpoint.everySteps",
+        "must not be given with spec.checkpoint.disabled: true; no checkpoint",
+    ),
+    Case(
+        "volume-empty",
+        {"spec.checkpoint.volume": {}},
+        "spec.checkpoint.volume",
+        "must name exactly one volume source; such as",
+        server=False,
+    ),
+    Case(
+        "volume-two",
+        {"spec.checkpoint.volume": {"nfs": {"server": "a"}, "claim": "b"}},
+        "spec.checkpoint.volume",
+        "must name exactly one volume source; such as",
+        server=False,
+    ),
+    Case(
+        "shards-one-port",
+        {"spec.ps": {"shards": 2, "template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}}},
+        "spec.ps.template.spec.hostNetwork",
+        "must not be true with two or more spec.ps.shards and spec.checkpoint.accessMode: ReadWriteOnce; ",
+    ),
+    # -- unknown fields, types, enums, missing parts
+    Case(
+        "typo",
+        {"spec.chekpoint": {"keep": 3}},
+        "spec.chekpoint",
+        'unknown field "spec.chekpoint"; did you mean spec.checkpoint?',
+        server_sentence='unknown field "spec.chekpoint"',
+    ),
+    Case(
+        "typo-deep", {"spec.ps.shard": 3}, "spec.ps.shard", "did you mean spec.ps.shards?", server_sentence='unknown field "spec.ps.shard"'
+    ),
+    Case("typo-top", {"specs": {}}, "specs", "did you mean spec?", server_sentence='unknown field "specs"'),
+    *(
+        Case(
+            f"later-{path}",
+            {f"spec.{path}": 1},
+            f"spec.{path}",
+            f'unknown field "spec.{path}"; fields here: ',
+            server_sentence=f'unknown field "spec.{path}"',
+        )
+        for path in ("training.staleness", "training.compression", "workers.max", "scheduling")
+    ),
+    Case(
+        "shards-text",
+        {"spec.ps.shards": "2"},
+        "spec.ps.shards",
+        _TYPE + "integer; write it without quotes",
+        server_sentence=_TYPE + "integer",
+    ),
+    Case("shards-part", {"spec.ps.shards": 1.5}, "spec.ps.shards", _TYPE + "integer", server_sentence=_TYPE + "integer"),
+    Case("shards-yes", {"spec.ps.shards": True}, "spec.ps.shards", _TYPE + "integer", server_sentence=_TYPE + "integer"),
+    Case(
+        "interval-number",
+        {"spec.checkpoint.interval": 30},
+        "spec.checkpoint.interval",
+        _TYPE + "string; Time between checkpoints, such as 30s",
+        server_sentence=_TYPE + "string",
+    ),
+    Case(
+        "suspend-text",
+        {"spec.suspend": "yes"},
+        "spec.suspend",
+        _TYPE + "boolean; write it without quotes",
+        server_sentence=_TYPE + "boolean",
+    ),
+    Case("spec-list", {"spec": []}, "spec", _TYPE + "object", server_sentence=_TYPE + "object"),
+    Case("spec-missing", {"spec": REMOVED}, "spec", "Required value", server_sentence="Required value"),
+    Case("template-list", {"spec.workers.template": []}, "spec.workers.template", _TYPE + "object", server_sentence=_TYPE + "object"),
+    Case(
+        "template-missing", {"spec.workers.template": REMOVED}, "spec.workers.template", "Required value", server_sentence="Required value"
+    ),
+    Case(
+        "shards-missing",
+        {"spec.ps.shards": REMOVED},
+        "spec.ps.shards",
+        "Required value; Number of shards",
+        server_sentence="Required value",
+    ),
+    Case(
+        "replicas-missing", {"spec.workers.replicas": REMOVED}, "spec.workers.replicas", "Required value", server_sentence="Required value"
+    ),
+    *(
+        Case(
+            f"enum-{path}-{value}",
+            {f"spec.{path}": value},
+            f"spec.{path}",
+            f'Unsupported value: "{value}": supported values: {choices}',
+            server_sentence=f'Unsupported value: "{value}"',
+        )
+        for path, value, choices in (
+            ("training.mode", "bounded", '"sync", "async"'),
+            ("training.mode", "local", '"sync", "async"'),
+            ("training.updateAt", "shard", '"server", "worker"'),
+            ("checkpoint.accessMode", "ReadOnlyMany", '"ReadWriteOnce", "ReadWriteMany"'),
+            ("runPolicy.cleanPodPolicy", "none", '"Running", "All", "None"'),
+            ("runPolicy.successPolicy", "All", '"AllWorkers", "FirstWorker"'),
+            ("injection", "image", '"auto", "none"'),
+        )
+    ),
+    *TEMPLATES_REFUSED,
+]
+
+PASSED: list[Case] = [
+    *(case for row in _RANGES for case in _edges(*row)),
+    *(Case(f"name-{name}", {"metadata.name": name}) for name in ("a", "a" * 40, "digits-2", "a--b")),
+    *(Case(f"interval-{text}", {"spec.checkpoint.interval": text}) for text in ("1s", "24h", "90s", "1h30m", "1h0m5s", "1440m")),
+    *(Case(f"size-{text}", {"spec.checkpoint.size": text}) for text in ("1Mi", "10Gi", "2T", "500M")),
+    *(Case(f"managed-{text}", {"spec.managedBy": text}) for text in ("psjob.dev/operator", "kueue.x-k8s.io/multikueue", "a.b/C_d.e")),
+    Case("async-server", {"spec.training": {"mode": "async", "updateAt": "server"}}),
+    Case("sync-worker", {"spec.training": {"updateAt": "worker"}}),
+    Case("disabled", {"spec.checkpoint": {"disabled": True, "volume": {"emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}}}),
+    Case("disabled-plain", {"spec.checkpoint.disabled": True}),
+    Case("nfs", {"spec.checkpoint.volume": {"nfs": {"server": "a", "path": "/b"}}}),
+    Case("claim", {"spec.checkpoint.volume": {"claim": "my-claim"}}),
+    Case("resume", {"spec.checkpoint.resumeFrom": "5f1c9e0a-7f0e-4c55-9d0b-0c5d2b7a6d11"}),
+    *TEMPLATES_PASSED,
+]

@@ -1,0 +1,64 @@
+"""One change of the smallest manifest, and how to make it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+GOOD: dict[str, Any] = {
+    "apiVersion": "psjob.dev/v1alpha1",
+    "kind": "PSTrainingJob",
+    "metadata": {"name": "digits"},
+    "spec": {
+        "ps": {"shards": 2},
+        "workers": {
+            "replicas": 4,
+            "template": {"spec": {"containers": [{"name": "worker", "image": "me/digits:1", "command": ["python", "train.py"]}]}},
+        },
+    },
+}
+"""The smallest manifest."""
+REMOVED = object()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One change of the smallest manifest."""
+
+    name: str
+    change: Mapping[str, Any]
+    """Path to new value; REMOVED takes the field away."""
+    field: str = ""
+    sentence: str = ""
+    server: bool = True
+    """Whether the API server says so too, with the same path and words."""
+    server_field: str | None = None
+    """Where the API server names another place."""
+    server_sentence: str | None = None
+    """Where the API server has words of its own: types, enums, unknown fields, lengths."""
+
+    def manifest(self, name: str | None = None) -> dict[str, Any]:
+        """The whole manifest; `name` replaces its metadata.name."""
+        made = changed(GOOD, self.change)
+        if name is not None:
+            made["metadata"]["name"] = name
+        return made
+
+
+def changed(manifest: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with each path set; numbers in a path are places in a list."""
+    made: dict[str, Any] = copy.deepcopy(dict(manifest))
+    for path, value in change.items():
+        *way, last = path.split(".")
+        part: Any = made
+        for step in way:
+            part = part[int(step)] if isinstance(part, list) else part.setdefault(step, {})
+        if value is REMOVED:
+            part.pop(last)
+        elif isinstance(part, list):
+            part[int(last)] = value
+        else:
+            part[last] = value
+    return made

@@ -1,0 +1,216 @@
+"""Pod templates to refuse and to take."""
+
+from __future__ import annotations
+
+from tests.unit.api_manifest import REMOVED, Case
+
+POD = "spec.workers.template.spec"
+WORKER = f"{POD}.containers.0"
+SHARD_POD = "spec.ps.template"
+_TYPE = "must be of type "
+_ONE = [{"name": "worker", "command": ["python"]}]
+
+TEMPLATES_REFUSED: list[Case] = [
+    # -- pod templates
+    Case(
+        "no-container",
+        {f"{POD}.containers": []},
+        f"{POD}.containers",
+        "must have at least 1 item",
+        server_sentence="should have at least 1 items",
+    ),
+    Case("containers-missing", {f"{POD}.containers": REMOVED}, f"{POD}.containers", "Required value", server_sentence="Required value"),
+    Case("no-pod-spec", {"spec.workers.template": {}}, "spec.workers.template.spec", "Required value", server_sentence="Required value"),
+    Case(
+        "nameless",
+        {f"{POD}.containers": [{"command": ["a"]}]},
+        f"{POD}.containers[0].name",
+        "Required value",
+        server_sentence="Required value",
+    ),
+    Case(
+        "twice",
+        {f"{POD}.containers": _ONE * 2},
+        f"{POD}.containers[1]",
+        'Duplicate value: {"name":"worker"}',
+        server_sentence='Duplicate value: {"name":"worker"}',
+    ),
+    Case(
+        "no-worker",
+        {f"{POD}.containers": [{"name": "a", "command": ["x"]}, {"name": "b"}]},
+        f"{POD}.containers",
+        "must have a container named worker where there are several; ",
+    ),
+    Case(
+        "no-command",
+        {f"{WORKER}.command": REMOVED},
+        f"{POD}.containers",
+        "the container worker, or the only one, must have a command; what its image",
+    ),
+    Case(
+        "empty-command",
+        {f"{WORKER}.command": []},
+        f"{POD}.containers",
+        "the container worker, or the only one, must have a command; what its image",
+    ),
+    Case(
+        "command-elsewhere",
+        {f"{POD}.containers": [{"name": "worker"}, {"name": "b", "command": ["x"]}]},
+        f"{POD}.containers",
+        "the container worker, or the only one, must have a command; ",
+    ),
+    Case(
+        "command-text",
+        {f"{WORKER}.command": "python train.py"},
+        f"{POD}.containers[0].command",
+        _TYPE + "array",
+        server_sentence=_TYPE + "array",
+    ),
+    *(
+        Case(
+            f"restart-{policy}",
+            {f"{POD}.restartPolicy": policy},
+            f"{POD}.restartPolicy",
+            "must be Never, or left out; psjob starts what failed again itself",
+        )
+        for policy in ("Always", "OnFailure", "never", "")
+    ),
+    Case(
+        "container-restart", {f"{WORKER}.restartPolicy": "Always"}, f"{POD}.containers", "must not have a restartPolicy other than Never; "
+    ),
+    *(
+        Case(field_, {f"{POD}.{field_}": "x"}, f"{POD}.{field_}", "must be left out; psjob names its pods")
+        for field_ in ("hostname", "subdomain")
+    ),
+    Case("host-network", {f"{POD}.hostNetwork": True}, f"{POD}.dnsPolicy", "must be ClusterFirstWithHostNet with hostNetwork: true; "),
+    Case(
+        "host-dns",
+        {f"{POD}.hostNetwork": True, f"{POD}.dnsPolicy": "ClusterFirst"},
+        f"{POD}.dnsPolicy",
+        "must be ClusterFirstWithHostNet with hostNetwork: true; ",
+    ),
+    Case(
+        "host-text",
+        {f"{POD}.hostNetwork": "true"},
+        f"{POD}.hostNetwork",
+        _TYPE + "boolean; write it without quotes",
+        server_sentence=_TYPE + "boolean",
+    ),
+    Case(
+        "env",
+        {f"{WORKER}.env": [{"name": "A"}, {"name": "PSJOB_ROLE", "value": "x"}]},
+        f"{POD}.containers[0].env[1].name",
+        "must not begin with PSJOB_; psjob sets those itself",
+    ),
+    Case("env-map", {f"{WORKER}.env": {"A": "b"}}, f"{POD}.containers[0].env", _TYPE + "array", server_sentence=_TYPE + "array"),
+    Case(
+        "env-of-init",
+        {f"{POD}.initContainers": [{"name": "get", "env": [{"name": "PSJOB_RUN"}]}]},
+        f"{POD}.initContainers[0].env[0].name",
+        "must not begin with PSJOB_; ",
+        server=False,
+    ),
+    Case(
+        "env-many",
+        {f"{WORKER}.env": [{"name": f"A{i}", "value": ""} for i in range(10_000)]},
+        f"{POD}.containers[0].env",
+        "Too many: 10000: must have at most 1000 items",
+        server_sentence="Too many: 10000: must have at most 1000 items",
+    ),
+    Case(
+        "volume",
+        {f"{POD}.volumes": [{"name": "psjob-lib", "emptyDir": {}}]},
+        f"{POD}.volumes[0].name",
+        "must not begin with psjob-; those names are psjob's own",
+    ),
+    Case(
+        "container-name",
+        {f"{POD}.containers": [{"name": "psjob-x", "command": ["a"]}]},
+        f"{POD}.containers[0].name",
+        "must not begin with psjob-; ",
+    ),
+    Case(
+        "init-name", {f"{POD}.initContainers": [{"name": "psjob-runtime"}]}, f"{POD}.initContainers[0].name", "must not begin with psjob-; "
+    ),
+    Case(
+        "mount",
+        {f"{WORKER}.volumeMounts": [{"name": "v", "mountPath": "/psjob/lib"}]},
+        f"{POD}.containers[0].volumeMounts[0].mountPath",
+        "must not be in /psjob; ",
+    ),
+    Case(
+        "label",
+        {"spec.workers.template.metadata": {"labels": {"psjob.dev/job": "other"}}},
+        "spec.workers.template.metadata.labels",
+        "must not have keys that begin with psjob.dev/; ",
+    ),
+    Case(
+        "shard-label",
+        {f"{SHARD_POD}.metadata": {"labels": {"psjob.dev/job": "other"}}},
+        f"{SHARD_POD}.metadata.labels",
+        "must not have keys that begin with psjob.dev/; ",
+    ),
+    Case(
+        "shard-env",
+        {f"{SHARD_POD}.spec.containers": [{"name": "shard", "env": [{"name": "PSJOB_X"}]}]},
+        f"{SHARD_POD}.spec.containers[0].env[0].name",
+        "must not begin with PSJOB_; ",
+    ),
+    Case(
+        "shard-gpu",
+        {f"{SHARD_POD}.spec.containers": [{"name": "shard", "resources": {"limits": {"nvidia.com/gpu": 1}}}]},
+        f"{SHARD_POD}.spec.containers[0].resources.limits",
+        "must not ask for GPUs; shards compute on the CPU",
+    ),
+    Case(
+        "shard-mig",
+        {f"{SHARD_POD}.spec.containers": [{"name": "shard", "resources": {"limits": {"nvidia.com/mig-1g.5gb": 1}}}]},
+        f"{SHARD_POD}.spec.containers[0].resources.limits",
+        "must not ask for GPUs; ",
+        server=False,
+    ),
+    Case(
+        "shard-command",
+        {f"{SHARD_POD}.spec.containers": [{"name": "x", "command": ["y"]}]},
+        f"{SHARD_POD}.spec.containers",
+        "must not have command or args; ",
+    ),
+    Case(
+        "shard-several",
+        {f"{SHARD_POD}.spec.containers": [{"name": "x"}, {"name": "y"}]},
+        f"{SHARD_POD}.spec.containers",
+        "must have a container named shard where there are several; ",
+    ),
+    Case("shard-restart", {f"{SHARD_POD}.spec.restartPolicy": "Always"}, f"{SHARD_POD}.spec.restartPolicy", "must be Never, or left out; "),
+    Case("shard-host", {f"{SHARD_POD}.spec.hostname": "x"}, f"{SHARD_POD}.spec.hostname", "must be left out; "),
+    Case("large", {f"{WORKER}.image": "x" * 120_000}, "spec", "at most 102400 are taken; put scripts and data", server=False),
+]
+
+TEMPLATES_PASSED: list[Case] = [
+    Case("other-name", {f"{WORKER}.name": "main"}),
+    Case("sidecar", {f"{POD}.containers": [{"name": "log"}, {"name": "worker", "command": ["a"]}]}),
+    Case("never", {f"{POD}.restartPolicy": "Never", f"{WORKER}.restartPolicy": "Never"}),
+    Case("sidecar-init", {f"{POD}.initContainers": [{"name": "log", "restartPolicy": "Always", "image": "x"}]}),
+    Case("host-network", {f"{POD}.hostNetwork": True, f"{POD}.dnsPolicy": "ClusterFirstWithHostNet"}),
+    Case("env-twice", {f"{WORKER}.env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}, {"name": "XPSJOB_"}]}),
+    Case(
+        "everything-of-a-pod",
+        {
+            f"{WORKER}.resources": {"limits": {"nvidia.com/gpu": 1, "cpu": 0.5, "memory": "1Gi", "x.io/y": "2"}},
+            f"{POD}.tolerations": [{"operator": "Exists"}],
+            f"{POD}.newFieldOfTomorrow": {"a": [1, None, "x"]},
+            f"{POD}.volumes": [{"name": "data", "nfs": {"server": "a", "path": "/"}}],
+            f"{WORKER}.volumeMounts": [{"name": "data", "mountPath": "/psjobs"}],
+            "spec.workers.template.metadata": {"labels": {"team": "a"}, "annotations": {"x": "y"}, "creationTimestamp": None},
+        },
+    ),
+    Case(
+        "shard-template",
+        {SHARD_POD: {"spec": {"nodeSelector": {"a": "b"}, "containers": [{"name": "shard", "resources": {"limits": {"cpu": 2}}}]}}},
+    ),
+    Case("shard-plain", {SHARD_POD: {"spec": {"tolerations": []}}}),
+    Case("shard-empty", {SHARD_POD: {}}),
+    Case(
+        "one-shard-on-host", {"spec.ps": {"shards": 1, "template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}}}
+    ),
+]

@@ -1,0 +1,99 @@
+"""The CRD: small, described, structural; the same file each time; and the models beside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psjob_operator import contract
+from psjob_operator.api.crd import STATUS_DEFAULT, crd, crd_yaml, schema
+from psjob_operator.api.docs import api_page
+from psjob_operator.api.duration import seconds
+from psjob_operator.api.status import JobStatus
+
+ROOT = Path(__file__).resolve().parents[2]
+CRD = ROOT / "crds/psjob.dev_pstrainingjobs.yaml"
+
+
+def nodes(part: dict[str, Any], at: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield at, part
+    for name, child in part.get("properties", {}).items():
+        yield from nodes(child, f"{at}.{name}" if at else name)
+    for inner in ("items", "additionalProperties"):
+        if isinstance(part.get(inner), dict):
+            yield from nodes(part[inner], f"{at}[]")
+
+
+def test_generated_files_are_those_that_are_committed() -> None:
+    done = subprocess.run([sys.executable, ROOT / "hack/generate.py", "--check"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, f"run `make generate`: {done.stdout}{done.stderr}"
+
+
+def test_generating_twice_gives_the_same_bytes() -> None:
+    assert crd_yaml() == crd_yaml()
+    assert api_page() == api_page()
+
+
+def test_one_document_under_60_kb() -> None:
+    assert CRD.stat().st_size < 60_000
+    documents = list(yaml.safe_load_all(CRD.read_text()))
+    assert documents == [crd()]
+
+
+def test_every_property_is_described_and_every_node_has_a_type() -> None:
+    for at, part in nodes(schema()):
+        if at and at != "metadata" and not at.endswith("[]"):
+            assert part.get("description", "").strip(), at
+        assert "type" in part or part.get("x-kubernetes-int-or-string"), at
+        assert not {"$ref", "anyOf", "title", "allOf", "oneOf", "const"} & part.keys(), at
+
+
+def test_no_default_on_what_others_own_nor_in_status() -> None:
+    spec = schema()["properties"]["spec"]
+    assert "default" not in spec["properties"]["suspend"]
+    assert "default" not in spec["properties"]["managedBy"]
+    assert "default" not in spec["properties"]["workers"]["properties"]["replicas"]
+    status = schema()["properties"]["status"]
+    assert [at for at, part in nodes(status) if "default" in part] == [""]
+
+
+def test_the_status_default_is_a_status_without_a_run() -> None:
+    status = JobStatus.model_validate(STATUS_DEFAULT)
+    assert status.run is None
+    assert {condition.type: condition.status for condition in status.conditions} == {"Ready": "Unknown", "Reconciling": "True"}
+    assert all(condition.message == "no psjob operator has seen this job yet" for condition in status.conditions)
+
+
+def test_a_status_survives_the_way_through_json() -> None:
+    status = JobStatus(
+        observed_generation=1,
+        phase="Running",
+        run="u",
+        view=3,
+        shards=({"index": 0, "epoch": 2, "state": "Serving", "pod": "a-ps-0-e2"},),  # type: ignore[arg-type]
+        restarts={"total": 1, "causes": {"OOMKilled": 1}, "counted": 1},  # type: ignore[arg-type]
+        progress={"step": 5, "loss": 1},  # type: ignore[arg-type]
+    )
+    assert JobStatus.model_validate(status.to_manifest()) == status
+    assert status.to_manifest()["shards"][0] == {"index": 0, "epoch": 2, "state": "Serving", "pod": "a-ps-0-e2"}
+
+
+def test_a_status_of_a_newer_operator_is_read() -> None:
+    assert JobStatus.model_validate({"run": "a", "fieldOfTomorrow": {"x": 1}, "shards": [{"index": 0, "epoch": 1, "more": 2}]}).run == "a"
+
+
+def test_the_contract_is_the_same_on_both_sides() -> None:
+    ours = Path(contract.__file__).read_text().split("\n", 1)[1]
+    assert ours == (ROOT / "runtime/src/psjob/contract.py").read_text()
+
+
+@given(hours=st.integers(0, 24), minutes=st.integers(0, 99), rest=st.integers(0, 99))
+def test_durations_add_up(hours: int, minutes: int, rest: int) -> None:
+    assert seconds(f"{hours}h{minutes}m{rest}s") == hours * 3600 + minutes * 60 + rest

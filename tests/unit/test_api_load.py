@@ -1,0 +1,115 @@
+"""Text that is no manifest, or more than one, answers with a sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psjob_operator.api.load import load_job
+from psjob_operator.api.validate import validate_job
+from tests.unit.api_manifest import GOOD, changed
+
+TEXT = yaml.safe_dump(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "holds no document"),
+        ("---\n---\n", "holds no document"),
+        ("just text", "must be an object"),
+        ("- 1\n- 2\n", "must be an object"),
+        (f"{TEXT}---\n{TEXT}", "holds 2 documents"),
+        (f"{TEXT}---\napiVersion: v1\nkind: Secret\n", "holds 2 documents"),
+        ("a: [", "is not YAML: line "),
+        ("a: b: c", "is not YAML: line 1, column 5"),
+        ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        ("a: 1\na: 2", "key 'a' already set in map"),
+        (b"\xff\xfe\x00", "is not UTF-8"),
+        ("a: \x00", "is not YAML"),
+        ("x" * (1024 * 1024 + 1), "the limit is 1048576"),
+        ("1: 2", "the key 1 is not text"),
+        ("a: {[1]: 2}", "is not YAML"),
+        ("apiVersion: batch/v1\nkind: Job\n", 'must be "PSTrainingJob"'),
+        ("apiVersion: psjob.dev/v1\nkind: PSTrainingJob\n", 'apiVersion: Invalid value: "psjob.dev/v1": must be "psjob.dev/v1alpha1"'),
+        ("kind: PSTrainingJob\n", 'apiVersion: must be "psjob.dev/v1alpha1"'),
+        ("a: &a [x]\nb: [" + "*a, " * 101 + "]", "more than 100 aliases"),
+        ("[" * 5000, "nested too deep"),
+        ("a: 9999-99-99", "must be"),
+        (TEXT.replace("shards: 2", "shards: .nan"), "must be of type integer"),
+        (TEXT.replace("shards: 2", "shards: 2026-01-01"), "must be of type integer"),
+        (TEXT.replace("name: digits", "name:"), "metadata.name: Required value"),
+        (TEXT.replace("name: digits", "name: 5"), "metadata.name: Invalid value: 5: must be of type string"),
+        (TEXT.replace("  name: digits", "  generateName: digits-"), "metadata.name: Required value"),
+    ],
+)
+def test_bad_text_answers_with_one_line(text: str | bytes, sentence: str) -> None:
+    job, problems = load_job(text)
+    assert job is None
+    lines = [str(problem) for problem in problems]
+    assert any(sentence in line for line in lines), lines
+    assert all(line and "\n" not in line and len(line) < 500 for line in lines)
+
+
+@pytest.mark.parametrize("text", [TEXT, TEXT.encode(), json.dumps(GOOD), f"---\n{TEXT}...\n", f"# note\n{TEXT}---\n"])
+def test_a_manifest_is_read(text: str | bytes) -> None:
+    job, problems = load_job(text)
+    assert problems == []
+    assert job is not None
+    assert job.metadata.name == "digits"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+PLACES = [
+    "",
+    "spec",
+    "spec.ps",
+    "spec.ps.shards",
+    "spec.ps.template",
+    "spec.ps.template.spec.containers",
+    "spec.workers",
+    "spec.workers.template",
+    "spec.workers.template.spec",
+    "spec.workers.template.metadata",
+    "spec.workers.template.spec.containers",
+    "spec.workers.template.spec.containers.0",
+    "spec.workers.template.spec.containers.0.env",
+    "spec.workers.template.spec.containers.0.resources",
+    "spec.workers.template.spec.volumes",
+    "spec.checkpoint",
+    "spec.checkpoint.volume",
+    "spec.checkpoint.interval",
+    "spec.runPolicy",
+    "spec.suspend",
+    "metadata",
+    "metadata.name",
+    "metadata.labels",
+    "status",
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(place=st.sampled_from(PLACES), value=json_values)
+def test_whatever_stands_anywhere_the_answer_is_a_job_or_sentences(place: str, value: object) -> None:
+    raw = changed(GOOD, {place: value}) if place else value
+    job, problems = validate_job(raw)
+    assert (job is None) == bool(problems)
+    for problem in problems:
+        assert "\n" not in str(problem)
+        assert problem.limit
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=60) | st.binary(max_size=60))
+def test_whatever_the_text_no_exception_comes_out(text: str | bytes) -> None:
+    job, problems = load_job(text)
+    assert (job is None) == bool(problems)
+    assert all("\n" not in str(problem) for problem in problems)

@@ -1,0 +1,92 @@
+"""Every row of the table, from both sides of its limit; and the table itself."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from psjob_operator.api.crd import node, schema
+from psjob_operator.api.fixed import MUTABLE, fixed_rules
+from psjob_operator.api.rules import rules
+from psjob_operator.api.template import template_rules
+from psjob_operator.api.validate import validate_job
+from tests.unit.api_cases import PASSED, REFUSED
+from tests.unit.api_manifest import GOOD, Case, changed
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
+def test_refused_with_field_and_sentence(case: Case) -> None:
+    job, problems = validate_job(case.manifest())
+    assert job is None
+    lines = [str(problem) for problem in problems]
+    assert any(line.startswith(case.field) and case.sentence in line for line in lines), lines
+    assert all("\n" not in line and "Traceback" not in line for line in lines)
+
+
+@pytest.mark.parametrize("case", PASSED, ids=lambda case: case.name)
+def test_passed(case: Case) -> None:
+    job, problems = validate_job(case.manifest())
+    assert [str(problem) for problem in problems] == []
+    assert job is not None
+
+
+def test_the_smallest_manifest_gets_the_defaults() -> None:
+    job, _ = validate_job(GOOD)
+    assert job is not None
+    assert job.spec.training.mode == "sync"
+    assert job.spec.training.seed == 0
+    assert job.spec.training.update_at is None
+    assert job.spec.checkpoint.interval_seconds == 30.0
+    assert (job.spec.checkpoint.keep, job.spec.checkpoint.size, job.spec.checkpoint.retain) == (3, "10Gi", True)
+    assert (job.spec.run_policy.backoff_limit, job.spec.run_policy.clean_pod_policy) == (6, "Running")
+    assert (job.spec.suspend, job.spec.managed_by, job.spec.injection) == (None, None, "auto")
+
+
+def test_judging_changes_nothing() -> None:
+    raw = copy.deepcopy(GOOD)
+    validate_job(raw)
+    assert raw == GOOD
+
+
+def test_a_null_stands_for_the_default_as_on_the_api_server() -> None:
+    job, problems = validate_job(changed(GOOD, {"spec.checkpoint": {"keep": None}, "spec.training": None, "spec.suspend": None}))
+    assert problems == []
+    assert job is not None
+    assert job.spec.checkpoint.keep == 3
+
+
+def test_every_row_has_a_place_in_the_schema_and_words() -> None:
+    whole = schema()
+    for rule in (*rules(), *template_rules(), *fixed_rules(whole)):
+        if rule.cel:
+            assert node(whole, rule.at)
+        assert rule.limit
+        assert rule.remedy
+        assert "\n" not in rule.message
+        if rule.about and rule.at:
+            assert node(whole, f"{rule.at}.{rule.about}") is not None
+
+
+def test_every_row_with_a_check_is_broken_by_a_case() -> None:
+    """A row that no case breaks is a row that nobody has seen work."""
+    broken = set()
+    for case in REFUSED:
+        broken |= {problem.limit for problem in validate_job(case.manifest())[1]}
+    missing = [rule.limit for rule in (*rules(), *template_rules()) if rule.limit not in broken]
+    assert missing == []
+
+
+def test_every_field_of_the_spec_is_fixed_or_named_as_changeable() -> None:
+    whole = schema()
+    fixed = {".".join(part for part in (rule.at, rule.about) if part) for rule in fixed_rules(whole)}
+    assert not fixed & set(MUTABLE)
+
+    def leaves(at: str, part: dict[str, Any]) -> list[str]:
+        inner = part.get("properties", {})
+        if not inner or at in fixed:
+            return [at]
+        return [leaf for name, child in inner.items() for leaf in leaves(f"{at}.{name}", child)]
+
+    assert set(leaves("spec", whole["properties"]["spec"])) <= fixed | set(MUTABLE)
