@@ -97,3 +97,13 @@ def test_distributions_ask_for_what_is_pinned() -> None:
     assert wanted
     assert [name for name in wanted if not re.search(rf"^{name}==", pins, re.MULTILINE)] == []
     assert "torch" not in pins
+
+
+def test_one_version_everywhere() -> None:
+    import psjob_operator
+
+    version = psjob_operator.__version__
+    for name in ("operator", "runtime"):
+        assert f'\nversion = "{version}"\n' in (ROOT / name / "pyproject.toml").read_text()
+    chart = (ROOT / "charts" / "psjob" / "Chart.yaml").read_text()
+    assert re.search(rf'^appVersion: "?{re.escape(version)}"?$', chart, re.MULTILINE)
