@@ -30,7 +30,7 @@ _RANGES = [
     ("spec.runPolicy.activeDeadlineSeconds", 1, 2**31 - 1),
     ("spec.runPolicy.ttlSecondsAfterFinished", 0, 2**31 - 1),
 ]
-_NAME = "metadata.name must be 1 to 40 lower-case letters, digits and '-'"
+_NAME = "must be 1 to 40 lower-case letters, digits and '-'"
 _TYPE = "must be of type "
 _FIXED = "is fixed once the job is made; only spec.suspend and"
 
@@ -38,7 +38,7 @@ REFUSED: list[Case] = [
     *(case for row in _RANGES for case in _range(*row)),
     # -- names and texts
     *(
-        Case(f"name-{name!r}", {"metadata.name": name}, "metadata.name", _NAME, server=server, server_field="")
+        Case(f"name-{name!r}", {"metadata.name": name}, "metadata.name", _NAME, server=server)
         for name, server in (
             ("a" * 41, True),
             ("1st", True),

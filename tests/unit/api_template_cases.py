@@ -102,7 +102,13 @@ TEMPLATES_REFUSED: list[Case] = [
         f"{POD}.containers[0].env[1].name",
         "must not begin with PSJOB_; psjob sets those itself",
     ),
-    Case("env-map", {f"{WORKER}.env": {"A": "b"}}, f"{POD}.containers[0].env", _TYPE + "array", server_sentence=_TYPE + "array"),
+    Case(
+        "env-map",
+        {f"{WORKER}.env": {"A": "b"}},
+        f"{POD}.containers[0].env",
+        _TYPE + "array",
+        server_sentence='unknown field "spec.workers.template.spec.containers[0].env.A"',
+    ),
     Case(
         "env-of-init",
         {f"{POD}.initContainers": [{"name": "get", "env": [{"name": "PSJOB_RUN"}]}]},

@@ -130,7 +130,7 @@ def schema() -> Schema:
         "properties": {
             "apiVersion": {"description": "psjob.dev/v1alpha1.", "type": "string"},
             "kind": {"description": "PSTrainingJob.", "type": "string"},
-            "metadata": {"type": "object"},
+            "metadata": {"type": "object", "properties": {"name": {"description": "Name of the job.", "type": "string"}}},
             "spec": spec,
             "status": status,
         },
@@ -164,7 +164,7 @@ def _bound(part: Schema, longest: int) -> None:
 
 
 def _validation(rule: Rule) -> Schema:
-    where = {"fieldPath": f".{rule.about}"} if rule.about and rule.at else {}
+    where = {"fieldPath": f".{rule.about}"} if rule.about else {}
     return {"rule": rule.cel, "message": rule.message, **where}
 
 

@@ -55,14 +55,16 @@ _STATUS = (
         f"!has(oldSelf.status) || !has(oldSelf.status.phase) || !(oldSelf.status.phase in [{_TERMINAL}]) || (has(self.status)"
         " && has(self.status.phase) && (self.status.phase == oldSelf.status.phase || (has(oldSelf.status.run) && has(self.status.run)"
         " && self.status.run != oldSelf.status.run)))",
-        limit="status.phase must not leave Complete or Failed",
+        about="status.phase",
+        limit="must not leave Complete or Failed",
         remedy="a finished job stays finished; make a new job to train again",
     ),
     _transition(
         "",
         "!has(oldSelf.status) || !has(oldSelf.status.view) || (has(self.status) && has(self.status.view)"
         " && self.status.view >= oldSelf.status.view)",
-        limit="status.view must not go back",
+        about="status.view",
+        limit="must not go back",
         remedy="a lower view would let stale shards commit; write the view that is there, or a higher one",
     ),
     _transition(
@@ -70,7 +72,8 @@ _STATUS = (
         "!has(oldSelf.status) || !has(oldSelf.status.run) || (has(self.status) && has(self.status.run)"
         " && (self.status.run == oldSelf.status.run || !has(oldSelf.status.view)"
         " || (has(self.status.view) && self.status.view > oldSelf.status.view)))",
-        limit="status.run must not change but with a higher status.view",
+        about="status.run",
+        limit="must not change but with a higher status.view",
         remedy="it names the checkpoints of this run; write the run that is there",
     ),
     _transition(
@@ -78,27 +81,30 @@ _STATUS = (
         "!has(oldSelf.status) || !has(oldSelf.status.workers) || !has(oldSelf.status.workers.start) || (has(self.status)"
         " && has(self.status.workers) && has(self.status.workers.start)"
         " && self.status.workers.start >= oldSelf.status.workers.start)",
-        limit="status.workers.start must not go back",
+        about="status.workers.start",
+        limit="must not go back",
         remedy="names of worker pods are made from it; write the number that is there, or a higher one",
     ),
     _transition(
         "",
         "!has(oldSelf.status) || !has(oldSelf.status.shards) || (has(self.status) && has(self.status.shards)"
         " && self.status.shards.size() >= oldSelf.status.shards.size())",
-        limit="status.shards must not shrink",
+        about="status.shards",
+        limit="must not shrink",
         remedy="each entry keeps its shard's epoch; write all of them",
     ),
     _transition(
         "status.shards[]",
         "self.epoch >= oldSelf.epoch",
-        limit="epoch must not go back",
+        about="epoch",
+        limit="must not go back",
         remedy="a lower epoch would let two pods act as one shard; write the epoch that is there, or a higher one",
     ),
     _transition(
         "status",
         "!has(self.shards) || self.shards.all(s, s.index >= 0 && s.index < self.shards.size())",
         about="shards",
-        limit="status.shards must hold each index from 0 once",
+        limit="must hold each index from 0 once",
         remedy="write all entries, none beyond the last",
     ),
 )

@@ -99,7 +99,7 @@ _NAMES = (
     Rule(
         "",
         lambda job: re.match(NAME.removesuffix("$") + r"\Z", job["metadata"].get("name", ""), re.ASCII) is not None,
-        "metadata.name must be 1 to 40 lower-case letters, digits and '-', begin with a letter and not end with '-'",
+        "must be 1 to 40 lower-case letters, digits and '-', begin with a letter and not end with '-'",
         "names of pods and Services are made from it, such as digits-ps-0",
         cel=f"self.metadata.name.matches('{NAME}')",
         about="metadata.name",

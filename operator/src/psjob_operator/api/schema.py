@@ -26,8 +26,6 @@ def _plain(part: Schema, named: dict[str, Schema], defaults: bool) -> Schema:
     made["type"] = part.get("type", "string")
     if "enum" in part or "const" in part:
         made["enum"] = part.get("enum") or [part["const"]]
-    if made["type"] == "integer":
-        made["format"] = "int64"
     if defaults and part.get("default") is not None:
         made["default"] = part["default"]
     if made["type"] == "array":
