@@ -107,3 +107,21 @@ def test_one_version_everywhere() -> None:
         assert f'\nversion = "{version}"\n' in (ROOT / name / "pyproject.toml").read_text()
     chart = (ROOT / "charts" / "psjob" / "Chart.yaml").read_text()
     assert re.search(rf'^appVersion: "?{re.escape(version)}"?$', chart, re.MULTILINE)
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    dead = []
+    for page in pages:
+        for link in re.findall(r"\]\(([^)\s#:]+)(?:#[^)]*)?\)", page.read_text()):
+            if not (page.parent / link).exists():
+                dead.append(f"{page.relative_to(ROOT)} -> {link}")
+    assert not dead
+
+
+def test_make_help_names_every_command() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert phony is not None
+    described = re.findall(r"^([a-z0-9-]+):.*## ", makefile, re.MULTILINE)
+    assert sorted(phony[1].split()) == sorted(described)
