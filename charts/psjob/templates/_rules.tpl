@@ -5,7 +5,7 @@
   verbs: [get, list, watch, delete] # delete: ttlSecondsAfterFinished
 - apiGroups: [psjob.dev]
   resources: [pstrainingjobs/status]
-  verbs: [patch, update]
+  verbs: [patch]
 - apiGroups: [psjob.dev]
   resources: [pstrainingjobs/finalizers] # asked for by clusters that guard blockOwnerDeletion; never called
   verbs: [update]
@@ -13,11 +13,17 @@
   resources: [pods]
   verbs: [create, delete, get, list, watch]
 - apiGroups: [""]
-  resources: [services, configmaps, persistentvolumeclaims]
+  resources: [services, configmaps]
   verbs: [create, get, list, watch, patch]
 - apiGroups: [""]
+  resources: [persistentvolumeclaims] # made once, never changed or deleted
+  verbs: [create, get, list, watch]
+- apiGroups: [""]
+  resources: [events] # why a pod or a claim is stuck
+  verbs: [list]
+- apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create, patch, list]
+  verbs: [create]
 {{- with .Values.rbac.extraRules }}
 {{ toYaml . }}
 {{- end }}
