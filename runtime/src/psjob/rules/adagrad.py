@@ -1,0 +1,44 @@
+"""Adagrad, as torch.optim's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+
+from psjob.rules.base import BlockState, Fused, Numbers, Range
+
+
+class Adagrad(Fused):
+    """Steps scaled by the sum of squared gradients so far."""
+
+    name = "adagrad"
+    slots = ("sum",)
+    needs_lag = False
+    numbers: Final[Mapping[str, float | bool]] = {
+        "lr": 1e-2,
+        "lr_decay": 0.0,
+        "weight_decay": 0.0,
+        "eps": 1e-10,
+        "initial_accumulator_value": 0.0,
+        "maximize": False,
+    }
+
+    def apply(
+        self, state: BlockState, grad: torch.Tensor, numbers: Numbers, ranges: Sequence[Range] | None = None, lag: int | None = None
+    ) -> None:
+        """One step; the learning rate falls with the count where lr_decay is not 0."""
+        total = state.slot("sum", float(numbers["initial_accumulator_value"]))
+        for part, count in state.advance(ranges):
+            torch._fused_adagrad_(
+                [state.weights[part]],
+                [grad[part]],
+                [total[part]],
+                [torch.tensor(float(count), dtype=torch.float32)],
+                lr=float(numbers["lr"]),
+                lr_decay=float(numbers["lr_decay"]),
+                weight_decay=float(numbers["weight_decay"]),
+                eps=float(numbers["eps"]),
+                maximize=bool(numbers["maximize"]),
+            )

@@ -1,0 +1,176 @@
+"""What a rule is, and the state of one block that it works on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+
+from psjob.layout import FLOATS
+
+Numbers = Mapping[str, float | bool]
+Range = tuple[int, int]
+
+
+@dataclass
+class BlockState:
+    """A block's weights (1-D), its state tensors of the same length and dtype, and how often it was updated.
+
+    `segments` are (length, count) from the first element to the last: a tensor without a gradient is skipped, so its
+    count may stay behind; neighbours with equal counts are one segment. `count` is what a rule's own step number is.
+    """
+
+    weights: torch.Tensor
+    slots: dict[str, torch.Tensor] = field(default_factory=dict)
+    steps: int = 0
+    segments: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.segments:
+            self.segments = [(self.weights.numel(), 0)]
+
+    def copy(self) -> BlockState:
+        """The same with tensors of its own."""
+        return BlockState(self.weights.clone(), {name: slot.clone() for name, slot in self.slots.items()}, self.steps, list(self.segments))
+
+    def counts(self) -> dict[str, Any]:
+        """What is not a tensor, as JSON: {"steps": int, "segments": [[length, count], ...]}."""
+        return {"steps": self.steps, "segments": [list(segment) for segment in self.segments]}
+
+    @classmethod
+    def of(cls, weights: torch.Tensor, slots: Mapping[str, torch.Tensor], counts: Mapping[str, Any]) -> BlockState:
+        """Put a state together from its tensors and what `counts` gave. Raises ValueError where they do not fit."""
+        for name, slot in slots.items():
+            if slot.shape != weights.shape or slot.dtype != weights.dtype:
+                raise ValueError(
+                    f"state {name!r} has shape {tuple(slot.shape)} of {slot.dtype}, the weights {tuple(weights.shape)} of {weights.dtype}"
+                )
+        steps, rows = counts.get("steps"), counts.get("segments")
+        if type(steps) is not int or steps < 0 or not isinstance(rows, list) or not all(_is_segment(row) for row in rows):
+            raise ValueError("counts of a block are {steps, segments: [[length, count], ...]} in whole numbers")
+        if sum(row[0] for row in rows) != weights.numel():
+            raise ValueError(f"segments of a block have {sum(row[0] for row in rows)} elements, its weights {weights.numel()}")
+        return cls(weights, dict(slots), steps, [(row[0], row[1]) for row in rows])
+
+    def slot(self, name: str, fill: float = 0.0) -> torch.Tensor:
+        """State tensor `name`, made full of `fill` at its first use."""
+        if name not in self.slots:
+            self.slots[name] = torch.full_like(self.weights, fill)
+        return self.slots[name]
+
+    def advance(self, ranges: Sequence[Range] | None) -> Iterator[tuple[slice, int]]:
+        """Count one update of `ranges` (None: all); give each stretch of equal count as (elements, its new count)."""
+        self.steps += 1
+        if ranges is None and len(self.segments) == 1:
+            length, count = self.segments[0]
+            self.segments[0] = (length, count + 1)
+            yield slice(0, length), count + 1
+            return
+        stretches = list(_split(self.segments, [(0, self.weights.numel())] if ranges is None else ranges))
+        self.segments = _merge((length, count) for _, length, count, _ in stretches)
+        for offset, length, count, live in stretches:
+            if live:
+                yield slice(offset, offset + length), count
+
+    def count_at(self, offset: int) -> int:
+        """How many updates the element at `offset` has had."""
+        at = 0
+        for length, count in self.segments:
+            at += length
+            if offset < at:
+                return count
+        raise ValueError(f"element {offset} is outside a block of {at}")
+
+
+class Rule(Protocol):
+    """What a push does to the parameters. One object serves every block; all state is in BlockState.
+
+    `slots` names the state tensors that a block of this rule may have; `numbers` the hyperparameters and their defaults.
+    A rule with `needs_lag` refuses `lag=None` with ValueError.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def slots(self) -> tuple[str, ...]: ...
+    @property
+    def numbers(self) -> Numbers: ...
+    @property
+    def needs_lag(self) -> bool: ...
+
+    def init(self, weights: torch.Tensor) -> BlockState:
+        """State before the first update; keeps `weights` itself, no copy. Raises ValueError for a dtype it cannot update."""
+
+    def apply(
+        self, state: BlockState, grad: torch.Tensor, numbers: Numbers, ranges: Sequence[Range] | None = None, lag: int | None = None
+    ) -> None:
+        """Update `state` in place by the mean gradient `grad` (same length and dtype), in `ranges` only where given."""
+
+
+class Fused:
+    """What the rules with a fused kernel share: the dtypes they take."""
+
+    name: str
+
+    def init(self, weights: torch.Tensor) -> BlockState:
+        """State before the first update."""
+        if str(weights.dtype).removeprefix("torch.") not in FLOATS:
+            raise ValueError(f"rule {self.name} updates floating point weights, got {weights.dtype}")
+        return BlockState(weights)
+
+
+def check_numbers(rule: Rule, numbers: Mapping[str, Any]) -> dict[str, float | bool]:
+    """Hyperparameters from JSON, whole and of the right kind. Raises ValueError naming the rule, the number and its value."""
+    unknown = sorted(set(numbers) - set(rule.numbers))
+    if unknown:
+        raise ValueError(f"rule {rule.name} has no number {unknown[0]!r}; it has {', '.join(rule.numbers) or 'none'}")
+    checked: dict[str, float | bool] = {}
+    for name, default in rule.numbers.items():
+        value = numbers.get(name, default)
+        if isinstance(default, bool):
+            if not isinstance(value, bool):
+                raise ValueError(f"rule {rule.name}: {name} is true or false, got {value!r}")
+            checked[name] = value
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"rule {rule.name}: {name} is a finite number, got {value!r}")
+        else:
+            checked[name] = float(value)
+    return checked
+
+
+def _split(segments: Sequence[tuple[int, int]], ranges: Sequence[Range]) -> Iterator[tuple[int, int, int, bool]]:
+    """Cut segments at the edges of ranges: (offset, length, count after the update, whether it takes part)."""
+    edges = {0}
+    at = 0
+    for length, _ in segments:
+        at += length
+        edges.add(at)
+    starts = {offset for offset, length in ranges if length}
+    ends = {offset + length for offset, length in ranges if length}
+    counts = iter(segments)
+    left = count = 0
+    live = False
+    for offset, end in pairwise(sorted(edges | starts | ends)):
+        if left == 0:
+            left, count = next(counts)
+        live = offset in starts or (live and offset not in ends)
+        yield offset, end - offset, count + live, live
+        left -= end - offset
+
+
+def _merge(segments: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for length, count in segments:
+        if merged and merged[-1][1] == count:
+            merged[-1] = (merged[-1][0] + length, count)
+        else:
+            merged.append((length, count))
+    return merged
+
+
+def _is_segment(row: object) -> bool:
+    return isinstance(row, list) and len(row) == 2 and all(type(value) is int and value >= 0 for value in row)
