@@ -1,0 +1,87 @@
+"""A few calls to the API server with a client certificate; the standard library alone, so that no virtualenv is needed."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import urllib.parse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hack.cluster.pki import Pair
+
+
+class ApiError(Exception):
+    """The API server said no: `status` is its HTTP status, the text is its message."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Api:
+    """One API server and who we are to it."""
+
+    url: str
+    ca: Path
+    pair: Pair
+    timeout: float = 10.0
+
+    def get(self, path: str) -> Any:
+        return self.call("GET", path)
+
+    def create(self, path: str, body: dict[str, Any], *, or_exists: bool = True) -> Any:
+        """POST; None when it is there already and `or_exists`."""
+        try:
+            return self.call("POST", path, body)
+        except ApiError as error:
+            if error.status == 409 and or_exists:
+                return None
+            raise
+
+    def delete(self, path: str) -> None:
+        """DELETE; what is gone already is fine."""
+        try:
+            self.call("DELETE", path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    def merge(self, path: str, body: dict[str, Any]) -> Any:
+        return self.call("PATCH", path, body, "application/merge-patch+json")
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None, content: str = "application/json") -> Any:
+        """One request; JSON in, JSON (or text, for /readyz) out. Raises ApiError for a 4xx or 5xx, OSError when nobody answers."""
+        parts = urllib.parse.urlsplit(self.url)
+        context = ssl.create_default_context(cafile=str(self.ca))
+        context.load_cert_chain(str(self.pair.cert), str(self.pair.key))
+        connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=self.timeout, context=context)
+        try:
+            connection.request(method, path, json.dumps(body) if body is not None else None, {"Content-Type": content, "Accept": "application/json"})
+            answer = connection.getresponse()
+            data = answer.read()
+        except http.client.HTTPException as error:
+            raise OSError(f"the API server cut the connection: {error}") from error
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            raise ApiError(answer.status, _message(data))
+        return json.loads(data) if data[:1] == b"{" else data.decode()
+
+    def ok(self, path: str) -> bool:
+        """Does that path answer 2xx now?"""
+        try:
+            self.get(path)
+        except (ApiError, OSError):
+            return False
+        return True
+
+
+def _message(data: bytes) -> str:
+    try:
+        return str(json.loads(data).get("message", ""))[:500]
+    except (ValueError, AttributeError):
+        return data.decode(errors="replace")[:500]

@@ -1,0 +1,126 @@
+"""Builds the pinned Go programs into the cache, once, whoever asks and however many ask at the same time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hack.cluster.paths import MODULES, REPO, ClusterError, Part, cache, parts
+
+GO_CACHE_LIMIT = 500 * 2**20
+
+
+def build(only: str | None = None, *, quiet: bool = False) -> None:
+    """Build every part that is not there yet and return when all are; raises ClusterError with the compiler's last words."""
+    missing = [part for part in parts(only) if not part.folder.exists()]
+    if not missing:
+        return
+    go = find_go()
+    (cache() / "bin").mkdir(parents=True, exist_ok=True)
+    for part in missing:
+        with _lock(part, quiet):
+            if not part.folder.exists():
+                _build_part(part, go, quiet)
+    if all(part.folder.exists() for part in parts()):
+        _drop_go_cache()
+
+
+def build_in_background(only: str | None = None) -> int | None:
+    """Start the same build detached, with low priority; the process id, or None when nothing is missing."""
+    if all(part.folder.exists() for part in parts(only)):
+        return None
+    find_go()
+    cache().mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "hack.cluster", "build", "--wait"] + (["--only", only] if only else [])
+    with (cache() / "build.log").open("ab") as log:
+        return subprocess.Popen(command, cwd=REPO, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True).pid
+
+
+def find_go() -> str:
+    """The go command; raises ClusterError where there is none."""
+    for candidate in (shutil.which("go"), "/usr/local/go/bin/go"):
+        if candidate and Path(candidate).exists():
+            return candidate
+    raise ClusterError(
+        "the test cluster is built from pinned Go modules and no go command was found on PATH or in /usr/local/go; "
+        "install Go 1.26 or newer (https://go.dev/dl) and run this again"
+    )
+
+
+def missing(only: str | None = None) -> list[str]:
+    """The names of the parts that are still to be built."""
+    return [part.name for part in parts(only) if not part.folder.exists()]
+
+
+def _build_part(part: Part, go: str, quiet: bool) -> None:
+    started = time.monotonic()
+    scratch = part.folder.with_name(part.folder.name + ".partial")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    for name, package in part.programs.items():
+        if not quiet:
+            print(f"building {name} …", flush=True)
+        command = [go, "build", "-trimpath", "-ldflags", part.ldflags, "-o", str(scratch / name)]
+        command += (["-tags", part.tags] if part.tags else []) + [package]
+        done = subprocess.run(_nice(command), cwd=MODULES / part.module, env=_environment(part), capture_output=True, text=True)
+        if done.returncode != 0:
+            raise ClusterError(f"go could not build {name} ({package}); its last words:\n{done.stderr[-2000:]}")
+    if part.name == "kwok":
+        (scratch / "stages.yaml").write_text(_stages(go, part))
+    scratch.rename(part.folder)
+    if not quiet:
+        print(f"{part.name}: {time.monotonic() - started:.0f} s", flush=True)
+
+
+def _stages(go: str, part: Part) -> str:
+    """kwok embeds no stages and ends with "no stages found" without them; they lie in its module."""
+    listed = subprocess.run(
+        [go, "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"], cwd=MODULES / part.module, env=_environment(part), capture_output=True, text=True, check=True
+    )
+    stages = Path(listed.stdout.strip()) / "kustomize" / "stage"
+    files = [*sorted((stages / "node" / "fast").glob("*.yaml")), *sorted((stages / "pod" / "fast").glob("*.yaml"))]
+    files += sorted((stages / "node" / "heartbeat-with-lease").glob("*.yaml"))
+    return "\n---\n".join(file.read_text() for file in files if file.name != "kustomization.yaml")
+
+
+def _environment(part: Part) -> dict[str, str]:
+    return {
+        **os.environ,
+        "GOCACHE": str(cache() / "go-build"),
+        "GOFLAGS": "-buildvcs=false -mod=readonly",
+        "GOWORK": "off",
+        "CGO_ENABLED": "1" if part.cgo else "0",
+    }
+
+
+def _nice(command: list[str]) -> list[str]:
+    nice = shutil.which("nice")
+    return [nice, "-n", "10", *command] if nice else command
+
+
+@contextmanager
+def _lock(part: Part, quiet: bool) -> Iterator[None]:
+    """One builder of a part at a time; the others wait and then find it built."""
+    with (cache() / "bin" / f"{part.folder.name}.lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not quiet:
+                print(f"another process builds {part.name}; waiting for it", flush=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _drop_go_cache() -> None:
+    """The compiler's cache is 6 GB after a whole build and serves nobody once the programs are there."""
+    folder = cache() / "go-build"
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.exists() else 0
+    if size > GO_CACHE_LIMIT:
+        shutil.rmtree(folder, ignore_errors=True)

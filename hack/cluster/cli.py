@@ -1,0 +1,152 @@
+"""What each command of the cluster tool reads and prints."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from hack.cluster.options import Options, Ready
+from hack.cluster.paths import ClusterError
+
+EXAMPLES = """examples:
+  python -m hack.cluster build --wait                    build everything that is missing (minutes, once)
+  python -m hack.cluster up --state /tmp/c               a control plane alone; no root needed, several side by side
+  export KUBECONFIG=$(python -m hack.cluster kubeconfig --state /tmp/c)
+  sudo python -m hack.cluster up --state /tmp/c --nodes 1 --mount /path/to/site:/torch
+  python -m hack.cluster down --state /tmp/c
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command; the exit status. What goes wrong is one sentence on stderr, never a traceback."""
+    asked = _parser().parse_args(arguments)
+    try:
+        return int(asked.run(asked) or 0)
+    except ClusterError as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m hack.cluster",
+        description="A real Kubernetes on one machine, without a registry.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    deps = commands.add_parser("deps", help="install the system packages needed (root on Debian), or name what is missing")
+    deps.add_argument("--check", action="store_true", help="only name what is missing")
+    deps.set_defaults(run=_deps)
+
+    build = commands.add_parser("build", help="build the pinned programs that are missing")
+    build.add_argument("--only", choices=["integration", "e2e", "kwok"], help="integration: control plane and kwok; e2e: everything (default)")
+    build.add_argument("--wait", action="store_true", help="build now and wait; without it the build runs in the background")
+    build.set_defaults(run=_build)
+
+    up = commands.add_parser("up", help="start a cluster and print its kubeconfig", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    _state(up)
+    up.add_argument("--nodes", type=int, default=0, choices=[0, 1, 2], help="real nodes (root and Linux; one such cluster a machine)")
+    up.add_argument("--kwok", type=int, default=0, metavar="N", help="nodes that only pretend")
+    up.add_argument("--mount", action="append", default=[], metavar="SRC:DST", help="a folder that every container of a real node sees, read-only")
+    up.add_argument("--port", type=int, help="the API server's port (default: a free one; 6443 with nodes)")
+    up.add_argument("--audit", action="store_true", help="write audit.log into the state folder")
+    up.add_argument("--isolate", action="store_true", help="let a namespace's annotation choose its nodes (admission plugin PodNodeSelector)")
+    up.add_argument("--node-monitor-grace", type=float, metavar="SECONDS", help="call a silent node Unknown after this (default 50; kubelets beat faster too)")
+    up.add_argument("--owner", type=int, metavar="PID", help="end the cluster when this process is gone")
+    up.set_defaults(run=_up)
+
+    down = commands.add_parser("down", help="end a cluster and everything it started")
+    _state(down)
+    down.set_defaults(run=_down)
+
+    config = commands.add_parser("kubeconfig", help="print the path of a running cluster's kubeconfig")
+    _state(config)
+    config.set_defaults(run=_kubeconfig)
+
+    for name, run in (("hold", _hold), ("storage", _storage)):
+        inner = commands.add_parser(name)  # what `up` starts; not for people
+        _state(inner)
+        inner.set_defaults(run=run)
+    return parser
+
+
+def _state(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--state", type=lambda text: Path(text).resolve(), required=True, metavar="DIR", help="the cluster's folder, empty or new")
+
+
+def _deps(asked: argparse.Namespace) -> int:
+    from hack.cluster import deps
+
+    return deps.install(check_only=asked.check)
+
+
+def _build(asked: argparse.Namespace) -> int:
+    from hack.cluster import build
+
+    if asked.wait:
+        build.build(asked.only)
+        return 0
+    pid = build.build_in_background(asked.only)
+    print("everything is built" if pid is None else f"building in the background (process {pid}); `build --wait` waits for it")
+    return 0
+
+
+def _up(asked: argparse.Namespace) -> int:
+    from hack.cluster import lifecycle
+    from hack.cluster.proc import started_at
+
+    mounts = []
+    for text in asked.mount:
+        source, _, target = text.rpartition(":")
+        if not source or not target.startswith("/") or not Path(source).is_dir():
+            raise ClusterError(f"--mount {text}: expected SRC:DST, an existing folder and an absolute path in the container")
+        mounts.append((str(Path(source).resolve()), target))
+    options = Options(
+        state=asked.state,
+        nodes=asked.nodes,
+        kwok=asked.kwok,
+        mounts=tuple(mounts),
+        port=asked.port,
+        audit=asked.audit,
+        isolate=asked.isolate,
+        grace=asked.node_monitor_grace,
+        owner=asked.owner,
+        owner_started=started_at(asked.owner) if asked.owner else None,
+    )
+    ready = lifecycle.up(options)
+    print(f"export KUBECONFIG={ready.kubeconfig}")
+    print(f"# up in {ready.seconds} s; kubectl is {ready.kubectl}", file=sys.stderr)
+    return 0
+
+
+def _down(asked: argparse.Namespace) -> int:
+    from hack.cluster import lifecycle
+
+    print("the cluster is down" if lifecycle.down(asked.state) else f"no cluster runs from {asked.state}")
+    return 0
+
+
+def _kubeconfig(asked: argparse.Namespace) -> int:
+    ready = Ready.load(asked.state)
+    if ready is None:
+        raise ClusterError(f"no cluster runs from {asked.state}; start one with: python -m hack.cluster up --state {asked.state}")
+    print(ready.kubeconfig)
+    return 0
+
+
+def _hold(asked: argparse.Namespace) -> int:
+    from hack.cluster.holder import hold
+
+    return hold(Options.from_json((asked.state / "options.json").read_text()))
+
+
+def _storage(asked: argparse.Namespace) -> int:
+    from hack.cluster.storage import provision
+
+    provision(asked.state)
+    return 0

@@ -1,0 +1,124 @@
+"""Where things lie: the cache outside the checkout, one folder per built part, and what each part is built from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+REPO = HERE.parent.parent
+MODULES = HERE / "modules"
+KUBERNETES = "v1.37.1"
+
+
+class ClusterError(Exception):
+    """A sentence for the person at the terminal: what is wrong, with which value, and what to do."""
+
+
+def cache() -> Path:
+    """The folder for everything that outlives a checkout; PSJOB_CACHE or XDG_CACHE_HOME move it."""
+    base = os.environ.get("PSJOB_CACHE")
+    if base:
+        return Path(base)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "psjob-dev"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One pinned module and the commands built from it. `programs` maps the file's name to its Go package."""
+
+    name: str
+    module: str
+    programs: dict[str, str]
+    tags: str = ""
+    cgo: bool = False
+    ldflags: str = "-s -w"
+    group: str = "integration"
+
+    @property
+    def folder(self) -> Path:
+        """Where the programs are, or will be: the name holds a hash of everything that decides what is built."""
+        return cache() / "bin" / f"{self.name}-{self.fingerprint()}"
+
+    def fingerprint(self) -> str:
+        seen = hashlib.sha256(repr((self.programs, self.tags, self.cgo, self.ldflags)).encode())
+        for file in sorted((MODULES / self.module).iterdir()):
+            seen.update(file.name.encode() + b"\0" + file.read_bytes())
+        return seen.hexdigest()[:12]
+
+
+def _kubernetes_ldflags() -> str:
+    major, minor = KUBERNETES.lstrip("v").split(".")[:2]
+    flags = ["-s -w"]
+    for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version"):
+        # Without these everything reports v0.0.0-master and `kubectl version` ends with an error.
+        flags.append(f"-X {package}.gitVersion={KUBERNETES} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}")
+    return " ".join(flags)
+
+
+def _commands(prefix: str, *names: str) -> dict[str, str]:
+    return {name: f"{prefix}/{name}" for name in names}
+
+
+_CONTAINERD_TAGS = "no_btrfs,no_devmapper,no_zfs,no_aufs"  # not no_grpc: that one is for the shim alone and does not compile
+
+# In build order: what most people wait for comes first.
+PARTS = (
+    Part("etcd", "etcd", {"etcd": "go.etcd.io/etcd/server/v3"}),
+    Part(
+        "control-plane",
+        "kubernetes",
+        _commands("k8s.io/kubernetes/cmd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
+        ldflags=_kubernetes_ldflags(),
+    ),
+    Part("kwok", "kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
+    Part("node", "kubernetes", _commands("k8s.io/kubernetes/cmd", "kubelet", "kube-proxy"), ldflags=_kubernetes_ldflags(), group="e2e"),
+    Part(
+        "containerd",
+        "containerd",
+        _commands("github.com/containerd/containerd/v2/cmd", "containerd", "containerd-shim-runc-v2", "ctr"),
+        tags=_CONTAINERD_TAGS,
+        group="e2e",
+    ),
+    Part("runc", "runc", {"runc": "github.com/opencontainers/runc"}, tags="seccomp", cgo=True, group="e2e"),
+    Part(
+        "cni",
+        "cni",
+        {
+            "ptp": "github.com/containernetworking/plugins/plugins/main/ptp",
+            "loopback": "github.com/containernetworking/plugins/plugins/main/loopback",
+            "host-local": "github.com/containernetworking/plugins/plugins/ipam/host-local",
+        },
+        group="e2e",
+    ),
+    Part("coredns", "coredns", {"coredns": "github.com/coredns/coredns"}, group="e2e"),
+    Part("pause", "pause", {"pause": "psjob.dev/hack/cluster/pause"}, group="e2e"),
+)
+
+
+def parts(only: str | None = None) -> tuple[Part, ...]:
+    """The parts for `integration` (no root needed), `kwok` alone, or all of them (`e2e` and None)."""
+    if only == "integration":
+        return tuple(part for part in PARTS if part.group == "integration")
+    if only == "kwok":
+        return tuple(part for part in PARTS if part.name == "kwok")
+    return PARTS
+
+
+def program(name: str) -> Path:
+    """The built program of that name. Raises ClusterError, with the command that builds it, while it is not built."""
+    for part in PARTS:
+        if name in part.programs:
+            path = part.folder / name
+            if path.exists():
+                return path
+            raise ClusterError(f"{name} is not built yet; build it with: python -m hack.cluster build --only {part.group} --wait")
+    raise ClusterError(f"{name} is not a program of this cluster; known: {', '.join(sorted(p for part in PARTS for p in part.programs))}")
+
+
+def file_of(part_name: str, file: str) -> Path:
+    """A file that a part's build left beside its programs, such as kwok's stages."""
+    part = next(part for part in PARTS if part.name == part_name)
+    return part.folder / file
