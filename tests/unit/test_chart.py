@@ -129,6 +129,7 @@ OTHER_VALUES = {
     "rbac.aggregateClusterRoles": "false",
     "rbac.extraRules": '[{"apiGroups":["x"],"resources":["y"],"verbs":["get"]}]',
     "logLevel": '"debug"',
+    "logFormat": '"text"',
     "resources": '{"requests":{"cpu":"1"}}',
     "podLabels": '{"team":"a"}',
     "podAnnotations": '{"team":"a"}',
