@@ -40,6 +40,8 @@ class CreateProcess:
 
 @dataclass(frozen=True)
 class DeleteProcess:
+    """Delete, with its uid as precondition."""
+
     name: str
     uid: str
     """Precondition."""
@@ -67,6 +69,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Plan:
+    """One answer of `plan()`."""
+
     status: JobStatus
     """The whole status as it should stand."""
     intent: bool

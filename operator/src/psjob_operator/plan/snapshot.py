@@ -109,6 +109,8 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Snapshot:
+    """One job at one moment."""
+
     name: str
     namespace: str
     uid: str
@@ -133,3 +135,6 @@ class Snapshot:
     """True when `processes` come from a live read made for this snapshot: only then may absence be believed."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the job object (only for Kueue keys later; never copied)."""
+    written_at: float | None = None
+    """Unix time at which this process of the operator last stored the job's status; None: never, or not known. Counters and words of
+    `status` are written at most every 10 s and every 60 s after it; None writes them at once (right for a laptop)."""

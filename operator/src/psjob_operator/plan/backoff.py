@@ -1,0 +1,30 @@
+"""How long the next start waits after counted failures, and when they are forgotten."""
+
+from __future__ import annotations
+
+from psjob_operator.plan.facts import Facts
+from psjob_operator.plan.progress import last_commit
+from psjob_operator.plan.times import unix
+
+FIRST_SECONDS = 10.0
+LONGEST_SECONDS = 360.0
+FORGET_SECONDS = 600.0
+"""Commits for so long after the last counted failure set the count back to 0."""
+
+
+def counted(facts: Facts) -> int:
+    """Failures that count now: none, once commits went on for ten minutes after the last of them."""
+    last = unix(facts.stored.restarts.last_counted)
+    commit = last_commit(facts)
+    if last is not None and commit is not None and commit - last >= FORGET_SECONDS:
+        return 0
+    return facts.stored.restarts.counted
+
+
+def not_before(facts: Facts) -> float:
+    """Unix time before which a counted failure is not answered: the first is at once, then 10 s, 20 s, … up to 6 minutes."""
+    last = unix(facts.stored.restarts.last_counted)
+    failures = counted(facts)
+    if last is None or failures == 0:
+        return 0.0
+    return last + min(FIRST_SECONDS * 2.0 ** min(failures - 1, 10), LONGEST_SECONDS)

@@ -1,0 +1,49 @@
+"""The objects that stand around the processes: Service, config and checkpoint claim."""
+
+from __future__ import annotations
+
+from psjob_operator.api.spec import JobSpec
+from psjob_operator.plan import naming
+from psjob_operator.plan.actions import Action, EnsureClaim, EnsureConfig, EnsureService
+from psjob_operator.plan.config import cluster_config, digest
+from psjob_operator.plan.snapshot import Snapshot
+
+
+def ensure(snapshot: Snapshot) -> tuple[Action, ...]:
+    """What is missing or differs; nothing while all stands."""
+    actions: list[Action] = []
+    if not snapshot.objects.service:
+        actions.append(EnsureService())
+    if snapshot.objects.config_digest != digest(cluster_config(snapshot)):
+        actions.append(EnsureConfig())
+    if makes_claim(snapshot.spec) and snapshot.objects.claim is None:
+        actions.append(EnsureClaim())
+    return tuple(actions)
+
+
+def makes_claim(spec: JobSpec) -> bool:
+    """The job has a claim made for it: it keeps checkpoints and names no volume."""
+    return spec.checkpoint.volume is None and not spec.checkpoint.disabled
+
+
+def conflict(snapshot: Snapshot) -> str:
+    """Why nothing may be created: a stranger holds a name that the job needs. Empty when none does."""
+    if snapshot.objects.strangers:
+        return f"{', '.join(sorted(snapshot.objects.strangers))} exists and is not this job's; delete it or rename the job"
+    claim = snapshot.objects.claim
+    if makes_claim(snapshot.spec) and claim is not None and not claim.ours:
+        return (
+            f"persistentvolumeclaim/{claim.name} exists without the label psjob.dev/job-name={snapshot.name};"
+            f" set the label, name the claim in spec.checkpoint.volume.claim, or rename the job"
+        )
+    return ""
+
+
+def unbound(snapshot: Snapshot) -> str:
+    """The claim's own words while it cannot bind; empty when it is bound, or just waits for its first pod."""
+    claim = snapshot.objects.claim
+    if not makes_claim(snapshot.spec) or claim is None or claim.bound:
+        return ""
+    if claim.deleting:
+        return f"claim {naming.claim(snapshot.name)} is being deleted"
+    return f"claim {claim.name}: {claim.message}" if claim.message else ""

@@ -1,0 +1,74 @@
+"""The conditions of a job, in a fixed order, in the ways that kstatus, Argo CD and `kubectl wait` read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from psjob_operator.api.status import Condition
+from psjob_operator.plan.times import stamp
+from psjob_operator.plan.words import short
+
+ORDER = ("Ready", "Reconciling", "Stalled", "Suspended", "Complete", "Failed", "CheckpointReady")
+
+
+@dataclass(frozen=True)
+class Say:
+    """One condition without its times."""
+
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str
+
+
+def starting(reason: str, message: str) -> dict[str, Say]:
+    """Processes are made, start, restore or wait for something."""
+    return {"Ready": Say("False", reason, message), "Reconciling": Say("True", reason, message)}
+
+
+def running(reason: str, message: str) -> dict[str, Say]:
+    """All that was declared is there."""
+    return {"Ready": Say("True", reason, message)}
+
+
+def suspended(message: str) -> dict[str, Say]:
+    """Suspended, with no process left."""
+    return {"Ready": Say("False", "Suspended", message), "Suspended": Say("True", "Suspended", message)}
+
+
+def complete(reason: str, message: str) -> dict[str, Say]:
+    """Done."""
+    return {"Ready": Say("True", reason, message), "Complete": Say("True", reason, message)}
+
+
+def failed(reason: str, message: str) -> dict[str, Say]:
+    """Failed for good."""
+    return {kind: Say("False" if kind == "Ready" else "True", reason, message) for kind in ("Ready", "Stalled", "Failed")}
+
+
+def conditions(said: Mapping[str, Say], before: tuple[Condition, ...], generation: int, now: float) -> tuple[Condition, ...]:
+    """What is said, as conditions: the time of a status that did not change is kept."""
+    known = {condition.type: condition for condition in before}
+    made = []
+    for kind in ORDER:
+        if kind not in said:
+            continue
+        say, old = said[kind], known.get(kind)
+        since = old.last_transition_time if old and old.status == say.status else stamp(now)
+        made.append(
+            Condition(
+                type=kind,
+                status=say.status,
+                reason=say.reason,
+                message=short(say.message),
+                last_transition_time=since,
+                observed_generation=generation,
+            )
+        )
+    return tuple(made)
+
+
+def find(kept: tuple[Condition, ...], kind: str) -> Condition | None:
+    """The condition of that type."""
+    return next((condition for condition in kept if condition.type == kind), None)

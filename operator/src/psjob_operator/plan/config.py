@@ -1,0 +1,84 @@
+"""The config file of a job (contract.CONFIG_FORMAT): what every process of it is told, the same for all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from psjob_operator.api.spec import JobSpec
+from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, STATUS_PORT
+from psjob_operator.plan import naming
+
+CHECKPOINTS = "/psjob-checkpoints"
+"""Where shards of a cluster see the checkpoint volume."""
+CONNECT_SECONDS = 600.0
+
+
+class Job(Protocol):
+    """What the config and the rendered objects need to know of a job; a Snapshot is one."""
+
+    @property
+    def name(self) -> str:
+        """metadata.name."""
+
+    @property
+    def namespace(self) -> str:
+        """metadata.namespace."""
+
+    @property
+    def uid(self) -> str:
+        """metadata.uid, which is the run."""
+
+    @property
+    def spec(self) -> JobSpec:
+        """The spec."""
+
+
+def job_config(job: Job, shards: Sequence[tuple[str, int, int]], checkpoints: str = CHECKPOINTS) -> dict[str, Any]:
+    """The config of `job`; `shards` are (host, port, status port) in index order, `checkpoints` the folder as shards see it."""
+    spec = job.spec
+    checkpoint = spec.checkpoint
+    return {
+        "format": CONFIG_FORMAT,
+        "job": job.name,
+        "run": job.uid,
+        "specHash": spec_hash(spec),
+        "mode": spec.training.mode,
+        "seed": spec.training.seed,
+        "updateAt": spec.training.update_at,
+        "workers": spec.workers.replicas,
+        "shards": [{"host": host, "port": port, "statusPort": status} for host, port, status in shards],
+        "checkpoint": {
+            "intervalSeconds": checkpoint.interval_seconds,
+            "everySteps": checkpoint.every_steps,
+            "keep": checkpoint.keep,
+            "disabled": bool(checkpoint.disabled),
+            "resumeFrom": {"path": f"{checkpoints.rstrip('/')}/{checkpoint.resume_from}"} if checkpoint.resume_from else None,
+        },
+        "successPolicy": spec.run_policy.success_policy,
+        "shardTimeoutSeconds": float(spec.ps.shard_timeout_seconds),
+        "connectSeconds": CONNECT_SECONDS,
+    }
+
+
+def cluster_config(job: Job) -> dict[str, Any]:
+    """The config of `job` on a cluster, where shards are found by name."""
+    return job_config(job, [(naming.address(job.name, index), DATA_PORT, STATUS_PORT) for index in range(job.spec.ps.shards)])
+
+
+def config_text(config: dict[str, Any]) -> str:
+    """The file's text; the same for equal configs."""
+    return json.dumps(config, indent=1, sort_keys=True) + "\n"
+
+
+def digest(config: dict[str, Any]) -> str:
+    """Short name of the config's content, fit for a label."""
+    return hashlib.sha256(config_text(config).encode()).hexdigest()[:16]
+
+
+def spec_hash(spec: JobSpec) -> str:
+    """sha256 of what decides which updates are made: training and the number of workers. Shards may differ between runs."""
+    relevant = {"training": spec.training.to_manifest(), "workers": spec.workers.replicas}
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,155 @@
+"""What a snapshot says about the job as it is now: which process sits in which seat, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from psjob_operator.api.status import TERMINAL, JobStatus
+from psjob_operator.plan import indexes, naming
+from psjob_operator.plan.restart import Fate, fate
+from psjob_operator.plan.snapshot import Process, Refusal, Role, Snapshot
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One shard or worker of the job, by index, with the process that holds it now."""
+
+    role: Role
+    index: int
+    number: int
+    """Number of the process that should be there: the shard's epoch, the worker's newest start. 0: none was ever given."""
+    name: str
+    process: Process | None
+    fate: Fate
+    may_create: bool = False
+    """This process of the operator raised the number and has not made the pod yet."""
+    refusal: Refusal | None = None
+
+    @property
+    def up(self) -> bool:
+        """It does its work, or has done it."""
+        if self.fate.kind == "done":
+            return True
+        return self.fate.kind == "running" and (self.role == "worker" or (self.process is not None and self.process.ready))
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.index}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A snapshot, read once."""
+
+    snapshot: Snapshot
+    now: float
+    stored: JobStatus
+    """Status of this run; of another run, only the numbers that must be passed."""
+    first_seen: bool
+    """No operator has stored a status of this run yet."""
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, now: float) -> Facts:
+        """Reads a snapshot: a status of another run gives no facts, only minimum numbers."""
+        status = snapshot.status or JobStatus()
+        if status.run == snapshot.uid:
+            return cls(snapshot, now, status, first_seen=False)
+        if status.run is None and status.phase in TERMINAL:
+            return cls(snapshot, now, status, first_seen=False)
+        shards = tuple(shard.model_copy(update={"state": "Pending", "pod": None}) for shard in status.shards)
+        workers = JobStatus().workers.model_copy(update={"start": status.workers.start})
+        return cls(snapshot, now, JobStatus(view=status.view, shards=shards, workers=workers), first_seen=True)
+
+    @property
+    def finished(self) -> bool:
+        """The job has ended; nothing of it is started again."""
+        return self.stored.phase in TERMINAL
+
+    @cached_property
+    def pods(self) -> tuple[Process, ...]:
+        """Processes of this run. Those of others are never adopted, never touched."""
+        return tuple(process for process in self.snapshot.processes if process.run == self.snapshot.uid)
+
+    @cached_property
+    def seats(self) -> tuple[Seat, ...]:
+        """Every shard, then every worker, in index order."""
+        return (*self.shards, *self.workers)
+
+    @cached_property
+    def epochs(self) -> tuple[int, ...]:
+        """Epoch of each shard that the status names; 0 where it names none."""
+        known = {shard.index: shard.epoch for shard in self.stored.shards}
+        return tuple(known.get(index, 0) for index in range(max([self.snapshot.spec.ps.shards, *(index + 1 for index in known)])))
+
+    @cached_property
+    def shards(self) -> tuple[Seat, ...]:
+        """The shards' seats."""
+        there = {(pod.index, pod.number): pod for pod in self.pods if pod.role == "shard"}
+        finished = {shard.index for shard in self.stored.shards if shard.state == "Finished"}
+        seats = []
+        for index in range(self.snapshot.spec.ps.shards):
+            seat = self._seat("shard", index, self.epochs[index], there.get((index, self.epochs[index])))
+            # Its last manifest is committed: a collected pod takes nothing away.
+            seats.append(replace(seat, fate=Fate("done")) if seat.process is None and index in finished else seat)
+        return tuple(seats)
+
+    @cached_property
+    def workers(self) -> tuple[Seat, ...]:
+        """The workers' seats: the newest start of each index that exists or may still be made."""
+        start = self.stored.workers.start
+        newest: dict[int, Process] = {}
+        for pod in self.pods:
+            if pod.role == "worker" and pod.number <= start and (pod.index not in newest or newest[pod.index].number < pod.number):
+                newest[pod.index] = pod
+        granted: dict[int, int] = {}
+        for name in self.snapshot.granted:
+            parsed = naming.parse(self.snapshot.name, name)
+            if parsed and parsed[0] == "worker" and parsed[2] <= start:
+                granted[parsed[1]] = max(parsed[2], granted.get(parsed[1], 0))
+        seats = []
+        for index in range(self.snapshot.spec.workers.replicas):
+            there = newest.get(index)
+            number = there.number if there else 0
+            if granted.get(index, 0) > number:
+                number, there = granted[index], None
+            if index in self.succeeded_before:
+                seats.append(Seat("worker", index, number or start, self._name("worker", index, number or start), there, Fate("done")))
+            else:
+                seats.append(self._seat("worker", index, number or start, there))
+        return tuple(seats)
+
+    @cached_property
+    def succeeded_before(self) -> frozenset[int]:
+        """Workers whose success the status remembers, whatever became of their pods."""
+        return indexes.to_set(self.stored.workers.succeeded_indexes, self.snapshot.spec.workers.replicas)
+
+    @cached_property
+    def ahead(self) -> tuple[Process, ...]:
+        """Processes of this run with a number that the status has not given: the status comes from an older backup."""
+        epochs = dict(enumerate(self.epochs))
+        return tuple(
+            pod for pod in self.pods if pod.number > (epochs.get(pod.index, 0) if pod.role == "shard" else self.stored.workers.start)
+        )
+
+    @cached_property
+    def coordinator(self) -> Mapping[str, Any]:
+        """What shard 0 last told of the job; empty when it is out of reach or speaks of another run."""
+        progress = self.snapshot.progress
+        if progress is None or progress.get("run") != self.snapshot.uid:
+            return {}
+        told = progress.get("coordinator")
+        return told if isinstance(told, Mapping) else {}
+
+    def _seat(self, role: Role, index: int, number: int, there: Process | None) -> Seat:
+        name = self._name(role, index, number)
+        may_create = there is None and name in self.snapshot.granted
+        return Seat(role, index, number, name, there, fate(there), may_create, self._refusals.get(name))
+
+    def _name(self, role: Role, index: int, number: int) -> str:
+        return naming.process(self.snapshot.name, role, index, number)
+
+    @cached_property
+    def _refusals(self) -> dict[str, Refusal]:
+        return {refusal.name: refusal for refusal in self.snapshot.refusals}

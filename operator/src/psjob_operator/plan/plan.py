@@ -1,0 +1,79 @@
+"""The decision: a job, what exists and the time go in; a status and acts come out. The same for a cluster and a laptop."""
+
+from __future__ import annotations
+
+from psjob_operator.api.status import JobStatus
+from psjob_operator.plan import claim, cleanup, deadline, failure, finish, success, suspend
+from psjob_operator.plan.actions import Event, Plan
+from psjob_operator.plan.creating import create
+from psjob_operator.plan.facts import Facts
+from psjob_operator.plan.raising import Raising, decide, unchanged
+from psjob_operator.plan.report import recovering, report
+from psjob_operator.plan.settle import settle
+from psjob_operator.plan.snapshot import Snapshot
+from psjob_operator.plan.trouble import slow_at, troubles
+from psjob_operator.plan.words import short
+
+OURS = "psjob.dev/operator"
+PROGRESS_SECONDS = 60.0
+
+
+def plan(snapshot: Snapshot, now: float) -> Plan:
+    """What to store and do about `snapshot` at unix time `now`. Never raises for what a snapshot can hold."""
+    if snapshot.deleting or snapshot.spec.managed_by not in (None, OURS):
+        return Plan(status=snapshot.status or JobStatus(), intent=False)
+    facts = Facts.of(snapshot, now)
+    if facts.finished:
+        return finish.after(facts)
+    ending = failure.invalid(facts) or success.complete(facts)
+    if ending is None and suspend.wanted(facts):
+        return suspend.plan(facts)
+    afresh = facts.first_seen or suspend.resumed(facts)
+    if ending is None and not afresh:
+        ending = failure.fatal(facts) or deadline.passed(facts)
+    return finish.end(facts, ending) if ending else _run(facts, afresh)
+
+
+def _run(facts: Facts, afresh: bool) -> Plan:
+    """Raises numbers where something is lost, creates what is missing, deletes what was replaced."""
+    snapshot = facts.snapshot
+    blocked = claim.conflict(snapshot)
+    raising = unchanged(facts) if blocked else decide(facts, afresh)
+    if raising.rests_on_absence and not snapshot.live:
+        return Plan(status=snapshot.status or JobStatus(), intent=False, needs_live=True)
+    creating = create(facts, raising)
+    found = troubles(facts, raising, creating.conflicts)
+    status, due = settle(facts, report(facts, raising, found, blocked))
+    wakes = (due, creating.wake, raising.held_until if raising.held else None, deadline.due(facts), slow_at(facts), _pull_at(facts, status))
+    return Plan(
+        status=status,
+        intent=bool(raising.raised) or facts.first_seen,
+        grants=frozenset(raising.name(snapshot.name, seat) for seat in raising.raised),
+        actions=() if blocked else (*claim.ensure(snapshot), *cleanup.replaced(facts, raising), *creating.actions),
+        events=_events(facts, raising, status),
+        wake_at=min((at for at in wakes if at is not None and at > facts.now), default=None),
+        want_progress=_serves(facts),
+    )
+
+
+def _serves(facts: Facts) -> bool:
+    return bool(facts.shards) and facts.shards[0].fate.kind == "running" and facts.shards[0].up
+
+
+def _pull_at(facts: Facts, status: JobStatus) -> float | None:
+    if not _serves(facts):
+        return None
+    pulled = facts.snapshot.progress_at
+    return (facts.now if pulled is None else max(pulled, facts.now - PROGRESS_SECONDS + 1)) + PROGRESS_SECONDS
+
+
+def _events(facts: Facts, raising: Raising, status: JobStatus) -> tuple[Event, ...]:
+    events = []
+    if raising.afresh and not facts.first_seen:
+        events.append(Event("Normal", "Resumed", "all processes start from the last checkpoint"))
+    elif raising.raised and not facts.first_seen:
+        counted = any(seat.fate.counted for seat in raising.raised)
+        events.append(Event("Warning" if counted else "Normal", "Restarted", short(recovering(facts, raising))))
+    if status.phase == "Running" and facts.stored.phase != "Running":
+        events.append(Event("Normal", "Running", "all shards and workers are running"))
+    return tuple(events)

@@ -1,0 +1,144 @@
+"""Which shards and workers are started again, and the numbers they get."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+from psjob_operator.api.status import Restarts
+from psjob_operator.plan import naming, success
+from psjob_operator.plan.backoff import counted, not_before
+from psjob_operator.plan.facts import Facts, Seat
+from psjob_operator.plan.times import stamp
+
+
+@dataclass(frozen=True)
+class Raising:
+    """The numbers as they should stand, and why."""
+
+    view: int
+    epochs: tuple[int, ...]
+    """One for each shard, those that the spec no longer has included."""
+    start: int
+    raised: tuple[Seat, ...]
+    """Seats that get a new number, as they were found."""
+    held: tuple[Seat, ...]
+    """Seats whose failure waits for its turn."""
+    held_until: float
+    afresh: bool
+    """First sight or resumption: nothing failed."""
+    rests_on_absence: bool
+    """Something was raised because it was not seen, or because something not expected was."""
+
+    @cached_property
+    def _raised(self) -> frozenset[tuple[str, int]]:
+        return frozenset((seat.role, seat.index) for seat in self.raised)
+
+    @cached_property
+    def _held(self) -> frozenset[tuple[str, int]]:
+        return frozenset((seat.role, seat.index) for seat in self.held)
+
+    def is_raised(self, seat: Seat) -> bool:
+        """The seat gets a new number."""
+        return (seat.role, seat.index) in self._raised
+
+    def is_held(self, seat: Seat) -> bool:
+        """The seat's failure waits for its turn."""
+        return (seat.role, seat.index) in self._held
+
+    def number(self, seat: Seat) -> int:
+        """The number that the seat has now."""
+        if not self.is_raised(seat):
+            return seat.number
+        return self.epochs[seat.index] if seat.role == "shard" else self.start
+
+    def name(self, job: str, seat: Seat) -> str:
+        """Name of the process that the seat has now."""
+        return naming.process(job, seat.role, seat.index, self.number(seat))
+
+
+def decide(facts: Facts, afresh: bool) -> Raising:
+    """Raises everything when `afresh`, else what was lost, did not appear, or failed and has waited long enough."""
+    until = not_before(facts)
+    seats = [seat for seat in facts.seats if afresh or _needs(seat, facts)]
+    if not afresh and success.shards_done(facts) and any(seat.role == "worker" for seat in seats):
+        # Nobody is left to tell those workers that training is done: the shards come back for that.
+        seats = [*facts.shards, *(seat for seat in seats if seat.role == "worker")]
+    if afresh:
+        seats = [seat for seat in seats if seat.role == "shard" or seat.fate.kind != "done"]
+    held = () if afresh or facts.now >= until else tuple(seat for seat in seats if seat.fate.counted)
+    raised = tuple(seat for seat in seats if not held or not seat.fate.counted)
+    shards = [seat for seat in raised if seat.role == "shard"]
+    epochs = list(facts.epochs)
+    for seat in shards:
+        epochs[seat.index] = max([epochs[seat.index], *(pod.number for pod in facts.ahead if _sits(pod.role, pod.index, seat))]) + 1
+    view = facts.stored.view or 0
+    start = facts.stored.workers.start
+    if any(seat.role == "worker" for seat in raised):
+        start = max([start, *(pod.number for pod in facts.ahead if pod.role == "worker")]) + 1
+    absent = any(seat.fate.kind == "absent" for seat in raised) and not afresh
+    return Raising(
+        view=max([view, *(seat.fate.fenced_by for seat in shards)]) + 1 if shards else view,
+        epochs=tuple(epochs),
+        start=start,
+        raised=raised,
+        held=held,
+        held_until=until,
+        afresh=afresh,
+        rests_on_absence=absent or bool(facts.ahead),
+    )
+
+
+def unchanged(facts: Facts) -> Raising:
+    """No number changes."""
+    return Raising(
+        view=facts.stored.view or 0,
+        epochs=facts.epochs,
+        start=facts.stored.workers.start,
+        raised=(),
+        held=(),
+        held_until=0.0,
+        afresh=False,
+        rests_on_absence=False,
+    )
+
+
+def restarts(facts: Facts, raising: Raising) -> Restarts:
+    """The counts after these raises: written in the same write, so that no failure counts twice."""
+    before = facts.stored.restarts
+    failures = counted(facts)
+    reset = {"counted": 0, "last_reset": stamp(facts.now)} if failures < before.counted else {}
+    before = before.model_copy(update=reset)
+    # Before the job first ran, an absent pod was most likely never made: its name was only reserved.
+    starting = facts.stored.phase == "Pending"
+    again = [seat for seat in raising.raised if seat.number and not (starting and seat.fate.kind == "absent")]
+    if raising.afresh or not again:
+        return before
+    causes = Counter(before.causes)
+    causes.update(_cause(seat) for seat in again)
+    fresh = sum(seat.fate.counted for seat in again)
+    return before.model_copy(
+        update={
+            "total": before.total + len(again),
+            "causes": dict(sorted(causes.items())[:64]),
+            "counted": before.counted + fresh,
+            "last_counted": stamp(facts.now) if fresh else before.last_counted,
+        }
+    )
+
+
+def _cause(seat: Seat) -> str:
+    return seat.fate.cause or "Finished"
+
+
+def _needs(seat: Seat, facts: Facts) -> bool:
+    if any(_sits(pod.role, pod.index, seat) for pod in facts.ahead):
+        return seat.fate.kind != "done"
+    if seat.role == "worker" and success.met(facts):
+        return False
+    return seat.fate.kind == "lost" or (seat.fate.kind == "absent" and not seat.may_create)
+
+
+def _sits(role: str, index: int, seat: Seat) -> bool:
+    return role == seat.role and index == seat.index

@@ -1,0 +1,152 @@
+"""The status of a job that has not ended."""
+
+from __future__ import annotations
+
+from psjob_operator.api.status import JobStatus, Phase, ShardState, ShardStatus, WorkerProblem, WorkersStatus
+from psjob_operator.plan import claim, indexes, naming, success
+from psjob_operator.plan.conditions import Say, conditions, find, running, starting
+from psjob_operator.plan.facts import Facts, Seat
+from psjob_operator.plan.progress import checkpoint, progress, text
+from psjob_operator.plan.raising import Raising, restarts
+from psjob_operator.plan.times import stamp
+from psjob_operator.plan.trouble import Trouble
+from psjob_operator.plan.words import count, named, short
+
+PROBLEMS = 8
+
+
+def report(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked: str = "") -> JobStatus:
+    """Everything that is known now. `blocked`: why nothing may be created, empty when that is not so."""
+    spec, stored = facts.snapshot.spec, facts.stored
+    up = not raising.raised and not blocked and all(seat.up for seat in facts.shards)
+    up = up and (success.met(facts) or all(seat.up for seat in facts.workers))
+    phase = _phase(facts, raising, up)
+    said = _said(facts, raising, troubles, blocked, phase)
+    said |= checkpoint_said(facts)
+    begun = stored.start_time if stored.start_time and not raising.afresh else stamp(facts.now)
+    return JobStatus(
+        observed_generation=facts.snapshot.generation,
+        phase=phase,
+        conditions=conditions(said, stored.conditions, facts.snapshot.generation, facts.now),
+        run=facts.snapshot.uid,
+        view=raising.view,
+        shards=shards(facts, raising),
+        shards_ready=f"{sum(seat.up and not raising.is_raised(seat) for seat in facts.shards)}/{spec.ps.shards}",
+        workers=workers(facts, raising, troubles),
+        workers_ready=f"{sum(seat.up and not raising.is_raised(seat) for seat in facts.workers)}/{spec.workers.replicas}",
+        checkpoint=checkpoint(facts),
+        progress=progress(facts),
+        restarts=restarts(facts, raising),
+        start_time=begun,
+    )
+
+
+def shards(facts: Facts, raising: Raising) -> tuple[ShardStatus, ...]:
+    """One entry a shard, those that the spec no longer has included: the list never shrinks."""
+    seats = {seat.index: seat for seat in facts.shards}
+    entries = []
+    for index, epoch in enumerate(raising.epochs):
+        seat = seats.get(index)
+        state: ShardState = _state(seat, raising) if seat else "Lost"
+        pod = naming.process(facts.snapshot.name, "shard", index, epoch) if seat and epoch else None
+        entries.append(ShardStatus(index=index, epoch=epoch, state=state, pod=pod))
+    return tuple(entries)
+
+
+def workers(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...]) -> WorkersStatus:
+    """The workers, counted, and the first problems."""
+    job = facts.snapshot.name
+    problems = [trouble for trouble in troubles if trouble.seat.role == "worker"][:PROBLEMS]
+    return WorkersStatus(
+        desired=facts.snapshot.spec.workers.replicas,
+        ready=sum(seat.fate.kind == "running" for seat in facts.workers),
+        start=raising.start,
+        succeeded_indexes=indexes.to_text(seat.index for seat in facts.workers if seat.fate.kind == "done"),
+        problems=tuple(
+            WorkerProblem(index=it.seat.index, pod=raising.name(job, it.seat), reason=it.reason, message=short(it.message))
+            for it in problems
+        ),
+    )
+
+
+def checkpoint_said(facts: Facts) -> dict[str, Say]:
+    """CheckpointReady: whether training could go on from disk."""
+    if facts.snapshot.spec.checkpoint.disabled:
+        return {"CheckpointReady": Say("False", "Disabled", "spec.checkpoint.disabled is true: a lost shard fails the job")}
+    waits = claim.unbound(facts.snapshot)
+    if waits:
+        return {"CheckpointReady": Say("False", "ClaimPending", waits)}
+    problem = text(facts, "checkpointProblem")
+    if problem:
+        return {"CheckpointReady": Say("False", "CheckpointProblem", problem)}
+    kept = find(facts.stored.conditions, "CheckpointReady")
+    if kept and kept.reason == "CheckpointProblem" and not facts.coordinator:
+        return {"CheckpointReady": Say(kept.status, kept.reason, kept.message)}
+    if checkpoint(facts) is not None:
+        return {"CheckpointReady": Say("True", "Committed", "a lost shard restores the last checkpoint")}
+    return {}
+
+
+def _phase(facts: Facts, raising: Raising, up: bool) -> Phase:
+    if up:
+        return "Running"
+    if raising.afresh or facts.stored.phase not in ("Running", "Recovering"):
+        return "Pending"
+    return "Recovering"
+
+
+def _said(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked: str, phase: Phase) -> dict[str, Say]:
+    if blocked:
+        return starting("NameConflict", blocked)
+    if phase == "Running":
+        return _running(facts)
+    if troubles:
+        first = troubles[0]
+        return starting(first.reason, f"{first.seat}: {first.message}" if first.message else str(first.seat))
+    waits = claim.unbound(facts.snapshot)
+    if waits:
+        return starting("ClaimPending", waits)
+    if phase == "Recovering":
+        return starting("Recovering", recovering(facts, raising))
+    spec = facts.snapshot.spec
+    return starting("Starting", f"{count(spec.ps.shards, 'shard')} and {count(spec.workers.replicas, 'worker')} are starting")
+
+
+def recovering(facts: Facts, raising: Raising) -> str:
+    """What is started again, and why; what was said before holds until something else happens."""
+    if not raising.raised:
+        kept = find(facts.stored.conditions, "Ready")
+        return kept.message if kept and kept.reason == "Recovering" else "processes are starting again"
+    parts = []
+    for role, what in (("shard", "restored from the last checkpoint"), ("worker", "started again")):
+        seats = [seat for seat in raising.raised if seat.role == role]
+        if seats:
+            causes = ", ".join(sorted({seat.fate.cause or "Finished" for seat in seats}))
+            parts.append(f"{named(role, [seat.index for seat in seats])} {'is' if len(seats) == 1 else 'are'} {what} ({causes})")
+    return "; ".join(parts)
+
+
+def _running(facts: Facts) -> dict[str, Say]:
+    crashing = [(seat, seat.process.sidecar_crash) for seat in facts.seats if seat.process is not None and seat.process.sidecar_crash]
+    if crashing:
+        seat, sidecar = crashing[0]
+        return running("SidecarCrashing", f"{seat}: sidecar {sidecar}")
+    waiting = text(facts, "waiting")
+    kept = find(facts.stored.conditions, "Ready")
+    if waiting:
+        return running("WaitingForMember", waiting)
+    if kept and kept.reason == "WaitingForMember" and not facts.coordinator:
+        return running(kept.reason, kept.message)
+    return running("Running", "all shards and workers are running")
+
+
+def _state(seat: Seat, raising: Raising) -> ShardState:
+    if raising.is_raised(seat) or seat.fate.kind == "absent":
+        return "Pending"
+    if seat.fate.kind == "done":
+        return "Finished"
+    if seat.fate.kind in ("lost", "fatal"):
+        return "Lost"
+    if seat.fate.kind == "waiting":
+        return "Pending"
+    return "Serving" if seat.up else "Starting"

@@ -1,0 +1,131 @@
+"""What became of one process, and whether that counts against backoffLimit: the table of failures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_DONE, EXIT_FENCED, EXIT_REFUSED, EXIT_RETRY
+from psjob_operator.plan.snapshot import Exit, Process
+
+Kind = Literal["absent", "waiting", "running", "done", "lost", "fatal"]
+OWN_USE = ("was using", "exceed")
+"""Words of the kubelet in an eviction for what the pod itself used; a victim of others' use lacks them."""
+UNCOUNTED = {
+    "PreemptionByScheduler": "Preempted",
+    "Preempting": "Preempted",
+    "EvictionByEvictionAPI": "Drained",
+    "DeletionByTaintManager": "NodeLost",
+    "DeletionByPodGC": "NodeLost",
+    "NodeLost": "NodeLost",
+    "NodeShutdown": "NodeShutdown",
+    "Shutdown": "NodeShutdown",
+    "Terminated": "NodeShutdown",
+    "NodeAffinity": "NodeAffinity",
+    "UnexpectedAdmissionError": "UnexpectedAdmissionError",
+}
+"""What was done to a pod, not by it: pod reason (or DisruptionTarget reason) -> cause shown."""
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What became of a process."""
+
+    kind: Kind
+    cause: str = ""
+    """One CamelCase word: key of status.restarts.causes, or the reason of a fatal end."""
+    counted: bool = False
+    message: str = ""
+    fenced_by: int = 0
+    """View that a fenced shard met; 0 where it was not fenced."""
+
+
+def fate(process: Process | None) -> Fate:
+    """The fate of a process that should be there."""
+    if process is None:
+        return Fate("absent", "Missing")
+    if process.exit is not None:
+        return _ended(process, process.exit)
+    if process.phase == "Succeeded":
+        return Fate("done")
+    if process.phase == "Failed":
+        return _failed_unstarted(process)
+    if process.deleting is not None:
+        return Fate("lost", _disruption(process) or "Deleted", message=process.pod_message)
+    if process.unresponsive:
+        return Fate("lost", "Unresponsive", counted=True, message="no heartbeat on its status port for shardTimeoutSeconds")
+    running = process.started is not None or (process.phase == "Running" and process.ready)
+    return Fate("running" if running else "waiting")
+
+
+def _ended(process: Process, exit: Exit) -> Fate:
+    if exit.code == EXIT_DONE:
+        return Fate("done")
+    if exit.code == EXIT_REFUSED:
+        return Fate("fatal", "Refused", message=_sentence(exit))
+    if exit.code == EXIT_CHECKPOINT_LOST and process.role == "shard":
+        return Fate("fatal", "CheckpointLost", message=_sentence(exit))
+    if exit.code == EXIT_FENCED and process.role == "shard":
+        return Fate("lost", "Fenced", message=exit.message, fenced_by=_fenced_by(exit))
+    if exit.code == EXIT_RETRY:
+        return Fate("lost", "Retry", message=_sentence(exit))
+    if exit.reason == "OOMKilled":
+        return Fate("lost", "OOMKilled", counted=True, message=_words(exit))
+    if process.pod_reason == "Evicted":
+        return _evicted(process)
+    disruption = _disruption(process)
+    if disruption or process.deleting is not None:
+        return Fate("lost", disruption or "Deleted", message=process.pod_message)
+    cause = exit.reason if exit.reason and exit.reason != "Completed" else "Error"
+    return Fate("lost", cause, counted=True, message=_words(exit))
+
+
+def _failed_unstarted(process: Process) -> Fate:
+    if process.pod_reason == "Evicted":
+        return _evicted(process)
+    disruption = _disruption(process)
+    if disruption or process.deleting is not None:
+        return Fate("lost", disruption or "Deleted", message=process.pod_message)
+    if process.init_exit is not None and process.init_exit.code != 0:
+        return Fate("lost", "InitFailed", counted=True, message=f"an init container ended: {_words(process.init_exit)}")
+    return Fate("lost", process.pod_reason or "Error", counted=True, message=process.pod_message)
+
+
+def _evicted(process: Process) -> Fate:
+    own = any(word in process.pod_message for word in OWN_USE)
+    return Fate("lost", "Evicted" if own else "NodePressure", counted=own, message=process.pod_message)
+
+
+def _disruption(process: Process) -> str:
+    if process.pod_reason.startswith("OutOf"):
+        return process.pod_reason
+    return UNCOUNTED.get(process.pod_reason, "")
+
+
+def _words(exit: Exit) -> str:
+    """`exit code 1`, `signal 9`, and the last of what it said."""
+    what = f"signal {exit.signal}" if exit.signal else f"exit code {exit.code}"
+    said = _sentence(exit) or exit.log_tail.strip()
+    reason = f" ({exit.reason})" if exit.reason not in ("", "Error", "Completed", "Signal") else ""
+    return f"{what}{reason}" + (f": {said[-120:]}" if said else "")
+
+
+def _sentence(exit: Exit) -> str:
+    said = _json(exit.message).get("error")
+    return said if isinstance(said, str) else exit.message.strip()
+
+
+def _fenced_by(exit: Exit) -> int:
+    fenced = _json(exit.message).get("fenced")
+    view = fenced.get("view") if isinstance(fenced, dict) else None
+    # The message comes from a pod: a number far off must not carry the view out of every later operator's reach.
+    return view if isinstance(view, int) and not isinstance(view, bool) and 0 < view < 2**31 - 2 else 0
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        read = json.loads(text)
+    except ValueError:
+        return {}
+    return read if isinstance(read, dict) else {}

@@ -1,0 +1,87 @@
+"""Which changes of status are worth a write now: facts at once, counters and words seldom, progress once a minute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psjob_operator.api.status import JobStatus
+from psjob_operator.plan.facts import Facts
+from psjob_operator.plan.times import unix
+
+COUNTERS_SECONDS = 10.0
+WORDS_SECONDS = 60.0
+PROGRESS_SECONDS = 60.0
+TOLD = ("CheckpointReady",)
+"""Conditions that come from progress."""
+
+
+def settle(facts: Facts, fresh: JobStatus) -> tuple[JobStatus, float | None]:
+    """The status to store, which is the stored one while nothing is due, and when the next change is due."""
+    stored = facts.snapshot.status
+    if stored is None or facts.first_seen or _core(stored) != _core(fresh):
+        return fresh, None
+    if stored == fresh:
+        return stored, None
+    written = facts.snapshot.written_at
+    dues: list[float] = []
+    if _counters(stored) != _counters(fresh):
+        dues.append(0.0 if written is None else written + COUNTERS_SECONDS)
+    if _words(stored) != _words(fresh):
+        dues.append(0.0 if written is None else written + WORDS_SECONDS)
+    if _told(stored) != _told(fresh):
+        told = unix(stored.progress.time) if stored.progress else None
+        dues.append(0.0 if told is None else told + PROGRESS_SECONDS)
+    if not dues:
+        return stored, None
+    due = min(dues)
+    return (fresh, None) if due <= facts.now else (stored, due)
+
+
+def _core(status: JobStatus) -> Any:
+    return (
+        status.observed_generation,
+        status.phase,
+        status.run,
+        status.view,
+        status.start_time,
+        status.completion_time,
+        status.restarts,
+        tuple((shard.index, shard.epoch) for shard in status.shards),
+        (status.workers.desired, status.workers.start, status.workers.failed_indexes),
+        tuple((problem.index, problem.reason) for problem in status.workers.problems),
+        tuple((it.type, it.status, it.reason, it.observed_generation) for it in _plain(status)),
+        status.checkpoint is None,
+        status.progress is None,
+    )
+
+
+def _counters(status: JobStatus) -> Any:
+    workers = status.workers
+    return (
+        status.shards_ready,
+        status.workers_ready,
+        workers.ready,
+        workers.succeeded_indexes,
+        tuple((shard.state, shard.pod) for shard in status.shards),
+        tuple(problem.pod for problem in workers.problems),
+    )
+
+
+def _words(status: JobStatus) -> Any:
+    return tuple(it.message for it in _plain(status)), tuple(problem.message for problem in status.workers.problems)
+
+
+def _told(status: JobStatus) -> Any:
+    progress = status.progress.model_copy(update={"time": None}) if status.progress else None
+    told = tuple((it.type, it.status, it.reason, it.message, it.observed_generation) for it in status.conditions if it.type in TOLD)
+    waiting = tuple((it.reason, it.message) for it in status.conditions if it.type == "Ready" and it.reason == WAITING)
+    return progress, status.checkpoint, told, waiting
+
+
+WAITING = "WaitingForMember"
+
+
+def _plain(status: JobStatus) -> list[Any]:
+    """Conditions that do not come from progress; a running job that waits for a member is a running job."""
+    plain = [it for it in status.conditions if it.type not in TOLD]
+    return [it.model_copy(update={"reason": "Running", "message": ""}) if it.reason in (WAITING, "Running") else it for it in plain]

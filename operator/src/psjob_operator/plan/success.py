@@ -1,0 +1,26 @@
+"""When a job is complete."""
+
+from __future__ import annotations
+
+from psjob_operator.plan.ending import Ending
+from psjob_operator.plan.facts import Facts
+
+
+def complete(facts: Facts) -> Ending | None:
+    """Complete when the success policy is met and every shard ended with exit code 0, which it does only after the last manifest."""
+    if not facts.first_seen and met(facts) and shards_done(facts):
+        return Ending("Complete", "Completed", "training is done and its last checkpoint is committed")
+    return None
+
+
+def met(facts: Facts) -> bool:
+    """The success policy is met: no worker is started again."""
+    if facts.first_seen:
+        return False
+    workers = facts.workers[:1] if facts.snapshot.spec.run_policy.success_policy == "FirstWorker" else facts.workers
+    return all(seat.fate.kind == "done" for seat in workers)
+
+
+def shards_done(facts: Facts) -> bool:
+    """Every shard has ended with exit code 0."""
+    return all(seat.fate.kind == "done" for seat in facts.shards)

@@ -1,0 +1,84 @@
+"""Why a process does not run, in the words of the kubelet, the scheduler or the API server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psjob_operator.plan import times
+from psjob_operator.plan.creating import CONFLICT, refused
+from psjob_operator.plan.facts import Facts, Seat
+from psjob_operator.plan.raising import Raising
+from psjob_operator.plan.snapshot import Process
+from psjob_operator.plan.words import reason, short
+
+SLOW_SECONDS = 60.0
+"""A process that is scheduled but has not started for so long shows its Events."""
+UNREMARKABLE = ("", "ContainerCreating", "PodInitializing")
+PULLING = ("ErrImagePull", "ImagePullBackOff")
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why one seat has no running process."""
+
+    seat: Seat
+    reason: str
+    message: str
+
+
+def troubles(facts: Facts, raising: Raising, conflicts: tuple[str, ...]) -> tuple[Trouble, ...]:
+    """One for each seat that is kept from running, shards first."""
+    found = (_trouble(facts, seat, raising, conflicts) for seat in facts.seats)
+    return tuple(trouble for trouble in found if trouble)
+
+
+def slow_at(facts: Facts) -> float | None:
+    """When the first process that is scheduled but has not started becomes slow; its Events are looked up then."""
+    waiting = (seat.process for seat in facts.seats if seat.process is not None and seat.fate.kind == "waiting")
+    due = [pod.scheduled + SLOW_SECONDS for pod in waiting if pod.scheduled is not None]
+    return min((at for at in due if at > facts.now), default=None)
+
+
+def _trouble(facts: Facts, seat: Seat, raising: Raising, conflicts: tuple[str, ...]) -> Trouble | None:
+    name = raising.name(facts.snapshot.name, seat)
+    if name in conflicts:
+        return Trouble(seat, "NameConflict", f"pod {name} exists and is not this job's; it starts when that pod is gone")
+    refusal = refused(seat)
+    if refusal is not None:
+        return Trouble(seat, "NameConflict" if refusal.code == CONFLICT else "CreateRefused", refusal.message)
+    if raising.is_held(seat):
+        return Trouble(seat, "BackOff", f"{seat.fate.message or seat.fate.cause}; starts again at {times.stamp(raising.held_until)}")
+    if raising.is_raised(seat) or seat.process is None:
+        return None
+    pod = seat.process
+    if pod.node_lost and seat.fate.kind in ("waiting", "running"):
+        return Trouble(seat, "NodeNotReady", f"node {pod.node} is not ready; it is replaced when the node is given up")
+    if seat.fate.kind != "waiting":
+        return None
+    return _waiting(facts, seat, pod)
+
+
+def _waiting(facts: Facts, seat: Seat, pod: Process) -> Trouble | None:
+    if pod.unschedulable:
+        return Trouble(seat, "Unschedulable", pod.unschedulable)
+    if pod.waiting_reason in PULLING:
+        return Trouble(seat, "ImagePullBackOff", _pull_words(facts, seat, pod))
+    if pod.waiting_reason not in UNREMARKABLE:
+        return Trouble(seat, reason(pod.waiting_reason), pod.waiting_message)
+    if pod.events and pod.scheduled is not None and facts.now - pod.scheduled >= SLOW_SECONDS:
+        first, _, rest = pod.events[0].partition(": ")
+        return Trouble(seat, reason(first, "SlowStart"), rest or first) if rest else Trouble(seat, "SlowStart", first)
+    return None
+
+
+def _pull_words(facts: Facts, seat: Seat, pod: Process) -> str:
+    """The kubelet turns between the error and "Back-off pulling image": the error stays."""
+    if not pod.waiting_message.startswith("Back-off"):
+        return pod.waiting_message
+    for problem in facts.stored.workers.problems:
+        if seat.role == "worker" and problem.index == seat.index and problem.reason == "ImagePullBackOff" and problem.pod == pod.name:
+            return problem.message
+    ready = next((condition.message for condition in facts.stored.conditions if condition.type == "Ready"), "")
+    if seat.role == "shard" and ready.startswith(f"{seat}: ") and short(pod.waiting_message) not in ready:
+        return ready.removeprefix(f"{seat}: ")
+    return pod.waiting_message
