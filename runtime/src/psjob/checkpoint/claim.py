@@ -1,0 +1,81 @@
+"""Which view a run's folder belongs to: CLAIM-<view>, created once, never written again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from psjob.checkpoint import disk
+from psjob.checkpoint.problems import CheckpointProblem, explain
+from psjob.errors import Fenced
+
+_NAME = re.compile(r"CLAIM-(\d{6,18})")
+MAX_OWNER = 512
+
+
+def claim(folder: Path, view: int, owner: str) -> bool:
+    """Claim `view` for the pod `owner`, durably; True when new, False when it was ours already.
+
+    Creates the folder where absent. Raises Fenced where a higher view is claimed, or this one by another; CheckpointProblem
+    where the folder cannot be written.
+    """
+    disk.make_folder(folder)
+    check(folder, view, owner)
+    path = folder / _file(view)
+    body = json.dumps({"view": view, "owner": owner}).encode()
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        check(folder, view, owner)
+        return False
+    except OSError as error:
+        raise explain(error, f"create {path.name}", folder) from error
+    try:
+        os.write(fd, body)
+        os.fsync(fd)
+    except OSError as error:
+        raise explain(error, f"write {path.name}", folder) from error
+    finally:
+        os.close(fd)
+    disk.sync_folder(folder)
+    check(folder, view, owner)
+    return True
+
+
+def check(folder: Path, view: int, owner: str | None = None) -> None:
+    """Raise Fenced where a higher view than `view` is claimed, or `view` itself by another pod than `owner`."""
+    found = highest(folder)
+    if found is None or found[0] < view:
+        return
+    if found[0] > view:
+        raise Fenced(f"view {found[0]} of this run is claimed by {found[1] or 'another pod'}; this is view {view}", found[0])
+    if owner is not None and found[1] != owner:
+        raise Fenced(f"view {view} of this run is claimed by {found[1] or 'another pod'}; this is {owner}", view)
+
+
+def highest(folder: Path) -> tuple[int, str] | None:
+    """(view, owner) of the highest claim, or None. The owner is empty where its process died while claiming."""
+    try:
+        views = [int(match[1]) for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise explain(error, "list the folder", folder) from error
+    if not views:
+        return None
+    return max(views), _owner(folder / _file(max(views)))
+
+
+def _file(view: int) -> str:
+    return f"CLAIM-{view:06d}"
+
+
+def _owner(path: Path) -> str:
+    try:
+        body = json.loads(disk.read_small(path, 4096))
+    except (CheckpointProblem, ValueError, RecursionError):
+        return ""
+    owner = body.get("owner") if isinstance(body, dict) else None
+    return owner[:MAX_OWNER] if isinstance(owner, str) else ""

@@ -1,0 +1,153 @@
+"""Bytes to a file that is there whole or not at all: temp name, fsync, rename, fsync of the folder.
+
+One small function a system call, so that a fault can be put on each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from psjob.checkpoint.problems import CheckpointProblem, Damage, explain
+
+TEMP = ".tmp"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+CHUNK = 8 << 20
+
+
+def write_whole(folder: Path, name: str, parts: Iterable[bytes | memoryview]) -> None:
+    """Write `parts` to `folder/name`. Raises CheckpointProblem, leaving neither file nor temp file behind it.
+
+    After a failed fsync the file is dropped and never synced again: a second call may lie.
+    """
+    check_name(name)
+    temp = name + TEMP
+    with opened_folder(folder) as at:
+        try:
+            fd = _create(temp, at)
+        except OSError as error:
+            raise explain(error, f"create {temp}", folder) from error
+        try:
+            try:
+                for part in parts:
+                    _write(fd, part)
+                _sync(fd)
+            finally:
+                os.close(fd)
+            _rename(temp, name, at)
+            _sync(at)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temp, dir_fd=at)
+            if isinstance(error, OSError):
+                raise explain(error, f"write {name}", folder) from error
+            raise
+
+
+@contextlib.contextmanager
+def opened_regular(path: Path) -> Iterator[tuple[int, int]]:
+    """(file descriptor, size) of a regular file. Raises Damage for anything else: a link, a fifo, a device, nothing at all."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags)
+    except FileNotFoundError:
+        raise Damage(path.name, "a file", "nothing") from None
+    except OSError as error:
+        if path.is_symlink():
+            raise Damage(path.name, "a regular file", "a symbolic link") from error
+        raise explain(error, f"open {path.name}", path.parent) from error
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise Damage(path.name, "a regular file", "a file of another kind")
+        yield fd, facts.st_size
+    except OSError as error:
+        raise explain(error, f"read {path.name}", path.parent) from error
+    finally:
+        os.close(fd)
+
+
+def read_small(path: Path, limit: int) -> bytes:
+    """The bytes of a regular file of at most `limit`. Raises Damage or CheckpointProblem."""
+    with opened_regular(path) as (fd, size):
+        if size > limit:
+            raise Damage(path.name, f"at most {limit} bytes", f"{size} bytes")
+        data = bytearray(size)
+        read_into(fd, memoryview(data), path.name)
+        return bytes(data)
+
+
+def read_into(fd: int, target: memoryview, name: str) -> None:
+    """Fill `target` from the file's position on. Raises Damage when the file ends before."""
+    done = 0
+    while done < len(target):
+        got = os.readv(fd, [target[done : done + CHUNK]])
+        if got == 0:
+            raise Damage(name, f"{len(target)} bytes", f"only {done}")
+        done += got
+
+
+def make_folder(folder: Path) -> None:
+    """Create the run's folder, durably, where it is not there yet. Raises CheckpointProblem."""
+    missing = [part for part in (folder, *folder.parents) if not part.exists()]
+    for part in reversed(missing):
+        try:
+            part.mkdir(mode=0o755, exist_ok=True)
+        except OSError as error:
+            raise explain(error, f"create {part.name}", part.parent) from error
+        sync_folder(part.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the folder's entries durable. Raises CheckpointProblem."""
+    with opened_folder(folder) as at:
+        try:
+            _sync(at)
+        except OSError as error:
+            raise explain(error, "fsync", folder) from error
+
+
+def check_name(name: str) -> None:
+    """Raise CheckpointProblem unless `name` is a plain file name."""
+    if not NAME.fullmatch(name):
+        raise CheckpointProblem(f"{name[:80]!r} is no file name of a checkpoint: expected {NAME.pattern}")
+
+
+@contextlib.contextmanager
+def opened_folder(folder: Path) -> Iterator[int]:
+    """A file descriptor of the folder. Raises CheckpointProblem."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise explain(error, "open the folder", folder) from error
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _create(temp: str, at: int) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(temp, flags, 0o644, dir_fd=at)
+    except FileExistsError:  # left by a process of the same name that was killed here
+        os.unlink(temp, dir_fd=at)
+        return os.open(temp, flags, 0o644, dir_fd=at)
+
+
+def _write(fd: int, part: bytes | memoryview) -> None:
+    rest = memoryview(part).cast("B") if not isinstance(part, memoryview) else part
+    while len(rest):
+        rest = rest[os.write(fd, rest[:CHUNK]) :]
+
+
+def _sync(fd: int) -> None:
+    os.fsync(fd)
+
+
+def _rename(temp: str, name: str, at: int) -> None:
+    os.rename(temp, name, src_dir_fd=at, dst_dir_fd=at)

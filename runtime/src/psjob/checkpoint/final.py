@@ -1,0 +1,89 @@
+"""final.safetensors: the trained model as one file that outlives every pod."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from psjob import memory
+from psjob.checkpoint import files
+from psjob.checkpoint.files import FileFact, Held
+from psjob.checkpoint.manifest import Manifest
+from psjob.checkpoint.problems import Damage
+from psjob.contract import FINAL_WEIGHTS
+from psjob.layout import Layout
+
+
+def write_final(folder: Path, made: Manifest, aliases: Mapping[str, str] | None = None, source: Path | None = None) -> FileFact:
+    """Write `folder/final.safetensors` from the checkpoint `made` in `source` (default: `folder`): parameters and buffers.
+
+    `aliases` gives further names of tied parameters: {name in the state_dict: name in the table}; each is written in full, as the
+    format forbids shared bytes. Raises CheckpointProblem or Damage.
+    """
+    blocks = _Blocks(source or folder, made)
+    names = {spec.name: row for row, spec in enumerate(made.layout.table)}
+    wanted = dict(names)
+    for alias, name in (aliases or {}).items():
+        if name not in names:
+            raise Damage(made.name, f"tied parameter {alias}", f"no parameter {name} in the table")
+        wanted[alias] = names[name]
+    entries: list[tuple[str, torch.Tensor | Held]] = []
+    for name, row in wanted.items():
+        spec = made.layout.table[row]
+        entries.append((name, Held(spec.dtype, spec.shape, lambda row=row: blocks.tensor(row))))  # type: ignore[misc]
+    if made.buffers is not None:
+        buffers = files.read_blocks((source or folder) / made.buffers.name, None, made.buffers)
+        entries += [(name, tensor) for name, tensor in buffers.items() if name not in wanted]
+    return files.write_blocks(folder, FINAL_WEIGHTS, entries, {"format": "pt", "run": made.run, "step": str(made.step)})
+
+
+def weights_sha256(layout: Layout, blocks: Mapping[int, torch.Tensor]) -> str:
+    """Sha256 in hex of the parameters' bytes in table order, from the flat weights of every block."""
+    digest = hashlib.sha256()
+    for row in range(len(layout.table)):
+        for block, piece in layout.pieces_of(row):
+            flat = blocks[block.index].detach().to("cpu").contiguous()
+            size = flat.element_size()
+            digest.update(memory.view(flat)[piece.block_offset * size : (piece.block_offset + piece.length) * size])
+    return digest.hexdigest()
+
+
+def tensors_sha256(tensors: Iterable[torch.Tensor]) -> str:
+    """The same of a plain model: its parameters in table order."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        flat = tensor.detach().to("cpu").contiguous()
+        digest.update(memory.view(flat))
+    return digest.hexdigest()
+
+
+def checkpoint_sha256(folder: Path, made: Manifest) -> str:
+    """The same of a checkpoint on disk. Raises Damage or CheckpointProblem."""
+    blocks = _Blocks(folder, made)
+    return tensors_sha256(blocks.tensor(row) for row in range(len(made.layout.table)))
+
+
+class _Blocks:
+    """Parameters put together from the files of a checkpoint, one at a time; the last block read is kept."""
+
+    def __init__(self, folder: Path, made: Manifest) -> None:
+        self._folder, self._made = folder, made
+        self._places = {place.index: place for place in made.blocks}
+        self._kept: tuple[int, torch.Tensor] | None = None
+
+    def tensor(self, row: int) -> torch.Tensor:
+        spec = self._made.layout.table[row]
+        whole = torch.empty(spec.numel, dtype=getattr(torch, spec.dtype))
+        for block, piece in self._made.layout.pieces_of(row):
+            part = self._weights(block.index)[piece.block_offset : piece.block_offset + piece.length]
+            whole[piece.tensor_offset : piece.tensor_offset + piece.length].copy_(part)
+        return whole.view(spec.shape)
+
+    def _weights(self, index: int) -> torch.Tensor:
+        if self._kept is None or self._kept[0] != index:
+            file, name = self._places[index].file, f"{index}.weights"
+            self._kept = (index, files.read_blocks(self._folder / file, [name], self._made.fact(file))[name])
+        return self._kept[1]

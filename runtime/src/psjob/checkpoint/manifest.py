@@ -1,0 +1,320 @@
+"""The manifest of a checkpoint: its rename is the commit, and what it lists is all that exists.
+
+A reader takes the highest valid (view, step) of its run; damage means the one before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from psjob.checkpoint import claim, disk, files
+from psjob.checkpoint.files import FileFact
+from psjob.checkpoint.problems import CheckpointProblem, Damage, explain
+from psjob.layout import Layout
+
+FORMAT: Final = 1
+MAX_BYTES: Final = 16 << 20
+_NAME = re.compile(r"manifest-v(\d{6,18})-s(\d{12,18})\.json")
+
+
+@dataclass(frozen=True)
+class BlockPlace:
+    """In `file` lie `<index>.weights` and `<index>.<slot>`. Version: (epoch, n); `counts` is BlockState's."""
+
+    index: int
+    file: str
+    epoch: int
+    n: int
+    counts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One consistent cut of all shards and workers. `step` is the sync step, in async the lowest clock."""
+
+    run: str
+    view: int
+    step: int
+    mode: str
+    final: bool
+    created: float
+    layout: Layout
+    rule: str
+    update_at: str
+    shards: int
+    assignment: tuple[int, ...]
+    blocks: tuple[BlockPlace, ...]
+    files: tuple[FileFact, ...]
+    workers: Mapping[str, Mapping[str, Any]]
+    """By rank: clock, leftAt, start, rewinds, record…"""
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    """By shard: what it had taken of each worker."""
+    counters: Mapping[str, Any] = field(default_factory=dict)
+    spec_hash: str = ""
+    generation: int = 1
+    records: FileFact | None = None
+    """The workers' resume records: tensors `record.<rank>` of bytes."""
+    buffers: FileFact | None = None
+    """The model's buffers, by their names in its state_dict."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    format: int = FORMAT
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return f"manifest-v{self.view:06d}-s{self.step:012d}.json"
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files it lists."""
+        return sum(fact.bytes for fact in self.listed())
+
+    def listed(self) -> list[FileFact]:
+        """Every file of this checkpoint but the manifest itself."""
+        return [*self.files, *(fact for fact in (self.records, self.buffers) if fact is not None)]
+
+    def fact(self, name: str) -> FileFact:
+        """The facts of the file `name`. Raises Damage where the manifest does not list it."""
+        for fact in self.listed():
+            if fact.name == name:
+                return fact
+        raise Damage(self.name, f"facts of {name}", "none")
+
+
+def commit(folder: Path, made: Manifest, owner: str | None = None) -> Path:
+    """Make `made` the run's newest checkpoint; its files must be written. Returns the manifest's path.
+
+    Raises CheckpointProblem, and Fenced where a higher view (or this one by another pod than `owner`) has claimed the run: before
+    the rename, or after it, when the newer view may not have seen this manifest.
+    """
+    claim.check(folder, made.view, owner)
+    raw = encode(made)
+    if len(raw) > MAX_BYTES:
+        raise CheckpointProblem(f"manifest {made.name} would have {len(raw)} bytes, at most {MAX_BYTES} are allowed")
+    disk.write_whole(folder, made.name, [raw])
+    claim.check(folder, made.view, owner)
+    return folder / made.name
+
+
+def newest(folder: Path, run: str | None) -> tuple[Manifest | None, list[str]]:
+    """The highest (view, step) of `run` (None: whichever run the folder holds) that is whole to the last byte.
+
+    The second value says, one sentence each, what was passed over on the way. Raises CheckpointProblem where the folder cannot be listed.
+    """
+    problems: list[str] = []
+    for _, _, name in reversed(_names(folder)):
+        try:
+            made = read(folder, name)
+            if run is not None and made.run != run:
+                problems.append(f"{name} is of run {made.run[:64]}, not of {run}")
+                continue
+            for fact in made.listed():
+                files.check(folder / fact.name, fact)
+            return made, problems
+        except CheckpointProblem as problem:
+            problems.append(f"checkpoint {name} is passed over: {problem}")
+    return None, problems
+
+
+def read(folder: Path, name: str) -> Manifest:
+    """The manifest `name` of `folder`, checked against its own hash; the files it lists are not. Raises Damage or CheckpointProblem."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise CheckpointProblem(f"{name[:80]!r} is no manifest's name")
+    made = decode(disk.read_small(folder / name, MAX_BYTES), name)
+    if made.name != name:
+        raise Damage(name, "a manifest of that view and step", f"{made.name}")
+    return made
+
+
+def prune(folder: Path, keep: int, newest: Manifest) -> list[str]:
+    """Remove this run's manifests beyond the `keep` newest, then what no manifest lists any more; returns the names removed.
+
+    Kept are final manifests, whatever is of another run, of a higher view or of a later cut than `newest`'s. Raises Fenced first
+    where a higher view has claimed the run.
+    """
+    claim.check(folder, newest.view)
+    kept: list[Manifest] = []
+    gone: list[str] = []
+    foreign = False
+    for view, step, name in reversed(_names(folder)):
+        try:
+            made = read(folder, name)
+        except CheckpointProblem:
+            if kept and (view, step) < (newest.view, newest.step):
+                gone.append(name)
+            continue
+        foreign = foreign or made.run != newest.run
+        if made.run != newest.run or made.final or (view, step) >= (newest.view, newest.step) or len(kept) < max(1, keep):
+            kept.append(made)
+        else:
+            gone.append(name)
+    for name in gone:
+        _remove(folder, name)
+    if gone:
+        disk.sync_folder(folder)  # a manifest must be gone before the files it lists
+    if foreign:
+        return gone
+    listed = {fact.name for made in kept for fact in made.listed()} | {made.name for made in kept}
+    limit = max((age for fact in newest.listed() if (age := _age(fact.name)) is not None), default=(newest.view, -1))
+    for name in sorted(os.listdir(folder)):
+        age = _age(name.removesuffix(disk.TEMP))
+        manifest = _NAME.fullmatch(name.removesuffix(disk.TEMP)) if name.endswith(disk.TEMP) else None
+        old = age is not None and age < limit
+        stale = manifest is not None and (int(manifest[1]), int(manifest[2])) < (newest.view, newest.step)
+        if (old or stale) and name not in listed:
+            _remove(folder, name)
+            gone.append(name)
+    return gone
+
+
+def encode(made: Manifest) -> bytes:
+    """JSON with the sha256 of all else inside."""
+    body: dict[str, Any] = {
+        "format": made.format,
+        "run": made.run,
+        "view": made.view,
+        "step": made.step,
+        "mode": made.mode,
+        "final": made.final,
+        "created": made.created,
+        "layout": made.layout.to_json(),
+        "layoutDigest": made.layout.digest(),
+        "rule": made.rule,
+        "updateAt": made.update_at,
+        "shards": made.shards,
+        "generation": made.generation,
+        "assignment": list(made.assignment),
+        "blocks": [[b.index, b.file, b.epoch, b.n, dict(b.counts)] for b in made.blocks],
+        "files": [fact.to_json() for fact in made.files],
+        "workers": dict(made.workers),
+        "tables": dict(made.tables),
+        "counters": dict(made.counters),
+        "specHash": made.spec_hash,
+        "records": None if made.records is None else made.records.to_json(),
+        "buffers": None if made.buffers is None else made.buffers.to_json(),
+        "extra": dict(made.extra),
+    }
+    try:
+        body["sha256"] = _hash(body)
+        return json.dumps(body, sort_keys=True, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise CheckpointProblem(f"manifest {made.name} holds what JSON cannot: {error}") from None
+
+
+def decode(raw: bytes, name: str) -> Manifest:
+    """Read what `encode` gave. Raises Damage, naming the file."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Damage(name, "JSON", str(error)[:200]) from None
+    if not isinstance(body, dict):
+        raise Damage(name, "an object", type(body).__name__)
+    if type(body.get("format")) is int and body["format"] > FORMAT:
+        raise Damage(name, f"format {FORMAT} or lower", f"format {body['format']}: a newer psjob wrote it")
+    said = body.pop("sha256", None)
+    if said != (found := _hash(body)):
+        raise Damage(name, f"sha256 {str(said)[:64]}", found)
+    try:
+        return _manifest(body)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise Damage(name, "a whole manifest", f"{type(error).__name__}: {str(error)[:200]}") from None
+
+
+def _manifest(body: Mapping[str, Any]) -> Manifest:
+    layout = Layout.from_json(body["layout"])
+    if layout.digest() != body["layoutDigest"]:
+        raise ValueError("its layout is not the one of its digest")
+    blocks = tuple(BlockPlace(int(b[0]), str(b[1]), int(b[2]), int(b[3]), dict(b[4])) for b in body["blocks"])
+    facts = tuple(FileFact.from_json(fact) for fact in body["files"])
+    made = Manifest(
+        run=_text(body["run"]),
+        view=_count(body["view"]),
+        step=_count(body["step"]),
+        mode=_text(body["mode"]),
+        final=body["final"] is True,
+        created=float(body["created"]),
+        layout=layout,
+        rule=_text(body["rule"]),
+        update_at=_text(body["updateAt"]),
+        shards=_count(body["shards"]),
+        assignment=tuple(_count(shard) for shard in body["assignment"]),
+        blocks=blocks,
+        files=facts,
+        workers={str(rank): dict(entry) for rank, entry in body["workers"].items()},
+        tables=dict(body["tables"]),
+        counters=dict(body["counters"]),
+        spec_hash=_text(body["specHash"]),
+        generation=_count(body["generation"]),
+        extra=dict(body["extra"]),
+        format=_count(body["format"]),
+    )
+    made = replace(
+        made,
+        records=None if body["records"] is None else FileFact.from_json(body["records"]),
+        buffers=None if body["buffers"] is None else FileFact.from_json(body["buffers"]),
+    )
+    _consistent(made)
+    return made
+
+
+def _consistent(made: Manifest) -> None:
+    """Raise ValueError unless every block of the layout lies in exactly one listed file."""
+    names = {fact.name: fact for fact in made.files}
+    if sorted(block.index for block in made.blocks) != list(range(len(made.layout.blocks))):
+        raise ValueError(f"it has {len(made.blocks)} blocks, its layout {len(made.layout.blocks)}")
+    for block in made.blocks:
+        if block.file not in names or f"{block.index}.weights" not in names[block.file].tensors:
+            raise ValueError(f"block {block.index} is said to be in {block.file[:80]}, which does not list it")
+    if len(made.assignment) != len(made.layout.blocks) or any(shard >= made.shards for shard in made.assignment):
+        raise ValueError("its assignment does not fit its blocks and shards")
+
+
+def _names(folder: Path) -> list[tuple[int, int, str]]:
+    """(view, step, name) of all manifests, lowest first."""
+    try:
+        names: Iterable[str] = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise explain(error, "list the folder", folder) from error
+    return sorted((int(match[1]), int(match[2]), name) for name in names if (match := _NAME.fullmatch(name)))
+
+
+def _age(name: str) -> tuple[int, int] | None:
+    """(view, cut) of a data file, from its name `v<view>-c<cut>-…`."""
+    match = re.match(r"v(\d{6,18})-c(\d{6,18})-", name)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def _remove(folder: Path, name: str) -> None:
+    try:
+        os.unlink(folder / name)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise explain(error, f"remove {name}", folder) from error
+
+
+def _hash(body: Mapping[str, Any]) -> str:
+    raw = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(raw.encode()).hexdigest()
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > 512:
+        raise ValueError(f"{str(value)[:40]!r} is not a short text")
+    return value
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{str(value)[:40]!r} is not a whole number from 0")
+    return value
