@@ -1,1 +1,1 @@
-"""One machine below the same plan: processes in place of pods."""
+"""One machine below the same plan: processes in place of pods. This is `psjob run`."""

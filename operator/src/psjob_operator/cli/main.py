@@ -1,0 +1,100 @@
+"""`psjob`: the command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from psjob_operator.cli.crd import crd
+from psjob_operator.local.errors import BadInput
+from psjob_operator.local.request import Request
+from psjob_operator.local.run import EXIT_BAD_INPUT, EXIT_FAILED, run_job
+
+DEBUG = "PSJOB_DEBUG"
+RUN_EXAMPLES = """Examples:
+
+  psjob run examples/digits/job.yaml
+
+  psjob run job.yaml --set spec.training.mode=async --set spec.workers.replicas=2
+
+  psjob run job.yaml --fault kill:ps-1@step=200 --summary summary.json
+
+  psjob run job.yaml --resume .psjob/digits-1121-120000-a1b2c3
+
+Exit codes: 0 Complete, 1 Failed, 2 nothing was started (bad input), 130 interrupted."""
+
+cli = typer.Typer(
+    name="psjob",
+    help="Trains PyTorch models with a parameter server: on this machine, or on Kubernetes from the same manifest.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def app() -> None:
+    """Run the command line. No traceback reaches the user unless --debug asks for it."""
+    try:
+        cli()
+    except BadInput as error:
+        for line in error.lines:
+            print(f"psjob: {line}", file=sys.stderr)
+        raise SystemExit(EXIT_BAD_INPUT) from None
+    except BrokenPipeError:
+        # Our reader has gone, as with `psjob … | head`; nothing may be written to it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(EXIT_FAILED) from None
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            traceback.print_exc()
+        else:
+            print(
+                f"psjob: {type(error).__name__}: {error}; this is a fault of psjob: please report it with `psjob --debug …`",
+                file=sys.stderr,
+            )
+        raise SystemExit(EXIT_FAILED) from None
+
+
+@cli.callback(epilog="Example: psjob run examples/digits/job.yaml")
+def _root(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a fault of psjob.")] = False) -> None:
+    if debug:
+        os.environ[DEBUG] = "1"
+
+
+@cli.command(epilog=RUN_EXAMPLES)
+def run(
+    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="Manifest of one PSTrainingJob; its folder is the working folder.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Lay a value, typed as YAML, over the manifest. Repeatable.")
+    ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WHAT:PROCESS@step=N", help="kill or stop ps-<i>, or kill worker-<i>, when step N is complete. Repeatable."),
+    ] = None,
+    summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a summary of the run as JSON.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Start from the last checkpoint of this run's folder.")] = None,
+    progress: Annotated[bool, typer.Option("--progress/--no-progress", help="Show how far training is.")] = True,
+) -> None:
+    """Train a job on this machine, each shard and worker a process."""
+    raise typer.Exit(run_job(Request(job, tuple(settings or ()), tuple(fault or ()), summary, resume, progress)))
+
+
+cli.command(epilog="Example: psjob crd | kubectl apply -f -")(crd)
+
+
+@cli.command(epilog="Example: psjob version")
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"psjob {installed('psjob-operator')}")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,77 @@
+"""Reads JOB.yaml for this machine: one document, `--set` values laid over it, validated by the same rules as the API server."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.load import LARGEST_TEXT, load_job
+from psjob_operator.local.errors import BadInput
+
+
+def read_job(path: Path, settings: tuple[str, ...] = ()) -> PSTrainingJob:
+    """The job in `path` with each `path=value` of `settings` laid over it.
+
+    Raises:
+        BadInput: one line a problem; of the file, of a setting, or of a value in the manifest.
+    """
+    text: str | bytes = _text(path)
+    job, problems = load_job(text)
+    if settings and not any(problem.field == "" for problem in problems):
+        raw = yaml.safe_load(text)
+        for setting in settings:
+            _lay(raw, setting)
+        try:
+            text = yaml.safe_dump(raw, sort_keys=False)
+        except yaml.YAMLError as error:
+            raise BadInput(f"{path}: cannot be written again with --set: {error}; use plain text, numbers, lists and objects") from None
+        job, problems = load_job(text)
+    if job is None:
+        raise BadInput(*(f"{path}: {problem}" for problem in problems))
+    return job
+
+
+def _text(path: Path) -> bytes:
+    try:
+        if path.is_dir():
+            raise BadInput(f"{path} is a folder; give the manifest in it, such as {path / 'job.yaml'}")
+        with path.open("rb") as file:
+            # One byte more than is taken, so that load_job says the limit; a device or a huge file is not read to its end.
+            return file.read(LARGEST_TEXT + 1)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}; give the path of a PSTrainingJob manifest") from None
+
+
+def _lay(raw: Any, setting: str) -> None:
+    """Put the value of `path=value` (typed as YAML reads it) where the path says; the objects on the way are made."""
+    where, given, value = setting.partition("=")
+    steps = re.findall(r"[^.\[\]]+|\[\d+\]", where)
+    if not given or not steps or "".join(steps).replace("[", "").replace("]", "") != re.sub(r"[.\[\]]", "", where):
+        raise BadInput(f"--set {setting}: must be path=value, such as spec.training.mode=async or spec.workers.replicas=2")
+    try:
+        typed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise BadInput(f"--set {setting}: {value!r} is not a YAML value; quote it, such as --set '{where}=\"…\"'") from None
+    part = raw
+    for i, step in enumerate(steps):
+        last = i == len(steps) - 1
+        if step.startswith("["):
+            number = int(step[1:-1])
+            if not isinstance(part, list) or number >= len(part):
+                count = f"has {len(part)} items" if isinstance(part, list) else "is no list"
+                raise BadInput(f"--set {setting}: what stands before {step} {count}; give an item that exists")
+            if last:
+                part[number] = typed
+            part = part[number]
+        elif not isinstance(part, dict):
+            raise BadInput(f"--set {setting}: {step} lies in a value that is no object; the path leads through objects and [item] numbers")
+        elif last:
+            part[step] = typed
+        else:
+            if part.get(step) is None:
+                part[step] = {}
+            part = part[step]

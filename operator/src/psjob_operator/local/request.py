@@ -1,0 +1,20 @@
+"""What the user asked of `psjob run`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line, typed."""
+
+    manifest: Path
+    settings: tuple[str, ...] = ()
+    """Each `path=value`."""
+    faults: tuple[str, ...] = ()
+    summary: Path | None = None
+    resume: Path | None = None
+    """Folder of a former run."""
+    progress: bool = True

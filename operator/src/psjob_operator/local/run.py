@@ -1,0 +1,162 @@
+"""`psjob run`: the main path of the local ground."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import signal
+import time
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+
+from psjob_operator.local.command import worker_command
+from psjob_operator.local.display import Display
+from psjob_operator.local.errors import BadInput
+from psjob_operator.local.faults import Fault, parse_faults
+from psjob_operator.local.folder import new_folder, resumable
+from psjob_operator.local.ground import GRACE, Ground
+from psjob_operator.local.manifest import read_job
+from psjob_operator.local.polls import poll_shards, strike_at
+from psjob_operator.local.ports import reserve
+from psjob_operator.local.request import Request
+from psjob_operator.local.story import Story
+from psjob_operator.local.summary import failure, metric_line, metrics, summary
+from psjob_operator.local.watch import Watch
+
+EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+TURN = 0.25
+"""Seconds between two looks where nothing wakes us."""
+
+
+def run_job(request: Request) -> int:
+    """Train the job of a manifest with processes of this machine; the exit code of `psjob run`.
+
+    Raises:
+        BadInput: what was asked cannot be done; nothing was started.
+    """
+    began = time.time()
+    ground, faults, story = _prepare(request)
+    try:
+        result = asyncio.run(_train(ground, faults, story))
+    finally:
+        for child in ground.children:
+            child.stop(time.time(), grace=0)
+        ground.ports.close()
+        story.display.close()
+    return _conclude(request, ground, story, result, time.time() - began)
+
+
+def _prepare(request: Request) -> tuple[Ground, tuple[Fault, ...], Story]:
+    job = read_job(request.manifest, request.settings)
+    if importlib.util.find_spec("psjob") is None:
+        raise BadInput("psjob run needs the runtime beside it; install it into the same environment: pip install psjob")
+    if job.spec.suspend:
+        raise BadInput("spec.suspend: is true, which means zero processes; train here with --set spec.suspend=false")
+    command = worker_command(job, request.manifest.absolute().parent)
+    faults = parse_faults(request.faults, job.spec.ps.shards, job.spec.workers.replicas)
+    resume = resumable(request.resume) if request.resume else None
+    if job.spec.checkpoint.resume_from and resume is None:
+        resumable(Path(".psjob") / job.spec.checkpoint.resume_from)
+    if request.summary is not None and not request.summary.absolute().parent.is_dir():
+        raise BadInput(
+            f"--summary {request.summary}: there is no folder {request.summary.absolute().parent}; make it, or name another file"
+        )
+    ports = reserve(job.spec.ps.shards)
+    folder = new_folder(job.metadata.name, Path.cwd())
+    watch = Watch(float(job.spec.ps.shard_timeout_seconds))
+    story = Story(Display(job.metadata.name, progress=request.progress), folder)
+    ground = Ground(job, folder, command, ports, watch, story.event, story.ended, resume)
+    ground.prepare()
+    story.opening(job, command)
+    return ground, faults, story
+
+
+async def _train(ground: Ground, faults: tuple[Fault, ...], story: Story) -> str:
+    """Until the job is over or the user has had enough; the phase it ends in."""
+    wake = asyncio.Event()
+    interrupts = _listen(wake)
+    async with _tasks(poll_shards(ground, wake), strike_at(ground, faults, story, wake)):
+        while not ground.over and not interrupts:
+            wake_at = ground.turn()
+            if ground.phase in ("Complete", "Failed"):
+                ground.stop(GRACE)
+            story.show(ground)
+            await _pause(wake, wake_at)
+        if interrupts:
+            await _stop(ground, story, wake, interrupts)
+    story.show(ground)
+    return "Suspended" if interrupts else ground.phase
+
+
+async def _stop(ground: Ground, story: Story, wake: asyncio.Event, interrupts: list[int]) -> None:
+    """Everyone leaves, the shards last, after a checkpoint; a second Ctrl-C kills."""
+    story.display.say(f"stopping: a last checkpoint is made, up to {GRACE:.0f} s (Ctrl-C again kills)")
+    ground.stop(GRACE)
+    while any(child.running for child in ground.children):
+        if len(interrupts) > 1:
+            ground.stop(0)
+        ground.reap()
+        story.show(ground)
+        await _pause(wake, None)
+
+
+async def _pause(wake: asyncio.Event, until: float | None) -> None:
+    longest = TURN if until is None else max(0.0, min(TURN, until - time.time()))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(longest):
+            await wake.wait()
+    wake.clear()
+
+
+def _listen(wake: asyncio.Event) -> list[int]:
+    """The signals that ask us to end, as they come; the end of a child only wakes."""
+    loop = asyncio.get_running_loop()
+    seen: list[int] = []
+
+    def heard(number: int) -> None:
+        seen.append(number)
+        wake.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, heard, number)
+    loop.add_signal_handler(signal.SIGCHLD, wake.set)
+    return seen
+
+
+@contextlib.asynccontextmanager
+async def _tasks(*coroutines: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run these beside the loop, and end them with it."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                raise outcome
+
+
+def _conclude(request: Request, ground: Ground, story: Story, result: str, seconds: float) -> int:
+    told = ground.watch.coordinator
+    if request.summary is not None:
+        try:
+            request.summary.write_text(json.dumps(summary(ground, result, seconds), indent=1) + "\n")
+        except OSError as error:
+            story.display.say(f"--summary {request.summary}: cannot be written: {error.strerror or error}")
+    for recovery in ground.watch.recoveries:
+        story.display.say(str(recovery))
+    if result == "Suspended":
+        story.farewell(request, ground)
+        return EXIT_INTERRUPTED
+    if result != "Complete":
+        story.display.say(f"Failed: {failure(ground) or 'see the logs'}; logs are in {ground.folder.path / 'logs'}", "red")
+        return EXIT_FAILED
+    story.display.say(
+        f"Complete: {ground.watch.step} steps in {seconds:.1f} s; weights and checkpoints are in {story.near(ground.folder.path)}"
+    )
+    for name, value in metrics(told).items():
+        story.display.output(metric_line(name, value))
+    return EXIT_COMPLETE

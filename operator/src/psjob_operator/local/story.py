@@ -1,0 +1,95 @@
+"""What is told to the user while a job runs: its script's output, what psjob does about failures, how to go on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.contract import EXIT_DONE, EXIT_FENCED, EXIT_RETRY
+from psjob_operator.local.children import Child
+from psjob_operator.local.command import Command
+from psjob_operator.local.display import Display
+from psjob_operator.local.folder import Folder, tail_of
+from psjob_operator.local.ground import Ground
+from psjob_operator.local.output import Follow
+from psjob_operator.local.request import Request
+from psjob_operator.plan.actions import Event
+
+QUIET = frozenset({EXIT_DONE, EXIT_RETRY, EXIT_FENCED})
+
+
+class Story:
+    """Everything that is said between the first line and the last."""
+
+    def __init__(self, display: Display, folder: Folder) -> None:
+        self.display = display
+        self._folder = folder
+        self._follows: dict[str, Follow] = {}
+        self._last_tail = ""
+
+    def opening(self, job: PSTrainingJob, command: Command) -> None:
+        """The job in one line, and what of its manifest has no meaning here."""
+        spec = job.spec
+        self.display.say(
+            f"{job.metadata.name}: {spec.training.mode}, {_count(spec.workers.replicas, 'worker')} and {_count(spec.ps.shards, 'shard')}"
+            f" on this machine; run {self.near(self._folder.path)}"
+        )
+        if command.unused:
+            self.display.say(f"not used on this machine: {', '.join(command.unused)}")
+
+    def event(self, event: Event) -> None:
+        """Something that the plan did."""
+        if event.type == "Warning":
+            self.display.say(f"{event.reason}: {event.message}", "yellow")
+
+    def ended(self, child: Child) -> None:
+        """A process has ended: the end of its log, where that is news."""
+        self._pass_on(child, whole=True)
+        if child.code in QUIET or child.deleting is not None:
+            return
+        how = f"was ended by signal {child.signal}" if child.signal else f"ended with exit code {child.code}"
+        tail = child.problem or tail_of(self._folder.log(child.name))
+        news = "" if not tail or self._is_first_worker(child) else ", as another did" if tail == self._last_tail else ":\n" + tail
+        self._last_tail = tail
+        self.display.say(f"{child.name} {how}{news}", "yellow")
+
+    def show(self, ground: Ground) -> None:
+        """New output of the script, and where the job stands."""
+        for child in ground.children:
+            self._pass_on(child, whole=False)
+        self.display.refresh(ground.status, ground.watch)
+
+    def farewell(self, request: Request, ground: Ground) -> None:
+        """After Ctrl-C: how to go on."""
+        words = ["psjob", "run", str(request.manifest)]
+        for setting in request.settings:
+            words += ["--set", setting]
+        if ground.watch.coordinator.get("checkpoint"):
+            step = ground.watch.coordinator["checkpoint"].get("step")
+            self.display.say(f"stopped at step {ground.watch.step}, checkpoint at step {step}. Go on with:")
+            words += ["--resume", self.near(ground.folder.path)]
+        else:
+            self.display.say("stopped before a checkpoint was committed. Start again with:")
+        self.display.say("  " + shlex.join(words))
+
+    @staticmethod
+    def near(path: Path) -> str:
+        """A path as seen from here, where it lies below."""
+        relative = os.path.relpath(path)
+        return str(path) if relative.startswith("..") else relative
+
+    def _is_first_worker(self, child: Child) -> bool:
+        return child.role == "worker" and child.index == 0
+
+    def _pass_on(self, child: Child, *, whole: bool) -> None:
+        if not self._is_first_worker(child):
+            return
+        follow = self._follows.setdefault(child.name, Follow(self._folder.log(child.name)))
+        for line in follow.lines(whole=whole):
+            self.display.output(line)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

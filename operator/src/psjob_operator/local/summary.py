@@ -1,0 +1,56 @@
+"""What is left to say when a run has ended: `--summary` as JSON, and the metrics that the script reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from psjob_operator.local.ground import Ground
+from psjob_operator.local.probe import numbers
+
+
+def summary(ground: Ground, result: str, seconds: float) -> dict[str, Any]:
+    """The whole of a run. Counters are those last heard of each epoch of each shard; what died unheard is not in them."""
+    watch, status = ground.watch, ground.status
+    told = watch.coordinator
+    return {
+        "result": result,
+        "run": ground.folder.run,
+        "steps": watch.step,
+        "pushes": watch.total("pushes"),
+        "applied": watch.total("applied"),
+        "duplicates_refused": watch.total("duplicatesRefused"),
+        "updates_lost": watch.total("updatesLost"),
+        "restarts": dict(status.restarts.causes) if status else {},
+        "view": (status and status.view) or 0,
+        "epochs": [shard.epoch for shard in status.shards] if status else [],
+        "seconds": round(seconds, 3),
+        "loss": told.get("loss"),
+        "metrics": metrics(told),
+        "weights_sha256": told.get("weightsSha256"),
+        "checkpoints": len(watch.manifests),
+        "checkpoint": told.get("checkpoint"),
+        "workers": [worker for worker in told.get("workers") or () if isinstance(worker, dict)],
+        "recoveries": [recovery.as_json() for recovery in watch.recoveries],
+        "failure": failure(ground),
+    }
+
+
+def metrics(coordinator: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers that the script reported, in the order in which it first did."""
+    told = coordinator.get("metrics")
+    return {str(name): numbers(told, name) for name in told} if isinstance(told, Mapping) else {}
+
+
+def metric_line(name: str, value: float) -> str:
+    """`test accuracy 0.978`."""
+    digits = f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.4g}"
+    return f"{name.replace('_', ' ')} {digits}"
+
+
+def failure(ground: Ground) -> str | None:
+    """Why the job failed, in the plan's words; None where it did not."""
+    for condition in ground.status.conditions if ground.status else ():
+        if condition.type == "Failed" and condition.status == "True":
+            return f"{condition.reason}: {condition.message}"
+    return None

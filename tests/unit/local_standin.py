@@ -1,0 +1,98 @@
+"""A psjob of a few lines, for tests of the supervisor alone: its shard counts steps by the clock and keeps them in a file.
+
+Found before the real one by PYTHONPATH, so that `psjob run` itself is the real thing, with real processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SHARD = '''
+import http.server, json, os, signal, sys, threading, time
+env = os.environ
+config = json.load(open(env["PSJOB_CONFIG"]))
+index, epoch = int(env["PSJOB_INDEX"]), int(env["PSJOB_EPOCH"])
+run = os.path.join(env["PSJOB_CHECKPOINTS"], env["PSJOB_RUN"])
+kept = os.path.join(run, "step")
+base = int(open(kept).read()) if os.path.exists(kept) else 0
+began, stopping = time.time(), []
+signal.signal(signal.SIGTERM, lambda *_: stopping.append(1))
+def told():
+    step = base + int((time.time() - began) * 100)
+    counters = {"pushes": step, "applied": step, "duplicatesRefused": 0, "updatesLost": 0, "acknowledged": {"0": step}, "firstApplied": began}
+    answer = {"run": config["run"], "index": index, "epoch": epoch, "view": 1, "state": "serving", "counters": counters}
+    if index == 0:
+        answer["coordinator"] = {"step": step, "loss": 0.5, "rate": 100.0, "eta": None, "totalSteps": None, "metrics": {"test_accuracy": 0.9781},
+            "workers": [], "checkpoint": {"step": step, "view": 1, "time": time.time(), "bytes": 1, "path": "x", "final": False},
+            "checkpointProblem": None, "waiting": None, "weightsSha256": "abc", "failure": None, "passed": [[step, time.time()]]}
+    return answer
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.dumps(told()).encode() if self.path == "/status" else b"ok"
+        self.send_response(200); self.end_headers(); self.wfile.write(body)
+    def log_message(self, *a): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", config["shards"][index]["statusPort"]), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+while not stopping and not all(os.path.exists(os.path.join(run, f"left-{rank}")) for rank in range(config["workers"])):
+    time.sleep(0.01)
+with open(kept, "w") as file:
+    file.write(str(base + int((time.time() - began) * 100)))
+with open(env["PSJOB_TERMINATION_LOG"], "w") as file:
+    json.dump({"status": told()}, file)
+os._exit(0)
+'''
+
+WORKER = '''
+import os, signal, sys, time
+run = os.path.dirname(os.environ["PSJOB_CONFIG"])
+rank, start = os.environ["PSJOB_INDEX"], int(os.environ["PSJOB_START"])
+print(f"worker {rank} start {start} of {os.getcwd()}", flush=True)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+first, then = (sys.argv[1:] + ["0.5"])[:1][0], sys.argv[2] if len(sys.argv) > 2 else "0.5"
+what = first if start == 1 else then
+if what.startswith("exit"):
+    print("this went wrong", file=sys.stderr, flush=True)
+    sys.exit(int(what[4:]))
+time.sleep(float(what))
+open(os.path.join(run, f"left-{rank}"), "w").close()
+'''
+
+
+def manifest(folder: Path, *args: str, shards: int = 2, workers: int = 2, **spec: Any) -> Path:
+    """A job in `folder` whose workers sleep or exit as `args` say."""
+    (folder / "worker.py").write_text(WORKER)
+    container = {"name": "worker", "image": "none", "command": ["python", "worker.py", *args]}
+    job = {
+        "apiVersion": "psjob.dev/v1alpha1",
+        "kind": "PSTrainingJob",
+        "metadata": {"name": "tiny"},
+        "spec": {"ps": {"shards": shards}, "workers": {"replicas": workers, "template": {"spec": {"containers": [container]}}}, **spec},
+    }
+    path = folder / "job.yaml"
+    path.write_text(json.dumps(job))
+    return path
+
+
+def environment(folder: Path) -> Mapping[str, str]:
+    """An environment in which the stand-in is psjob."""
+    package = folder / "standin" / "psjob"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text("")
+    (package / "shard.py").write_text(SHARD)
+    return {**os.environ, "PYTHONPATH": str(package.parent)}
+
+
+def command(*args: str | Path) -> list[str]:
+    """The command line of `psjob run`."""
+    return [sys.executable, "-m", "psjob_operator.cli.main", "run", *map(str, args)]
+
+
+def run(folder: Path, *args: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """`psjob run` in `folder`, to its end."""
+    return subprocess.run(command(*args), cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=timeout)
