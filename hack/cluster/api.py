@@ -60,7 +60,9 @@ class Api:
         context.load_cert_chain(str(self.pair.cert), str(self.pair.key))
         connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=self.timeout, context=context)
         try:
-            connection.request(method, path, json.dumps(body) if body is not None else None, {"Content-Type": content, "Accept": "application/json"})
+            connection.request(
+                method, path, json.dumps(body) if body is not None else None, {"Content-Type": content, "Accept": "application/json"}
+            )
             answer = connection.getresponse()
             data = answer.read()
         except http.client.HTTPException as error:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hack.cluster.paths import MODULES, REPO, ClusterError, Part, cache, parts
+from hack.cluster.paths import MODULES, REPO, ClusterError, Part, Unavailable, cache, parts
 
 GO_CACHE_LIMIT = 500 * 2**20
 
@@ -48,7 +48,7 @@ def find_go() -> str:
     for candidate in (shutil.which("go"), "/usr/local/go/bin/go"):
         if candidate and Path(candidate).exists():
             return candidate
-    raise ClusterError(
+    raise Unavailable(
         "the test cluster is built from pinned Go modules and no go command was found on PATH or in /usr/local/go; "
         "install Go 1.26 or newer (https://go.dev/dl) and run this again"
     )
@@ -82,7 +82,12 @@ def _build_part(part: Part, go: str, quiet: bool) -> None:
 def _stages(go: str, part: Part) -> str:
     """kwok embeds no stages and ends with "no stages found" without them; they lie in its module."""
     listed = subprocess.run(
-        [go, "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"], cwd=MODULES / part.module, env=_environment(part), capture_output=True, text=True, check=True
+        [go, "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"],
+        cwd=MODULES / part.module,
+        env=_environment(part),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     stages = Path(listed.stdout.strip()) / "kustomize" / "stage"
     files = [*sorted((stages / "node" / "fast").glob("*.yaml")), *sorted((stages / "pod" / "fast").glob("*.yaml"))]

@@ -44,19 +44,33 @@ def _parser() -> argparse.ArgumentParser:
     deps.set_defaults(run=_deps)
 
     build = commands.add_parser("build", help="build the pinned programs that are missing")
-    build.add_argument("--only", choices=["integration", "e2e", "kwok"], help="integration: control plane and kwok; e2e: everything (default)")
-    build.add_argument("--wait", action="store_true", help="build now and wait; without it the build runs in the background")
+    build.add_argument(
+        "--only", choices=["integration", "e2e", "kwok"], help="integration: control plane and kwok; e2e: everything (default)"
+    )
+    build.add_argument("--wait", action="store_true", help="wait until everything is there (the default)")
+    build.add_argument("--background", action="store_true", help="start the build with low priority and return; `build --wait` joins it")
     build.set_defaults(run=_build)
 
-    up = commands.add_parser("up", help="start a cluster and print its kubeconfig", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    up = commands.add_parser(
+        "up", help="start a cluster and print its kubeconfig", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     _state(up)
     up.add_argument("--nodes", type=int, default=0, choices=[0, 1, 2], help="real nodes (root and Linux; one such cluster a machine)")
     up.add_argument("--kwok", type=int, default=0, metavar="N", help="nodes that only pretend")
-    up.add_argument("--mount", action="append", default=[], metavar="SRC:DST", help="a folder that every container of a real node sees, read-only")
+    up.add_argument(
+        "--mount", action="append", default=[], metavar="SRC:DST", help="a folder that every container of a real node sees, read-only"
+    )
     up.add_argument("--port", type=int, help="the API server's port (default: a free one; 6443 with nodes)")
     up.add_argument("--audit", action="store_true", help="write audit.log into the state folder")
-    up.add_argument("--isolate", action="store_true", help="let a namespace's annotation choose its nodes (admission plugin PodNodeSelector)")
-    up.add_argument("--node-monitor-grace", type=float, metavar="SECONDS", help="call a silent node Unknown after this (default 50; kubelets beat faster too)")
+    up.add_argument(
+        "--isolate", action="store_true", help="let a namespace's annotation choose its nodes (admission plugin PodNodeSelector)"
+    )
+    up.add_argument(
+        "--node-monitor-grace",
+        type=float,
+        metavar="SECONDS",
+        help="call a silent node Unknown after this (default 50; kubelets beat faster too)",
+    )
     up.add_argument("--owner", type=int, metavar="PID", help="end the cluster when this process is gone")
     up.set_defaults(run=_up)
 
@@ -76,7 +90,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _state(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--state", type=lambda text: Path(text).resolve(), required=True, metavar="DIR", help="the cluster's folder, empty or new")
+    parser.add_argument(
+        "--state", type=lambda text: Path(text).resolve(), required=True, metavar="DIR", help="the cluster's folder, empty or new"
+    )
 
 
 def _deps(asked: argparse.Namespace) -> int:
@@ -88,7 +104,7 @@ def _deps(asked: argparse.Namespace) -> int:
 def _build(asked: argparse.Namespace) -> int:
     from hack.cluster import build
 
-    if asked.wait:
+    if asked.wait or not asked.background:
         build.build(asked.only)
         return 0
     pid = build.build_in_background(asked.only)

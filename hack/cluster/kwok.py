@@ -21,11 +21,17 @@ def start(options: Options, keeper: Keeper, url: str, authority: Authority) -> N
     pair = authority.client("kwok", "psjob-kwok", ("system:masters",))
     config = kubeconfig(options.state / "kwok.kubeconfig", url, authority.ca.cert, pair)
     command = [str(program("kwok")), f"--kubeconfig={config}", f"--config={file_of('kwok', 'stages.yaml')}"]
-    command += ["--manage-all-nodes=false", f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake", "--node-lease-duration-seconds=40"]
+    command += [
+        "--manage-all-nodes=false",
+        f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
+        "--node-lease-duration-seconds=40",
+    ]
     keeper.start("kwok", [*command, "--server-address=", "--cidr=10.245.0.0/16", "--node-ip=10.243.0.250"])
 
 
-def node(name: str, capacity: dict[str, str] | None = None, labels: dict[str, str] | None = None, *, tainted: bool = False) -> dict[str, Any]:
+def node(
+    name: str, capacity: dict[str, str] | None = None, labels: dict[str, str] | None = None, *, tainted: bool = False
+) -> dict[str, Any]:
     """A Node document that kwok takes over. `capacity` adds to CAPACITY, for instance {"nvidia.com/gpu": "4"}."""
     room = {**CAPACITY, **(capacity or {})}
     known = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", "type": "kwok"}

@@ -90,11 +90,15 @@ def _wait_gone(pid: int) -> None:
         with contextlib.suppress(ChildProcessError, ProcessLookupError):
             os.waitpid(pid, os.WNOHANG)
         if time.monotonic() > deadline:
-            raise ClusterError(f"process {pid} of the cluster did not end within {DOWN_LIMIT:.0f} s; look at logs/holder.log in its state folder")
+            raise ClusterError(
+                f"process {pid} of the cluster did not end within {DOWN_LIMIT:.0f} s; look at logs/holder.log in its state folder"
+            )
         time.sleep(0.05)
 
 
 def _check_state(state: Path) -> None:
     foreign = [entry.name for entry in state.iterdir() if entry.name not in ("logs", "error")] if state.exists() else []
     if foreign:
-        raise ClusterError(f"{state} holds files that are not a cluster's ({', '.join(sorted(foreign)[:5])}); give --state an empty or new folder")
+        raise ClusterError(
+            f"{state} holds files that are not a cluster's ({', '.join(sorted(foreign)[:5])}); give --state an empty or new folder"
+        )

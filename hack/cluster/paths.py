@@ -17,6 +17,10 @@ class ClusterError(Exception):
     """A sentence for the person at the terminal: what is wrong, with which value, and what to do."""
 
 
+class Unavailable(ClusterError):
+    """This machine lacks something that the asked-for cluster needs; tests that need it are named as not run."""
+
+
 def cache() -> Path:
     """The folder for everything that outlives a checkout; PSJOB_CACHE or XDG_CACHE_HOME move it."""
     base = os.environ.get("PSJOB_CACHE")

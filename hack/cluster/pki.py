@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from hack.cluster.paths import ClusterError
+from hack.cluster.paths import ClusterError, Unavailable
 
 DAYS = "3650"
 
@@ -88,7 +88,7 @@ def _new_key(path: Path) -> tuple[str, ...]:
 
 def _openssl(*arguments: str) -> None:
     if shutil.which("openssl") is None:
-        raise ClusterError("the openssl command makes the cluster's certificates and is not on PATH; install openssl and run this again")
+        raise Unavailable("the openssl command makes the cluster's certificates and is not on PATH; install openssl and run this again")
     done = subprocess.run(["openssl", *arguments], capture_output=True, text=True)
     if done.returncode != 0:
         raise ClusterError(f"openssl {arguments[0]} failed: {done.stderr.strip()[-500:]}")

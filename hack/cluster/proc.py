@@ -69,7 +69,13 @@ class Keeper:
             (self.state / folder).mkdir(parents=True, exist_ok=True)
         with self.log(name).open("ab") as log:
             child = subprocess.Popen(
-                list(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **(env or {})}, preexec_fn=die_with_parent, cwd="/"
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **(env or {})},
+                preexec_fn=die_with_parent,
+                cwd="/",
             )
         self.children[name] = child
         (self.state / "pids" / f"{name}.pid").write_text(f"{child.pid}\n")

@@ -65,7 +65,11 @@ def _make(api: Api, volumes: Path, claim: dict[str, Any]) -> None:
     folder = volumes / name
     folder.mkdir(exist_ok=True)
     folder.chmod(0o2777)
-    reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", **{key: claim["metadata"][key] for key in ("namespace", "name", "uid")}}
+    reference = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        **{key: claim["metadata"][key] for key in ("namespace", "name", "uid")},
+    }
     anywhere = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "Exists"}]}
     volume = {
         "apiVersion": "v1",
