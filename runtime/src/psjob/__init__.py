@@ -1,1 +1,32 @@
-"""Parameter-server training of PyTorch models: what a training script imports."""
+"""psjob: parameter-server training for PyTorch. What a script imports.
+
+import psjob as ps
+model, opt = ps.attach(model, opt)        # outside a job: plain torch, nothing changes
+for x, y in ps.shard(loader):             # this worker's slice of the data, restartable
+    loss = loss_fn(model(x), y); loss.backward(); opt.step(); opt.zero_grad()
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from psjob.version import __version__
+
+if TYPE_CHECKING:
+    from psjob.attaching import attach
+    from psjob.data import epoch, shard
+    from psjob.report import checkpoint, export, is_first, rank, report, step, world
+
+__all__ = ["__version__", "attach", "checkpoint", "epoch", "export", "is_first", "rank", "report", "shard", "step", "world"]
+
+_HOME = {"attach": "attaching", "shard": "data", "epoch": "data"}
+
+
+def __getattr__(name: str) -> Any:
+    # Late, because a shard that starts tells its peers before it pays for importing torch.
+    if name not in __all__:
+        raise AttributeError(f"module 'psjob' has no attribute {name!r}")
+    import importlib
+
+    module = importlib.import_module(f"psjob.{_HOME.get(name, 'report')}")
+    value = getattr(module, name)
+    globals()[name] = value
+    return value

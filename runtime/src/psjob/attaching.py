@@ -1,0 +1,313 @@
+"""`attach`: the one line that makes a script a worker of a job, and the optimizer that it gives back."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from psjob import config, optimizers, record
+from psjob.errors import Refused, exit_refused, leave_message
+from psjob.layout import TensorSpec
+from psjob.worker import rewind
+from psjob.worker.session import EXIT_OF, Ending, WorkerSession
+
+M = TypeVar("M", bound=torch.nn.Module)
+T = TypeVar("T", bound=torch.optim.Optimizer)
+
+
+class Job:
+    """The attached script: its model, optimizer and session. One a process."""
+
+    def __init__(self, place: config.Place, model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: dict[str, Any]) -> None:
+        self.place, self.model, self.optimizer, self.stateful = place, model, optimizer, stateful
+        self.plain: type[torch.optim.Optimizer] = type(optimizer)
+        """The optimizer's class before attach: its own step and state."""
+        self.parameters, table = _table(model, optimizer)
+        rule, _ = optimizers.describe(optimizer)
+        self.rule = _rule(rule, optimizer, place.config)
+        self.session = WorkerSession(place, table, self.rule, _aliases(model, table))
+        self.replay = 0
+        """Steps that a script without `shard` makes again, without effect, to come back to its place."""
+        self.cursor: dict[str, int] | None = None
+        self.restored: record.Record | None = None
+        self.exit_code = 0
+
+    # -- in and out ----------------------------------------------------------------------------
+
+    def join(self) -> None:
+        self.carry_out(lambda: self.session.join(self.parameters, lambda: record.pack(self._capture(None))))
+        if self.session.record is not None:
+            self.restored = record.unpack(self.session.record)
+            if self.restored.cursor is None:
+                self.replay = self.session.clock
+        elif self.session.initial is not None:
+            record.restore_buffers(record.unpack(self.session.initial), self.model)
+
+    def put_back(self) -> None:
+        """The script stands where its record was taken: restore what the record holds."""
+        if self.restored is not None:
+            record.restore(self.restored, self.model, self._stateful(), self.optimizer)
+            self.restored = None
+
+    def edge(self, cursor: dict[str, int] | None) -> None:
+        """The script asks for its next batch (or, without `shard`, has made a step)."""
+        self.cursor = cursor
+        self.carry_out(lambda: self.session.edge(lambda: record.pack(self._capture(cursor)), self.parameters))
+
+    def leave(self) -> None:
+        self.carry_out(lambda: self.session.leave(lambda: record.pack(self._capture(self.cursor)), self.parameters))
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def step(self, original: Callable[[], Any] | None) -> None:
+        """One clock. `original` makes the optimizer's own step (worker-side update)."""
+        if self.replay:
+            self.replay -= 1
+            if self.replay == 0:
+                self.put_back()
+            return
+        grads = [p.grad for p in self.parameters]
+        for p, g in zip(self.parameters, grads, strict=True):
+            if g is not None and g.layout is not torch.strided:
+                self.refuse(f"a parameter of shape {tuple(p.shape)} has a sparse gradient; use dense gradients (sparse=False)")
+        scale, skip = _amp(self.optimizer)
+        self._exchange(grads, skip, scale, original)
+        if self.cursor is None:
+            self.edge(None)
+
+    def absent_step(self) -> None:
+        """This rank has no batch in the round: it counts as absent and takes the new weights."""
+        own = (lambda: self.plain.step(self.optimizer)) if self.session.reduces else None
+        self._exchange(None, False, 1.0, own)
+
+    def _exchange(self, grads: list[torch.Tensor | None] | None, skip: bool, scale: float, original: Callable[[], Any] | None) -> None:
+        numbers = [] if self.session.reduces else optimizers.numbers(self.optimizer)
+        self.carry_out(lambda: self.session.exchange(grads, numbers, skip, scale))
+        if original is None:
+            self.session.scatter(self.parameters)
+            return
+        for p in self.parameters:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        self.session.scatter([p.grad for p in self.parameters])  # type: ignore[misc]
+        if not skip:
+            original()
+
+    # -- endings -------------------------------------------------------------------------------
+
+    def carry_out(self, call: Callable[[], Any]) -> Any:
+        """Run a call of the session; where it raises an ending, end this process (or exec it again) as that asks."""
+        try:
+            return call()
+        except Ending as ending:
+            how, message = ending.how, ending.message
+        self.session.ended = True
+        for link in self.session.links:
+            link.close()
+        if how == "rewind":
+            rewind.again(self.place.rewinds)
+        if how == "refused":
+            self.refuse(message)
+        if message != how:
+            print(f"psjob: {message}", file=sys.stderr, flush=True)
+        if how in ("stopped", "lost", "fenced"):
+            leave_message({"ending": message})
+        raise SystemExit(EXIT_OF[how])
+
+    def refuse(self, message: str) -> None:
+        self.session.ended = True
+        exit_refused(message)
+
+    # -- records -------------------------------------------------------------------------------
+
+    def _stateful(self) -> dict[str, Any]:
+        own: dict[str, Any] = {"optimizer (worker side)": _Own(self.plain, self.optimizer)} if self.session.reduces else {}
+        return self.stateful | own
+
+    def _capture(self, cursor: dict[str, int] | None) -> record.Record:
+        return record.capture(cursor, self.session.clock, self.model, self._stateful(), self.optimizer)
+
+
+class _Own:
+    """The optimizer's own state, while `state_dict` of the attached one speaks of the shards."""
+
+    def __init__(self, plain: type[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> None:
+        self._plain, self._optimizer = plain, optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._plain.state_dict(self._optimizer))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._plain.load_state_dict(self._optimizer, state)
+
+
+current: Job | None = None
+_attaching = threading.Lock()
+
+
+def attach(model: M, optimizer: T, **stateful: Any) -> tuple[M, T]:
+    """Make this script a worker of the job around it; outside a job both come back as they are.
+
+    Afterwards `model` holds the job's weights and `optimizer.step()` pushes the gradients and takes the new weights.
+    `stateful` names what else a restart must put back (schedulers, a GradScaler …): objects with `state_dict` and
+    `load_state_dict`.
+
+    A script that asks for what cannot be done ends with a sentence and exit status 77.
+    """
+    global current
+    try:
+        place = config.place()
+        if place is None:
+            return model, optimizer
+        with _attaching:
+            if current is not None:
+                raise Refused("attach was called twice; one model and one optimizer a process are trained by a job")
+            if place.role != "worker":
+                raise Refused(f"attach was called in a process of role {place.role}")
+            rewind.check_possible()
+            _check(model, optimizer, stateful)
+            current = Job(place, model, optimizer, stateful)
+    except Refused as refused:
+        exit_refused(str(refused))
+    assert current is not None
+    _watch_exit(current)
+    current.join()
+    _take_over(current, optimizer)
+    return model, optimizer
+
+
+def _take_over(job: Job, optimizer: torch.optim.Optimizer) -> None:
+    """Give this very object (schedulers hold it already) a class whose `step` goes through the job."""
+    original = job.plain
+
+    def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        own = (lambda: original.step(self)) if job.session.reduces else None
+        self._opt_called = True
+        job.step(own)
+        return loss
+
+    def state_dict(self: Any) -> dict[str, Any]:
+        if job.session.reduces:
+            return dict(original.state_dict(self))
+        raw = job.carry_out(job.session.block_states)
+        return optimizers.assemble_state(original.state_dict(self), job.rule, job.session.layout, raw)
+
+    def load_state_dict(self: Any, state: dict[str, Any]) -> None:
+        job.refuse("load_state_dict after attach: the shards hold the optimizer state; load it before attach, or use checkpoint.resumeFrom")
+
+    def add_param_group(self: Any, group: dict[str, Any]) -> None:
+        job.refuse("add_param_group after attach: the parameter table is fixed; add the group before attach")
+
+    hooked = torch.optim.Optimizer.profile_hook_step(step)
+    hooked.hooked = True  # type: ignore[attr-defined]
+    hooked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    names = {"step": hooked, "state_dict": state_dict, "load_state_dict": load_state_dict, "add_param_group": add_param_group,
+             "_step_supports_amp_scaling": True}  # fmt: skip
+    optimizer.__dict__.pop("step", None)
+    optimizer.__class__ = type(original.__name__, (original,), names)
+
+
+def _table(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[torch.Tensor], list[TensorSpec]]:
+    names = {p: name for name, p in model.named_parameters()}
+    parameters: list[torch.Tensor] = []
+    table: list[TensorSpec] = []
+    for number, group in enumerate(optimizer.param_groups):
+        for p in group["params"]:
+            name = names.get(p)
+            if name is None:
+                raise Refused(f"the optimizer has a parameter of shape {tuple(p.shape)} that is not in the model given to attach")
+            parameters.append(p)
+            table.append(TensorSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), number))
+    return parameters, table
+
+
+def _aliases(model: torch.nn.Module, table: list[TensorSpec]) -> dict[str, str]:
+    """Further names under which the model's state_dict holds a parameter of the table (tied weights)."""
+    named = dict(model.named_parameters())
+    names = {id(named[spec.name]): spec.name for spec in table}
+    state = model.state_dict(keep_vars=True)
+    return {alias: names[id(p)] for alias, p in state.items() if id(p) in names and names[id(p)] != alias}
+
+
+def _rule(rule: str | None, optimizer: torch.optim.Optimizer, job: config.Config) -> str:
+    name = type(optimizer).__name__
+    if job.update_at == "worker" or (rule is None and job.update_at is None):
+        if job.mode != "sync":
+            raise Refused(
+                f"{name} has no rule on the shards, and training.mode {job.mode} needs one; use SGD, Adam, AdamW or Adagrad, "
+                "or training.mode sync"
+            )
+        return "reduce"
+    if rule is None:
+        raise Refused(
+            f"training.updateAt is server, but {name} has no rule on the shards; use SGD, Adam, AdamW or Adagrad, or drop it"
+        )
+    return rule
+
+
+def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: dict[str, Any]) -> None:
+    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+        raise Refused(f"attach takes a torch Module and a torch Optimizer, got {type(model).__name__} and {type(optimizer).__name__}")
+    trained = {p for group in optimizer.param_groups for p in group["params"]}
+    for name, p in model.named_parameters():
+        if p.requires_grad and p not in trained:
+            raise Refused(f"parameter {name} needs a gradient but is in no group of the optimizer; add it, or set requires_grad to False")
+    for name, thing in stateful.items():
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise Refused(f"attach(…, {name}=…): {type(thing).__name__} has no state_dict and load_state_dict")
+    problems = record.verify_round_trip(stateful)
+    if problems:
+        raise Refused("what attach was given could not be put back after a restart: " + "; ".join(problems))
+
+
+def _amp(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
+    """What a GradScaler left on the optimizer: the factor that unscales, and whether the step must be skipped."""
+    scale = getattr(optimizer, "grad_scale", None)
+    found = getattr(optimizer, "found_inf", None)
+    return (1.0 if scale is None else 1.0 / float(scale)), bool(found is not None and float(found) > 0)
+
+
+def _watch_exit(job: Job) -> None:
+    """A script that ends with 0 leaves the job; any other end is a crash. SIGTERM asks for a stop at the next edge."""
+    hook, leave = sys.excepthook, sys.exit
+
+    def on_error(kind: Any, value: Any, trace: Any) -> None:
+        job.exit_code = 1
+        hook(kind, value, trace)
+
+    def on_exit(code: Any = None) -> None:
+        job.exit_code = 0 if code is None or code == 0 else 1
+        leave(code)
+
+    def at_exit() -> None:
+        if job.exit_code == 0 and not job.session.ended and job.session._joined:
+            try:
+                job.leave()
+            except SystemExit as end:
+                _finish(end.code)
+
+    def on_term(_number: int, _frame: Any) -> None:
+        job.session.stop_requested = True
+
+    sys.excepthook, sys.exit = on_error, on_exit  # type: ignore[assignment]
+    atexit.register(at_exit)
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, on_term)
+
+
+def _finish(code: Any) -> None:
+    if code not in (0, None):
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(int(code))

@@ -1,0 +1,159 @@
+"""What this process was handed: the environment and the config file of `contract`, read once and checked whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psjob import contract
+from psjob.errors import Refused
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Where a shard listens."""
+
+    host: str
+    port: int
+    status_port: int
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When to checkpoint, how many to keep, and what to begin from."""
+
+    interval_seconds: float
+    every_steps: int | None
+    keep: int
+    disabled: bool
+    resume_from: str | None
+
+
+@dataclass(frozen=True)
+class Config:
+    """The job's config file, see contract.CONFIG_FORMAT."""
+
+    job: str
+    run: str
+    spec_hash: str
+    mode: str
+    seed: int
+    update_at: str | None
+    workers: int
+    shards: tuple[Peer, ...]
+    checkpoint: CheckpointConfig
+    success_policy: str
+    shard_timeout: float
+    connect_seconds: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process of the job this one is. `number` is a shard's epoch or a worker's start."""
+
+    role: str
+    index: int
+    run: str
+    number: int
+    view: int
+    rewinds: int
+    pod: str
+    config: Config
+    bind: str | None
+    checkpoints: Path | None
+    min_step: int
+
+
+def place(environ: Mapping[str, str] = os.environ) -> Place | None:
+    """This process's place in a job, or None outside one.
+
+    Raises:
+        Refused: variables or config that are missing or wrong; one sentence lists all of them.
+    """
+    role = environ.get(contract.ENV_ROLE)
+    if role is None:
+        return None
+    problems: list[str] = []
+
+    def number(name: str, default: int | None, lowest: int) -> int:
+        raw = environ.get(name, "" if default is None else str(default))
+        try:
+            value = int(raw)
+        except ValueError:
+            problems.append(f"{name} is {raw!r}, expected a whole number")
+            return lowest
+        if value < lowest:
+            problems.append(f"{name} is {value}, the least is {lowest}")
+        return value
+
+    if role not in ("worker", "shard"):
+        problems.append(f"{contract.ENV_ROLE} is {role!r}, expected worker or shard")
+    index = number(contract.ENV_INDEX, None, 0)
+    count = number(contract.ENV_EPOCH if role == "shard" else contract.ENV_START, None, 1)
+    view = number(contract.ENV_VIEW, 0, 0)
+    rewinds = number(contract.ENV_REWINDS, 0, 0)
+    min_step = number(contract.ENV_MIN_STEP, 0, 0)
+    run = environ.get(contract.ENV_RUN, "")
+    if not run:
+        problems.append(f"{contract.ENV_RUN} is not set")
+    checkpoints = environ.get(contract.ENV_CHECKPOINTS)
+    config = _read(environ.get(contract.ENV_CONFIG, ""), problems)
+    if config is not None:
+        if run and config.run != run:
+            problems.append(f"{contract.ENV_RUN} is {run}, but the config is of run {config.run}")
+        limit = len(config.shards) if role == "shard" else config.workers
+        if index >= limit:
+            problems.append(f"{contract.ENV_INDEX} is {index}, this job has {limit} {role}s")
+    if problems or config is None:
+        raise Refused("this process was not started as part of a job in the right way: " + "; ".join(problems))
+    return Place(
+        role, index, run, count, view, rewinds, environ.get(contract.ENV_POD, f"{role}-{index}"), config,
+        environ.get(contract.ENV_BIND) or None, Path(checkpoints) if checkpoints else None, min_step,
+    )  # fmt: skip
+
+
+def _read(path: str, problems: list[str]) -> Config | None:
+    try:
+        raw = json.loads(Path(path).read_text()) if path else None
+    except (OSError, ValueError) as error:
+        problems.append(f"{contract.ENV_CONFIG}: cannot read {path}: {error}")
+        return None
+    if raw is None:
+        problems.append(f"{contract.ENV_CONFIG} is not set")
+        return None
+    try:
+        return _config(raw)
+    except (KeyError, TypeError, ValueError) as error:
+        problems.append(f"{contract.ENV_CONFIG}: {path} is not a config of format {contract.CONFIG_FORMAT}: {error!r}")
+        return None
+
+
+def _config(raw: dict[str, Any]) -> Config:
+    if raw["format"] != contract.CONFIG_FORMAT:
+        raise ValueError(f"format {raw['format']}; run the runtime that belongs to this operator")
+    saved = raw["checkpoint"]
+    resume = saved.get("resumeFrom")
+    return Config(
+        job=str(raw["job"]),
+        run=str(raw["run"]),
+        spec_hash=str(raw["specHash"]),
+        mode=str(raw["mode"]),
+        seed=int(raw["seed"]),
+        update_at=raw.get("updateAt"),
+        workers=int(raw["workers"]),
+        shards=tuple(Peer(str(s["host"]), int(s["port"]), int(s["statusPort"])) for s in raw["shards"]),
+        checkpoint=CheckpointConfig(
+            float(saved["intervalSeconds"]),
+            None if saved.get("everySteps") is None else int(saved["everySteps"]),
+            int(saved["keep"]),
+            bool(saved["disabled"]),
+            str(resume["path"]) if resume else None,
+        ),
+        success_policy=str(raw["successPolicy"]),
+        shard_timeout=float(raw["shardTimeoutSeconds"]),
+        connect_seconds=float(raw.get("connectSeconds", 600)),
+    )

@@ -1,0 +1,133 @@
+"""Committing a cut: records file, final weights, then the manifest, whose rename is the commit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from psjob import record
+from psjob.checkpoint import claim, files, final, manifest
+from psjob.checkpoint.files import FileFact
+from psjob.checkpoint.manifest import BlockPlace, Manifest
+from psjob.checkpoint.problems import CheckpointProblem
+from psjob.coordinator.cuts import Cut
+
+if TYPE_CHECKING:
+    from psjob.coordinator.coordinator import Coordinator
+
+log = logging.getLogger("psjob.coordinator")
+
+
+class Committer:
+    """Turns a finished cut into a manifest."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.c = coordinator
+
+    def commit(self, cut: Cut) -> int | None:
+        """Write the manifest of a cut that every shard has written; its step, or None when that failed.
+
+        Raises Fenced when a higher view has claimed the run: this process must end.
+        """
+        c = self.c
+        began = time.time()
+        made = self._manifest(cut)
+        try:
+            claim.check(c.folder, c.views.view, c.place.pod)
+            made = self._with_records(cut, made)
+            if cut.final:
+                digest = final.checkpoint_sha256(c.folder, made)
+                made = replace(made, extra={**made.extra, "weightsSha256": digest})
+                final.write_final(c.folder, made, made.extra.get("aliases"))
+            path = manifest.commit(c.folder, made, c.place.pod)
+            manifest.prune(c.folder, c.config.checkpoint.keep, made)
+        except CheckpointProblem as problem:
+            c.progress.checkpoint_problem = str(problem)
+            log.warning("checkpoint not committed: %s", problem)
+            return None
+        c.progress.checkpoint_problem = None
+        if made.step > 0:
+            c.progress.committed += 1
+        self.adopt(made)
+        log.info("checkpoint of step %d committed in %.2f s: %s", made.step, time.time() - began, path.name)
+        if c.views.initialising:
+            c.views.initial_committed(c.folder, made)
+        return made.step
+
+    def adopt(self, made: Manifest) -> None:
+        """This manifest is the newest: show it."""
+        c = self.c
+        c.progress.checkpoint = {
+            "step": made.step, "view": made.view, "time": made.created, "bytes": made.bytes,
+            "path": made.name, "final": made.final,
+        }  # fmt: skip
+        if made.final:
+            c.progress.weights_sha256 = made.extra.get("weightsSha256")
+
+    def _manifest(self, cut: Cut) -> Manifest:
+        c = self.c
+        blocks = tuple(
+            BlockPlace(entry["index"], body["file"]["name"], entry["epoch"], entry["n"], entry["counts"])
+            for _shard, body in sorted(cut.written.items())
+            for entry in body["blocks"]
+        )
+        tables = {str(shard): body["table"] for shard, body in sorted(cut.written.items())}
+        clocks = self._clocks(cut, blocks, tables)
+        workers: dict[str, Any] = {}
+        for member in c.members.all.values():
+            left = member.left_at if member.left_at is not None and member.left_at <= clocks[member.rank] else None
+            workers[str(member.rank)] = {
+                "clock": clocks[member.rank], "start": member.incarnation[0], "rewinds": member.incarnation[1], "leftAt": left,
+            }  # fmt: skip
+        live = [clocks[m.rank] for m in c.members.all.values() if workers[str(m.rank)]["leftAt"] is None]
+        assert c.store.layout is not None
+        return Manifest(
+            run=c.place.run, view=c.views.view, step=min(live or list(clocks.values())), mode=c.config.mode,
+            final=cut.final, created=time.time(), layout=c.store.layout, rule=c.store.rule_name,
+            update_at="worker" if c.store.rule_name == "reduce" else "server", shards=len(c.config.shards),
+            assignment=c.store.assignment, blocks=blocks,
+            files=tuple(FileFact.from_json(body["file"]) for _shard, body in sorted(cut.written.items())), workers=workers, tables=tables,
+            spec_hash=c.config.spec_hash, extra={"aliases": c.views.aliases},
+        )  # fmt: skip
+
+    def _clocks(self, cut: Cut, blocks: tuple[BlockPlace, ...], tables: dict[str, Any]) -> dict[int, int]:
+        """Each worker's clock at the cut: the step in sync, in async the one clock all shards have of it."""
+        ranks = list(self.c.members.all)
+        if not self.c.mode.marks():
+            step = max((place.n for place in blocks), default=0)
+            return dict.fromkeys(ranks, step)
+        clocks: dict[int, int] = {}
+        for rank in ranks:
+            seen = {int(rows[str(rank)]["complete"]) for shard, rows in tables.items() if self.c.store.assignment.count(int(shard))}
+            if len(seen) > 1:
+                raise RuntimeError(f"shards disagree on worker {rank}'s clock at a cut: {sorted(seen)}")
+            clocks[rank] = seen.pop() if seen else 0
+        return clocks
+
+    def _with_records(self, cut: Cut, made: Manifest) -> Manifest:
+        """Put the workers' records into one file of their own and name it in the manifest."""
+        c = self.c
+        held: list[tuple[str, torch.Tensor]] = []
+        for rank, entry in made.workers.items():
+            blob = c.members[int(rank)].records.get(entry["clock"])
+            if blob is not None and entry["leftAt"] is None:
+                held.append((f"record.{rank}", torch.frombuffer(bytearray(blob), dtype=torch.uint8)))
+        if made.step == 0 and c.views.initial:
+            held.append(("initial", torch.frombuffer(bytearray(c.views.initial), dtype=torch.uint8)))
+        stem = f"v{c.views.view:06d}-c{cut.number:06d}"
+        if held:
+            made = replace(made, records=files.write_blocks(c.folder, f"{stem}-records.safetensors", held, {"run": c.place.run}))
+        buffers = self._buffers(made)
+        if buffers:
+            made = replace(made, buffers=files.write_blocks(c.folder, f"{stem}-buffers.safetensors", buffers, {"run": c.place.run}))
+        return made
+
+    def _buffers(self, made: Manifest) -> list[tuple[str, torch.Tensor]]:
+        """The model's buffers are rank 0's, from its record at the cut (its last one when it has left)."""
+        records = self.c.members[0].records
+        blob = records.get(int(made.workers["0"]["clock"])) or (records[max(records)] if records else self.c.views.initial)
+        return sorted(record.unpack(blob).buffers.items()) if blob else []

@@ -1,0 +1,217 @@
+"""The coordinator: a module inside shard 0's process that keeps the job together.
+
+One thread, one queue of events, decisions in the pure parts beside it. It knows the members and their records, brings all
+shards to one view, orders cuts and commits them, and ends the job. Every order goes to every shard the same way; shard 0
+is only the one that answers without a network.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from psjob.checkpoint import claim
+from psjob.config import Place
+from psjob.coordinator.commit import Committer
+from psjob.coordinator.cuts import Cuts
+from psjob.coordinator.ending import Ending
+from psjob.coordinator.members import Members, State
+from psjob.coordinator.progress import Progress
+from psjob.coordinator.views import Views
+from psjob.errors import Fenced
+from psjob.shard.session import Session
+from psjob.wire.frame import Header, Kind
+
+if TYPE_CHECKING:
+    from psjob.shard.server import Server
+
+TICK_SECONDS = 0.05
+log = logging.getLogger("psjob.coordinator")
+
+
+class Coordinator:
+    """`hello`, `frame`, `peer_*`, `step_passed` and `stop` may be called from any thread; all else runs in the coordinator's own."""
+
+    def __init__(self, place: Place, server: Server, folder: Path, exit_with: Callable[[int], None]) -> None:
+        self.place, self.config, self.server, self.store = place, place.config, server, server.store
+        self.folder, self.exit_with = folder, exit_with
+        self.mode = server.store.mode
+        self.members = Members(place.config.workers)
+        self.sessions: dict[int, Session] = {}
+        saved = place.config.checkpoint
+        interval = None if saved.disabled else saved.interval_seconds
+        self.cuts = Cuts(interval, None if saved.disabled else saved.every_steps, self.mode.marks())
+        self.progress = Progress()
+        self.committer = Committer(self)
+        self.views = Views(self)
+        self.ending = Ending(self)
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="coordinator", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            claim.claim(self.folder, self.place.view, self.place.pod)
+            self.views.begin()
+            while True:
+                try:
+                    event = self._events.get(timeout=TICK_SECONDS)
+                except queue.Empty:
+                    pass
+                else:
+                    event()
+                self._tick(time.monotonic())
+        except Fenced as fenced:
+            self.server.fenced(fenced)
+        except Exception:  # the thread must not die in silence
+            log.exception("the coordinator failed")
+            self.exit_with(1)
+
+    # -- from other threads --------------------------------------------------------------------
+
+    def post(self, event: Callable[[], None]) -> None:
+        self._events.put(event)
+
+    def hello(self, session: Session) -> None:
+        self.post(lambda: self._hello(session))
+
+    def frame(self, session: Session, header: Header, body: Mapping[str, Any], blob: bytes = b"") -> None:
+        self.post(lambda: self._frame(session, header, body, blob))
+
+    def answer(self, index: int, body: Mapping[str, Any]) -> None:
+        """A shard answers an order."""
+        self.post(lambda: self._answer(index, body))
+
+    def step_passed(self, step: int) -> None:
+        now = time.time()
+        self.post(lambda: self.progress.passed(step, now))
+
+    def stop(self) -> None:
+        """This pod is asked to go: last cut, then leave."""
+        self.post(self.ending.stop_job)
+
+    # -- events --------------------------------------------------------------------------------
+
+    def _hello(self, session: Session) -> None:
+        member = self.members[session.rank]
+        if session.incarnation < member.incarnation:
+            session.tell(Kind.ERROR, {"code": "fenced", "error": f"worker {session.rank}: a newer process of this rank is here"})
+            session.hang_up()
+            return
+        member.incarnation = session.incarnation
+        self.sessions[session.rank] = session
+        if member.state in (State.ABSENT, State.LOST):
+            member.state = State.JOINED
+        self.views.worker(session)
+
+    def _frame(self, session: Session, header: Header, body: Mapping[str, Any], blob: bytes) -> None:
+        if self.sessions.get(session.rank) is not session:
+            return
+        member = self.members[session.rank]
+        if header.kind is Kind.RECORD:
+            if header.clock < 0:
+                self.views.initial = blob
+                self.views.check_initialised()
+                return
+            cut = self.cuts.current
+            member.keep(header.clock, blob, None if cut is None else cut.step)
+            self.try_commit()
+        elif header.kind is Kind.LEAVE:
+            self.members.left(session.rank, header.clock)
+            self.ending.left(session.rank)
+        elif header.kind is Kind.REPORT:
+            self.progress.report(session.rank, body)
+        elif header.kind is Kind.CHECKPOINT:
+            self.cuts.requested = True
+        elif header.kind is Kind.STOP:
+            self.ending.stop_worker(session.rank)
+
+    def _answer(self, index: int, body: Mapping[str, Any]) -> None:
+        did = body.get("did")
+        cut = self.cuts.current
+        if did in ("ready", "late", "written", "unwritten"):
+            if cut is None or body.get("cut") != cut.number:
+                return
+            if did == "ready":
+                cut.ready.add(index)
+                if cut.step is None and len(cut.ready) == len(self.config.shards):
+                    self._ask_marks(cut.number)
+            elif did == "late":
+                self.void(str(body.get("why")), lambda now: self.cuts.late(now))
+            elif did == "unwritten":
+                self.progress.checkpoint_problem = f"shard {index}: {body.get('why')}"
+                self.void(str(body.get("why")), lambda now: self.cuts.failed(now))
+            else:
+                cut.written[index] = dict(body)
+                self.try_commit()
+        elif did == "stopping":
+            self.ending.stop_job()
+        else:
+            self.views.answer(index, body)
+
+    # -- cuts ----------------------------------------------------------------------------------
+
+    def begin_cut(self, now: float, final: bool = False, stop: bool = False, still: bool = False) -> None:
+        cut = self.cuts.begin(self.store.span()[1] if not self.mode.marks() else self.store.step(), now, final, stop, still)
+        step = -1 if cut.step is None else cut.step
+        self.server.cut_step = step
+        if stop and cut.step is not None:
+            self.tell_all(Kind.STOP, clock=cut.step)
+        self.views.order_all({"do": "cut", "cut": cut.number, "step": step})
+
+    def void(self, why: str, again: Callable[[float], None]) -> None:
+        cut = self.cuts.current
+        if cut is None:
+            return
+        log.info("checkpoint %d is void: %s", cut.number, why)
+        self.server.cut_step = -1
+        self.views.order_all({"do": "void", "cut": cut.number})
+        self.tell_all(Kind.RELEASE, request=cut.number)
+        again(time.monotonic())
+
+    def try_commit(self) -> None:
+        """Commit once every shard has written and every worker's record for the cut is here."""
+        cut = self.cuts.current
+        if cut is None or len(cut.written) < len(self.config.shards):
+            return
+        missing = self.members.missing_records(cut.step if cut.step != -1 else None)
+        if missing and not self._never_recorded(missing):
+            return
+        step = self.committer.commit(cut)
+        self.server.cut_step = -1
+        now = time.monotonic()
+        if step is None:
+            self.void(self.progress.checkpoint_problem or "not committed", lambda at: self.cuts.failed(at))
+            return
+        self.cuts.committed(step, now)
+        self.views.order_all({"do": "committed", "step": step})
+        self.ending.committed(cut, step)
+
+    def tell_all(self, kind: Kind, **fields: Any) -> None:
+        for session in self.sessions.values():
+            session.tell(kind, **fields)
+
+    def _never_recorded(self, ranks: list[int]) -> bool:
+        """At step 0 of a new run nobody has asked for a batch yet."""
+        return self.views.initialising and all(not self.members[rank].records for rank in ranks)
+
+    def _ask_marks(self, number: int) -> None:
+        self.tell_all(Kind.MARK, request=number)
+
+    def _tick(self, now: float) -> None:
+        self.server.tick(now)
+        self.views.tick(now)
+        if not self.views.open or self.ending.over:
+            return
+        if self.cuts.expired(now):
+            self.void("a worker did not reach its step edge in time", lambda at: self.cuts.timed_out(at))
+        if self.ending.tick(now):
+            return
+        if self.cuts.due(self.progress.step, now):
+            self.begin_cut(now)

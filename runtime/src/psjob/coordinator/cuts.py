@@ -1,0 +1,96 @@
+"""When to checkpoint, and how far one cut has come. Pure: the caller tells the time and carries orders out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Cut:
+    """One try. `step` is None where workers mark their own edges. `ready` and `written` are shard indices."""
+
+    number: int
+    step: int | None
+    began: float
+    final: bool = False
+    stop: bool = False
+    ready: set[int] = field(default_factory=set)
+    written: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+class Cuts:
+    """Decides what to cut next. `interval` in seconds, `every` in steps; either may be absent (None)."""
+
+    MARK_SECONDS = 10.0
+    FIRST_LEAD = 2
+    MAX_LEAD = 64
+
+    def __init__(self, interval: float | None, every: int | None, marks: bool) -> None:
+        self.interval, self.every, self.marks = interval, every, marks
+        self.current: Cut | None = None
+        self.number = 0
+        self.requested = False
+        self._next_time: float | None = None
+        self._next_step: int | None = None
+        self._not_before = 0.0
+        self._lead = self.FIRST_LEAD
+        self._mark_seconds = self.MARK_SECONDS
+
+    def restart(self, step: int, now: float) -> None:
+        """Count on from a manifest at `step`; whatever was in flight is void."""
+        self.current = None
+        self._schedule(step, now)
+
+    def due(self, step: int, now: float) -> bool:
+        """Should a cut begin now?"""
+        if self.current is not None or now < self._not_before:
+            return False
+        if self.requested:
+            return True
+        by_time = self._next_time is not None and now >= self._next_time
+        return by_time or (self._next_step is not None and step + self._lead >= self._next_step)
+
+    def begin(self, step: int, now: float, final: bool = False, stop: bool = False, still: bool = False) -> Cut:
+        """Name the next cut; `still`: nobody moves any more, so blocks are copied as they stand."""
+        self.number += 1
+        named: int | None = None
+        if not still and not self.marks:
+            named = step + self._lead
+            if self.every and not (final or stop or self.requested):
+                named = -(-named // self.every) * self.every if self._next_step is not None else named
+        self.requested = False
+        self.current = Cut(self.number, -1 if still and not self.marks else named, now, final, stop)
+        return self.current
+
+    def late(self, now: float) -> None:
+        """A shard was already beyond the step: name one further ahead."""
+        self._lead = min(self._lead * 2, self.MAX_LEAD)
+        self._again(now, 0.0)
+
+    def failed(self, now: float) -> None:
+        """Writing failed (disk full, no permission): try again after a while."""
+        self._again(now, 5.0)
+
+    def expired(self, now: float) -> bool:
+        """Workers hold their pushes for a marked cut; not longer than this."""
+        cut = self.current
+        return cut is not None and cut.step is None and not cut.written and now - cut.began > self._mark_seconds
+
+    def timed_out(self, now: float) -> None:
+        self._mark_seconds = min(self._mark_seconds * 2, 60.0)
+        self._again(now, self._mark_seconds)
+
+    def committed(self, step: int, now: float) -> None:
+        self.current = None
+        self._lead = max(self.FIRST_LEAD, self._lead // 2)
+        self._schedule(step, now)
+
+    def _again(self, now: float, delay: float) -> None:
+        self.current = None
+        self.requested = True
+        self._not_before = now + delay
+
+    def _schedule(self, step: int, now: float) -> None:
+        self._next_time = None if self.interval is None else now + self.interval
+        self._next_step = None if self.every is None else (step // self.every + 1) * self.every

@@ -1,0 +1,175 @@
+"""A worker joins: at which clock, from which record, or must all go back?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from psjob import memory
+from psjob.checkpoint import files, manifest
+from psjob.checkpoint.manifest import Manifest
+from psjob.coordinator.members import State
+from psjob.layout import TensorSpec
+from psjob.shard.session import Session
+from psjob.wire.frame import Kind
+
+if TYPE_CHECKING:
+    from psjob.coordinator.views import Views
+
+
+@dataclass
+class Asked:
+    """A worker that waits until every shard has said where it stands."""
+
+    session: Session
+    number: int
+    answers: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class Joining:
+    """Workers that wait to be placed."""
+
+    def __init__(self, views: Views) -> None:
+        self.views = views
+        self._asked: dict[int, Asked] = {}
+        self._number = 0
+
+    def join(self, session: Session) -> None:
+        """Training is on: a process that knows its place goes on at once, a fresh one is placed first."""
+        c = self.views.c
+        member = c.members[session.rank]
+        if member.state is State.LEFT:
+            c.ending.left(session.rank)
+        if not session.hello.get("fresh"):
+            self._welcome(session, None)
+            return
+        if member.state is State.LEFT:
+            return
+        self._number += 1
+        self._asked[session.rank] = Asked(session, self._number)
+        self.views.order_all({"do": "where", "rank": session.rank, "ask": self._number})
+
+    def where(self, index: int, body: Mapping[str, Any]) -> None:
+        """A shard says how far a rank is there."""
+        asked = self._asked.get(int(body["rank"]))
+        if asked is None or body["ask"] != asked.number:
+            return
+        asked.answers[index] = body
+        if len(asked.answers) == len(self.views.peers):
+            del self._asked[asked.session.rank]
+            self._place(asked)
+
+    def _place(self, asked: Asked) -> None:
+        c, session = self.views.c, asked.session
+        if c.sessions.get(session.rank) is not session or not self.views.open:
+            return
+        member = c.members[session.rank]
+        answers = [a for a in asked.answers.values() if a["owned"]]
+        if c.mode.rewinds_together:
+            clock = resume_sync(answers, set(member.records))
+            if clock is None:
+                self.views.rewind_all(f"worker {session.rank} came back without the record of the step the job waits for")
+                return
+        else:
+            clock = resume_async(answers)
+        session.hello = dict(session.hello) | {"acked": clock}
+        self._welcome(session, clock)
+
+    def _welcome(self, session: Session, clock: int | None) -> None:
+        views, c = self.views, self.views.c
+        session.join()
+        member = c.members[session.rank]
+        record = None
+        if clock is not None:
+            record = member.records.get(max(member.records)) if member.records else None
+            member.clock = max(member.clock, clock) if not c.mode.rewinds_together else clock
+        initial = views.initial if clock is not None and record is None and clock == 0 else b""
+        session.welcome(
+            view=views.view, attempt=views.attempt, clock=clock or 0, record=bool(record or initial), assignment=list(c.store.assignment)
+        )
+        if record:
+            session.tell(Kind.RECORD, payload=record, clock=clock)
+        elif initial:
+            session.tell(Kind.RECORD, payload=initial, clock=-1)
+
+    def foreign(self) -> tuple[Path, Manifest] | None:
+        """What `checkpoint.resumeFrom` names, when this run has no manifest of its own."""
+        c = self.views.c
+        path = c.config.checkpoint.resume_from
+        if not path:
+            return None
+        folder = Path(path)
+        made, problems = manifest.newest(folder, None)
+        if made is None:
+            raise ResumeRefused(f"checkpoint.resumeFrom: no valid manifest in {folder}" + (f" ({problems[0]})" if problems else ""))
+        if made.final:
+            raise ResumeRefused(f"checkpoint.resumeFrom: the run in {folder} is complete; load its final.safetensors in the script instead")
+        if len(made.workers) != c.config.workers:
+            raise ResumeRefused(
+                f"checkpoint.resumeFrom: that run had {len(made.workers)} workers, this job has {c.config.workers}; "
+                "set workers.replicas to the same number (another number of shards is fine)"
+            )
+        if made.mode != c.config.mode:
+            raise ResumeRefused(f"checkpoint.resumeFrom: that run was {made.mode}, this job is {c.config.mode}; use the same training.mode")
+        return folder, made
+
+
+class ResumeRefused(Exception):
+    """The job cannot begin from what resumeFrom names; the text says why and what to change."""
+
+
+def resume_sync(answers: Sequence[Mapping[str, Any]], records: set[int]) -> int | None:
+    """The clock a returning sync worker goes on at: the one the whole job waits for, if its record is at hand; else None.
+
+    Each answer has `lo` and `hi`, the lowest and highest version of a shard's blocks.
+    """
+    versions = {int(a[edge]) for a in answers for edge in ("lo", "hi")}
+    if len(versions) > 1:
+        return None
+    clock = versions.pop() if versions else 0
+    return clock if clock in records or (clock == 0 and not records) else None
+
+
+def resume_async(answers: Sequence[Mapping[str, Any]]) -> int:
+    """The clock a returning async worker goes on at: after the highest that any shard has seen of it."""
+    return max((int(a["complete"]) + (1 if a["open"] else 0) for a in answers), default=0)
+
+
+def rule_for(hello: Mapping[str, Any], update_at: str | None) -> str:
+    """The shards' rule, as rank 0 found it from its optimizer (`reduce` where the workers step)."""
+    return "reduce" if update_at == "worker" else str(hello["rule"])
+
+
+def difference(rank: int, table: Sequence[TensorSpec], theirs: Sequence[Mapping[str, Any]]) -> str | None:
+    """The first tensor in which a worker's table differs from the job's, as a sentence."""
+    for position, ours in enumerate(table):
+        if position >= len(theirs):
+            return f"worker {rank} has {len(theirs)} parameters, the job has {len(table)}: {ours.name} {list(ours.shape)} is missing"
+        other = theirs[position]
+        mine = (ours.name, list(ours.shape), ours.dtype, ours.group)
+        got = (other.get("name"), list(other.get("shape", ())), other.get("dtype"), other.get("group"))
+        if mine != got:
+            return (
+                f"worker {rank}'s parameter {position} is {got[0]} {got[1]} {got[2]} in group {got[3]}; "
+                f"the job's is {mine[0]} {mine[1]} {mine[2]} in group {mine[3]}; every worker must build the same model"
+            )
+    if len(theirs) > len(table):
+        return f"worker {rank} has {len(theirs)} parameters, the job has {len(table)}: {theirs[len(table)].get('name')} is one too many"
+    return None
+
+
+def read_records(folder: Path, made: Manifest) -> dict[int, bytes]:
+    """The resume records a manifest holds, by rank."""
+    if made.records is None:
+        return {}
+    tensors = files.read_blocks(folder / made.records.name, None, made.records)
+    return {int(name.removeprefix("record.")): bytes(memory.view(t)) for name, t in tensors.items() if name.startswith("record.")}
+
+
+def read_initial(folder: Path, made: Manifest) -> bytes:
+    """What rank 0 gave when the run began, from the manifest of step 0; empty from a later one."""
+    if made.records is None or "initial" not in made.records.tensors:
+        return b""
+    return bytes(memory.view(files.read_blocks(folder / made.records.name, ["initial"], made.records)["initial"]))

@@ -1,0 +1,319 @@
+"""Bringing all shards and workers to one view: a new run's initialisation, restores, rewinds, and workers that join.
+
+States: `electing` (not all shards are here), `fresh` (a new run waits for rank 0), `initialising` (rank 0 sends its
+values), `restoring` (shards read a manifest), `open` (training), `finished`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from psjob import contract
+from psjob.checkpoint import claim, manifest
+from psjob.checkpoint.manifest import Manifest
+from psjob.coordinator.joining import Joining, difference, read_initial, read_records, rule_for
+from psjob.errors import Fenced
+from psjob.layout import TensorSpec
+from psjob.shard.session import WAITING_SECONDS, Session
+from psjob.wire.frame import Kind
+
+if TYPE_CHECKING:
+    from psjob.coordinator.coordinator import Coordinator
+
+log = logging.getLogger("psjob.coordinator")
+
+
+@dataclass
+class Peer:
+    """A shard as the coordinator sees it; `order` reaches it."""
+
+    epoch: int
+    serving: bool
+    attempt: int
+    order: Callable[[Mapping[str, Any]], None]
+
+
+class Views:
+    """The state machine that brings shards and workers to one view."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.c = coordinator
+        self.view = coordinator.place.view
+        self.attempt = self.view << 20
+        self.state = "electing"
+        self.peers: dict[int, Peer] = {}
+        self.initial = b""
+        self.aliases: dict[str, str] = {}
+        self.table: tuple[TensorSpec, ...] = ()
+        self.source: tuple[Path, Manifest] | None = None
+        self.waiting: dict[int, Session] = {}
+        self.joining = Joining(self)
+        self._told = 0.0
+        self._done: set[int] = set()
+        self._only: set[int] = set()
+        self._since = time.monotonic()
+
+    @property
+    def open(self) -> bool:
+        return self.state == "open"
+
+    @property
+    def initialising(self) -> bool:
+        return self.state == "initialising"
+
+    def begin(self) -> None:
+        """Shard 0 has started: it is its own first peer, and the newest manifest says what the job is."""
+        c = self.c
+        self.peers[0] = Peer(c.place.number, False, 0, c.server.control.order)
+        found = self._newest()
+        if found is None and c.place.min_step:
+            c.server.leave(contract.EXIT_CHECKPOINT_LOST, f"no valid manifest in {c.folder}, though this run had a checkpoint")
+            return
+        if found is not None and found[1].final and found[0] == c.folder:
+            self.source = found
+            self.state = "finished"
+            c.committer.adopt(found[1])
+            c.ending.already_over()
+            return
+        self.source = found
+        self._gather()
+
+    # -- shards --------------------------------------------------------------------------------
+
+    def shard(self, index: int, hello: Mapping[str, Any], order: Callable[[Mapping[str, Any]], None]) -> None:
+        """A shard says hello on a new stream. Raises Fenced when *this* coordinator is the old one."""
+        epoch, view = int(hello["epoch"]), int(hello["view"])
+        known = self.peers.get(index)
+        if known is not None and epoch < known.epoch:
+            order({"do": "fenced", "view": self.view})
+            return
+        peer = Peer(epoch, bool(hello["serving"]), int(hello["attempt"]), order)
+        self.peers[index] = peer
+        if self.c.cuts.current is not None:
+            self.c.void(f"shard {index} came anew", lambda now: None)
+            self.c.cuts.current = None
+        if view > self.view:
+            self._rise(view)
+        if self.state == "finished":
+            order({"do": "finish"})
+        elif not self.open or len(self.peers) < len(self.c.config.shards):
+            self._gather()
+        elif not peer.serving or (self.c.mode.rewinds_together and peer.attempt != self.attempt):
+            self._restore({index})
+        else:
+            order({"do": "adopt", "view": self.view})
+
+    def announced(self, view: int) -> None:
+        """A shard that is still starting tells of a higher view: rewind the workers while it imports and restores."""
+        if view > self.view and self.state not in ("finished",):
+            self._rise(view)
+            if self.open and self.c.mode.rewinds_together:
+                self.state = "electing"
+                self._rewind_workers()
+
+    def lost(self, index: int, order: Callable[[Mapping[str, Any]], None]) -> None:
+        """The stream of a shard ended; it may still serve its workers."""
+        peer = self.peers.get(index)
+        if peer is not None and peer.order is order and self.c.cuts.current is not None:
+            self.c.void(f"shard {index} is out of reach", lambda now: None)
+            self.c.cuts.current = None
+
+    def order_all(self, body: Mapping[str, Any]) -> None:
+        for peer in list(self.peers.values()):
+            peer.order(body)
+
+    def answer(self, index: int, body: Mapping[str, Any]) -> None:
+        did = body.get("did")
+        if did == "initialised" and self.initialising:
+            self._done.add(index)
+            self.check_initialised()
+        elif did == "restored" and self.state == "restoring" and body.get("attempt") == self.attempt:
+            self._done.add(index)
+            if self._done >= self._only:
+                self._open()
+        elif did == "unrestored":
+            self._newest_again(str(body.get("why")))
+        elif did == "where":
+            self.joining.where(index, body)
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def worker(self, session: Session) -> None:
+        """A worker said hello: welcome it, make it rewind, or let it wait."""
+        if self.state == "finished":
+            session.tell(Kind.FINISHED)
+            return
+        problem = self._check(session)
+        if problem:
+            session.tell(Kind.ERROR, {"code": "refused", "error": problem})
+            session.hang_up()
+            return
+        fresh = bool(session.hello.get("fresh"))
+        if not fresh and self.c.mode.rewinds_together and int(session.hello.get("attempt", 0)) != self.attempt:
+            session.tell(Kind.REWIND)
+            session.hang_up()
+            return
+        if self.open:
+            self.joining.join(session)
+            return
+        self.waiting[session.rank] = session
+        if self.state in ("fresh", "initialising") and session.rank == 0:
+            self._initialise(session)
+
+    def tick(self, now: float) -> None:
+        """Tell those who wait what for."""
+        if now - self._told < WAITING_SECONDS:
+            return
+        self._told = now
+        reason = self.reason(now)
+        for session in list(self.waiting.values()):
+            session.tell(Kind.WAITING, {"reason": reason})
+
+    def reason(self, now: float) -> str | None:
+        """Why nothing goes on, or None while training."""
+        seconds = round(now - self._since)
+        if self.state == "electing":
+            missing = [i for i in range(len(self.c.config.shards)) if i not in self.peers]
+            return f"shards {missing} have not come, for {seconds} s" if missing else None
+        if self.state == "fresh":
+            return f"worker 0 has not attached its model, for {seconds} s"
+        if self.state in ("initialising", "restoring"):
+            waiting = sorted(self._only - self._done)
+            return f"shards {waiting} are {self.state}, for {seconds} s"
+        return self.c.server.waiting_for
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def _gather(self) -> None:
+        """Go on once every shard is here."""
+        c = self.c
+        self._enter("electing")
+        if len(self.peers) < len(c.config.shards):
+            return
+        if self.source is None and not any(p.serving for p in self.peers.values()):
+            self._enter("fresh")
+            if 0 in self.waiting:
+                self._initialise(self.waiting[0])
+            return
+        self.source = self._newest() or self.source
+        self._restore({i for i, p in self.peers.items() if not p.serving})
+
+    def _initialise(self, session: Session) -> None:
+        c = self.c
+        self.table = tuple(TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in session.hello["table"])
+        rule = rule_for(session.hello, c.config.update_at)
+        self.aliases = {str(k): str(v) for k, v in dict(session.hello.get("aliases", {})).items()}
+        self._enter("initialising")
+        self._done, self._only, self.initial = set(), set(range(len(c.config.shards))), b""
+        self.order_all({"do": "setup", "table": session.hello["table"], "rule": rule, "view": self.view})
+        session.welcome(init=True, rule=rule, view=self.view, clock=0, attempt=self.attempt)
+
+    def check_initialised(self) -> None:
+        """All blocks and rank 0's buffers are here: commit the manifest of step 0 before any push is admitted."""
+        if self.initialising and self._done >= self._only and self.initial and self.c.cuts.current is None:
+            self.c.begin_cut(time.monotonic(), still=True)
+
+    def initial_committed(self, path: Path, made: Manifest) -> None:
+        self.source = (path, made)
+        self._open()
+
+    def _restore(self, blank: set[int]) -> None:
+        """Bring shards back from the newest manifest: all of them in sync, in async only those that lost their blocks."""
+        c = self.c
+        found = self._newest() or self.source
+        if found is None:
+            raise RuntimeError("nothing to restore from")
+        self.source = found
+        together = c.mode.rewinds_together
+        if together or not any(p.serving for p in self.peers.values()):
+            self._only = set(self.peers)
+        else:
+            self._only = blank or {0}
+        self._enter("restoring")
+        self.attempt += 1
+        self._done = set()
+        folder, made = found
+        self.table = made.layout.table
+        self.aliases = dict(made.extra.get("aliases", {}))
+        self.initial = read_initial(folder, made) or self.initial
+        if together or self._only == set(self.peers):
+            self._rewind_workers()
+            c.members.rewound(made.step, made.workers, read_records(folder, made))
+            c.progress.rewound(made.step)
+        elif 0 in self._only:
+            c.members.rewound(made.step, made.workers, read_records(folder, made))
+        fences = c.members.fences() if together else {}
+        for index, peer in self.peers.items():
+            if index in self._only:
+                peer.order(
+                    {"do": "restore", "view": self.view, "attempt": self.attempt, "folder": str(folder), "manifest": made.name,
+                     "fences": {str(r): f for r, f in fences.items()}}
+                )  # fmt: skip
+            else:
+                peer.order({"do": "adopt", "view": self.view})
+
+    def rewind_all(self, why: str) -> None:
+        """Everyone goes back to the last manifest; no shard was lost."""
+        log.info("all rewind: %s", why)
+        self.c.cuts.current = None
+        self._restore(set(self.peers))
+
+    def _open(self) -> None:
+        c = self.c
+        self._enter("open")
+        for peer in self.peers.values():
+            peer.serving, peer.attempt = True, self.attempt
+            peer.order({"do": "open", "view": self.view, "attempt": self.attempt})
+        c.cuts.restart(c.progress.step, time.monotonic())
+        waiting, self.waiting = self.waiting, {}
+        for session in waiting.values():
+            if c.sessions.get(session.rank) is session:
+                self.joining.join(session)
+
+    def _rise(self, view: int) -> None:
+        self.view = view
+        self.attempt = max(self.attempt, view << 20)
+        claim.claim(self.c.folder, view, self.c.place.pod)
+
+    def _rewind_workers(self) -> None:
+        for session in list(self.c.sessions.values()):
+            if session.rank not in self.waiting:
+                session.tell(Kind.REWIND)
+                session.hang_up()
+
+    def _enter(self, state: str) -> None:
+        if state != self.state:
+            self._since = time.monotonic()
+        self.state = state
+
+    def _check(self, session: Session) -> str | None:
+        hello = session.hello
+        if not isinstance(hello.get("table"), list):
+            return "this worker's hello has no parameter table"
+        table = self.table or (self.source[1].layout.table if self.source else ())
+        return difference(session.rank, table, hello["table"]) if table else None
+
+    def _newest(self) -> tuple[Path, Manifest] | None:
+        """The newest valid manifest of this run; of the run to resume from when this one has none yet."""
+        c = self.c
+        higher = claim.highest(c.folder)
+        if higher is not None and higher[0] > self.view:
+            raise Fenced(f"view {higher[0]} is claimed by {higher[1]}; this is view {self.view}", higher[0])
+        made, problems = manifest.newest(c.folder, c.place.run)
+        for problem in problems:
+            log.warning("%s", problem)
+        if problems:
+            c.progress.checkpoint_problem = problems[0]
+        if made is not None:
+            return c.folder, made
+        return self.joining.foreign()
+
+    def _newest_again(self, why: str) -> None:
+        log.warning("restore failed: %s", why)
+        self.c.progress.checkpoint_problem = why
+        self._gather()

@@ -1,0 +1,42 @@
+"""The sentences a user meets, and how a process leaves with one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from psjob import contract
+
+
+class Refused(Exception):
+    """What the script or the environment asks cannot be done, and starting again would not help. The text says what to change."""
+
+
+class Fenced(Exception):
+    """A newer process has taken this one's place."""
+
+    def __init__(self, message: str, view: int = 0) -> None:
+        super().__init__(message)
+        self.view = view
+
+
+def leave_message(body: dict[str, object]) -> None:
+    """Write the termination message that the planner reads; silently nothing where there is no such file."""
+    path = os.environ.get(contract.ENV_TERMINATION_LOG, contract.TERMINATION_LOG)
+    raw = json.dumps(body)
+    if len(raw) > 2048:
+        key, value = next(iter(body.items()))
+        raw = json.dumps({key: str(value)[:1800]})
+    try:
+        with open(path, "w") as file:
+            file.write(raw)
+    except OSError:
+        pass
+
+
+def exit_refused(message: str) -> None:
+    """Print the sentence, leave it for the planner and end this process with EXIT_REFUSED."""
+    print(f"psjob: {message}", file=sys.stderr, flush=True)
+    leave_message({"error": message})
+    raise SystemExit(contract.EXIT_REFUSED)

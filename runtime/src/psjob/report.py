@@ -1,0 +1,71 @@
+"""What a script may ask of and tell to its job. Outside a job each answers as a job of one worker would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from psjob import attaching
+from psjob.checkpoint import files
+
+
+def rank() -> int:
+    """This worker's number, from 0; 0 outside a job."""
+    return 0 if attaching.current is None else attaching.current.place.index
+
+
+def world() -> int:
+    """How many workers the job has; 1 outside a job."""
+    return 1 if attaching.current is None else attaching.current.place.config.workers
+
+
+def is_first() -> bool:
+    """True on rank 0 and outside a job."""
+    return rank() == 0
+
+
+def step() -> int:
+    """This worker's clock: steps made since the job began, restarts included; 0 outside a job."""
+    return 0 if attaching.current is None else attaching.current.session.clock
+
+
+def report(**numbers: float | int | torch.Tensor) -> None:
+    """Tell the job numbers for its status and display: `loss`, `total` (steps in all, for an ETA) and metrics of your own.
+
+    Rank 0's numbers hold where several ranks report one name. Values are finite numbers or tensors of one element; what is
+    not is left out. Costs one small message; outside a job nothing.
+    """
+    job = attaching.current
+    if job is None or job.replay:
+        return
+    job.session.report({name[:64]: float(value) for name, value in list(numbers.items())[:256]})
+
+
+def checkpoint() -> None:
+    """Ask for a checkpoint soon, beside the ones by time and by steps; training goes on meanwhile."""
+    if attaching.current is not None:
+        attaching.current.session.checkpoint()
+
+
+def export(path: str | Path, model: torch.nn.Module | None = None) -> None:
+    """Write parameters and buffers as one safetensors file that plain torch loads, under the names of `model.state_dict()`.
+
+    `model` defaults to the attached one. In a job only rank 0 writes. The file appears whole or not at all.
+
+    Raises:
+        ValueError: no model was given and none is attached.
+        OSError: the folder cannot be written.
+    """
+    job = attaching.current
+    if model is None:
+        if job is None:
+            raise ValueError("export outside a job needs the model: export(path, model)")
+        model = job.model
+    if not is_first():
+        return
+    target = Path(path).absolute()
+    tensors = [
+        (name, tensor.detach().cpu().contiguous()) for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)
+    ]
+    files.write_blocks(target.parent, target.name, tensors, {"format": "pt"})

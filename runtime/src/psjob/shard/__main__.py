@@ -1,0 +1,78 @@
+"""The process of a shard: `python -m psjob.shard`, started by the planner with contract's environment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from psjob import contract
+from psjob.config import Place, place
+from psjob.errors import Refused, exit_refused
+from psjob.shard.early import announce
+from psjob.wire import tcp
+
+
+def main() -> int:
+    """Tell the others that we come, then import torch, then serve. Returns the exit status."""
+    logging.basicConfig(level=os.environ.get("PSJOB_LOG", "INFO"), format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        here = _checked(place())
+    except Refused as refused:
+        exit_refused(str(refused))
+        raise
+    peer = here.config.shards[here.index]
+    try:
+        listener = tcp.listen(here.bind, peer.port)
+    except OSError as error:
+        print(f"psjob: {error}", file=sys.stderr)
+        return contract.EXIT_RETRY
+    announce(here)
+
+    import torch
+
+    torch.set_num_threads(1)
+    from psjob.checkpoint.disk import make_folder
+    from psjob.checkpoint.problems import CheckpointProblem
+    from psjob.shard.server import MAX_STREAMS, Server, exit_now
+    from psjob.shard.statusport import serve_status
+
+    assert here.checkpoints is not None
+    try:
+        folder = here.checkpoints / here.run
+        make_folder(folder)
+    except CheckpointProblem as problem:
+        print(f"psjob: {problem}", file=sys.stderr)
+        return contract.EXIT_RETRY
+    server = Server(here, folder)
+    serve_status(server, here.bind, peer.status_port)
+    tcp.accept_forever(listener, server.serve, MAX_STREAMS, "shard")
+    threading.Thread(target=_pass_on, args=(stop, server), name="sigterm", daemon=True).start()
+    code = server.run_until_gone()
+    exit_now(code)
+    return code
+
+
+def _pass_on(stop: threading.Event, server: Any) -> None:
+    stop.wait()
+    server.stop()
+
+
+def _checked(found: Place | None) -> Place:
+    if found is None or found.role != "shard":
+        raise Refused("python -m psjob.shard is started by the operator or by `psjob run`, not by hand")
+    if found.checkpoints is None:
+        raise Refused(f"{contract.ENV_CHECKPOINTS} is not set: a shard needs a folder for its checkpoints")
+    if found.view < 1:
+        raise Refused(f"{contract.ENV_VIEW} is not set")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""One block as a shard serves it: weights, optimizer state, the pushes that wait, the pulls that wait.
+
+All methods are called with `lock` held. A block moves on when the mode says that the pushes at hand count; a reply is
+given when the version a worker needs exists.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from psjob.layout import Block, live_ranges
+from psjob.modes import Mode
+from psjob.rules import reduction
+from psjob.rules.base import BlockState, Rule
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a worker's pushes are made with: its optimizer numbers a group, and the tensors without a gradient."""
+
+    numbers: tuple[Mapping[str, Any], ...]
+    none: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A push that was admitted and is not yet applied. `grad` is None for an absent rank."""
+
+    clock: int
+    grad: torch.Tensor | None
+    skip: bool
+    info: Info
+    base: tuple[int, int]
+
+
+class Replies(Protocol):
+    """Where answers go: the stream of one worker."""
+
+    def param(self, cell: Cell, waiter: Waiter) -> None: ...
+
+    def waiting(self, waiter: Waiter, cell: Cell, missing: list[int], seconds: float) -> None: ...
+
+
+@dataclass
+class Waiter:
+    """A worker that wants this block at `version` or later. `update`: it wants the reduced gradient, not the weights."""
+
+    to: Replies
+    rank: int
+    request: int
+    version: int
+    clock: int
+    since: float
+    update: bool = False
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A block at a cut: tensors of its own, not shared with the serving ones."""
+
+    index: int
+    n: int
+    state: BlockState
+
+
+class Cell:
+    """`n` is the number of updates decided for this block; in sync it is also the open clock."""
+
+    def __init__(self, block: Block, position: int, rule: Rule, mode: Mode) -> None:
+        self.block = block
+        self.position = position
+        self.rule = rule
+        self.mode = mode
+        self.lock = threading.Lock()
+        self.state: BlockState | None = None
+        self.update: torch.Tensor | None = None
+        self.n = 0
+        self.stored = 0
+        self.pending: dict[int, Arrived] = {}
+        self.waiters: list[Waiter] = []
+        self._cut: tuple[int, Callable[[Copy], None]] | None = None
+
+    def put(self, state: BlockState, n: int) -> None:
+        """Set the block to a known state (initialisation or restore) and forget what waited."""
+        self.state, self.n, self.stored = state, n, n
+        self.update = torch.empty_like(state.weights) if self.rule.name == "reduce" else None
+        self.pending.clear()
+        self.waiters.clear()
+        self._cut = None
+
+    def advance(self, expected: Callable[[int], frozenset[int]], epoch: int) -> int:
+        """Apply what counts, answer who waited. Returns the number of updates made."""
+        made = 0
+        while ranks := self.mode.takes(list(self.pending), expected(self.n)):
+            self._apply([self.pending.pop(rank) for rank in ranks], epoch)
+            self.n += 1
+            made += 1
+            self._copy_if_due()
+        self.answer()
+        return made
+
+    def wait_for(self, waiter: Waiter) -> None:
+        self.waiters.append(waiter)
+
+    def store(self, weights: torch.Tensor, version: int) -> None:
+        """Worker-side update: these are the weights of `version`."""
+        assert self.state is not None
+        if version > self.stored or version == self.n:
+            self.state.weights.copy_(weights)
+            self.stored = version
+            self._copy_if_due()
+
+    def order_cut(self, step: int, deliver: Callable[[Copy], None]) -> bool:
+        """Copy this block when it is at `step` (at once where `step` is negative: as it stands). False: too late."""
+        if step >= 0 and self.n > step:
+            return False
+        self._cut = (step, deliver)
+        self._copy_if_due()
+        return True
+
+    def void_cut(self) -> None:
+        self._cut = None
+
+    def drop_waiters(self, to: Replies) -> None:
+        self.waiters = [w for w in self.waiters if w.to is not to]
+
+    def _apply(self, batch: list[Arrived], epoch: int) -> None:
+        assert self.state is not None
+        present = [a.grad for a in batch if a.grad is not None]
+        if not present or any(a.skip for a in batch):
+            if self.update is not None:
+                self.update.zero_()
+            return
+        mean = present[0]
+        if len(present) > 1:
+            mean = torch.empty_like(present[0])
+            reduction.mean_in_rank_order(present, mean)
+        if self.update is not None:
+            self.update.copy_(mean)
+            return
+        info = batch[0].info
+        skipped = frozenset.intersection(*(a.info.none for a in batch if a.grad is not None))
+        ranges = None
+        if skipped and any(piece.tensor in skipped for piece in self.block.pieces):
+            ranges = live_ranges(self.block, skipped)
+            if not ranges:
+                return
+        base_epoch, base_n = batch[0].base
+        lag = self.n - base_n if base_epoch == epoch else None
+        self.rule.apply(self.state, mean, info.numbers[self.block.group], ranges=ranges, lag=lag)
+
+    def _copy_if_due(self) -> None:
+        if self._cut is None or self.state is None:
+            return
+        step, deliver = self._cut
+        if step >= 0 and (self.n != step or (self.update is not None and self.stored != step)):
+            return
+        self._cut = None
+        deliver(Copy(self.block.index, self.n, self.state.copy()))
+
+    def answer(self) -> None:
+        """Serve the pulls that can be served now."""
+        keep = []
+        for waiter in self.waiters:
+            if self.n >= waiter.version:
+                waiter.to.param(self, waiter)
+            else:
+                keep.append(waiter)
+        self.waiters = keep

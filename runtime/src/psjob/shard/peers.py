@@ -1,0 +1,122 @@
+"""Between shards: every shard but 0 keeps a stream to the coordinator; orders come down it, answers go up."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from psjob import contract
+from psjob.errors import Fenced
+from psjob.shard.hello import hello_body
+from psjob.shard.store import Phase
+from psjob.wire import tcp
+from psjob.wire.frame import Header, Kind, WireError
+from psjob.wire.tcp import Stream, StreamClosed
+
+if TYPE_CHECKING:
+    from psjob.shard.server import Server
+
+log = logging.getLogger("psjob.shard")
+DIAL_SECONDS = 3.0
+
+
+class PeerStream:
+    """The coordinator's end. Orders are sent by a thread, so that a slow shard never holds the coordinator."""
+
+    def __init__(self, server: Server, stream: Stream, hello: Mapping[str, Any]) -> None:
+        self.server, self.stream, self.hello = server, stream, hello
+        self.index = int(hello["index"])
+        self._out: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
+        if not 0 < self.index < len(server.place.config.shards):
+            raise WireError(f"shard {self.index} is not one of this job's {len(server.place.config.shards)}")
+
+    def run(self) -> None:
+        coordinator = self.server.coordinator
+        assert coordinator is not None
+        views, hello, order = coordinator.views, self.hello, self._out.put
+        if hello.get("early"):
+            view = int(hello["view"])
+            coordinator.post(lambda: views.announced(view))
+            return
+        threading.Thread(target=self._send_loop, name=f"to-shard-{self.index}", daemon=True).start()
+        coordinator.post(lambda: views.shard(self.index, hello, order))
+        try:
+            while True:
+                header = self.stream.recv_header(None)
+                if header.kind is not Kind.PEER:
+                    raise WireError(f"{header.kind.name} is not a shard's message")
+                coordinator.answer(self.index, self.stream.recv_json(header))
+        finally:
+            self._out.put(None)
+            coordinator.post(lambda: views.lost(self.index, order))
+
+    def _send_loop(self) -> None:
+        header = Header(Kind.PEER, run=self.server.run, view=self.server.store.view, epoch=self.server.store.epoch)
+        while (body := self._out.get()) is not None:
+            try:
+                self.stream.send_json(header, body)
+            except StreamClosed:
+                return
+
+
+class CoordinatorLink:
+    """A shard's end: dial, say hello, obey; dial again when the stream breaks (a new shard 0 may be coming)."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._stream: Stream | None = None
+        self._met = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="to-coordinator", daemon=True).start()
+
+    def answer(self, body: dict[str, Any]) -> None:
+        stream = self._stream
+        if stream is None:
+            return
+        try:
+            stream.send_json(self._header(Kind.PEER), body)
+        except StreamClosed:
+            pass
+
+    def _header(self, kind: Kind) -> Header:
+        store = self.server.store
+        return Header(kind, run=self.server.run, view=store.view, epoch=store.epoch, worker=-1 - store.index)
+
+    def _run(self) -> None:
+        place, store = self.server.place, self.server.store
+        peer = place.config.shards[0]
+        deadline = time.monotonic() + place.config.connect_seconds
+        while True:
+            for stream in tcp.connect(peer.host, peer.port, DIAL_SECONDS):
+                self._stream = stream
+                try:
+                    serving = store.phase in (Phase.SERVING, Phase.HELD)
+                    body = hello_body(store.index, store.epoch, store.view, serving, store.attempt)
+                    stream.send_json(self._header(Kind.HELLO), body)
+                    while True:
+                        header = stream.recv_header(None)
+                        if header.kind is Kind.ERROR:
+                            raise WireError(str(stream.recv_json(header).get("error")))
+                        self._met = True
+                        self.server.control.order(stream.recv_json(header))
+                except StreamClosed:
+                    pass
+                except (WireError, TimeoutError) as error:
+                    log.warning("stream to the coordinator: %s", error)
+                except Fenced as fenced:
+                    self.server.fenced(fenced)
+                finally:
+                    self._stream = None
+                    stream.close()
+            if not self._met and time.monotonic() > deadline:
+                self.server.leave(
+                    contract.EXIT_RETRY,
+                    f"the coordinator at {peer.host}:{peer.port} was not found in {place.config.connect_seconds:.0f} s; starting again",
+                )
+                return
+            time.sleep(0.1)

@@ -1,0 +1,225 @@
+"""A shard's process, once it may import torch: streams in, orders from the coordinator, status out, and the way it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from psjob import contract
+from psjob.config import Place
+from psjob.coordinator.coordinator import Coordinator
+from psjob.errors import Fenced, leave_message
+from psjob.modes import named as mode_named
+from psjob.shard.cell import Cell, Waiter
+from psjob.shard.control import Control
+from psjob.shard.peers import CoordinatorLink, PeerStream
+from psjob.shard.session import WAITING_SECONDS, Session
+from psjob.shard.snapshots import Snapshots
+from psjob.shard.store import Phase, Store
+from psjob.wire import tcp
+from psjob.wire.frame import Header, Kind, WireError, dump, run_digest
+from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
+
+MAX_STREAMS = 4096
+NOTICE_SECONDS = 60.0
+log = logging.getLogger("psjob.shard")
+
+
+class Server:
+    """Everything one shard owns. Shard 0 has a `coordinator` too."""
+
+    def __init__(self, place: Place, folder: Path) -> None:
+        config = place.config
+        self.place, self.folder = place, folder
+        self.run = run_digest(place.run)
+        self.store = Store(place.index, len(config.shards), config.workers, place.number, mode_named(config.mode), place.run)
+        self.store.view = place.view
+        self.changed = threading.Event()
+        self.sessions: dict[int, Session] = {}
+        self.bad_connections = 0
+        self.cut_step = -1
+        self.waiting_for: str | None = None
+        self.final = False
+        self.beat = time.monotonic()
+        self.snapshots = Snapshots(self.store, folder, self._release)
+        self.control = Control(self)
+        self.coordinator: Coordinator | None = None
+        self.link: CoordinatorLink | None = None
+        self._lock = threading.Lock()
+        self._noticed: dict[str, float] = {}
+        self._exit: list[int] = []
+        self._gone = threading.Event()
+        self._told_waiting = 0.0
+
+    def run_until_gone(self) -> int:
+        """Serve until someone says how to exit; returns the exit status."""
+        if self.place.index == 0:
+            self.coordinator = Coordinator(self.place, self, self.folder, self.exit_with)
+            self.store.on_step = self.coordinator.step_passed
+            self.control.answer = lambda body: self.coordinator.answer(0, body) if self.coordinator else None
+            self.coordinator.start()
+        else:
+            self.link = CoordinatorLink(self)
+            self.control.answer = self.link.answer
+            self.link.start()
+        while not self._gone.wait(0.25):
+            self.beat = time.monotonic()
+            if self.link is not None:
+                self.tick(self.beat)
+            elif self.coordinator is not None:
+                code = self.coordinator.ending.due_to_go(self.beat)
+                if code is not None:
+                    self.exit_with(code)
+        return self._exit[0]
+
+    # -- streams -------------------------------------------------------------------------------
+
+    def serve(self, stream: Stream) -> None:
+        """One stream, from hello to its end. A stranger or a broken rule gets one ERROR and is closed."""
+        try:
+            header = stream.recv_header(HELLO_SECONDS)
+            if header.kind is not Kind.HELLO:
+                raise WireError(f"the first frame is {header.kind.name}, expected HELLO")
+            if header.run != self.run:
+                raise WireError(f"this shard belongs to run {self.place.run} of job {self.place.config.job}; the hello is of another run")
+            hello = stream.recv_json(header)
+            if hello.get("scheme", "none") != "none":
+                raise WireError(f"authentication scheme {hello.get('scheme')!r} is not offered; only none is")
+            if hello.get("role") == "worker":
+                self._worker(stream, header, hello)
+            elif hello.get("role") == "shard" and self.coordinator is not None:
+                PeerStream(self, stream, hello).run()
+            else:
+                raise WireError(f"role {hello.get('role')!r} has no business with shard {self.place.index}")
+        except (WireError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            self._refuse(stream, error)
+        except StreamClosed:
+            pass
+
+    def _worker(self, stream: Stream, header: Header, hello: dict[str, Any]) -> None:
+        if not 0 <= header.worker < self.place.config.workers:
+            raise WireError(f"worker {header.worker} is not one of this job's {self.place.config.workers}")
+        session = Session(self, stream, header, hello)
+        with self._lock:
+            old = self.sessions.get(header.worker)
+            if old is not None and old.incarnation > session.incarnation and not old.done.is_set():
+                raise WireError(f"worker {header.worker}: a newer process of this rank is here; this one is fenced")
+            self.sessions[header.worker] = session
+        if old is not None:
+            old.stream.close()
+            old.done.wait(5)
+        session.run()
+
+    def replaced(self, session: Session) -> bool:
+        return self.sessions.get(session.rank) is not session
+
+    def check(self, header: Header, session: Session) -> None:
+        """What every frame after hello must fit. Raises WireError; a frame of an older view ends the stream with REWIND."""
+        if header.run != self.run or header.worker != session.rank or (header.start, header.rewinds) != session.incarnation:
+            raise WireError(f"{header.kind.name} does not carry the run, rank and incarnation of this stream's hello")
+        if header.kind in (Kind.PUSH, Kind.PULL, Kind.STATE):
+            store = self.store
+            if store.phase is not Phase.SERVING or (store.mode.rewinds_together and header.view != store.view):
+                session.tell(Kind.REWIND if store.mode.rewinds_together else Kind.WAITING, None if store.mode.rewinds_together else {})
+                session.hang_up()
+                raise StreamClosed(f"worker {session.rank} speaks of view {header.view}, this is {store.view}")
+
+    def drop_sessions(self, rewind: bool) -> None:
+        """End every worker's stream (before a restore)."""
+        with self._lock:
+            sessions = list(self.sessions.values())
+        for session in sessions:
+            if rewind:
+                session.tell(Kind.REWIND)
+            session.hang_up()
+
+    def _refuse(self, stream: Stream, error: Exception) -> None:
+        self.bad_connections += 1
+        host = stream.peer.rsplit(":", 1)[0]
+        now = time.monotonic()
+        if now - self._noticed.get(host, -NOTICE_SECONDS) >= NOTICE_SECONDS:
+            if len(self._noticed) > 1000:
+                self._noticed.clear()
+            self._noticed[host] = now
+            log.warning("closed a stream of %s: %s", stream.peer, error)
+        raw = dump({"code": "protocol", "error": str(error)[:500]})
+        try:
+            stream.send(Header(Kind.ERROR, run=self.run, view=self.store.view, epoch=self.store.epoch).sized(raw), raw)
+        except StreamClosed:
+            pass
+
+    def _release(self, cut: int) -> None:
+        for session in list(self.sessions.values()):
+            session.tell(Kind.RELEASE, request=cut)
+
+    # -- waiting, ending -----------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Every 2 s tell held pulls who is missing; note it for the status."""
+        if now - self._told_waiting < WAITING_SECONDS:
+            return
+        self._told_waiting = now
+        held: dict[int, tuple[float, Waiter, Cell, list[int]]] = {}
+        for cell in list(self.store.cells.values()):
+            if not cell.waiters:
+                continue
+            with cell.lock:
+                missing = sorted(self.store.admission.expected(cell.n) - set(cell.pending))
+                for waiter in cell.waiters:
+                    seconds = now - waiter.since
+                    if seconds >= WAITING_SECONDS and (waiter.rank not in held or seconds > held[waiter.rank][0]):
+                        held[waiter.rank] = (seconds, waiter, cell, missing)
+        for seconds, waiter, cell, missing in held.values():
+            waiter.to.waiting(waiter, cell, missing, seconds)
+        self.waiting_for = None
+        if held:
+            seconds, _, cell, missing = max(held.values(), key=lambda entry: entry[0])
+            self.waiting_for = f"workers {missing} have not pushed step {cell.n} (block {cell.block.index}), for {seconds:.0f} s"
+
+    def initialised(self) -> None:
+        self.control.answer({"did": "initialised"})
+
+    def finishing(self) -> None:
+        """The final manifest is there: tell every shard and worker that comes."""
+        self.final = True
+
+    def stop(self) -> None:
+        """SIGTERM: hand the wish to the coordinator; leave by ourselves when it does not answer."""
+        if self.coordinator is not None:
+            self.coordinator.stop()
+        else:
+            self.control.answer({"did": "stopping"})
+            timer = threading.Timer(26.0, self.exit_with, (contract.EXIT_RETRY,))
+            timer.daemon = True
+            timer.start()
+
+    def fenced(self, fenced: Fenced) -> None:
+        leave_message({"fenced": {"view": fenced.view}})
+        self.leave(contract.EXIT_FENCED, str(fenced))
+
+    def leave(self, code: int, message: str) -> None:
+        """Say why, then exit with `code`."""
+        log.warning("%s", message)
+        if code in (contract.EXIT_REFUSED, contract.EXIT_CHECKPOINT_LOST):
+            leave_message({"error": message})
+        self.exit_with(code)
+
+    def exit_with(self, code: int) -> None:
+        if not self._exit:
+            self._exit.append(code)
+        self._gone.set()
+
+
+def listen(place: Place) -> Any:
+    """The listening socket of this shard. Raises OSError naming the address."""
+    return tcp.listen(place.bind, place.config.shards[place.index].port)
+
+
+def exit_now(code: int) -> None:
+    """End at once: streams die with the process, nothing is pending that a checkpoint does not hold."""
+    logging.shutdown()
+    os._exit(code)

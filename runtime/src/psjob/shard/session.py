@@ -1,0 +1,239 @@
+"""One worker's stream: hello, then frames until it ends. Reading and applying in this thread, answers in another."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from psjob import memory
+from psjob.shard.admission import Verdict
+from psjob.shard.cell import Cell, Info, Waiter
+from psjob.shard.store import Phase
+from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
+from psjob.wire.tcp import Stream, StreamClosed
+
+if TYPE_CHECKING:
+    from psjob.shard.server import Server
+
+WAITING_SECONDS = 2.0
+log = logging.getLogger("psjob.shard")
+
+
+class Session:
+    """A worker's conversation with this shard. `welcomed` is set by the coordinator (shard 0) or by `_admit` (others)."""
+
+    def __init__(self, server: Server, stream: Stream, header: Header, hello: dict[str, Any]) -> None:
+        self.server, self.store, self.stream = server, server.store, stream
+        self.rank, self.hello = header.worker, hello
+        self.incarnation = (header.start, header.rewinds)
+        self.done = threading.Event()
+        self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._base = Header(
+            Kind.PARAM, run=server.run, epoch=self.store.epoch, worker=self.rank, start=header.start, rewinds=header.rewinds
+        )
+        self._sender = threading.Thread(target=self._send_loop, name=f"to-worker-{self.rank}", daemon=True)
+
+    def run(self) -> None:
+        """Serve until the stream ends. Raises WireError on a broken rule; the server answers it."""
+        self._sender.start()
+        try:
+            if self.server.coordinator is not None:
+                self.server.coordinator.hello(self)
+            else:
+                self._admit()
+            while True:
+                self._handle(self.stream.recv_header(None))
+        except StreamClosed:
+            pass
+        finally:
+            self.store.drop_waiters(self)
+            self._out.put(None)
+            self.done.set()
+
+    # -- out -----------------------------------------------------------------------------------
+
+    def tell(self, kind: Kind, body: Any = None, payload: bytes | None = None, **fields: Any) -> None:
+        """Queue a control frame: JSON `body`, or raw `payload`."""
+        raw = payload if payload is not None else (b"" if body is None else dump(body))
+        header = replace(self._base, kind=kind, view=self.store.view, **fields).sized(raw)
+        self._out.put(lambda: self.stream.send(header, raw))
+
+    def hang_up(self) -> None:
+        """Close after what is queued has been sent."""
+        self._out.put(self.stream.close)
+
+    def welcome(self, **extra: Any) -> None:
+        """Tell the worker what this shard has of it: complete clock, open blocks, epoch."""
+        with self.store.lock:
+            row = self.store.admission.rows[self.rank]
+            cells = {c.position: c.block.index for c in self.store.cells.values()}
+            body = {
+                "complete": row.complete,
+                "open": [cells[p] for p in sorted(row.open)],
+                "leftAt": row.left_at,
+                "epoch": self.store.epoch,
+                "view": self.store.view,
+                "serving": self.store.phase is Phase.SERVING,
+            }
+        self.tell(Kind.WELCOME, body | extra)
+
+    def param(self, cell: Cell, waiter: Waiter) -> None:
+        self._out.put(lambda: self._send_param(cell, waiter))
+
+    def waiting(self, waiter: Waiter, cell: Cell, missing: list[int], seconds: float) -> None:
+        self.tell(Kind.WAITING, {"workers": missing, "block": cell.block.index, "seconds": round(seconds, 1)}, request=waiter.request)
+
+    def _send_param(self, cell: Cell, waiter: Waiter) -> None:
+        with cell.lock:
+            if cell.state is None:
+                return
+            source = cell.update if waiter.update and cell.update is not None else cell.state.weights
+            raw = source.view(torch.uint8)
+            if self._scratch.numel() < raw.numel():
+                self._scratch = torch.empty(raw.numel(), dtype=torch.uint8)
+            self._scratch[: raw.numel()].copy_(raw)
+            version, cut = cell.n, self.server.cut_step == cell.n
+        payload = memory.view(self._scratch)[: raw.numel()]
+        header = replace(
+            self._base, view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,
+            version=(self.store.epoch, version), flags=Flag.CUT if cut else Flag.NONE, length=len(payload), crc=zlib.crc32(payload),
+        )  # fmt: skip
+        self.stream.send(header, payload)
+
+    def _send_loop(self) -> None:
+        while (act := self._out.get()) is not None:
+            try:
+                act()
+            except StreamClosed:
+                self.stream.close()
+                return
+
+    # -- in ------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Wait until this shard serves the view the worker was welcomed in, then welcome it."""
+        last = time.monotonic()
+        while True:
+            store = self.store
+            ready = store.phase is Phase.SERVING or (store.phase is Phase.INIT and self.hello.get("init"))
+            if ready and store.view >= int(self.hello.get("view", 0)):
+                break
+            if time.monotonic() - last > WAITING_SECONDS:
+                last = time.monotonic()
+                self.tell(Kind.WAITING, {"shard": store.index, "state": store.phase.value, "view": store.view})
+            if self.stream.closed or self.server.replaced(self):
+                raise StreamClosed(self.stream.peer)
+            self.server.changed.wait(0.2)
+        if store.mode.rewinds_together and store.phase is Phase.SERVING and int(self.hello.get("attempt", 0)) != store.attempt:
+            self.tell(Kind.REWIND)
+            self.hang_up()
+            return
+        self.join()
+        self.welcome()
+
+    def join(self) -> None:
+        """Take note of this process: fence older ones, and count what this shard lost of a worker that knew an epoch before.
+
+        Raises WireError when a newer process of this rank has been here.
+        """
+        acked, epoch = int(self.hello.get("acked", 0)), int(self.hello.get("epoch", 0))
+        with self.store.lock:
+            if not self.store.admission.meet(self.rank, self.incarnation):
+                raise WireError(f"worker {self.rank}: a newer process of this rank is here; this one is fenced")
+            if self.store.phase is not Phase.SERVING:
+                return
+            if epoch and epoch < self.store.epoch:
+                self.store.counters.lost += self.store.admission.jump(self.rank, acked)
+            elif self.hello.get("fresh"):
+                self.store.admission.jump(self.rank, acked)
+
+    def _handle(self, header: Header) -> None:
+        self.server.check(header, self)
+        kind = header.kind
+        if kind is Kind.PUSH:
+            self._push(header)
+        elif kind is Kind.PULL:
+            self.store.pull(header, self.store.cell(header.block), self)
+        elif kind is Kind.INFO:
+            self._info(header)
+        elif kind is Kind.INIT:
+            self._init(header)
+        elif kind is Kind.MARK:
+            self.server.snapshots.mark(self.rank, header.request)
+        elif kind is Kind.LEAVE:
+            self.store.leave(self.rank, header.clock)
+            self.server.snapshots.recheck()
+            self._to_coordinator(header, {})
+        elif kind is Kind.RECORD:
+            self._to_coordinator(header, {}, bytes(self.stream.recv_body(header, MAX_RECORD)))
+        elif kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP):
+            self._to_coordinator(header, self.stream.recv_json(header))
+        elif kind is Kind.STATE:
+            self._state(header)
+        else:
+            raise WireError(f"{kind.name} is not a worker's message")
+
+    def _push(self, header: Header) -> None:
+        store, cell = self.store, self.store.cell(header.block)
+        store.check_push(header, cell)
+        if header.flags & Flag.STORE:
+            weights = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype))
+            self.stream.recv_into(header, memory.view(weights))
+            with cell.lock:
+                cell.store(weights, header.version[1])
+            return
+        grad = None
+        if header.length:
+            grad = store.target(header, cell)
+            if grad is None:
+                self.stream.drain(header)
+            else:
+                self.stream.recv_into(header, memory.view(grad))
+        verdict = store.push(header, cell, grad, self)
+        if verdict is Verdict.GAP:
+            raise WireError(
+                f"worker {self.rank} pushed clock {header.clock} of block {header.block}; "
+                f"this shard has {store.admission.rows[self.rank].complete} complete clocks of it"
+            )
+        if verdict is Verdict.FENCED:
+            raise WireError(f"worker {self.rank}: a newer process of this rank is here; this one is fenced")
+
+    def _info(self, header: Header) -> None:
+        body = self.stream.recv_json(header)
+        try:
+            numbers = tuple(dict(group) for group in body["numbers"])
+            self.store.learn(self.rank, header.info, Info(numbers, frozenset(int(t) for t in body["none"])))
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"INFO of worker {self.rank} is not in shape: {error!r}") from None
+
+    def _init(self, header: Header) -> None:
+        cell = self.store.cell(header.block)
+        if self.rank != 0 or self.store.phase is not Phase.INIT:
+            raise WireError(f"INIT from worker {self.rank} while this shard is {self.store.phase.value}; only rank 0 starts a new run")
+        weights = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype))
+        self.stream.recv_into(header, memory.view(weights))
+        if self.store.initialise(header.block, weights):
+            self.server.initialised()
+
+    def _state(self, header: Header) -> None:
+        """Optimizer state of a block, for `opt.state_dict()`: slots one after the other, counters as JSON first."""
+        cell = self.store.cell(header.block)
+        with cell.lock:
+            assert cell.state is not None
+            copy = cell.state.copy()
+        head = dump({"slots": {name: t.numel() * t.element_size() for name, t in copy.slots.items()}, **copy.counts()})
+        raw = len(head).to_bytes(4, "little") + head + b"".join(bytes(memory.view(t)) for t in copy.slots.values())
+        self.tell(Kind.STATE, payload=raw, request=header.request, block=header.block)
+
+    def _to_coordinator(self, header: Header, body: dict[str, Any], blob: bytes = b"") -> None:
+        if self.server.coordinator is not None:
+            self.server.coordinator.frame(self, header, body, blob)

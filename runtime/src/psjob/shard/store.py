@@ -1,0 +1,252 @@
+"""The blocks of one shard and the table of what it has taken: set up, initialised or restored, then served.
+
+Lock order: a cell's lock, then the store's. Threads of many streams call in; nothing here talks to a socket or a disk.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from psjob import rules
+from psjob.layout import Layout, TensorSpec, assign
+from psjob.modes import Mode
+from psjob.rules.base import BlockState
+from psjob.shard.admission import Admission, Verdict
+from psjob.shard.cell import Arrived, Cell, Copy, Info, Replies, Waiter
+from psjob.wire.frame import Flag, Header, WireError
+
+
+class Phase(Enum):
+    """How far this shard is from serving."""
+
+    BLANK = "blank"
+    """No layout yet: a new run, or a shard that waits to be told what to restore."""
+    INIT = "initialising"
+    HELD = "restored"
+    SERVING = "serving"
+
+
+@dataclass
+class Counters:
+    """What the status port tells. `applied` and `lost` count worker-clocks of this shard."""
+
+    pushes: int = 0
+    applied: int = 0
+    duplicates: int = 0
+    fenced: int = 0
+    lost: int = 0
+    first_applied: float | None = None
+
+
+class Store:
+    """Blocks, versions and admission of shard `index`. `view` and `attempt` name the set of processes it serves."""
+
+    def __init__(self, index: int, shards: int, workers: int, epoch: int, mode: Mode, run: str) -> None:
+        self.index, self.shards, self.workers = index, shards, workers
+        self.epoch, self.mode, self.run = epoch, mode, run
+        self.view = 0
+        self.attempt = 0
+        self.phase = Phase.BLANK
+        self.lock = threading.RLock()
+        self.counters = Counters()
+        self.layout: Layout | None = None
+        self.assignment: tuple[int, ...] = ()
+        self.rule_name = ""
+        self.cells: dict[int, Cell] = {}
+        self.admission = Admission(workers, 0)
+        self.infos: dict[tuple[int, int], Info] = {}
+        self.on_step: Callable[[int], None] = lambda step: None
+        self._missing: set[int] = set()
+        self._arenas: dict[tuple[int, int], torch.Tensor] = {}
+        self._reported = 0
+
+    # -- becoming ready ------------------------------------------------------------------------
+
+    def set_up(self, table: tuple[TensorSpec, ...], rule: str) -> None:
+        """Lay out empty blocks; every one of them is then expected as INIT."""
+        self._lay_out(Layout.of(table), rule)
+        self._missing = set(self.cells)
+        self.phase = Phase.INIT
+
+    def initialise(self, block: int, weights: torch.Tensor) -> bool:
+        """Rank 0's values of a block. True when this was the last one missing."""
+        cell = self.cells[block]
+        with cell.lock:
+            cell.put(cell.rule.init(weights.clone()), 0)
+        with self.lock:
+            self._missing.discard(block)
+            return not self._missing
+
+    def initialised(self) -> bool:
+        return self.phase is Phase.INIT and not self._missing
+
+    def restore(self, layout: Layout, rule: str, states: Mapping[int, tuple[BlockState, int]]) -> None:
+        """Put restored blocks (state, version n) in place; nothing is served before `open`."""
+        if self.layout is None or self.layout.digest() != layout.digest() or self.rule_name != rule:
+            self._lay_out(layout, rule)
+        for index, cell in self.cells.items():
+            state, n = states[index]
+            with cell.lock:
+                cell.put(state, n)
+        with self.lock:
+            self.infos.clear()
+            self._reported = 0
+        self._missing = set()
+        self.phase = Phase.HELD
+
+    def open(self, view: int, attempt: int) -> None:
+        self.view, self.attempt, self.phase = view, attempt, Phase.SERVING
+        self._tell_step()
+
+    def _lay_out(self, layout: Layout, rule: str) -> None:
+        made = rules.named(rule)
+        self.layout, self.rule_name = layout, rule
+        self.assignment = assign(layout, self.shards)
+        mine = [b for b in layout.blocks if self.assignment[b.index] == self.index]
+        self.cells = {b.index: Cell(b, position, made, self.mode) for position, b in enumerate(mine)}
+        self.admission = Admission(self.workers, len(mine))
+        self._arenas.clear()
+
+    # -- serving -------------------------------------------------------------------------------
+
+    def cell(self, block: int) -> Cell:
+        """The cell of a block. Raises WireError when it is not one of this shard's."""
+        try:
+            return self.cells[block]
+        except KeyError:
+            raise WireError(f"block {block} is not on shard {self.index}; it has {len(self.cells)} blocks") from None
+
+    def check_push(self, header: Header, cell: Cell) -> None:
+        """Refuse a push whose size or clock cannot be right, before anything of it is read."""
+        expected = 0 if header.flags & (Flag.ABSENT | Flag.SKIP) else cell.block.nbytes
+        if header.length != expected:
+            raise WireError(
+                f"push of block {header.block} has {header.length} bytes, expected {expected} "
+                f"({cell.block.length} elements of {cell.block.dtype})"
+            )
+        if header.flags & (Flag.ABSENT | Flag.STORE):
+            return
+        if (header.worker, header.info) not in self.infos:
+            raise WireError(f"push of block {header.block} names numbers {header.info}, which were not sent")
+
+    def target(self, header: Header, cell: Cell) -> torch.Tensor | None:
+        """Where the payload of an admissible push is received: this worker's own buffer; None when it will be refused anyway."""
+        with self.lock:
+            row = self.admission.rows[header.worker]
+            if header.clock != row.complete or cell.position in row.open or (header.start, header.rewinds) < row.incarnation:
+                return None
+            key = (header.worker, header.block)
+            if key not in self._arenas:
+                self._arenas[key] = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype))
+            return self._arenas[key]
+
+    def push(self, header: Header, cell: Cell, grad: torch.Tensor | None, replies: Replies) -> Verdict:
+        """Take a push and register its sender for the version that answers it."""
+        rank, now = header.worker, time.monotonic()
+        with cell.lock:
+            with self.lock:
+                self.counters.pushes += 1
+                before = self.admission.rows[rank].complete
+                verdict = self.admission.admit(rank, (header.start, header.rewinds), header.clock, cell.position)
+                self.counters.applied += self.admission.rows[rank].complete - before
+                if verdict is Verdict.DUPLICATE:
+                    self.counters.duplicates += 1
+                elif verdict is Verdict.FENCED:
+                    self.counters.fenced += 1
+            if verdict in (Verdict.ADMIT, Verdict.DUPLICATE):
+                if verdict is Verdict.ADMIT:
+                    info = self.infos.get((rank, header.info), Info((), frozenset()))
+                    cell.pending[rank] = Arrived(header.clock, grad, bool(header.flags & Flag.SKIP), info, header.version)
+                cell.wait_for(
+                    Waiter(replies, rank, header.request, self.mode.version_for(header.clock), header.clock, now, cell.update is not None)
+                )
+                self._advance(cell)
+        self._tell_step()
+        return verdict
+
+    def pull(self, header: Header, cell: Cell, replies: Replies) -> None:
+        """Serve the block at `header.version[1]` or later."""
+        with cell.lock:
+            wants_update = cell.update is not None and bool(header.flags & Flag.STORE)
+            cell.wait_for(Waiter(replies, header.worker, header.request, header.version[1], header.clock, time.monotonic(), wants_update))
+            cell.answer()
+
+    def leave(self, rank: int, clock: int) -> None:
+        """A worker is absent from `clock` on; what waited for it goes on."""
+        with self.lock:
+            self.admission.leave(rank, clock)
+        for cell in self.cells.values():
+            with cell.lock:
+                self._advance(cell)
+        self._tell_step()
+
+    def learn(self, rank: int, version: int, info: Info) -> None:
+        """Numbers that later pushes of `rank` name by `version`; the last four are kept."""
+        with self.lock:
+            self.infos[(rank, version)] = info
+            self.infos.pop((rank, version - 4), None)
+
+    def drop_waiters(self, replies: Replies) -> None:
+        for cell in self.cells.values():
+            with cell.lock:
+                cell.drop_waiters(replies)
+
+    # -- cuts ----------------------------------------------------------------------------------
+
+    def order_cut(self, step: int, deliver: Callable[[Copy], None]) -> bool:
+        """Copy every block at `step` (negative: now). False, and nothing ordered, when one is already beyond it."""
+        done: list[Cell] = []
+        for cell in self.cells.values():
+            with cell.lock:
+                ordered = cell.order_cut(step, deliver)
+            if not ordered:
+                for earlier in done:
+                    with earlier.lock:
+                        earlier.void_cut()
+                return False
+            done.append(cell)
+        return True
+
+    def void_cut(self) -> None:
+        for cell in self.cells.values():
+            with cell.lock:
+                cell.void_cut()
+
+    # -- sight ---------------------------------------------------------------------------------
+
+    def span(self) -> tuple[int, int]:
+        """Lowest and highest version of this shard's blocks; (0, 0) without blocks."""
+        versions = [cell.n for cell in self.cells.values()]
+        return (min(versions), max(versions)) if versions else (0, 0)
+
+    def clocks(self) -> dict[int, int]:
+        """Complete clocks by rank, as this shard has them."""
+        with self.lock:
+            return {rank: row.complete for rank, row in self.admission.rows.items()}
+
+    def step(self) -> int:
+        """Lowest complete clock over the workers that have not left (over all, when all have)."""
+        with self.lock:
+            live = self.admission.live() or frozenset(self.admission.rows)
+            return min((self.admission.rows[rank].complete for rank in live), default=0)
+
+    def _advance(self, cell: Cell) -> None:
+        made = cell.advance(self.admission.expected, self.epoch)
+        if made and self.counters.first_applied is None:
+            self.counters.first_applied = time.time()
+
+    def _tell_step(self) -> None:
+        if self.phase is not Phase.SERVING:
+            return
+        step = self.span()[0] if self.mode.rewinds_together else self.step()
+        with self.lock:
+            if step <= self._reported:
+                return
+            self._reported = step
+        self.on_step(step)

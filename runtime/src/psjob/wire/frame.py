@@ -1,0 +1,173 @@
+"""The frame: one fixed header, then raw bytes.
+
+Every field is checked before a byte of payload is read or allocated. What a longer header adds is skipped, so that a
+later version may grow it. Control bodies are JSON of at most `MAX_JSON` bytes; tensor bodies are raw little-endian arrays
+whose exact size the receiver knows from the registered table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zlib
+from dataclasses import dataclass, replace
+from enum import IntEnum, IntFlag
+from typing import Any, Final
+
+MAGIC: Final = b"PSJ1"
+VERSION: Final = 1
+MAX_JSON: Final = 1 << 20
+MAX_RECORD: Final = 256 << 20
+"""Largest resume record on the wire, bytes."""
+
+# magic, version, header length, type, codec, flags, run, view, epoch, worker, start, rewinds, clock, request, generation,
+# table, info, block, part offset, version (epoch, n), length, payload crc, reserved; then the crc of all of these.
+_BODY: Final = struct.Struct("<4sHHBBH16sIIiIIqIIHHIQIQQI16s")
+_CRC: Final = struct.Struct("<I")
+HEADER_BYTES: Final = _BODY.size + _CRC.size
+MAX_HEADER: Final = 512
+
+
+class Kind(IntEnum):
+    """Frame types. Numbers never change their meaning."""
+
+    HELLO = 1
+    WELCOME = 2
+    WAITING = 3
+    ERROR = 4
+    INIT = 5
+    PUSH = 6
+    PARAM = 7
+    PULL = 8
+    RECORD = 9
+    MARK = 10
+    RELEASE = 11
+    LEAVE = 12
+    LEFT = 13
+    FINISHED = 14
+    REWIND = 15
+    REPORT = 16
+    CHECKPOINT = 17
+    PEER = 18
+    INFO = 19
+    STOP = 20
+    STOPPED = 21
+    STATE = 22
+
+
+class Flag(IntFlag):
+    """What a frame says beside its type."""
+
+    NONE = 0
+    ABSENT = 1
+    """A push without a gradient: this rank has no batch at this clock."""
+    SKIP = 2
+    """The gradient held inf or nan under a GradScaler: the step is skipped for all."""
+    STORE = 4
+    """The payload replaces the weights (worker-side update)."""
+    CUT = 8
+    """The reply's version is the step of a cut: send the resume record for it."""
+
+
+class WireError(Exception):
+    """The peer broke the protocol; the stream must be closed. The text names what was read and what was expected."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """One frame's header. `worker` is a rank, or -1 - index for a shard. `length` counts payload bytes."""
+
+    kind: Kind
+    flags: Flag = Flag.NONE
+    run: bytes = b"\0" * 16
+    view: int = 0
+    epoch: int = 0
+    worker: int = 0
+    start: int = 0
+    rewinds: int = 0
+    clock: int = 0
+    request: int = 0
+    generation: int = 0
+    table: int = 0
+    info: int = 0
+    """Version of the hyperparameters this push was made with, counted by its worker."""
+    block: int = 0
+    part: int = 0
+    version: tuple[int, int] = (0, 0)
+    """(epoch, n): of a push the version its gradient was computed on, of a reply the one served."""
+    codec: int = 0
+    length: int = 0
+    crc: int = 0
+    """crc32 of the payload, 0 for none."""
+
+    def pack(self) -> bytes:
+        body = _BODY.pack(
+            MAGIC, VERSION, HEADER_BYTES, self.kind, self.codec, self.flags, self.run, self.view, self.epoch, self.worker,
+            self.start, self.rewinds, self.clock, self.request, self.generation, self.table, self.info, self.block, self.part,
+            self.version[0], self.version[1], self.length, self.crc, b"\0" * 16,
+        )  # fmt: skip
+        return body + _CRC.pack(zlib.crc32(body))
+
+    def sized(self, payload: bytes | memoryview) -> Header:
+        """This header with the length and crc of `payload`."""
+        return replace(self, length=len(payload), crc=zlib.crc32(payload) if len(payload) else 0)
+
+
+def parse(raw: bytes | memoryview) -> Header:
+    """The header in the first `HEADER_BYTES` of `raw`.
+
+    Raises:
+        WireError: not a psjob frame, another version, a damaged header, an unknown type or a codec that was not agreed.
+    """
+    if len(raw) < HEADER_BYTES:
+        raise WireError(f"frame header is cut: {len(raw)} bytes, expected {HEADER_BYTES}")
+    (magic, version, size, kind, codec, flags, run, view, epoch, worker, start, rewinds, clock, request, generation, table, info, block,
+     part, vepoch, vn, length, crc, _reserved) = _BODY.unpack_from(raw)  # fmt: skip
+    if magic != MAGIC:
+        raise WireError(f"not a psjob peer: the first bytes are {bytes(raw[:4])!r}, expected {MAGIC!r}")
+    if version != VERSION:
+        raise WireError(f"protocol version {version}, this side speaks {VERSION}; run the same psjob version on both sides")
+    if _CRC.unpack_from(raw, _BODY.size)[0] != zlib.crc32(raw[: _BODY.size]):
+        raise WireError("frame header is damaged: its checksum does not match")
+    if not HEADER_BYTES <= size <= MAX_HEADER:
+        raise WireError(f"header length {size} is outside {HEADER_BYTES}..{MAX_HEADER}")
+    if codec != 0:
+        raise WireError(f"codec {codec} was not agreed in hello; only 0 (none) is")
+    try:
+        return Header(
+            Kind(kind), Flag(flags & 0xF), run, view, epoch, worker, start, rewinds, clock, request, generation, table, info, block, part,
+            (vepoch, vn), codec, length, crc,
+        )  # fmt: skip
+    except ValueError:
+        raise WireError(f"unknown frame type {kind}") from None
+
+
+def extra_header_bytes(raw: bytes | memoryview) -> int:
+    """How many header bytes follow that this version does not know."""
+    size: int = struct.unpack_from("<H", raw, 6)[0]
+    return size - HEADER_BYTES
+
+
+def run_digest(run: str) -> bytes:
+    """The 16 bytes that stand for a run in every header."""
+    return hashlib.blake2b(run.encode(), digest_size=16).digest()
+
+
+def dump(body: Any) -> bytes:
+    """A control body. Raises WireError above `MAX_JSON`: the caller sends too much, not the peer."""
+    raw = json.dumps(body, separators=(",", ":")).encode()
+    if len(raw) > MAX_JSON:
+        raise WireError(f"control message of {len(raw)} bytes is above the limit of {MAX_JSON}")
+    return raw
+
+
+def load(raw: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """The JSON object of a control body. Raises WireError when it is none."""
+    try:
+        body = json.loads(bytes(raw)) if len(raw) else {}
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"control body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise WireError(f"control body is a {type(body).__name__}, expected an object")
+    return body

@@ -1,0 +1,232 @@
+"""TCP streams: whole frames in, whole frames out, nothing copied that need not be.
+
+Every read and write has a deadline. `Stream.send` may be called from several threads; reading belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from psjob.wire.frame import HEADER_BYTES, MAX_JSON, Header, Kind, WireError, dump, extra_header_bytes, load, parse
+
+HELLO_SECONDS = 5.0
+"""A stranger has this long to say a whole hello."""
+SEND_SECONDS = 60.0
+"""A peer that takes no byte for this long counts as gone."""
+
+
+class StreamClosed(ConnectionError):
+    """The peer closed, reset or stopped reading; connect again."""
+
+
+class Stream:
+    """One connection. Frames are never interleaved: a send lock guards the writing side."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.peer = _peer_name(sock)
+        self.closed = False
+        self._send_lock = threading.Lock()
+        self._raw = bytearray(HEADER_BYTES)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _keepalive(sock)
+        sock.settimeout(None)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
+        self._receive_seconds = 0.0
+
+    def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
+        """Write one frame; `header` already carries length and crc (see `Header.sized`). Raises StreamClosed."""
+        raw = header.pack()
+        with self._send_lock:
+            try:
+                if len(payload) <= 16384:
+                    self.sock.sendall(raw + bytes(payload))
+                else:
+                    self.sock.sendall(raw)
+                    self.sock.sendall(payload)
+            except (OSError, ValueError) as error:
+                self.close()
+                raise StreamClosed(f"{self.peer}: {error}") from error
+
+    def send_json(self, header: Header, body: Any) -> None:
+        raw = dump(body)
+        self.send(header.sized(raw), raw)
+
+    def recv_header(self, seconds: float | None) -> Header:
+        """The next header; `seconds` bounds the wait for its whole arrival, None waits as long as the stream lives.
+
+        Raises: StreamClosed, TimeoutError (nothing or too little came), WireError.
+        """
+        view = memoryview(self._raw)
+        self._fill(view, seconds)
+        header = parse(view)
+        extra = extra_header_bytes(view)
+        if extra:
+            self._fill(memoryview(bytearray(extra)), HELLO_SECONDS)
+        return header
+
+    def recv_into(self, header: Header, target: memoryview) -> None:
+        """Read the payload into `target`, whose size must be the header's length; checks the crc. Raises as recv_header."""
+        if len(target) != header.length:
+            raise WireError(f"{header.kind.name} of block {header.block} has {header.length} bytes, expected {len(target)}")
+        self._fill(target, SEND_SECONDS)
+        if header.crc and zlib.crc32(target) != header.crc:
+            raise WireError(f"{header.kind.name} of block {header.block} is damaged: its checksum does not match")
+
+    def recv_body(self, header: Header, limit: int = MAX_JSON) -> bytearray:
+        """Read a payload of at most `limit` bytes; the limit is checked before anything is allocated."""
+        if header.length > limit:
+            raise WireError(f"{header.kind.name} of {header.length} bytes is above the limit of {limit}")
+        body = bytearray(header.length)
+        self.recv_into(header, memoryview(body))
+        return body
+
+    def recv_json(self, header: Header) -> dict[str, Any]:
+        return load(self.recv_body(header))
+
+    def drain(self, header: Header) -> None:
+        """Read a payload and forget it (a duplicate, or a frame that was refused). The caller has checked its length."""
+        left = header.length
+        scratch = memoryview(bytearray(min(left, 1 << 20)))
+        while left:
+            part = scratch[: min(left, len(scratch))]
+            self._fill(part, SEND_SECONDS)
+            left -= len(part)
+
+    def close(self) -> None:
+        self.closed = True
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self.sock.close()
+
+    def _fill(self, target: memoryview, seconds: float | None) -> None:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        done = 0
+        while done < len(target):
+            try:
+                self._receive_within(None if deadline is None else deadline - time.monotonic())
+                count = self.sock.recv_into(target[done:])
+            except BlockingIOError:
+                raise TimeoutError(f"{self.peer}: {done} of {len(target)} bytes came in {seconds} s") from None
+            except (OSError, ValueError) as error:
+                raise StreamClosed(f"{self.peer}: {error}") from error
+            if count == 0:
+                raise StreamClosed(f"{self.peer}: closed by the peer" + (f" after {done} of {len(target)} bytes" if done else ""))
+            done += count
+            if deadline is not None and done < len(target) and time.monotonic() > deadline:
+                raise TimeoutError(f"{self.peer}: {done} of {len(target)} bytes came in {seconds} s")
+
+    def _receive_within(self, seconds: float | None) -> None:
+        # Not settimeout(): it also changes the mode under a sendall() of another thread.
+        wanted = 0.0 if seconds is None else max(0.001, round(seconds, 1))
+        if wanted != self._receive_seconds:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(wanted))
+            self._receive_seconds = wanted
+
+
+def addresses(host: str, port: int) -> Iterator[tuple[socket.AddressFamily, Any]]:
+    """Every address of a name; none when it is not known yet, which a caller retries."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return
+    seen = set()
+    for family, _kind, _proto, _name, address in found:
+        if address not in seen:
+            seen.add(address)
+            yield family, address
+
+
+def connect(host: str, port: int, seconds: float) -> Iterator[Stream]:
+    """An open stream for each address of `host` that answers within `seconds`; refused and unreachable ones are passed over."""
+    for family, address in addresses(host, port):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.settimeout(seconds)
+        try:
+            sock.connect(address)
+            if sock.getsockname() == sock.getpeername():  # a loopback client can meet its own ephemeral port
+                raise OSError("connected to itself")
+        except OSError:
+            sock.close()
+            continue
+        yield Stream(sock)
+
+
+def listen(bind: str | None, port: int) -> socket.socket:
+    """A listening socket on `bind`, or on every address. Raises OSError naming the address."""
+    try:
+        if bind:
+            sock = socket.create_server((bind, port), backlog=256)
+        else:
+            dual = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if dual else socket.AF_INET
+            sock = socket.create_server(("", port), family=family, backlog=256, dualstack_ipv6=dual)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen on {bind or '*'}:{port}: {error.strerror or error}") from error
+    return sock
+
+
+def accept_forever(server: socket.socket, handle: Callable[[Stream], None], limit: int, name: str) -> threading.Thread:
+    """Accept in a thread of its own and give each stream to `handle` in another; above `limit` streams a newcomer is closed."""
+    slots = threading.BoundedSemaphore(limit)
+
+    def serve(stream: Stream) -> None:
+        try:
+            handle(stream)
+        finally:
+            stream.close()
+            slots.release()
+
+    def loop() -> None:
+        while True:
+            try:
+                sock, _address = server.accept()
+            except OSError:
+                if server.fileno() < 0:
+                    return
+                time.sleep(0.05)
+                continue
+            if not slots.acquire(blocking=False):
+                sock.close()
+                continue
+            try:
+                threading.Thread(target=serve, args=(Stream(sock),), name=f"{name}-stream", daemon=True).start()
+            except (OSError, RuntimeError):
+                sock.close()
+                slots.release()
+
+    thread = threading.Thread(target=loop, name=f"{name}-accept", daemon=True)
+    thread.start()
+    return thread
+
+
+def control(kind: Kind, run: bytes) -> Header:
+    """A header for a control message of `run`."""
+    return Header(kind, run=run)
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+
+
+def _peer_name(sock: socket.socket) -> str:
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:
+        return "peer"
+    return f"{host}:{port}"
+
+
+def _keepalive(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 45_000)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,208 @@
+"""A worker's stream to one shard: dial, hello, receive, and after a break dial again and send again what was not answered.
+
+The link's own thread reads; whoever pushes writes. What was sent and not answered is kept until it is, so a broken stream
+or a shard that comes back is repaired here: a push that the shard had taken is only asked for again (once only), one that
+it lost is sent again.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from psjob.wire import tcp
+from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError
+from psjob.wire.tcp import Stream, StreamClosed
+
+if TYPE_CHECKING:
+    from psjob.worker.session import WorkerSession
+
+SILENCE_SECONDS = 10.0
+"""A shard that owes an answer says WAITING every 2 s; after this long without a word the stream counts as dead."""
+DIAL_SECONDS = 3.0
+log = logging.getLogger("psjob.worker")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A push or pull that waits for its PARAM. `payload` stays valid until then."""
+
+    header: Header
+    payload: memoryview
+
+
+class Link:
+    """All fields are guarded by the session's condition, but for the stream's reading side."""
+
+    def __init__(self, session: WorkerSession, index: int) -> None:
+        self.session, self.index = session, index
+        self.peer = session.place.config.shards[index]
+        self.stream: Stream | None = None
+        self.epoch = 0
+        self.acked = 0
+        self.welcomed = False
+        self.released = 0
+        self.waiting = ""
+        self.outstanding: dict[int, Request] = {}
+        self._request = 0
+        self._last = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name=f"link-{index}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    # -- out -----------------------------------------------------------------------------------
+
+    def ask(self, header: Header, payload: memoryview) -> tuple[Header, memoryview]:
+        """Register a request that a PARAM answers; call with the session's condition held, send after releasing it."""
+        self._request += 1
+        request = Request(replace(header, request=self._request), payload)
+        if not self.outstanding:
+            self._last = time.monotonic()
+        self.outstanding[self._request] = request
+        return request.header, payload
+
+    def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
+        """Send if the link is up; if not, what was asked goes out at the next welcome."""
+        stream = self.stream if self.welcomed else None
+        if stream is None:
+            return
+        try:
+            stream.send(self._dated(header), payload)
+        except StreamClosed:
+            pass
+
+    def send_json(self, header: Header, body: Any) -> None:
+        stream = self.stream if self.welcomed else None
+        if stream is None:
+            return
+        try:
+            stream.send_json(self._dated(header), body)
+        except StreamClosed:
+            pass
+
+    def close(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
+
+    def _dated(self, header: Header) -> Header:
+        return replace(header, view=self.session.view, epoch=self.epoch)
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        deadline = time.monotonic() + self.session.place.config.connect_seconds
+        while not self.session.ended:
+            try:
+                stream = self._dial()
+                if stream is None:
+                    if not self.epoch and time.monotonic() > deadline:
+                        self.session.not_found(self.index)
+                        return
+                    time.sleep(0.1)
+                    continue
+                self._serve(stream)
+            except (StreamClosed, TimeoutError) as error:
+                log.debug("link to shard %d: %s", self.index, error)
+            except WireError as error:
+                log.warning("link to shard %d: %s", self.index, error)
+                time.sleep(0.2)
+            finally:
+                with self.session.cond:
+                    self.welcomed = False
+                    if self.stream is not None:
+                        self.stream.close()
+                    self.stream = None
+                    self.session.cond.notify_all()
+            time.sleep(0.02)
+
+    def _dial(self) -> Stream | None:
+        """Of all addresses that answer, the shard with the highest (view, epoch)."""
+        best: Stream | None = None
+        for stream in tcp.connect(self.peer.host, self.peer.port, DIAL_SECONDS):
+            if best is not None:
+                best.close()
+            best = stream
+        return best
+
+    def _serve(self, stream: Stream) -> None:
+        session = self.session
+        with session.cond:
+            self.stream = stream
+            hello = session.hello(self)
+        header = session.header(Kind.HELLO, epoch=self.epoch)
+        stream.send_json(header, hello)
+        self._last = time.monotonic()
+        poll = select.poll()
+        poll.register(stream.sock, select.POLLIN)
+        while not session.ended:
+            if not poll.poll(1000):
+                if (self.outstanding or not self.welcomed) and time.monotonic() - self._last > SILENCE_SECONDS:
+                    raise StreamClosed(f"{stream.peer}: not a word for {SILENCE_SECONDS:.0f} s")
+                continue
+            self._handle(stream, stream.recv_header(SILENCE_SECONDS))
+            self._last = time.monotonic()
+
+    def _handle(self, stream: Stream, header: Header) -> None:
+        session, kind = self.session, header.kind
+        if kind is Kind.PARAM:
+            self._param(stream, header)
+        elif kind is Kind.WELCOME:
+            self._welcome(stream, header, stream.recv_json(header))
+        elif kind is Kind.WAITING:
+            session.on_waiting(self, stream.recv_json(header))
+        elif kind is Kind.RECORD:
+            session.on_record(header.clock, bytes(stream.recv_body(header, MAX_RECORD)))
+        elif kind is Kind.ERROR:
+            session.on_error(self, stream.recv_json(header))
+        elif kind is Kind.STATE:
+            session.on_state(header.request, bytes(stream.recv_body(header, MAX_RECORD)))
+        else:
+            stream.drain(header)
+            session.on_signal(self, header)
+
+    def _welcome(self, stream: Stream, header: Header, body: dict[str, Any]) -> None:
+        session = self.session
+        with session.cond:
+            self.epoch = int(body["epoch"])
+            self.welcomed = True
+            self.waiting = ""
+            session.on_welcome(self, body)
+            again = [] if body.get("init") else sorted(self.outstanding.items())
+        complete, opened = int(body["complete"]), set(body["open"])
+        if again:
+            session.send_info(self)
+        for number, request in again:
+            old = request.header
+            taken = old.kind is Kind.PUSH and (old.clock < complete or (old.clock == complete and old.block in opened))
+            if taken:
+                flag = Flag.STORE if session.reduces else Flag.NONE
+                version = (0, session.mode.version_for(old.clock))
+                self.send(session.header(Kind.PULL, block=old.block, clock=old.clock, flags=flag, version=version, request=number))
+            else:
+                self.send(old, request.payload)
+        session.on_relinked(self)
+
+    def _param(self, stream: Stream, header: Header) -> None:
+        session = self.session
+        with session.cond:
+            request = self.outstanding.get(header.request)
+        if request is None or request.header.block != header.block:
+            target = session.block_bytes(header.block)
+            if header.length != target:
+                raise WireError(f"PARAM of block {header.block} has {header.length} bytes, expected {target}")
+            stream.drain(header)
+            return
+        stream.recv_into(header, session.receive_into(header.block))
+        with session.cond:
+            session.versions[header.block] = header.version
+            if header.flags & Flag.CUT and self.index == 0:
+                session.cut_clock = header.version[1]
+            self.outstanding.pop(header.request, None)
+            if not self.outstanding and request.header.kind is Kind.PUSH:
+                self.acked = request.header.clock + 1
+            session.cond.notify_all()

@@ -1,0 +1,71 @@
+"""A rewind: this process becomes a fresh copy of itself, in place, and joins the job again at the restored clock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from psjob import contract
+from psjob.errors import Refused
+
+START_FOLDER = os.getcwd()
+"""The folder the process started in, noted when psjob is imported."""
+
+
+def check_possible() -> None:
+    """Raises Refused when this process could not start itself again: a script from stdin or an interactive session."""
+    words = sys.orig_argv[1:]
+    script = [w for w in words if not w.startswith("-")]
+    if not words or "-" in words or (not script and "-c" not in words):
+        raise Refused(
+            "the script came from standard input or a prompt, so it could not be started again after a failure; "
+            "save it to a file and run `python train.py`"
+        )
+
+
+def again(rewinds: int) -> None:
+    """End child processes and exec the same command with `rewinds` counted up. Does not return."""
+    end_children()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+    os.chdir(START_FOLDER)
+    os.environ[contract.ENV_REWINDS] = str(rewinds + 1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def end_children() -> None:
+    """Kill and reap every descendant: loader processes would survive the exec and keep files and memory."""
+    for _round in range(3):
+        children = _children(os.getpid())
+        for pid in children:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline:
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    time.sleep(0.005)
+            except ChildProcessError:
+                return
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            direct = [int(child) for child in listing.read_text().split()]
+        except OSError:
+            continue
+        for child in direct:
+            found.extend([*_children(child), child])
+    return found

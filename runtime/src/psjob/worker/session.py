@@ -1,0 +1,370 @@
+"""An attached worker: joined to its job, at one clock, exchanging blocks with every shard.
+
+The script's thread calls `join`, `exchange`, `edge` and `leave`; the links' threads call the `on_…` methods. One condition
+guards what they share. Whatever ends the script's turn (a rewind, the job's end, a stop, a refusal) is an *ending*: it is
+noted by a link and carried out by the script's thread at its next call.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from psjob import contract, memory
+from psjob.config import Place
+from psjob.layout import Layout, TensorSpec, gather, scatter
+from psjob.modes import named as mode_named
+from psjob.wire.frame import Flag, Header, Kind, run_digest
+from psjob.worker.link import Link
+
+SMALL_RECORD = 64 << 10
+"""A record of at most this many bytes goes to the coordinator with every clock, a larger one at cuts only."""
+STOP_SECONDS = 25.0
+log = logging.getLogger("psjob.worker")
+
+
+class Ending(BaseException):
+    """The script's turn is over. `how`: rewind, finished, left, stopped, refused, lost."""
+
+    def __init__(self, how: str, message: str = "") -> None:
+        super().__init__(message or how)
+        self.how, self.message = how, message
+
+
+class WorkerSession:
+    """`table` describes the parameters in order; `rule` is the shards' rule, `reduce` when the worker steps by itself."""
+
+    def __init__(self, place: Place, table: Sequence[TensorSpec], rule: str, aliases: Mapping[str, str]) -> None:
+        self.place, self.rule, self.aliases = place, rule, dict(aliases)
+        self.run = run_digest(place.run)
+        self.mode = mode_named(place.config.mode)
+        self.reduces = rule == "reduce"
+        self.layout = Layout.of(tuple(table))
+        self.cond = threading.Condition()
+        self.links = [Link(self, index) for index in range(len(place.config.shards))]
+        self.owner: list[int] = []
+        self.clock = 0
+        self.view = 0
+        self.attempt = 0
+        self.record: bytes | None = None
+        self.initial: bytes | None = None
+        self.versions: dict[int, tuple[int, int]] = {}
+        self.cut_clock = -1
+        self.mark_wanted = 0
+        self.stop_clock: int | None = None
+        self.stop_requested = False
+        self.leaving = False
+        self.ended = False
+        self._ending: Ending | None = None
+        self._joined = False
+        self._init = False
+        self._info: tuple[int, dict[str, Any]] = (0, {})
+        self._states: dict[int, bytes] = {}
+        self._said = 0.0
+        self._last_record = b""
+        self._grads = {b.index: torch.empty(b.length, dtype=getattr(torch, b.dtype)) for b in self.layout.blocks}
+        self._weights = {b.index: torch.empty(b.length, dtype=getattr(torch, b.dtype)) for b in self.layout.blocks}
+
+    # -- the script's thread -------------------------------------------------------------------
+
+    def join(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes]) -> None:
+        """Enter the job; afterwards `parameters` hold the job's weights and `record` what to put back. Raises Ending."""
+        self.links[0].start()
+        self._wait(lambda: self._joined or self._init, "the coordinator")
+        if self._init:
+            self._begin_run(parameters, initial)
+            self._wait(lambda: self._joined, "the first checkpoint")
+        for link in self.links[1:]:
+            if not link._thread.is_alive():
+                link.start()
+        self._wait(lambda: all(link.welcomed for link in self.links), "all shards")
+        self._pull(parameters)
+
+    def exchange(
+        self, grads: Sequence[torch.Tensor | None] | None, numbers: list[dict[str, Any]], skip: bool, scale: float = 1.0
+    ) -> dict[int, torch.Tensor]:
+        """Push one clock and wait for what the mode promises: fresh weights by block, or the reduced gradient.
+
+        `grads` is None for an absent rank; a single None is a parameter without a gradient. Raises Ending.
+        """
+        none = [] if grads is None else [i for i, g in enumerate(grads) if g is None]
+        self._set_info({"numbers": numbers, "none": none})
+        flags = Flag.ABSENT if grads is None else (Flag.SKIP if skip else Flag.NONE)
+        frames = []
+        for block in self.layout.blocks:
+            payload = memoryview(b"")
+            if not flags:
+                flat = self._grads[block.index]
+                gather(block, list(grads or ()), flat)
+                if scale != 1.0:
+                    flat.mul_(scale)
+                payload = memory.view(flat)
+            header = self.header(
+                Kind.PUSH, block=block.index, clock=self.clock, flags=flags, info=self._info[0],
+                version=self.versions.get(block.index, (0, 0)),
+            ).sized(payload)  # fmt: skip
+            frames.append((self.links[self.owner[block.index]], header, payload))
+        self._ask(frames)
+        self.clock += 1
+        return self._weights
+
+    def scatter(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Copy the received blocks into the tensors."""
+        with torch.no_grad():
+            for block in self.layout.blocks:
+                scatter(block, self._weights[block.index], list(parameters))
+
+    def store(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Worker-side update: give the shards the weights of this clock, for the cut."""
+        for block in self.layout.blocks:
+            flat = self._grads[block.index]
+            gather(block, list(parameters), flat)
+            payload = memory.view(flat)
+            header = self.header(Kind.PUSH, block=block.index, clock=self.clock, flags=Flag.STORE, version=(0, self.clock))
+            self.links[self.owner[block.index]].send(header.sized(payload), payload)
+
+    def edge(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
+        """The script stands between two steps: hand in the record, take part in a cut, stop if asked. Raises Ending."""
+        self.check()
+        cut = self.cut_clock == self.clock
+        if cut and self.reduces and self.place.index == 0:
+            self.store(parameters)
+        record = make_record()
+        mark = self.mark_wanted
+        stop = self.stop_requested or (self.stop_clock is not None and self.clock >= self.stop_clock)
+        if cut or mark or stop or len(record) <= SMALL_RECORD:
+            self.links[0].send(self.header(Kind.RECORD, clock=self.clock).sized(record), record)
+        if mark:
+            self.mark_wanted = 0
+            for link in self.links:
+                link.send(self.header(Kind.MARK, clock=self.clock, request=mark))
+            self._wait(lambda: all(link.released >= mark for link in self.links), "all shards to copy a checkpoint")
+        if stop:
+            self.links[0].send_json(self.header(Kind.STOP, clock=self.clock), {})
+            self._wait(lambda: False, "the last checkpoint", STOP_SECONDS)
+
+    def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
+        """The script is through: say so, and wait until a checkpoint holds it. Raises Ending (left or finished is the good one)."""
+        self.check()
+        self._last_record = make_record()
+        self.leaving = True
+        if self.reduces and self.place.index == 0:
+            self.store(parameters)
+        for link in self.links:
+            self.on_relinked(link)
+        self._wait(lambda: False, "the checkpoint that holds this worker's end")
+
+    def report(self, numbers: dict[str, float]) -> None:
+        self.links[0].send_json(self.header(Kind.REPORT, clock=self.clock), numbers)
+
+    def checkpoint(self) -> None:
+        self.links[0].send_json(self.header(Kind.CHECKPOINT, clock=self.clock), {})
+
+    def block_states(self) -> dict[int, bytes]:
+        """Optimizer state of every block, as STATE bodies. Raises Ending."""
+        with self.cond:
+            self._states.clear()
+        for block in self.layout.blocks:
+            self.links[self.owner[block.index]].send(self.header(Kind.STATE, block=block.index, request=block.index + 1))
+        self._wait(lambda: len(self._states) == len(self.layout.blocks), "the shards' optimizer state", 60.0)
+        return {number - 1: raw for number, raw in self._states.items()}
+
+    def check(self) -> None:
+        """Raise the ending that a link has noted, if any."""
+        with self.cond:
+            if self._ending is not None:
+                raise self._ending
+
+    # -- shared helpers ------------------------------------------------------------------------
+
+    def header(self, kind: Kind, **fields: Any) -> Header:
+        place = self.place
+        base: dict[str, Any] = {"run": self.run, "view": self.view, "worker": place.index, "start": place.number, "rewinds": place.rewinds}
+        return Header(kind, **(base | fields))
+
+    def hello(self, link: Link) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "role": "worker", "scheme": "none", "transports": ["tcp"], "codecs": ["none"], "layout": self.layout.digest(),
+            "view": self.view, "attempt": self.attempt, "fresh": not (self._joined if link.index == 0 else link.epoch),
+            "acked": link.acked if link.epoch else self.clock, "epoch": link.epoch, "init": self._init and not self._joined,
+        }  # fmt: skip
+        if link.index == 0:
+            body["rule"] = self.rule
+            body["aliases"] = self.aliases
+            body["table"] = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "group": t.group} for t in self.layout.table]
+        return body
+
+    def block_bytes(self, block: int) -> int:
+        return self.layout.blocks[block].nbytes
+
+    def receive_into(self, block: int) -> memoryview:
+        return memory.view(self._weights[block])
+
+    def send_info(self, link: Link) -> None:
+        number, body = self._info
+        if number:
+            link.send_json(self.header(Kind.INFO, info=number), body)
+
+    # -- the links' threads --------------------------------------------------------------------
+
+    def on_welcome(self, link: Link, body: dict[str, Any]) -> None:
+        """Called with the condition held."""
+        link.released = max(link.released, self.mark_wanted, *(other.released for other in self.links))
+        self.view = max(self.view, int(body["view"]))
+        if link.index == 0:
+            self.attempt = int(body["attempt"])
+            self.owner = [int(i) for i in body.get("assignment", self.owner)]
+            if body.get("init"):
+                self._init = True
+            elif not self._joined:
+                self.clock = int(body["clock"])
+                if not body.get("record"):
+                    self._joined = True
+        if link.epoch and not link.acked:
+            link.acked = self.clock
+        self.cond.notify_all()
+
+    def on_relinked(self, link: Link) -> None:
+        if self.leaving:
+            if link.index == 0:
+                link.send(self.header(Kind.RECORD, clock=self.clock).sized(self._last_record), self._last_record)
+            link.send(self.header(Kind.LEAVE, clock=self.clock))
+
+    def on_record(self, clock: int, blob: bytes) -> None:
+        with self.cond:
+            if clock < 0:
+                self.initial = blob
+            else:
+                self.record = blob
+            self._joined = True
+            self.cond.notify_all()
+
+    def on_state(self, number: int, raw: bytes) -> None:
+        with self.cond:
+            self._states[number] = raw
+            self.cond.notify_all()
+
+    def on_waiting(self, link: Link, body: dict[str, Any]) -> None:
+        if "workers" in body:
+            link.waiting = f"shard {link.index} waits for workers {body['workers']} (block {body.get('block')}, {body.get('seconds')} s)"
+        else:
+            link.waiting = str(body.get("reason") or f"shard {link.index} is {body.get('state', 'not ready')}")
+        now = time.monotonic()
+        if now - self._said > 30:
+            self._said = now
+            log.warning("waiting: %s", link.waiting)
+
+    def on_error(self, link: Link, body: dict[str, Any]) -> None:
+        message = str(body.get("error", "the shard refused this worker"))[:1000]
+        code = body.get("code")
+        if code == "refused":
+            self._end(Ending("refused", message))
+        elif code == "fenced":
+            self._end(Ending("fenced", message))
+        else:
+            log.warning("shard %d: %s", link.index, message)
+
+    def on_signal(self, link: Link, header: Header) -> None:
+        kind = header.kind
+        if kind is Kind.REWIND:
+            self._end(Ending("rewind"))
+        elif kind is Kind.FINISHED:
+            self._end(Ending("finished"))
+        elif kind is Kind.LEFT:
+            self._end(Ending("left"))
+        elif kind is Kind.STOPPED:
+            self._end(Ending("stopped"))
+        with self.cond:
+            if kind is Kind.STOP:
+                self.stop_clock = header.clock
+            elif kind is Kind.MARK:
+                self.mark_wanted = header.request
+            elif kind is Kind.RELEASE:
+                link.released = max(link.released, header.request)
+                if self.mark_wanted == header.request and link.index == 0:
+                    self.mark_wanted = 0
+            self.cond.notify_all()
+
+    def not_found(self, index: int) -> None:
+        peer = self.place.config.shards[index]
+        seconds = self.place.config.connect_seconds
+        self._end(Ending("lost", f"shard {index} at {peer.host}:{peer.port} was not found in {seconds:.0f} s; starting again"))
+
+    def _end(self, ending: Ending) -> None:
+        with self.cond:
+            if self._ending is None:
+                self._ending = ending
+            self.cond.notify_all()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _begin_run(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes]) -> None:
+        for link in self.links[1:]:
+            link.start()
+        self._wait(lambda: all(link.welcomed for link in self.links), "all shards")
+        for block in self.layout.blocks:
+            flat = self._grads[block.index]
+            gather(block, [p.detach() for p in parameters], flat)
+            payload = memory.view(flat)
+            self.links[self.owner[block.index]].send(self.header(Kind.INIT, block=block.index).sized(payload), payload)
+        blob = initial()
+        self.links[0].send(self.header(Kind.RECORD, clock=-1).sized(blob), blob)
+
+    def _pull(self, parameters: Sequence[torch.Tensor]) -> None:
+        frames = []
+        for block in self.layout.blocks:
+            header = self.header(Kind.PULL, block=block.index, clock=self.clock, version=(0, 0))
+            frames.append((self.links[self.owner[block.index]], header, memoryview(b"")))
+        self._ask(frames)
+        self.scatter(parameters)
+
+    def _ask(self, frames: Sequence[tuple[Link, Header, memoryview]]) -> None:
+        """Send requests and wait until every one is answered."""
+        self.check()
+        with self.cond:
+            ready = [(link, *link.ask(header, payload)) for link, header, payload in frames]
+        for link, header, payload in ready:
+            link.send(header, payload)
+        self._wait(lambda: not any(link.outstanding for link in self.links), "the shards' answer")
+
+    def _set_info(self, body: dict[str, Any]) -> None:
+        if body == self._info[1]:
+            return
+        self._info = (self._info[0] + 1, body)
+        for link in self.links:
+            self.send_info(link)
+
+    def _wait(self, done: Callable[[], bool], what: str, seconds: float | None = None) -> None:
+        """Wait for `done`. An ending is raised first; after `seconds` (None: as long as the job waits) the worker stops."""
+        began = said = time.monotonic()
+        asked = False
+        with self.cond:
+            while True:
+                if self._ending is not None:
+                    raise self._ending
+                if done():
+                    return
+                now = time.monotonic()
+                if seconds is not None and now - began > seconds:
+                    raise Ending("stopped", f"waited {seconds:.0f} s for {what}")
+                if now - said > 30:
+                    said = now
+                    words = "; ".join(link.waiting for link in self.links if link.waiting)
+                    log.warning("waiting for %s, %d s: %s", what, now - began, words)
+                if self.stop_requested and not asked:
+                    asked = True
+                    if not self._joined:
+                        raise Ending("stopped")
+                    self.links[0].send_json(self.header(Kind.STOP, clock=self.clock), {})
+                    seconds = now - began + STOP_SECONDS
+                self.cond.wait(0.5)
+
+
+EXIT_OF = {"finished": contract.EXIT_DONE, "left": contract.EXIT_DONE, "stopped": contract.EXIT_RETRY, "lost": contract.EXIT_RETRY,
+           "fenced": contract.EXIT_FENCED, "refused": contract.EXIT_REFUSED}  # fmt: skip
+"""Exit status for each ending; a rewind has none, it execs."""
