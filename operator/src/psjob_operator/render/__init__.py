@@ -1,1 +1,7 @@
-"""Pure builders of the Kubernetes documents that a plan asks for."""
+"""Pure builders: pod, Service, config and claim documents."""
+
+from psjob_operator.render.around import claim, config, service
+from psjob_operator.render.names import LABEL_JOB
+from psjob_operator.render.pod import pod
+
+__all__ = ["LABEL_JOB", "claim", "config", "pod", "service"]

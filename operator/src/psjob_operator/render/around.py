@@ -1,0 +1,50 @@
+"""What stands around the pods: the headless Service, the config and the checkpoint claim."""
+
+from __future__ import annotations
+
+from psjob_operator.contract import DATA_PORT, STATUS_PORT
+from psjob_operator.plan import naming
+from psjob_operator.plan.config import Job, cluster_config, config_text, digest
+from psjob_operator.render.names import LABEL_DIGEST, Document, labels, metadata, shards_of
+
+CONFIG_FILE = "config.json"
+
+
+def service(job: Job) -> Document:
+    """The headless Service under which shards are found, also before they are ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(job, naming.service(job.name), labels(job, "shard")),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": shards_of(job),
+            "ports": [
+                {"name": "data", "port": DATA_PORT, "targetPort": DATA_PORT, "protocol": "TCP"},
+                {"name": "status", "port": STATUS_PORT, "targetPort": STATUS_PORT, "protocol": "TCP"},
+            ],
+        },
+    }
+
+
+def config(job: Job) -> Document:
+    """The ConfigMap that every process of the job mounts."""
+    content = cluster_config(job)
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(job, naming.config(job.name), {**labels(job, "config"), LABEL_DIGEST: digest(content)}),
+        "data": {CONFIG_FILE: config_text(content)},
+    }
+
+
+def claim(job: Job) -> Document:
+    """The claim for checkpoints; with `checkpoint.retain` it has no owner and outlives the job."""
+    checkpoint = job.spec.checkpoint
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata(job, naming.claim(job.name), labels(job, "checkpoints"), owned=not checkpoint.retain),
+        "spec": {"accessModes": [checkpoint.access_mode], "resources": {"requests": {"storage": checkpoint.size}}},
+    }

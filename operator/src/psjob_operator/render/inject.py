@@ -1,0 +1,44 @@
+"""Putting the runtime library into a pod whose image knows nothing of it."""
+
+from __future__ import annotations
+
+from psjob_operator.api.template import FOLDER
+from psjob_operator.render.names import Document
+
+CONTAINER = "psjob-inject"
+VOLUME = "psjob-runtime"
+SOURCE = "/psjob-runtime"
+"""Where the library lies in the runtime image."""
+SHELL = 'export PYTHONPATH=/psjob/lib${PYTHONPATH:+:$PYTHONPATH}; exec "$@"'
+"""Only inside the container can the image's own PYTHONPATH be kept: setting it in the pod would erase it."""
+RESOURCES: Document = {"cpu": "100m", "memory": "64Mi"}
+
+
+def inject(pod: Document, container: Document, runtime_image: str) -> None:
+    """Adds the init container that copies the library, and starts `container`'s command with it on the path; args stay as they are."""
+    pod["initContainers"] = [_copier(pod.get("securityContext") or {}, runtime_image), *(pod.get("initContainers") or [])]
+    pod["volumes"] = [*(pod.get("volumes") or []), {"name": VOLUME, "emptyDir": {}}]
+    container["volumeMounts"] = [*(container.get("volumeMounts") or []), {"name": VOLUME, "mountPath": FOLDER, "readOnly": True}]
+    container["command"] = [f"{FOLDER}/bin/sh", "-c", SHELL, "psjob", *container["command"]]
+
+
+def _copier(pod_security: Document, runtime_image: str) -> Document:
+    security: Document = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    # The pod's own word comes first: a pod that runs as root keeps its user, and would not start with runAsNonRoot here.
+    if pod_security.get("runAsUser") != 0:
+        security["runAsNonRoot"] = True
+    if "seccompProfile" not in pod_security:
+        security["seccompProfile"] = {"type": "RuntimeDefault"}
+    return {
+        "name": CONTAINER,
+        "image": runtime_image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": [f"{SOURCE}/bin/busybox", "cp", "-R", f"{SOURCE}/.", FOLDER],
+        "resources": {"requests": dict(RESOURCES), "limits": dict(RESOURCES)},
+        "securityContext": security,
+        "volumeMounts": [{"name": VOLUME, "mountPath": FOLDER}],
+    }

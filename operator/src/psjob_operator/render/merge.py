@@ -1,0 +1,41 @@
+"""Laying a pod template over another, much as `kubectl apply` merges: objects by key, lists of named things by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "volumeMounts": "mountPath",
+    "ports": "containerPort",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+}
+"""Lists whose items are told apart by a key, as in the Kubernetes API."""
+ADDED = ("tolerations", "requiredDuringSchedulingIgnoredDuringExecution", "preferredDuringSchedulingIgnoredDuringExecution")
+"""Lists to which items are only added: leaving out ours would break what they are for."""
+
+
+def merge(base: Any, over: Any, field: str = "") -> Any:
+    """`over` laid over `base`; neither is changed where they are objects. A null takes the field away."""
+    if isinstance(base, dict) and isinstance(over, dict):
+        merged = {key: value for key, value in base.items() if key not in over or over[key] is not None}
+        for key, value in over.items():
+            if value is not None:
+                merged[key] = merge(base[key], value, key) if key in base else value
+        return merged
+    if isinstance(base, list) and isinstance(over, list):
+        if field in KEYS:
+            return _by_key(base, over, KEYS[field])
+        return [*base, *over] if field in ADDED else over
+    return over
+
+
+def _by_key(base: list[Any], over: list[Any], key: str) -> list[Any]:
+    items = {item.get(key): item for item in over if isinstance(item, dict)}
+    merged = [merge(item, items.pop(item.get(key))) if item.get(key) in items else item for item in base]
+    return [*merged, *items.values()]

@@ -1,0 +1,57 @@
+"""Labels and annotations of what psjob makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psjob_operator.contract import GROUP, KIND, VERSION
+from psjob_operator.plan.config import Job
+
+LABEL_JOB = f"{GROUP}/job-name"
+LABEL_RUN = f"{GROUP}/run"
+LABEL_ROLE = f"{GROUP}/role"
+"""`shard` or `worker`."""
+LABEL_INDEX = f"{GROUP}/index"
+LABEL_NUMBER = f"{GROUP}/number"
+"""Epoch of a shard, start of a worker."""
+LABEL_EPOCH = f"{GROUP}/epoch"
+LABEL_START = f"{GROUP}/start"
+LABEL_VIEW = f"{GROUP}/view"
+LABEL_DIGEST = f"{GROUP}/digest"
+"""Of the ConfigMap: names its content."""
+
+Document = dict[str, Any]
+
+
+def labels(job: Job, component: str) -> dict[str, str]:
+    """Labels that every child has. Nothing of the job's own metadata is copied: tools would take the child for what it is not."""
+    return {
+        "app.kubernetes.io/name": "psjob",
+        "app.kubernetes.io/instance": job.name,
+        "app.kubernetes.io/component": component,
+        "app.kubernetes.io/managed-by": "psjob-operator",
+        LABEL_JOB: job.name,
+        LABEL_RUN: job.uid,
+    }
+
+
+def metadata(job: Job, name: str, own_labels: dict[str, str], owned: bool = True) -> Document:
+    """ObjectMeta of a child; owned by the job unless it outlives it."""
+    made: Document = {"name": name, "namespace": job.namespace, "labels": own_labels}
+    if owned:
+        made["ownerReferences"] = [
+            {
+                "apiVersion": f"{GROUP}/{VERSION}",
+                "kind": KIND,
+                "name": job.name,
+                "uid": job.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ]
+    return made
+
+
+def shards_of(job: Job) -> dict[str, str]:
+    """Selector of this run's shards; those of an earlier job of the same name are left out."""
+    return {LABEL_JOB: job.name, LABEL_RUN: job.uid, LABEL_ROLE: "shard"}

@@ -1,0 +1,108 @@
+"""A shard's pod before what all pods get: the worker's image, guarded and probed, with the user's `ps.template` laid over it."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+from psjob_operator.api.template import SERVING, TRAINED, container_of
+from psjob_operator.contract import DATA_PORT, HEALTH_PATH, STARTED_PATH, STATUS_PORT
+from psjob_operator.plan import naming
+from psjob_operator.plan.claim import makes_claim
+from psjob_operator.plan.config import CHECKPOINTS, Job
+from psjob_operator.render.merge import merge
+from psjob_operator.render.names import Document, shards_of
+from psjob_operator.render.security import container_security, pod_security
+
+VOLUME = "psjob-checkpoints"
+GRACE_SECONDS = 60
+"""Workers leave first, then the last cut is written."""
+START_ATTEMPTS = 3600
+"""Seconds for the restore of a large checkpoint; a shard that finds no peers gives up before, with an exit code of its own."""
+LOST_NODE_SECONDS = 30
+
+
+def shard_template(job: Job) -> tuple[Document, Document]:
+    """The template, and the container in it that serves."""
+    worker = job.spec.workers.template
+    trained = container_of(worker, TRAINED) or {}
+    base: Document = {"metadata": {}, "spec": _spec(job, worker.get("spec") or {}, trained)}
+    over = copy.deepcopy(job.spec.ps.template or {})
+    laid = container_of(over, SERVING)
+    name = laid["name"] if laid and laid.get("name") else SERVING
+    base["spec"]["containers"][0]["name"] = name
+    template: Document = merge(base, over)
+    return template, next(container for container in template["spec"]["containers"] if container["name"] == name)
+
+
+def _spec(job: Job, worker: Document, trained: Document) -> Document:
+    spec: Document = {
+        "containers": [_container(job, trained)],
+        "securityContext": pod_security(worker, trained),
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "tolerations": [
+            {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
+            for taint in ("not-ready", "unreachable")
+        ],
+        "volumes": [{"name": VOLUME, **_volume(job)}],
+    }
+    if worker.get("imagePullSecrets"):
+        spec["imagePullSecrets"] = copy.deepcopy(worker["imagePullSecrets"])
+    if makes_claim(job.spec) and job.spec.checkpoint.access_mode == "ReadWriteOnce":
+        spec["affinity"] = _one_node(job)
+    return spec
+
+
+def _container(job: Job, trained: Document) -> Document:
+    container: Document = {
+        "name": SERVING,
+        "image": trained.get("image"),
+        "command": [python(trained.get("command") or []), "-m", "psjob.shard"],
+        "ports": [{"name": "data", "containerPort": DATA_PORT}, {"name": "status", "containerPort": STATUS_PORT}],
+        "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
+        "securityContext": container_security(trained),
+        "volumeMounts": [{"name": VOLUME, "mountPath": CHECKPOINTS}],
+        "startupProbe": {
+            "httpGet": {"path": STARTED_PATH, "port": STATUS_PORT},
+            "periodSeconds": 1,
+            "timeoutSeconds": 1,
+            "failureThreshold": START_ATTEMPTS,
+            "terminationGracePeriodSeconds": 1,
+        },
+        "livenessProbe": _liveness(job.spec.ps.shard_timeout_seconds),
+    }
+    if trained.get("imagePullPolicy"):
+        container["imagePullPolicy"] = trained["imagePullPolicy"]
+    return container
+
+
+def python(command: list[Any]) -> str:
+    """The worker's own interpreter where its command begins with one."""
+    first = str(command[0]) if command else ""
+    return first if re.fullmatch(r"python[0-9.]*", first.rpartition("/")[2]) else "python3"
+
+
+def _liveness(timeout: int) -> Document:
+    """Kills a shard that has not answered for about `timeout` seconds; it is not asked to end, since it does not listen."""
+    period = min(30, max(1, timeout // 3))
+    return {
+        "httpGet": {"path": HEALTH_PATH, "port": STATUS_PORT},
+        "periodSeconds": period,
+        "timeoutSeconds": min(period, 10),
+        "failureThreshold": max(1, timeout // period),
+        "terminationGracePeriodSeconds": 1,
+    }
+
+
+def _volume(job: Job) -> Document:
+    if job.spec.checkpoint.volume is not None:
+        return job.spec.checkpoint.volume.source()
+    if makes_claim(job.spec):
+        return {"persistentVolumeClaim": {"claimName": naming.claim(job.name)}}
+    return {"emptyDir": {}}
+
+
+def _one_node(job: Job) -> Document:
+    term = {"labelSelector": {"matchLabels": shards_of(job)}, "topologyKey": "kubernetes.io/hostname"}
+    return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
