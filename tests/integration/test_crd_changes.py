@@ -1,0 +1,222 @@
+"""What may change once a job is made, and what of its status never goes back."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.integration.api_client import Api
+from tests.unit.api_manifest import GOOD, REMOVED, changed
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+FIXED = "is fixed once the job is made; only spec.suspend and runPolicy's limits, TTL and cleanPodPolicy may change; make a new job"
+FULL = changed(
+    GOOD,
+    {
+        "spec.training.updateAt": "server",
+        "spec.ps.template": {"spec": {"nodeSelector": {"a": "b"}}},
+        "spec.checkpoint": {"everySteps": 10, "volume": {"claim": "x"}, "resumeFrom": "r"},
+        "spec.managedBy": "psjob.dev/operator",
+    },
+)
+
+
+def shards(*epochs: int) -> list[dict[str, Any]]:
+    return [{"index": index, "epoch": epoch, "state": "Serving"} for index, epoch in enumerate(epochs)]
+
+
+STATUS = {
+    "phase": "Running",
+    "run": "u1",
+    "view": 3,
+    "shards": shards(1, 2),
+    "workers": {"start": 2, "desired": 4},
+    "observedGeneration": 1,
+}
+
+
+@pytest.fixture
+def job(job_api: Api, namespace: str) -> str:
+    """A running job; the namespace it is in."""
+    assert job_api.create(namespace, FULL)[0] == 201
+    code, answer = job_api.merge(namespace, "digits", {"status": STATUS}, status=True)
+    assert code == 200, answer
+    return namespace
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("spec.training.mode", "async"),
+        ("spec.training.seed", 7),
+        ("spec.training.updateAt", "worker"),
+        ("spec.training.updateAt", None),
+        ("spec.ps.shards", 3),
+        ("spec.ps.shards", 1),
+        ("spec.ps.shardTimeoutSeconds", 20),
+        ("spec.ps.template", None),
+        ("spec.ps.template", {"spec": {"nodeSelector": {"a": "c"}}}),
+        ("spec.workers.replicas", 5),
+        ("spec.workers.template", {"spec": {"tolerations": [{"operator": "Exists"}]}}),
+        ("spec.workers.template", {"metadata": {"annotations": {"a": "b"}}}),
+        ("spec.checkpoint.interval", "60s"),
+        ("spec.checkpoint.everySteps", 20),
+        ("spec.checkpoint.everySteps", None),
+        ("spec.checkpoint.keep", 4),
+        ("spec.checkpoint.volume", None),
+        ("spec.checkpoint.volume", {"claim": "y"}),
+        ("spec.checkpoint.accessMode", "ReadWriteMany"),
+        ("spec.checkpoint.size", "20Gi"),
+        ("spec.checkpoint.retain", False),
+        ("spec.checkpoint.resumeFrom", "other"),
+        ("spec.checkpoint.disabled", False),
+        ("spec.runPolicy.successPolicy", "FirstWorker"),
+        ("spec.managedBy", "example.com/other"),
+        ("spec.managedBy", None),
+        ("spec.injection", "none"),
+    ],
+)
+def test_the_spec_is_fixed(job_api: Api, job: str, path: str, value: Any) -> None:
+    code, answer = job_api.merge(job, "digits", changed({}, {path: value}))
+    assert code == 422, answer
+    assert f"{path}: Invalid value: " in answer["message"]
+    assert FIXED in answer["message"]
+
+
+def test_what_may_change(job_api: Api, job: str) -> None:
+    policy = {"backoffLimit": 3, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 5, "cleanPodPolicy": "All"}
+    for spec in (
+        {"suspend": True},
+        {"suspend": False},
+        {"suspend": None},
+        {"runPolicy": policy},
+        {"runPolicy": {"activeDeadlineSeconds": None}},
+    ):
+        code, answer = job_api.merge(job, "digits", {"spec": spec})
+        assert code == 200, answer
+
+
+BACK = [
+    ("view", {"view": 2}, "status.view", "must not go back; a lower view"),
+    ("view gone", {"view": None}, "status.view", "must not go back; a lower view"),
+    ("run gone", {"run": None}, "status.run", "must not change but with a higher status.view"),
+    ("run changed", {"run": "u2"}, "status.run", "must not change but with a higher status.view"),
+    ("start", {"workers": {"start": 1}}, "status.workers.start", "must not go back; names of worker pods"),
+    ("start gone", {"workers": {"start": None}}, "status.workers.start", "must not go back; names of worker pods"),
+    ("workers gone", {"workers": None}, "status.workers.start", "must not go back; names of worker pods"),
+    ("epoch", {"shards": shards(1, 1)}, "status.shards[1].epoch", "must not go back; a lower epoch"),
+    ("fewer shards", {"shards": shards(1)}, "status.shards", "must not shrink; each entry"),
+    ("no shards", {"shards": []}, "status.shards", "must not shrink; each entry"),
+    ("shards gone", {"shards": None}, "status.shards", "must not shrink; each entry"),
+    (
+        "other shards",
+        {"shards": [{"index": 1, "epoch": 5, "state": "Serving"}, {"index": 2, "epoch": 5, "state": "Serving"}]},
+        "status.shards",
+        "must hold each index",
+    ),
+    ("all gone", None, "status.view", "must not go back; a lower view"),
+]
+
+
+@pytest.mark.parametrize(("patch", "field", "sentence"), [row[1:] for row in BACK], ids=[row[0] for row in BACK])
+def test_status_never_goes_back(job_api: Api, job: str, patch: Any, field: str, sentence: str) -> None:
+    before = job_api.get(job, "digits")
+    code, answer = job_api.merge(job, "digits", {"status": patch}, status=True)
+    assert code == 422, answer
+    assert f"{field}: Invalid value: " in answer["message"]
+    assert sentence in answer["message"]
+    assert job_api.get(job, "digits") == before
+
+
+@pytest.mark.parametrize("status", [REMOVED, None, {}], ids=["without", "null", "empty"])
+def test_status_never_goes_back_by_replacing_it(job_api: Api, job: str, status: Any) -> None:
+    before = job_api.get(job, "digits")
+    code, answer = job_api.replace(job, changed(before, {"status": status}), status=True)
+    assert code == 422, answer
+    assert "status.view: Invalid value: must not go back" in answer["message"]
+    assert job_api.get(job, "digits") == before
+
+
+def test_a_write_of_the_object_leaves_status_alone(job_api: Api, job: str) -> None:
+    before = job_api.get(job, "digits")
+    code, answer = job_api.replace(job, changed(before, {"status": REMOVED}))
+    assert code == 200, answer
+    code, answer = job_api.merge(job, "digits", {"status": {"phase": "Failed"}})
+    assert code == 200, answer
+    assert job_api.get(job, "digits")["status"] == before["status"]
+
+
+def test_numbers_rise_and_shards_may_be_added(job_api: Api, job: str) -> None:
+    for patch in ({"view": 4, "shards": shards(1, 3)}, {"workers": {"start": 3}}, {"shards": shards(1, 3, 1)}, {"phase": "Recovering"}):
+        code, answer = job_api.merge(job, "digits", {"status": patch}, status=True)
+        assert code == 200, answer
+
+
+@pytest.mark.parametrize("phase", ["Complete", "Failed"])
+def test_a_finished_job_stays_finished(job_api: Api, job: str, phase: str) -> None:
+    assert job_api.merge(job, "digits", {"status": {"phase": phase}}, status=True)[0] == 200
+    assert job_api.merge(job, "digits", {"status": {"phase": phase, "completionTime": "2026-01-01T00:00:00Z"}}, status=True)[0] == 200
+    for patch in (
+        {"phase": "Running"},
+        {"phase": None},
+        {"phase": "Failed" if phase == "Complete" else "Complete"},
+        {"phase": "Pending", "view": 9},
+        None,
+    ):
+        code, answer = job_api.merge(job, "digits", {"status": patch}, status=True)
+        assert code == 422, (patch, answer)
+        assert "status.phase: Invalid value: must not leave Complete or Failed; a finished job stays finished" in answer["message"]
+
+
+def test_a_status_from_a_backup_is_taken_over_with_higher_numbers_alone(job_api: Api, namespace: str) -> None:
+    """A tool made the job again and wrote the old run's status back: its numbers bind, its facts do not."""
+    assert job_api.create(namespace, FULL)[0] == 201
+    old = {**STATUS, "run": "old", "phase": "Complete"}
+    assert job_api.merge(namespace, "digits", {"status": old}, status=True)[0] == 200
+    new = {"run": "new", "phase": "Pending", "shards": shards(2, 3), "workers": {"start": 3}}
+    assert job_api.merge(namespace, "digits", {"status": new}, status=True)[0] == 422
+    assert job_api.merge(namespace, "digits", {"status": {**new, "view": 4, "shards": shards(1, 1)}}, status=True)[0] == 422
+    code, answer = job_api.merge(namespace, "digits", {"status": {**new, "view": 4}}, status=True)
+    assert code == 200, answer
+    code, answer = job_api.merge(namespace, "digits", {"status": old}, status=True)
+    assert code == 422, "a second write of the old status came through"
+
+
+@pytest.mark.parametrize(
+    ("patch", "field"),
+    [
+        ({"phase": "Done"}, "status.phase"),
+        ({"shards": [{"index": 0, "epoch": 5, "state": "Fine"}, {"index": 1, "epoch": 5}]}, "status.shards[0].state"),
+        ({"shards": shards(5, 5) + shards(5)}, "status.shards[2]"),
+        (
+            {"conditions": [{"type": "Ready", "status": "Maybe", "reason": "X", "lastTransitionTime": "2026-01-01T00:00:00Z"}]},
+            "status.conditions[0].status",
+        ),
+        ({"startTime": "yesterday"}, "status.startTime"),
+        ({"view": "4"}, "status.view"),
+        ({"workers": {"problems": [{"index": i, "reason": "X"} for i in range(9)]}}, "status.workers.problems"),
+        ({"shards": shards(*[5] * 257)}, "status.shards"),
+        ({"colour": "red"}, "status.colour"),
+    ],
+)
+def test_a_status_that_is_none_is_refused(job_api: Api, job: str, patch: dict[str, Any], field: str) -> None:
+    code, answer = job_api.merge(job, "digits", {"status": patch}, status=True)
+    assert code in (400, 422), answer
+    assert field in answer["message"]
+
+
+def test_the_rules_cost_little_at_256_shards(job_api: Api, namespace: str) -> None:
+    assert job_api.create(namespace, changed(GOOD, {"spec.ps.shards": 256, "spec.workers.replicas": 4000}))[0] == 201
+    took = []
+    for number in (1, 2, 3):
+        full = [{"index": i, "epoch": number, "state": "Serving", "pod": f"digits-ps-{i}-e{number}"} for i in range(256)]
+        workers = {"start": number, "succeededIndexes": ",".join(str(i) for i in range(0, 4000, 2))}
+        began = time.monotonic()
+        code, answer = job_api.merge(
+            namespace, "digits", {"status": {"run": "u", "view": number, "shards": full, "workers": workers}}, status=True
+        )
+        took.append(time.monotonic() - began)
+        assert code == 200, answer
+    print(f"status write at 256 shards: {min(took):.3f} s")

@@ -1,0 +1,130 @@
+"""The CRD as people meet it through kubectl."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psjob_operator.api.crd import STATUS_DEFAULT
+from tests.integration.api_client import Api
+from tests.unit.api_manifest import GOOD, changed
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+Kubectl = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_the_crd_is_established_and_structural(job_api: Api) -> None:
+    _, crd = job_api.call("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/pstrainingjobs.psjob.dev")
+    conditions = {condition["type"]: condition["status"] for condition in crd["status"]["conditions"]}
+    assert conditions["Established"] == "True"
+    assert conditions.get("NonStructuralSchema", "False") == "False"
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("psj", "A training run of a PyTorch model with a parameter server."),
+        ("psj.spec.ps.shards", "Number of shards; 1..256."),
+        ("psj.spec.checkpoint.interval", "Time between checkpoints"),
+        ("psj.spec.workers.template", "Pod template of the workers."),
+        ("psj.status.shards.epoch", "Number of its present start"),
+    ],
+)
+def test_explain(job_kubectl: Kubectl, field: str, text: str) -> None:
+    # kubectl breaks lines at 80 columns, so words are compared, not the line.
+    assert text in " ".join(job_kubectl("explain", field).stdout.split())
+
+
+def test_explain_has_a_text_for_every_field(job_kubectl: Kubectl) -> None:
+    out = job_kubectl("explain", "psj.spec").stdout + job_kubectl("explain", "psj.status").stdout
+    assert "<no description>" not in out
+
+
+def test_defaults_that_the_api_server_stores(job_api: Api, namespace: str) -> None:
+    job_api.create(namespace, GOOD)
+    job = job_api.get(namespace, "digits")
+    assert job["spec"] == {
+        **GOOD["spec"],
+        "training": {"mode": "sync", "seed": 0},
+        "ps": {"shards": 2, "shardTimeoutSeconds": 10},
+        "checkpoint": {"interval": "30s", "keep": 3, "accessMode": "ReadWriteOnce", "size": "10Gi", "retain": True},
+        "runPolicy": {"backoffLimit": 6, "cleanPodPolicy": "Running", "successPolicy": "AllWorkers"},
+        "injection": "auto",
+    }
+    assert job["status"] == STATUS_DEFAULT
+    assert job["metadata"]["generation"] == 1
+    assert all("f:status" not in entry.get("fieldsV1", {}) for entry in job["metadata"]["managedFields"])
+
+
+def test_columns_tell_the_story(job_kubectl: Kubectl, job_api: Api, namespace: str) -> None:
+    job_api.create(namespace, GOOD)
+    fresh = job_kubectl("get", "psj", "-n", namespace).stdout.splitlines()
+    assert fresh[0].split() == ["NAME", "PHASE", "SHARDS", "WORKERS", "STEP", "CHECKPOINT", "RESTARTS", "AGE", "MESSAGE"]
+    assert "no psjob operator has seen this job yet" in fresh[1]
+    status: dict[str, Any] = {
+        "phase": "Running",
+        "shardsReady": "2/2",
+        "workersReady": "3/4",
+        "progress": {"step": 120, "loss": 0.25},
+        "checkpoint": {"step": 100, "time": "2026-01-01T00:00:00Z"},
+        "restarts": {"total": 1, "causes": {"OOMKilled": 1}},
+        "view": 2,
+        "conditions": [
+            {
+                "type": "Ready",
+                "status": "False",
+                "reason": "X",
+                "message": "0/3 nodes are available",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }
+        ],
+    }
+    assert job_api.merge(namespace, "digits", {"status": status}, status=True)[0] == 200
+    row = job_kubectl("get", "psj", "-n", namespace, "--no-headers").stdout.split()
+    assert row[:5] == ["digits", "Running", "2/2", "3/4", "120"]
+    assert row[6] == "1"
+    wide = job_kubectl("get", "psj", "-n", namespace, "-o", "wide").stdout.splitlines()
+    assert wide[0].split()[-4:] == ["MODE", "LOSS", "VIEW", "COUNTED"]
+    assert "0/3 nodes are available" in wide[1]
+    assert "sync" in wide[1].split()
+
+
+@pytest.mark.parametrize("word", ["all", "psjob", "psj", "pstrainingjob", "pstrainingjobs.psjob.dev"])
+def test_found_by_category_and_names(job_kubectl: Kubectl, job_api: Api, namespace: str, word: str) -> None:
+    job_api.create(namespace, GOOD)
+    assert "digits" in job_kubectl("get", word, "-n", namespace).stdout
+
+
+@pytest.mark.parametrize("way", [(), ("--server-side",)], ids=["client", "server"])
+def test_apply_again_and_diff_find_nothing(
+    job_kubectl: Kubectl, job_api: Api, namespace: str, tmp_path: Path, way: tuple[str, ...]
+) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(json.dumps(GOOD))
+    seen = []
+    for _ in range(3):
+        job_kubectl("apply", "-n", namespace, "-f", str(manifest), *way)
+        seen.append(job_api.get(namespace, "digits"))
+    assert job_kubectl("diff", "-n", namespace, "-f", str(manifest), *way).stdout == ""
+    # The first server-side apply after the create stores the status default, which until then was made up at each read.
+    assert seen[1]["metadata"]["resourceVersion"] == seen[2]["metadata"]["resourceVersion"]
+    assert changed(seen[0], {"metadata.resourceVersion": ""}) == changed(seen[1], {"metadata.resourceVersion": ""})
+    assert seen[2]["metadata"]["generation"] == 1
+
+
+def test_the_crd_itself_is_applied_by_the_client(job_kubectl: Kubectl) -> None:
+    """Client-side apply keeps a copy in an annotation of at most 256 KiB."""
+    root = Path(__file__).resolve().parents[2]
+    assert "pstrainingjobs.psjob.dev" in job_kubectl("apply", "--dry-run=server", "-f", str(root / "crds")).stdout
+
+
+def test_kubectl_names_a_typo(job_kubectl: Kubectl, namespace: str, tmp_path: Path) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(json.dumps(changed(GOOD, {"spec.chekpoint": {}})))
+    done = job_kubectl("apply", "-n", namespace, "-f", str(manifest), fails=True)
+    assert 'unknown field "spec.chekpoint"' in done.stderr
