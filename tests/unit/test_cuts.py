@@ -1,0 +1,91 @@
+"""When a cut is due, at which step, and how it is tried again."""
+
+from __future__ import annotations
+
+from psjob.coordinator.cuts import Cuts
+from psjob.coordinator.joining import difference, resume_async, resume_sync
+from psjob.coordinator.members import Members, State
+from psjob.layout import TensorSpec
+
+
+def test_a_cut_by_steps_is_named_ahead_on_a_multiple() -> None:
+    cuts = Cuts(None, 10, marks=False)
+    cuts.restart(0, 0.0)
+    assert not cuts.due(7, 1.0)
+    assert cuts.due(8, 1.0)
+    assert cuts.begin(8, 1.0).step == 10
+    assert not cuts.due(9, 1.0)
+    cuts.committed(10, 2.0)
+    assert not cuts.due(11, 3.0) and cuts.due(18, 3.0)
+
+
+def test_a_late_cut_is_named_further_ahead_next_time() -> None:
+    cuts = Cuts(1.0, None, marks=False)
+    cuts.restart(0, 0.0)
+    first = cuts.begin(5, 1.0)
+    assert first.step == 7
+    cuts.late(1.0)
+    assert cuts.due(9, 1.0)
+    assert cuts.begin(9, 1.0).step == 13
+
+
+def test_a_failed_write_waits_before_it_is_tried_again() -> None:
+    cuts = Cuts(1.0, None, marks=False)
+    cuts.restart(0, 0.0)
+    cuts.begin(5, 1.0)
+    cuts.failed(2.0)
+    assert not cuts.due(9, 6.9)
+    assert cuts.due(9, 7.1)
+
+
+def test_marked_cuts_name_no_step_and_expire() -> None:
+    cuts = Cuts(1.0, None, marks=True)
+    cuts.restart(0, 0.0)
+    assert cuts.begin(5, 1.0).step is None
+    assert not cuts.expired(1.0 + cuts.MARK_SECONDS)
+    assert cuts.expired(1.1 + cuts.MARK_SECONDS)
+    cuts.timed_out(20.0)
+    assert cuts.current is None and not cuts.due(5, 21.0)
+
+
+def test_a_sync_worker_returns_only_where_the_job_waits() -> None:
+    at = [{"lo": 7, "hi": 7, "owned": 2}, {"lo": 7, "hi": 7, "owned": 1}]
+    assert resume_sync(at, {5, 6, 7}) == 7
+    assert resume_sync(at, {5, 6}) is None
+    assert resume_sync([*at, {"lo": 7, "hi": 8}], {7}) is None
+    assert resume_sync([{"lo": 0, "hi": 0}], set()) == 0
+
+
+def test_an_async_worker_goes_on_after_the_highest_clock() -> None:
+    assert resume_async([{"complete": 4, "open": 0}, {"complete": 4, "open": 2}]) == 5
+    assert resume_async([{"complete": 4, "open": 0}, {"complete": 3, "open": 1}]) == 4
+    assert resume_async([]) == 0
+
+
+def test_the_first_difference_of_two_tables_is_named() -> None:
+    table = [TensorSpec("a", (2, 3), "float32", 0), TensorSpec("b", (4,), "float32", 0)]
+    same = [{"name": "a", "shape": [2, 3], "dtype": "float32", "group": 0}, {"name": "b", "shape": [4], "dtype": "float32", "group": 0}]
+    assert difference(1, table, same) is None
+    other = [same[0], same[1] | {"shape": [5]}]
+    assert "b [5] float32" in str(difference(1, table, other))
+    assert "b [4] is missing" in str(difference(1, table, same[:1]))
+
+
+def test_the_success_policies_look_at_who_left() -> None:
+    members = Members(2)
+    assert not members.finished("AllWorkers") and not members.finished("FirstWorker")
+    members.left(0, 10)
+    assert members.finished("FirstWorker") and not members.finished("AllWorkers")
+    members.left(1, 10)
+    assert members.finished("AllWorkers")
+
+
+def test_a_rewind_brings_leavers_of_later_steps_back() -> None:
+    members = Members(2)
+    members.left(0, 10)
+    members[1].incarnation = (1, 0)
+    members[1].keep(9, b"x", None)
+    members.rewound(5, {"0": {"clock": 5, "leftAt": None}, "1": {"clock": 5, "leftAt": None}}, {1: b"five"})
+    assert members[0].state is State.LOST and members[0].left_at is None
+    assert members[1].records == {5: b"five"}
+    assert members.fences() == {1: [1, 1]}
