@@ -1,0 +1,136 @@
+"""Which rule stands for a torch optimizer, with what numbers, and its state_dict from the shards' blocks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+
+from psjob import memory
+from psjob.layout import FLOATS, Block, Layout
+from psjob.rules.base import BlockState
+
+
+def describe(optimizer: torch.optim.Optimizer) -> tuple[str | None, list[dict[str, float | bool]]]:
+    """(name of the rule, numbers a parameter group), or (None, []) where no rule does exactly what this optimizer does.
+
+    Only torch's own SGD, Adam, AdamW and Adagrad have one, not their subclasses. `foreach`, `fused`, `capturable` and
+    `differentiable` say how to compute, not what, and are not looked at.
+    """
+    kind = type(optimizer)
+    if kind not in _READERS or not all(_updatable(p) for group in optimizer.param_groups for p in group["params"]):
+        return None, []
+    names = {_name(kind, group) for group in optimizer.param_groups}
+    if len(names) != 1:
+        return None, []
+    return names.pop(), [_READERS[kind](group) for group in optimizer.param_groups]
+
+
+def numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, float | bool]]:
+    """The numbers as they are now, a parameter group each. Raises ValueError naming one that is not finite."""
+    kind = next((kind for kind in type(optimizer).__mro__ if kind in _READERS), None)
+    if kind is None:
+        raise ValueError(f"{type(optimizer).__name__} has no rule on the shards")
+    found = [_READERS[kind](group) for group in optimizer.param_groups]
+    for index, group in enumerate(found):
+        for name, value in group.items():
+            if not math.isfinite(value):
+                raise ValueError(f"{name} of parameter group {index} is {value}; it must be a finite number")
+    return found
+
+
+def assemble_state(state_dict: Mapping[str, Any], rule: str, layout: Layout, raw: Mapping[int, bytes]) -> dict[str, Any]:
+    """`state_dict` of torch's optimizer with its state taken from the shards' blocks.
+
+    `raw` has a STATE body for each block: 4 bytes length, JSON {slots: {name: bytes}, steps, segments}, then the slots' bytes.
+    Parameters are numbered as rows of the table. Raises ValueError on a body that does not fit its block.
+    """
+    states = {index: _parse(layout.blocks[index], body) for index, body in raw.items()}
+    whole: dict[int, dict[str, Any]] = {int(row): dict(entry) for row, entry in state_dict["state"].items()}
+    for row in range(len(layout.table)):
+        entry = _entry(rule, layout, row, states)
+        if entry:
+            whole[row] = entry
+    return {**state_dict, "state": whole}
+
+
+def _entry(rule: str, layout: Layout, row: int, states: Mapping[int, BlockState]) -> dict[str, Any]:
+    """State of one parameter as torch keeps it; empty before its first update."""
+    places = layout.pieces_of(row)
+    if not places:
+        return {}
+    block, piece = places[0]
+    count = states[block.index].count_at(piece.block_offset)
+    if count == 0:
+        return {}
+    spec = layout.table[row]
+    entry: dict[str, Any] = {} if rule == "sgd" else {"step": torch.tensor(float(count))}
+    for slot in states[block.index].slots:
+        flat = torch.empty(spec.numel, dtype=getattr(torch, spec.dtype))
+        for block, piece in places:
+            part = states[block.index].slots[slot][piece.block_offset : piece.block_offset + piece.length]
+            flat[piece.tensor_offset : piece.tensor_offset + piece.length].copy_(part)
+        entry[slot] = flat.view(spec.shape)
+    return entry
+
+
+def _parse(block: Block, raw: bytes) -> BlockState:
+    length = int.from_bytes(raw[:4], "little")
+    try:
+        head = json.loads(raw[4 : 4 + length])
+        sizes = dict(head["slots"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"state of block {block.index} has no readable head: {error}") from None
+    at = 4 + length
+    slots: dict[str, torch.Tensor] = {}
+    for name, size in sizes.items():
+        if size != block.nbytes or at + size > len(raw):
+            raise ValueError(f"state {name!r} of block {block.index} has {size} bytes, expected {block.nbytes} of {len(raw) - at} left")
+        slots[name] = torch.empty(block.length, dtype=getattr(torch, block.dtype))
+        memory.view(slots[name])[:] = raw[at : at + size]
+        at += size
+    weights = torch.empty(block.length, dtype=getattr(torch, block.dtype))
+    return BlockState.of(weights, slots, head)
+
+
+def _updatable(parameter: torch.Tensor) -> bool:
+    return str(parameter.dtype).removeprefix("torch.") in FLOATS
+
+
+def _name(kind: type, group: Mapping[str, Any]) -> str:
+    if kind is torch.optim.SGD:
+        return "sgd"
+    if kind is torch.optim.Adagrad:
+        return "adagrad"
+    return "adamw" if group.get("decoupled_weight_decay", kind is torch.optim.AdamW) else "adam"
+
+
+def _sgd(group: Mapping[str, Any]) -> dict[str, float | bool]:
+    names = ("lr", "momentum", "dampening", "weight_decay")
+    return {name: float(group[name]) for name in names} | _flags(group, "nesterov", "maximize")
+
+
+def _adam(group: Mapping[str, Any]) -> dict[str, float | bool]:
+    first, second = group["betas"]
+    betas = {"beta1": float(first), "beta2": float(second)}
+    return {name: float(group[name]) for name in ("lr", "eps", "weight_decay")} | betas | _flags(group, "amsgrad", "maximize")
+
+
+def _adagrad(group: Mapping[str, Any]) -> dict[str, float | bool]:
+    names = ("lr", "lr_decay", "weight_decay", "eps", "initial_accumulator_value")
+    return {name: float(group[name]) for name in names} | _flags(group, "maximize")
+
+
+def _flags(group: Mapping[str, Any], *names: str) -> dict[str, float | bool]:
+    return {name: bool(group.get(name, False)) for name in names}
+
+
+_READERS: Final[dict[type, Callable[[Mapping[str, Any]], dict[str, float | bool]]]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adam,
+    torch.optim.Adagrad: _adagrad,
+}

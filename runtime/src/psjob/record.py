@@ -1,0 +1,238 @@
+"""The resume record: what a worker needs to go on at its last batch as if nothing had happened.
+
+It holds the data cursor, the random generators, the model's buffers, the optimizer's numbers, and the state_dict of all that
+was given to `attach`. As bytes it is JSON with tags and a safetensors part: nothing in it can run.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from psjob import memory, tagged
+from psjob.errors import Refused
+
+MAGIC: Final = b"PSJR"
+FORMAT: Final = 1
+MAX_JSON: Final = 64 << 20
+MAX_BYTES: Final = 256 << 20
+_CODES: Final = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
+    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64",
+}  # fmt: skip
+_DTYPES: Final = {code: dtype for dtype, code in _CODES.items()}
+
+
+@dataclass
+class Record:
+    """`cursor`: where the data loop stands (None without `shard`); `step`: the clock it belongs to. Tensors are not copies."""
+
+    cursor: dict[str, int] | None
+    step: int
+    buffers: dict[str, torch.Tensor]
+    stateful: dict[str, Any]
+    groups: list[dict[str, Any]]
+    rng: dict[str, Any] = field(default_factory=dict)
+
+
+def capture(
+    cursor: Mapping[str, int] | None, step: int, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer
+) -> Record:
+    """The record of this moment. It looks at the live tensors: `pack` it before training goes on."""
+    return Record(
+        cursor=None if cursor is None else dict(cursor),
+        step=step,
+        buffers={name: buffer.detach() for name, buffer in model.named_buffers()},
+        stateful={name: thing.state_dict() for name, thing in stateful.items()},
+        groups=[{key: value for key, value in group.items() if _is_number(value)} for group in optimizer.param_groups],
+        rng=_generators(),
+    )
+
+
+def restore(record: Record, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Put everything back, the random generators last. Raises Refused, naming what the script no longer has or has newly."""
+    restore_buffers(record, model)
+    if set(record.stateful) != set(stateful):
+        odd = sorted(set(record.stateful) ^ set(stateful))[0]
+        where = "now" if odd in stateful else "when the record was taken"
+        raise Refused(f"attach was given {odd!r} only {where}; give attach the same objects as before")
+    for name, thing in stateful.items():
+        thing.load_state_dict(record.stateful[name])
+    if len(record.groups) != len(optimizer.param_groups):
+        raise Refused(f"the optimizer has {len(optimizer.param_groups)} parameter groups, the resume record {len(record.groups)}")
+    for group, kept in zip(optimizer.param_groups, record.groups, strict=True):
+        for key, value in kept.items():
+            if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
+                group[key].copy_(value)
+            else:
+                group[key] = value
+    _put_generators(record.rng)
+
+
+def restore_buffers(record: Record, model: torch.nn.Module) -> None:
+    """Copy the record's buffers into the model's, in place. Raises Refused, naming the first that differs."""
+    buffers = dict(model.named_buffers())
+    if set(buffers) != set(record.buffers):
+        odd = sorted(set(buffers) ^ set(record.buffers))[0]
+        raise Refused(f"buffer {odd!r} is only in {'this model' if odd in buffers else 'the job'}; every worker must build the same model")
+    with torch.no_grad():
+        for name, buffer in buffers.items():
+            kept = record.buffers[name]
+            if kept.shape != buffer.shape or kept.dtype != buffer.dtype:
+                mine, theirs = f"{tuple(buffer.shape)} {buffer.dtype}", f"{tuple(kept.shape)} {kept.dtype}"
+                raise Refused(f"buffer {name!r} is {mine}, the job's is {theirs}; every worker must build the same model")
+            buffer.copy_(kept)
+
+
+def verify_round_trip(stateful: Mapping[str, Any]) -> list[str]:
+    """What of these objects' state_dict would not come back as it was, one sentence each; empty when all would."""
+    problems: list[str] = []
+    for name, thing in stateful.items():
+        before = thing.state_dict()
+        tensors: list[torch.Tensor] = []
+        try:
+            body = json.loads(json.dumps(tagged.encode(before, tensors, name), allow_nan=False))
+            after = tagged.decode(body, _read_tensors(_write_tensors(tensors)))
+        except (ValueError, TypeError) as error:
+            problems.append(str(error)[:300])
+            continue
+        problems += tagged.differences(before, after, name)
+    return problems
+
+
+def pack(record: Record) -> bytes:
+    """One blob: magic, format, length of the JSON, JSON, safetensors. Raises Refused where a value cannot be kept."""
+    body, tensors = encode(record)
+    blob = b"".join([MAGIC, struct.pack("<IQ", FORMAT, len(body)), body, _write_tensors(list(tensors.values()))])
+    if len(blob) > MAX_BYTES:
+        raise Refused(f"the resume record has {len(blob)} bytes, at most {MAX_BYTES}: keep less in buffers and in what attach is given")
+    return blob
+
+
+def unpack(blob: bytes) -> Record:
+    """The record of a blob; nothing in it can run code. Raises ValueError with a sentence on anything but what `pack` gave."""
+    if len(blob) > MAX_BYTES or len(blob) < 16 or blob[:4] != MAGIC:
+        raise ValueError(f"not a resume record: {len(blob)} bytes that begin with {blob[:4]!r}")
+    form, length = struct.unpack_from("<IQ", blob, 4)
+    if form != FORMAT:
+        raise ValueError(f"resume record of format {form}, this psjob reads {FORMAT}")
+    if length > min(MAX_JSON, len(blob) - 16):
+        raise ValueError(f"resume record with {length} bytes of JSON in {len(blob)}")
+    tensors = _read_tensors(blob[16 + length :])
+    return decode(blob[16 : 16 + length], {str(index): tensor for index, tensor in enumerate(tensors)})
+
+
+def encode(record: Record) -> tuple[bytes, dict[str, torch.Tensor]]:
+    """(JSON, tensors by the number that the JSON calls them by). Raises Refused where a value cannot be kept."""
+    tensors: list[torch.Tensor] = []
+    whole = {
+        "cursor": record.cursor,
+        "step": record.step,
+        "buffers": record.buffers,
+        "stateful": record.stateful,
+        "groups": record.groups,
+        "rng": record.rng,
+    }
+    try:
+        raw = json.dumps(tagged.encode(whole, tensors), allow_nan=False, separators=(",", ":")).encode()
+    except tagged.Unwritable as error:
+        raise Refused(str(error)) from None
+    return raw, {str(index): tensor for index, tensor in enumerate(tensors)}
+
+
+def decode(raw: bytes, tensors: Mapping[str, torch.Tensor]) -> Record:
+    """The record that `encode` was given. Raises ValueError on anything else."""
+    try:
+        whole = tagged.decode(json.loads(raw), [tensors[str(index)] for index in range(len(tensors))])
+        made = Record(whole["cursor"], whole["step"], whole["buffers"], whole["stateful"], whole["groups"], whole["rng"])
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise ValueError(f"resume record is damaged: {type(error).__name__}: {str(error)[:200]}") from None
+    if type(made.step) is not int or not all(isinstance(part, dict) for part in (made.buffers, made.stateful, made.rng)):
+        raise ValueError("resume record is damaged: a part of it has another type")
+    if not (made.cursor is None or isinstance(made.cursor, dict)) or not isinstance(made.groups, list):
+        raise ValueError("resume record is damaged: cursor or groups have another type")
+    return made
+
+
+def _generators() -> dict[str, Any]:
+    """State of every random generator that a script may have drawn from."""
+    version, words, gauss = random.getstate()
+    found: dict[str, Any] = {"python": (version, torch.tensor(words, dtype=torch.int64), gauss), "torch": torch.get_rng_state()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        found["numpy"] = numpy.random.get_state(legacy=False)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        found["cuda"] = torch.cuda.get_rng_state_all()
+    return found
+
+
+def _put_generators(found: Mapping[str, Any]) -> None:
+    if "python" in found:
+        version, words, gauss = found["python"]
+        random.setstate((version, tuple(words.tolist()), gauss))
+    if "numpy" in found:
+        import numpy  # the script drew from it before
+
+        numpy.random.set_state(found["numpy"])
+    if "cuda" in found and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(found["cuda"][: torch.cuda.device_count()])
+    if "torch" in found:
+        torch.set_rng_state(found["torch"])
+
+
+def _is_number(value: object) -> bool:
+    """A hyperparameter, as opposed to the parameters themselves, their names or a function."""
+    if isinstance(value, tuple):
+        return all(_is_number(item) for item in value)
+    return value is None or type(value) in (bool, int, float, str) or (isinstance(value, torch.Tensor) and value.dim() == 0)
+
+
+def _write_tensors(tensors: list[torch.Tensor]) -> bytes:
+    header: dict[str, Any] = {}
+    parts: list[Any] = []
+    at = 0
+    for index, tensor in enumerate(tensors):
+        plain = tensor.detach().to("cpu").contiguous()
+        if plain.dtype not in _CODES:
+            raise Refused(f"a tensor of {plain.dtype} cannot be kept in a resume record")
+        raw = memory.view(plain)
+        header[str(index)] = {"dtype": _CODES[plain.dtype], "shape": list(plain.shape), "data_offsets": [at, at + len(raw)]}
+        parts.append((plain, raw))
+        at += len(raw)
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    return b"".join([struct.pack("<Q", len(head)), head, *(raw for _, raw in parts)])
+
+
+def _read_tensors(raw: bytes) -> list[torch.Tensor]:
+    if len(raw) < 8:
+        raise ValueError("resume record without its tensors")
+    length = struct.unpack_from("<Q", raw)[0]
+    if length > len(raw) - 8:
+        raise ValueError("resume record with a tensor header beyond its end")
+    data = memoryview(raw)[8 + length :]
+    try:
+        header = json.loads(raw[8 : 8 + length])
+        tensors = []
+        for index in range(len(header)):
+            entry = header[str(index)]
+            begin, end = entry["data_offsets"]
+            numel = 1
+            for size in entry["shape"]:
+                numel *= int(size)
+            dtype = _DTYPES[entry["dtype"]]
+            if not 0 <= begin <= end <= len(data) or end - begin != numel * dtype.itemsize or any(size < 0 for size in entry["shape"]):
+                raise ValueError(f"tensor {index} with {numel} elements at {begin} to {end} of {len(data)}")
+            tensor = torch.empty(entry["shape"], dtype=dtype)
+            memory.view(tensor)[:] = data[begin:end]
+            tensors.append(tensor)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"resume record is damaged: {type(error).__name__}: {str(error)[:200]}") from None
+    return tensors
