@@ -39,4 +39,4 @@ def replaced(facts: Facts, raising: Raising) -> tuple[DeleteProcess, ...]:
 
 
 def _ended(pod: Process) -> bool:
-    return pod.phase in ("Succeeded", "Failed")
+    return pod.phase in ("Succeeded", "Failed") and not pod.lingering

@@ -10,8 +10,9 @@ from psjob_operator.plan.progress import checkpoint_known
 from psjob_operator.plan.raising import Raising
 from psjob_operator.plan.snapshot import Refusal
 
-FORBIDDEN = 403
 CONFLICT = 409
+AGAIN_SECONDS = 10.0
+LONGEST_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,8 @@ def create(facts: Facts, raising: Raising) -> Creating:
 
 
 def retry_at(refusal: Refusal) -> float:
-    """When to ask again: a quota after 10 s, doubling up to 5 minutes; a name that is held after 1 s, doubling up to a minute."""
-    first, longest = (1.0, 60.0) if refusal.code == CONFLICT else (10.0, 300.0)
-    return refusal.at + min(first * 2.0 ** min(max(refusal.tries, 1) - 1, 10), longest)
+    """When to ask again: after 10 s, doubling up to 5 minutes."""
+    return refusal.at + min(AGAIN_SECONDS * 2.0 ** min(max(refusal.tries, 1) - 1, 10), LONGEST_SECONDS)
 
 
 def refused(seat: Seat) -> Refusal | None:

@@ -14,7 +14,7 @@ TEMPLATE_REFUSED = (400, 422)
 
 
 def invalid(facts: Facts) -> Ending | None:
-    """A spec with a fault that only the operator can see. A job that has begun is not stopped by what a newer operator thinks of it."""
+    """A new job whose spec has a fault that only the operator can see."""
     if facts.first_seen and facts.snapshot.spec_problems:
         return Ending("Failed", "TemplateInvalid", "; ".join(facts.snapshot.spec_problems))
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from psjob_operator.api.status import JobStatus
-from psjob_operator.plan import claim, cleanup, deadline, failure, finish, success, suspend
+from psjob_operator.plan import claim, cleanup, deadline, failure, finish, stalled, success, suspend
 from psjob_operator.plan.actions import Event, Plan
 from psjob_operator.plan.creating import create
 from psjob_operator.plan.facts import Facts
@@ -25,6 +25,8 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     facts = Facts.of(snapshot, now)
     if facts.finished:
         return finish.after(facts)
+    if facts.snapshot.spec_problems and not facts.first_seen:
+        return stalled.plan(facts)
     ending = failure.invalid(facts) or success.complete(facts)
     if ending is None and suspend.wanted(facts):
         return suspend.plan(facts)
@@ -44,7 +46,7 @@ def _run(facts: Facts, afresh: bool) -> Plan:
     creating = create(facts, raising)
     found = troubles(facts, raising, creating.conflicts)
     status, due = settle(facts, report(facts, raising, found, blocked))
-    wakes = (due, creating.wake, raising.held_until if raising.held else None, deadline.due(facts), slow_at(facts), _pull_at(facts, status))
+    wakes = (due, creating.wake, raising.held_until if raising.held else None, deadline.due(facts), slow_at(facts), _pull_at(facts))
     return Plan(
         status=status,
         intent=bool(raising.raised) or facts.first_seen,
@@ -60,11 +62,12 @@ def _serves(facts: Facts) -> bool:
     return bool(facts.shards) and facts.shards[0].fate.kind == "running" and facts.shards[0].up
 
 
-def _pull_at(facts: Facts, status: JobStatus) -> float | None:
+def _pull_at(facts: Facts) -> float | None:
     if not _serves(facts):
         return None
     pulled = facts.snapshot.progress_at
-    return (facts.now if pulled is None else max(pulled, facts.now - PROGRESS_SECONDS + 1)) + PROGRESS_SECONDS
+    due = (pulled or 0.0) + PROGRESS_SECONDS
+    return due if due > facts.now else facts.now + PROGRESS_SECONDS
 
 
 def _events(facts: Facts, raising: Raising, status: JobStatus) -> tuple[Event, ...]:

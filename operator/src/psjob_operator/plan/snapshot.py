@@ -53,6 +53,8 @@ class Process:
     node_lost: bool = False
     """Its node is NotReady or gone."""
     exit: Exit | None = None
+    lingering: bool = False
+    """The trained container has ended (`phase` says how) but the pod still runs: a sidecar lives on."""
     pod_reason: str = ""
     """status.reason / DisruptionTarget reason: Evicted, Preempting, NodeShutdown, Terminated, OutOfcpu, PreemptionByScheduler…"""
     pod_message: str = ""
