@@ -107,6 +107,24 @@ def test_whatever_stands_anywhere_the_answer_is_a_job_or_sentences(place: str, v
         assert problem.limit
 
 
+@pytest.mark.parametrize("place", ["spec.workers.template.spec.x", "spec.checkpoint.volume", "metadata.annotations", "status", "x"])
+@pytest.mark.parametrize("kind", ["list", "object"])
+@pytest.mark.parametrize("depth", [150, 500, 900, 5000])
+def test_however_deep_the_answer_is_a_sentence(place: str, kind: str, depth: int) -> None:
+    deep: object = 1
+    for _ in range(depth):
+        deep = {"a": deep} if kind == "object" else [deep]
+    raw = changed(GOOD, {})
+    *way, last = place.split(".")
+    part = raw
+    for step in way:
+        part = part.setdefault(step, {})
+    part[last] = deep
+    job, problems = validate_job(raw)
+    assert job is None
+    assert str(problems[0]) == "the manifest is nested deeper than 100 levels; a pod needs some twenty; look for a slip"
+
+
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=60) | st.binary(max_size=60))
 def test_whatever_the_text_no_exception_comes_out(text: str | bytes) -> None:

@@ -22,6 +22,7 @@ from psjob_operator.contract import GROUP, KIND, VERSION
 
 LARGEST_SPEC = 100 * 1024
 """Bytes of the spec as JSON: kubectl keeps a second copy in an annotation, and all annotations share 256 KiB."""
+DEEPEST = 100
 schema = cache(make_schema)
 TEMPLATES = ("spec.workers.template", "spec.ps.template")
 
@@ -41,21 +42,22 @@ def validate_job(raw: Any) -> tuple[PSTrainingJob | None, list[Problem]]:
     except ValidationError as error:
         problems = [_told(detail) for detail in error.errors(include_url=False)]
         return None, problems + _in_templates(raw)
-    except RecursionError:
-        return None, [Problem("", None, "the document is nested too deep to be read", "a manifest needs no more than some twenty levels")]
     problems = _in_templates(raw) or _too_large(raw)
     if not problems:
         table = (*rules(), *template_rules())
-        problems = [Problem(path, value, rule.limit, rule.remedy) for path, value, rule in breaches(table, job.to_manifest())]
+        told = {"metadata": {"name": job.metadata.name}, "spec": job.spec.to_manifest()}
+        problems = [Problem(path, value, rule.limit, rule.remedy) for path, value, rule in breaches(table, told)]
     return (None, problems) if problems else (job, [])
 
 
 def _not_a_job(raw: Any) -> list[Problem]:
     if not isinstance(raw, Mapping):
         return [Problem("", raw, "must be an object", f"a manifest begins with apiVersion: {GROUP}/{VERSION} and kind: {KIND}")]
-    strange = next((key for key in _keys(raw) if not isinstance(key, str)), None)
-    if strange is not None:
-        return [Problem("", None, f"the key {shown(strange)} is not text", "write it in quotes, or indent what belongs to it")]
+    for key, depth in _keys(raw):
+        if not isinstance(key, str):
+            return [Problem("", None, f"the key {shown(key)} is not text", "write it in quotes, or indent what belongs to it")]
+        if depth > DEEPEST:
+            return [Problem("", None, f"the manifest is nested deeper than {DEEPEST} levels", "a pod needs some twenty; look for a slip")]
     found = []
     for field, wanted in (("kind", KIND), ("apiVersion", f"{GROUP}/{VERSION}")):
         if raw.get(field) != wanted:
@@ -63,14 +65,18 @@ def _not_a_job(raw: Any) -> list[Problem]:
     return found
 
 
-def _keys(raw: Any, depth: int = 0) -> Iterator[Any]:
-    if isinstance(raw, Mapping) and depth < 200:
-        yield from raw
-        for value in raw.values():
-            yield from _keys(value, depth + 1)
-    elif isinstance(raw, list) and depth < 200:
-        for value in raw:
-            yield from _keys(value, depth + 1)
+def _keys(raw: Any) -> Iterator[tuple[Any, int]]:
+    """Every key with its depth, without recursion: what is read may be as deep as it likes."""
+    todo = [(raw, 1)]
+    while todo:
+        part, depth = todo.pop()
+        if isinstance(part, Mapping):
+            yield from ((key, depth) for key in part)
+            todo.extend((value, depth + 1) for value in part.values())
+        elif isinstance(part, list):
+            if depth > DEEPEST:
+                yield "", depth
+            todo.extend((value, depth + 1) for value in part)
 
 
 def _in_templates(raw: Mapping[str, Any]) -> list[Problem]:
@@ -88,7 +94,7 @@ def _in_templates(raw: Mapping[str, Any]) -> list[Problem]:
 def _too_large(raw: Mapping[str, Any]) -> list[Problem]:
     try:
         size = len(json.dumps(raw["spec"], separators=(",", ":"), allow_nan=False).encode())
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         return [Problem("spec", None, f"cannot be written as JSON ({error})", "use plain text, numbers, lists and objects")]
     if size <= LARGEST_SPEC:
         return []
