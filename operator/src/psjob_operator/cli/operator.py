@@ -1,0 +1,79 @@
+"""`psjob-operator`: runs the operator, in a cluster or beside one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer(
+    name="psjob-operator", help="The psjob operator: runs PSTrainingJobs on Kubernetes.", no_args_is_help=True, add_completion=False
+)
+EXAMPLES = """
+Examples:
+
+  psjob-operator run --kubeconfig ~/.kube/config --runtime-image registry/psjob-runtime:0.1.0
+
+  psjob-operator run --namespace team-a --namespace team-b --log-format json
+"""
+
+
+@app.callback()
+def _root() -> None:
+    """Keeps `run` a command of its own, so that others may come beside it."""
+
+
+@app.command(epilog=EXAMPLES)
+def run(
+    runtime_image: Annotated[
+        str, typer.Option(envvar="PSJOB_RUNTIME_IMAGE", help="Image that puts the psjob library into workers' pods.")
+    ] = "psjob-runtime:latest",
+    kubeconfig: Annotated[str | None, typer.Option(help="Kubeconfig file; in a pod its service account is used without it.")] = None,
+    namespace: Annotated[list[str] | None, typer.Option(help="Serve this namespace; may be given again. None: all of them.")] = None,
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="Style of log lines.")] = "text",
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="Least level of log lines.")] = "info",
+    health_host: Annotated[str, typer.Option(help="Address of /livez and /readyz; empty: every address.")] = "",
+    health_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of /livez and /readyz.")] = 8080,
+    qps: Annotated[float, typer.Option(min=1, help="Most calls a second to the API server.")] = 50.0,
+    burst: Annotated[int, typer.Option(min=1, help="Calls that may come at once before --qps holds.")] = 100,
+    relist_seconds: Annotated[float, typer.Option(min=1, hidden=True)] = 600.0,
+    progress_seconds: Annotated[float, typer.Option(min=0.1, hidden=True)] = 60.0,
+    crd_seconds: Annotated[float, typer.Option(min=0.1, hidden=True)] = 5.0,
+) -> None:
+    """Run the operator until it is told to stop (SIGTERM)."""
+    from psjob_operator.cluster import logs, main
+    from psjob_operator.cluster.client import Limits
+    from psjob_operator.cluster.connect import ConnectError
+
+    logs.set_up(log_format, log_level)
+    options = main.Options(
+        runtime_image=runtime_image,
+        kubeconfig=os.path.expanduser(kubeconfig) if kubeconfig else None,
+        namespaces=tuple(dict.fromkeys(namespace or ())),
+        health_host=health_host,
+        health_port=health_port,
+        limits=Limits(qps=qps, burst=burst),
+        relist_seconds=relist_seconds,
+        progress_seconds=progress_seconds,
+        crd_seconds=crd_seconds,
+    )
+    try:
+        code = asyncio.run(main.run(options))
+    except ConnectError as error:
+        typer.echo(f"psjob-operator: {error}", err=True)
+        raise typer.Exit(2) from error
+    except OSError as error:
+        typer.echo(f"psjob-operator: --health-port {health_port}: {error.strerror or error}; choose a free port", err=True)
+        raise typer.Exit(2) from error
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Carries out what the planner asked for. Every create is a POST of a name, every delete names a uid: doing it twice changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psjob_operator import render
+from psjob_operator.cluster import pods
+from psjob_operator.cluster.client import ApiError, Client
+from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, SERVICES, Kind
+from psjob_operator.cluster.memory import STRANGER_SECONDS, Memory
+from psjob_operator.cluster.store import Store
+from psjob_operator.plan.actions import Action, CreateProcess, DeleteJob, DeleteProcess, EnsureClaim, EnsureConfig, EnsureService
+from psjob_operator.plan.snapshot import Snapshot
+
+AT_ONCE = 8
+"""Creates of one job under way at a time."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Outcome:
+    """What came of the acts."""
+
+    refused: bool = False
+    """The API server said no to something: the status must tell."""
+    failure: ApiError | None = None
+    """The first answer that leaves open what happened, or that says: later."""
+    again_at: float | None = None
+
+
+class Apply:
+    """One turn's acts for one job."""
+
+    def __init__(self, client: Client, store: Store, runtime_image: str) -> None:
+        self._client = client
+        self._store = store
+        self._image = runtime_image
+
+    async def run(self, snapshot: Snapshot, actions: Sequence[Action], memory: Memory, now: float) -> Outcome:
+        """Do them in order, creates of pods several at a time. A refusal of one create holds back those after it: asking the
+        same question a thousand times helps nobody."""
+        outcome = Outcome()
+        creates: list[CreateProcess] = []
+        for action in actions:
+            match action:
+                case CreateProcess():
+                    creates.append(action)
+                    continue
+                case EnsureService():
+                    await self._ensure(SERVICES, render.service(snapshot), snapshot, memory, now, outcome)
+                case EnsureConfig():
+                    await self._ensure(CONFIGS, render.config(snapshot), snapshot, memory, now, outcome)
+                case EnsureClaim():
+                    await self._ensure(CLAIMS, render.claim(snapshot), snapshot, memory, now, outcome)
+                case DeleteProcess(name=name, uid=uid, grace_seconds=grace):
+                    await self._client.delete(PODS, snapshot.namespace, name, uid, grace)
+                case DeleteJob():
+                    await self._client.delete(JOBS, snapshot.namespace, snapshot.name, snapshot.uid)
+            if outcome.failure is not None:
+                raise outcome.failure
+        await self._create_all(snapshot, creates, memory, now, outcome)
+        return outcome
+
+    async def _create_all(self, snapshot: Snapshot, creates: Sequence[CreateProcess], memory: Memory, now: float, outcome: Outcome) -> None:
+        due = [action for action in creates if action.name in memory.granted and memory.due(action.name) <= now]
+        while due and outcome.failure is None:
+            part, due = due[:AT_ONCE], due[AT_ONCE:]
+            refusals = await asyncio.gather(*(self._create(snapshot, action, memory, now, outcome) for action in part))
+            held = next((refusal for refusal in refusals if refusal is not None), None)
+            if held is not None:
+                outcome.refused = True
+                for action in due:
+                    memory.refuse(action.name, held.code, held.message, now)
+                return
+
+    async def _create(self, snapshot: Snapshot, action: CreateProcess, memory: Memory, now: float, outcome: Outcome) -> ApiError | None:
+        """POST one pod; answers the refusal, where there was one."""
+        body = render.pod(snapshot, action, self._image)
+        # Whatever happens from here on but a definite no, the name may be taken: the grant is used up.
+        memory.granted.discard(action.name)
+        try:
+            self._store.put(PODS, await self._client.create(PODS, snapshot.namespace, body))
+        except ApiError as error:
+            if error.code == 409:
+                return await self._taken(PODS, action.name, snapshot, memory, now, outcome)
+            if not error.definite:
+                outcome.failure = outcome.failure or error
+                return None
+            memory.granted.add(action.name)
+            if error.code == 429:
+                outcome.failure = outcome.failure or error
+                return None
+            memory.refuse(action.name, error.code, error.message, now)
+            return error
+        memory.refusals.pop(action.name, None)
+        return None
+
+    async def _taken(self, kind: Kind, name: str, snapshot: Snapshot, memory: Memory, now: float, outcome: Outcome) -> ApiError | None:
+        """The name is held: by our own earlier write, by one that goes, or by a stranger. Nothing is adopted."""
+        try:
+            raw = await self._client.get(kind, snapshot.namespace, name)
+        except ApiError as error:
+            # Perhaps ours, made and gone again: not to be made a second time under this number.
+            outcome.failure = outcome.failure or error
+            return None
+        if pods.owner(raw["metadata"]) == snapshot.uid and not raw["metadata"].get("deletionTimestamp"):
+            self._store.put(kind, raw)
+            memory.refusals.pop(name, None)
+            return None
+        memory.granted.add(name)
+        refusal = ApiError(409, "NameConflict", f"{kind.kind} {name} exists and {_whose(raw, snapshot)}")
+        memory.refuse(name, refusal.code, refusal.message, now)
+        return refusal
+
+    async def _ensure(self, kind: Kind, body: Mapping[str, Any], snapshot: Snapshot, memory: Memory, now: float, outcome: Outcome) -> None:
+        """Create what is not there; server-side apply onto what is ours and differs; leave what is another's."""
+        name = body["metadata"]["name"]
+        label = f"{kind.kind}/{name}"
+        waits = max(memory.due(name), memory.strangers.get(label, -STRANGER_SECONDS) + STRANGER_SECONDS)
+        if waits > now:
+            outcome.again_at = waits if outcome.again_at is None else min(outcome.again_at, waits)
+            return
+        try:
+            self._store.put(kind, await self._create_or_apply(kind, body, snapshot))
+        except _Stranger as found:
+            outcome.refused = outcome.refused or label not in memory.strangers
+            memory.strangers[label] = now
+            outcome.again_at = now + STRANGER_SECONDS
+            _log.warning("%s exists and %s", label, found, extra=_where(snapshot))
+        except ApiError as error:
+            if not error.definite or error.code == 429:
+                outcome.failure = error
+                return
+            memory.refuse(name, error.code, error.message, now)
+            outcome.refused = True
+            outcome.again_at = memory.due(name)
+        else:
+            memory.refusals.pop(name, None)
+            memory.strangers.pop(label, None)
+
+    async def _create_or_apply(self, kind: Kind, body: Mapping[str, Any], snapshot: Snapshot) -> Mapping[str, Any]:
+        try:
+            return await self._client.create(kind, snapshot.namespace, body)
+        except ApiError as error:
+            if error.code != 409:
+                raise
+        raw = await self._client.get(kind, snapshot.namespace, body["metadata"]["name"])
+        if not _ours(kind, raw, body, snapshot):
+            raise _Stranger(_whose(raw, snapshot))
+        if kind == CLAIMS:
+            return raw
+        # The uid makes it a refusal, not a take-over, should another object have come under that name meanwhile.
+        mine = {**body, "metadata": {**body["metadata"], "uid": raw["metadata"]["uid"]}}
+        return await self._client.apply(kind, snapshot.namespace, mine)
+
+
+class _Stranger(Exception):
+    """The name is held by an object that is not ours."""
+
+
+def _ours(kind: Kind, raw: Mapping[str, Any], body: Mapping[str, Any], snapshot: Snapshot) -> bool:
+    """A claim outlives its job and is known by its label; the others by their owner."""
+    if raw["metadata"].get("deletionTimestamp"):
+        return False
+    if kind == CLAIMS:
+        label = render.LABEL_JOB
+        return bool((raw["metadata"].get("labels") or {}).get(label) == body["metadata"]["labels"][label])
+    return pods.owner(raw["metadata"]) == snapshot.uid
+
+
+def _whose(raw: Mapping[str, Any], snapshot: Snapshot) -> str:
+    if raw["metadata"].get("deletionTimestamp"):
+        return "is still being deleted; it is waited for"
+    holder = pods.owner(raw["metadata"])
+    if holder == snapshot.uid:
+        return "is ours"
+    return (
+        f"belongs to another owner (uid {holder}); delete it or name this job differently"
+        if holder
+        else "is not ours; delete it or name this job differently"
+    )
+
+
+def _where(snapshot: Snapshot) -> dict[str, str]:
+    return {"job": f"{snapshot.namespace}/{snapshot.name}", "uid": snapshot.uid}

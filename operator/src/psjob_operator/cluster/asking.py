@@ -1,0 +1,90 @@
+"""Questions that only a stuck pod or claim makes needed, each asked again only after a growing while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from psjob_operator.cluster.client import ApiError, Client
+from psjob_operator.cluster.kinds import CORE_EVENTS, NODES
+from psjob_operator.cluster.memory import Answer, Memory
+from psjob_operator.cluster.pods import unix
+
+_WORDS = 3
+_MOST_WAIT = 900.0
+_CLAIM_REASONS = ("FailedBinding", "ProvisioningFailed")
+
+
+class Asking:
+    """One turn's questions; `again_at` is the earliest time at which one is due anew."""
+
+    def __init__(self, client: Client, namespace: str, memory: Memory, now: float) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._memory = memory
+        self.now = now
+        self.again_at: float | None = None
+
+    def at(self, when: float) -> bool:
+        """Whether that time has come; if not, it will be looked at then."""
+        if when <= self.now:
+            return True
+        self.again_at = when if self.again_at is None else min(self.again_at, when)
+        return False
+
+    async def events(self, uid: str) -> tuple[str, ...]:
+        """Words of the warnings about this object, newest first."""
+        known = self._memory.answers.get(uid)
+        if known is None or not known.fresh(self.now):
+            known = Answer(self.now, words=await self._read_events(uid), wait=_next_wait(known))
+            self._memory.answers[uid] = known
+        self.at(known.at + known.wait)
+        return known.words
+
+    async def lost(self, node: str, fallback: bool) -> bool:
+        """Whether this node is gone or not ready; `fallback` where we may not read nodes."""
+        known = self._memory.answers.get("node/" + node)
+        if known is None or not known.fresh(self.now):
+            known = Answer(self.now, lost=await self._read_node(node, fallback), wait=min(5.0 if known is None else known.wait * 2, 60.0))
+            self._memory.answers["node/" + node] = known
+        self.at(known.at + known.wait)
+        return known.lost
+
+    async def _read_events(self, uid: str) -> tuple[str, ...]:
+        try:
+            found = await self._client.list(CORE_EVENTS, self._namespace, fields=f"involvedObject.uid={uid}")
+        except ApiError as error:
+            if not error.definite:
+                raise
+            return (f"its Events cannot be read: {error.message}",)
+        return _newest(found.items)
+
+    async def _read_node(self, node: str, fallback: bool) -> bool:
+        try:
+            raw = await self._client.get(NODES, "", node)
+        except ApiError as error:
+            if error.code == 404:
+                return True
+            if error.definite:
+                return fallback
+            raise
+        ready = [entry for entry in (raw.get("status") or {}).get("conditions") or [] if entry.get("type") == "Ready"]
+        return not any(entry.get("status") == "True" for entry in ready)
+
+
+def _next_wait(known: Answer | None) -> float:
+    return 60.0 if known is None else min(_MOST_WAIT, known.wait * 2)
+
+
+def _newest(events: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """At most three different sentences, newest first: warnings, and what a claim waits for."""
+    told = [event for event in events if event.get("type") == "Warning" or event.get("reason") in _CLAIM_REASONS]
+    told.sort(key=_event_time, reverse=True)
+    words = (f"{event.get('reason', '')}: {' '.join(str(event.get('message') or '').split())}" for event in told)
+    return tuple(dict.fromkeys(words))[:_WORDS]
+
+
+def _event_time(event: Mapping[str, Any]) -> float:
+    series = event.get("series") or {}
+    text = event.get("lastTimestamp") or series.get("lastObservedTime") or event.get("eventTime")
+    return unix(text or event["metadata"].get("creationTimestamp")) or 0.0

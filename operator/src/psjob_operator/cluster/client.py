@@ -1,0 +1,165 @@
+"""The Kubernetes API in eight verbs over raw dicts: the only file that knows the official client.
+
+Every call has a deadline, passes a token bucket and names us in its User-Agent. Nothing is retried here: whether a write may be
+repeated is the caller's knowledge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client.exceptions import ApiException
+
+from psjob_operator.cluster.bucket import TokenBucket
+from psjob_operator.cluster.kinds import Kind, Listing
+
+MANAGER = "psjob-operator"
+PAGE = 500
+
+
+class ApiError(Exception):
+    """A call that did not succeed.
+
+    `code` is the HTTP status, or 0 where no answer came (the call may or may not have been carried out);
+    `reason` is the API server's word (AlreadyExists, Conflict, Invalid, …) or ours (Timeout, Connection);
+    `message` is its sentence; `retry_after` seconds, where it named them.
+    """
+
+    def __init__(self, code: int, reason: str, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(f"{code} {reason}: {message}" if code else f"{reason}: {message}")
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+
+    @property
+    def definite(self) -> bool:
+        """Whether the API server said that it did not carry the call out."""
+        return 400 <= self.code < 500
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much the client may ask of the API server."""
+
+    qps: float = 50.0
+    burst: int = 100
+    timeout: float = 15.0
+    """Seconds for one call, its reply read."""
+
+
+class Client:
+    """Get, list, create, apply, patch status, delete, and read a path: all answer the object as a dict or raise ApiError."""
+
+    def __init__(self, configuration: Configuration, limits: Limits, agent: str) -> None:
+        configuration.retries = False
+        self._api = ApiClient(configuration)
+        self._api.user_agent = agent
+        self._limits = limits
+        self._bucket = TokenBucket(limits.qps, limits.burst)
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any]:
+        """One object; ApiError 404 where it is not."""
+        return await self._call("GET", kind.path(namespace, name))
+
+    async def list(self, kind: Kind, namespace: str, labels: str = "", fields: str = "") -> Listing:
+        """All objects of a kind, in pages, an empty namespace meaning all of them. The list is of one moment, read from etcd."""
+        query: dict[str, Any] = {"limit": PAGE}
+        if labels:
+            query["labelSelector"] = labels
+        if fields:
+            query["fieldSelector"] = fields
+        items: list[dict[str, Any]] = []
+        while True:
+            page = await self._call("GET", kind.path(namespace), query)
+            items.extend(page.get("items") or [])
+            metadata = page.get("metadata") or {}
+            following = metadata.get("continue")
+            if not following:
+                return Listing(items, int(metadata.get("resourceVersion") or 0))
+            query["continue"] = following
+
+    async def create(self, kind: Kind, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """POST, checked strictly: unknown and doubled fields are refused by the API server."""
+        return await self._call("POST", kind.path(namespace), {"fieldValidation": "Strict", "fieldManager": MANAGER}, body)
+
+    async def apply(self, kind: Kind, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Server-side apply of what we own whole. Carry metadata.uid to be sure that it is still the same object."""
+        query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
+        path = kind.path(namespace, body["metadata"]["name"])
+        return await self._call("PATCH", path, query, body, content="application/apply-patch+yaml")
+
+    async def patch_status(self, kind: Kind, namespace: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge patch of the status subresource; a metadata.resourceVersion in it makes it compare-and-swap (409)."""
+        path = kind.path(namespace, name) + "/status"
+        return await self._call("PATCH", path, {"fieldManager": f"{MANAGER}-status"}, body, content="application/merge-patch+json")
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace: int | None = None) -> None:
+        """Delete this very object. A missing object, or another one of that name, is no error: the one meant is gone."""
+        options: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        try:
+            await self._call("DELETE", kind.path(namespace, name), None, options)
+        except ApiError as error:
+            if error.code not in (404, 409):
+                raise
+
+    async def served(self, kind: Kind) -> bool:
+        """Whether the API server serves this kind now."""
+        try:
+            found = await self._call("GET", kind.root)
+        except ApiError as error:
+            if error.code == 404:
+                return False
+            raise
+        return any(resource.get("name") == kind.plural for resource in found.get("resources") or [])
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._api.close()
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content: str = "application/json",
+    ) -> dict[str, Any]:
+        await self._bucket.take()
+        try:
+            async with asyncio.timeout(self._limits.timeout):
+                request = await self._api.param_serialize(
+                    method,
+                    path,
+                    query_params=list((query or {}).items()),
+                    header_params={"Accept": "application/json", "Content-Type": content},
+                    body=body,
+                    auth_settings=["BearerToken"],
+                )
+                response = await self._api.call_api(*request, _request_timeout=self._limits.timeout)
+                raw = await response.read()
+        except TimeoutError as error:
+            raise ApiError(0, "Timeout", f"no answer to {method} {path} in {self._limits.timeout:g} s") from error
+        except (aiohttp.ClientError, ApiException, OSError) as error:
+            raise ApiError(0, "Connection", f"{method} {path}: {error}") from error
+        return _reply(response.status, raw, response.headers.get("Retry-After"))
+
+
+def _reply(status: int, raw: bytes, retry_after: str | None) -> dict[str, Any]:
+    try:
+        data = json.loads(raw) if raw else {}
+    except ValueError:
+        data = {}
+    if 200 <= status < 300:
+        return data if isinstance(data, dict) else {}
+    told = data if isinstance(data, dict) else {}
+    seconds = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
+    raise ApiError(status, str(told.get("reason") or "Unknown"), str(told.get("message") or raw[:200].decode("utf-8", "replace")), seconds)

@@ -1,0 +1,59 @@
+"""How the API server is reached: in a cluster by the pod's service account, outside by a kubeconfig."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+
+import aiohttp
+from kubernetes.aio import config as kubeconfig
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.config.config_exception import ConfigException
+
+from psjob_operator import __version__
+
+AGENT = f"psjob-operator/{__version__}"
+
+
+class ConnectError(Exception):
+    """There is no usable way to the API server; the text says what was looked for and what to do."""
+
+
+async def configure(path: str | None) -> Configuration:
+    """Read the kubeconfig at `path` (or $KUBECONFIG, ~/.kube/config), or the service account when run in a pod.
+
+    Raises ConnectError.
+    """
+    found = Configuration()
+    if path is None and "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+        try:
+            kubeconfig.load_incluster_config(client_configuration=found)
+        except ConfigException as error:
+            raise ConnectError(f"the pod's service account cannot be used: {error}; mount its token, or give --kubeconfig") from error
+        return found
+    file = path or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    if not Path(file).is_file():
+        raise ConnectError(f"--kubeconfig: there is no file {file}; give --kubeconfig FILE, or run in a cluster")
+    try:
+        await kubeconfig.load_kube_config(config_file=file, client_configuration=found, persist_config=False)
+    except (ConfigException, OSError, ValueError) as error:
+        raise ConnectError(f"--kubeconfig {file}: {error}") from error
+    return found
+
+
+async def session(configuration: Configuration, trace: aiohttp.TraceConfig) -> aiohttp.ClientSession:
+    """A session of its own for kopf's watches, with the same credentials; `trace` sees each of its requests."""
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data)
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    if not configuration.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    headers = {"User-Agent": AGENT}
+    token = await configuration.get_api_key_with_prefix("BearerToken")
+    if token:
+        headers["Authorization"] = token
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=context), headers=headers, trace_configs=[trace], read_bufsize=2**21
+    )

@@ -1,0 +1,52 @@
+"""Two answers over HTTP for the kubelet: /livez, that the loop turns; /readyz, that the CRD is served and the store is whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+BEAT = 1.0
+STUCK = 60.0
+
+
+class Health:
+    """Serves from the first moment on, so that waiting for the CRD is not taken for death."""
+
+    def __init__(self, numbers: Callable[[], Mapping[str, Any]]) -> None:
+        self._numbers = numbers
+        self._beat_at = 0.0
+        self._runner: web.AppRunner | None = None
+        self.waiting_for = "starting"
+        """Why this operator is not ready; empty when it is."""
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. Raises OSError where the port is taken."""
+        app = web.Application()
+        app.add_routes([web.get("/livez", self._live), web.get("/readyz", self._ready)])
+        self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host or None, port).start()
+
+    async def stop(self) -> None:
+        """Close the port."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def beat(self) -> None:
+        """Prove for ever that the event loop turns."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._beat_at = loop.time()
+            await asyncio.sleep(BEAT)
+
+    async def _live(self, _: web.Request) -> web.Response:
+        silent = asyncio.get_running_loop().time() - self._beat_at
+        return web.json_response(dict(self._numbers()), status=200 if silent < STUCK else 503)
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        if self.waiting_for:
+            return web.json_response({"ready": False, "waitingFor": self.waiting_for}, status=503)
+        return web.json_response({"ready": True})

@@ -1,0 +1,49 @@
+"""The kinds of objects that the operator reads and writes, and where the API server keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One served resource."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+
+    @property
+    def root(self) -> str:
+        """Path of the group and version."""
+        return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+
+    def path(self, namespace: str = "", name: str = "") -> str:
+        """Path of one object, or of the collection; an empty namespace means all of them, or a kind without one."""
+        place = f"/namespaces/{namespace}" if namespace else ""
+        return f"{self.root}{place}/{self.plural}" + (f"/{name}" if name else "")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All objects of a kind at one moment."""
+
+    items: Sequence[Mapping[str, Any]]
+    version: int
+    """The resourceVersion of that moment."""
+
+
+JOBS = Kind("psjob.dev", "v1alpha1", "pstrainingjobs", "PSTrainingJob")
+PODS = Kind("", "v1", "pods", "Pod")
+SERVICES = Kind("", "v1", "services", "Service")
+CONFIGS = Kind("", "v1", "configmaps", "ConfigMap")
+CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+NODES = Kind("", "v1", "nodes", "Node")
+CORE_EVENTS = Kind("", "v1", "events", "Event")
+EVENTS = Kind("events.k8s.io", "v1", "events", "Event")
+
+WATCHED: tuple[Kind, ...] = (JOBS, PODS, SERVICES, CONFIGS, CLAIMS)
+CHILDREN: tuple[Kind, ...] = (PODS, SERVICES, CONFIGS, CLAIMS)

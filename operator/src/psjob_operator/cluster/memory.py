@@ -1,0 +1,67 @@
+"""What this process remembers of a job between two turns. Losing it all is safe: numbers are raised again, questions asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from psjob_operator.plan.snapshot import Refusal
+
+REFUSED_FIRST = 10.0
+REFUSED_MOST = 300.0
+STRANGER_SECONDS = 30.0
+"""An object of a stranger under a child's name is looked at again so often."""
+SPACING_FIRST = 1.0
+SPACING_MOST = 15.0
+
+
+@dataclass
+class Answer:
+    """Something read on demand: the words of Events, or whether a node is lost."""
+
+    at: float
+    words: tuple[str, ...] = ()
+    lost: bool = False
+    wait: float = 60.0
+    """Seconds until it is asked again, while it still matters."""
+
+    def fresh(self, now: float) -> bool:
+        """Whether it need not be asked again yet."""
+        return now < self.at + self.wait
+
+
+@dataclass
+class Memory:
+    """Of one job (one uid)."""
+
+    uid: str
+    granted: set[str] = field(default_factory=set)
+    """Names of pods whose number this process raised, and that were not created yet."""
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    strangers: dict[str, float] = field(default_factory=dict)
+    """`Kind/name` -> when it was last seen to be another's."""
+    answers: dict[str, Answer] = field(default_factory=dict)
+    """By uid of the pod or claim, or name of the node."""
+    progress: Mapping[str, Any] | None = None
+    progress_at: float | None = None
+    asked_at: float = 0.0
+    """When shard 0 was last asked."""
+    asked_uid: str = ""
+    """Pod that was asked last."""
+    wrote_at: float = 0.0
+    """When the status was last written."""
+    spacing: float = SPACING_FIRST
+    """Seconds that must lie between two writes of counters alone."""
+    observed: tuple[int, Any, tuple[str, ...]] | None = None
+    """(generation, parsed spec, its problems)."""
+
+    def refuse(self, name: str, code: int, message: str, now: float) -> None:
+        """Remember that the API server refused to create this."""
+        known = self.refusals.get(name)
+        self.refusals[name] = Refusal(name=name, code=code, message=message, at=now, tries=known.tries + 1 if known else 1)
+
+    def due(self, name: str) -> float:
+        """When this may be tried again; 0 where it was never refused."""
+        known = self.refusals.get(name)
+        return 0.0 if known is None else known.at + min(REFUSED_MOST, REFUSED_FIRST * 2.0 ** min(known.tries - 1, 16))

@@ -1,0 +1,141 @@
+"""From what is known of a job to the snapshot that `plan()` decides on; reads on demand only what a stuck pod or claim makes needed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from psjob_operator.api.spec import JobSpec
+from psjob_operator.api.status import JobStatus
+from psjob_operator.api.validate import validate_job
+from psjob_operator.cluster.asking import Asking
+from psjob_operator.cluster.client import Client
+from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, SERVICES
+from psjob_operator.cluster.memory import Memory
+from psjob_operator.cluster.pods import PodView
+from psjob_operator.cluster.queue import Key
+from psjob_operator.cluster.store import Job, Store
+from psjob_operator.plan import naming
+from psjob_operator.plan.snapshot import Claim, Objects, Process, Snapshot
+from psjob_operator.render.names import LABEL_JOB
+
+CLAIM_SECONDS = 20.0
+"""A claim that is not bound for so long gets its Events read."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A snapshot, and when something in it must be looked at again."""
+
+    snapshot: Snapshot
+    again_at: float | None
+    address: str
+    """Pod IP of shard 0 where it runs."""
+    shard0: str
+    """Uid of that pod."""
+
+
+async def refresh(client: Client, store: Store, key: Key) -> None:
+    """Read the job's pods from the API server itself, so that absence may be believed."""
+    store.replace(PODS, key.namespace, await client.list(PODS, key.namespace, labels=f"{LABEL_JOB}={key.name}"), job=key)
+
+
+async def observe(client: Client, store: Store, job: Job, memory: Memory, now: float, live: bool) -> Observed:
+    """The snapshot of this job now."""
+    key = Key(job.namespace, job.name)
+    views = store.pods(key)
+    asking = Asking(client, job.namespace, memory, now)
+    processes = tuple([await _process(asking, view) for view in views])
+    spec, problems = _spec(job, memory)
+    snapshot = Snapshot(
+        name=job.name,
+        namespace=job.namespace,
+        uid=job.uid,
+        generation=job.generation,
+        resource_version=job.resource_version,
+        created=job.created,
+        spec=spec,
+        status=_status(job),
+        deleting=job.deleting,
+        spec_problems=problems,
+        processes=processes,
+        objects=await _objects(asking, store, job, memory),
+        progress=memory.progress,
+        progress_at=memory.progress_at,
+        granted=frozenset(memory.granted),
+        refusals=tuple(memory.refusals.values()),
+        live=live,
+        labels=job.labels,
+    )
+    first = next((view for view in views if _first(view, job.uid)), None)
+    address, uid = (first.ip, first.process.uid) if first is not None else ("", "")
+    return Observed(snapshot, asking.again_at, address, uid)
+
+
+def _first(view: PodView, run: str) -> bool:
+    process = view.process
+    alive = process.phase == "Running" and process.deleting is None
+    return process.role == "shard" and process.index == 0 and process.run == run and alive and bool(view.ip)
+
+
+async def _process(asking: Asking, view: PodView) -> Process:
+    process = view.process
+    unstarted, overdue = view.unstarted_at(), view.overdue_at()
+    if unstarted is not None and asking.at(unstarted):
+        process = dataclasses.replace(process, events=await asking.events(process.uid))
+    if overdue is not None and asking.at(overdue) and await asking.lost(process.node, fallback=view.tainted):
+        process = dataclasses.replace(process, node_lost=True)
+    return process
+
+
+async def _objects(asking: Asking, store: Store, job: Job, memory: Memory) -> Objects:
+    key = Key(job.namespace, job.name)
+    mine = {
+        (kind, child.name): child
+        for kind in (SERVICES, CONFIGS)
+        for child in store.children(kind, key)
+        if child.owner == job.uid and not child.deleting
+    }
+    config = mine.get((CONFIGS, naming.config(job.name)))
+    claim = None
+    for child in store.children(CLAIMS, key):
+        if child.name == naming.claim(job.name):
+            words: tuple[str, ...] = ()
+            if not child.bound and asking.at(child.created + CLAIM_SECONDS):
+                words = await asking.events(child.uid)
+            claim = Claim(name=child.name, ours=True, bound=child.bound, deleting=child.deleting, message="; ".join(words))
+    return Objects(
+        service=(SERVICES, naming.service(job.name)) in mine,
+        config_digest=config.digest if config is not None else "",
+        claim=claim,
+        strangers=tuple(sorted(memory.strangers)),
+    )
+
+
+def _spec(job: Job, memory: Memory) -> tuple[JobSpec, tuple[str, ...]]:
+    """The parsed spec; where it cannot be read at all a stand-in that nothing is made of, since there are problems."""
+    if memory.observed is None or memory.observed[0] != job.generation:
+        metadata = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
+        raw = {"apiVersion": f"{JOBS.group}/{JOBS.version}", "kind": JOBS.kind, "metadata": metadata, "spec": job.spec}
+        found, problems = validate_job(raw)
+        spec = found.spec if found is not None else _lenient(job.spec)
+        memory.observed = (job.generation, spec, tuple(str(problem) for problem in problems))
+    return memory.observed[1], memory.observed[2]
+
+
+def _lenient(raw: Mapping[str, Any]) -> JobSpec:
+    try:
+        return JobSpec.model_validate(raw)
+    except (ValidationError, RecursionError):
+        return JobSpec.model_validate({"ps": {"shards": 1}, "workers": {"replicas": 1, "template": {}}})
+
+
+def _status(job: Job) -> JobStatus | None:
+    """None where only the schema's default stands there."""
+    if not any(key in job.status for key in ("observedGeneration", "run", "shards", "view")):
+        return None
+    return JobStatus.model_validate(job.status)

@@ -1,0 +1,185 @@
+"""A pod as the planner sees it: from the API server's JSON to `plan.snapshot.Process`. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from psjob_operator.plan.snapshot import Exit, Phase, Process, Role
+from psjob_operator.render.names import LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
+
+START_SECONDS = 60.0
+"""A pod that is scheduled but has not started for so long gets its Events read."""
+GONE_SECONDS = 5.0
+"""A pod whose deletionTimestamp has passed by so much should have been removed by its kubelet: its node is looked at."""
+_TAINTED = "DeletionByTaintManager"
+_PHASES = frozenset({"Pending", "Running", "Succeeded", "Failed", "Unknown"})
+_STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
+
+
+@dataclass(frozen=True)
+class PodView:
+    """What is kept of a pod."""
+
+    process: Process
+    ip: str = ""
+    tainted: bool = False
+    """It is being deleted because its node is not ready or out of reach."""
+
+    def unstarted_at(self) -> float | None:
+        """When this pod will have been scheduled for START_SECONDS without starting; None where it has started or ended."""
+        process = self.process
+        if process.scheduled is None or process.started is not None or process.phase != "Pending" or process.deleting is not None:
+            return None
+        return process.scheduled + START_SECONDS
+
+    def overdue_at(self) -> float | None:
+        """When this pod, if it is still there, must be asked for its node; None while it is not being deleted."""
+        process = self.process
+        if process.deleting is None or not process.node:
+            return None
+        return process.deleting if self.tainted else process.deleting + GONE_SECONDS
+
+
+def parse(raw: Mapping[str, Any]) -> PodView | None:
+    """The view of a pod that carries our labels; None where they are not those of a process."""
+    metadata = raw["metadata"]
+    labels = metadata.get("labels") or {}
+    role, index, number = labels.get(LABEL_ROLE), labels.get(LABEL_INDEX, ""), labels.get(LABEL_NUMBER, "")
+    if role not in ("shard", "worker") or not index.isdecimal() or not number.isdecimal():
+        return None
+    spec, status = raw.get("spec") or {}, raw.get("status") or {}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
+    name = _trained(role, spec.get("containers") or [])
+    trained = _status_of(name, status.get("containerStatuses"))
+    state = trained.get("state") or {}
+    ended = _exit(state.get("terminated"))
+    process = Process(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        role=cast(Role, role),
+        index=int(index),
+        number=int(number),
+        run=owner(metadata),
+        phase=_phase(status.get("phase"), ended),
+        created=unix(metadata.get("creationTimestamp")) or 0.0,
+        ready=_true(conditions, "Ready"),
+        started=unix((state.get("running") or state.get("terminated") or {}).get("startedAt")),
+        scheduled=unix(conditions["PodScheduled"].get("lastTransitionTime")) if _true(conditions, "PodScheduled") else None,
+        deleting=unix(metadata.get("deletionTimestamp")),
+        node=spec.get("nodeName") or "",
+        node_lost=status.get("reason") == "NodeLost",
+        exit=ended,
+        pod_reason=_reason(status, conditions),
+        pod_message=status.get("message") or (conditions.get("DisruptionTarget") or {}).get("message") or "",
+        unschedulable=_unschedulable(conditions),
+        sidecar_crash=_sidecar(spec, status, name),
+        init_exit=_init_exit(spec, status),
+    )
+    reason, message = _waiting(spec, status, trained)
+    process = dataclasses.replace(process, waiting_reason=reason, waiting_message=message)
+    tainted = (conditions.get("DisruptionTarget") or {}).get("reason") == _TAINTED
+    return PodView(process=process, ip=status.get("podIP") or "", tainted=tainted)
+
+
+def unix(text: str | None) -> float | None:
+    """Unix time of an RFC 3339 text of the API server; None stays None."""
+    if not text:
+        return None
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC).timestamp()
+
+
+def owner(metadata: Mapping[str, Any]) -> str:
+    """Uid of the controlling owner, or nothing."""
+    for reference in metadata.get("ownerReferences") or []:
+        if reference.get("controller"):
+            return str(reference.get("uid") or "")
+    return ""
+
+
+def _trained(role: str, containers: Iterable[Mapping[str, Any]]) -> str:
+    names = [str(container.get("name")) for container in containers]
+    return role if role in names or not names else names[0]
+
+
+def _status_of(name: str, statuses: Iterable[Mapping[str, Any]] | None) -> Mapping[str, Any]:
+    return next((status for status in statuses or [] if status.get("name") == name), {})
+
+
+def _exit(terminated: Mapping[str, Any] | None) -> Exit | None:
+    if terminated is None:
+        return None
+    message = str(terminated.get("message") or "")
+    return Exit(
+        code=int(terminated.get("exitCode", 0)),
+        signal=int(terminated.get("signal") or 0),
+        reason=str(terminated.get("reason") or ""),
+        message=message[-2048:],
+        log_tail="" if message.lstrip().startswith("{") else message[-2048:],
+    )
+
+
+def _phase(phase: str | None, ended: Exit | None) -> Phase:
+    """The trained container's end is the end, whatever sidecars do."""
+    if ended is not None:
+        return "Succeeded" if ended.code == 0 else "Failed"
+    return cast(Phase, phase if phase in _PHASES else "Unknown")
+
+
+def _true(conditions: Mapping[str, Mapping[str, Any]], name: str) -> bool:
+    return (conditions.get(name) or {}).get("status") == "True"
+
+
+def _reason(status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> str:
+    """The pod's own reason first: several causes share one reason of DisruptionTarget."""
+    if status.get("reason"):
+        return str(status["reason"])
+    return str(conditions["DisruptionTarget"].get("reason") or "") if _true(conditions, "DisruptionTarget") else ""
+
+
+def _unschedulable(conditions: Mapping[str, Mapping[str, Any]]) -> str:
+    scheduled = conditions.get("PodScheduled") or {}
+    if scheduled.get("status") != "False":
+        return ""
+    return str(scheduled.get("message") or scheduled.get("reason") or "not scheduled")
+
+
+def _is_sidecar(container: Mapping[str, Any]) -> bool:
+    return container.get("restartPolicy") == "Always"
+
+
+def _sidecars(spec: Mapping[str, Any]) -> set[str]:
+    return {container["name"] for container in spec.get("initContainers") or [] if _is_sidecar(container)}
+
+
+def _sidecar(spec: Mapping[str, Any], status: Mapping[str, Any], trained: str) -> str:
+    native = _sidecars(spec)
+    statuses = [entry for entry in status.get("initContainerStatuses") or [] if entry.get("name") in native]
+    statuses += [entry for entry in status.get("containerStatuses") or [] if entry.get("name") != trained]
+    for entry in statuses:
+        waiting = (entry.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") == "CrashLoopBackOff":
+            return f"{entry['name']}: CrashLoopBackOff"
+    return ""
+
+
+def _init_exit(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Exit | None:
+    native = _sidecars(spec)
+    for entry in status.get("initContainerStatuses") or []:
+        ended = _exit((entry.get("state") or {}).get("terminated"))
+        if ended is not None and ended.code != 0 and entry.get("name") not in native:
+            words = f"init container {entry.get('name')}: {ended.message}".rstrip(": ")
+            return dataclasses.replace(ended, message=words[:2048])
+    return None
+
+
+def _waiting(spec: Mapping[str, Any], status: Mapping[str, Any], trained: Mapping[str, Any]) -> tuple[str, str]:
+    for entry in [*(status.get("initContainerStatuses") or []), trained, *(status.get("containerStatuses") or [])]:
+        waiting = (entry.get("state") or {}).get("waiting") or {}
+        reason = str(waiting.get("reason") or "")
+        if reason not in _STARTING and reason != "CrashLoopBackOff":
+            return reason, f"container {entry.get('name')}: {waiting.get('message') or reason}"
+    return "", ""

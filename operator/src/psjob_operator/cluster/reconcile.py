@@ -1,0 +1,203 @@
+"""One turn of one job: observe, plan, write the intent, act, write the status, tell the Events. Level-triggered and repeatable."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+
+from psjob_operator.api.status import JobStatus
+from psjob_operator.cluster import events, observe, progress, status
+from psjob_operator.cluster.apply import Apply
+from psjob_operator.cluster.client import ApiError, Client
+from psjob_operator.cluster.kinds import JOBS
+from psjob_operator.cluster.memory import SPACING_FIRST, SPACING_MOST, Memory
+from psjob_operator.cluster.queue import Key, Queue
+from psjob_operator.cluster.store import Job, Store
+from psjob_operator.plan.actions import Plan
+from psjob_operator.plan.plan import plan
+from psjob_operator.plan.snapshot import Snapshot
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a turn needs to know of this installation."""
+
+    runtime_image: str
+    instance: str
+    progress_seconds: float = 60.0
+
+
+class Reconciler:
+    """Takes keys from the queue for as long as it runs."""
+
+    def __init__(
+        self,
+        client: Client,
+        store: Store,
+        queue: Queue,
+        settings: Settings,
+        session: aiohttp.ClientSession,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._queue = queue
+        self._settings = settings
+        self._session = session
+        self._clock = clock
+        self._apply = Apply(client, store, settings.runtime_image)
+        self._memories: dict[Key, Memory] = {}
+        self._pulls: set[asyncio.Task[None]] = set()
+        self.turns = 0
+
+    async def work(self) -> None:
+        """Turn after turn. A turn that fails is tried again later and never stops another job's."""
+        while True:
+            key = await self._queue.next()
+            try:
+                await self._turn(key)
+                self._queue.succeed(key)
+            except ApiError as error:
+                delay = self._queue.fail(key, error.retry_after)
+                _log.warning("%s; again in %.1f s", error, delay, extra=self._where(key))
+            except Exception:
+                delay = self._queue.fail(key)
+                _log.exception("this turn failed; again in %.1f s", delay, extra=self._where(key))
+            finally:
+                self.turns += 1
+                self._queue.done(key)
+
+    async def _turn(self, key: Key) -> None:
+        job = self._store.job(key)
+        if job is None:
+            self._memories.pop(key, None)
+            self._queue.forget(key)
+            return
+        memory = self._memories.get(key)
+        if memory is None or memory.uid != job.uid:
+            memory = self._memories[key] = Memory(uid=job.uid)
+        now = self._clock()
+        seen = await observe.observe(self._client, self._store, job, memory, now, live=False)
+        decided = plan(seen.snapshot, now)
+        if decided.needs_live:
+            await observe.refresh(self._client, self._store, key)
+            seen = await observe.observe(self._client, self._store, job, memory, now, live=True)
+            decided = plan(seen.snapshot, now)
+        if _nothing(decided, seen.snapshot):
+            return
+        if decided.intent:
+            written = await self._write(job, decided, memory, now)
+            if written is None:
+                return
+            job = written
+            memory.granted |= decided.grants
+        outcome = await self._apply.run(seen.snapshot, decided.actions, memory, now)
+        if outcome.refused:
+            # What was just refused is news that the status must tell.
+            seen = await observe.observe(self._client, self._store, job, memory, now, live=seen.snapshot.live)
+            told = plan(seen.snapshot, now)
+            if not told.intent:
+                decided = _joined(decided, told)
+        if not await self._settle(key, job, decided, memory, now):
+            return
+        for when in (decided.wake_at, seen.again_at, outcome.again_at):
+            if when is not None:
+                self._queue.add_at(key, max(when, now + 0.05))
+        if decided.want_progress:
+            self._want_progress(key, memory, seen, now)
+        if outcome.failure is not None:
+            raise outcome.failure
+
+    async def _settle(self, key: Key, job: Job, decided: Plan, memory: Memory, now: float) -> bool:
+        """The last status write of a turn, if one is needed and its time has come; then the Events that it tells of.
+
+        False where the job has changed under us.
+        """
+        told = decided.intent
+        change = status.difference(job.status, decided.status)
+        if change:
+            urgent = status.urgent(job.status, decided.status)
+            if not urgent and now < memory.wrote_at + memory.spacing:
+                self._queue.add_at(key, memory.wrote_at + memory.spacing)
+            else:
+                memory.spacing = SPACING_FIRST if urgent else min(SPACING_MOST, memory.spacing * 2)
+                stored = await self._write(job, decided, memory, now)
+                if stored is None:
+                    return False
+                job, told = stored, True
+        if told and decided.events:
+            await events.post(self._client, job, decided.events, self._settings.instance, now)
+        return True
+
+    async def _write(self, job: Job, decided: Plan, memory: Memory, now: float) -> Job | None:
+        """Compare-and-swap; None where the job has changed or gone, after which it is looked at anew."""
+        key = Key(job.namespace, job.name)
+        change = status.difference(job.status, decided.status)
+        if not change:
+            return job
+        try:
+            raw = await status.write(self._client, job, change)
+        except ApiError as error:
+            if error.code not in (404, 409):
+                raise
+            await self._reread(key, job)
+            return None
+        memory.wrote_at = now
+        self._store.put(JOBS, raw)
+        return self._store.job(key) if self._store.job(key) is not None else job
+
+    async def _reread(self, key: Key, job: Job) -> None:
+        """Our picture of the job was old: take the present one, whatever the watch is doing."""
+        try:
+            self._store.put(JOBS, await self._client.get(JOBS, key.namespace, key.name))
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            self._store.remove(JOBS, {"metadata": {"namespace": key.namespace, "name": key.name, "uid": job.uid}})
+        self._queue.add(key)
+
+    def _want_progress(self, key: Key, memory: Memory, seen: observe.Observed, now: float) -> None:
+        if not seen.address:
+            return
+        due = memory.asked_at + self._settings.progress_seconds
+        if memory.asked_uid == seen.shard0 and now < due:
+            self._queue.add_at(key, due)
+            return
+        memory.asked_at, memory.asked_uid = now, seen.shard0
+        self._queue.add_at(key, now + self._settings.progress_seconds)
+        task = asyncio.get_running_loop().create_task(self._pull(key, memory, seen.address))
+        self._pulls.add(task)
+        task.add_done_callback(self._pulls.discard)
+
+    async def _pull(self, key: Key, memory: Memory, address: str) -> None:
+        memory.progress = await progress.pull(self._session, address)
+        memory.progress_at = self._clock()
+        self._queue.add(key)
+
+    def _where(self, key: Key) -> dict[str, str]:
+        memory = self._memories.get(key)
+        return {"job": str(key), "uid": memory.uid if memory is not None else ""}
+
+
+def _nothing(decided: Plan, snapshot: Snapshot) -> bool:
+    """A job that is not ours, or that goes: not even the schema's default status is touched."""
+    said = snapshot.status or JobStatus()
+    return decided.status == said and not (decided.actions or decided.events or decided.wake_at or decided.want_progress)
+
+
+def _joined(first: Plan, second: Plan) -> Plan:
+    """The second's words with the first's news."""
+    return replace(second, intent=first.intent, events=(*first.events, *second.events))
+
+
+def health(reconciler: Reconciler, store: Store, queue: Queue) -> Mapping[str, Any]:
+    """Numbers for a person who asks how the operator is."""
+    return {"turns": reconciler.turns, "waiting": len(queue), **store.counts()}

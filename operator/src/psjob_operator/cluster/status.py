@@ -1,0 +1,61 @@
+"""The one writer of a job's status: a merge patch of what differs, compare-and-swap on the resourceVersion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from psjob_operator.api.status import JobStatus
+from psjob_operator.cluster.client import Client
+from psjob_operator.cluster.kinds import JOBS
+from psjob_operator.cluster.store import Job
+
+_KNOWN = frozenset(field.alias or name for name, field in JobStatus.model_fields.items())
+
+
+async def write(client: Client, job: Job, change: Mapping[str, Any]) -> dict[str, Any]:
+    """Store `change` (of `difference`) if the job is still as `job` says; answers the object as stored.
+
+    Raises ApiError: 409 where it has changed, 404 where it has gone, 422 where a rule of the schema refuses it.
+    """
+    body = {"metadata": {"resourceVersion": job.resource_version, "uid": job.uid}, "status": change}
+    return await client.patch_status(JOBS, job.namespace, job.name, body)
+
+
+def difference(stored: Mapping[str, Any], wanted: JobStatus) -> dict[str, Any]:
+    """The merge patch from the stored status to the wanted one; empty where nothing differs.
+
+    Fields that only a newer operator knows are left as they are.
+    """
+    known = {key: value for key, value in stored.items() if key in _KNOWN}
+    if known and JobStatus.model_validate(known) == wanted:
+        return {}
+    return merge_patch(known, wanted.to_manifest())
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """RFC 7386: what to send so that `old` becomes `new`."""
+    patch: dict[str, Any] = {}
+    for key in old.keys() - new.keys():
+        patch[key] = None
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            inner = merge_patch(before, value)
+            if inner:
+                patch[key] = inner
+        elif key not in old or before != value:
+            patch[key] = value
+    return patch
+
+
+def urgent(stored: Mapping[str, Any], wanted: JobStatus) -> bool:
+    """Whether the change is more than moving counters and messages: those are written at intervals that grow."""
+    new = wanted.to_manifest()
+    return _story(stored) != _story(new)
+
+
+def _story(status: Mapping[str, Any]) -> tuple[Any, ...]:
+    conditions = {(entry.get("type"), entry.get("status"), entry.get("reason")) for entry in status.get("conditions") or ()}
+    epochs = [(entry.get("index"), entry.get("epoch")) for entry in status.get("shards") or ()]
+    return status.get("phase"), status.get("run"), status.get("view"), status.get("observedGeneration"), conditions, epochs

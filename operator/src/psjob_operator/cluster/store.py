@@ -1,0 +1,193 @@
+"""What was last heard of jobs and their children: a small projection, fed by watch events, re-lists and our own replies.
+
+It may be stale, never wrong for long: an older word never replaces a newer one, what is gone stays gone, and every write that rests on
+it carries a precondition. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from psjob_operator.cluster import pods
+from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, SERVICES, Kind, Listing
+from psjob_operator.cluster.queue import Key
+from psjob_operator.render.names import LABEL_DIGEST, LABEL_JOB
+
+_TOMBSTONES = 20_000
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as stored: the raw spec and status, and the metadata that is read."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    resource_version: str
+    created: float
+    deleting: bool
+    labels: Mapping[str, str]
+    spec: Mapping[str, Any]
+    status: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Child:
+    """A Service, ConfigMap or claim of a job."""
+
+    name: str
+    uid: str
+    owner: str
+    digest: str = ""
+    bound: bool = False
+    deleting: bool = False
+    created: float = 0.0
+
+
+View = Job | Child | pods.PodView
+
+
+@dataclass(frozen=True)
+class _Entry:
+    uid: str
+    version: int
+    job: Key
+    view: View
+
+
+class Store:
+    """Entries by kind, namespace and name; children also by the job that their label names."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Kind, dict[Key, _Entry]] = {kind: {} for kind in (JOBS, *CHILDREN)}
+        self._of_job: dict[Kind, dict[Key, set[Key]]] = {kind: defaultdict(set) for kind in CHILDREN}
+        self._gone: OrderedDict[str, None] = OrderedDict()
+
+    def put(self, kind: Kind, raw: Mapping[str, Any]) -> Key | None:
+        """Take in an object; answers the job it concerns, or None where it says nothing new."""
+        metadata = raw["metadata"]
+        uid, version = metadata["uid"], int(metadata["resourceVersion"])
+        if uid in self._gone:
+            return None
+        place = Key(metadata["namespace"], metadata["name"])
+        known = self._entries[kind].get(place)
+        if known is not None and known.version >= version:
+            return None
+        job = place if kind == JOBS else Key(place.namespace, (metadata.get("labels") or {}).get(LABEL_JOB, ""))
+        view = _PARSE[kind](raw)
+        if known is not None and (known.job != job or view is None):
+            self._drop(kind, place)
+        if view is None or not job.name:
+            return known.job if known is not None else None
+        self._entries[kind][place] = _Entry(uid, version, job, view)
+        if kind != JOBS:
+            self._of_job[kind][job].add(place)
+        return job
+
+    def remove(self, kind: Kind, raw: Mapping[str, Any]) -> Key | None:
+        """An object has gone; answers the job it concerned."""
+        metadata = raw["metadata"]
+        self._bury(metadata["uid"])
+        place = Key(metadata["namespace"], metadata["name"])
+        known = self._entries[kind].get(place)
+        if known is None or known.uid != metadata["uid"]:
+            return None
+        self._drop(kind, place)
+        return known.job
+
+    def replace(self, kind: Kind, namespace: str, listing: Listing, job: Key | None = None) -> set[Key]:
+        """A whole list of a kind, of one namespace or (empty) of all, or of one job's children: what is not in it has gone.
+
+        Answers the jobs for which this was news. Entries younger than the list stay.
+        """
+        news = {found for raw in listing.items if (found := self.put(kind, raw)) is not None}
+        present = {raw["metadata"]["uid"] for raw in listing.items}
+        for place, entry in list(self._entries[kind].items()) if job is None else self._entries_of(kind, job):
+            inside = not namespace or place.namespace == namespace
+            if inside and entry.uid not in present and entry.version <= listing.version:
+                self._bury(entry.uid)
+                self._drop(kind, place)
+                news.add(entry.job)
+        return news
+
+    def job(self, key: Key) -> Job | None:
+        """The job of this name."""
+        entry = self._entries[JOBS].get(key)
+        return entry.view if entry is not None and isinstance(entry.view, Job) else None
+
+    def jobs(self) -> list[Key]:
+        """The keys of all jobs."""
+        return list(self._entries[JOBS])
+
+    def pods(self, key: Key) -> list[pods.PodView]:
+        """The job's pods, by name."""
+        return [view for view in self._children(PODS, key) if isinstance(view, pods.PodView)]
+
+    def children(self, kind: Kind, key: Key) -> list[Child]:
+        """The job's Services, ConfigMaps or claims, by name."""
+        return [view for view in self._children(kind, key) if isinstance(view, Child)]
+
+    def counts(self) -> dict[str, int]:
+        """How many objects of each kind are known."""
+        return {kind.plural: len(entries) for kind, entries in self._entries.items()}
+
+    def _children(self, kind: Kind, key: Key) -> list[View]:
+        return [self._entries[kind][place].view for place in sorted(self._of_job[kind].get(key, ()))]
+
+    def _entries_of(self, kind: Kind, key: Key) -> list[tuple[Key, _Entry]]:
+        return [(place, self._entries[kind][place]) for place in self._of_job[kind].get(key, ())]
+
+    def _drop(self, kind: Kind, place: Key) -> None:
+        entry = self._entries[kind].pop(place)
+        if kind != JOBS:
+            members = self._of_job[kind][entry.job]
+            members.discard(place)
+            if not members:
+                del self._of_job[kind][entry.job]
+
+    def _bury(self, uid: str) -> None:
+        self._gone[uid] = None
+        while len(self._gone) > _TOMBSTONES:
+            self._gone.popitem(last=False)
+
+
+def _job(raw: Mapping[str, Any]) -> Job:
+    metadata = raw["metadata"]
+    return Job(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        generation=int(metadata.get("generation") or 0),
+        resource_version=metadata["resourceVersion"],
+        created=pods.unix(metadata.get("creationTimestamp")) or 0.0,
+        deleting=bool(metadata.get("deletionTimestamp")),
+        labels=dict(metadata.get("labels") or {}),
+        spec=raw.get("spec") or {},
+        status=raw.get("status") or {},
+    )
+
+
+def _child(raw: Mapping[str, Any]) -> Child:
+    metadata = raw["metadata"]
+    return Child(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        owner=pods.owner(metadata),
+        digest=(metadata.get("labels") or {}).get(LABEL_DIGEST, ""),
+        bound=(raw.get("status") or {}).get("phase") == "Bound",
+        deleting=bool(metadata.get("deletionTimestamp")),
+        created=pods.unix(metadata.get("creationTimestamp")) or 0.0,
+    )
+
+
+_PARSE: dict[Kind, Callable[[Mapping[str, Any]], View | None]] = {
+    JOBS: _job,
+    PODS: pods.parse,
+    SERVICES: _child,
+    CONFIGS: _child,
+    CLAIMS: _child,
+}

@@ -1,0 +1,122 @@
+"""kopf, used for one thing: to hear that something changed.
+
+Its handlers are `on.event` only, return nothing and touch nothing, so kopf writes no annotation, no finalizer and no patch.
+Two facts that kopf does not hand to handlers are read from its own requests, by a trace of its session: that it has (re-)listed a
+kind, after which objects may have vanished unseen, and that its watch of that kind is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import kopf
+from kubernetes.aio.client import Configuration
+
+from psjob_operator.cluster import connect
+from psjob_operator.cluster.kinds import CHILDREN, WATCHED, Kind
+from psjob_operator.render.names import LABEL_JOB
+
+_PREFIX = "psjob.dev"
+
+
+@dataclass(frozen=True)
+class Ears:
+    """Who is told. All are called in the event loop and must return at once."""
+
+    on_event: Callable[[Kind, str | None, dict[str, Any]], None]
+    """(kind, type, object): type is ADDED, MODIFIED, DELETED, or None for an object that a (re-)list found."""
+    on_listed: Callable[[Kind, str], None]
+    """(kind, namespace): kopf has listed this kind and its watch begins: what was known and not listed has gone."""
+    on_start: Callable[[], None]
+    """kopf has started, and put its own signal handlers in the place of ours."""
+
+
+async def run(configure: Callable[[], Awaitable[Configuration]], namespaces: tuple[str, ...], ears: Ears, stop: asyncio.Event) -> None:
+    """Watch until `stop` is set or a watch ends for good. `configure` is awaited at each (re-)login for a Configuration."""
+    await kopf.operator(
+        registry=_registry(configure, ears),
+        settings=_settings(),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=list(namespaces),
+        stop_flag=stop,
+    )
+
+
+def _registry(configure: Callable[[], Awaitable[Configuration]], ears: Ears) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+    for kind in WATCHED:
+        kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=f"wake-{kind.plural}")(_handler(kind, ears))
+
+    @kopf.on.login(registry=registry, id="login")
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        configuration = await configure()
+        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=await connect.session(configuration, _trace(ears)))
+
+    @kopf.on.startup(registry=registry, id="start")
+    async def started(**_: Any) -> None:
+        # kopf sets its signal handlers just after it has begun this one.
+        await asyncio.sleep(0.1)
+        ears.on_start()
+
+    return registry
+
+
+def _handler(kind: Kind, ears: Ears) -> Any:
+    async def wake(event: Mapping[str, Any], **_: Any) -> None:
+        ears.on_event(kind, event.get("type"), dict(event["object"]))
+
+    return wake
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.peering.standalone = True
+    for kind in CHILDREN:
+        settings.watching.label_selectors[kind.plural] = LABEL_JOB
+    settings.watching.chunk_size = 500
+    settings.watching.server_timeout = 300
+    settings.networking.request_timeout = 15
+    settings.process.ultimate_exiting_timeout = 15
+    # Never used (no handler keeps state), set so that nothing could ever be written under another project's name.
+    settings.persistence.finalizer = f"{_PREFIX}/unused"
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=_PREFIX)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=_PREFIX)
+    return settings
+
+
+def _trace(ears: Ears) -> aiohttp.TraceConfig:
+    """A watch that follows a list, rather than another watch, is the sign that all the list held has been handed on."""
+    listed: set[tuple[Kind, str]] = set()
+
+    async def ended(_session: aiohttp.ClientSession, _context: SimpleNamespace, params: aiohttp.TraceRequestEndParams) -> None:
+        found = _locate(params.url.path)
+        if found is None or params.response.status != 200:
+            return
+        if "watch" not in params.url.query:
+            listed.add(found)
+        elif found in listed:
+            listed.discard(found)
+            ears.on_listed(*found)
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_end.append(ended)
+    return trace
+
+
+def _locate(path: str) -> tuple[Kind, str] | None:
+    """The watched kind and the namespace (empty: all) of a collection's path."""
+    for kind in WATCHED:
+        if path == kind.path():
+            return kind, ""
+        head, _, rest = path.partition("/namespaces/")
+        if head.endswith(kind.root) and rest.endswith("/" + kind.plural) and rest.count("/") == 1:
+            return kind, rest.split("/")[0]
+    return None

@@ -1,0 +1,260 @@
+"""The operator as a real process beside a real API server, and what a test needs to play the user and the kubelet.
+
+Every operator here serves one namespace, under a user of its own whose rights are the operator's: other tests do not see it, the audit
+log can be read by user, and a right that is missing fails the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hack.cluster.api import ApiError
+from tests.cluster_fixtures import Cluster
+
+JOBS = "/apis/psjob.dev/v1alpha1"
+IMAGE = "psjob-runtime:test"
+T = TypeVar("T")
+
+NAMESPACED_RULES: list[dict[str, list[str]]] = [
+    {"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs"], "verbs": ["get", "list", "watch", "delete"]},
+    {"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs/status"], "verbs": ["patch"]},
+    {"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs/finalizers"], "verbs": ["update"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "create", "delete"]},
+    {
+        "apiGroups": [""],
+        "resources": ["services", "configmaps", "persistentvolumeclaims"],
+        "verbs": ["get", "list", "watch", "create", "patch"],
+    },
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
+    {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
+]
+CLUSTER_RULES: list[dict[str, list[str]]] = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+
+
+@dataclass
+class Operator:
+    """One operator process."""
+
+    kubeconfig: Path
+    namespace: str
+    log: Path
+    options: tuple[str, ...] = ()
+    port: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self, ready: bool = True) -> None:
+        """Start it; wait until it says that it is ready unless told otherwise."""
+        self.port = free_port()
+        command = [
+            sys.executable,
+            "-m",
+            "psjob_operator.cli.operator",
+            "run",
+            f"--kubeconfig={self.kubeconfig}",
+            f"--namespace={self.namespace}",
+        ]
+        command += [f"--runtime-image={IMAGE}", "--health-host=127.0.0.1", f"--health-port={self.port}", "--log-format=json", *self.options]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stderr=log, stdout=log)
+        if ready:
+            until("the operator to be ready", lambda: self.ready(), seconds=60, also=lambda: self.log.read_text()[-3000:])
+
+    def ready(self) -> bool:
+        """Whether /readyz says so."""
+        assert self.process is not None
+        assert self.process.poll() is None, f"the operator ended with {self.process.returncode}: {self.log.read_text()[-3000:]}"
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.process is not None and self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGKILL)
+            self.process.wait(30)
+
+    def stop(self) -> int:
+        """SIGTERM; answers the exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Its log."""
+        found = []
+        for line in self.log.read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return found
+
+
+@dataclass
+class World:
+    """A namespace with an operator that serves it, seen by the user and by whoever plays the kubelet."""
+
+    cluster: Cluster
+    namespace: str
+    folder: Path
+    user: str = field(default_factory=lambda: f"psjob-operator-{uuid.uuid4().hex[:8]}")
+    operators: list[Operator] = field(default_factory=list)
+
+    def allow(self) -> None:
+        """Give the operator's user the operator's rights, and no other."""
+        subject = [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": self.user}]
+        base = "/apis/rbac.authorization.k8s.io/v1"
+        api = "rbac.authorization.k8s.io/v1"
+        for kind, place, rules in (("Role", f"/namespaces/{self.namespace}", NAMESPACED_RULES), ("ClusterRole", "", CLUSTER_RULES)):
+            name = {"name": self.user}
+            self.cluster.api.create(f"{base}{place}/{kind.lower()}s", {"apiVersion": api, "kind": kind, "metadata": name, "rules": rules})
+            binding = {"apiVersion": api, "kind": f"{kind}Binding", "metadata": name, "subjects": subject}
+            reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": self.user}
+            self.cluster.api.create(f"{base}{place}/{kind.lower()}bindings", {**binding, "roleRef": reference})
+
+    def operator(self, *options: str, url: str | None = None, start: bool = True, ready: bool = True) -> Operator:
+        """An operator for this namespace, through `url` (a proxy) if given."""
+        kubeconfig = self.cluster.user_kubeconfig(self.user, folder=self.folder, url=url)
+        made = Operator(kubeconfig, self.namespace, self.folder / f"operator{len(self.operators)}.log", options)
+        self.operators.append(made)
+        if start:
+            made.start(ready)
+        return made
+
+    def close(self) -> None:
+        """End all operators; take back what is not in the namespace."""
+        for operator in self.operators:
+            operator.kill()
+        for kind in ("clusterrolebindings", "clusterroles"):
+            self.cluster.api.delete(f"/apis/rbac.authorization.k8s.io/v1/{kind}/{self.user}")
+
+    # -- the user ------------------------------------------------------------------------------
+
+    def apply(self, manifest: Mapping[str, Any], *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """kubectl apply."""
+        return self.cluster.run_kubectl("apply", "-n", self.namespace, "-f", "-", *options, stdin=json.dumps(manifest), check=check)
+
+    def create(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """POST a job; quicker than kubectl."""
+        made = self.cluster.api.create(f"{JOBS}/namespaces/{self.namespace}/pstrainingjobs", dict(manifest), or_exists=False)
+        return dict(made)
+
+    def path(self, kind: str, name: str = "") -> str:
+        """Where a kind, or one object of it, is."""
+        base = JOBS if kind == "pstrainingjobs" else "/api/v1"
+        return f"{base}/namespaces/{self.namespace}/{kind}" + (f"/{name}" if name else "")
+
+    def job(self, name: str = "job") -> dict[str, Any]:
+        """The job as stored."""
+        return dict(self.cluster.api.get(self.path("pstrainingjobs", name)))
+
+    def status(self, name: str = "job") -> dict[str, Any]:
+        """Its status."""
+        return dict(self.job(name).get("status") or {})
+
+    def conditions(self, name: str = "job") -> dict[str, dict[str, Any]]:
+        """Its conditions by type."""
+        return {entry["type"]: entry for entry in self.status(name).get("conditions") or []}
+
+    def items(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
+        """All objects of a core kind in the namespace."""
+        query = f"?labelSelector={selector}" if selector else ""
+        return list(self.cluster.api.get(self.path(kind) + query)["items"])
+
+    def pods(self) -> dict[str, dict[str, Any]]:
+        """All pods by name."""
+        return {pod["metadata"]["name"]: pod for pod in self.items("pods")}
+
+    def events(self, reason: str = "") -> list[dict[str, Any]]:
+        """Events about jobs."""
+        found = [event for event in self.items("events") if event["involvedObject"]["kind"] == "PSTrainingJob"]
+        return [event for event in found if reason in ("", event["reason"])]
+
+    # -- the kubelet ---------------------------------------------------------------------------
+
+    def report(self, pod: str, **status: Any) -> None:
+        """Write a pod's status as a kubelet would."""
+        self.cluster.api.merge(self.path("pods", pod) + "/status", {"status": status})
+
+    def bind(self, pod: str, node: str) -> None:
+        """Be the scheduler."""
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": {"kind": "Node", "name": node}}
+        self.cluster.api.create(self.path("pods", pod) + "/binding", body)
+
+    def end(self, pod: str, code: int = 0, **more: Any) -> None:
+        """The trained container ended."""
+        self.cluster.finish_pod(self.namespace, pod, code, **more)
+
+    def remove(self, pod: str) -> None:
+        """Force-delete a pod, as a kubelet does when its processes have gone."""
+        with contextlib.suppress(ApiError):
+            self.cluster.api.call("DELETE", self.path("pods", pod), {"gracePeriodSeconds": 0})
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def until(self, what: str, check: Callable[[], T], seconds: float = 30) -> T:
+        """Wait for it, and say what the job and the operator said if it does not come."""
+        return until(what, check, seconds, also=self.story)
+
+    def until_phase(self, phase: str, name: str = "job", seconds: float = 30) -> dict[str, Any]:
+        """Wait until the job is in that phase; answers its status."""
+        self.until(f"{name} to be {phase}", lambda: self.status(name).get("phase") == phase, seconds)
+        return self.status(name)
+
+    def story(self) -> str:
+        """For the failure message: jobs' status, pods, the operator's last lines."""
+        jobs = [json.dumps(job.get("status"), indent=1) for job in self.items("pstrainingjobs")]
+        pods = [f"{name}: {pod['status'].get('phase')} {pod['metadata'].get('deletionTimestamp', '')}" for name, pod in self.pods().items()]
+        logs = [operator.log.read_text()[-2500:] for operator in self.operators if operator.log.exists()]
+        return "\n".join([*jobs, *pods, *logs])
+
+
+@contextlib.contextmanager
+def world(cluster: Cluster, namespace: str, folder: Path) -> Iterator[World]:
+    """A World that ends its operators."""
+    made = World(cluster, namespace, folder)
+    made.allow()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def manifest(name: str = "job", shards: int = 1, workers: int = 2, pod: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    """A small job; `spec` adds or replaces top fields of the spec, `pod` fields of the workers' pod spec."""
+    container = {"name": "worker", "image": "me/digits:1", "command": ["python", "train.py"]}
+    template = {"spec": {"containers": [container], **(pod or {})}}
+    body = {"ps": {"shards": shards}, "workers": {"replicas": workers, "template": template}, **spec}
+    return {"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": name}, "spec": body}
+
+
+def until(what: str, check: Callable[[], T], seconds: float = 30, also: Callable[[], str] = str) -> T:
+    """Poll until `check` answers something true, and answer that; AssertionError after the deadline."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = check()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}\n{also()}"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

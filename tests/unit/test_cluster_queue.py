@@ -1,0 +1,130 @@
+"""The queue: no doubles, one turn a key at a time, fair, exact later times, delays that double."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psjob_operator.cluster.bucket import TokenBucket
+from psjob_operator.cluster.queue import Key, Queue
+
+A, B, C = Key("n", "a"), Key("n", "b"), Key("n", "c")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_key_added_twice_is_taken_once() -> None:
+    queue = Queue(Clock())
+    queue.add(A)
+    queue.add(A)
+    assert queue.take() == A
+    assert queue.take() is None
+
+
+def test_a_key_added_during_its_turn_comes_again_after_it_and_behind_the_others() -> None:
+    queue = Queue(Clock())
+    queue.add(A)
+    assert queue.take() == A
+    queue.add(A)
+    queue.add(B)
+    assert queue.take() == B
+    assert queue.take() is None, "A's turn still runs"
+    queue.done(A)
+    assert queue.take() == A
+    queue.done(A)
+    queue.done(B)
+    assert queue.take() is None
+
+
+def test_a_later_time_is_kept_exactly_and_the_earliest_wins() -> None:
+    clock = Clock()
+    queue = Queue(clock)
+    queue.add_at(A, 1010.0)
+    queue.add_at(A, 1005.0)
+    queue.add_at(A, 1020.0)
+    clock.now = 1004.9
+    assert queue.take() is None
+    clock.now = 1005.0
+    assert queue.take() == A
+    queue.done(A)
+    clock.now = 2000.0
+    assert queue.take() is None, "the later wishes were answered by the earliest"
+
+
+def test_failures_in_a_row_double_the_delay_up_to_its_limit_and_success_ends_the_row() -> None:
+    clock = Clock()
+    queue = Queue(clock, first_backoff=0.5, max_backoff=4.0)
+    assert [queue.fail(A) for _ in range(5)] == [0.5, 1.0, 2.0, 4.0, 4.0]
+    queue.succeed(A)
+    assert queue.fail(A) == 0.5
+    assert queue.fail(A, at_least=30.0) == 30.0
+
+
+def test_what_is_forgotten_does_not_come_back() -> None:
+    clock = Clock()
+    queue = Queue(clock)
+    queue.add_at(A, 1001.0)
+    queue.forget(A)
+    clock.now = 1002.0
+    assert queue.take() is None
+
+
+def test_next_wakes_for_an_added_key_and_for_a_time_that_comes() -> None:
+    async def scenario() -> list[Key]:
+        queue = Queue()
+        waiting = asyncio.create_task(queue.next())
+        await asyncio.sleep(0)
+        queue.add(B)
+        first = await asyncio.wait_for(waiting, 5)
+        queue.done(first)
+        waiting = asyncio.create_task(queue.next())
+        await asyncio.sleep(0)
+        queue.add_at(C, 0.0)
+        return [first, await asyncio.wait_for(waiting, 5)]
+
+    assert asyncio.run(scenario()) == [B, C]
+
+
+@given(st.lists(st.sampled_from(["add a", "add b", "add c", "take", "done"]), max_size=60))
+def test_no_key_runs_twice_at_once_and_none_is_lost(steps: list[str]) -> None:
+    queue = Queue(Clock())
+    keys = {"a": A, "b": B, "c": C}
+    running: list[Key] = []
+    wanted: set[Key] = set()
+    for step in steps:
+        if step.startswith("add"):
+            queue.add(keys[step[-1]])
+            wanted.add(keys[step[-1]])
+        elif step == "take":
+            key = queue.take()
+            if key is not None:
+                assert key not in running
+                running.append(key)
+                wanted.discard(key)
+        elif running:
+            queue.done(running.pop(0))
+    for key in running:
+        queue.done(key)
+    rest = set()
+    while (key := queue.take()) is not None:
+        rest.add(key)
+        queue.done(key)
+    assert rest == wanted
+
+
+def test_the_bucket_lets_a_burst_through_and_then_spaces_calls_evenly() -> None:
+    clock = Clock()
+    bucket = TokenBucket(rate=10.0, burst=3, clock=clock)
+    assert [bucket.reserve() for _ in range(3)] == [0.0, 0.0, 0.0]
+    assert [round(bucket.reserve(), 6) for _ in range(3)] == [0.1, 0.2, 0.3]
+    clock.now += 10.0
+    assert [bucket.reserve() for _ in range(3)] == [0.0, 0.0, 0.0], "it never holds more than its burst"
+    assert bucket.reserve() > 0

@@ -1,0 +1,64 @@
+"""The status patch: what differs and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psjob_operator.api.status import Condition, JobStatus, ShardStatus, WorkersStatus
+from psjob_operator.cluster.status import difference, merge_patch, urgent
+
+VALUES = st.recursive(
+    st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=3),
+    lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, max_size=4),
+    max_leaves=12,
+)
+OBJECTS = st.dictionaries(st.sampled_from("abcd"), VALUES, max_size=4)
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """RFC 7386, as the API server does it."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+@given(OBJECTS, OBJECTS)
+def test_the_patch_turns_the_old_into_the_new(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert merged(old, merge_patch(old, new)) == new
+
+
+@given(OBJECTS)
+def test_no_difference_is_no_patch(value: dict[str, Any]) -> None:
+    assert merge_patch(value, value) == {}
+
+
+def _status(**more: Any) -> JobStatus:
+    at = "2026-01-01T00:00:00Z"
+    ready = Condition(type="Ready", status="False", reason="Starting", message="2 of 4", last_transition_time=at)
+    return JobStatus(phase="Pending", run="u", conditions=(ready,), shards=(ShardStatus(index=0, epoch=1),), **more)
+
+
+def test_a_field_of_a_newer_operator_stays() -> None:
+    stored = {**_status().to_manifest(), "standby": {"index": 3}}
+    assert difference(stored, _status()) == {}
+
+
+def test_a_field_that_is_no_longer_said_goes() -> None:
+    stored = {**_status().to_manifest(), "workersReady": "1/2"}
+    assert difference(stored, _status()) == {"workersReady": None}
+
+
+def test_moving_counters_can_wait_and_news_cannot() -> None:
+    stored = _status().to_manifest()
+    assert not urgent(stored, _status(workers=WorkersStatus(desired=4, ready=3)))
+    assert urgent(stored, _status().model_copy(update={"phase": "Running"}))
+    assert urgent(stored, _status().model_copy(update={"shards": (ShardStatus(index=0, epoch=2),)}))
