@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from hack.cluster import nodes
 from hack.cluster.options import Options, Ready
 from hack.cluster.paths import REPO, ClusterError
 from hack.cluster.proc import alive, started_at, tail
@@ -18,12 +19,14 @@ UP_LIMIT, DOWN_LIMIT = 180.0, 90.0
 
 
 def up(options: Options) -> Ready:
-    """Start the cluster of that state folder and return its facts; when it runs already, just those. Raises ClusterError with the reason."""
+    """Start the cluster of that state folder and return its facts, at once when it runs already. Raises ClusterError with the reason."""
     running = Ready.load(options.state)
     if running is not None and alive(running.holder):
         return running
     down(options.state, options.nodes > 0)
     _check_state(options.state)
+    if options.nodes:
+        nodes.check(options)
     options.state.mkdir(parents=True, exist_ok=True, mode=0o755)
     (options.state / "error").unlink(missing_ok=True)
     (options.state / "options.json").write_text(options.to_json())

@@ -1,0 +1,48 @@
+"""System packages that the clusters need: installed on Debian by root, named otherwise."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from hack.cluster.paths import Unavailable
+
+# What must be there -> the Debian package that brings it.
+COMMANDS = {
+    "openssl": "openssl",
+    "ip": "iproute2",
+    "nft": "nftables",
+    "unshare": "util-linux",
+    "mount": "mount",
+    "gcc": "gcc",
+    "pkg-config": "pkg-config",
+    "busybox": "busybox-static",
+}
+FILES = {"/usr/include/seccomp.h": "libseccomp-dev", "/usr/include/stdlib.h": "libc6-dev"}
+
+
+def install(check_only: bool = False) -> int:
+    """Install what is missing; the exit status. Raises Unavailable, with the packages' names, where that is not for us to do."""
+    packages = missing()
+    if not packages:
+        print("everything that the clusters need is installed")
+        return 0
+    if check_only or os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise Unavailable(f"real nodes need these Debian packages (or their like), which are not installed: {' '.join(packages)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["update", "-q"], ["install", "-qy", "--no-install-recommends", *packages]):
+        done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise Unavailable(f"apt-get {command[0]} failed; install by hand: {' '.join(packages)}\n{done.stderr.strip()[-500:]}")
+    print(f"installed {' '.join(packages)}")
+    return 0
+
+
+def missing() -> list[str]:
+    """The packages whose commands or files are not there."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/bin"
+    lacking = [package for command, package in COMMANDS.items() if shutil.which(command, path=path) is None]
+    lacking += [package for file, package in FILES.items() if not Path(file).exists()]
+    return sorted(lacking)
