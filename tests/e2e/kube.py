@@ -46,9 +46,11 @@ class Kube:
     kubeconfig: str
     namespace: str
 
-    def run(self, program: str, *args: str, stdin: str | None = None, check: bool = True, timeout: float = 120) -> Answer:
-        """kubectl or helm in our namespace."""
-        words = [tool(program), "--kubeconfig", self.kubeconfig, "-n", self.namespace, *args]
+    def run(
+        self, program: str, *args: str, stdin: str | None = None, check: bool = True, timeout: float = 120, namespace: str = ""
+    ) -> Answer:
+        """kubectl or helm in our namespace, or in that one."""
+        words = [tool(program), "--kubeconfig", self.kubeconfig, "-n", namespace or self.namespace, *args]
         answer = subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=timeout)
         assert not check or answer.returncode == 0, f"{program} {' '.join(args)}: {answer.stdout}{answer.stderr}"
         return answer

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from psjob_operator.api.template import FOLDER
+from psjob_operator.render.inject import SOURCE, inject
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "psjob"
 HELM = shutil.which("helm", path=f"{ROOT / '.venv' / 'bin'}:/usr/local/bin:/usr/bin")
@@ -264,6 +267,19 @@ def test_the_chart_and_both_distributions_have_one_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     versions = {tomllib.loads((ROOT / part / "pyproject.toml").read_text())["project"]["version"] for part in ("operator", "runtime")}
     assert {chart["version"], chart["appVersion"]} == versions
+
+
+def test_the_runtime_image_lies_where_the_init_container_looks() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    stage = text[text.index("FROM scratch AS runtime") : text.index("AS operator")]
+    assert f"COPY --from=layout {SOURCE} {SOURCE}\n" in stage
+    pod: dict[str, Any] = {}
+    container: dict[str, Any] = {"command": ["python", "train.py"]}
+    inject(pod, container, "r")
+    (copier,) = pod["initContainers"]
+    assert copier["command"][0] == f"{SOURCE}/bin/busybox" and f"cp /bin/busybox {copier['command'][0]}" in text
+    assert container["command"][0] == f"{FOLDER}/bin/sh" and f"ln -s busybox {SOURCE}/bin/sh" in text
+    assert f"PYTHONPATH={FOLDER}/lib$" in container["command"][2] and f"runtime/src/psjob {SOURCE}/lib/psjob" in text
 
 
 def test_the_notes_warn_where_jobs_could_be_lost() -> None:

@@ -1,0 +1,97 @@
+"""The digits example as a job of a restricted namespace, and its accuracy by plain torch."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.e2e.kube import ROOT, Kube, wait_for
+
+EXAMPLE = ROOT / "examples" / "digits"
+LABEL_JOB = "psjob.dev/job-name"
+RESTRICTED_POD = {
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "runAsGroup": 1000,
+    "fsGroup": 1000,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def job(name: str, image: str, *, file: str = "job.yaml", workers: int = 2, args: list[str] | None = None, **spec: Any) -> dict[str, Any]:
+    """The example's manifest, made small enough for two cores and strict enough for a restricted namespace."""
+    document: dict[str, Any] = copy.deepcopy(yaml.safe_load((EXAMPLE / file).read_text()))
+    document["metadata"] = {"name": name}
+    document["spec"]["workers"]["replicas"] = workers
+    pod = document["spec"]["workers"]["template"]["spec"]
+    pod["securityContext"] = {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "runAsGroup": 1000,
+        "fsGroup": 1000,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    (container,) = pod["containers"]
+    container |= {"image": image, "imagePullPolicy": "IfNotPresent", "securityContext": RESTRICTED}
+    container["resources"] = {"requests": {"cpu": "50m", "memory": "600Mi"}, "limits": {"memory": "1500Mi"}}
+    container.setdefault("env", []).append({"name": "OMP_NUM_THREADS", "value": "1"})
+    if args:
+        container["args"] = [*container.get("args", []), *args]
+    shard = {"name": "shard", "resources": {"requests": {"cpu": "50m", "memory": "600Mi"}, "limits": {"memory": "1500Mi"}}}
+    document["spec"]["ps"]["template"] = {"spec": {"containers": [shard]}}
+    for key, value in spec.items():
+        document["spec"][key] = {**document["spec"].get(key, {}), **value} if isinstance(value, dict) else value
+    return document
+
+
+def pods_of(kube: Kube, job_name: str, role: str = "", index: int | None = None) -> list[dict[str, Any]]:
+    """The job's pods, newest first, those being deleted left out."""
+    labels = f"{LABEL_JOB}={job_name}"
+    if role:
+        labels += f",psjob.dev/role={role}"
+    if index is not None:
+        labels += f",psjob.dev/index={index}"
+    found = [pod for pod in kube.list("pods", labels) if "deletionTimestamp" not in pod["metadata"]]
+    return sorted(found, key=lambda pod: int(pod["metadata"]["labels"]["psjob.dev/number"]), reverse=True)
+
+
+def pod_of(kube: Kube, job_name: str, role: str, index: int) -> dict[str, Any]:
+    found = pods_of(kube, job_name, role, index)
+    assert found, f"no {role} {index} of {job_name}\n{kube.story(job_name)}"
+    return found[0]
+
+
+def claim_folder(kube: Kube, claim: str) -> Path:
+    """Where the claim's files lie on this machine."""
+    bound = wait_for(f"claim {claim} to be bound", lambda: ((kube.get("pvc", claim) or {}).get("spec") or {}).get("volumeName"), 30)
+    volume = kube.get("pv", bound)
+    assert volume is not None
+    return Path(volume["spec"]["local"]["path"])
+
+
+def accuracy(weights: Path) -> float:
+    """Test accuracy of those weights, by torch and scikit-learn in a process that never imports psjob."""
+    script = """
+import sys, types
+sys.modules["psjob"] = types.ModuleType("psjob")  # the example imports it; nothing of it is used here
+sys.path.insert(0, sys.argv[2])
+import train
+from safetensors.torch import load_file
+from torch import nn
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+model.load_state_dict(load_file(sys.argv[1]))
+print(train.score(model, train.digits()[1]))
+"""
+    words = [sys.executable, "-c", script, str(weights), str(EXAMPLE)]
+    answer = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0, answer.stderr
+    return float(answer.stdout)
