@@ -49,12 +49,12 @@ def _transition(at: str, cel: str, about: str = "", limit: str = _LIMIT, remedy:
 
 
 _TERMINAL = ", ".join(f"'{phase}'" for phase in sorted(TERMINAL))
+_FINISHED = f"has(oldSelf.status) && has(oldSelf.status.phase) && oldSelf.status.phase in [{_TERMINAL}]"
 _STATUS = (
     _transition(
         "",
-        f"!has(oldSelf.status) || !has(oldSelf.status.phase) || !(oldSelf.status.phase in [{_TERMINAL}]) || (has(self.status)"
-        " && has(self.status.phase) && (self.status.phase == oldSelf.status.phase || (has(oldSelf.status.run) && has(self.status.run)"
-        " && self.status.run != oldSelf.status.run)))",
+        f"!({_FINISHED}) || (has(self.status) && has(self.status.phase) && (self.status.phase == oldSelf.status.phase"
+        " || (has(oldSelf.status.run) && has(self.status.run) && self.status.run != oldSelf.status.run)))",
         about="status.phase",
         limit="must not leave Complete or Failed",
         remedy="a finished job stays finished; make a new job to train again",
@@ -70,10 +70,10 @@ _STATUS = (
     _transition(
         "",
         "!has(oldSelf.status) || !has(oldSelf.status.run) || (has(self.status) && has(self.status.run)"
-        " && (self.status.run == oldSelf.status.run || !has(oldSelf.status.view)"
+        f" && (self.status.run == oldSelf.status.run || !({_FINISHED}) || !has(oldSelf.status.view)"
         " || (has(self.status.view) && self.status.view > oldSelf.status.view)))",
         about="status.run",
-        limit="must not change but with a higher status.view",
+        limit="must not be taken away, nor change after Complete or Failed but with a higher status.view",
         remedy="it names the checkpoints of this run; write the run that is there",
     ),
     _transition(
