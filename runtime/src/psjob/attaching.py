@@ -115,7 +115,7 @@ class Job:
             rewind.again(self.place.rewinds)
         if how == "refused":
             self.refuse(message)
-        if message != how:
+        if message:
             print(f"psjob: {message}", file=sys.stderr, flush=True)
         if how in ("stopped", "lost", "fenced"):
             leave_message({"ending": message})
@@ -204,7 +204,7 @@ def _take_over(job: Job, optimizer: torch.optim.Optimizer) -> None:
         return optimizers.assemble_state(original.state_dict(self), job.rule, job.session.layout, raw)
 
     def load_state_dict(self: Any, state: dict[str, Any]) -> None:
-        job.refuse("load_state_dict after attach: the shards hold the optimizer state; load it before attach, or use checkpoint.resumeFrom")
+        job.refuse("load_state_dict after attach: the shards hold the optimizer state; begin from a checkpoint with checkpoint.resumeFrom")
 
     def add_param_group(self: Any, group: dict[str, Any]) -> None:
         job.refuse("add_param_group after attach: the parameter table is fixed; add the group before attach")
@@ -263,6 +263,11 @@ def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: d
     for name, p in model.named_parameters():
         if p.requires_grad and p not in trained:
             raise Refused(f"parameter {name} needs a gradient but is in no group of the optimizer; add it, or set requires_grad to False")
+    if optimizer.state:
+        raise Refused(
+            "the optimizer holds state from steps before attach, which the shards could not take over; attach it new, "
+            "and begin from a checkpoint with checkpoint.resumeFrom"
+        )
     for name, thing in stateful.items():
         if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
             raise Refused(f"attach(…, {name}=…): {type(thing).__name__} has no state_dict and load_state_dict")

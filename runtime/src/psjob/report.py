@@ -39,7 +39,8 @@ def report(**numbers: float | int | torch.Tensor) -> None:
     job = attaching.current
     if job is None or job.replay:
         return
-    job.session.report({name[:64]: float(value) for name, value in list(numbers.items())[:256]})
+    plain = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in numbers.items()}
+    job.session.report({name[:64]: float(value) for name, value in list(plain.items())[:256]})
 
 
 def checkpoint() -> None:

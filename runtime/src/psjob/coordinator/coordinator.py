@@ -140,7 +140,7 @@ class Coordinator:
                 return
             if did == "ready":
                 cut.ready.add(index)
-                if cut.step is None and len(cut.ready) == len(self.config.shards):
+                if cut.marks and len(cut.ready) == len(self.config.shards):
                     self._ask_marks(cut.number)
             elif did == "late":
                 self.void(str(body.get("why")), lambda now: self.cuts.late(now))
@@ -163,7 +163,7 @@ class Coordinator:
         self.server.cut_step = step
         if stop and cut.step is not None:
             self.tell_all(Kind.STOP, clock=cut.step)
-        self.views.order_all({"do": "cut", "cut": cut.number, "step": step})
+        self.views.order_all({"do": "cut", "cut": cut.number, "step": step, "marks": cut.marks})
 
     def void(self, why: str, again: Callable[[float], None]) -> None:
         cut = self.cuts.current
@@ -180,7 +180,7 @@ class Coordinator:
         cut = self.cuts.current
         if cut is None or len(cut.written) < len(self.config.shards):
             return
-        missing = self.members.missing_records(cut.step if cut.step != -1 else None)
+        missing = self.members.missing_records(cut.step)
         if missing and not self._never_recorded(missing):
             return
         step = self.committer.commit(cut)

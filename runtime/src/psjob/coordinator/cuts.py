@@ -8,10 +8,14 @@ from typing import Any
 
 @dataclass
 class Cut:
-    """One try. `step` is None where workers mark their own edges. `ready` and `written` are shard indices."""
+    """One try. `step` None: blocks are copied as they stand, with `marks` once every worker has marked its own step edge.
+
+    `ready` and `written` are shard indices.
+    """
 
     number: int
     step: int | None
+    marks: bool
     began: float
     final: bool = False
     stop: bool = False
@@ -60,7 +64,7 @@ class Cuts:
             if self.every and not (final or stop or self.requested):
                 named = -(-named // self.every) * self.every if self._next_step is not None else named
         self.requested = False
-        self.current = Cut(self.number, -1 if still and not self.marks else named, now, final, stop)
+        self.current = Cut(self.number, named, self.marks and not still, now, final, stop)
         return self.current
 
     def late(self, now: float) -> None:
@@ -75,7 +79,7 @@ class Cuts:
     def expired(self, now: float) -> bool:
         """Workers hold their pushes for a marked cut; not longer than this."""
         cut = self.current
-        return cut is not None and cut.step is None and not cut.written and now - cut.began > self._mark_seconds
+        return cut is not None and cut.marks and not cut.written and now - cut.began > self._mark_seconds
 
     def timed_out(self, now: float) -> None:
         self._mark_seconds = min(self._mark_seconds * 2, 60.0)

@@ -211,7 +211,7 @@ class Views:
         self._enter("initialising")
         self._done, self._only, self.initial = set(), set(range(len(c.config.shards))), b""
         self.order_all({"do": "setup", "table": session.hello["table"], "rule": rule, "view": self.view})
-        session.welcome(init=True, rule=rule, view=self.view, clock=0, attempt=self.attempt)
+        session.welcome(init=True, view=self.view, clock=0, attempt=self.attempt, assignment=list(c.store.assignment))
 
     def check_initialised(self) -> None:
         """All blocks and rank 0's buffers are here: commit the manifest of step 0 before any push is admitted."""

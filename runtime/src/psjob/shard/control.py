@@ -84,7 +84,7 @@ class Control:
     def _do_cut(self, body: Mapping[str, Any]) -> None:
         step = int(body["step"])
         self.server.cut_step = step
-        self.server.snapshots.order(int(body["cut"]), step, self.answer)
+        self.server.snapshots.order(int(body["cut"]), step, bool(body["marks"]), self.answer)
 
     def _do_void(self, body: Mapping[str, Any]) -> None:
         self.server.cut_step = -1

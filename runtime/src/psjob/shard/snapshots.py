@@ -28,16 +28,18 @@ class Snapshots:
         self._copies: list[Copy] = []
         self._table: dict[str, Any] = {}
         self._marks: set[int] = set()
+        self._wanted = False
         self._writer: threading.Thread | None = None
 
-    def order(self, cut: int, step: int, answer: Answer) -> None:
-        """Begin cut `cut` at `step`; where the mode wants marks, when every live worker has marked (step is negative)."""
+    def order(self, cut: int, step: int, marks: bool, answer: Answer) -> None:
+        """Begin cut `cut` at `step`; a negative one copies as it stands, with `marks` when every live worker has marked."""
         with self._lock:
             if self._writer is not None and self._writer.is_alive():
                 answer({"did": "late", "cut": cut, "why": "the cut before is still being written"})
                 return
             self._cut, self._step, self._answer = cut, step, answer
             self._copies, self._table, self._marks = [], {}, set()
+            self._wanted = marks
         if step < 0:
             answer({"did": "ready", "cut": cut})
             self.recheck()
@@ -65,7 +67,9 @@ class Snapshots:
     def recheck(self) -> None:
         """Copy now if every live worker has marked (one may just have left)."""
         with self._lock:
-            if self._cut is None or self._step >= 0 or self._table or not self._marks >= self._store.admission.live():
+            if self._cut is None or self._step >= 0 or self._table:
+                return
+            if self._wanted and not self._marks >= self._store.admission.live():
                 return
             cut = self._cut
             self._table = {"rows": self._store.admission.save()}
