@@ -7,6 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
+pytest_plugins = ["tests.cluster_fixtures"]
 FORBIDDEN = os.environ.get("PSJOB_FORBID_SKIP") == "1"
 
 
