@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psjob_operator.plan.facts import Facts
+from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import last_commit
 from psjob_operator.plan.times import unix
 
@@ -10,6 +10,19 @@ FIRST_SECONDS = 10.0
 LONGEST_SECONDS = 360.0
 FORGET_SECONDS = 600.0
 """Commits for so long after the last counted failure set the count back to 0."""
+SPACING_SECONDS = 10.0
+"""Starts of one seat that end by no fault of theirs are so far apart, or a node that refuses pods would be asked without end."""
+AT_ONCE = ("Deleted", "Fenced")
+"""Causes that happen once: a person's deletion, a view that is passed by the next start."""
+
+
+def again_at(facts: Facts, seat: Seat) -> float:
+    """Unix time before which the loss of `seat` is not answered."""
+    if seat.fate.counted:
+        return not_before(facts)
+    if seat.fate.kind != "lost" or seat.process is None or seat.fate.cause in AT_ONCE:
+        return 0.0
+    return seat.process.created + SPACING_SECONDS
 
 
 def counted(facts: Facts) -> int:

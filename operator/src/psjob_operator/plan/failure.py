@@ -25,7 +25,7 @@ def fatal(facts: Facts) -> Ending | None:
     checkpoints, one counted failure more than backoffLimit."""
     if facts.first_seen:
         return None
-    for seat in facts.seats:
+    for seat in facts.shards if success.met(facts) else facts.seats:
         if seat.may_create and seat.refusal is not None and seat.refusal.code in TEMPLATE_REFUSED:
             return Ending("Failed", "TemplateInvalid", f"the API server refuses the pod of {seat}: {seat.refusal.message}")
         if seat.fate.kind == "fatal":

@@ -54,7 +54,7 @@ def _status(facts: Facts, ending: Ending) -> JobStatus:
         conditions=conditions(said, stored.conditions, facts.snapshot.generation, facts.now),
         run=facts.snapshot.uid,
         view=stored.view,
-        shards=tuple(shard for shard in report.shards(facts, as_they_are) if shard.epoch),
+        shards=report.shards(facts, as_they_are),
         shards_ready=f"{sum(seat.up for seat in facts.shards)}/{spec.ps.shards}",
         workers=workers,
         workers_ready=f"{sum(seat.up for seat in facts.workers)}/{spec.workers.replicas}",

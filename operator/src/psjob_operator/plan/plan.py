@@ -5,6 +5,7 @@ from __future__ import annotations
 from psjob_operator.api.status import JobStatus
 from psjob_operator.plan import claim, cleanup, deadline, failure, finish, stalled, success, suspend
 from psjob_operator.plan.actions import Event, Plan
+from psjob_operator.plan.backoff import again_at
 from psjob_operator.plan.creating import create
 from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.raising import Raising, decide, unchanged
@@ -46,7 +47,14 @@ def _run(facts: Facts, afresh: bool) -> Plan:
     creating = create(facts, raising)
     found = troubles(facts, raising, creating.conflicts)
     status, due = settle(facts, report(facts, raising, found, blocked))
-    wakes = (due, creating.wake, raising.held_until if raising.held else None, deadline.due(facts), slow_at(facts), _pull_at(facts))
+    wakes = (
+        due,
+        creating.wake,
+        min((again_at(facts, seat) for seat in raising.held), default=None),
+        deadline.due(facts),
+        slow_at(facts),
+        _pull_at(facts),
+    )
     return Plan(
         status=status,
         intent=bool(raising.raised) or facts.first_seen,

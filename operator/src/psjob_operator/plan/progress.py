@@ -30,7 +30,7 @@ def progress(facts: Facts) -> Progress | None:
 
 
 def checkpoint(facts: Facts) -> CheckpointStatus | None:
-    """The last committed checkpoint; never an older one than the status has within a view."""
+    """The last committed checkpoint; the stored one where shard 0 is out of reach."""
     told = facts.coordinator.get("checkpoint")
     if not isinstance(told, Mapping):
         return facts.stored.checkpoint

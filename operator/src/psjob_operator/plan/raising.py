@@ -8,7 +8,7 @@ from functools import cached_property
 
 from psjob_operator.api.status import Restarts
 from psjob_operator.plan import naming, success
-from psjob_operator.plan.backoff import counted, not_before
+from psjob_operator.plan.backoff import again_at, counted
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.times import stamp
 
@@ -25,7 +25,6 @@ class Raising:
     """Seats that get a new number, as they were found."""
     held: tuple[Seat, ...]
     """Seats whose failure waits for its turn."""
-    held_until: float
     afresh: bool
     """First sight or resumption: nothing failed."""
     rests_on_absence: bool
@@ -60,15 +59,15 @@ class Raising:
 
 def decide(facts: Facts, afresh: bool) -> Raising:
     """Raises everything when `afresh`, else what was lost, did not appear, or failed and has waited long enough."""
-    until = not_before(facts)
     seats = [seat for seat in facts.seats if afresh or _needs(seat, facts)]
     if not afresh and success.shards_done(facts) and any(seat.role == "worker" for seat in seats):
         # Nobody is left to tell those workers that training is done: the shards come back for that.
         seats = [*facts.shards, *(seat for seat in seats if seat.role == "worker")]
     if afresh:
         seats = [seat for seat in seats if seat.role == "shard" or seat.fate.kind != "done"]
-    held = () if afresh or facts.now >= until else tuple(seat for seat in seats if seat.fate.counted)
-    raised = tuple(seat for seat in seats if not held or not seat.fate.counted)
+    held = () if afresh else tuple(seat for seat in seats if facts.now < again_at(facts, seat))
+    waiting = {(seat.role, seat.index) for seat in held}
+    raised = tuple(seat for seat in seats if (seat.role, seat.index) not in waiting)
     shards = [seat for seat in raised if seat.role == "shard"]
     epochs = list(facts.epochs)
     for seat in shards:
@@ -84,7 +83,6 @@ def decide(facts: Facts, afresh: bool) -> Raising:
         start=start,
         raised=raised,
         held=held,
-        held_until=until,
         afresh=afresh,
         rests_on_absence=absent or bool(facts.ahead),
     )
@@ -98,7 +96,6 @@ def unchanged(facts: Facts) -> Raising:
         start=facts.stored.workers.start,
         raised=(),
         held=(),
-        held_until=0.0,
         afresh=False,
         rests_on_absence=False,
     )

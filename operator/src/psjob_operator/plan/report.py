@@ -29,7 +29,7 @@ def report(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocke
         phase=phase,
         conditions=conditions(said, stored.conditions, facts.snapshot.generation, facts.now),
         run=facts.snapshot.uid,
-        view=raising.view,
+        view=raising.view or None,
         shards=shards(facts, raising),
         shards_ready=f"{sum(seat.up and not raising.is_raised(seat) for seat in facts.shards)}/{spec.ps.shards}",
         workers=workers(facts, raising, troubles),
@@ -42,13 +42,15 @@ def report(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocke
 
 
 def shards(facts: Facts, raising: Raising) -> tuple[ShardStatus, ...]:
-    """One entry a shard, those that the spec no longer has included: the list never shrinks."""
+    """One entry a shard, those that the spec no longer has included: the list never shrinks. None for a shard that never had a number."""
     seats = {seat.index: seat for seat in facts.shards}
     entries = []
     for index, epoch in enumerate(raising.epochs):
         seat = seats.get(index)
         state: ShardState = _state(seat, raising) if seat else "Lost"
-        pod = naming.process(facts.snapshot.name, "shard", index, epoch) if seat and epoch else None
+        if not epoch:
+            break
+        pod = naming.process(facts.snapshot.name, "shard", index, epoch) if seat else None
         entries.append(ShardStatus(index=index, epoch=epoch, state=state, pod=pod))
     return tuple(entries)
 

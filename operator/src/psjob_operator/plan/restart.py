@@ -24,6 +24,7 @@ UNCOUNTED = {
     "Terminated": "NodeShutdown",
     "NodeAffinity": "NodeAffinity",
     "UnexpectedAdmissionError": "UnexpectedAdmissionError",
+    "TerminationByKubelet": "TerminationByKubelet",
 }
 """What was done to a pod, not by it: pod reason (or DisruptionTarget reason) -> cause shown."""
 
@@ -60,7 +61,7 @@ def fate(process: Process | None) -> Fate:
 
 
 def _ended(process: Process, exit: Exit) -> Fate:
-    if exit.code == EXIT_DONE:
+    if exit.code == EXIT_DONE and not exit.signal:
         return Fate("done")
     if exit.code == EXIT_REFUSED:
         return Fate("fatal", "Refused", message=_sentence(exit))
@@ -68,15 +69,15 @@ def _ended(process: Process, exit: Exit) -> Fate:
         return Fate("fatal", "CheckpointLost", message=_sentence(exit))
     if exit.code == EXIT_FENCED and process.role == "shard":
         return Fate("lost", "Fenced", message=exit.message, fenced_by=_fenced_by(exit))
-    if exit.code == EXIT_RETRY:
-        return Fate("lost", "Retry", message=_sentence(exit))
-    if exit.reason == "OOMKilled":
-        return Fate("lost", "OOMKilled", counted=True, message=_words(exit))
     if process.pod_reason == "Evicted":
         return _evicted(process)
+    if exit.reason == "OOMKilled":
+        return Fate("lost", "OOMKilled", counted=True, message=_words(exit))
     disruption = _disruption(process)
     if disruption or process.deleting is not None:
         return Fate("lost", disruption or "Deleted", message=process.pod_message)
+    if exit.code == EXIT_RETRY:
+        return Fate("lost", "Retry", message=_sentence(exit))
     cause = exit.reason if exit.reason and exit.reason != "Completed" else "Error"
     return Fate("lost", cause, counted=True, message=_words(exit))
 

@@ -52,7 +52,6 @@ def _status(facts: Facts) -> JobStatus:
     shards = tuple(
         ShardStatus(index=shard.index, epoch=shard.epoch, state=shard.state if shard.state == "Finished" else "Pending") if ended else shard
         for shard in report.shards(facts, as_they_are)
-        if shard.epoch
     )
     return JobStatus(
         observed_generation=facts.snapshot.generation,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from psjob_operator.plan import times
+from psjob_operator.plan.backoff import again_at
 from psjob_operator.plan.creating import CONFLICT, refused
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.raising import Raising
@@ -47,7 +48,7 @@ def _trouble(facts: Facts, seat: Seat, raising: Raising, conflicts: tuple[str, .
     if refusal is not None:
         return Trouble(seat, "NameConflict" if refusal.code == CONFLICT else "CreateRefused", refusal.message)
     if raising.is_held(seat):
-        return Trouble(seat, "BackOff", f"{seat.fate.message or seat.fate.cause}; starts again at {times.stamp(raising.held_until)}")
+        return Trouble(seat, "BackOff", f"{seat.fate.message or seat.fate.cause}; starts again at {times.stamp(again_at(facts, seat))}")
     if raising.is_raised(seat) or seat.process is None:
         return None
     pod = seat.process
