@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from hack.cluster import build, kwok, lifecycle
+from hack.cluster import build, kwok, lifecycle, nodes
 from hack.cluster.api import Api
 from hack.cluster.options import Options, Ready
 from hack.cluster.paths import REPO, Unavailable
@@ -102,7 +102,7 @@ class Cluster:
 
     def pid(self, name: str) -> int:
         """The process of a component: kube-apiserver, kube-scheduler, …; on real nodes node1/kubelet, node1/containerd."""
-        return int((self.state / "pids" / f"{name}.pid").read_text())
+        return nodes.component(self.state, name)
 
     def create_namespace(self, prefix: str = "t", labels: dict[str, str] | None = None, *, isolated: bool = True) -> str:
         """A new namespace, usable at once. `isolated`: its pods go only to nodes that `kwok_nodes` made for it."""

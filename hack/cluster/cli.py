@@ -82,6 +82,26 @@ def _parser() -> argparse.ArgumentParser:
     _state(config)
     config.set_defaults(run=_kubeconfig)
 
+    load = commands.add_parser("load", help="import an image archive into every real node")
+    _state(load)
+    load.add_argument("archive", type=Path, metavar="IMAGE.tar")
+    load.set_defaults(run=_load)
+
+    pack = commands.add_parser("pack-image", help="write the project's images into one archive, without a registry or a build daemon")
+    pack.add_argument("--runtime", metavar="NAME", help="the image whose init container carries the library into a pod")
+    pack.add_argument("--operator", metavar="NAME", help="the operator's image")
+    pack.add_argument("--worker", action="append", default=[], metavar="NAME=FOLDER", help="Python, torch by mount, and FOLDER as WORKDIR")
+    pack.add_argument("-o", "--output", type=Path, required=True, metavar="IMAGE.tar")
+    pack.set_defaults(run=_pack)
+
+    site = commands.add_parser("torch-site", help="make the folder with torch for --mount FOLDER:/torch, and print it")
+    site.set_defaults(run=_torch_site)
+
+    pid = commands.add_parser("pid", help="print the process id of a component, for instance kube-apiserver or node1/kubelet")
+    _state(pid)
+    pid.add_argument("name")
+    pid.set_defaults(run=_pid)
+
     for name, run in (("hold", _hold), ("storage", _storage)):
         inner = commands.add_parser(name)  # what `up` starts; not for people
         _state(inner)
@@ -152,6 +172,45 @@ def _kubeconfig(asked: argparse.Namespace) -> int:
     if ready is None:
         raise ClusterError(f"no cluster runs from {asked.state}; start one with: python -m hack.cluster up --state {asked.state}")
     print(ready.kubeconfig)
+    return 0
+
+
+def _load(asked: argparse.Namespace) -> int:
+    from hack.cluster import nodes
+
+    ready = Ready.load(asked.state)
+    if ready is None or not ready.nodes:
+        raise ClusterError(
+            f"no cluster with real nodes runs from {asked.state}; start one with: python -m hack.cluster up --nodes 1 --state DIR"
+        )
+    print("\n".join(nodes.load(asked.state, ready.nodes, asked.archive)))
+    return 0
+
+
+def _pack(asked: argparse.Namespace) -> int:
+    from hack.cluster.pack import pack
+
+    workers = {}
+    for text in asked.worker:
+        name, _, folder = text.partition("=")
+        if not folder:
+            raise ClusterError(f"--worker {text}: expected NAME=FOLDER")
+        workers[name] = Path(folder)
+    print(pack(asked.output.resolve(), runtime=asked.runtime, operator=asked.operator, workers=workers))
+    return 0
+
+
+def _torch_site(asked: argparse.Namespace) -> int:
+    from hack.cluster.torchsite import torch_site
+
+    print(torch_site())
+    return 0
+
+
+def _pid(asked: argparse.Namespace) -> int:
+    from hack.cluster import nodes
+
+    print(nodes.component(asked.state, asked.name))
     return 0
 
 

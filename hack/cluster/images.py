@@ -19,43 +19,39 @@ PAUSE = "psjob.local/pause:1"
 
 
 @dataclass(frozen=True)
-class Image:
-    """What goes into an image: `trees` are (folder or file on this machine, path in the image), `files` small ones made here."""
+class Layer:
+    """Files of an image: `trees` (folder or file here, path there), `files` made up, `links` (path to goal), `folders` with modes."""
 
-    name: str
     trees: tuple[tuple[Path, str], ...] = ()
     files: dict[str, bytes] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     folders: tuple[tuple[str, int], ...] = ()
-    config: dict[str, Any] = field(default_factory=dict)
     skip: frozenset[str] = frozenset({"__pycache__"})
 
 
-def write(image: Image, archive: Path) -> Path:
-    """Write the archive (its layer is deterministic: no times, no owners) and return its path. Raises ClusterError for a missing tree."""
+@dataclass(frozen=True)
+class Image:
+    """A name, its layers from the lowest to the highest, and what a container of it starts (Entrypoint, Cmd, Env, User, WorkingDir)."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def write(archive: Path, *images: Image) -> Path:
+    """Write all images into one archive, a layer that several share once; its path. Raises ClusterError for a tree that is not there."""
     archive.parent.mkdir(parents=True, exist_ok=True)
-    layer = archive.with_suffix(".layer")
-    _write_layer(image, layer)
-    digest = hashlib.sha256()
-    with layer.open("rb") as handle:
-        for chunk in iter(lambda: handle.read(1 << 20), b""):
-            digest.update(chunk)
-    config = {
-        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine),
-        "os": "linux",
-        "config": image.config,
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest.hexdigest()}"]},
-        "history": [{"created_by": "hack/cluster"}],
-    }
-    text = json.dumps(config, sort_keys=True).encode()
-    config_name = f"{hashlib.sha256(text).hexdigest()}.json"
-    manifest = [{"Config": config_name, "RepoTags": [image.name], "Layers": ["layer.tar"]}]
-    scratch = archive.with_suffix(".partial")
+    scratch = archive.with_suffix(f".{os.getpid()}.partial")
+    layers: list[tuple[Layer, str]] = []
+    entries = []
     with tarfile.open(scratch, "w") as tar:
-        _bytes(tar, "manifest.json", json.dumps(manifest).encode(), 0o644)
-        _bytes(tar, config_name, text, 0o644)
-        tar.add(layer, "layer.tar")
-    layer.unlink()
+        for image in images:
+            digests = [_digest(tar, layer, layers, scratch, image.name) for layer in image.layers]
+            text = json.dumps(_config(image, digests), sort_keys=True).encode()
+            name = f"{hashlib.sha256(text).hexdigest()}.json"
+            _bytes(tar, name, text, 0o644)
+            entries.append({"Config": name, "RepoTags": [image.name], "Layers": [f"{digest}.tar" for digest in digests]})
+        _bytes(tar, "manifest.json", json.dumps(entries).encode(), 0o644)
     scratch.rename(archive)
     return archive
 
@@ -70,27 +66,53 @@ def names(archive: Path) -> list[str]:
 
 def pause(archive: Path) -> Path:
     """The image of the process that holds a pod's namespaces."""
-    image = Image(PAUSE, trees=((program("pause"), "pause"),), config={"Entrypoint": ["/pause"], "User": "65535:65535"})
-    return write(image, archive)
+    layer = Layer(trees=((program("pause"), "pause"),))
+    return write(archive, Image(PAUSE, (layer,), {"Entrypoint": ["/pause"], "User": "65535:65535"}))
 
 
-def _write_layer(image: Image, layer: Path) -> None:
+def _config(image: Image, digests: list[str]) -> dict[str, Any]:
+    return {
+        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine),
+        "os": "linux",
+        "config": image.config,
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}" for digest in digests]},
+        "history": [{"created_by": "hack/cluster"} for _ in digests],
+    }
+
+
+def _digest(tar: tarfile.TarFile, layer: Layer, known: list[tuple[Layer, str]], scratch: Path, name: str) -> str:
+    """Put a layer into the archive, unless it is there; the sha256 of its tar, which says times of files but no owners."""
+    for seen, digest in known:
+        if seen is layer:
+            return digest
+    file = scratch.with_suffix(".layer")
+    _write_layer(layer, file, name)
+    with file.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    if digest not in {digest for _, digest in known}:
+        tar.add(file, f"{digest}.tar")
+    file.unlink()
+    known.append((layer, digest))
+    return digest
+
+
+def _write_layer(layer: Layer, file: Path, name: str) -> None:
     made: set[str] = set()
-    with tarfile.open(layer, "w") as tar:
-        for folder, mode in image.folders:
+    with tarfile.open(file, "w") as tar:
+        for folder, mode in layer.folders:
             _parents(tar, f"{folder.strip('/')}/x", made, mode)
-        for source, target in image.trees:
+        for source, target in layer.trees:
             if not source.exists():
-                raise ClusterError(f"image {image.name}: {source} is not there")
-            for file, name in _walk(source, target.strip("/"), image.skip):
-                _parents(tar, name, made)
-                _add(tar, file, name, made)
-        for name, text in image.files.items():
-            _parents(tar, name.strip("/"), made)
-            _bytes(tar, name.strip("/"), text, 0o755 if text.startswith(b"#!") else 0o644)
-        for name, goal in image.links.items():
-            _parents(tar, name.strip("/"), made)
-            entry = tarfile.TarInfo(name.strip("/"))
+                raise ClusterError(f"image {name}: {source} is not there")
+            for found, path in _walk(source, target.strip("/"), layer.skip):
+                _parents(tar, path, made)
+                _add(tar, found, path, made)
+        for path, text in layer.files.items():
+            _parents(tar, path.strip("/"), made)
+            _bytes(tar, path.strip("/"), text, 0o755 if text.startswith(b"#!") else 0o644)
+        for path, goal in layer.links.items():
+            _parents(tar, path.strip("/"), made)
+            entry = tarfile.TarInfo(path.strip("/"))
             entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, goal, 0o777
             tar.addfile(entry)
 
@@ -120,7 +142,8 @@ def _add(tar: tarfile.TarFile, file: Path, name: str, made: set[str]) -> None:
         entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, os.readlink(file), 0o777
         tar.addfile(entry)
         return
-    entry.size, entry.mode = info.st_size, 0o755 if info.st_mode & 0o100 else 0o644
+    # Compiled Python files name their source's time; with another one they are of no use.
+    entry.size, entry.mode, entry.mtime = info.st_size, 0o755 if info.st_mode & 0o100 else 0o644, int(info.st_mtime)
     with file.open("rb") as handle:
         tar.addfile(entry, handle)
 

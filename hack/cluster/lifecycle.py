@@ -19,7 +19,7 @@ UP_LIMIT, DOWN_LIMIT = 180.0, 90.0
 
 
 def up(options: Options) -> Ready:
-    """Start the cluster of that state folder and return its facts, at once when it runs already. Raises ClusterError with the reason."""
+    """Start the cluster of that state folder, or find it running, and return its facts. Raises ClusterError with the reason."""
     running = Ready.load(options.state)
     if running is not None and alive(running.holder):
         return running

@@ -1,4 +1,4 @@
-"""The first process of a node, inside its namespaces: mounts, network, then containerd, kubelet and kube-proxy, started again when they end.
+"""The first process of a node, inside its namespaces: mounts, network, then the three components, again when they end.
 
 It is run by path, not as a part of the package, and needs the standard library alone.
 """

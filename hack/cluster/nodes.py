@@ -68,6 +68,18 @@ def process(state: Path, index: int, name: str) -> int:
     raise ClusterError(f"node{index} of {state} runs no {name} now")
 
 
+def component(state: Path, name: str) -> int:
+    """The process id of a component of the cluster: `kube-apiserver`, `node1/kubelet`. Raises ClusterError when it is not there."""
+    node, _, inner = name.partition("/")
+    if inner:
+        return process(state, int(node.removeprefix("node")), inner)
+    file = state / "pids" / f"{name}.pid"
+    if not file.exists():
+        known = ", ".join(sorted(path.stem for path in (state / "pids").glob("*.pid"))) or "none"
+        raise ClusterError(f"the cluster of {state} runs no {name}; running: {known}, and in a node: containerd, kubelet, kube-proxy")
+    return int(file.read_text())
+
+
 def load(state: Path, count: int, archive: Path) -> list[str]:
     """Import an image archive into every node, all at once; the names it brought. Raises ClusterError with containerd's words."""
     if not archive.is_file():

@@ -117,7 +117,7 @@ def tail(file: Path, lines: int = 12) -> str:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports nobody listens on, below the range that the kernel hands out to clients (a client's port could take ours between look and bind)."""
+    """Ports nobody listens on, below the range that clients get: a client could take ours between look and bind."""
     chosen: list[int] = []
     dice = SystemRandom()
     while len(chosen) < count:

@@ -1,4 +1,4 @@
-"""The default StorageClass: every claim gets a folder that all nodes see (ReadWriteMany works, fsGroup is honoured), gone with its claim."""
+"""The default StorageClass: every claim gets a folder that all nodes see, with ReadWriteMany and fsGroup; it goes with its claim."""
 
 from __future__ import annotations
 
@@ -65,11 +65,7 @@ def _make(api: Api, volumes: Path, claim: dict[str, Any]) -> None:
     folder = volumes / name
     folder.mkdir(exist_ok=True)
     folder.chmod(0o2777)
-    reference = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        **{key: claim["metadata"][key] for key in ("namespace", "name", "uid")},
-    }
+    identity = {key: claim["metadata"][key] for key in ("namespace", "name", "uid")}
     anywhere = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "Exists"}]}
     volume = {
         "apiVersion": "v1",
@@ -82,7 +78,7 @@ def _make(api: Api, volumes: Path, claim: dict[str, Any]) -> None:
             "capacity": {"storage": claim["spec"]["resources"]["requests"]["storage"]},
             "accessModes": claim["spec"]["accessModes"],
             "volumeMode": "Filesystem",
-            "claimRef": reference,
+            "claimRef": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", **identity},
             "local": {"path": str(folder)},
             "nodeAffinity": {"required": {"nodeSelectorTerms": [anywhere]}},
         },
