@@ -65,7 +65,7 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
 
 def _encode(value: Any, tensors: list[torch.Tensor], path: str, depth: int) -> Any:
     if depth > DEPTH:
-        raise Unwritable(f"{path}: nested deeper than {DEPTH}, or it holds itself")
+        raise Unwritable(f"{path[:60]}…: nested deeper than {DEPTH}, or it holds itself")
 
     def each(items: Any) -> list[Any]:
         return [_encode(item, tensors, f"{path}[{index}]", depth + 1) for index, item in enumerate(items)]

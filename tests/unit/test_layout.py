@@ -1,0 +1,194 @@
+"""Blocks: every element in exactly one place, edges where kernels like them, the same for any number of shards."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psjob.layout import EDGE, SIZES, Layout, TensorSpec, assign, gather, live_ranges, scatter
+
+SHAPES = st.lists(st.integers(0, 40), max_size=3).map(tuple)
+SPECS = st.lists(st.tuples(SHAPES, st.sampled_from(["float32", "float64", "bfloat16"]), st.integers(0, 2)), max_size=12)
+
+
+def table(rows: list[tuple[tuple[int, ...], str, int]]) -> list[TensorSpec]:
+    return [TensorSpec(f"t{i}", shape, dtype, group) for i, (shape, dtype, group) in enumerate(rows)]
+
+
+@given(SPECS, st.sampled_from([1024, 4096, 1 << 16, 4 << 20]))
+@settings(deadline=None)
+def test_blocks_hold_every_element_once(rows: list[Any], limit: int) -> None:
+    layout = Layout.of(table(rows), limit)
+    seen = [torch.zeros(spec.numel, dtype=torch.int32) for spec in layout.table]
+    for position, block in enumerate(layout.blocks):
+        assert block.index == position
+        assert 0 < block.nbytes <= max(limit, EDGE * SIZES[block.dtype])
+        at = 0
+        for piece in block.pieces:
+            spec = layout.table[piece.tensor]
+            assert (spec.dtype, spec.group) == (block.dtype, block.group)
+            assert piece.block_offset == at and piece.length > 0 and piece.tensor_offset % EDGE == 0
+            seen[piece.tensor][piece.tensor_offset : piece.tensor_offset + piece.length] += 1
+            at += piece.length
+        assert at == block.length
+    assert all(bool((count == 1).all()) for count in seen)
+
+
+@given(SPECS)
+@settings(deadline=None)
+def test_layout_survives_json(rows: list[Any]) -> None:
+    layout = Layout.of(table(rows))
+    again = Layout.from_json(json.loads(json.dumps(layout.to_json())))
+    assert again == layout and again.digest() == layout.digest()
+
+
+@given(SPECS, st.integers(1, 9))
+@settings(deadline=None)
+def test_each_block_has_one_shard(rows: list[Any], shards: int) -> None:
+    layout = Layout.of(table(rows))
+    owner = assign(layout, shards)
+    assert owner == assign(layout, shards)
+    assert len(owner) == len(layout.blocks)
+    assert all(0 <= shard < shards for shard in owner)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("width", [256, 2048])
+def test_shards_are_balanced(shards: int, width: int) -> None:
+    shapes = [(width, 3 * width), (3 * width,), (3 * width, width), (10, width)]
+    layout = Layout.of(table([(shape, "float32", 0) for shape in shapes]), limit_bytes=64 << 10)
+    loads = [0] * shards
+    for block, shard in zip(layout.blocks, assign(layout, shards), strict=True):
+        loads[shard] += block.nbytes
+    assert max(loads) <= 1.1 * sum(loads) / shards
+
+
+def test_a_small_model_gives_several_shards_work() -> None:
+    layout = Layout.of(table([((64, 128), "float32", 0), ((128,), "float32", 0), ((128, 10), "float32", 0), ((10,), "float32", 0)]))
+    for shards in (2, 3, 4):
+        assert set(assign(layout, shards)) == set(range(shards))
+
+
+def test_big_blocks_are_four_mebibytes() -> None:
+    layout = Layout.of(table([((100_000_000,), "float32", 0)]))
+    assert max(block.nbytes for block in layout.blocks) <= 4 << 20
+    assert min(block.nbytes for block in layout.blocks) > 3 << 20
+
+
+@given(SPECS, st.data())
+@settings(deadline=None, max_examples=50)
+def test_scatter_undoes_gather(rows: list[Any], data: st.DataObject) -> None:
+    layout = Layout.of(table(rows), 1024)
+    tensors = [torch.randn(spec.shape, dtype=torch.float64).to(getattr(torch, spec.dtype)) for spec in layout.table]
+    tensors = [t.transpose(0, -1).contiguous().transpose(0, -1) if t.dim() > 1 and data.draw(st.booleans()) else t for t in tensors]
+    back = [torch.zeros_like(t) for t in tensors]
+    for block in layout.blocks:
+        flat = torch.empty(block.length, dtype=getattr(torch, block.dtype))
+        gather(block, tensors, flat)
+        scatter(block, flat, back)
+    assert all(torch.equal(one, other) for one, other in zip(tensors, back, strict=True))
+
+
+def test_none_is_zeros_in_and_left_out_on_the_way_back() -> None:
+    layout = Layout.of(table([((4,), "float32", 0), ((3,), "float32", 0)]))
+    (block,) = layout.blocks
+    flat = torch.full((7,), 9.0)
+    gather(block, [None, torch.ones(3)], flat)
+    assert flat.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    target = torch.zeros(3)
+    scatter(block, flat, [None, target])
+    assert target.tolist() == [1, 1, 1]
+
+
+def test_gather_refuses_what_is_not_the_block() -> None:
+    layout = Layout.of(table([((4,), "float32", 0)]))
+    (block,) = layout.blocks
+    with pytest.raises(ValueError, match="block 0 is 4 elements of float32, got shape"):
+        gather(block, [torch.zeros(4)], torch.empty(5))
+    with pytest.raises(ValueError, match="only dense tensors"):
+        gather(block, [torch.zeros(4).to_sparse()], torch.empty(4))
+
+
+def test_live_ranges_leave_out_and_merge() -> None:
+    layout = Layout.of(table([((3,), "float32", 0), ((4,), "float32", 0), ((5,), "float32", 0), ((0,), "float32", 0)]))
+    (block,) = layout.blocks
+    assert live_ranges(block, frozenset()) == [(0, 12)]
+    assert live_ranges(block, frozenset({1})) == [(0, 3), (7, 5)]
+    assert live_ranges(block, frozenset({0})) == [(3, 9)]
+    assert live_ranges(block, frozenset({0, 1, 2})) == []
+
+
+BAD_ROWS: list[tuple[TensorSpec, str]] = [
+    (TensorSpec("", (1,), "float32"), "name is 1..512"),
+    (TensorSpec("x" * 513, (1,), "float32"), "name is 1..512"),
+    (TensorSpec("a\nb", (1,), "float32"), "printable"),
+    (TensorSpec("a", (1,), "complex64"), "complex64"),
+    (TensorSpec("a", (1,), "float32", -1), "parameter group -1"),
+    (TensorSpec("a", (-1,), "float32"), "each size"),
+    (TensorSpec("a", (True,), "float32"), "each size"),
+    (TensorSpec("a", (1,) * 33, "float32"), "33 dimensions, at most 32"),
+    (TensorSpec("a", (1 << 40, 1 << 40), "float32"), "elements, at most"),
+]
+
+
+@pytest.mark.parametrize(("spec", "words"), BAD_ROWS)
+def test_a_bad_table_is_refused(spec: TensorSpec, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Layout.of([spec])
+
+
+def test_a_name_twice_and_too_many_tensors_are_refused() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        Layout.of([TensorSpec("a", (1,), "float32"), TensorSpec("a", (1,), "float32")])
+    with pytest.raises(ValueError, match="100001 tensors, at most 100000"):
+        Layout.of([TensorSpec("a", (1,), "float32")] * 100_001)
+
+
+def _broken() -> list[Any]:
+    good = Layout.of(table([((200,), "float32", 0), ((9,), "float64", 1)])).to_json()
+
+    def with_(change: Any) -> Any:
+        copy = json.loads(json.dumps(good))
+        change(copy)
+        return copy
+
+    return [
+        None,
+        [],
+        {},
+        {"format": 2},
+        with_(lambda o: o.update(table=3)),
+        with_(lambda o: o["table"].append(["x"])),
+        with_(lambda o: o["table"][0].__setitem__(1, ["9"])),
+        with_(lambda o: o["table"][0].__setitem__(1, [1 << 60])),
+        with_(lambda o: o["blocks"].pop()),
+        with_(lambda o: o["blocks"].append(o["blocks"][0])),
+        with_(lambda o: o["blocks"][0].__setitem__(2, 1 << 62)),
+        with_(lambda o: o["blocks"][0][3][0].__setitem__(0, 7)),
+        with_(lambda o: o["blocks"][0][3][0].__setitem__(3, -1)),
+        with_(lambda o: o["blocks"][0][3][0].__setitem__(2, 1)),
+        with_(lambda o: o["blocks"][0].__setitem__(0, "float64")),
+        with_(lambda o: o["blocks"][0].__setitem__(3, [])),
+    ]
+
+
+@pytest.mark.parametrize("obj", _broken())
+def test_a_broken_layout_is_refused_with_a_sentence(obj: Any) -> None:
+    with pytest.raises(ValueError, match=r"layout|table|tensor"):
+        Layout.from_json(obj)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=4), max_leaves=8
+)
+
+
+@given(json_values, json_values)
+def test_no_input_does_worse_than_value_error(one: Any, two: Any) -> None:
+    with pytest.raises(ValueError):
+        Layout.from_json({"format": 1, "table": [one], "blocks": [two]})

@@ -1,0 +1,127 @@
+"""Which optimizers have a rule, and their state_dict from the shards' blocks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from psjob import memory, optimizers, rules
+from psjob.layout import Layout, TensorSpec, gather
+from psjob.rules.base import BlockState, check_numbers
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(30, 50), torch.nn.Linear(50, 3))
+
+
+class Mine(torch.optim.SGD):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "name", "some"),
+    [
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}, "sgd", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+        (torch.optim.Adam, {"lr": 0.1, "betas": (0.5, 0.6)}, "adam", {"beta1": 0.5, "beta2": 0.6}),
+        (torch.optim.Adam, {"lr": torch.tensor(0.25)}, "adam", {"lr": 0.25}),
+        (torch.optim.Adam, {"decoupled_weight_decay": True}, "adamw", {"lr": 0.001}),
+        (torch.optim.AdamW, {"amsgrad": True, "fused": True}, "adamw", {"weight_decay": 0.01, "amsgrad": True}),
+        (
+            torch.optim.Adagrad,
+            {"lr_decay": 0.1, "initial_accumulator_value": 2},
+            "adagrad",
+            {"lr_decay": 0.1, "initial_accumulator_value": 2.0},
+        ),
+        (torch.optim.RMSprop, {}, None, {}),
+        (Mine, {"lr": 0.1}, None, {}),
+    ],
+)
+def test_describe(kind: Any, options: dict[str, Any], name: str | None, some: dict[str, Any]) -> None:
+    optimizer = kind(model().parameters(), **options)
+    found, numbers = optimizers.describe(optimizer)
+    assert found == name
+    if name is None:
+        return
+    assert json.loads(json.dumps(numbers)) == numbers
+    assert numbers[0].items() >= some.items()
+    assert check_numbers(rules.named(name), numbers[0]) == numbers[0]
+    optimizer.param_groups[0]["lr"] = 0.5
+    assert optimizers.numbers(optimizer)[0]["lr"] == 0.5
+
+
+def test_complex_parameters_have_no_rule() -> None:
+    assert optimizers.describe(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))], lr=0.1)) == (None, [])
+
+
+def test_numbers_of_a_taken_over_optimizer_and_bad_ones() -> None:
+    optimizer = torch.optim.AdamW(model().parameters())
+    optimizer.__class__ = type("AdamW", (torch.optim.AdamW,), {})
+    assert optimizers.numbers(optimizer)[0]["beta1"] == 0.9
+    optimizer.param_groups[0]["lr"] = float("nan")
+    with pytest.raises(ValueError, match="lr of parameter group 0 is nan"):
+        optimizers.numbers(optimizer)
+    with pytest.raises(ValueError, match="RMSprop has no rule"):
+        optimizers.numbers(torch.optim.RMSprop(model().parameters()))
+
+
+def body(state: BlockState) -> bytes:
+    head = json.dumps({"slots": {n: t.numel() * t.element_size() for n, t in state.slots.items()}, **state.counts()}).encode()
+    return len(head).to_bytes(4, "little") + head + b"".join(bytes(memory.view(t)) for t in state.slots.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (torch.optim.SGD, {"lr": 0.1}),
+        (torch.optim.Adam, {"amsgrad": True}),
+        (torch.optim.AdamW, {}),
+        (torch.optim.Adagrad, {"initial_accumulator_value": 0.5}),
+    ],
+)
+def test_state_dict_from_the_shards_goes_on_in_plain_torch(kind: Any, options: dict[str, Any]) -> None:
+    ours, theirs = model(), model()
+    groups = [[{"params": list(m[0].parameters())}, {"params": list(m[1].parameters()), "lr": 0.02}] for m in (ours, theirs)]
+    optimizer, plain = kind(groups[0], **options), kind(groups[1], **options)
+    name, numbers = optimizers.describe(optimizer)
+    assert name is not None
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    table = [TensorSpec(f"p{i}", tuple(p.shape), "float32", 0 if i < 2 else 1) for i, p in enumerate(parameters)]
+    layout, rule = Layout.of(table), rules.named(name)
+    states = {b.index: rule.init(torch.empty(b.length)) for b in layout.blocks}
+    for block in layout.blocks:
+        gather(block, parameters, states[block.index].weights)
+    for step in range(10):
+        grads: list[torch.Tensor | None] = [torch.randn(p.shape, generator=torch.Generator().manual_seed(step)) for p in parameters]
+        for p, grad in zip((p for g in plain.param_groups for p in g["params"]), grads, strict=True):
+            p.grad = None if grad is None else grad.clone()
+        plain.step()
+        for block in layout.blocks:
+            flat = torch.empty(block.length)
+            gather(block, grads, flat)
+            rule.apply(states[block.index], flat, numbers[block.group])
+    raw = {index: body(state) for index, state in states.items()}
+    made = optimizers.assemble_state(optimizer.state_dict(), name, layout, raw)
+    expected = plain.state_dict()["state"]
+    assert set(made["state"]) == set(expected) or not options.get("momentum")
+    for row, entry in made["state"].items():
+        assert {k: v for k, v in expected[row].items() if v is not None}.keys() == entry.keys()
+        for key, value in entry.items():
+            assert torch.allclose(value, expected[row][key], atol=1e-5)
+    fresh = kind([{"params": list(m.parameters())} for m in theirs], **options)
+    fresh.load_state_dict(made)
+
+
+def test_a_body_that_does_not_fit_is_refused() -> None:
+    layout = Layout.of([TensorSpec("a", (10,), "float32", 0)])
+    rule = rules.named("adam")
+    state = rule.init(torch.zeros(10))
+    rule.apply(state, torch.ones(10), rule.numbers)
+    good = body(state)
+    for bad in (b"", good[:-4], good[:30], b"\xff" * 40, (2).to_bytes(4, "little") + b"{}"):
+        with pytest.raises(ValueError, match="block 0"):
+            optimizers.assemble_state({"state": {}, "param_groups": []}, "adam", layout, {0: bad})

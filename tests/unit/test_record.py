@@ -1,0 +1,203 @@
+"""Resume records: what goes in comes out in type and value, and nothing read can run."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psjob import record, tagged
+from psjob.errors import Refused
+
+keys = st.text(max_size=4) | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text(max_size=2))
+KINDS = [torch.float32, torch.device("cpu"), torch.Size([2, 3])]
+ARRAYS = [numpy.float32(1.5), numpy.int64(-3), numpy.arange(6).reshape(2, 3)]
+TENSORS = [torch.arange(3), torch.tensor(2.5), torch.zeros(0, 3), torch.ones(2, dtype=torch.bool), torch.eye(2, dtype=torch.complex64)]
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.text(max_size=8) | st.binary(max_size=8)
+leaves = plain | st.sampled_from(KINDS) | st.sampled_from(ARRAYS) | st.sampled_from(TENSORS)
+hashable = st.integers() | st.text(max_size=3) | st.tuples(st.integers())
+values = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(keys, inner, max_size=3)
+        | st.dictionaries(keys, inner, max_size=3).map(OrderedDict)
+        | st.dictionaries(hashable, st.integers(), max_size=3).map(Counter)
+        | st.lists(inner, max_size=3).map(lambda items: deque(items, maxlen=5))
+        | st.dictionaries(hashable, inner, max_size=3).map(lambda d: defaultdict(list, d))
+        | st.sets(hashable, max_size=3)
+        | st.frozensets(hashable, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+class Holder:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+def model() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Dropout(0.5), torch.nn.Linear(5, 2))
+
+
+def captured(stateful: dict[str, Any] | None = None, cursor: dict[str, int] | None = None) -> record.Record:
+    m = model()
+    return record.capture(cursor or {"epoch": 2, "round": 7}, 41, m, stateful or {}, torch.optim.SGD(m.parameters(), lr=0.1))
+
+
+@given(values)
+@settings(deadline=None, max_examples=300)
+def test_values_come_back_as_they_were(value: Any) -> None:
+    again = record.unpack(record.pack(captured({"x": Holder(value)}))).stateful["x"]
+    assert tagged.differences(value, again) == []
+    assert record.verify_round_trip({"x": Holder(value)}) == []
+
+
+SCHEDULERS: list[Any] = [
+    lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 4, 4]),
+    lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 1.0, total_steps=40),
+    lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.1, 1.0, step_size_up=3, cycle_momentum=False),
+    lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o, [torch.optim.lr_scheduler.LinearLR(o), torch.optim.lr_scheduler.ExponentialLR(o, 0.5)], milestones=[4]
+    ),
+    lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
+]
+
+
+@pytest.mark.parametrize("make", SCHEDULERS)
+def test_a_scheduler_goes_on_where_it_was(make: Any) -> None:
+    rates: list[list[float]] = []
+    for cut in (None, 6):
+        m = model()
+        optimizer = torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)
+        scheduler = make(optimizer)
+        assert record.verify_round_trip({"scheduler": scheduler}) == []
+        seen: list[float] = []
+        for step in range(12):
+            if step == cut:
+                blob = record.pack(record.capture({}, step, m, {"scheduler": scheduler}, optimizer))
+                m = model()
+                optimizer = torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)
+                scheduler = make(optimizer)
+                record.restore(record.unpack(blob), m, {"scheduler": scheduler}, optimizer)
+            optimizer.step()
+            scheduler.step()
+            seen.append(optimizer.param_groups[0]["lr"])
+        rates.append(seen)
+    assert rates[0] == rates[1]
+    assert len(set(rates[0])) > 1
+
+
+def test_generators_buffers_cursor_and_numbers_come_back() -> None:
+    m = model()
+    optimizer = torch.optim.Adam(m.parameters(), lr=torch.tensor(0.1), betas=(0.8, 0.9))
+    m(torch.randn(4, 6))
+    scaler = torch.amp.GradScaler("cpu", enabled=True, init_scale=8.0)
+    blob = record.pack(record.capture({"epoch": 1, "round": 2}, 9, m, {"scaler": scaler}, optimizer))
+    drawn = (torch.rand(5).tolist(), random.random(), numpy.random.rand(), random.gauss(0, 1), numpy.random.randn())
+    buffers = {name: b.clone() for name, b in m.named_buffers()}
+    m(torch.randn(4, 6))
+    optimizer.param_groups[0]["lr"].fill_(7)
+    optimizer.param_groups[0]["betas"] = (0.1, 0.2)
+    again = record.unpack(blob)
+    assert again.cursor == {"epoch": 1, "round": 2} and again.step == 9
+    record.restore(again, m, {"scaler": scaler}, optimizer)
+    assert (torch.rand(5).tolist(), random.random(), numpy.random.rand(), random.gauss(0, 1), numpy.random.randn()) == drawn
+    assert all(torch.equal(b, buffers[name]) for name, b in m.named_buffers())
+    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.1)
+    assert optimizer.param_groups[0]["betas"] == (0.8, 0.9)
+
+
+def test_a_record_without_cursor() -> None:
+    m = model()
+    assert record.unpack(record.pack(record.capture(None, 0, m, {}, torch.optim.SGD(m.parameters(), lr=0.1)))).cursor is None
+
+
+Point = namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"fn": len}, "x.fn: a builtins.builtin_function_or_method cannot be kept"),
+        ({"a": [1, Point(1, 2)]}, r"x\.a\[1\]: a .*Point cannot be kept"),
+        ({"m": torch.nn.Linear(1, 1)}, "Linear cannot be kept"),
+        ({"s": torch.eye(2).to_sparse()}, "sparse"),
+        ({"o": numpy.array([object()])}, "numpy.ndarray cannot be kept"),
+    ],
+)
+def test_what_would_not_come_back_is_named(state: Any, words: str) -> None:
+    import re
+
+    (problem,) = record.verify_round_trip({"x": Holder(state)})
+    assert re.search(words, problem)
+    with pytest.raises(Refused, match=words):
+        record.pack(captured({"x": Holder(state)}))
+
+
+def test_what_holds_itself_is_named() -> None:
+    loop: dict[str, Any] = {}
+    loop["self"] = loop
+    (problem,) = record.verify_round_trip({"x": Holder(loop)})
+    assert "nested deeper" in problem
+
+
+def test_differences_are_sentences() -> None:
+    assert tagged.differences(Counter({1: 2}), {"1": 2}, "scheduler.milestones") == ["scheduler.milestones: Counter came back as dict"]
+    assert tagged.differences({"a": (1, 2)}, {"a": (1, 3)}, "x") == ["x.a[1]: '2' came back as '3'"]
+    assert tagged.differences(float("nan"), float("nan")) == []
+    assert tagged.differences(0.0, -0.0) != []
+
+
+def test_another_model_or_other_things_are_refused_by_name() -> None:
+    blob = record.pack(captured({"a": Holder(1)}))
+    m = model()
+    optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
+    with pytest.raises(Refused, match="'b' only now"):
+        record.restore(record.unpack(blob), m, {"a": Holder(1), "b": Holder(2)}, optimizer)
+    other = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(6))
+    with pytest.raises(Refused, match=r"buffer '1.running_mean' is \(6,\)"):
+        record.restore_buffers(record.unpack(blob), other)
+    with pytest.raises(Refused, match="is only in the job"):
+        record.restore_buffers(record.unpack(blob), torch.nn.Linear(1, 1))
+    with pytest.raises(Refused, match="1 parameter groups, the resume record 2"):
+        two = torch.optim.SGD([{"params": [p]} for p in torch.nn.Linear(2, 2).parameters()], lr=0.1)
+        half = record.unpack(record.pack(record.capture(None, 0, m, {}, two)))
+        record.restore(half, m, {}, optimizer)
+
+
+BLOB = record.pack(captured({"s": Holder({1: (2, numpy.arange(3)), "c": Counter("ab")})}))
+
+
+@given(st.integers(0, len(BLOB) - 1), st.integers(1, 255))
+@settings(deadline=None, max_examples=300)
+def test_a_flipped_byte_does_no_worse_than_value_error(position: int, change: int) -> None:
+    broken = bytearray(BLOB)
+    broken[position] ^= change
+    try:
+        record.unpack(bytes(broken))
+    except ValueError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "blob", [b"", b"PSJR", BLOB[:-1], BLOB[:40], b"PSJR" + b"\xff" * 40, b"\x80\x04" + BLOB, BLOB.replace(b"PSJR\x01", b"PSJR\x02")]
+)
+def test_a_broken_record_is_a_sentence(blob: bytes) -> None:
+    with pytest.raises(ValueError, match="resume record"):
+        record.unpack(blob)
