@@ -13,6 +13,10 @@ import yaml
 from tests.e2e.kube import ROOT, Kube, wait_for
 
 EXAMPLE = ROOT / "examples" / "digits"
+WORKER_IMAGE = "psjob.local/digits:dev"
+RUNTIME_IMAGE = "psjob.local/psjob-runtime:dev"
+OPERATOR_IMAGE = "psjob.local/psjob-operator:dev"
+SHORT_EPOCHS, LONG_EPOCHS = 16, 120
 LABEL_JOB = "psjob.dev/job-name"
 RESTRICTED_POD = {
     "runAsNonRoot": True,
@@ -27,7 +31,9 @@ RESTRICTED = {
 }
 
 
-def job(name: str, image: str, *, file: str = "job.yaml", workers: int = 2, args: list[str] | None = None, **spec: Any) -> dict[str, Any]:
+def job(
+    name: str, *, image: str = WORKER_IMAGE, file: str = "job.yaml", workers: int = 2, args: list[str] | None = None, **spec: Any
+) -> dict[str, Any]:
     """The example's manifest, made small enough for two cores and strict enough for a restricted namespace."""
     document: dict[str, Any] = copy.deepcopy(yaml.safe_load((EXAMPLE / file).read_text()))
     document["metadata"] = {"name": name}
