@@ -100,7 +100,9 @@ def zombie(world: World, role: str, index: int, ahead: int) -> None:
     number = (world.status.shards[index].epoch if role == "shard" else world.status.workers.start) + ahead
     word = f"{world.name}-ps-{index}-e{number}" if role == "shard" else f"{world.name}-worker-{index}-r{number}"
     assert role in ("shard", "worker")
-    pod = Process(word, f"{word}-z", "shard" if role == "shard" else "worker", index, number, world.uid, "Running", world.now, started=world.now)
+    pod = Process(
+        word, f"{word}-z", "shard" if role == "shard" else "worker", index, number, world.uid, "Running", world.now, started=world.now
+    )
     world.pods[word] = replace(pod)
 
 

@@ -137,7 +137,9 @@ class World:
         pod = self.pods[name]
         word = reason or ("Completed" if code == 0 else "Error")
         ended = Exit(code=code, reason=word, message=message, log_tail="" if code == 0 else "Traceback: boom")
-        self.pods[name] = replace(pod, phase="Succeeded" if code == 0 else "Failed", exit=ended, ready=False, started=pod.started or self.now)
+        self.pods[name] = replace(
+            pod, phase="Succeeded" if code == 0 else "Failed", exit=ended, ready=False, started=pod.started or self.now
+        )
         if code != 0 and pod.role == "shard" and self.committed is not None and not self.final:
             self.step = float(self.committed)
 

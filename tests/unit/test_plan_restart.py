@@ -1,0 +1,225 @@
+"""The table of failures: what is seen, what counts, what is started again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_FENCED, EXIT_REFUSED, EXIT_RETRY
+from psjob_operator.plan.plan import plan
+from psjob_operator.plan.restart import fate
+from psjob_operator.plan.snapshot import Exit
+from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said
+
+GONE = {"phase": "Failed", "ready": False, "started": None}
+OWN = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
+PRESSURE = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi."
+GREEDY = PRESSURE + " Container worker was using 5Gi, request is 0, has larger consumption of memory."
+TABLE: list[tuple[str, dict[str, Any], str, bool]] = [
+    ("exit 1", ended(1), "Error", True),
+    ("OOM", ended(137, "OOMKilled"), "OOMKilled", True),
+    ("signal without a reason", ended(137), "Error", True),
+    ("local signal", {**ended(1), "exit": Exit(0, signal=9, reason="Signal")}, "Signal", True),
+    ("cannot run", ended(128, "ContainerCannotRun"), "ContainerCannotRun", True),
+    ("init failed", {**GONE, "init_exit": Exit(2, reason="Error")}, "InitFailed", True),
+    ("pod's own deadline", {**GONE, "pod_reason": "DeadlineExceeded"}, "DeadlineExceeded", True),
+    ("evicted for its own use", {**ended(137), "pod_reason": "Evicted", "pod_message": OWN}, "Evicted", True),
+    ("evicted, greedy", {**GONE, "pod_reason": "Evicted", "pod_message": GREEDY}, "Evicted", True),
+    ("evicted, exit 75 for it", {**ended(EXIT_RETRY), "pod_reason": "Evicted", "pod_message": OWN}, "Evicted", True),
+    ("victim of pressure", {**GONE, "pod_reason": "Evicted", "pod_message": PRESSURE}, "NodePressure", False),
+    ("no heartbeat", {"unresponsive": True}, "Unresponsive", True),
+    ("exit 75", ended(EXIT_RETRY), "Retry", False),
+    ("preempted", {**ended(143), "pod_reason": "PreemptionByScheduler"}, "Preempted", False),
+    ("preempted, leaving", {"deleting": NOW, "pod_reason": "PreemptionByScheduler"}, "Preempted", False),
+    ("preempted by the kubelet", {**GONE, "pod_reason": "Preempting"}, "Preempted", False),
+    ("drained", {**ended(EXIT_RETRY), "deleting": NOW, "pod_reason": "EvictionByEvictionAPI"}, "Drained", False),
+    ("tainted node", {"deleting": NOW, "node_lost": True, "pod_reason": "DeletionByTaintManager"}, "NodeLost", False),
+    ("node shut down", {**ended(143), "pod_reason": "Terminated"}, "NodeShutdown", False),
+    ("kubelet ended it", {**ended(143), "pod_reason": "TerminationByKubelet"}, "TerminationByKubelet", False),
+    ("no room after all", {**GONE, "pod_reason": "OutOfcpu"}, "OutOfcpu", False),
+    ("no GPU after all", {**GONE, "pod_reason": "OutOfnvidia.com/gpu"}, "OutOfnvidia.com/gpu", False),
+    ("deleted by hand", {"deleting": NOW}, "Deleted", False),
+    ("deleted by hand, ended", {**ended(143), "deleting": NOW}, "Deleted", False),
+]
+
+
+@pytest.mark.parametrize(("seen", "cause", "counts"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+@pytest.mark.parametrize("role", ["shard", "worker"])
+def test_what_counts(role: str, seen: dict[str, Any], cause: str, counts: bool) -> None:
+    snapshot = running(**{f"{role}_1": pod(role, 1, **seen)})
+    decided = plan(snapshot, NOW)
+    assert decided.intent
+    status = decided.status
+    assert status.restarts.causes == {cause: 1}
+    assert status.restarts.counted == (1 if counts else 0)
+    assert (status.restarts.last_counted is not None) == counts
+    assert names(decided) == (["job-ps-1-e2"] if role == "shard" else ["job-worker-1-r2"])
+    assert [shard.epoch for shard in status.shards] == ([1, 2] if role == "shard" else [1, 1])
+    assert status.view == (2 if role == "shard" else 1)
+    assert status.workers.start == (1 if role == "shard" else 2)
+    assert status.phase == "Recovering"
+    assert cause in said(status)["Ready"].message
+    assert [event.reason for event in decided.events] == ["Restarted"]
+    again = after(snapshot, decided)
+    assert again.status == status and not again.intent and names(again) == names(decided)
+
+
+ALIVE: list[tuple[str, dict[str, Any], str, str]] = [
+    ("pull", {"waiting_reason": "ErrImagePull", "waiting_message": "rpc error: not found"}, "ImagePullBackOff", "not found"),
+    (
+        "config",
+        {"waiting_reason": "CreateContainerConfigError", "waiting_message": 'secret "x" not found'},
+        "CreateContainerConfigError",
+        "secret",
+    ),
+    (
+        "room",
+        {"scheduled": None, "unschedulable": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."},
+        "Unschedulable",
+        "nvidia.com/gpu",
+    ),
+    ("slow", {"scheduled": NOW - 60, "events": ("FailedMount: no such volume",)}, "FailedMount", "no such volume"),
+    ("slow, plain words", {"scheduled": NOW - 60, "events": ("something odd",)}, "SlowStart", "something odd"),
+    ("node not ready", {"node": "n1", "node_lost": True}, "NodeNotReady", "n1"),
+]
+
+
+@pytest.mark.parametrize(("seen", "reason", "words"), [row[1:] for row in ALIVE], ids=[row[0] for row in ALIVE])
+def test_what_waits_is_not_started_again(seen: dict[str, Any], reason: str, words: str) -> None:
+    waiting = pod("worker", 2, phase="Pending", started=None, ready=False, **{"scheduled": NOW - 10, **seen})
+    decided = plan(running(worker_2=waiting), NOW)
+    assert not decided.intent and not names(decided)
+    ready = said(decided.status)["Ready"]
+    assert (ready.status, ready.reason) == ("False", reason)
+    assert words in ready.message
+    problem = decided.status.workers.problems[0]
+    assert (problem.index, problem.pod, problem.reason) == (2, "job-worker-2-r1", reason)
+    assert decided.status.restarts.total == 0
+
+
+def test_the_words_of_a_failed_pull_stay() -> None:
+    waiting = pod(
+        "worker", 2, phase="Pending", started=None, ready=False, waiting_reason="ErrImagePull", waiting_message="manifest unknown"
+    )
+    snapshot = running(worker_2=waiting)
+    first = plan(snapshot, NOW)
+    turned = replace(waiting, waiting_reason="ImagePullBackOff", waiting_message='Back-off pulling image "x"')
+    others = tuple(process for process in snapshot.processes if process.name != waiting.name)
+    second = plan(replace(snapshot, status=first.status, processes=(*others, turned)), NOW + 100)
+    assert second.status == first.status
+
+
+def test_slow_starts_are_looked_at_in_time() -> None:
+    waiting = pod("worker", 2, phase="Pending", started=None, ready=False, scheduled=NOW - 20)
+    assert plan(running(worker_2=waiting), NOW).wake_at == NOW + 40
+
+
+def test_a_sidecar_that_crashes_shows_and_stops_nothing() -> None:
+    decided = plan(running(worker_0=pod("worker", 0, sidecar_crash="logs: CrashLoopBackOff")), NOW)
+    ready = said(decided.status)["Ready"]
+    assert (ready.status, ready.reason) == ("True", "SidecarCrashing")
+    assert "logs" in ready.message and decided.status.phase == "Running"
+
+
+def test_several_shards_raise_the_view_once() -> None:
+    decided = plan(running(shard_0=pod("shard", 0, **ended(1)), shard_1=pod("shard", 1, deleting=NOW)), NOW)
+    assert decided.status.view == 2
+    assert [shard.epoch for shard in decided.status.shards] == [2, 2]
+    assert names(decided) == ["job-ps-0-e2", "job-ps-1-e2"]
+    assert decided.status.restarts.causes == {"Deleted": 1, "Error": 1}
+
+
+def test_workers_share_one_start_and_others_keep_theirs() -> None:
+    lost = running(worker_0=pod("worker", 0, **ended(1)), worker_1=pod("worker", 1, deleting=NOW))
+    decided = plan(lost, NOW)
+    assert names(decided) == ["job-worker-0-r2", "job-worker-1-r2"]
+    assert decided.status.workers.start == 2
+    third = replace(lost, status=decided.status, processes=(*lost.processes, pod("worker", 0, 2), pod("worker", 1, 2, **ended(EXIT_RETRY))))
+    assert names(plan(third, NOW + 60)) == ["job-worker-1-r3"]
+
+
+def test_a_fenced_shard_raises_the_view_above_the_one_it_met() -> None:
+    fenced = pod("shard", 1, **ended(EXIT_FENCED, message='{"fenced": {"view": 7}}'))
+    decided = plan(running(shard_1=fenced), NOW)
+    assert decided.status.view == 8
+    assert decided.status.restarts.counted == 0 and decided.status.restarts.causes == {"Fenced": 1}
+
+
+@pytest.mark.parametrize(
+    "message", ["", "no json", '{"fenced": 3}', '{"fenced": {"view": "9"}}', '{"fenced": {"view": 99999999999}}', "[]"]
+)
+def test_a_fence_without_a_view_still_raises(message: str) -> None:
+    assert plan(running(shard_1=pod("shard", 1, **ended(EXIT_FENCED, message=message))), NOW).status.view == 2
+
+
+@pytest.mark.parametrize(("code", "reason"), [(EXIT_REFUSED, "Refused"), (EXIT_CHECKPOINT_LOST, "CheckpointLost")])
+def test_what_cannot_be_helped_fails_the_job_with_its_sentence(code: int, reason: str) -> None:
+    decided = plan(running(shard_0=pod("shard", 0, **ended(code, message='{"error": "no valid manifest in run-1"}'))), NOW)
+    assert decided.status.phase == "Failed"
+    assert said(decided.status)["Failed"].reason == reason
+    assert "no valid manifest in run-1" in said(decided.status)["Failed"].message
+    assert decided.intent and not names(decided)
+
+
+def test_a_worker_cannot_say_that_a_checkpoint_is_lost() -> None:
+    assert fate(pod("worker", 0, **ended(EXIT_CHECKPOINT_LOST))).kind == "lost"
+    assert fate(pod("worker", 0, **ended(EXIT_REFUSED))).kind == "fatal"
+
+
+def test_a_shard_started_after_a_checkpoint_must_find_one() -> None:
+    told = {"run": "run-1", "coordinator": {"step": 9, "checkpoint": {"step": 5, "time": NOW, "view": 1, "bytes": 1, "path": "p"}}}
+    lost = running(shard_1=pod("shard", 1, **ended(1)))
+    assert not plan(lost, NOW).actions[-1].checkpoint_known  # type: ignore[union-attr]
+    assert plan(replace(lost, progress=told), NOW).actions[-1].checkpoint_known  # type: ignore[union-attr]
+
+
+def test_absence_is_believed_only_live() -> None:
+    gone = running(worker_0=None)
+    stale = plan(replace(gone, live=False), NOW)
+    assert stale.needs_live and not stale.intent and not stale.actions and stale.status == gone.status
+    decided = plan(gone, NOW)
+    assert not decided.needs_live and names(decided) == ["job-worker-0-r2"]
+    assert decided.status.restarts.causes == {"Missing": 1}
+
+
+def test_a_failure_that_is_seen_needs_no_live_read() -> None:
+    assert plan(replace(running(worker_0=pod("worker", 0, **ended(1))), live=False), NOW).intent
+
+
+def test_pods_ahead_of_the_status_are_never_adopted() -> None:
+    zombies = (pod("shard", 1, 5), pod("worker", 0, 3))
+    back = running()
+    back = replace(back, processes=(*back.processes, *zombies))
+    assert plan(replace(back, live=False), NOW).needs_live
+    decided = plan(back, NOW)
+    assert [shard.epoch for shard in decided.status.shards] == [1, 6]
+    assert decided.status.workers.start == 4
+    assert names(decided) == ["job-ps-1-e6", "job-worker-0-r4"]
+    assert {"job-ps-1-e5", "job-worker-0-r3", "job-ps-1-e1", "job-worker-0-r1"} == set(deleted(decided))
+
+
+def test_pods_of_another_run_are_neither_adopted_nor_touched() -> None:
+    leftover = pod("worker", 0, run="another")
+    decided = plan(job(processes=(leftover,)), NOW)
+    assert "job-worker-0-r1" not in names(decided) and not deleted(decided)
+    ready = said(decided.status)["Ready"]
+    assert ready.reason == "NameConflict" and "job-worker-0-r1" in ready.message
+    freed = after(replace(job(), processes=()), decided)
+    assert "job-worker-0-r1" in names(freed)
+
+
+def test_replaced_pods_go_but_for_the_newest_log() -> None:
+    status = running().status
+    assert status is not None
+    crashed = tuple(pod("worker", 0, number, **ended(1)) for number in (1, 2))
+    stuck = pod("worker", 1, 1, phase="Unknown")
+    processes = (*running(worker_0=None, worker_1=None).processes, *crashed, stuck, pod("worker", 0, 3), pod("worker", 1, 3))
+    newer = status.model_copy(update={"workers": status.workers.model_copy(update={"start": 3})})
+    assert deleted(plan(replace(running(), status=newer, processes=processes), NOW)) == ["job-worker-0-r1", "job-worker-1-r1"]
+
+
+def test_a_pod_whose_sidecar_lives_on_is_deleted_when_replaced() -> None:
+    crashed = pod("worker", 0, **ended(1), lingering=True)
+    assert deleted(plan(running(worker_0=crashed), NOW)) == ["job-worker-0-r1"]
