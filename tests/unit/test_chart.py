@@ -159,6 +159,15 @@ def test_every_value_does_something() -> None:
         assert template(f"{key}={other}") != plain, f"{key} changes nothing"
 
 
+def test_the_readme_tells_every_value_and_its_default() -> None:
+    text = (CHART / "README.md").read_text()
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    for key in OTHER_VALUES:
+        top, _, part = key.partition(".")
+        default = values[top][part] if part else values[top]
+        assert f"| `{key}` | `{json.dumps(default)}` |" in text, key
+
+
 def test_the_crd_is_the_generated_one_and_stays() -> None:
     (crd,) = of_kind("CustomResourceDefinition")
     assert crd["metadata"]["name"] == CRD
