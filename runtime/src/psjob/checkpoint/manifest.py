@@ -232,7 +232,7 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
     layout = Layout.from_json(body["layout"])
     if layout.digest() != body["layoutDigest"]:
         raise ValueError("its layout is not the one of its digest")
-    blocks = tuple(BlockPlace(int(b[0]), str(b[1]), int(b[2]), int(b[3]), dict(b[4])) for b in body["blocks"])
+    blocks = tuple(BlockPlace(int(b[0]), str(b[1]), int(b[2]), int(b[3]), _object(b[4])) for b in body["blocks"])
     facts = tuple(FileFact.from_json(fact) for fact in body["files"])
     made = Manifest(
         run=_text(body["run"]),
@@ -248,12 +248,12 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
         assignment=tuple(_count(shard) for shard in body["assignment"]),
         blocks=blocks,
         files=facts,
-        workers={str(rank): dict(entry) for rank, entry in body["workers"].items()},
-        tables=dict(body["tables"]),
-        counters=dict(body["counters"]),
+        workers={rank: _object(entry) for rank, entry in _object(body["workers"]).items()},
+        tables=_object(body["tables"]),
+        counters=_object(body["counters"]),
         spec_hash=_text(body["specHash"]),
         generation=_count(body["generation"]),
-        extra=dict(body["extra"]),
+        extra=_object(body["extra"]),
         format=_count(body["format"]),
     )
     made = replace(
@@ -306,6 +306,12 @@ def _remove(folder: Path, name: str) -> None:
 def _hash(body: Mapping[str, Any]) -> str:
     raw = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(raw.encode()).hexdigest()
+
+
+def _object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{str(value)[:40]!r} is not an object")
+    return value
 
 
 def _text(value: object) -> str:

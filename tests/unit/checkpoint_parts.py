@@ -1,0 +1,77 @@
+"""A small run on disk, for the checkpoint tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from psjob import rules
+from psjob.checkpoint import files
+from psjob.checkpoint.manifest import BlockPlace, Manifest
+from psjob.layout import Layout, TensorSpec, assign
+from psjob.rules.base import BlockState
+
+RUN = "run-1"
+TABLE = [TensorSpec("w", (40, 30), "float32", 0), TensorSpec("b", (30,), "float32", 0), TensorSpec("d", (70,), "float64", 1)]
+LAYOUT = Layout.of(TABLE)
+
+
+def blocks(seed: int) -> dict[int, BlockState]:
+    """Adam state that follows from `seed` alone."""
+    generator = torch.Generator().manual_seed(seed)
+    rule = rules.named("adam")
+    made = {}
+    for block in LAYOUT.blocks:
+        dtype = getattr(torch, block.dtype)
+        made[block.index] = rule.init(torch.randn(block.length, generator=generator, dtype=dtype))
+        rule.apply(made[block.index], torch.randn(block.length, generator=generator, dtype=dtype), rule.numbers)
+    return made
+
+
+def save(
+    folder: Path,
+    step: int,
+    view: int = 1,
+    cut: int | None = None,
+    shards: int = 2,
+    final: bool = False,
+    run: str = RUN,
+    seed: int | None = None,
+) -> Manifest:
+    """Write the files of one checkpoint; the manifest that is returned is not committed yet."""
+    cut = step if cut is None else cut
+    states = blocks(step if seed is None else seed)
+    owner = assign(LAYOUT, shards)
+    facts, places = [], []
+    for shard in range(shards):
+        mine = [index for index in states if owner[index] == shard]
+        tensors = [(f"{i}.{name}", t) for i in mine for name, t in {"weights": states[i].weights, **states[i].slots}.items()]
+        fact = files.write_blocks(folder, f"v{view:06d}-c{cut:06d}-shard{shard:03d}-e1.safetensors", tensors, {"run": run})
+        facts.append(fact)
+        places += [BlockPlace(i, fact.name, 1, step, states[i].counts()) for i in mine]
+    records = files.write_blocks(folder, f"v{view:06d}-c{cut:06d}-records.safetensors", [("record.0", torch.arange(9, dtype=torch.uint8))])
+    buffers = files.write_blocks(
+        folder, f"v{view:06d}-c{cut:06d}-buffers.safetensors", [("bn.running_mean", torch.full((3,), float(step)))]
+    )
+    return Manifest(
+        run=run, view=view, step=step, mode="sync", final=final, created=1.5, layout=LAYOUT, rule="adam", update_at="server", shards=shards,
+        assignment=owner, blocks=tuple(places), files=tuple(facts), workers={"0": {"clock": step, "record": True}},
+        tables={"0": {"0": {"complete": step}}}, counters={"applied": 3}, spec_hash="ab", records=records, buffers=buffers,
+    )  # fmt: skip
+
+
+def same(one: BlockState, other: BlockState) -> bool:
+    """Equal in every tensor and count."""
+    return (
+        torch.equal(one.weights, other.weights)
+        and one.slots.keys() == other.slots.keys()
+        and all(torch.equal(one.slots[k], other.slots[k]) for k in one.slots)
+        and one.counts() == other.counts()
+    )
+
+
+def names(folder: Path, beginning: str = "") -> Sequence[str]:
+    """File names in order."""
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith(beginning))

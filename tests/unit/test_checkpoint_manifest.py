@@ -1,0 +1,303 @@
+"""Manifests: the newest whole one counts, damage means the one before it, and a newer view's claim stops an old one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from psjob.checkpoint import claim, disk, files, final, manifest, states
+from psjob.checkpoint.problems import CheckpointProblem, Damage
+from psjob.contract import FINAL_WEIGHTS
+from psjob.errors import Fenced
+from tests.unit.checkpoint_parts import LAYOUT, RUN, blocks, names, same, save
+from tests.unit.test_checkpoint_files import HOWS, damage
+
+
+def committed(folder: Path, *steps: int, view: int = 1, **more: Any) -> list[manifest.Manifest]:
+    made = [save(folder, step, view, **more) for step in steps]
+    for one in made:
+        manifest.commit(folder, one)
+    return made
+
+
+def test_the_newest_comes_back_whole(tmp_path: Path) -> None:
+    first, second = committed(tmp_path, 0, 10)
+    found, problems = manifest.newest(tmp_path, RUN)
+    assert found == second != first and problems == []
+    assert manifest.newest(tmp_path, None)[0] == second
+    assert found is not None and found.name == "manifest-v000001-s000000000010.json" and found.bytes > 0
+
+
+def test_a_higher_view_counts_more_than_a_higher_step(tmp_path: Path) -> None:
+    committed(tmp_path, 50, view=1)
+    (low,) = committed(tmp_path, 10, view=2)
+    assert manifest.newest(tmp_path, RUN)[0] == low
+
+
+def test_nothing_is_none_and_another_run_is_passed_over(tmp_path: Path) -> None:
+    assert manifest.newest(tmp_path, RUN) == (None, [])
+    assert manifest.newest(tmp_path / "missing", RUN) == (None, [])
+    committed(tmp_path, 10, run="other")
+    found, problems = manifest.newest(tmp_path, RUN)
+    assert found is None and problems == ["manifest-v000001-s000000000010.json is of run other, not of run-1"]
+
+
+@pytest.mark.parametrize("how", [*HOWS, "flip"])
+@pytest.mark.parametrize("which", ["manifest", "shard000", "shard001", "records", "buffers"])
+def test_any_damage_means_the_one_before(tmp_path: Path, which: str, how: str) -> None:
+    before, after = committed(tmp_path, 10, 20)
+    name = after.name if which == "manifest" else next(n for n in names(tmp_path, "v000001-c000020") if which in n)
+    if how == "flip":
+        raw = bytearray((tmp_path / name).read_bytes())
+        raw[len(raw) // 2] ^= 4
+        (tmp_path / name).write_bytes(raw)
+    else:
+        damage(tmp_path / name, how)
+    found, problems = manifest.newest(tmp_path, RUN)
+    assert found == before
+    if (which, how) != ("manifest", "gone"):
+        assert len(problems) == 1
+        assert problems[0].startswith(f"checkpoint {after.name} is passed over: ")
+        assert name in problems[0]
+
+
+def test_swapped_files_are_found(tmp_path: Path) -> None:
+    before, _ = committed(tmp_path, 10, 20)
+    one, two = (tmp_path / n for n in names(tmp_path, "v000001-c000020-shard"))
+    one.rename(tmp_path / "t")
+    two.rename(one)
+    (tmp_path / "t").rename(two)
+    assert manifest.newest(tmp_path, RUN)[0] == before
+
+
+def test_a_manifest_under_another_name_is_found(tmp_path: Path) -> None:
+    (made,) = committed(tmp_path, 10)
+    (tmp_path / "manifest-v000009-s000000000010.json").write_bytes((tmp_path / made.name).read_bytes())
+    found, problems = manifest.newest(tmp_path, RUN)
+    assert found == made and len(problems) == 1
+
+
+def rewritten(made: manifest.Manifest, change: Any) -> bytes:
+    """A manifest with a right hash over wrong contents."""
+    body = json.loads(manifest.encode(made))
+    body.pop("sha256")
+    change(body)
+    body["sha256"] = manifest._hash(body)
+    return json.dumps(body).encode()
+
+
+CHANGES: list[tuple[Any, str]] = [
+    (lambda b: b.update(format=9), "a newer psjob wrote it"),
+    (lambda b: b.pop("blocks"), "blocks"),
+    (lambda b: b["blocks"].pop(), "blocks"),
+    (lambda b: b["blocks"].append(b["blocks"][0]), "blocks"),
+    (lambda b: b["files"][0].update(name="../../etc/passwd"), "plain name"),
+    (lambda b: b["records"].update(name="/etc/passwd"), "plain name"),
+    (lambda b: b["files"].pop(), "does not list it"),
+    (lambda b: b["layout"]["table"][0].__setitem__(1, [1 << 60]), "size"),
+    (lambda b: b.update(layoutDigest="0"), "digest"),
+    (lambda b: b.update(step=-1), "whole number"),
+    (lambda b: b.update(view="1"), "whole number"),
+    (lambda b: b.update(run=7), "short text"),
+    (lambda b: b.update(workers=[]), "not an object"),
+    (lambda b: b.update(assignment=[9] * len(b["assignment"])), "assignment"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES)
+def test_a_manifest_that_lies_is_damage(tmp_path: Path, change: Any, words: str) -> None:
+    made = save(tmp_path, 10)
+    with pytest.raises(Damage, match=words):
+        manifest.decode(rewritten(made, change), made.name)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"[" * 100_000, b'{"format": 1, "sha256": "x"}', b"\xff"])
+def test_what_is_no_manifest_is_damage(raw: bytes) -> None:
+    with pytest.raises(Damage, match="m is damaged"):
+        manifest.decode(raw, "m")
+
+
+def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    made = save(tmp_path, 10)
+    for counters in ({"a": float("nan")}, {"a": object()}):
+        with pytest.raises(CheckpointProblem, match="what JSON cannot"):
+            manifest.commit(tmp_path, dataclasses.replace(made, counters=counters))
+    assert manifest.newest(tmp_path, RUN) == (None, [])
+
+
+# -- claims ----------------------------------------------------------------------------------------
+
+
+def test_a_view_is_claimed_once(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "r"
+    assert claim.highest(folder) is None
+    assert claim.claim(folder, 3, "pod-a") is True
+    assert claim.claim(folder, 3, "pod-a") is False
+    assert claim.highest(folder) == (3, "pod-a")
+    with pytest.raises(Fenced, match="view 3 of this run is claimed by pod-a; this is pod-b") as equal:
+        claim.claim(folder, 3, "pod-b")
+    with pytest.raises(Fenced, match="view 3 of this run is claimed by pod-a; this is view 2") as lower:
+        claim.claim(folder, 2, "pod-a")
+    assert (equal.value.view, lower.value.view) == (3, 3)
+    assert claim.claim(folder, 4, "pod-b") is True
+
+
+def test_a_claim_whose_writer_died_belongs_to_nobody(tmp_path: Path) -> None:
+    (tmp_path / "CLAIM-000002").write_bytes(b"")
+    assert claim.highest(tmp_path) == (2, "")
+    with pytest.raises(Fenced, match="another pod"):
+        claim.claim(tmp_path, 2, "pod-a")
+
+
+def test_a_claim_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text('{"owner": "pod-a"}')
+    (tmp_path / "CLAIM-000002").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Fenced):
+        claim.claim(tmp_path, 2, "pod-a")
+
+
+def test_an_old_view_can_neither_commit_nor_prune(tmp_path: Path) -> None:
+    claim.claim(tmp_path, 1, "old")
+    committed(tmp_path, 0, 10)
+    late = save(tmp_path, 20)
+    claim.claim(tmp_path, 2, "new")
+    before = names(tmp_path)
+    with pytest.raises(Fenced):
+        manifest.commit(tmp_path, late, "old")
+    with pytest.raises(Fenced):
+        manifest.prune(tmp_path, 1, late)
+    assert names(tmp_path) == before
+
+
+def test_a_claim_between_rename_and_answer_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = disk._rename
+
+    def slow(*arguments: Any) -> None:
+        rename(*arguments)
+        (tmp_path / "CLAIM-000002").write_text("{}")
+
+    made = save(tmp_path, 10)
+    monkeypatch.setattr(disk, "_rename", slow)
+    with pytest.raises(Fenced):
+        manifest.commit(tmp_path, made, "old")
+
+
+def test_an_equal_view_of_another_pod_stops_a_commit(tmp_path: Path) -> None:
+    claim.claim(tmp_path, 1, "pod-a")
+    with pytest.raises(Fenced, match="this is pod-b"):
+        manifest.commit(tmp_path, save(tmp_path, 10), "pod-b")
+
+
+# -- pruning ---------------------------------------------------------------------------------------
+
+
+def test_prune_keeps_the_newest_and_their_files_only(tmp_path: Path) -> None:
+    made = committed(tmp_path, 0, 10, 20, 30)
+    (tmp_path / FINAL_WEIGHTS).write_bytes(b"x")
+    (tmp_path / "mine.txt").write_bytes(b"x")
+    claim.claim(tmp_path, 1, "pod")
+    save(tmp_path, 25)  # a cut that was void
+    (tmp_path / "v000001-c000024-shard000-e1.safetensors.tmp").write_bytes(b"half")
+    (tmp_path / "manifest-v000001-s000000000007.json.tmp").write_bytes(b"half")
+    inflight = save(tmp_path, 40)
+    manifest.prune(tmp_path, 2, made[-1])
+    assert names(tmp_path, "manifest") == [made[2].name, made[3].name]
+    assert {n.split("-")[1] for n in names(tmp_path, "v0")} == {"c000020", "c000030", "c000040"}
+    assert {FINAL_WEIGHTS, "mine.txt", "CLAIM-000001"} <= set(names(tmp_path))
+    manifest.commit(tmp_path, inflight)
+    assert manifest.newest(tmp_path, RUN) == (inflight, [])
+
+
+def test_prune_of_a_new_view_clears_what_the_old_left(tmp_path: Path) -> None:
+    committed(tmp_path, 10, 20)
+    save(tmp_path, 30)
+    (made,) = committed(tmp_path, 20, view=2, cut=1)
+    manifest.prune(tmp_path, 1, made)
+    assert names(tmp_path, "manifest") == [made.name]
+    assert all(n.startswith("v000002") for n in names(tmp_path, "v0"))
+
+
+def test_prune_spares_final_other_runs_and_higher_views(tmp_path: Path) -> None:
+    (last,) = committed(tmp_path, 10, final=True)
+    (other,) = committed(tmp_path, 11, run="other")
+    new = committed(tmp_path, 20, 30, 40)
+    (higher,) = committed(tmp_path, 5, view=3)
+    manifest.prune(tmp_path, 1, new[-1])
+    assert set(names(tmp_path, "manifest")) == {last.name, other.name, new[-1].name, higher.name}
+    for one in (last, other, new[-1], higher):
+        for fact in one.listed():
+            files.check(tmp_path / fact.name, fact)
+
+
+def test_prune_removes_damaged_manifests_behind_a_good_one(tmp_path: Path) -> None:
+    made = committed(tmp_path, 10, 20, 30)
+    (tmp_path / made[0].name).write_bytes(b"{}")
+    manifest.prune(tmp_path, 3, made[-1])
+    assert names(tmp_path, "manifest") == [made[1].name, made[2].name]
+
+
+# -- restore and final -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5])
+def test_blocks_come_back_onto_any_number_of_shards(tmp_path: Path, shards: int) -> None:
+    (made,) = committed(tmp_path, 10, shards=shards)
+    expected = blocks(10)
+    found = states.read_states(tmp_path, made, range(len(LAYOUT.blocks)))
+    assert all(same(found[i][0], expected[i]) and found[i][1] == 10 for i in expected)
+    assert list(states.read_states(tmp_path, made, [2])) == [2]
+    with pytest.raises(Damage, match="block 99"):
+        states.read_states(tmp_path, made, [99])
+
+
+def test_damage_after_the_check_is_still_found(tmp_path: Path) -> None:
+    (made,) = committed(tmp_path, 10)
+    path = tmp_path / made.files[0].name
+    raw = bytearray(path.read_bytes())
+    raw[-5] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(Damage, match=path.name):
+        states.read_states(tmp_path, made, range(len(LAYOUT.blocks)))
+
+
+def test_counts_that_do_not_fit_are_damage(tmp_path: Path) -> None:
+    (made,) = committed(tmp_path, 10)
+    wrong = dataclasses.replace(made.blocks[0], counts={"steps": 1, "segments": [[1, 1]]})
+    with pytest.raises(Damage, match="counts and state of block 0"):
+        states.read_states(tmp_path, dataclasses.replace(made, blocks=(wrong, *made.blocks[1:])), [0])
+
+
+def test_final_is_one_file_for_plain_torch(tmp_path: Path) -> None:
+    (made,) = committed(tmp_path, 10, final=True)
+    target = tmp_path / "out"
+    target.mkdir()
+    final.write_final(target, made, {"tied.w": "w"}, source=tmp_path)
+    weights = safetensors.torch.load_file(target / FINAL_WEIGHTS)
+    assert {name: tuple(t.shape) for name, t in weights.items()} == {
+        "w": (40, 30), "b": (30,), "d": (70,), "tied.w": (40, 30), "bn.running_mean": (3,)
+    }  # fmt: skip
+    assert torch.equal(weights["w"], weights["tied.w"]) and weights["bn.running_mean"].tolist() == [10, 10, 10]
+    digest = final.tensors_sha256([weights["w"], weights["b"], weights["d"]])
+    assert digest == final.checkpoint_sha256(tmp_path, made)
+    assert digest == final.weights_sha256(LAYOUT, {i: s.weights for i, s in blocks(10).items()})
+    with pytest.raises(Damage, match="no parameter nowhere"):
+        final.write_final(target, made, {"x": "nowhere"}, source=tmp_path)
+
+
+def test_the_folder_is_made_and_a_closed_one_is_a_sentence(tmp_path: Path) -> None:
+    disk.make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(CheckpointProblem, match="cannot"):
+        claim.claim(tmp_path / "file" / "x", 1, "pod")
+    if os.geteuid() != 0:
+        (tmp_path / "closed").mkdir(mode=0o500)
+        with pytest.raises(CheckpointProblem, match="EACCES"):
+            claim.claim(tmp_path / "closed", 1, "pod")
