@@ -29,8 +29,12 @@ class Model(BaseModel):
     def _drop_nulls(cls, data: Any) -> Any:
         # The API server prunes a null of a field that is not nullable and puts the default there; so do we.
         if isinstance(data, dict):
-            return {key: value for key, value in data.items() if value is not None}
+            return {key: value for key, value in data.items() if value is not None or not cls._knows(key)}
         return data
+
+    @classmethod
+    def _knows(cls, key: Any) -> bool:
+        return any(key in (name, field.alias) for name, field in cls.model_fields.items())
 
     def to_manifest(self) -> dict[str, Any]:
         """This object as it stands in a manifest: camelCase, plain JSON types, absent where None."""

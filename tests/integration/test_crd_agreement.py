@@ -1,0 +1,134 @@
+"""Whatever is changed in a manifest, the API server and `psjob run` say yes or no together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from psjob_operator.api.rules import rules
+from psjob_operator.api.template import template_rules
+from psjob_operator.api.validate import validate_job
+from tests.integration.api_client import Api
+from tests.unit.api_manifest import GOOD
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+UNSEEN = {rule.limit for rule in (*rules(), *template_rules()) if not rule.cel}
+"""Limits that CEL cannot see: there the operator says no after the API server said yes."""
+
+numbers = st.sampled_from(
+    [-1, 0, 1, 2, 3, 10, 255, 256, 257, 999, 1000, 1001, 3600, 3601, 4000, 4001, 2**31 - 1, 2**31, 10**9, 10**9 + 1, 10**15]
+)
+texts = st.sampled_from(
+    [
+        "",
+        "a",
+        "30s",
+        "1h",
+        "0s",
+        "10Gi",
+        "Never",
+        "worker",
+        "shard",
+        "psjob-a",
+        "PSJOB_A",
+        "a.b/c",
+        "sync",
+        "async",
+        "server",
+        "é",
+        "a b",
+        "/psjob/x",
+    ]
+)
+plain = st.one_of(numbers, texts, st.booleans(), st.none(), st.just({}), st.just([]), st.just({"a": 1}), st.just(["a"]), st.just(1.5))
+containers = st.lists(
+    st.fixed_dictionaries(
+        {"name": st.sampled_from(["worker", "shard", "a", "psjob-a"])},
+        optional={
+            "command": st.sampled_from([[], ["python"], "python"]),
+            "args": st.sampled_from([[], ["a"]]),
+            "env": st.lists(st.fixed_dictionaries({"name": texts}), max_size=2),
+            "restartPolicy": st.sampled_from(["Never", "Always", ""]),
+            "volumeMounts": st.lists(st.fixed_dictionaries({"mountPath": texts}), max_size=1),
+            "resources": st.sampled_from([{}, {"limits": {"nvidia.com/gpu": 1}}, {"limits": {"cpu": 0.5}}]),
+        },
+    ),
+    max_size=3,
+)
+pods = st.fixed_dictionaries(
+    {},
+    optional={
+        "containers": containers,
+        "hostNetwork": st.one_of(st.booleans(), st.just("yes")),
+        "dnsPolicy": st.sampled_from(["ClusterFirstWithHostNet", "ClusterFirst"]),
+        "restartPolicy": st.sampled_from(["Never", "Always"]),
+        "subdomain": st.sampled_from(["", "a"]),
+        "volumes": st.lists(st.fixed_dictionaries({"name": st.sampled_from(["a", "b", "psjob-a"])}), max_size=2),
+    },
+)
+PATHS = {
+    "spec.training": st.fixed_dictionaries(
+        {}, optional={"mode": texts, "seed": numbers, "updateAt": st.sampled_from(["server", "worker", None])}
+    ),
+    "spec.training.mode": st.sampled_from(["sync", "async", "bounded"]),
+    "spec.training.updateAt": st.sampled_from(["server", "worker", None]),
+    "spec.ps.shards": plain,
+    "spec.ps.shardTimeoutSeconds": plain,
+    "spec.ps.template": st.one_of(plain, st.fixed_dictionaries({"spec": pods})),
+    "spec.workers.replicas": plain,
+    "spec.workers.template": st.one_of(plain, st.fixed_dictionaries({"spec": pods})),
+    "spec.checkpoint": plain,
+    "spec.checkpoint.interval": plain,
+    "spec.checkpoint.everySteps": plain,
+    "spec.checkpoint.keep": plain,
+    "spec.checkpoint.volume": st.sampled_from(
+        [{"claim": "a"}, {"emptyDir": {}}, {"nfs": {}}, {"persistentVolumeClaim": {"claimName": "a"}}, {"claim": "A"}, None]
+    ),
+    "spec.checkpoint.accessMode": st.sampled_from(["ReadWriteMany", "ReadWriteOnce"]),
+    "spec.checkpoint.size": plain,
+    "spec.checkpoint.retain": plain,
+    "spec.checkpoint.resumeFrom": plain,
+    "spec.checkpoint.disabled": st.booleans(),
+    "spec.runPolicy": plain,
+    "spec.runPolicy.backoffLimit": plain,
+    "spec.runPolicy.cleanPodPolicy": st.sampled_from(["All", "None", None, "none"]),
+    "spec.suspend": plain,
+    "spec.managedBy": plain,
+    "spec.injection": plain,
+    "spec.colour": plain,
+}
+changes = st.lists(st.sampled_from(sorted(PATHS)).flatmap(lambda path: st.tuples(st.just(path), PATHS[path])), min_size=1, max_size=3)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(change=changes)
+def test_both_sides_agree(job_api: Api, change: list[tuple[str, Any]]) -> None:
+    manifest = _set(GOOD, change)
+    job, problems = validate_job(manifest)
+    code, answer = job_api.create("default", manifest, dry=True)
+    assert code in (201, 400, 422), answer
+    seen = [problem for problem in problems if problem.limit not in UNSEEN]
+    assert (code == 201) == (not seen), (answer.get("message"), [str(problem) for problem in problems])
+    if code == 201 and job is not None:
+        back, again = validate_job(answer)
+        assert again == []
+        assert back is not None
+        assert back.spec == job.spec
+
+
+def _set(manifest: dict[str, Any], change: list[tuple[str, Any]]) -> dict[str, Any]:
+    """As `changed`, but a way that an earlier change has blocked is left."""
+    import copy
+
+    made = copy.deepcopy(manifest)
+    for path, value in change:
+        *way, last = path.split(".")
+        part: Any = made
+        for step in way:
+            part = part.setdefault(step, {}) if isinstance(part, dict) else None
+        if isinstance(part, dict):
+            part[last] = copy.deepcopy(value)
+    return made
