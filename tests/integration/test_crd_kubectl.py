@@ -29,6 +29,7 @@ def test_the_crd_is_established_and_structural(job_api: Api) -> None:
     ("field", "text"),
     [
         ("psj", "A training run of a PyTorch model with a parameter server."),
+        ("psj.metadata.labels", "Map of string keys and values"),
         ("psj.spec.ps.shards", "Number of shards; 1..256."),
         ("psj.spec.checkpoint.interval", "Time between checkpoints"),
         ("psj.spec.workers.template", "Pod template of the workers."),
