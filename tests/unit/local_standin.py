@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SHARD = '''
+SHARD = """
 import http.server, json, os, signal, sys, threading, time
 env = os.environ
 config = json.load(open(env["PSJOB_CONFIG"]))
@@ -25,10 +25,12 @@ began, stopping = time.time(), []
 signal.signal(signal.SIGTERM, lambda *_: stopping.append(1))
 def told():
     step = base + int((time.time() - began) * 100)
-    counters = {"pushes": step, "applied": step, "duplicatesRefused": 0, "updatesLost": 0, "acknowledged": {"0": step}, "firstApplied": began}
+    counters = {"pushes": step, "applied": step, "duplicatesRefused": 0, "updatesLost": 0}
+    counters |= {"acknowledged": {"0": step}, "firstApplied": began}
     answer = {"run": config["run"], "index": index, "epoch": epoch, "view": 1, "state": "serving", "counters": counters}
     if index == 0:
-        answer["coordinator"] = {"step": step, "loss": 0.5, "rate": 100.0, "eta": None, "totalSteps": None, "metrics": {"test_accuracy": 0.9781},
+        answer["coordinator"] = {"step": step, "loss": 0.5, "rate": 100.0, "eta": None, "totalSteps": None,
+            "metrics": {"test_accuracy": 0.9781},
             "workers": [], "checkpoint": {"step": step, "view": 1, "time": time.time(), "bytes": 1, "path": "x", "final": False},
             "checkpointProblem": None, "waiting": None, "weightsSha256": "abc", "failure": None, "passed": [[step, time.time()]]}
     return answer
@@ -46,9 +48,9 @@ with open(kept, "w") as file:
 with open(env["PSJOB_TERMINATION_LOG"], "w") as file:
     json.dump({"status": told()}, file)
 os._exit(0)
-'''
+"""
 
-WORKER = '''
+WORKER = """
 import os, signal, sys, time
 run = os.path.dirname(os.environ["PSJOB_CONFIG"])
 rank, start = os.environ["PSJOB_INDEX"], int(os.environ["PSJOB_START"])
@@ -61,7 +63,7 @@ if what.startswith("exit"):
     sys.exit(int(what[4:]))
 time.sleep(float(what))
 open(os.path.join(run, f"left-{rank}"), "w").close()
-'''
+"""
 
 
 def manifest(folder: Path, *args: str, shards: int = 2, workers: int = 2, **spec: Any) -> Path:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from psjob_operator.cli.crd import crd
+from psjob_operator.cli.render import render
 from psjob_operator.local.errors import BadInput
 from psjob_operator.local.request import Request
 from psjob_operator.local.run import EXIT_BAD_INPUT, EXIT_FAILED, run_job
@@ -56,10 +57,8 @@ def app() -> None:
         if os.environ.get(DEBUG):
             traceback.print_exc()
         else:
-            print(
-                f"psjob: {type(error).__name__}: {error}; this is a fault of psjob: please report it with `psjob --debug …`",
-                file=sys.stderr,
-            )
+            told = f"{type(error).__name__}: {error}"
+            print(f"psjob: {told}; this is psjob's own fault: `psjob --debug …` shows where it happened", file=sys.stderr)
         raise SystemExit(EXIT_FAILED) from None
 
 
@@ -88,6 +87,7 @@ def run(
 
 
 cli.command(epilog="Example: psjob crd | kubectl apply -f -")(crd)
+cli.command(epilog="Example: psjob render examples/digits/job.yaml | less")(render)
 
 
 @cli.command(epilog="Example: psjob version")

@@ -8,9 +8,9 @@ import importlib.util
 import json
 import signal
 import time
-from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 
+from psjob_operator.api.status import TERMINAL
 from psjob_operator.local.command import worker_command
 from psjob_operator.local.display import Display
 from psjob_operator.local.errors import BadInput
@@ -77,17 +77,30 @@ async def _train(ground: Ground, faults: tuple[Fault, ...], story: Story) -> str
     """Until the job is over or the user has had enough; the phase it ends in."""
     wake = asyncio.Event()
     interrupts = _listen(wake)
-    async with _tasks(poll_shards(ground, wake), strike_at(ground, faults, story, wake)):
+    beside = [asyncio.create_task(poll_shards(ground, wake)), asyncio.create_task(strike_at(ground, faults, story, wake))]
+    try:
         while not ground.over and not interrupts:
+            _must_go_on(beside)
             wake_at = ground.turn()
-            if ground.phase in ("Complete", "Failed"):
+            if ground.phase in TERMINAL:
                 ground.stop(GRACE)
             story.show(ground)
             await _pause(wake, wake_at)
         if interrupts:
             await _stop(ground, story, wake, interrupts)
+    finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
     story.show(ground)
     return "Suspended" if interrupts else ground.phase
+
+
+def _must_go_on(beside: list[asyncio.Task[None]]) -> None:
+    """A poll that died would leave a shard unwatched: its fault is ours, and is shown at once."""
+    for task in beside:
+        if task.done():
+            task.result()
 
 
 async def _stop(ground: Ground, story: Story, wake: asyncio.Event, interrupts: list[int]) -> None:
@@ -123,20 +136,6 @@ def _listen(wake: asyncio.Event) -> list[int]:
         loop.add_signal_handler(number, heard, number)
     loop.add_signal_handler(signal.SIGCHLD, wake.set)
     return seen
-
-
-@contextlib.asynccontextmanager
-async def _tasks(*coroutines: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Run these beside the loop, and end them with it."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(outcome, Exception):
-                raise outcome
 
 
 def _conclude(request: Request, ground: Ground, story: Story, result: str, seconds: float) -> int:

@@ -64,7 +64,10 @@ class Watch:
         """Take note of what a shard said, on its status port or at its end."""
         if probe.numbers(told, "epoch") not in (0, child.number):
             return  # The port's last holder: its answer was on the way while it was replaced.
-        self._pulses.setdefault(child.uid, Pulse()).serving = told.get("state") in ("serving", "finishing", "finished")
+        pulse = self._pulses.setdefault(child.uid, Pulse())
+        pulse.serving = told.get("state") in ("serving", "finishing", "finished")
+        # It has started: from now on silence counts, though nobody has asked for its heartbeat yet.
+        pulse.good = pulse.good or time.time()
         self.told[child.index, child.number] = told
         coordinator = probe.part(told, "coordinator")
         if child.index == 0 and coordinator:

@@ -1,0 +1,182 @@
+"""What `psjob run` refuses before it starts anything: one line a problem, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.cli import main
+from psjob_operator.local.command import worker_command
+from psjob_operator.local.errors import BadInput
+from psjob_operator.local.faults import parse_faults
+from psjob_operator.local.manifest import read_job
+
+GOOD: dict[str, Any] = {
+    "apiVersion": "psjob.dev/v1alpha1",
+    "kind": "PSTrainingJob",
+    "metadata": {"name": "tiny"},
+    "spec": {
+        "ps": {"shards": 2},
+        "workers": {
+            "replicas": 3,
+            "template": {"spec": {"containers": [{"name": "worker", "image": "none", "command": ["python", "train.py"], "args": ["--x"]}]}},
+        },
+    },
+}
+COMMAND = "spec.workers.template.spec.containers[0]"
+
+
+def write(folder: Path, text: str | None = None) -> Path:
+    (folder / "train.py").write_text("")
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(GOOD) if text is None else text)
+    return path
+
+
+def said(path: Path, *settings: str) -> list[str]:
+    with pytest.raises(BadInput) as refused:
+        worker_command(read_job(path, settings), path.parent)
+    return list(refused.value.lines)
+
+
+def test_a_setting_is_typed_as_yaml_and_makes_the_objects_on_its_way(tmp_path: Path) -> None:
+    settings = ("spec.training.mode=async", "spec.workers.replicas=7", f"{COMMAND}.command[1]=other.py", "spec.checkpoint.interval=5m")
+    job = read_job(write(tmp_path), settings)
+    assert (job.spec.training.mode, job.spec.workers.replicas, job.spec.checkpoint.interval) == ("async", 7, "5m")
+    assert job.spec.workers.template["spec"]["containers"][0]["command"] == ["python", "other.py"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("spec.workers.replicas=0",), ["spec.workers.replicas", "0", "1..4000"]),
+        (("spec.workers.replicas='4'",), ["spec.workers.replicas", "integer", "without quotes"]),
+        (("spec.ps.shards=-1",), ["spec.ps.shards", "-1", "1..256"]),
+        (("spec.ps.shards=99999999999999",), ["spec.ps.shards", "1..256"]),
+        (("spec.chekpoint.interval=30s",), ["spec.chekpoint", "did you mean spec.checkpoint"]),
+        (("spec.checkpoint.interval=30",), ["spec.checkpoint.interval", "string"]),
+        (("spec.training.mode=bsp",), ["spec.training.mode", "sync", "async"]),
+        (("metadata.name=Tiny_1",), ["metadata.name", "lower-case"]),
+        (("kind=Job",), ["kind", "PSTrainingJob"]),
+        (("spec",), ["--set spec", "path=value"]),
+        (("=3",), ["--set =3", "path=value"]),
+        (("spec.ps.shards=[",), ["--set spec.ps.shards=[", "YAML"]),
+        (("spec.ps.shards.deep=1",), ["--set spec.ps.shards.deep=1", "no object"]),
+        ((f"{COMMAND[:-3]}[5].image=x",), ["[5]", "has 1 items"]),
+        ((f"{COMMAND}.env=[{{name: A, valueFrom: {{secretKeyRef: {{name: s, key: k}}}}}}]",), ["A has valueFrom", "give it a value"]),
+        ((f"{COMMAND}.envFrom=[{{secretRef: {{name: s}}}}]",), ["envFrom", "write the values under env"]),
+        ((f"{COMMAND}.env=[{{name: PSJOB_RUN, value: x}}]",), ["PSJOB_", "another name"]),
+        ((f"{COMMAND}.env=[{{name: A, value: 3}}]",), ["A", "in quotes"]),
+        ((f"{COMMAND}.command=[no-such-program-here]",), ["no-such-program-here", "no program on this machine"]),
+        ((f"{COMMAND}.command=[python, gone.py]",), ["gone.py", "the manifest's folder"]),
+        ((f"{COMMAND}.command=null",), ["command"]),
+    ],
+)
+def test_a_bad_value_is_one_line_with_field_and_remedy(tmp_path: Path, settings: tuple[str, ...], words: list[str]) -> None:
+    lines = said(write(tmp_path), *settings)
+    assert all(any(word in line for line in lines) for word in words), lines
+    assert all("\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no document"),
+        ("a: [", "not YAML"),
+        ("a: 1\n---\nb: 2\n", "2 documents"),
+        ("- 1\n- 2\n", "must be an object"),
+        ("kind: PSTrainingJob\nkind: PSTrainingJob\n", "already set"),
+        ("a: !!python/object/apply:os.system ['true']\n", "not YAML"),
+        ("3", "must be an object"),
+        ("\x00", "not YAML"),
+    ],
+)
+def test_a_file_that_is_no_manifest(tmp_path: Path, text: str, words: str) -> None:
+    path = write(tmp_path, text)
+    for settings in ((), ("spec.ps.shards=1",)):
+        assert any(words in line for line in said(path, *settings))
+
+
+def test_a_path_that_is_no_file(tmp_path: Path) -> None:
+    assert "a folder" in said(tmp_path)[0]
+    assert "cannot be read" in said(tmp_path / "gone.yaml")[0]
+
+
+def test_python_is_our_own_and_unused_fields_are_named(tmp_path: Path) -> None:
+    import sys
+
+    path = write(tmp_path)
+    job = read_job(
+        path, (f"{COMMAND}.resources={{limits: {{nvidia.com/gpu: 1}}}}", "spec.workers.template.spec.volumes=[{name: x, emptyDir: {}}]")
+    )
+    command = worker_command(job, tmp_path)
+    assert command.argv == (sys.executable, "train.py", "--x")
+    assert set(command.unused) >= {"image", "resources", "volumes of the pod"}
+
+
+@pytest.mark.parametrize(
+    ("word", "expanded"),
+    [("$(A)-$(B)", "1-1+2"), ("$$(A)", "$(A)"), ("$(GONE)", "$(GONE)"), ("$A", "$A"), ("$$", "$"), ("a$(A", "a$(A")],
+)
+def test_references_expand_as_on_a_cluster(tmp_path: Path, word: str, expanded: str) -> None:
+    env = "[{name: A, value: '1'}, {name: B, value: '$(A)+2'}]"
+    job: PSTrainingJob = read_job(write(tmp_path), (f"{COMMAND}.env={env}", f"{COMMAND}.args=['{word}']"))
+    assert worker_command(job, tmp_path).argv[-1] == expanded
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("kill:ps-2@step=1", "ps-0 to ps-1"),
+        ("kill:worker-3@step=1", "worker-0 to worker-2"),
+        ("stop:worker-0@step=1", "use kill"),
+        ("kill:ps-0@step=0", "1 or more"),
+        ("kill:ps-0", "such as kill:ps-1@step=200"),
+        ("burn:ps-0@step=5", "kill or stop"),
+        ("", "kill or stop"),
+        ("kill:ps-0@step=٣", "kill or stop"),
+    ],
+)
+def test_a_fault_that_cannot_be_done(text: str, words: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        parse_faults(["kill:ps-1@step=9", text], shards=2, workers=3)
+    assert len(refused.value.lines) == 1 and words in refused.value.lines[0] and f"--fault {text}" in refused.value.lines[0]
+
+
+def test_faults_come_in_the_order_of_their_steps() -> None:
+    faults = parse_faults(["kill:ps-1@step=9", "stop:ps-0@step=3", "kill:worker-2@step=9"], shards=2, workers=3)
+    assert [(fault.target, fault.step) for fault in faults] == [("ps-0", 3), ("ps-1", 9), ("worker-2", 9)]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["run", "JOB", "--fault", "kill:ps-9@step=1"],
+        ["run", "JOB", "--resume", "nowhere"],
+        ["run", "JOB", "--summary", "no/such/folder/summary.json"],
+        ["run", "JOB", "--set", "spec.suspend=true"],
+        ["run", "gone.yaml"],
+    ],
+)
+def test_the_command_line_ends_with_2_and_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str]
+) -> None:
+    path = write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["psjob", *(str(path) if arg == "JOB" else arg for arg in args)])
+    with pytest.raises(SystemExit) as ended:
+        main.app()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.startswith("psjob: ") and "Traceback" not in told
+    assert not (tmp_path / ".psjob").exists()
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["render"], ["crd"], ["version"]])
+def test_help_has_an_example(command: list[str]) -> None:
+    shown = CliRunner().invoke(main.cli, [*command, "--help"])
+    assert shown.exit_code == 0 and "Example" in shown.output and "psjob " in shown.output
