@@ -53,7 +53,7 @@ def _status(facts: Facts, ending: Ending) -> JobStatus:
         phase=ending.phase,
         conditions=conditions(said, stored.conditions, facts.snapshot.generation, facts.now),
         run=facts.snapshot.uid,
-        view=stored.view,
+        view=as_they_are.view or None,
         shards=report.shards(facts, as_they_are),
         shards_ready=f"{sum(seat.up for seat in facts.shards)}/{spec.ps.shards}",
         workers=workers,

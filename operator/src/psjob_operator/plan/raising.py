@@ -89,9 +89,10 @@ def decide(facts: Facts, afresh: bool) -> Raising:
 
 
 def unchanged(facts: Facts) -> Raising:
-    """No number changes."""
+    """No number changes, but for the view where the run does: the API server asks it of whoever takes a status over."""
+    view = facts.stored.view or 0
     return Raising(
-        view=facts.stored.view or 0,
+        view=view + 1 if view and facts.first_seen else view,
         epochs=facts.epochs,
         start=facts.stored.workers.start,
         raised=(),

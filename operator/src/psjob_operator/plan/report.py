@@ -61,7 +61,7 @@ def workers(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...]) -> Wo
     problems = [trouble for trouble in troubles if trouble.seat.role == "worker"][:PROBLEMS]
     return WorkersStatus(
         desired=facts.snapshot.spec.workers.replicas,
-        ready=sum(seat.fate.kind == "running" for seat in facts.workers),
+        ready=sum(seat.fate.kind == "running" and not raising.is_raised(seat) for seat in facts.workers),
         start=raising.start,
         succeeded_indexes=indexes.to_text(seat.index for seat in facts.workers if seat.fate.kind == "done"),
         problems=tuple(

@@ -58,7 +58,7 @@ def _status(facts: Facts) -> JobStatus:
         phase="Suspended" if ended else stored.phase or "Pending",
         conditions=conditions(said, stored.conditions, facts.snapshot.generation, facts.now),
         run=facts.snapshot.uid,
-        view=stored.view,
+        view=as_they_are.view or None,
         shards=shards,
         shards_ready=f"{sum(seat.up for seat in facts.shards)}/{facts.snapshot.spec.ps.shards}",
         workers=report.workers(facts, as_they_are, ()),

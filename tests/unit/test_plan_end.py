@@ -1,0 +1,203 @@
+"""How jobs end, are cleaned up, and are suspended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from psjob_operator.plan.actions import DeleteJob, DeleteProcess
+from psjob_operator.plan.plan import plan
+from psjob_operator.plan.snapshot import Objects, Snapshot
+from psjob_operator.plan.times import stamp, unix
+from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said, stands
+
+OVER = {
+    "shard_0": pod("shard", 0, **ended(0)),
+    "shard_1": pod("shard", 1, **ended(0)),
+    "worker_0": pod("worker", 0, **ended(0)),
+    "worker_1": pod("worker", 1, **ended(0)),
+    "worker_2": pod("worker", 2, **ended(0)),
+}
+
+
+# ---- the end -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_complete_when_all_shards_and_the_workers_ended_well() -> None:
+    decided = plan(running(**OVER), NOW)
+    assert decided.intent and decided.status.phase == "Complete"
+    assert stands(decided.status) == {"Ready": "True", "Complete": "True"}
+    assert decided.status.completion_time == stamp(NOW)
+    assert decided.status.workers.succeeded_indexes == "0-2"
+    assert decided.status.shards_ready == "2/2" and decided.status.workers_ready == "3/3"
+    assert [event.reason for event in decided.events] == ["Completed"]
+
+
+def test_not_complete_before_the_last_shard() -> None:
+    decided = plan(running(**{**OVER, "shard_1": pod("shard", 1)}), NOW)
+    assert decided.status.phase == "Running" and not names(decided)
+    assert decided.status.workers.succeeded_indexes == "0-2"
+
+
+def test_first_worker_decides_where_the_policy_says_so() -> None:
+    policy = job(runPolicy={"successPolicy": "FirstWorker"})
+    shards = {key: OVER[key] for key in ("shard_0", "shard_1")}
+    assert plan(running(policy, **shards, worker_1=OVER["worker_1"]), NOW).status.phase != "Complete"
+    won = running(policy, **shards, worker_0=OVER["worker_0"], worker_1=pod("worker", 1, **ended(1)))
+    decided = plan(won, NOW)
+    assert decided.status.phase == "Complete" and deleted(decided) == ["job-worker-2-r1"]
+    waiting = plan(running(policy, worker_0=OVER["worker_0"], worker_1=pod("worker", 1, **ended(1))), NOW)
+    assert not names(waiting), "once the policy is met no worker is started again"
+
+
+def test_success_is_remembered_when_pods_are_collected() -> None:
+    most = running(**{**OVER, "shard_1": pod("shard", 1)})
+    stored = replace(most, status=plan(most, NOW).status)
+    left = replace(stored, processes=(pod("shard", 1, **ended(0)),))
+    assert plan(left, NOW).status.phase == "Complete"
+
+
+def test_a_done_job_whose_pods_were_collected_before_any_word_runs_through_again() -> None:
+    decided = plan(running(shard_0=None, shard_1=None, worker_0=None, worker_1=None, worker_2=None), NOW)
+    assert names(decided) == ["job-ps-0-e2", "job-ps-1-e2", "job-worker-0-r2", "job-worker-1-r2", "job-worker-2-r2"]
+
+
+def test_a_worker_that_failed_after_the_last_manifest_brings_the_shards_back() -> None:
+    decided = plan(running(**{**OVER, "worker_2": pod("worker", 2, **ended(1))}), NOW)
+    assert names(decided) == ["job-ps-0-e2", "job-ps-1-e2", "job-worker-2-r2"]
+    assert decided.status.restarts.causes == {"Error": 1, "Finished": 2} and decided.status.restarts.counted == 1
+
+
+FINISHED = ["job-ps-0-e1", "job-ps-1-e1", "job-worker-0-r1"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "gone"),
+    [
+        ("Running", ["job-worker-1-r1", "job-worker-2-r1"]),
+        ("All", [*FINISHED, "job-worker-1-r1", "job-worker-2-r1"]),
+        ("None", []),
+    ],
+)
+def test_what_is_deleted_at_the_end(policy: str, gone: list[str]) -> None:
+    shards = {key: OVER[key] for key in ("shard_0", "shard_1", "worker_0")}
+    lingering = pod("worker", 1, **ended(0), lingering=True)
+    won = running(job(runPolicy={"successPolicy": "FirstWorker", "cleanPodPolicy": policy}), **shards, worker_1=lingering)
+    decided = plan(won, NOW)
+    assert decided.intent, "the phase is stored before anything is deleted"
+    assert sorted(deleted(decided)) == sorted(gone)
+    crashed = after(won, decided, NOW + 5)
+    assert sorted(deleted(crashed)) == sorted(gone) and crashed.status == decided.status
+
+
+def test_a_finished_job_does_nothing_but_answer_a_new_generation() -> None:
+    done = running(**OVER)
+    done = replace(done, status=plan(done, NOW).status)
+    for snapshot in (done, replace(done, processes=()), replace(done, processes=(), live=False), replace(done, objects=Objects())):
+        decided = plan(snapshot, NOW + 1e6)
+        assert decided.status == done.status and not decided.actions and not decided.intent and decided.wake_at is None
+    newer = plan(replace(done, generation=2), NOW + 9).status
+    assert newer.observed_generation == 2 and newer.phase == "Complete" and newer.completion_time == stamp(NOW)
+    suspended = replace(done, spec=done.spec.model_copy(update={"suspend": True}))
+    assert plan(suspended, NOW).status == done.status
+
+
+def test_ttl_deletes_the_job_exactly_in_time() -> None:
+    done = running(job(runPolicy={"ttlSecondsAfterFinished": 60}), **OVER)
+    first = plan(done, NOW)
+    assert first.wake_at == NOW + 60
+    done = replace(done, status=first.status)
+    assert plan(done, NOW + 59.9).wake_at == NOW + 60 and not plan(done, NOW + 59.9).actions
+    assert plan(done, NOW + 60).actions == (DeleteJob(),)
+    at_once = replace(running(job(runPolicy={"ttlSecondsAfterFinished": 0}), **OVER))
+    assert plan(replace(at_once, status=plan(at_once, NOW).status), NOW).actions == (DeleteJob(),)
+
+
+def test_the_deadline_is_exact_and_stops_what_runs() -> None:
+    timed = running(job(runPolicy={"activeDeadlineSeconds": 500}))
+    assert timed.status is not None
+    end = (unix(timed.status.start_time) or 0) + 500
+    early = plan(timed, end - 0.5)
+    assert early.status.phase == "Running" and early.wake_at == end
+    late = plan(timed, end)
+    assert said(late.status)["Failed"].reason == "DeadlineExceeded" and "500" in said(late.status)["Failed"].message
+    assert stands(late.status) == {"Ready": "False", "Stalled": "True", "Failed": "True"}
+    assert len(deleted(late)) == 5
+
+
+# ---- suspension --------------------------------------------------------------------------------------------------------------------
+
+
+def suspend(snapshot: Snapshot, wanted: bool | None = True) -> Snapshot:
+    spec = snapshot.spec.model_copy(update={"suspend": wanted})
+    return replace(snapshot, spec=spec, generation=snapshot.generation + 1)
+
+
+def test_suspension_ends_all_at_once_and_is_told_when_nothing_is_left() -> None:
+    snapshot = suspend(running(worker_0=OVER["worker_0"]))
+    first = plan(snapshot, NOW)
+    assert first.intent and len(deleted(first)) == 5
+    assert {action.grace_seconds for action in first.actions if isinstance(action, DeleteProcess)} == {None}
+    assert stands(first.status) == {"Ready": "False", "Reconciling": "True"}
+    assert said(first.status)["Ready"].reason == "Suspending" and first.status.start_time
+    assert first.status.workers.succeeded_indexes == "0"
+    leaving = tuple(replace(process, deleting=NOW + 30) for process in snapshot.processes)
+    second = after(replace(snapshot, processes=leaving), first, NOW + 1)
+    assert not second.actions and second.status.phase == "Running"
+    empty = replace(snapshot, status=second.status, processes=())
+    assert plan(replace(empty, live=False), NOW + 9).needs_live
+    last = plan(empty, NOW + 9)
+    assert last.status.phase == "Suspended" and last.status.start_time is None
+    assert stands(last.status) == {"Ready": "False", "Suspended": "True"}
+    assert [event.reason for event in (*first.events, *second.events, *last.events)] == ["Suspending", "Suspended"]
+    idle = plan(replace(empty, status=last.status, live=False), NOW + 1e6)
+    assert idle.status == last.status and not idle.actions and not idle.needs_live
+
+
+def test_resumption_gives_everything_new_numbers() -> None:
+    snapshot = suspend(running(worker_0=OVER["worker_0"]))
+    told = plan(snapshot, NOW).status
+    status = plan(replace(snapshot, status=told, processes=()), NOW + 9).status
+    decided = plan(suspend(replace(snapshot, status=status, processes=()), None), NOW + 100)
+    assert decided.intent and decided.status.view == 2
+    assert names(decided) == ["job-ps-0-e2", "job-ps-1-e2", "job-worker-1-r2", "job-worker-2-r2"]
+    assert decided.status.start_time == stamp(NOW + 100), "the deadline counts from the resumption"
+    assert decided.status.restarts.total == 0 and decided.status.phase == "Pending"
+    assert [event.reason for event in decided.events] == ["Resumed"]
+
+
+def test_a_flip_back_waits_until_what_was_told_to_end_has_ended() -> None:
+    snapshot = suspend(running())
+    first = plan(snapshot, NOW)
+    leaving = tuple(replace(process, deleting=NOW + 30) for process in snapshot.processes)
+    flipped = suspend(replace(snapshot, status=first.status, processes=leaving), None)
+    assert not names(plan(flipped, NOW + 1)) and not plan(flipped, NOW + 1).intent
+    resumed = plan(replace(flipped, processes=()), NOW + 9)
+    assert resumed.status.view == 2 and len(names(resumed)) == 5
+
+
+def test_a_job_made_suspended_has_no_numbers_and_no_objects() -> None:
+    decided = plan(suspend(job(objects=Objects())), NOW)
+    assert not decided.actions and decided.status.phase == "Suspended"
+    assert decided.status.view is None and decided.status.shards == ()
+    resumed = plan(suspend(job(status=decided.status), None), NOW)
+    assert names(resumed)[0] == "job-ps-0-e1" and resumed.status.view == 1
+
+
+def test_only_a_lost_node_is_forced() -> None:
+    stuck = pod("worker", 1, deleting=NOW - 40, node_lost=True)
+    slow = pod("worker", 2, deleting=NOW - 40)
+    decided = plan(suspend(running(worker_1=stuck, worker_2=slow)), NOW)
+    forced = {action.name: action.grace_seconds for action in decided.actions if isinstance(action, DeleteProcess)}
+    assert forced["job-worker-1-r1"] == 0 and "job-worker-2-r1" not in forced
+
+
+def test_a_done_job_is_complete_though_it_is_to_be_suspended() -> None:
+    assert plan(suspend(running(**OVER)), NOW).status.phase == "Complete"
+
+
+def test_without_checkpoints_suspension_is_no_failure() -> None:
+    leaving = {f"shard_{index}": pod("shard", index, **ended(143), deleting=NOW) for index in (0, 1)}
+    decided = plan(suspend(running(job(checkpoint={"disabled": True}), **leaving)), NOW)
+    assert decided.status.phase == "Running"

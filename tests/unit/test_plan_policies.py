@@ -1,0 +1,217 @@
+"""Policies one by one: backoff, refusals, objects around the pods."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from psjob_operator.contract import EXIT_RETRY
+from psjob_operator.plan.actions import EnsureClaim, EnsureConfig, EnsureService
+from psjob_operator.plan.plan import plan
+from psjob_operator.plan.snapshot import Claim, Objects, Process, Refusal, Snapshot
+from psjob_operator.plan.times import stamp
+from tests.unit.plan_given import NOW, after, ended, job, names, pod, running, said, stands
+
+
+def counted(snapshot: Snapshot, failures: int, at: float) -> Snapshot:
+    assert snapshot.status is not None
+    restarts = snapshot.status.restarts.model_copy(update={"total": failures, "counted": failures, "last_counted": stamp(at)})
+    return replace(snapshot, status=snapshot.status.model_copy(update={"restarts": restarts}))
+
+
+# ---- first sight -------------------------------------------------------------------------------------------------------------------
+
+
+def test_first_sight_is_one_intent_and_everything_in_one_turn() -> None:
+    decided = plan(job(objects=Objects()), NOW)
+    assert decided.intent and not decided.needs_live
+    assert [type(action) for action in decided.actions[:3]] == [EnsureService, EnsureConfig, EnsureClaim]
+    assert names(decided) == ["job-ps-0-e1", "job-ps-1-e1", "job-worker-0-r1", "job-worker-1-r1", "job-worker-2-r1"]
+    assert decided.grants == set(names(decided))
+    status = decided.status
+    assert (status.run, status.view, status.workers.start, status.phase) == ("run-1", 1, 1, "Pending")
+    assert status.observed_generation == 1 and status.start_time == stamp(NOW)
+    assert stands(status) == {"Ready": "False", "Reconciling": "True"}
+    assert not decided.events
+
+
+def test_a_status_of_another_run_gives_only_minimum_numbers() -> None:
+    old = running(shard_0=pod("shard", 0, **ended(1)))
+    old_status = plan(old, NOW).status.model_copy(update={"run": "another", "phase": "Complete", "completion_time": stamp(NOW)})
+    decided = plan(job(status=old_status), NOW)
+    assert decided.status.run == "run-1" and decided.status.phase == "Pending"
+    assert [shard.epoch for shard in decided.status.shards] == [3, 2]
+    assert (decided.status.view, decided.status.workers.start) == (3, 2)
+    assert decided.status.restarts.total == 0 and decided.status.checkpoint is None
+    assert names(decided)[0] == "job-ps-0-e3"
+
+
+def test_nothing_is_done_to_a_job_of_another_controller_or_one_that_goes() -> None:
+    for snapshot in (job(managedBy="kueue.x-k8s.io/multikueue"), job(deleting=True), replace(running(shard_0=None), deleting=True)):
+        decided = plan(snapshot, NOW)
+        assert not decided.actions and not decided.intent and decided.status == (snapshot.status or decided.status)
+    assert names(plan(job(managedBy="psjob.dev/operator"), NOW))
+
+
+# ---- backoff -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("failures", "wait"), [(0, 0), (1, 10), (2, 20), (3, 40), (5, 160), (6, 320), (7, 360), (60, 360)])
+def test_each_further_failure_waits_longer(failures: int, wait: int) -> None:
+    failing = running(job(runPolicy={"backoffLimit": 1000}), worker_1=pod("worker", 1, **ended(1, log_tail="boom")))
+    snapshot = counted(failing, failures, NOW)
+    assert plan(snapshot, NOW + wait).intent
+    if wait:
+        held = plan(snapshot, NOW + wait - 1)
+        assert not held.intent and held.wake_at == NOW + wait
+        assert said(held.status)["Ready"].reason == "BackOff"
+        assert stamp(NOW + wait) in said(held.status)["Ready"].message
+        assert after(snapshot, held, NOW + wait - 0.5).status == held.status
+
+
+def test_what_does_not_count_does_not_wait_for_what_does() -> None:
+    both = counted(running(worker_0=pod("worker", 0, **ended(1)), worker_1=pod("worker", 1, deleting=NOW)), 2, NOW)
+    assert names(plan(both, NOW + 1)) == ["job-worker-1-r2"]
+
+
+def test_uncounted_losses_of_a_young_pod_are_spaced() -> None:
+    young = running(worker_0=pod("worker", 0, created=NOW - 1, phase="Failed", started=None, pod_reason="OutOfcpu"))
+    held = plan(young, NOW)
+    assert not held.intent and held.wake_at == NOW + 9
+    assert plan(young, NOW + 9).intent
+    assert plan(running(worker_0=pod("worker", 0, created=NOW - 1, deleting=NOW)), NOW).intent
+
+
+def test_one_failure_too_many_fails_the_job_and_says_why() -> None:
+    crash = pod("worker", 1, **ended(3, log_tail="ValueError: no such column"))
+    snapshot = counted(running(job(runPolicy={"backoffLimit": 2}), worker_1=crash), 2, NOW)
+    decided = plan(snapshot, NOW + 1)
+    failed = said(decided.status)["Failed"]
+    assert failed.reason == "BackoffLimitExceeded"
+    for word in ("worker 1", "container worker", "exit code 3", "no such column", "failures: 3", "backoffLimit: 2"):
+        assert word in failed.message
+    assert decided.status.phase == "Failed" and decided.status.workers.failed_indexes == "1"
+    assert decided.status.restarts == snapshot.status.restarts if snapshot.status else False
+
+
+def test_a_limit_of_zero_allows_no_failure() -> None:
+    assert plan(running(job(runPolicy={"backoffLimit": 0}), shard_0=pod("shard", 0, **ended(1))), NOW).status.phase == "Failed"
+    assert plan(running(job(runPolicy={"backoffLimit": 0}), shard_0=pod("shard", 0, **ended(EXIT_RETRY))), NOW).status.phase == "Recovering"
+
+
+def test_ten_minutes_of_commits_forget_failures() -> None:
+    told = {"run": "run-1", "coordinator": {"step": 9, "checkpoint": {"step": 5, "time": NOW, "view": 1, "bytes": 1, "path": "p"}}}
+    failing = running(job(runPolicy={"backoffLimit": 6}), worker_1=pod("worker", 1, **ended(1)))
+    kept = plan(counted(replace(failing, progress=told), 6, NOW - 599), NOW)
+    assert kept.status.phase == "Failed"
+    forgotten = plan(counted(replace(failing, progress=told), 6, NOW - 600), NOW)
+    assert forgotten.status.restarts.counted == 1 and forgotten.intent
+    assert forgotten.status.restarts.last_reset == stamp(NOW)
+
+
+# ---- refusals and objects ----------------------------------------------------------------------------------------------------------
+
+
+def refused(code: int, message: str, tries: int = 1) -> Snapshot:
+    snapshot = running(worker_1=None)
+    decided = plan(snapshot, NOW)
+    name = "job-worker-1-r2"
+    refusal = Refusal(name, code, message, NOW, tries)
+    return replace(snapshot, status=decided.status, granted=frozenset({name}), refusals=(refusal,))
+
+
+@pytest.mark.parametrize(("tries", "wait"), [(1, 10), (2, 20), (5, 160), (6, 300), (99, 300)])
+def test_a_quota_is_asked_again_ever_later(tries: int, wait: int) -> None:
+    snapshot = refused(403, "exceeded quota: gpus, requested: nvidia.com/gpu=1", tries)
+    held = plan(snapshot, NOW + wait - 1)
+    assert not names(held) and held.wake_at == NOW + wait
+    assert said(held.status)["Ready"].reason == "CreateRefused" and "exceeded quota" in said(held.status)["Ready"].message
+    assert names(plan(snapshot, NOW + wait)) == ["job-worker-1-r2"]
+    assert held.status.restarts.counted == 0
+
+
+@pytest.mark.parametrize("code", [400, 422])
+def test_a_template_that_is_refused_fails_the_job(code: int) -> None:
+    decided = plan(refused(code, "spec.containers[0].image: Required value"), NOW + 1)
+    assert said(decided.status)["Failed"].reason == "TemplateInvalid"
+    assert "Required value" in said(decided.status)["Failed"].message
+
+
+def test_a_name_that_is_held_waits() -> None:
+    decided = plan(refused(409, "pod exists and is terminating"), NOW + 1)
+    assert said(decided.status)["Ready"].reason == "NameConflict" and decided.wake_at == NOW + 10
+
+
+def test_a_grant_of_another_process_is_worth_nothing() -> None:
+    snapshot = replace(refused(403, "no"), granted=frozenset(), refusals=())
+    assert names(plan(snapshot, NOW)) == ["job-worker-1-r3"]
+
+
+@pytest.mark.parametrize(
+    "objects",
+    [
+        Objects(strangers=("ConfigMap/job-config",)),
+        Objects(service=True, claim=Claim("job-checkpoints", ours=False, bound=True)),
+    ],
+)
+def test_strangers_under_our_names_stop_all_creates(objects: Objects) -> None:
+    decided = plan(job(objects=objects), NOW)
+    assert not decided.actions and said(decided.status)["Ready"].reason == "NameConflict"
+    freed = plan(job(status=decided.status), NOW)
+    assert len(names(freed)) == 5 and freed.status.view == 1 and freed.status.restarts.total == 0
+
+
+def test_missing_objects_are_made_again() -> None:
+    assert [type(action) for action in plan(replace(running(), objects=Objects()), NOW).actions] == [
+        EnsureService,
+        EnsureConfig,
+        EnsureClaim,
+    ]
+
+
+def test_no_claim_where_the_spec_names_a_volume_or_keeps_nothing() -> None:
+    for checkpoint in ({"volume": {"claim": "mine"}}, {"disabled": True}):
+        kinds = {type(action) for action in plan(job(checkpoint=checkpoint, objects=Objects()), NOW).actions}
+        assert EnsureClaim not in kinds and EnsureConfig in kinds
+
+
+def test_a_claim_that_cannot_bind_tells_why() -> None:
+    claim = Claim("job-checkpoints", ours=True, bound=False, message='storageclass "fast" not found')
+    base = job()
+    decided = plan(replace(base, objects=replace(base.objects, claim=claim)), NOW)
+    status = said(decided.status)
+    assert status["CheckpointReady"].reason == "ClaimPending" and "fast" in status["CheckpointReady"].message
+    assert status["Ready"].reason == "ClaimPending"
+
+
+# ---- without checkpoints -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [pod("shard", 1, **ended(1)), pod("shard", 1, deleting=NOW), None])
+def test_without_checkpoints_a_lost_shard_fails_the_job(lost: Process | None) -> None:
+    decided = plan(running(job(checkpoint={"disabled": True}), shard_1=lost), NOW)
+    failed = said(decided.status)["Failed"]
+    assert failed.reason == "ShardLost" and "shard 1" in failed.message and "spec.checkpoint.disabled" in failed.message
+    assert said(decided.status)["CheckpointReady"].reason == "Disabled"
+
+
+def test_without_checkpoints_a_shard_that_never_began_is_just_started() -> None:
+    first = plan(job(checkpoint={"disabled": True}), NOW)
+    snapshot = job(checkpoint={"disabled": True}, status=first.status, granted=frozenset(names(first)) - {"job-ps-1-e1"})
+    assert "job-ps-1-e2" in names(plan(snapshot, NOW + 20))
+
+
+# ---- a spec that cannot be read ----------------------------------------------------------------------------------------------------
+
+
+def test_a_bad_spec_fails_a_new_job_and_leaves_a_running_one_alone() -> None:
+    problems = ("spec.workers.template: has no container",)
+    decided = plan(job(spec_problems=problems, objects=Objects()), NOW)
+    assert decided.status.phase == "Failed" and said(decided.status)["Stalled"].reason == "TemplateInvalid"
+    assert problems[0] in said(decided.status)["Failed"].message and not decided.actions
+    going = plan(replace(running(shard_0=None), spec_problems=problems), NOW)
+    assert going.status.phase == "Running" and not going.actions and not going.intent
+    assert stands(going.status) == {"Ready": "False", "Stalled": "True"}
+    cured = plan(replace(running(), status=going.status), NOW)
+    assert stands(cured.status) == {"Ready": "True"}

@@ -1,0 +1,268 @@
+"""Status: what it says in each situation, when it is written, and that a decision repeated changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psjob_operator.api.status import JobStatus
+from psjob_operator.plan import indexes, naming
+from psjob_operator.plan.plan import plan
+from psjob_operator.plan.snapshot import Exit, Process, Snapshot
+from psjob_operator.plan.times import stamp, unix
+from psjob_operator.plan.words import named, reason, short
+from tests.simulation.world import check_transition
+from tests.unit.plan_given import NOW, after, ended, job, names, pod, running, said, stands
+
+
+def told(step: int = 9, **coordinator: Any) -> dict[str, Any]:
+    """What shard 0 says."""
+    checkpoint = {"step": 5, "view": 1, "time": NOW - 30, "bytes": 10, "path": "run-1", "final": False}
+    return {"run": "run-1", "coordinator": {"step": step, "loss": 0.5, "rate": 2.0, "eta": None, "checkpoint": checkpoint, **coordinator}}
+
+
+# ---- the table of conditions -----------------------------------------------------------------------------------------------------
+
+
+def test_starting_running_recovering() -> None:
+    first = plan(job(), NOW)
+    assert stands(first.status) == {"Ready": "False", "Reconciling": "True"} and said(first.status)["Ready"].reason == "Starting"
+    up = running()
+    assert up.status is not None
+    assert stands(up.status) == {"Ready": "True"} and up.status.phase == "Running"
+    assert (up.status.shards_ready, up.status.workers_ready) == ("2/2", "3/3")
+    assert {shard.state for shard in up.status.shards} == {"Serving"}
+    lost = running(shard_1=pod("shard", 1, **ended(137, "OOMKilled")))
+    decided = plan(lost, NOW)
+    assert stands(decided.status) == {"Ready": "False", "Reconciling": "True"} and decided.status.phase == "Recovering"
+    assert said(decided.status)["Ready"].message == "shard 1 is restored from the last checkpoint (OOMKilled)"
+    restoring = replace(lost, status=decided.status, processes=(*lost.processes, pod("shard", 1, 2, ready=False)))
+    second = plan(restoring, NOW + 20)
+    assert said(second.status)["Ready"].message == said(decided.status)["Ready"].message, "it is told until it is over"
+    assert second.status.shards[1].state == "Starting"
+    third = plan(replace(restoring, processes=(*lost.processes, pod("shard", 1, 2))), NOW + 30)
+    assert third.status.phase == "Running" and [event.reason for event in third.events] == ["Running"]
+
+
+def test_a_condition_keeps_its_time_while_its_status_does() -> None:
+    up = running()
+    assert up.status is not None
+    since = said(up.status)["Ready"].last_transition_time
+    crashing = plan(replace(up, processes=(*up.processes[:-1], pod("worker", 2, sidecar_crash="x: y"))), NOW)
+    assert said(crashing.status)["Ready"].last_transition_time == since
+    lost = plan(replace(up, processes=(*up.processes[:-1], pod("worker", 2, **ended(1)))), NOW)
+    assert said(lost.status)["Ready"].last_transition_time == stamp(NOW)
+
+
+def test_a_new_generation_is_answered_at_once() -> None:
+    status = plan(replace(running(), generation=7, written_at=NOW - 1), NOW).status
+    assert status.observed_generation == 7
+    assert {condition.observed_generation for condition in status.conditions} == {7}
+
+
+# ---- when it is written ------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_new_writes_nothing() -> None:
+    up = running()
+    for later in (0, 30, 1e5):
+        decided = plan(up, NOW + later)
+        assert decided.status == up.status and not decided.actions and not decided.intent and not decided.events
+
+
+def test_progress_is_written_once_a_minute() -> None:
+    up = replace(running(), progress=told(9), progress_at=NOW)
+    first = plan(up, NOW)
+    assert first.status.progress is not None and first.status.progress.step == 9
+    assert first.status.checkpoint is not None and first.status.checkpoint.step == 5
+    assert said(first.status)["CheckpointReady"].status == "True"
+    moved = replace(up, status=first.status, progress=told(20), progress_at=NOW + 30, written_at=NOW)
+    second = plan(moved, NOW + 30)
+    assert second.status == first.status and second.wake_at == NOW + 60
+    third = plan(replace(moved, progress_at=NOW + 60), NOW + 60)
+    assert third.status.progress is not None and third.status.progress.step == 20
+    still = replace(moved, status=third.status, progress_at=NOW + 400)
+    assert plan(still, NOW + 400).status == third.status, "a job that stands still writes nothing"
+
+
+def test_progress_rides_along_with_any_other_write() -> None:
+    up = replace(running(), progress=told(9), progress_at=NOW)
+    moved = replace(up, status=plan(up, NOW).status, progress=told(20), progress_at=NOW + 5)
+    lost = plan(replace(moved, processes=(*moved.processes[:-1], pod("worker", 2, **ended(1)))), NOW + 5)
+    assert lost.status.progress is not None and lost.status.progress.step == 20
+
+
+def test_out_of_reach_keeps_what_was_told() -> None:
+    up = replace(running(), progress=told(9), progress_at=NOW)
+    status = plan(up, NOW).status
+    for strange in (None, {}, {"run": "other", "coordinator": {"step": 99}}, {"run": "run-1", "coordinator": "x"}):
+        assert plan(replace(up, status=status, progress=strange), NOW + 100).status == status
+
+
+@pytest.mark.parametrize("value", [None, "9", -1, True, 2**60, 1.5, [], float("nan")])
+def test_progress_is_parsed_with_suspicion(value: Any) -> None:
+    decided = plan(replace(running(), progress=told(value)), NOW)
+    assert decided.status.progress is None
+    odd = told(3, loss=float("nan"), rate=float("inf"), eta="soon", checkpoint={"step": value, "time": value})
+    progress = plan(replace(running(), progress=odd), NOW).status.progress
+    assert progress is not None and (progress.loss, progress.rate, progress.eta) == (None, None, None)
+
+
+def test_a_problem_of_checkpoints_is_told() -> None:
+    decided = plan(replace(running(), progress=told(checkpointProblem="disk full:\n 0 bytes left")), NOW)
+    assert said(decided.status)["CheckpointReady"].message == "disk full: 0 bytes left"
+
+
+def test_who_is_waited_for_is_told_once_a_minute() -> None:
+    up = replace(running(), progress=told(9), progress_at=NOW)
+    up = replace(up, status=plan(up, NOW).status)
+    waiting = [replace(up, progress=told(9, waiting=f"worker 2, block 7, for {n} s"), progress_at=NOW + n) for n in (10, 61)]
+    assert plan(waiting[0], NOW + 10).status == up.status
+    ready = said(plan(waiting[1], NOW + 61).status)["Ready"]
+    assert (ready.status, ready.reason) == ("True", "WaitingForMember") and "61 s" in ready.message
+
+
+def test_counters_and_words_are_spaced_facts_are_not() -> None:
+    starting = plan(job(), NOW)
+    some = tuple(pod(role, index) for role, index in (("shard", 0), ("worker", 1)))
+    half = job(status=starting.status, processes=some, granted=frozenset(names(starting)) - {it.name for it in some}, written_at=NOW)
+    early = plan(half, NOW + 1)
+    assert early.status == starting.status and early.wake_at == NOW + 10
+    assert plan(half, NOW + 10).status.workers_ready == "1/3"
+    assert plan(replace(half, written_at=None), NOW + 1).status.workers_ready == "1/3"
+    full = pod("worker", 2, phase="Pending", started=None, ready=False, scheduled=None, unschedulable="0/2 nodes")
+    stuck = running(worker_2=full)
+    first = plan(stuck, NOW)
+    said_again = replace(full, unschedulable="0/3 nodes")
+    more = replace(stuck, status=first.status, processes=(*stuck.processes[:-1], said_again), written_at=NOW)
+    assert plan(more, NOW + 59).status == first.status and plan(more, NOW + 59).wake_at == NOW + 60
+    assert "0/3" in said(plan(more, NOW + 60).status)["Ready"].message
+
+
+def test_progress_is_pulled_while_shard_0_serves() -> None:
+    assert plan(running(), NOW).want_progress
+    assert not plan(running(shard_0=pod("shard", 0, ready=False)), NOW).want_progress
+    assert plan(replace(running(), progress_at=NOW - 20), NOW).wake_at == NOW + 40
+
+
+# ---- size --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_large_job_stays_small_in_status_and_quick() -> None:
+    large = job(ps={"shards": 256}, workers={"replicas": 4000, "template": job().spec.workers.template})
+    first = plan(large, NOW)
+    assert len(names(first)) == 4256
+    pods = [pod("shard", i) for i in range(256)]
+    pods += [pod("worker", i, **(ended(1) if i % 2 else {})) for i in range(4000)]
+    limit = large.spec.run_policy.model_copy(update={"backoff_limit": 5000})
+    crashed = replace(large, spec=large.spec.model_copy(update={"run_policy": limit}), status=first.status, processes=tuple(pods))
+    decided = plan(crashed, NOW)
+    assert len(names(decided)) == 2000 and len(decided.status.workers.problems) <= 8
+    assert len(decided.status.model_dump_json(by_alias=True, exclude_none=True)) < 32 * 1024
+
+
+# ---- properties --------------------------------------------------------------------------------------------------------------------
+
+exits = st.none() | st.builds(
+    Exit,
+    st.sampled_from([0, 1, 75, 76, 77, 78, 137]),
+    reason=st.sampled_from(["", "Error", "OOMKilled"]),
+    message=st.sampled_from(["", '{"fenced": {"view": 12}}', '{"error": "no"}', "x" * 3000]),
+)
+words = st.sampled_from(["", "Evicted", "OutOfmemory", "ErrImagePull", "EvictionByEvictionAPI", "strange words"])
+
+
+@st.composite
+def processes(draw: st.DrawFn) -> tuple[Process, ...]:
+    made = {}
+    for role, index, number in draw(
+        st.lists(st.tuples(st.sampled_from(["shard", "worker"]), st.integers(0, 3), st.integers(1, 4)), max_size=12)
+    ):
+        exit = draw(exits)
+        pending = draw(st.booleans())
+        phase = "Pending" if pending else "Running"
+        if exit is not None:
+            phase = "Failed" if exit.code else "Succeeded"
+        made[role, index, number] = pod(
+            role,
+            index,
+            number,
+            exit=exit,
+            phase=phase,
+            started=None if pending and exit is None else NOW - 80,
+            ready=draw(st.booleans()),
+            deleting=draw(st.none() | st.just(NOW)),
+            node_lost=draw(st.booleans()),
+            run=draw(st.sampled_from(["run-1", "run-1", "run-1", "another"])),
+            pod_reason=draw(words),
+            waiting_reason=draw(words),
+            unschedulable=draw(words),
+        )
+    return tuple(made.values())
+
+
+BEGUN = [None, JobStatus(), plan(job(), NOW - 100).status, running().status]
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    base = job(checkpoint={"disabled": draw(st.booleans())}, runPolicy={"backoffLimit": draw(st.sampled_from([0, 3, 100]))})
+    status = draw(st.sampled_from(BEGUN))
+    if status is not None and draw(st.booleans()):
+        status = status.model_copy(update={"view": 5, "run": draw(st.sampled_from(["run-1", "another", None]))})
+    suspend = draw(st.sampled_from([None, True, False]))
+    return replace(
+        base,
+        spec=base.spec.model_copy(update={"suspend": suspend}),
+        status=status,
+        processes=draw(processes()),
+        live=draw(st.booleans()),
+        progress=draw(st.sampled_from([None, told()])),
+        granted=draw(st.sampled_from([frozenset(), frozenset(["job-ps-0-e1", "job-worker-2-r1", "elsewhere-ps-0-e1"])])),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(snapshots())
+def test_a_decision_is_monotone_and_repeated_changes_nothing(snapshot: Snapshot) -> None:
+    decided = plan(snapshot, NOW)
+    if decided.needs_live:
+        assert not snapshot.live and not decided.actions and decided.status == (snapshot.status or JobStatus())
+        return
+    check_transition(snapshot.status, decided.status)
+    assert len(names(decided)) == len(set(names(decided)))
+    assert decided.wake_at is None or decided.wake_at > NOW
+    assert JobStatus.model_validate(decided.status.to_manifest()) == decided.status
+    again = after(replace(snapshot, live=True), decided)
+    assert again.status == decided.status, "the plan's own status yields no write"
+    assert decided.status.phase in ("Complete", "Failed") or not again.intent
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_indexes_go_round(which: set[int]) -> None:
+    assert indexes.to_set(indexes.to_text(which), 301) == which
+
+
+@pytest.mark.parametrize(
+    ("text", "which"), [("", set()), ("0-2,5", {0, 1, 2, 5}), ("x,3", {3}), ("5-1,-2,1-", {1}), ("0-99999999999", set(range(9)))]
+)
+def test_indexes_are_read_leniently(text: str, which: set[int]) -> None:
+    assert indexes.to_set(text, 9) == which
+
+
+def test_names_go_round() -> None:
+    for role in ("shard", "worker"):
+        assert naming.parse("a-ps-0", naming.process("a-ps-0", role, 12, 3)) == (role, 12, 3)  # type: ignore[arg-type]
+    for other in ("a-ps-0-e1x", "ab-ps-0-e1", "a-worker-1", "", "a-ps-1-r1", "a-b-ps-0-e1"):
+        assert naming.parse("a", other) is None
+
+
+def test_words() -> None:
+    assert short("a\n  b") == "a b" and len(short("x" * 900)) == 256 and short("y" * 500 + "end").endswith("end")
+    assert named("shard", [1]) == "shard 1" and named("worker", [0, 1, 4]) == "workers 0-1,4"
+    assert reason("ErrImagePull") == "ErrImagePull" and reason("two words") == "Waiting"
+    assert unix(stamp(NOW + 0.9)) == NOW and unix(None) is None and unix("yesterday") is None
