@@ -19,6 +19,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -113,6 +114,7 @@ class World:
     folder: Path
     user: str = field(default_factory=lambda: f"psjob-operator-{uuid.uuid4().hex[:8]}")
     operators: list[Operator] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
 
     def allow(self) -> None:
         """Give the operator's user the operator's rights, and no other."""
@@ -139,6 +141,8 @@ class World:
         """End all operators; take back what is not in the namespace."""
         for operator in self.operators:
             operator.kill()
+        for node in self.nodes:
+            self.cluster.api.delete(f"/api/v1/nodes/{node}")
         for kind in ("clusterrolebindings", "clusterroles"):
             self.cluster.api.delete(f"/apis/rbac.authorization.k8s.io/v1/{kind}/{self.user}")
 
@@ -195,9 +199,46 @@ class World:
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": {"kind": "Node", "name": node}}
         self.cluster.api.create(self.path("pods", pod) + "/binding", body)
 
-    def end(self, pod: str, code: int = 0, **more: Any) -> None:
-        """The trained container ended."""
-        self.cluster.finish_pod(self.namespace, pod, code, **more)
+    def node(self, name: str, ready: bool = True) -> str:
+        """A node of this test's own, without a kubelet: what it says is what the test says."""
+        metadata = {"name": name, "labels": {"kubernetes.io/hostname": name}}
+        self.cluster.api.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+        now = stamp()
+        condition = {"type": "Ready", "status": "True" if ready else "Unknown", "lastHeartbeatTime": now, "lastTransitionTime": now}
+        body = {"status": {"conditions": [condition], "capacity": {"cpu": "64", "pods": "500", "memory": "256Gi"}}}
+        self.cluster.api.merge(f"/api/v1/nodes/{name}/status", body)
+        if name not in self.nodes:
+            self.nodes.append(name)
+        return name
+
+    def scheduled(self, pod: str, node: str, ago: float = 0) -> None:
+        """The pod was bound to the node so many seconds ago."""
+        self.bind(pod, node)
+        self.report(pod, conditions=[{"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(-ago)}])
+
+    def run(self, *pods: str, node: str) -> None:
+        """The pods' containers run and are ready."""
+        for pod in pods:
+            raw = self.until(f"pod {pod}", lambda pod=pod: self.pods().get(pod))
+            self.bind(pod, node)
+            conditions = [
+                {"type": kind, "status": "True", "lastTransitionTime": stamp()} for kind in ("PodScheduled", "Ready", "ContainersReady")
+            ]
+            states = [container_status(item["name"], {"running": {"startedAt": stamp()}}) for item in raw["spec"]["containers"]]
+            self.report(pod, phase="Running", conditions=conditions, containerStatuses=states, podIP="127.77.0.1", startTime=stamp())
+
+    def wait(self, pod: str, reason: str, message: str, container: str = "worker", init: bool = False) -> None:
+        """A container of the pod waits."""
+        field = "initContainerStatuses" if init else "containerStatuses"
+        self.report(pod, **{field: [container_status(container, {"waiting": {"reason": reason, "message": message}})]})
+
+    def end(self, pod: str, code: int = 0, reason: str = "", message: str = "", **status: Any) -> None:
+        """The pod's one container ended; `status` adds to the pod's status."""
+        raw = self.pods()[pod]
+        ended = {"exitCode": code, "reason": reason or ("Error" if code else "Completed"), "message": message}
+        state = {"terminated": {**ended, "startedAt": stamp(-1), "finishedAt": stamp()}}
+        states = [container_status(item["name"], state) for item in raw["spec"]["containers"]]
+        self.report(pod, **{"phase": "Failed" if code else "Succeeded", "containerStatuses": states, **status})
 
     def remove(self, pod: str) -> None:
         """Force-delete a pod, as a kubelet does when its processes have gone."""
@@ -251,6 +292,17 @@ def until(what: str, check: Callable[[], T], seconds: float = 30, also: Callable
             return found
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}\n{also()}"
         time.sleep(0.05)
+
+
+def container_status(name: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A container's entry in a pod's status."""
+    running = "running" in state
+    return {"name": name, "image": "none", "imageID": "", "restartCount": 0, "ready": running, "started": running, "state": dict(state)}
+
+
+def stamp(offset: float = 0) -> str:
+    """Now, or so many seconds later, as the API server writes it."""
+    return (datetime.now(UTC) + timedelta(seconds=offset)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def free_port() -> int:

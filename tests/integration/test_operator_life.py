@@ -1,33 +1,189 @@
-"""A job's life on a real API server, under the operator as a real process; pretended nodes run its pods."""
+"""Jobs' lives on a real API server, under the operator as a real process. Pretended nodes, or the test, run the pods."""
 
 from __future__ import annotations
 
+import json
+import uuid
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import Cluster, KwokNodes
+from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import World, manifest, world
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 
-@pytest.fixture
-def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(control_plane, namespace, tmp_path) as made:
+@pytest.fixture(scope="module")
+def place(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    namespace = control_plane.create_namespace("life")
+    with world(control_plane, namespace, tmp_path_factory.mktemp("life")) as made:
+        made.operator()
         yield made
+    control_plane.api.delete(f"/api/v1/namespaces/{namespace}")
 
 
-def test_a_job_starts_runs_and_completes(place: World, kwok_nodes: KwokNodes) -> None:
-    kwok_nodes(2)
-    place.operator()
-    place.apply(manifest(shards=2, workers=3))
-    status = place.until_phase("Running")
-    assert status["shardsReady"] == "2/2" and status["workersReady"] == "3/3"
-    assert status["run"] == place.job()["metadata"]["uid"]
-    assert sorted(place.pods()) == ["job-ps-0-e1", "job-ps-1-e1", "job-worker-0-r1", "job-worker-1-r1", "job-worker-2-r1"]
-    for name in ("job-worker-0-r1", "job-worker-1-r1", "job-worker-2-r1", "job-ps-0-e1", "job-ps-1-e1"):
-        place.end(name)
-    place.until_phase("Complete")
-    assert place.conditions()["Complete"]["status"] == "True"
+@pytest.fixture
+def node(place: World) -> str:
+    return place.node(f"{place.namespace}-{uuid.uuid4().hex[:6]}")
+
+
+@pytest.fixture
+def name() -> str:
+    return f"j{uuid.uuid4().hex[:6]}"
+
+
+def pods_of(place: World, name: str) -> dict[str, dict[str, Any]]:
+    return {pod: raw for pod, raw in place.pods().items() if pod.startswith(f"{name}-")}
+
+
+def running(place: World, name: str, node: str, **spec: Any) -> list[str]:
+    place.create(manifest(name, **spec))
+    pods = [f"{name}-ps-0-e1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
+    place.run(*pods, node=node)
+    place.until_phase("Running", name)
+    return pods
+
+
+def test_from_apply_to_complete_without_a_trace_on_the_users_object(place: World, node: str, name: str) -> None:
+    """Applying again, kubectl diff and server-side apply never find a difference; of the object nothing but its status is written."""
+    job = manifest(name)
+
+    def untouched() -> None:
+        again = place.apply(job)
+        assert "unchanged" in again.stdout, again.stdout
+        diff = place.cluster.run_kubectl("diff", "-n", place.namespace, "-f", "-", stdin=json.dumps(job), check=False)
+        assert diff.returncode == 0, diff.stdout
+        metadata = place.job(name)["metadata"]
+        assert metadata["generation"] == 1
+        assert not metadata.get("finalizers")
+        assert set(metadata.get("annotations", {})) <= {"kubectl.kubernetes.io/last-applied-configuration"}
+        for entry in metadata["managedFields"]:
+            if entry["manager"].startswith("psjob"):
+                assert entry["subresource"] == "status" and set(entry["fieldsV1"]) == {"f:status"}, entry
+
+    place.apply(job)
+    pods = [f"{name}-ps-0-e1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
+    place.run(*pods, node=node)
+    status = place.until_phase("Running", name)
+    assert (status["shardsReady"], status["workersReady"], status["view"]) == ("1/1", "2/2", 1)
+    assert status["run"] == place.job(name)["metadata"]["uid"]
+    untouched()
+    for pod in [pods[1], pods[2], pods[0]]:
+        place.end(pod)
+    place.until_phase("Complete", name)
+    assert place.status(name)["workers"]["succeededIndexes"] == "0-1"
+    untouched()
+    server_side = place.apply(job, "--server-side", "--field-manager=gitops")
+    assert "serverside-applied" in server_side.stdout
+    before = place.job(name)["metadata"]["resourceVersion"]
+    place.apply(job, "--server-side", "--field-manager=gitops")
+    assert place.job(name)["metadata"]["resourceVersion"] == before
+    assert place.job(name)["metadata"]["generation"] == 1
+
+
+def test_what_stands_around_the_pods(place: World, name: str) -> None:
+    place.create(manifest(name, shards=2))
+    place.until("the pods", lambda: len(pods_of(place, name)) == 4)
+    service = place.cluster.api.get(place.path("services", f"{name}-ps"))
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"] is True
+    claim = place.cluster.api.get(place.path("persistentvolumeclaims", f"{name}-checkpoints"))
+    assert "ownerReferences" not in claim["metadata"] and claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    uid = place.job(name)["metadata"]["uid"]
+    for raw in [service, place.cluster.api.get(place.path("configmaps", f"{name}-config")), *pods_of(place, name).values()]:
+        owners = raw["metadata"]["ownerReferences"]
+        assert [(it["uid"], it["controller"]) for it in owners] == [(uid, True)]
+    shard = place.pods()[f"{name}-ps-1-e1"]["spec"]
+    assert (shard["hostname"], shard["subdomain"], shard["restartPolicy"]) == (f"{name}-ps-1", f"{name}-ps", "Never")
+    assert shard["automountServiceAccountToken"] is False
+
+
+def test_a_deleted_service_and_config_come_back(place: World, name: str) -> None:
+    place.create(manifest(name))
+    place.until("the pods", lambda: len(pods_of(place, name)) == 3)
+    for kind, child in (("services", f"{name}-ps"), ("configmaps", f"{name}-config")):
+        uid = place.cluster.api.get(place.path(kind, child))["metadata"]["uid"]
+        place.cluster.api.delete(place.path(kind, child))
+        found = place.until(
+            f"{child} again", lambda kind=kind, child=child: {it["metadata"]["name"]: it for it in place.items(kind)}.get(child)
+        )
+        assert found["metadata"]["uid"] != uid
+
+
+def test_suspend_and_resume(place: World, node: str, name: str) -> None:
+    pods = running(place, name, node)
+    place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": {"suspend": True}})
+    place.until(
+        "all pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in pods_of(place, name).values())
+    )
+    for pod in pods:
+        place.remove(pod)
+    status = place.until_phase("Suspended", name)
+    assert place.conditions(name)["Suspended"]["status"] == "True" and status["observedGeneration"] == 2
+    assert place.conditions(name)["Ready"]["status"] == "False" and "Reconciling" not in place.conditions(name)
+    place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": {"suspend": None}})
+    place.run(f"{name}-ps-0-e2", f"{name}-worker-0-r2", f"{name}-worker-1-r2", node=node)
+    status = place.until_phase("Running", name)
+    assert (status["restarts"]["counted"], status["view"]) == (0, 2)
+
+
+def test_the_active_deadline(place: World, node: str, name: str) -> None:
+    running(place, name, node, runPolicy={"activeDeadlineSeconds": 4})
+    place.until_phase("Failed", name)
+    assert place.conditions(name)["Failed"]["reason"] == "DeadlineExceeded"
+    place.until(
+        "its pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in pods_of(place, name).values())
+    )
+
+
+def test_ttl_deletes_the_job_and_what_it_owns(place: World, node: str, name: str) -> None:
+    pods = running(place, name, node, runPolicy={"ttlSecondsAfterFinished": 1, "cleanPodPolicy": "None"})
+    for pod in pods:
+        place.end(pod)
+    place.until("the job to be deleted", lambda: name not in {job["metadata"]["name"] for job in place.items("pstrainingjobs")})
+    place.until("its pods to be collected", lambda: not pods_of(place, name))
+    assert f"{name}-checkpoints" in {claim["metadata"]["name"] for claim in place.items("persistentvolumeclaims")}
+
+
+@pytest.mark.parametrize("policy", ["All", "Running", "None"])
+def test_clean_pod_policy(place: World, node: str, name: str, policy: str) -> None:
+    """Worker 0 decides; worker 1 still runs when the job is complete."""
+    pods = running(place, name, node, runPolicy={"cleanPodPolicy": policy, "successPolicy": "FirstWorker"})
+    place.end(pods[1])
+    place.end(pods[0])
+    place.until_phase("Complete", name)
+    ended, still = {pods[0], pods[1]}, {pods[2]}
+    going = {"All": ended | still, "Running": still, "None": set()}[policy]
+
+    def gone() -> set[str]:
+        there = pods_of(place, name)
+        return {pod for pod in pods if pod not in there or there[pod]["metadata"].get("deletionTimestamp")}
+
+    place.until(f"{sorted(going)} to go", lambda: gone() == going)
+
+
+def test_a_deleted_job_takes_its_pods_and_leaves_its_checkpoints(place: World, node: str, name: str) -> None:
+    running(place, name, node)
+    place.cluster.run_kubectl("delete", "psj", name, "-n", place.namespace, "--wait=false")
+    place.until(
+        "its pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in pods_of(place, name).values())
+    )
+    place.until("its Service to go", lambda: f"{name}-ps" not in {it["metadata"]["name"] for it in place.items("services")})
+    assert f"{name}-checkpoints" in {claim["metadata"]["name"] for claim in place.items("persistentvolumeclaims")}
+
+
+def test_a_job_of_another_controller_is_left_alone(place: World, name: str) -> None:
+    place.create(manifest(name, managedBy="kueue.x-k8s.io/multikueue"))
+    place.create(manifest(f"{name}2"))
+    place.until("the other job's pods", lambda: pods_of(place, f"{name}2"))
+    assert not pods_of(place, name)
+    assert place.conditions(name)["Ready"]["reason"] == "WaitingForOperator"
+
+
+def test_the_story_in_kubectl_get(place: World, node: str, name: str) -> None:
+    running(place, name, node)
+    table = place.cluster.run_kubectl("get", "psj", name, "-n", place.namespace).stdout
+    assert "Running" in table and "1/1" in table and "2/2" in table, table
+    described = place.cluster.run_kubectl("describe", "psj", name, "-n", place.namespace).stdout
+    assert "all shards and workers are running" in described, described

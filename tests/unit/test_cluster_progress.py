@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob_operator.cluster import progress
@@ -42,7 +42,8 @@ JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.text(), JSON))
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(st.text(), JSON, max_size=5))
 def test_the_result_is_plain_json_whatever_came(value: dict[str, Any]) -> None:
     found = progress.parse(json.dumps(value).encode())
     assert found is None or json.dumps(found, allow_nan=False)
@@ -52,7 +53,7 @@ def _pull(monkeypatch: pytest.MonkeyPatch, answer: Callable[[web.Request], Await
     async def scenario() -> Any:
         app = web.Application()
         app.router.add_route("*", "/{tail:.*}", answer)
-        runner = web.AppRunner(app)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()

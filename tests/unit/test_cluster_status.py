@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob_operator.api.status import Condition, JobStatus, ShardStatus, WorkersStatus
-from psjob_operator.cluster.status import difference, merge_patch, urgent
+from psjob_operator.api.status import Condition, JobStatus, ShardStatus
+from psjob_operator.cluster.status import difference, merge_patch
 
 VALUES = st.recursive(
     st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=3),
@@ -56,9 +56,3 @@ def test_a_field_that_is_no_longer_said_goes() -> None:
     stored = {**_status().to_manifest(), "workersReady": "1/2"}
     assert difference(stored, _status()) == {"workersReady": None}
 
-
-def test_moving_counters_can_wait_and_news_cannot() -> None:
-    stored = _status().to_manifest()
-    assert not urgent(stored, _status(workers=WorkersStatus(desired=4, ready=3)))
-    assert urgent(stored, _status().model_copy(update={"phase": "Running"}))
-    assert urgent(stored, _status().model_copy(update={"shards": (ShardStatus(index=0, epoch=2),)}))

@@ -31,6 +31,8 @@ class Outcome:
     failure: ApiError | None = None
     """The first answer that leaves open what happened, or that says: later."""
     again_at: float | None = None
+    held: ApiError | None = None
+    """Why no pod is made now: something that pods need is not there."""
 
 
 class Apply:
@@ -63,7 +65,11 @@ class Apply:
                     await self._client.delete(JOBS, snapshot.namespace, snapshot.name, snapshot.uid)
             if outcome.failure is not None:
                 raise outcome.failure
-        await self._create_all(snapshot, creates, memory, now, outcome)
+        if outcome.held is None:
+            await self._create_all(snapshot, creates, memory, now, outcome)
+        elif outcome.held.code != 409:
+            for action in creates:
+                memory.refuse(action.name, outcome.held.code, outcome.held.message, now)
         return outcome
 
     async def _create_all(self, snapshot: Snapshot, creates: Sequence[CreateProcess], memory: Memory, now: float, outcome: Outcome) -> None:
@@ -121,14 +127,16 @@ class Apply:
         """Create what is not there; server-side apply onto what is ours and differs; leave what is another's."""
         name = body["metadata"]["name"]
         label = f"{kind.kind}/{name}"
-        waits = max(memory.due(name), memory.strangers.get(label, -STRANGER_SECONDS) + STRANGER_SECONDS)
-        if waits > now:
-            outcome.again_at = waits if outcome.again_at is None else min(outcome.again_at, waits)
+        refused = memory.refusals.get(name)
+        if refused is not None and memory.due(name) > now:
+            outcome.again_at = memory.due(name)
+            outcome.held = ApiError(refused.code, "Refused", refused.message)
             return
         try:
             self._store.put(kind, await self._create_or_apply(kind, body, snapshot))
         except _Stranger as found:
-            outcome.refused = outcome.refused or label not in memory.strangers
+            outcome.refused = True
+            outcome.held = ApiError(409, "NameConflict", f"{label} exists and {found}")
             memory.strangers[label] = now
             outcome.again_at = now + STRANGER_SECONDS
             _log.warning("%s exists and %s", label, found, extra=_where(snapshot))
@@ -136,8 +144,9 @@ class Apply:
             if not error.definite or error.code == 429:
                 outcome.failure = error
                 return
-            memory.refuse(name, error.code, error.message, now)
+            memory.refuse(name, error.code, f"{label}: {error.message}", now)
             outcome.refused = True
+            outcome.held = ApiError(error.code, error.reason, f"{label}: {error.message}")
             outcome.again_at = memory.due(name)
         else:
             memory.refusals.pop(name, None)

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from psjob_operator.cluster.client import ApiError, Client
-from psjob_operator.cluster.kinds import CORE_EVENTS, NODES
-from psjob_operator.cluster.memory import Answer, Memory
-from psjob_operator.cluster.pods import unix
+from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CORE_EVENTS, NODES
+from psjob_operator.cluster.memory import STRANGER_SECONDS, Answer, Memory
+from psjob_operator.cluster.pods import owner, unix
+from psjob_operator.render.names import LABEL_JOB
 
 _WORDS = 3
 _MOST_WAIT = 900.0
@@ -50,6 +51,30 @@ class Asking:
         self.at(known.at + known.wait)
         return known.lost
 
+    async def strangers(self, uid: str) -> tuple[str, ...]:
+        """`Kind/name` of what holds our children's names and does not belong to the job `uid`; each is looked at again now and then."""
+        for label, seen in list(self._memory.strangers.items()):
+            if not self.at(seen + STRANGER_SECONDS):
+                continue
+            if await self._still_there(label, uid):
+                self._memory.strangers[label] = self.now
+                self.at(self.now + STRANGER_SECONDS)
+            else:
+                del self._memory.strangers[label]
+        return tuple(sorted(self._memory.strangers))
+
+    async def _still_there(self, label: str, uid: str) -> bool:
+        word, _, name = label.partition("/")
+        kind = next(kind for kind in CHILDREN if kind.kind == word)
+        try:
+            raw = await self._client.get(kind, self._namespace, name)
+        except ApiError as error:
+            if error.code == 404:
+                return False
+            raise
+        labelled = kind == CLAIMS and LABEL_JOB in (raw["metadata"].get("labels") or {})
+        return bool(raw["metadata"].get("deletionTimestamp")) or not (labelled or owner(raw["metadata"]) == uid)
+
     async def _read_events(self, uid: str) -> tuple[str, ...]:
         try:
             found = await self._client.list(CORE_EVENTS, self._namespace, fields=f"involvedObject.uid={uid}")
@@ -77,8 +102,9 @@ def _next_wait(known: Answer | None) -> float:
 
 
 def _newest(events: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """At most three different sentences, newest first: warnings, and what a claim waits for."""
+    """At most three different sentences, newest first: warnings, and what a claim waits for; what the scheduler said is over by then."""
     told = [event for event in events if event.get("type") == "Warning" or event.get("reason") in _CLAIM_REASONS]
+    told = [event for event in told if event.get("reason") != "FailedScheduling"]
     told.sort(key=_event_time, reverse=True)
     words = (f"{event.get('reason', '')}: {' '.join(str(event.get('message') or '').split())}" for event in told)
     return tuple(dict.fromkeys(words))[:_WORDS]

@@ -10,10 +10,8 @@ from psjob_operator.plan.snapshot import Refusal
 
 REFUSED_FIRST = 10.0
 REFUSED_MOST = 300.0
-STRANGER_SECONDS = 30.0
+STRANGER_SECONDS = 10.0
 """An object of a stranger under a child's name is looked at again so often."""
-SPACING_FIRST = 1.0
-SPACING_MOST = 15.0
 
 
 @dataclass
@@ -49,10 +47,8 @@ class Memory:
     """When shard 0 was last asked."""
     asked_uid: str = ""
     """Pod that was asked last."""
-    wrote_at: float = 0.0
-    """When the status was last written."""
-    spacing: float = SPACING_FIRST
-    """Seconds that must lie between two writes of counters alone."""
+    wrote_at: float | None = None
+    """When this process last stored the status."""
     observed: tuple[int, Any, tuple[str, ...]] | None = None
     """(generation, parsed spec, its problems)."""
 

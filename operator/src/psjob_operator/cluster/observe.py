@@ -63,13 +63,14 @@ async def observe(client: Client, store: Store, job: Job, memory: Memory, now: f
         deleting=job.deleting,
         spec_problems=problems,
         processes=processes,
-        objects=await _objects(asking, store, job, memory),
+        objects=await _objects(asking, store, job),
         progress=memory.progress,
         progress_at=memory.progress_at,
         granted=frozenset(memory.granted),
         refusals=tuple(memory.refusals.values()),
         live=live,
         labels=job.labels,
+        written_at=memory.wrote_at,
     )
     first = next((view for view in views if _first(view, job.uid)), None)
     address, uid = (first.ip, first.process.uid) if first is not None else ("", "")
@@ -92,7 +93,7 @@ async def _process(asking: Asking, view: PodView) -> Process:
     return process
 
 
-async def _objects(asking: Asking, store: Store, job: Job, memory: Memory) -> Objects:
+async def _objects(asking: Asking, store: Store, job: Job) -> Objects:
     key = Key(job.namespace, job.name)
     mine = {
         (kind, child.name): child
@@ -112,7 +113,7 @@ async def _objects(asking: Asking, store: Store, job: Job, memory: Memory) -> Ob
         service=(SERVICES, naming.service(job.name)) in mine,
         config_digest=config.digest if config is not None else "",
         claim=claim,
-        strangers=tuple(sorted(memory.strangers)),
+        strangers=await asking.strangers(job.uid),
     )
 
 

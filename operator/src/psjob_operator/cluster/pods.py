@@ -73,6 +73,7 @@ def parse(raw: Mapping[str, Any]) -> PodView | None:
         node=spec.get("nodeName") or "",
         node_lost=status.get("reason") == "NodeLost",
         exit=ended,
+        lingering=ended is not None and status.get("phase") == "Running",
         pod_reason=_reason(status, conditions),
         pod_message=status.get("message") or (conditions.get("DisruptionTarget") or {}).get("message") or "",
         unschedulable=_unschedulable(conditions),

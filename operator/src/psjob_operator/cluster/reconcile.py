@@ -16,7 +16,7 @@ from psjob_operator.cluster import events, observe, progress, status
 from psjob_operator.cluster.apply import Apply
 from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.kinds import JOBS
-from psjob_operator.cluster.memory import SPACING_FIRST, SPACING_MOST, Memory
+from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.queue import Key, Queue
 from psjob_operator.cluster.store import Job, Store
 from psjob_operator.plan.actions import Plan
@@ -104,7 +104,9 @@ class Reconciler:
             # What was just refused is news that the status must tell.
             seen = await observe.observe(self._client, self._store, job, memory, now, live=seen.snapshot.live)
             told = plan(seen.snapshot, now)
-            if not told.intent:
+            if told.intent:
+                self._queue.add(key)
+            else:
                 decided = _joined(decided, told)
         if not await self._settle(key, job, decided, memory, now):
             return
@@ -117,22 +119,16 @@ class Reconciler:
             raise outcome.failure
 
     async def _settle(self, key: Key, job: Job, decided: Plan, memory: Memory, now: float) -> bool:
-        """The last status write of a turn, if one is needed and its time has come; then the Events that it tells of.
+        """The last status write of a turn, if one is needed; then the Events that it tells of.
 
         False where the job has changed under us.
         """
         told = decided.intent
-        change = status.difference(job.status, decided.status)
-        if change:
-            urgent = status.urgent(job.status, decided.status)
-            if not urgent and now < memory.wrote_at + memory.spacing:
-                self._queue.add_at(key, memory.wrote_at + memory.spacing)
-            else:
-                memory.spacing = SPACING_FIRST if urgent else min(SPACING_MOST, memory.spacing * 2)
-                stored = await self._write(job, decided, memory, now)
-                if stored is None:
-                    return False
-                job, told = stored, True
+        if status.difference(job.status, decided.status):
+            stored = await self._write(job, decided, memory, now)
+            if stored is None:
+                return False
+            job, told = stored, True
         if told and decided.events:
             await events.post(self._client, job, decided.events, self._settings.instance, now)
         return True

@@ -47,15 +47,3 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
         elif key not in old or before != value:
             patch[key] = value
     return patch
-
-
-def urgent(stored: Mapping[str, Any], wanted: JobStatus) -> bool:
-    """Whether the change is more than moving counters and messages: those are written at intervals that grow."""
-    new = wanted.to_manifest()
-    return _story(stored) != _story(new)
-
-
-def _story(status: Mapping[str, Any]) -> tuple[Any, ...]:
-    conditions = {(entry.get("type"), entry.get("status"), entry.get("reason")) for entry in status.get("conditions") or ()}
-    epochs = [(entry.get("index"), entry.get("epoch")) for entry in status.get("shards") or ()]
-    return status.get("phase"), status.get("run"), status.get("view"), status.get("observedGeneration"), conditions, epochs
