@@ -13,7 +13,7 @@ from psjob.version import __version__
 if TYPE_CHECKING:
     from psjob.attaching import attach
     from psjob.data import epoch, shard
-    from psjob.report import checkpoint, export, is_first, rank, report, step, world
+    from psjob.reporting import checkpoint, export, is_first, rank, report, step, world
 
 __all__ = ["__version__", "attach", "checkpoint", "epoch", "export", "is_first", "rank", "report", "shard", "step", "world"]
 
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'psjob' has no attribute {name!r}")
     import importlib
 
-    module = importlib.import_module(f"psjob.{_HOME.get(name, 'report')}")
+    module = importlib.import_module(f"psjob.{_HOME.get(name, 'reporting')}")
     value = getattr(module, name)
     globals()[name] = value
     return value

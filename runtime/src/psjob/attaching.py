@@ -215,6 +215,7 @@ def _take_over(job: Job, optimizer: torch.optim.Optimizer) -> None:
     names = {"step": hooked, "state_dict": state_dict, "load_state_dict": load_state_dict, "add_param_group": add_param_group,
              "_step_supports_amp_scaling": True}  # fmt: skip
     optimizer.__dict__.pop("step", None)
+    optimizer.__dict__["_opt_called"] = True  # epochs that are already done make a scheduler's first step come before ours
     optimizer.__class__ = type(original.__name__, (original,), names)
 
 
@@ -250,9 +251,7 @@ def _rule(rule: str | None, optimizer: torch.optim.Optimizer, job: config.Config
             )
         return "reduce"
     if rule is None:
-        raise Refused(
-            f"training.updateAt is server, but {name} has no rule on the shards; use SGD, Adam, AdamW or Adagrad, or drop it"
-        )
+        raise Refused(f"training.updateAt is server, but {name} has no rule on the shards; use SGD, Adam, AdamW or Adagrad, or drop it")
     return rule
 
 

@@ -25,9 +25,9 @@ def leave_message(body: dict[str, object]) -> None:
     """Write the termination message that the planner reads; silently nothing where there is no such file."""
     path = os.environ.get(contract.ENV_TERMINATION_LOG, contract.TERMINATION_LOG)
     raw = json.dumps(body)
-    if len(raw) > 2048:
-        key, value = next(iter(body.items()))
-        raw = json.dumps({key: str(value)[:1800]})
+    while len(raw) > 2048 and len(body) > 1:
+        body = dict(list(body.items())[:-1])  # the first says most
+        raw = json.dumps(body)
     try:
         with open(path, "w") as file:
             file.write(raw)

@@ -5,6 +5,7 @@ A reader takes the highest valid (view, step) of its run; damage means the one b
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -135,15 +136,15 @@ def read(folder: Path, name: str) -> Manifest:
 
 
 def prune(folder: Path, keep: int, newest: Manifest) -> list[str]:
-    """Remove this run's manifests beyond the `keep` newest, then what no manifest lists any more; returns the names removed.
+    """Remove this run's manifests beyond the `keep` newest, then what no manifest lists any more; returns what was to go.
 
     Kept are final manifests, whatever is of another run, of a higher view or of a later cut than `newest`'s. Raises Fenced first
-    where a higher view has claimed the run.
+    where a higher view has claimed the run. A disk that fails here is no error: what stays is tried again the next time.
     """
     claim.check(folder, newest.view)
     kept: list[Manifest] = []
     gone: list[str] = []
-    foreign = False
+    ordinary = 0
     for view, step, name in reversed(_names(folder)):
         try:
             made = read(folder, name)
@@ -151,28 +152,39 @@ def prune(folder: Path, keep: int, newest: Manifest) -> list[str]:
             if kept and (view, step) < (newest.view, newest.step):
                 gone.append(name)
             continue
-        foreign = foreign or made.run != newest.run
-        if made.run != newest.run or made.final or (view, step) >= (newest.view, newest.step) or len(kept) < max(1, keep):
-            kept.append(made)
-        else:
-            gone.append(name)
-    for name in gone:
-        _remove(folder, name)
-    if gone:
-        disk.sync_folder(folder)  # a manifest must be gone before the files it lists
-    if foreign:
-        return gone
-    listed = {fact.name for made in kept for fact in made.listed()} | {made.name for made in kept}
-    limit = max((age for fact in newest.listed() if (age := _age(fact.name)) is not None), default=(newest.view, -1))
-    for name in sorted(os.listdir(folder)):
-        age = _age(name.removesuffix(disk.TEMP))
-        manifest = _NAME.fullmatch(name.removesuffix(disk.TEMP)) if name.endswith(disk.TEMP) else None
-        old = age is not None and age < limit
-        stale = manifest is not None and (int(manifest[1]), int(manifest[2])) < (newest.view, newest.step)
-        if (old or stale) and name not in listed:
+        if made.run == newest.run and not made.final and (view, step) <= (newest.view, newest.step):
+            ordinary += 1
+            if ordinary > max(1, keep):
+                gone.append(name)
+                continue
+        kept.append(made)
+    try:
+        for name in gone:
             _remove(folder, name)
-            gone.append(name)
+        if gone:
+            disk.sync_folder(folder)  # a manifest must be gone before the files it lists
+        if all(made.run == newest.run for made in kept):
+            for name in _leftovers(folder, kept, newest):
+                _remove(folder, name)
+                gone.append(name)
+    except (OSError, CheckpointProblem):
+        return gone
     return gone
+
+
+def _leftovers(folder: Path, kept: list[Manifest], newest: Manifest) -> list[str]:
+    """Data and temp files that are older than `newest`'s own and in no manifest that is kept."""
+    listed = {fact.name for made in kept for fact in made.listed()}
+    limit = max((age for fact in newest.listed() if (age := _age(fact.name)) is not None), default=(newest.view, -1))
+    found = []
+    for name in sorted(os.listdir(folder)):
+        plain = name.removesuffix(disk.TEMP)
+        age, match = _age(plain), _NAME.fullmatch(plain)
+        old = age is not None and age < limit
+        stale = match is not None and plain != name and (int(match[1]), int(match[2])) < (newest.view, newest.step)
+        if (old or stale) and name not in listed:
+            found.append(name)
+    return found
 
 
 def encode(made: Manifest) -> bytes:
@@ -295,12 +307,9 @@ def _age(name: str) -> tuple[int, int] | None:
 
 
 def _remove(folder: Path, name: str) -> None:
-    try:
+    """What cannot be removed now is tried again at the next prune: a full or read-only disk must not undo a commit."""
+    with contextlib.suppress(OSError):
         os.unlink(folder / name)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise explain(error, f"remove {name}", folder) from error
 
 
 def _hash(body: Mapping[str, Any]) -> str:

@@ -35,6 +35,7 @@ class Committer:
         """
         c = self.c
         began = time.time()
+        c.busy()
         made = self._manifest(cut)
         try:
             claim.check(c.folder, c.views.view, c.place.pod)

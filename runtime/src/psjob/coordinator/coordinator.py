@@ -15,11 +15,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from psjob import contract
 from psjob.checkpoint import claim
 from psjob.config import Place
 from psjob.coordinator.commit import Committer
 from psjob.coordinator.cuts import Cuts
 from psjob.coordinator.ending import Ending
+from psjob.coordinator.joining import ResumeRefused
 from psjob.coordinator.members import Members, State
 from psjob.coordinator.progress import Progress
 from psjob.coordinator.views import Views
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from psjob.shard.server import Server
 
 TICK_SECONDS = 0.05
+BUSY_SECONDS = 600.0
 log = logging.getLogger("psjob.coordinator")
 
 
@@ -50,6 +53,7 @@ class Coordinator:
         self.committer = Committer(self)
         self.views = Views(self)
         self.ending = Ending(self)
+        self.beat = time.monotonic()
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def start(self) -> None:
@@ -66,9 +70,12 @@ class Coordinator:
                     pass
                 else:
                     event()
-                self._tick(time.monotonic())
+                self.beat = time.monotonic()
+                self._tick(self.beat)
         except Fenced as fenced:
             self.server.fenced(fenced)
+        except ResumeRefused as refused:
+            self.server.leave(contract.EXIT_REFUSED, str(refused))
         except Exception:  # the thread must not die in silence
             log.exception("the coordinator failed")
             self.exit_with(1)
@@ -192,6 +199,10 @@ class Coordinator:
         self.cuts.committed(step, now)
         self.views.order_all({"do": "committed", "step": step})
         self.ending.committed(cut, step)
+
+    def busy(self) -> None:
+        """A disk may take its time from here to the next turn: that is no sign of a dead process."""
+        self.beat = time.monotonic() + BUSY_SECONDS
 
     def tell_all(self, kind: Kind, **fields: Any) -> None:
         for session in self.sessions.values():

@@ -304,6 +304,7 @@ class Views:
         higher = claim.highest(c.folder)
         if higher is not None and higher[0] > self.view:
             raise Fenced(f"view {higher[0]} is claimed by {higher[1]}; this is view {self.view}", higher[0])
+        c.busy()
         made, problems = manifest.newest(c.folder, c.place.run)
         for problem in problems:
             log.warning("%s", problem)

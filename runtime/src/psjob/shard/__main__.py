@@ -12,8 +12,11 @@ from typing import Any
 from psjob import contract
 from psjob.config import Place, place
 from psjob.errors import Refused, exit_refused
+from psjob.shard.door import Door
 from psjob.shard.early import announce
 from psjob.wire import tcp
+
+MAX_STREAMS = 4096
 
 
 def main() -> int:
@@ -33,6 +36,8 @@ def main() -> int:
     except OSError as error:
         print(f"psjob: {error}", file=sys.stderr)
         return contract.EXIT_RETRY
+    door = Door(here)
+    tcp.accept_forever(listener, door.serve, MAX_STREAMS, "shard")
     announce(here)
 
     import torch
@@ -40,7 +45,7 @@ def main() -> int:
     torch.set_num_threads(1)
     from psjob.checkpoint.disk import make_folder
     from psjob.checkpoint.problems import CheckpointProblem
-    from psjob.shard.server import MAX_STREAMS, Server, exit_now
+    from psjob.shard.server import Server, exit_now, last_words
     from psjob.shard.statusport import serve_status
 
     assert here.checkpoints is not None
@@ -52,9 +57,10 @@ def main() -> int:
         return contract.EXIT_RETRY
     server = Server(here, folder)
     serve_status(server, here.bind, peer.status_port)
-    tcp.accept_forever(listener, server.serve, MAX_STREAMS, "shard")
+    door.open(server.meet, server.refuse)
     threading.Thread(target=_pass_on, args=(stop, server), name="sigterm", daemon=True).start()
     code = server.run_until_gone()
+    last_words(server)
     exit_now(code)
     return code
 

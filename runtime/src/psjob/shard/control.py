@@ -12,7 +12,7 @@ from psjob import contract
 from psjob.checkpoint import manifest
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.checkpoint.states import read_states
-from psjob.errors import Fenced, leave_message
+from psjob.errors import Fenced
 from psjob.layout import TensorSpec, assign
 from psjob.shard.store import Phase
 from psjob.wire.frame import Kind
@@ -109,7 +109,6 @@ class Control:
         server.final = True
         for session in list(server.sessions.values()):
             session.tell(Kind.FINISHED)
-        leave_message({"final": True})
         if server.coordinator is None:
             timer = threading.Timer(2.0, server.exit_with, (contract.EXIT_DONE,))
             timer.daemon = True

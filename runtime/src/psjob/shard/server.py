@@ -19,12 +19,11 @@ from psjob.shard.control import Control
 from psjob.shard.peers import CoordinatorLink, PeerStream
 from psjob.shard.session import WAITING_SECONDS, Session
 from psjob.shard.snapshots import Snapshots
+from psjob.shard.statusport import status
 from psjob.shard.store import Phase, Store
-from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind, WireError, dump, run_digest
-from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
+from psjob.wire.tcp import Stream, StreamClosed
 
-MAX_STREAMS = 4096
 NOTICE_SECONDS = 60.0
 log = logging.getLogger("psjob.shard")
 
@@ -44,11 +43,12 @@ class Server:
         self.cut_step = -1
         self.waiting_for: str | None = None
         self.final = False
+        self.words: dict[str, Any] = {}
         self.beat = time.monotonic()
         self.snapshots = Snapshots(self.store, folder, self._release)
         self.control = Control(self)
-        self.coordinator: Coordinator | None = None
-        self.link: CoordinatorLink | None = None
+        self.coordinator = Coordinator(place, self, folder, self.exit_with) if place.index == 0 else None
+        self.link = CoordinatorLink(self) if place.index else None
         self._lock = threading.Lock()
         self._noticed: dict[str, float] = {}
         self._exit: list[int] = []
@@ -57,13 +57,12 @@ class Server:
 
     def run_until_gone(self) -> int:
         """Serve until someone says how to exit; returns the exit status."""
-        if self.place.index == 0:
-            self.coordinator = Coordinator(self.place, self, self.folder, self.exit_with)
-            self.store.on_step = self.coordinator.step_passed
-            self.control.answer = lambda body: self.coordinator.answer(0, body) if self.coordinator else None
-            self.coordinator.start()
-        else:
-            self.link = CoordinatorLink(self)
+        if self.coordinator is not None:
+            coordinator = self.coordinator
+            self.store.on_step = coordinator.step_passed
+            self.control.answer = lambda body: coordinator.answer(0, body)
+            coordinator.start()
+        elif self.link is not None:
             self.control.answer = self.link.answer
             self.link.start()
         while not self._gone.wait(0.25):
@@ -78,27 +77,14 @@ class Server:
 
     # -- streams -------------------------------------------------------------------------------
 
-    def serve(self, stream: Stream) -> None:
-        """One stream, from hello to its end. A stranger or a broken rule gets one ERROR and is closed."""
-        try:
-            header = stream.recv_header(HELLO_SECONDS)
-            if header.kind is not Kind.HELLO:
-                raise WireError(f"the first frame is {header.kind.name}, expected HELLO")
-            if header.run != self.run:
-                raise WireError(f"this shard belongs to run {self.place.run} of job {self.place.config.job}; the hello is of another run")
-            hello = stream.recv_json(header)
-            if hello.get("scheme", "none") != "none":
-                raise WireError(f"authentication scheme {hello.get('scheme')!r} is not offered; only none is")
-            if hello.get("role") == "worker":
-                self._worker(stream, header, hello)
-            elif hello.get("role") == "shard" and self.coordinator is not None:
-                PeerStream(self, stream, hello).run()
-            else:
-                raise WireError(f"role {hello.get('role')!r} has no business with shard {self.place.index}")
-        except (WireError, TimeoutError, ValueError, KeyError, TypeError) as error:
-            self._refuse(stream, error)
-        except StreamClosed:
-            pass
+    def meet(self, stream: Stream, header: Header, hello: dict[str, Any]) -> None:
+        """A stream whose hello is of this run: a worker's, or on shard 0 another shard's. Raises WireError for any other."""
+        if hello.get("role") == "worker":
+            self._worker(stream, header, hello)
+        elif hello.get("role") == "shard" and self.coordinator is not None:
+            PeerStream(self, stream, hello).run()
+        else:
+            raise WireError(f"role {str(hello.get('role'))[:40]!r} has no business with shard {self.place.index}")
 
     def _worker(self, stream: Stream, header: Header, hello: dict[str, Any]) -> None:
         if not 0 <= header.worker < self.place.config.workers:
@@ -137,7 +123,8 @@ class Server:
                 session.tell(Kind.REWIND)
             session.hang_up()
 
-    def _refuse(self, stream: Stream, error: Exception) -> None:
+    def refuse(self, stream: Stream, error: Exception) -> None:
+        """Count a bad stream, say why (one line a host and minute), answer and let it be closed."""
         self.bad_connections += 1
         host = stream.peer.rsplit(":", 1)[0]
         now = time.monotonic()
@@ -198,14 +185,14 @@ class Server:
             timer.start()
 
     def fenced(self, fenced: Fenced) -> None:
-        leave_message({"fenced": {"view": fenced.view}})
+        self.words["fenced"] = {"view": fenced.view}
         self.leave(contract.EXIT_FENCED, str(fenced))
 
     def leave(self, code: int, message: str) -> None:
         """Say why, then exit with `code`."""
         log.warning("%s", message)
         if code in (contract.EXIT_REFUSED, contract.EXIT_CHECKPOINT_LOST):
-            leave_message({"error": message})
+            self.words["error"] = message[:1000]
         self.exit_with(code)
 
     def exit_with(self, code: int) -> None:
@@ -214,9 +201,15 @@ class Server:
         self._gone.set()
 
 
-def listen(place: Place) -> Any:
-    """The listening socket of this shard. Raises OSError naming the address."""
-    return tcp.listen(place.bind, place.config.shards[place.index].port)
+def last_words(server: Server) -> None:
+    """The last status as termination message: a shard ends between two polls of those who look."""
+    words = status(server)
+    sight = words.get("coordinator", {})
+    kept = ("step", "loss", "metrics", "checkpoint", "weightsSha256", "committed", "checkpointProblem")
+    body: dict[str, Any] = {"status": {"epoch": words["epoch"], "index": words["index"], "counters": words["counters"]}}
+    if sight:
+        body["status"]["coordinator"] = {key: sight[key] for key in kept} | {"passed": sight["passed"][-4:]}
+    leave_message(server.words | body)
 
 
 def exit_now(code: int) -> None:

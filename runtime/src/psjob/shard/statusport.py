@@ -26,7 +26,8 @@ def serve_status(server: Server, bind: str | None, port: int) -> None:
             if self.path == contract.STATUS_PATH:
                 self._send(200, status(server))
             elif self.path == contract.HEALTH_PATH:
-                alive = time.monotonic() - server.beat < server.place.config.shard_timeout
+                beat = server.beat if server.coordinator is None else min(server.beat, server.coordinator.beat)
+                alive = time.monotonic() - beat < server.place.config.shard_timeout
                 self._send(200 if alive else 503, {"alive": alive})
             elif self.path == contract.STARTED_PATH:
                 ready = server.store.phase is Phase.SERVING or server.coordinator is not None or server.final or server.link is not None

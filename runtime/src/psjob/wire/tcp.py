@@ -71,6 +71,22 @@ class Stream:
             self._fill(memoryview(bytearray(extra)), HELLO_SECONDS)
         return header
 
+    def peek_header(self, seconds: float) -> Header | None:
+        """The next header without taking it, or None when none came in `seconds`. Raises WireError."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                self._receive_within(deadline - time.monotonic())
+                raw = self.sock.recv(HEADER_BYTES, socket.MSG_PEEK)
+            except OSError:
+                return None
+            if len(raw) == HEADER_BYTES:
+                return parse(raw)
+            if not raw:
+                return None
+            time.sleep(0.01)
+        return None
+
     def recv_into(self, header: Header, target: memoryview) -> None:
         """Read the payload into `target`, whose size must be the header's length; checks the crc. Raises as recv_header."""
         if len(target) != header.length:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from psjob.wire import tcp
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError
-from psjob.wire.tcp import Stream, StreamClosed
+from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
 
 if TYPE_CHECKING:
     from psjob.worker.session import WorkerSession
@@ -121,21 +121,28 @@ class Link:
             time.sleep(0.02)
 
     def _dial(self) -> Stream | None:
-        """Of all addresses that answer, the shard with the highest (view, epoch)."""
-        best: Stream | None = None
-        for stream in tcp.connect(self.peer.host, self.peer.port, DIAL_SECONDS):
-            if best is not None:
-                best.close()
-            best = stream
-        return best
+        """A stream on which hello was said: of all addresses of the name, the one whose shard has the highest (view, epoch)."""
+        found: list[tuple[tuple[int, int], Stream]] = []
+        streams = list(tcp.connect(self.peer.host, self.peer.port, DIAL_SECONDS))
+        for stream in streams:
+            with self.session.cond:
+                hello = self.session.hello(self)
+            try:
+                stream.send_json(self.session.header(Kind.HELLO, epoch=self.epoch), hello)
+                first = stream.peek_header(HELLO_SECONDS) if len(streams) > 1 else None
+            except (StreamClosed, WireError):
+                stream.close()
+                continue
+            found.append(((0, 0) if first is None else (first.view, first.epoch), stream))
+        found.sort(key=lambda entry: entry[0])
+        for _, stream in found[:-1]:
+            stream.close()
+        return found[-1][1] if found else None
 
     def _serve(self, stream: Stream) -> None:
         session = self.session
         with session.cond:
             self.stream = stream
-            hello = session.hello(self)
-        header = session.header(Kind.HELLO, epoch=self.epoch)
-        stream.send_json(header, hello)
         self._last = time.monotonic()
         poll = select.poll()
         poll.register(stream.sock, select.POLLIN)

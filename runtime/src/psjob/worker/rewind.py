@@ -28,6 +28,8 @@ def check_possible() -> None:
 
 def again(rewinds: int) -> None:
     """End child processes and exec the same command with `rewinds` counted up. Does not return."""
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):  # torch's loader raises from SIGCHLD when its processes end
+        signal.signal(number, signal.SIG_DFL)
     end_children()
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -36,8 +38,6 @@ def again(rewinds: int) -> None:
             pass
     os.chdir(START_FOLDER)
     os.environ[contract.ENV_REWINDS] = str(rewinds + 1)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
