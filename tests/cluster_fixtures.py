@@ -7,6 +7,7 @@ that runs pytest: it ends with that process, however that ends, so nothing is co
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import fcntl
 import json
@@ -22,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from hack.cluster import build, kwok, lifecycle, nodes
+from hack.cluster import build, kwok, lifecycle, nodes, pack, torchsite
 from hack.cluster.api import Api
 from hack.cluster.options import Options, Ready
 from hack.cluster.paths import REPO, Unavailable
@@ -32,6 +33,8 @@ from hack.cluster.proc import started_at, wait_for
 CRD = REPO / "crds" / "psjob.dev_pstrainingjobs.yaml"
 SELECTOR = "scheduler.alpha.kubernetes.io/node-selector"
 OURS = "psjob.dev/test"
+RUNTIME_IMAGE, OPERATOR_IMAGE, WORKER_IMAGE = "psjob.local/psjob-runtime:dev", "psjob.local/psjob-operator:dev", "psjob.local/digits:dev"
+NODES, NODE_GRACE, NODE_WAIT = 2, 6.0, 300.0
 KwokNodes = Callable[..., list[str]]
 
 
@@ -120,6 +123,17 @@ class Cluster:
         group = "apis/psjob.dev/v1alpha1"  # kubectl explain needs the second path, which follows the first by up to a second
         wait_for("the CRD to be served", lambda: self.api.ok(f"/{group}/pstrainingjobs") and self.api.ok(f"/openapi/v3/{group}"), 30)
 
+    def load(self, archive: Path) -> list[str]:
+        """Import an image archive into every real node; the names in it."""
+        return nodes.load(self.state, self.ready.nodes, archive)
+
+    def load_worker(self, name: str, folder: Path) -> str:
+        """Make and import a worker image (Python, torch at /torch, `folder` as WORKDIR /app); give pods imagePullPolicy IfNotPresent."""
+        archive = pack.pack(self.state / f"image-{uuid.uuid4().hex[:8]}.tar", workers={name: folder})
+        self.load(archive)
+        archive.unlink()
+        return name
+
     def finish_pod(self, namespace: str, name: str, exit_code: int = 0, reason: str | None = None, container: str | None = None) -> None:
         """Be the kubelet of a kwok pod: its containers (or one) ended with that code; the phase follows from it."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
@@ -186,14 +200,47 @@ def kwok_nodes(control_plane: Cluster, namespace: str) -> Iterator[KwokNodes]:
     kwok.remove_nodes(control_plane.api, made)
 
 
-def shared(kind: str, options: Options, only: str) -> Cluster:
+@pytest.fixture(scope="session")
+def node_cluster() -> Cluster:
+    """Two real nodes (kubelet, containerd, kube-proxy, DNS), torch mounted, our images in place; Unknown after 6 silent seconds."""
+    state = _state("nodes")
+    try:
+        options = Options(state=state, nodes=NODES, audit=True, isolate=True, grace=NODE_GRACE, wait=NODE_WAIT)
+        nodes.check(options)
+        mounts = ((str(torchsite.torch_site()), torchsite.TARGET),)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    return shared("nodes", dataclasses.replace(options, mounts=mounts), "e2e", _load_images)
+
+
+@pytest.fixture
+def node_namespace(node_cluster: Cluster) -> Iterator[str]:
+    """A namespace of the test's own on the real nodes."""
+    name = node_cluster.create_namespace(isolated=False)
+    yield name
+    node_cluster.api.delete(f"/api/v1/namespaces/{name}")
+
+
+def _load_images(cluster: Cluster) -> None:
+    """The three images that every test on real nodes starts from, made from the checkout as it is now."""
+    done = cluster.state / "images.tar"
+    if not done.exists():
+        archive = cluster.state / "images.new.tar"
+        pack.pack(archive, runtime=RUNTIME_IMAGE, operator=OPERATOR_IMAGE, workers={WORKER_IMAGE: REPO / "examples" / "digits"})
+        cluster.load(archive)
+        archive.rename(done)
+
+
+def shared(kind: str, options: Options, only: str, prepare: Callable[[Cluster], None] | None = None) -> Cluster:
     """The run's cluster of that kind: the first worker that asks starts it, the others wait for it. Skips, by name, where it cannot be."""
     _build(only)
     with options.state.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        cluster = _start(Options(**{**vars(options), **_owner()}))
+        cluster = _start(dataclasses.replace(options, **_owner()))
         if CRD.exists():
             cluster.install_crd()
+        if prepare:
+            prepare(cluster)
     return cluster
 
 

@@ -25,7 +25,13 @@ def hold(options: Options) -> int:
     """Bring the cluster up, say so in cluster.json, keep it until SIGTERM or until its owner is gone, tear it down."""
     signal.signal(signal.SIGTERM, _ask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _start_reaper(options)
+    try:
+        claimed = network.claim(options.wait) if options.nodes else None
+    except (ClusterError, _Asked) as error:
+        (options.state / "error").write_text(f"{error}\n")
+        remove_state(options.state)
+        return 1
+    _start_reaper(options)  # it inherits the claim: the machine is free again when both have ended
     keeper = Keeper(options.state)
     status = 0
     try:
@@ -44,13 +50,15 @@ def hold(options: Options) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         (options.state / "cluster.json").unlink(missing_ok=True)
         keeper.stop()
+        if claimed is not None:
+            claimed.close()
     return status
 
 
 def _bring_up(options: Options, keeper: Keeper) -> Ready:
     started = time.monotonic()
     if options.nodes:
-        network.create(options)
+        network.create()
     made = plane.start(options, keeper)
     if options.nodes:
         nodes.start(options, keeper, made)
@@ -103,9 +111,9 @@ def _start_reaper(options: Options) -> None:
 
 
 def clean(options: Options) -> None:
-    """Remove bridge, cgroups and everything in the state folder but logs; safe to call again."""
+    """Remove bridge, cgroups and everything in the state folder but logs; safe to call again, by who has the machine's claim."""
     if options.nodes:
-        nodes.clean(options)
+        nodes.clean()
         network.remove()
     remove_state(options.state)
 

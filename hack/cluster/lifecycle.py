@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from hack.cluster import nodes
+from hack.cluster import holder, network, nodes
 from hack.cluster.options import Options, Ready
 from hack.cluster.paths import REPO, ClusterError
 from hack.cluster.proc import alive, started_at, tail
@@ -23,22 +24,23 @@ def up(options: Options) -> Ready:
     running = Ready.load(options.state)
     if running is not None and alive(running.holder):
         return running
-    down(options.state, options.nodes > 0)
+    down(options.state)
     _check_state(options.state)
     if options.nodes:
         nodes.check(options)
     options.state.mkdir(parents=True, exist_ok=True, mode=0o755)
     (options.state / "error").unlink(missing_ok=True)
     (options.state / "options.json").write_text(options.to_json())
-    (options.state / "logs").mkdir(exist_ok=True)
+    shutil.rmtree(options.state / "logs", ignore_errors=True)
+    (options.state / "logs").mkdir()
     command = [sys.executable, str(Path(__file__).resolve().parent), "hold", "--state", str(options.state)]
     with (options.state / "logs" / "holder.log").open("ab") as log:
-        holder = subprocess.Popen(command, cwd=REPO, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    (options.state / "holder.pid").write_text(f"{holder.pid} {started_at(holder.pid)}\n")
-    return _await(options, holder)
+        process = subprocess.Popen(command, cwd=REPO, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    (options.state / "holder.pid").write_text(f"{process.pid} {started_at(process.pid)}\n")
+    return _await(options, process)
 
 
-def down(state: Path, real_nodes: bool | None = None) -> bool:
+def down(state: Path) -> bool:
     """End the cluster of that state folder; True when there was one. Also cleans after a holder that was killed."""
     pid = _holder(state)
     if pid is not None:
@@ -49,25 +51,36 @@ def down(state: Path, real_nodes: bool | None = None) -> bool:
         _wait_gone(reaper)
     leftover = (state / "options.json").exists()
     if leftover:
-        from hack.cluster.holder import clean
-
-        clean(Options.from_json((state / "options.json").read_text()))
+        _clean_after_a_kill(state)
     return pid is not None or leftover
 
 
-def _await(options: Options, holder: subprocess.Popen[bytes]) -> Ready:
+def _clean_after_a_kill(state: Path) -> None:
+    """Holder and reaper were both killed: do what the reaper would have done, but leave the machine to a cluster that came later."""
+    options = Options.from_json((state / "options.json").read_text())
+    if options.nodes:
+        try:
+            with network.claim():
+                holder.clean(options)
+                return
+        except ClusterError:
+            pass
+    holder.remove_state(state)
+
+
+def _await(options: Options, process: subprocess.Popen[bytes]) -> Ready:
     started = time.monotonic()
     error = options.state / "error"
-    while time.monotonic() - started < UP_LIMIT:
+    while time.monotonic() - started < UP_LIMIT + options.wait:
         ready = Ready.load(options.state)
         if ready is not None:
             return ready
-        if holder.poll() is not None:
+        if process.poll() is not None:
             words = error.read_text().strip() if error.exists() else tail(options.state / "logs" / "holder.log")
             raise ClusterError(f"the cluster did not come up: {words}")
         time.sleep(0.05)
     with contextlib.suppress(ProcessLookupError):
-        holder.terminate()
+        process.terminate()
     raise ClusterError(f"the cluster did not come up within {UP_LIMIT:.0f} s; its logs lie in {options.state / 'logs'}")
 
 

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
 
 from hack.cluster.options import BRIDGE, BRIDGE_ADDRESS, SERVICE_RANGE, Options
 from hack.cluster.paths import ClusterError
 
+LOCK = Path(tempfile.gettempdir()) / "psjob-nodes.lock"
 
-def create(options: Options) -> None:
-    """Make the bridge. Raises ClusterError when it exists: Service and pod ranges are fixed, so there is one such cluster a machine."""
-    if exists():
-        raise ClusterError(
-            f"the bridge {BRIDGE} exists: another cluster with real nodes runs on this machine; "
-            "end it with `python -m hack.cluster down --state ITS_STATE`, or remove a leftover with `ip link delete psjob0`"
-        )
+
+def claim(seconds: float = 0.0) -> IO[str]:
+    """Take the machine for a cluster with real nodes: Service and pod ranges are fixed, so there is one at a time.
+
+    Whoever holds the returned file (or inherits it by fork) has the machine. Waits up to `seconds`, then raises ClusterError.
+    """
+    deadline = time.monotonic() + seconds
+    handle = LOCK.open("w")
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                handle.close()
+                raise ClusterError(
+                    "another cluster with real nodes runs on this machine, and there can be one at a time; "
+                    "end it with `python -m hack.cluster down --state ITS_STATE`, or use --nodes 0"
+                ) from None
+            time.sleep(0.2)
+
+
+def create() -> None:
+    """Make the bridge, for who has claimed the machine; one that a killed cluster left is removed first."""
+    remove()
     ip("link", "add", BRIDGE, "type", "bridge")
     ip("address", "add", f"{BRIDGE_ADDRESS}/24", "dev", BRIDGE)
     ip("link", "set", BRIDGE, "up")
@@ -32,13 +56,14 @@ def connect(options: Options, index: int, pid: int) -> None:
 
 
 def remove() -> None:
-    """Remove the bridge and with it the routes; the veths went with the nodes' namespaces."""
-    if exists():
-        ip("link", "delete", BRIDGE)
+    """Remove the bridge with its routes, and the veths: half-closed connections can keep a node's namespace for a minute."""
+    for name in (*(f"psjobv{index}" for index in (1, 2)), BRIDGE):
+        if exists(name):
+            subprocess.run(["ip", "link", "delete", name], capture_output=True)  # it may go by itself between look and delete
 
 
-def exists() -> bool:
-    return subprocess.run(["ip", "link", "show", BRIDGE], capture_output=True).returncode == 0
+def exists(name: str = BRIDGE) -> bool:
+    return subprocess.run(["ip", "link", "show", name], capture_output=True).returncode == 0
 
 
 def ip(*arguments: str) -> None:

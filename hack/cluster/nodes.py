@@ -96,7 +96,7 @@ def load(state: Path, count: int, archive: Path) -> list[str]:
     return images.names(archive)
 
 
-def clean(options: Options) -> None:
+def clean() -> None:
     """Remove what outlives the nodes' processes."""
     cgroups.remove()
 

@@ -17,7 +17,10 @@ BRIDGE, BRIDGE_RANGE, BRIDGE_ADDRESS = "psjob0", "10.243.0.0/24", "10.243.0.1"
 
 @dataclass(frozen=True)
 class Options:
-    """One cluster. `mounts` are (source, target) folders that every container of a real node sees, read-only."""
+    """One cluster. `mounts` are (source, target) folders that every container of a real node sees, read-only.
+
+    `wait` is how long, in seconds, another cluster with real nodes may take to leave; `owner` a process that this cluster ends with.
+    """
 
     state: Path
     nodes: int = 0
@@ -27,6 +30,7 @@ class Options:
     audit: bool = False
     isolate: bool = False
     grace: float | None = None
+    wait: float = 0.0
     owner: int | None = None
     owner_started: str | None = None
 

@@ -52,13 +52,13 @@ class Keeper:
             if child.poll() is not None:
                 raise ClusterError(f"{name} ended with {child.returncode}; the end of {self.log(name)}:\n{tail(self.log(name))}")
 
-    def stop(self, names: Sequence[str] | None = None, patience: float = 5.0) -> None:
-        """SIGTERM in reverse order of start, SIGKILL after `patience` seconds."""
-        chosen = [name for name in reversed(list(self.children)) if names is None or name in names]
-        for name in chosen:
-            stop(self.children[name], patience)
-            del self.children[name]
-            (self.state / "pids" / f"{name}.pid").unlink(missing_ok=True)
+    def stop(self) -> None:
+        """SIGKILL for all at once: nothing of a throw-away cluster is worth the seconds of a graceful end."""
+        for child in self.children.values():
+            child.kill()
+        for child in self.children.values():
+            child.wait()
+        self.children.clear()
 
     def log(self, name: str) -> Path:
         return self.state / "logs" / f"{name}.log"
@@ -86,16 +86,6 @@ def die_with_parent() -> None:
     """For preexec_fn: SIGKILL from the kernel when the parent is gone. A terminal's Ctrl-C is the parent's business alone."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.setpgid(0, 0)
-
-
-def stop(child: subprocess.Popen[bytes], patience: float) -> None:
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(patience)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
 
 
 def wait_for(what: str, ready: Callable[[], bool], seconds: float, check: Callable[[], None] = lambda: None, pause: float = 0.05) -> float:

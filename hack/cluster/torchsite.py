@@ -1,4 +1,4 @@
-"""The folder that pods mount at /torch: torch, numpy and scikit-learn with what they need, taken by hard links from .venv, and nothing else.
+"""The folder that pods mount at /torch: torch, numpy and scikit-learn and their needs, by hard links from .venv, and nothing else.
 
 Never .venv itself: psjob is installed there and would hide a broken injection.
 """
