@@ -36,6 +36,10 @@ def merge(base: Any, over: Any, field: str = "") -> Any:
 
 
 def _by_key(base: list[Any], over: list[Any], key: str) -> list[Any]:
-    items = {item.get(key): item for item in over if isinstance(item, dict)}
-    merged = [merge(item, items.pop(item.get(key))) if item.get(key) in items else item for item in base]
-    return [*merged, *items.values()]
+    if not all(isinstance(item, dict) and isinstance(item.get(key), str | int) for item in [*base, *over]):
+        # Not what Kubernetes takes; the API server says so better than we could.
+        return [*base, *over]
+    merged = {item[key]: item for item in base}
+    for item in over:
+        merged[item[key]] = merge(merged[item[key]], item) if item[key] in merged else item
+    return list(merged.values())

@@ -1,0 +1,58 @@
+"""`psjob render`: every object of a job's first turn, as YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from psjob_operator.cli.render import NO_UID, documents, render, render_yaml
+from psjob_operator.local.errors import BadInput
+from psjob_operator.local.manifest import read_job
+
+MANIFEST = """
+apiVersion: psjob.dev/v1alpha1
+kind: PSTrainingJob
+metadata: {name: digits, namespace: team}
+spec:
+  suspend: true
+  managedBy: kueue.x-k8s.io/multikueue
+  ps: {shards: 2}
+  workers: {replicas: 4, template: {spec: {containers: [{name: worker, image: me/digits:1, command: [python, train.py]}]}}}
+"""
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(MANIFEST)
+    return path
+
+
+def test_all_objects_in_order(manifest: Path) -> None:
+    made = documents(read_job(manifest), "image:1")
+    assert [(it["kind"], it["metadata"]["name"]) for it in made] == [
+        ("Service", "digits-ps"),
+        ("ConfigMap", "digits-config"),
+        ("PersistentVolumeClaim", "digits-checkpoints"),
+        *(("Pod", f"digits-ps-{index}-e1") for index in range(2)),
+        *(("Pod", f"digits-worker-{index}-r1") for index in range(4)),
+    ]
+    assert {it["metadata"]["namespace"] for it in made} == {"team"}
+    assert made[0]["metadata"]["ownerReferences"][0]["uid"] == NO_UID
+
+
+def test_the_output_is_yaml_and_the_same_each_time(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    render(manifest, ["spec.workers.replicas=1"], "image:1")
+    printed = capsys.readouterr().out
+    assert len(list(yaml.safe_load_all(printed))) == 6 and "&id" not in printed
+    assert printed == render_yaml(read_job(manifest, ("spec.workers.replicas=1",)), "image:1")
+
+
+def test_a_bad_manifest_is_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(MANIFEST.replace("shards: 2", "shards: 0"))
+    with pytest.raises(BadInput) as refusal:
+        render(path)
+    assert "spec.ps.shards" in str(refusal.value)

@@ -1,0 +1,315 @@
+"""Pods: the user's template comes through untouched, and what psjob adds is exactly what the design says."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from psjob_operator import contract, render
+from psjob_operator.plan.actions import CreateProcess
+from psjob_operator.plan.snapshot import Snapshot
+from psjob_operator.render.inject import SHELL
+from psjob_operator.render.names import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
+from tests.unit.plan_given import job
+
+IMAGE = "registry/psjob-runtime:1"
+RICH = yaml.safe_load("""
+metadata:
+  labels: {team: ads, psjob: "no"}
+  annotations: {note: "two\\nlines"}
+spec:
+  nodeSelector: {gpu: a100}
+  priorityClassName: high
+  serviceAccountName: trainer
+  runtimeClassName: nvidia
+  tolerations: [{key: nvidia.com/gpu, operator: Exists}]
+  affinity:
+    nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Exists}]}]}}
+  securityContext: {runAsUser: 1000, fsGroup: 2000, supplementalGroups: [7]}
+  imagePullSecrets: [{name: pull}]
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: one}]
+  somethingNewer: {deep: [1, 2.5, null, "0.1"]}
+  initContainers:
+  - {name: fetch, image: busybox, command: [sh, -c, "echo ${HOME} $(X)"]}
+  - {name: logs, image: fluent, restartPolicy: Always}
+  containers:
+  - name: metrics
+    image: exporter
+  - name: worker
+    image: me/gpu:1
+    imagePullPolicy: Always
+    command: [/opt/conda/bin/python3.11, -u, train.py]
+    args: ["--lr", "0.1", "$(PSJOB_INDEX)"]
+    env: [{name: A, value: "1"}, {name: TOKEN, valueFrom: {secretKeyRef: {name: s, key: k}}}]
+    envFrom: [{configMapRef: {name: c}}]
+    resources: {limits: {nvidia.com/gpu: 1, cpu: 4}, requests: {cpu: 500m}}
+    securityContext: {capabilities: {add: [IPC_LOCK]}, privileged: false, runAsGroup: 3000}
+    volumeMounts: [{name: data, mountPath: /data, readOnly: true}]
+    ports: [{containerPort: 9000}]
+    lifecycle: {preStop: {exec: {command: [sleep, "1"]}}}
+  volumes: [{name: data, persistentVolumeClaim: {claimName: data}}, {name: shm, emptyDir: {medium: Memory}}]
+""")
+
+
+def rich(**overrides: Any) -> Snapshot:
+    return job(workers={"template": copy.deepcopy(RICH)}, **overrides)
+
+
+def worker(snapshot: Snapshot, index: int = 1, number: int = 3) -> dict[str, Any]:
+    name = f"job-worker-{index}-r{number}"
+    return render.pod(snapshot, CreateProcess("worker", index, number, 2, name), IMAGE)
+
+
+def shard(snapshot: Snapshot, known: bool = False) -> dict[str, Any]:
+    return render.pod(snapshot, CreateProcess("shard", 1, 4, 5, "job-ps-1-e4", known), IMAGE)
+
+
+def env(container: dict[str, Any]) -> dict[str, str]:
+    return {entry["name"]: entry["value"] for entry in container["env"] if entry["name"].startswith("PSJOB_")}
+
+
+def without_ours(pod: dict[str, Any], name: str) -> dict[str, Any]:
+    """The pod with everything that psjob adds taken away."""
+    pod = copy.deepcopy(pod)
+    spec = pod["spec"]
+    for key in ("restartPolicy", "hostname", "subdomain", "automountServiceAccountToken", "enableServiceLinks"):
+        spec.pop(key)
+    for key in ("initContainers", "volumes"):
+        spec[key] = [item for item in spec[key] if not item["name"].startswith("psjob-")]
+    container = next(item for item in spec["containers"] if item["name"] == name)
+    container.pop("terminationMessagePolicy")
+    container["env"] = [item for item in container["env"] if not item["name"].startswith("PSJOB_")]
+    container["volumeMounts"] = [item for item in container["volumeMounts"] if not item["name"].startswith("psjob-")]
+    assert container["command"][:4] == ["/psjob/bin/sh", "-c", SHELL, "psjob"]
+    container["command"] = container["command"][4:]
+    labels = {key: value for key, value in pod["metadata"]["labels"].items() if "psjob.dev/" not in key and "kubernetes.io/" not in key}
+    return {"metadata": {"labels": labels, "annotations": pod["metadata"]["annotations"]}, "spec": spec}
+
+
+def test_the_template_comes_through_byte_for_byte() -> None:
+    snapshot = rich()
+    made = worker(snapshot)
+    assert json.dumps(without_ours(made, "worker"), sort_keys=True) == json.dumps(RICH, sort_keys=True)
+    assert list(made["spec"]["containers"][1])[:4] == ["name", "image", "imagePullPolicy", "command"], "also in its order"
+    assert snapshot.spec.workers.template == RICH, "and is not changed in place"
+
+
+def test_a_worker_is_told_who_it_is() -> None:
+    made = worker(rich())
+    container = made["spec"]["containers"][1]
+    assert env(container) == {
+        "PSJOB_ROLE": "worker",
+        "PSJOB_INDEX": "1",
+        "PSJOB_RUN": "run-1",
+        "PSJOB_CONFIG": "/psjob-config/config.json",
+        "PSJOB_POD": "job-worker-1-r3",
+        "PSJOB_START": "3",
+    }
+    assert container["env"][0]["name"] == "PSJOB_ROLE", "so that the user's variables may refer to ours"
+    assert container["args"] == ["--lr", "0.1", "$(PSJOB_INDEX)"]
+    labels = made["metadata"]["labels"]
+    assert (labels[LABEL_JOB], labels[LABEL_ROLE], labels[LABEL_INDEX], labels[LABEL_NUMBER]) == ("job", "worker", "1", "3")
+    assert (labels["psjob.dev/start"], labels["psjob.dev/view"], labels["app.kubernetes.io/component"]) == ("3", "2", "worker")
+    assert made["metadata"]["ownerReferences"] == [
+        {
+            "apiVersion": "psjob.dev/v1alpha1",
+            "kind": "PSTrainingJob",
+            "name": "job",
+            "uid": "run-1",
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ]
+    assert made["spec"]["restartPolicy"] == "Never" and made["spec"]["hostname"] == "job-worker-1"
+    assert made["spec"]["automountServiceAccountToken"] is False and made["spec"]["enableServiceLinks"] is False
+    assert "psjob-checkpoints" not in str(made)
+
+
+def test_what_the_user_says_of_tokens_and_messages_holds() -> None:
+    template = copy.deepcopy(RICH)
+    template["spec"] |= {"automountServiceAccountToken": True, "enableServiceLinks": True}
+    template["spec"]["containers"][1]["terminationMessagePolicy"] = "File"
+    made = worker(job(workers={"template": template}))["spec"]
+    assert made["automountServiceAccountToken"] and made["enableServiceLinks"]
+    assert made["containers"][1]["terminationMessagePolicy"] == "File"
+
+
+def test_the_library_is_injected_first() -> None:
+    spec = worker(rich())["spec"]
+    first = spec["initContainers"][0]
+    assert first["name"] == "psjob-inject" and first["image"] == IMAGE
+    assert first["command"] == ["/psjob-runtime/bin/busybox", "cp", "-R", "/psjob-runtime/.", "/psjob"]
+    assert first["resources"]["requests"] == first["resources"]["limits"]
+    security = first["securityContext"]
+    assert security["runAsNonRoot"] and not security["allowPrivilegeEscalation"] and security["capabilities"] == {"drop": ["ALL"]}
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"} and "runAsUser" not in security
+    mounts = {mount["name"]: mount for mount in spec["containers"][1]["volumeMounts"]}
+    assert mounts["psjob-runtime"] == {"name": "psjob-runtime", "mountPath": "/psjob", "readOnly": True}
+    assert mounts["psjob-config"] == {"name": "psjob-config", "mountPath": "/psjob-config", "readOnly": True}
+    assert "subPath" not in str(mounts), "a file mounted by subPath would not follow changes"
+    assert "volumeMounts" not in spec["containers"][0], "sidecars are left alone"
+
+
+@pytest.mark.parametrize(
+    ("security", "non_root", "seccomp"),
+    [
+        ({}, True, True),
+        ({"runAsUser": 1000, "seccompProfile": {"type": "Localhost"}}, True, False),
+        ({"runAsUser": 0}, False, True),
+    ],
+)
+def test_the_init_container_takes_the_pods_user(security: dict[str, Any], non_root: bool, seccomp: bool) -> None:
+    template = copy.deepcopy(RICH)
+    template["spec"]["securityContext"] = security
+    made = worker(job(workers={"template": template}))["spec"]["initContainers"][0]["securityContext"]
+    assert ("runAsNonRoot" in made, "seccompProfile" in made) == (non_root, seccomp)
+
+
+def test_without_injection_the_command_is_the_users() -> None:
+    spec = worker(rich(injection="none"))["spec"]
+    assert spec["containers"][1]["command"] == RICH["spec"]["containers"][1]["command"]
+    assert [container["name"] for container in spec["initContainers"]] == ["fetch", "logs"]
+    assert {volume["name"] for volume in spec["volumes"]} == {"data", "shm", "psjob-config"}
+    assert shard(rich(injection="none"))["spec"]["containers"][0]["command"] == ["/opt/conda/bin/python3.11", "-m", "psjob.shard"]
+
+
+# ---- shards ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_shard_takes_image_and_user_and_no_more() -> None:
+    made = shard(rich())
+    spec = made["spec"]
+    container = spec["containers"][0]
+    assert (container["name"], container["image"], container["imagePullPolicy"]) == ("shard", "me/gpu:1", "Always")
+    assert spec["imagePullSecrets"] == [{"name": "pull"}]
+    assert container["command"][4:] == ["/opt/conda/bin/python3.11", "-m", "psjob.shard"]
+    assert container["resources"] == {"requests": {"cpu": "500m", "memory": "1Gi"}}
+    assert spec["securityContext"] == {
+        "runAsUser": 1000,
+        "fsGroup": 2000,
+        "supplementalGroups": [7],
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert container["securityContext"] == {"runAsGroup": 3000, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    for foreign in ("nvidia", "serviceAccountName", "trainer", "IPC_LOCK", "TOKEN", "priorityClassName", "a100", "team"):
+        assert foreign not in json.dumps(made).replace("run-1", ""), foreign
+    assert env(container) == {
+        "PSJOB_ROLE": "shard",
+        "PSJOB_INDEX": "1",
+        "PSJOB_RUN": "run-1",
+        "PSJOB_CONFIG": "/psjob-config/config.json",
+        "PSJOB_POD": "job-ps-1-e4",
+        "PSJOB_EPOCH": "4",
+        "PSJOB_VIEW": "5",
+        "PSJOB_CHECKPOINTS": "/psjob-checkpoints",
+    }
+    assert env(shard(rich(), known=True)["spec"]["containers"][0])["PSJOB_MIN_STEP"] == "1"
+    assert (spec["hostname"], spec["subdomain"]) == ("job-ps-1", "job-ps")
+    labels = made["metadata"]["labels"]
+    assert (labels["psjob.dev/epoch"], labels["psjob.dev/view"], labels[LABEL_NUMBER]) == ("4", "5", "4")
+
+
+def test_a_shard_is_guarded() -> None:
+    spec = shard(job(ps={"shardTimeoutSeconds": 10}))["spec"]
+    container = spec["containers"][0]
+    assert container["startupProbe"]["httpGet"] == {"path": contract.STARTED_PATH, "port": contract.STATUS_PORT}
+    assert container["startupProbe"]["failureThreshold"] * container["startupProbe"]["periodSeconds"] > 600
+    live = container["livenessProbe"]
+    assert live["httpGet"]["path"] == contract.HEALTH_PATH and live["terminationGracePeriodSeconds"] == 1
+    assert {(it["key"], it["tolerationSeconds"]) for it in spec["tolerations"]} == {
+        ("node.kubernetes.io/not-ready", 30),
+        ("node.kubernetes.io/unreachable", 30),
+    }
+    # Where nothing names a user, a shard is nobody, under the restricted level.
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "fsGroup": 65532,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+@pytest.mark.parametrize("timeout", [2, 3, 5, 10, 60, 3600])
+def test_the_liveness_probe_takes_about_the_shard_timeout(timeout: int) -> None:
+    live = shard(job(ps={"shardTimeoutSeconds": timeout}))["spec"]["containers"][0]["livenessProbe"]
+    assert timeout / 2 <= live["periodSeconds"] * live["failureThreshold"] <= timeout
+    assert 1 <= live["timeoutSeconds"] <= live["periodSeconds"] <= 30
+
+
+@pytest.mark.parametrize(
+    ("command", "python"),
+    [(["python"], "python"), (["/usr/bin/python3.12", "x"], "/usr/bin/python3.12"), (["torchrun"], "python3"), (["pythonic"], "python3")],
+)
+def test_a_shard_runs_the_workers_python(command: list[str], python: str) -> None:
+    template = {"spec": {"containers": [{"name": "only", "image": "i", "command": command}]}}
+    assert shard(job(workers={"template": template}))["spec"]["containers"][0]["command"][4:] == [python, "-m", "psjob.shard"]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "source", "together"),
+    [
+        ({}, {"persistentVolumeClaim": {"claimName": "job-checkpoints"}}, True),
+        ({"accessMode": "ReadWriteMany"}, {"persistentVolumeClaim": {"claimName": "job-checkpoints"}}, False),
+        ({"volume": {"claim": "mine"}}, {"persistentVolumeClaim": {"claimName": "mine"}}, False),
+        ({"volume": {"nfs": {"server": "s", "path": "/p"}}}, {"nfs": {"server": "s", "path": "/p"}}, False),
+        ({"disabled": True}, {"emptyDir": {}}, False),
+        ({"disabled": True, "volume": {"emptyDir": {"sizeLimit": "1Gi"}}}, {"emptyDir": {"sizeLimit": "1Gi"}}, False),
+    ],
+)
+def test_where_checkpoints_lie(checkpoint: dict[str, Any], source: dict[str, Any], together: bool) -> None:
+    spec = shard(job(checkpoint=checkpoint))["spec"]
+    volume = next(volume for volume in spec["volumes"] if volume["name"] == "psjob-checkpoints")
+    assert volume == {"name": "psjob-checkpoints", **source}
+    assert {"name": "psjob-checkpoints", "mountPath": "/psjob-checkpoints"} in spec["containers"][0]["volumeMounts"]
+    terms = spec.get("affinity", {}).get("podAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", [])
+    assert bool(terms) == together
+    if together:
+        assert terms[0]["topologyKey"] == "kubernetes.io/hostname"
+        assert terms[0]["labelSelector"]["matchLabels"] == render.service(job())["spec"]["selector"]
+
+
+OVER = yaml.safe_load("""
+metadata: {labels: {tier: ps}, annotations: {a: b}}
+spec:
+  nodeSelector: {disk: fast}
+  priorityClassName: shards
+  tolerations: [{key: spot, operator: Exists}]
+  affinity:
+    podAntiAffinity: {preferredDuringSchedulingIgnoredDuringExecution: []}
+    podAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: zone, labelSelector: {}}]}
+  terminationGracePeriodSeconds: 300
+  volumes: [{name: scratch, emptyDir: {}}]
+  containers:
+  - name: shard
+    image: me/cpu:1
+    env: [{name: MALLOC, value: jemalloc}]
+    resources: {requests: {memory: 64Gi}, limits: {memory: 64Gi}}
+    volumeMounts: [{name: scratch, mountPath: /scratch}]
+    livenessProbe: {periodSeconds: 7}
+  - {name: metrics, image: exporter}
+""")
+
+
+def test_the_shards_template_is_laid_over() -> None:
+    made = shard(rich(ps={"template": OVER}))
+    spec = made["spec"]
+    container = spec["containers"][0]
+    assert made["metadata"]["labels"]["tier"] == "ps" and made["metadata"]["annotations"] == {"a": "b"}
+    assert spec["nodeSelector"] == {"disk": "fast"} and spec["priorityClassName"] == "shards"
+    assert [it["key"] for it in spec["tolerations"]] == ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "spot"]
+    assert len(spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]) == 2, "one node stays one node"
+    assert spec["terminationGracePeriodSeconds"] == 300
+    assert container["image"] == "me/cpu:1" and container["command"][4:] == ["/opt/conda/bin/python3.11", "-m", "psjob.shard"]
+    assert container["resources"] == {"requests": {"cpu": "500m", "memory": "64Gi"}, "limits": {"memory": "64Gi"}}
+    assert container["livenessProbe"]["periodSeconds"] == 7 and container["livenessProbe"]["httpGet"]["path"] == contract.HEALTH_PATH
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/psjob-checkpoints", "/scratch", "/psjob-config", "/psjob"}
+    assert container["env"][-1] == {"name": "MALLOC", "value": "jemalloc"} and container["env"][0]["name"] == "PSJOB_ROLE"
+    assert spec["containers"][1] == {"name": "metrics", "image": "exporter"}
+    renamed = shard(job(ps={"template": {"spec": {"containers": [{"name": "mine", "resources": {}}]}}}))["spec"]["containers"]
+    assert [it["name"] for it in renamed] == ["mine"] and renamed[0]["command"]
