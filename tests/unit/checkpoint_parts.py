@@ -14,7 +14,7 @@ from psjob.layout import Layout, TensorSpec, assign
 from psjob.rules.base import BlockState
 
 RUN = "run-1"
-TABLE = [TensorSpec("w", (40, 30), "float32", 0), TensorSpec("b", (30,), "float32", 0), TensorSpec("d", (70,), "float64", 1)]
+TABLE = [TensorSpec("w", (12, 30), "float32", 0), TensorSpec("b", (30,), "float32", 0), TensorSpec("d", (70,), "float64", 1)]
 LAYOUT = Layout.of(TABLE)
 
 
