@@ -94,6 +94,10 @@ def _parser() -> argparse.ArgumentParser:
     pack.add_argument("-o", "--output", type=Path, required=True, metavar="IMAGE.tar")
     pack.set_defaults(run=_pack)
 
+    tryout = commands.add_parser("try", help="everything at once: two real nodes, the operator, the digits example (root and Linux)")
+    _state(tryout)
+    tryout.set_defaults(run=_try)
+
     site = commands.add_parser("torch-site", help="make the folder with torch for --mount FOLDER:/torch, and print it")
     site.set_defaults(run=_torch_site)
 
@@ -197,6 +201,13 @@ def _pack(asked: argparse.Namespace) -> int:
             raise ClusterError(f"--worker {text}: expected NAME=FOLDER")
         workers[name] = Path(folder)
     print(pack(asked.output.resolve(), runtime=asked.runtime, operator=asked.operator, workers=workers))
+    return 0
+
+
+def _try(asked: argparse.Namespace) -> int:
+    from hack.cluster.tryout import try_it
+
+    try_it(asked.state)
     return 0
 
 
