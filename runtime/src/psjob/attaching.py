@@ -94,9 +94,12 @@ class Job:
             self.session.scatter(self.parameters)
             return
         for p in self.parameters:
-            if p.grad is None:
+            if p.grad is None and p.requires_grad:
                 p.grad = torch.zeros_like(p)
-        self.session.scatter([p.grad for p in self.parameters])  # type: ignore[misc]
+        self.session.scatter([torch.empty_like(p) if p.grad is None else p.grad for p in self.parameters])
+        for mark in ("grad_scale", "found_inf"):  # the gradients are unscaled already
+            if hasattr(self.optimizer, mark):
+                setattr(self.optimizer, mark, None)
         if not skip:
             original()
 
@@ -243,6 +246,8 @@ def _aliases(model: torch.nn.Module, table: list[TensorSpec]) -> dict[str, str]:
 
 def _rule(rule: str | None, optimizer: torch.optim.Optimizer, job: config.Config) -> str:
     name = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise Refused("LBFGS evaluates the loss several times in one step, which a job cannot synchronise; use another optimizer")
     if job.update_at == "worker" or (rule is None and job.update_at is None):
         if job.mode != "sync":
             raise Refused(

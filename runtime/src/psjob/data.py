@@ -61,18 +61,25 @@ def _epoch(job: attaching.Job, plan: _Plan) -> Iterator[Any]:
         begin = back.cursor["round"]
     rounds = plan.rounds()
     batches = iter(plan.loader(number, begin))
+    clock, given = job.session.clock, 0
     for turn in range(begin, rounds):
         if back is not None:
             job.put_back()
             back = None
         job.edge({"epoch": number, "round": turn})
-        if plan.batch_of(turn) is None:
+        if plan.batch_of(turn) is not None:
+            given += 1
+            yield next(batches)
+        elif _trains(job, given, job.session.clock - clock):
             job.absent_step()
-            continue
-        yield next(batches)
     if back is not None:
         job.put_back()
     job.edge({"epoch": number, "round": rounds})
+
+
+def _trains(job: attaching.Job, given: int, steps: int) -> bool:
+    """Does this loop make a step a batch? An evaluation makes none, and a rank without a batch must then make none either."""
+    return steps == given if given else job.model.training and torch.is_grad_enabled()
 
 
 class _Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,8 @@ class Committer:
     def __init__(self, coordinator: Coordinator) -> None:
         self.c = coordinator
 
-    def commit(self, cut: Cut) -> int | None:
-        """Write the manifest of a cut that every shard has written; its step, or None when that failed.
+    def commit(self, cut: Cut) -> Manifest | None:
+        """Write the manifest of a cut that every shard has written; None when that failed.
 
         Raises Fenced when a higher view has claimed the run: this process must end.
         """
@@ -57,7 +58,7 @@ class Committer:
         log.info("checkpoint of step %d committed in %.2f s: %s", made.step, time.time() - began, path.name)
         if c.views.initialising:
             c.views.initial_committed(c.folder, made)
-        return made.step
+        return made
 
     def adopt(self, made: Manifest) -> None:
         """This manifest is the newest: show it."""
@@ -80,7 +81,7 @@ class Committer:
         clocks = self._clocks(cut, blocks, tables)
         workers: dict[str, Any] = {}
         for member in c.members.all.values():
-            left = member.left_at if member.left_at is not None and member.left_at <= clocks[member.rank] else None
+            left = _left(tables, member.rank)
             workers[str(member.rank)] = {
                 "clock": clocks[member.rank], "start": member.incarnation[0], "rewinds": member.incarnation[1], "leftAt": left,
             }  # fmt: skip
@@ -132,3 +133,9 @@ class Committer:
         records = self.c.members[0].records
         blob = records.get(int(made.workers["0"]["clock"])) or (records[max(records)] if records else self.c.views.initial)
         return sorted(record.unpack(blob).buffers.items()) if blob else []
+
+
+def _left(tables: Mapping[str, Any], rank: int) -> int | None:
+    """From which clock on a worker has left, if every shard knew so at the cut."""
+    clocks = [rows[str(rank)]["leftAt"] for rows in tables.values()]
+    return None if None in clocks else max(clocks)

@@ -69,7 +69,7 @@ class Coordinator:
                 except queue.Empty:
                     pass
                 else:
-                    event()
+                    self._carry_out(event)
                 self.beat = time.monotonic()
                 self._tick(self.beat)
         except Fenced as fenced:
@@ -79,6 +79,12 @@ class Coordinator:
         except Exception:  # the thread must not die in silence
             log.exception("the coordinator failed")
             self.exit_with(1)
+
+    def _carry_out(self, event: Callable[[], None]) -> None:
+        try:
+            event()
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            log.exception("a message that could not be understood was left out")
 
     # -- from other threads --------------------------------------------------------------------
 
@@ -127,8 +133,12 @@ class Coordinator:
                 self.views.check_initialised()
                 return
             cut = self.cuts.current
-            member.keep(header.clock, blob, None if cut is None else cut.step)
+            member.keep(header.clock, blob, None if cut is None else cut.pins.get(session.rank, cut.step))
             self.try_commit()
+        elif header.kind is Kind.MARK:
+            cut = self.cuts.current
+            if cut is not None and cut.number == header.request:
+                cut.pins[session.rank] = header.clock
         elif header.kind is Kind.LEAVE:
             self.members.left(session.rank, header.clock)
             self.ending.left(session.rank)
@@ -187,18 +197,18 @@ class Coordinator:
         cut = self.cuts.current
         if cut is None or len(cut.written) < len(self.config.shards):
             return
-        missing = self.members.missing_records(cut.step)
+        missing = self.members.missing_records(cut.step, cut.pins)
         if missing and not self._never_recorded(missing):
             return
-        step = self.committer.commit(cut)
+        made = self.committer.commit(cut)
         self.server.cut_step = -1
         now = time.monotonic()
-        if step is None:
+        if made is None:
             self.void(self.progress.checkpoint_problem or "not committed", lambda at: self.cuts.failed(at))
             return
-        self.cuts.committed(step, now)
-        self.views.order_all({"do": "committed", "step": step})
-        self.ending.committed(cut, step)
+        self.cuts.committed(made.step, now)
+        self.views.order_all({"do": "committed", "step": made.step})
+        self.ending.committed(cut, made)
 
     def busy(self) -> None:
         """A disk may take its time from here to the next turn: that is no sign of a dead process."""

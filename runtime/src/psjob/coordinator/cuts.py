@@ -19,6 +19,8 @@ class Cut:
     began: float
     final: bool = False
     stop: bool = False
+    pins: dict[int, int] = field(default_factory=dict)
+    """The clock at which each worker marked."""
     ready: set[int] = field(default_factory=set)
     written: dict[int, dict[str, Any]] = field(default_factory=dict)
 

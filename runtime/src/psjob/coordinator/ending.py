@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from psjob import contract
+from psjob.checkpoint.manifest import Manifest
 from psjob.coordinator.cuts import Cut
 from psjob.coordinator.members import State
 from psjob.wire.frame import Kind
@@ -53,7 +54,7 @@ class Ending:
         self._quit_at = time.monotonic() + FINISHED_SECONDS
         self.c.server.finishing()
 
-    def committed(self, cut: Cut, step: int) -> None:
+    def committed(self, cut: Cut, made: Manifest) -> None:
         """A manifest is on disk: let go who waited for it."""
         c = self.c
         if cut.final:
@@ -67,7 +68,7 @@ class Ending:
             member = c.members[rank]
             if member.state is not State.LEFT:
                 del self._leavers[rank]
-            elif c.mode.marks() or (member.left_at or 0) <= step:
+            elif made.workers[str(rank)]["leftAt"] is not None:
                 del self._leavers[rank]
                 c.sessions[rank].tell(Kind.LEFT)
         if cut.stop:
@@ -88,7 +89,8 @@ class Ending:
         finished = bool(self._leavers) and c.members.finished(c.config.success_policy)
         still = not c.members.live()
         if cut is not None:
-            if (finished and not cut.final) or (still and not cut.final):
+            moving = cut.marks or cut.step is not None
+            if (not cut.final and (finished or still)) or (still and moving and len(cut.written) < len(c.config.shards)):
                 c.void("everyone is through", lambda at: None)
                 c.cuts.current = None
             else:

@@ -70,6 +70,7 @@ class Joining:
         if c.mode.rewinds_together:
             clock = resume_sync(answers, set(member.records))
             if clock is None:
+                self.views.waiting[session.rank] = session
                 self.views.rewind_all(f"worker {session.rank} came back without the record of the step the job waits for")
                 return
         else:

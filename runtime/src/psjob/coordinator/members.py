@@ -62,9 +62,9 @@ class Members:
             return self.all[0].state is State.LEFT
         return not self.live()
 
-    def missing_records(self, step: int | None) -> list[int]:
-        """Live ranks whose record for a cut at `step` (None: the clock each one stands at) has not come."""
-        return [m.rank for m in self.live() if (m.clock if step is None else step) not in m.records]
+    def missing_records(self, step: int | None, pins: Mapping[int, int]) -> list[int]:
+        """Live ranks whose record for a cut has not come: of `step`, or (None) of the clock each one marked or stands at."""
+        return [m.rank for m in self.live() if (pins.get(m.rank, m.clock) if step is None else step) not in m.records]
 
     def rewound(self, step: int, saved: Mapping[str, Any], records: Mapping[int, bytes]) -> None:
         """Everyone is back at a manifest: its clocks, its leavers, its records; incarnations only rise."""

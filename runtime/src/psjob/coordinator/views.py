@@ -282,9 +282,11 @@ class Views:
 
     def _rewind_workers(self) -> None:
         for session in list(self.c.sessions.values()):
-            if session.rank not in self.waiting:
+            if session.welcomed:
                 session.tell(Kind.REWIND)
                 session.hang_up()
+            elif not session.done.is_set():
+                self.waiting[session.rank] = session
 
     def _enter(self, state: str) -> None:
         if state != self.state:

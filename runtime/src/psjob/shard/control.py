@@ -52,6 +52,7 @@ class Control:
         server = self.server
         server.changed.clear()
         server.store.phase = Phase.BLANK
+        server.store.generation += 1
         server.store.view = int(body["view"])
         server.cut_step = -1
         server.drop_sessions(server.store.mode.rewinds_together)

@@ -119,6 +119,8 @@ class Server:
         with self._lock:
             sessions = list(self.sessions.values())
         for session in sessions:
+            if not session.welcomed:
+                continue  # it has only just come, and waits for what follows
             if rewind:
                 session.tell(Kind.REWIND)
             session.hang_up()

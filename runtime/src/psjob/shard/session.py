@@ -35,6 +35,8 @@ class Session:
         self.rank, self.hello = header.worker, hello
         self.incarnation = (header.start, header.rewinds)
         self.done = threading.Event()
+        self.welcomed = False
+        self.generation = -1
         self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._base = Header(
@@ -84,6 +86,7 @@ class Session:
                 "view": self.store.view,
                 "serving": self.store.phase is Phase.SERVING,
             }
+        self.welcomed = not extra.get("init")
         self.tell(Kind.WELCOME, body | extra)
 
     def param(self, cell: Cell, waiter: Waiter) -> None:
@@ -147,6 +150,7 @@ class Session:
         """
         acked, epoch = int(self.hello.get("acked", 0)), int(self.hello.get("epoch", 0))
         with self.store.lock:
+            self.generation = self.store.generation
             if not self.store.admission.meet(self.rank, self.incarnation):
                 raise WireError(f"worker {self.rank}: a newer process of this rank is here; this one is fenced")
             if self.store.phase is not Phase.SERVING:
@@ -168,6 +172,7 @@ class Session:
         elif kind is Kind.INIT:
             self._init(header)
         elif kind is Kind.MARK:
+            self._to_coordinator(header, {})
             self.server.snapshots.mark(self.rank, header.request)
         elif kind is Kind.LEAVE:
             self.store.leave(self.rank, header.clock)
@@ -198,14 +203,14 @@ class Session:
                 self.stream.drain(header)
             else:
                 self.stream.recv_into(header, memory.view(grad))
-        verdict = store.push(header, cell, grad, self)
+        verdict = store.push(header, cell, grad, self, self.generation)
         if verdict is Verdict.GAP:
             raise WireError(
                 f"worker {self.rank} pushed clock {header.clock} of block {header.block}; "
                 f"this shard has {store.admission.rows[self.rank].complete} complete clocks of it"
             )
         if verdict is Verdict.FENCED:
-            raise WireError(f"worker {self.rank}: a newer process of this rank is here; this one is fenced")
+            raise StreamClosed(f"worker {self.rank}: this stream is older than the last restore or than another process of its rank")
 
     def _info(self, header: Header) -> None:
         body = self.stream.recv_json(header)

@@ -52,6 +52,8 @@ class Store:
         self.epoch, self.mode, self.run = epoch, mode, run
         self.view = 0
         self.attempt = 0
+        self.generation = 0
+        """Counts restores: a stream welcomed before one may not push after it."""
         self.phase = Phase.BLANK
         self.lock = threading.RLock()
         self.counters = Counters()
@@ -146,10 +148,12 @@ class Store:
                 self._arenas[key] = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype))
             return self._arenas[key]
 
-    def push(self, header: Header, cell: Cell, grad: torch.Tensor | None, replies: Replies) -> Verdict:
-        """Take a push and register its sender for the version that answers it."""
+    def push(self, header: Header, cell: Cell, grad: torch.Tensor | None, replies: Replies, generation: int) -> Verdict:
+        """Take a push and register its sender for the version that answers it; FENCED when a restore came between."""
         rank, now = header.worker, time.monotonic()
         with cell.lock:
+            if generation != self.generation or self.phase is not Phase.SERVING:
+                return Verdict.FENCED
             with self.lock:
                 self.counters.pushes += 1
                 before = self.admission.rows[rank].complete

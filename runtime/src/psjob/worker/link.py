@@ -53,7 +53,9 @@ class Link:
         self._thread = threading.Thread(target=self._run, name=f"link-{index}", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Begin to dial, if that has not begun."""
+        if not self._thread.is_alive():
+            self._thread.start()
 
     # -- out -----------------------------------------------------------------------------------
 
@@ -181,8 +183,7 @@ class Link:
             session.on_welcome(self, body)
             again = [] if body.get("init") else sorted(self.outstanding.items())
         complete, opened = int(body["complete"]), set(body["open"])
-        if again:
-            session.send_info(self)
+        session.send_info(self)
         for number, request in again:
             old = request.header
             taken = old.kind is Kind.PUSH and (old.clock < complete or (old.clock == complete and old.block in opened))

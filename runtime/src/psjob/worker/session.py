@@ -8,6 +8,7 @@ noted by a link and carried out by the script's thread at its next call.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -56,17 +57,21 @@ class WorkerSession:
         self.versions: dict[int, tuple[int, int]] = {}
         self.cut_clock = -1
         self.mark_wanted = 0
+        self.holding = 0
+        """The cut whose mark was sent and whose release is awaited."""
         self.stop_clock: int | None = None
         self.stop_requested = False
         self.leaving = False
         self.ended = False
         self._ending: Ending | None = None
         self._joined = False
-        self._init = False
+        self._init = 0
+        """How often the coordinator has asked rank 0 for the run's first values."""
         self._info: tuple[int, dict[str, Any]] = (0, {})
         self._states: dict[int, bytes] = {}
         self._said = 0.0
         self._last_record = b""
+        os.register_at_fork(after_in_child=self._forget_streams)
         self._grads = {b.index: torch.empty(b.length, dtype=getattr(torch, b.dtype)) for b in self.layout.blocks}
         self._weights = {b.index: torch.empty(b.length, dtype=getattr(torch, b.dtype)) for b in self.layout.blocks}
 
@@ -75,13 +80,13 @@ class WorkerSession:
     def join(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes]) -> None:
         """Enter the job; afterwards `parameters` hold the job's weights and `record` what to put back. Raises Ending."""
         self.links[0].start()
-        self._wait(lambda: self._joined or self._init, "the coordinator")
-        if self._init:
+        self._wait(lambda: self._joined or self._init > 0, "the coordinator")
+        while not self._joined:
+            asked = self._init
             self._begin_run(parameters, initial)
-            self._wait(lambda: self._joined, "the first checkpoint")
+            self._wait(lambda: self._joined or self._init > asked, "the first checkpoint")  # noqa: B023
         for link in self.links[1:]:
-            if not link._thread.is_alive():
-                link.start()
+            link.start()
         self._wait(lambda: all(link.welcomed for link in self.links), "all shards")
         self._pull(parameters)
 
@@ -140,7 +145,8 @@ class WorkerSession:
         if cut or mark or stop or len(record) <= SMALL_RECORD:
             self.links[0].send(self.header(Kind.RECORD, clock=self.clock).sized(record), record)
         if mark:
-            self.mark_wanted = 0
+            with self.cond:
+                self.mark_wanted, self.holding = 0, mark
             for link in self.links:
                 link.send(self.header(Kind.MARK, clock=self.clock, request=mark))
             self._wait(lambda: all(link.released >= mark for link in self.links), "all shards to copy a checkpoint")
@@ -191,7 +197,7 @@ class WorkerSession:
         body: dict[str, Any] = {
             "role": "worker", "scheme": "none", "transports": ["tcp"], "codecs": ["none"], "layout": self.layout.digest(),
             "view": self.view, "attempt": self.attempt, "fresh": not (self._joined if link.index == 0 else link.epoch),
-            "acked": link.acked if link.epoch else self.clock, "epoch": link.epoch, "init": self._init and not self._joined,
+            "acked": link.acked if link.epoch else self.clock, "epoch": link.epoch, "init": self._init > 0 and not self._joined,
         }  # fmt: skip
         if link.index == 0:
             body["rule"] = self.rule
@@ -214,13 +220,13 @@ class WorkerSession:
 
     def on_welcome(self, link: Link, body: dict[str, Any]) -> None:
         """Called with the condition held."""
-        link.released = max(link.released, self.mark_wanted, *(other.released for other in self.links))
+        link.released = max(link.released, self.holding)  # a shard that comes anew knows nothing of that cut
         self.view = max(self.view, int(body["view"]))
         if link.index == 0:
             self.attempt = int(body["attempt"])
             self.owner = [int(i) for i in body.get("assignment", self.owner)]
             if body.get("init"):
-                self._init = True
+                self._init += 1
             elif not self._joined:
                 self.clock = int(body["clock"])
                 if not body.get("record"):
@@ -286,7 +292,7 @@ class WorkerSession:
                 self.mark_wanted = header.request
             elif kind is Kind.RELEASE:
                 link.released = max(link.released, header.request)
-                if self.mark_wanted == header.request and link.index == 0:
+                if self.mark_wanted <= header.request and link.index == 0:
                     self.mark_wanted = 0
             self.cond.notify_all()
 
@@ -302,6 +308,12 @@ class WorkerSession:
             self.cond.notify_all()
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _forget_streams(self) -> None:
+        """In a forked loader process: close the copies, so that a shard sees at once when this worker dies."""
+        for link in self.links:
+            if link.stream is not None:
+                link.stream.sock.close()
 
     def _begin_run(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes]) -> None:
         for link in self.links[1:]:
