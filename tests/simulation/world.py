@@ -97,10 +97,12 @@ class World:
         """Pods start, become ready, leave; training goes on while everything is up; commits follow."""
         self.now += seconds
         for name, pod in list(self.pods.items()):
-            if pod.phase in ("Succeeded", "Failed") or pod.node_lost:
+            if pod.node_lost:
                 continue
             if pod.deleting is not None:
                 del self.pods[name]
+            elif pod.phase in ("Succeeded", "Failed"):
+                continue
             elif pod.started is None:
                 self.pods[name] = replace(pod, phase="Running", scheduled=self.now, started=self.now)
             elif not pod.ready:

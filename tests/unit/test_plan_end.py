@@ -201,3 +201,13 @@ def test_without_checkpoints_suspension_is_no_failure() -> None:
     leaving = {f"shard_{index}": pod("shard", index, **ended(143), deleting=NOW) for index in (0, 1)}
     decided = plan(suspend(running(job(checkpoint={"disabled": True}), **leaving)), NOW)
     assert decided.status.phase == "Running"
+
+
+def test_without_checkpoints_a_resumed_job_starts_anew_with_everyone_and_says_so() -> None:
+    snapshot = suspend(running(job(checkpoint={"disabled": True}), worker_0=OVER["worker_0"]))
+    told = plan(snapshot, NOW).status
+    stopped = plan(replace(snapshot, status=told, processes=()), NOW + 9).status
+    assert stopped.workers.succeeded_indexes == "0"
+    decided = plan(suspend(replace(snapshot, status=stopped, processes=()), None), NOW + 100)
+    assert "job-worker-0-r2" in names(decided) and decided.status.workers.succeeded_indexes == ""
+    assert "training starts anew" in decided.events[0].message

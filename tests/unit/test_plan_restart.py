@@ -223,3 +223,13 @@ def test_replaced_pods_go_but_for_the_newest_log() -> None:
 def test_a_pod_whose_sidecar_lives_on_is_deleted_when_replaced() -> None:
     crashed = pod("worker", 0, **ended(1), lingering=True)
     assert deleted(plan(running(worker_0=crashed), NOW)) == ["job-worker-0-r1"]
+
+
+def test_a_failure_names_container_code_limits_and_log() -> None:
+    container = {"name": "trainer", "image": "i", "command": ["python"], "resources": {"limits": {"memory": "2Gi"}}}
+    base = job(workers={"template": {"spec": {"containers": [container]}}})
+    killed = ended(137, "OOMKilled", log_tail="step 40\nepoch 3")
+    message = said(plan(running(base, worker_1=pod("worker", 1, **killed)), NOW).status)["Ready"].message
+    for words in ("worker 1", "container trainer", "memory limit 2Gi", "exit code 137", "epoch 3", "failures: 1", "backoffLimit: 6"):
+        assert words in message
+    assert len(message) <= 256

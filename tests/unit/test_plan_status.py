@@ -39,7 +39,10 @@ def test_starting_running_recovering() -> None:
     lost = running(shard_1=pod("shard", 1, **ended(137, "OOMKilled")))
     decided = plan(lost, NOW)
     assert stands(decided.status) == {"Ready": "False", "Reconciling": "True"} and decided.status.phase == "Recovering"
-    assert said(decided.status)["Ready"].message == "shard 1 is restored from the last checkpoint (OOMKilled)"
+    assert said(decided.status)["Ready"].message == (
+        "shard 1 is restored from the last checkpoint (OOMKilled);"
+        " container shard: exit code 137 (OOMKilled); failures: 1, spec.runPolicy.backoffLimit: 6"
+    )
     restoring = replace(lost, status=decided.status, processes=(*lost.processes, pod("shard", 1, 2, ready=False)))
     second = plan(restoring, NOW + 20)
     assert said(second.status)["Ready"].message == said(decided.status)["Ready"].message, "it is told until it is over"

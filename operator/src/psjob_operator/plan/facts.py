@@ -12,6 +12,9 @@ from psjob_operator.plan import indexes, naming
 from psjob_operator.plan.restart import Fate, fate
 from psjob_operator.plan.snapshot import Process, Refusal, Role, Snapshot
 
+SUSPENDING = "Suspending"
+"""Reason of Ready and Reconciling while processes end for a suspension."""
+
 
 @dataclass(frozen=True)
 class Seat:
@@ -123,7 +126,21 @@ class Facts:
     @cached_property
     def succeeded_before(self) -> frozenset[int]:
         """Workers whose success the status remembers, whatever became of their pods."""
+        if self.snapshot.spec.checkpoint.disabled and self.resuming:
+            # Nothing was kept: training starts anew, with everyone.
+            return frozenset()
         return indexes.to_set(self.stored.workers.succeeded_indexes, self.snapshot.spec.workers.replicas)
+
+    @property
+    def suspending(self) -> bool:
+        """Processes were told to end for a suspension, and Suspended was not yet told."""
+        return any(it.type == "Reconciling" and it.reason == SUSPENDING for it in self.stored.conditions)
+
+    @property
+    def resuming(self) -> bool:
+        """The job was suspended, or nearly so, and is to run: everything gets new numbers."""
+        stopped = self.stored.phase == "Suspended" or (self.suspending and not self.pods)
+        return stopped and not self.snapshot.spec.suspend
 
     @cached_property
     def ahead(self) -> tuple[Process, ...]:

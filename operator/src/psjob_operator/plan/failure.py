@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from psjob_operator.api.template import SERVING, TRAINED, container_of
 from psjob_operator.plan import success
 from psjob_operator.plan.backoff import counted
 from psjob_operator.plan.ending import Ending
+from psjob_operator.plan.explain import explain
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import progress
-from psjob_operator.plan.words import short
 
 TEMPLATE_REFUSED = (400, 422)
 
@@ -54,20 +53,7 @@ def _too_often(facts: Facts) -> Ending | None:
     if not failed or total <= limit:
         return None
     last = failed[-1]
-    return Ending(
-        "Failed",
-        "BackoffLimitExceeded",
-        f"{last} (container {container_name(facts, last)}) ended: {short(_why(last), 150)};"
-        f" failures: {total}, spec.runPolicy.backoffLimit: {limit}",
-    )
-
-
-def container_name(facts: Facts, seat: Seat) -> str:
-    """The container that does the work in the pod of `seat`."""
-    if seat.role == "shard":
-        template = facts.snapshot.spec.ps.template
-        return str((container_of(template, SERVING) or {}).get("name") or SERVING) if template else SERVING
-    return str((container_of(facts.snapshot.spec.workers.template, TRAINED) or {}).get("name") or TRAINED)
+    return Ending("Failed", "BackoffLimitExceeded", f"{last}, {explain(facts, last, total)}")
 
 
 def _why(seat: Seat) -> str:

@@ -31,7 +31,7 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     ending = failure.invalid(facts) or success.complete(facts)
     if ending is None and suspend.wanted(facts):
         return suspend.plan(facts)
-    afresh = facts.first_seen or suspend.resumed(facts)
+    afresh = facts.first_seen or facts.resuming
     if ending is None and not afresh:
         ending = failure.fatal(facts) or deadline.passed(facts)
     return finish.end(facts, ending) if ending else _run(facts, afresh)
@@ -81,7 +81,9 @@ def _pull_at(facts: Facts) -> float | None:
 def _events(facts: Facts, raising: Raising, status: JobStatus) -> tuple[Event, ...]:
     events = []
     if raising.afresh and not facts.first_seen:
-        events.append(Event("Normal", "Resumed", "all processes start from the last checkpoint"))
+        anew = facts.snapshot.spec.checkpoint.disabled
+        words = "spec.checkpoint.disabled is true: training starts anew" if anew else "all processes start from the last checkpoint"
+        events.append(Event("Warning" if anew else "Normal", "Resumed", words))
     elif raising.raised and not facts.first_seen:
         counted = any(seat.fate.counted for seat in raising.raised)
         events.append(Event("Warning" if counted else "Normal", "Restarted", short(recovering(facts, raising))))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from psjob_operator.api.status import JobStatus, Phase, ShardState, ShardStatus, WorkerProblem, WorkersStatus
 from psjob_operator.plan import claim, indexes, naming, success
+from psjob_operator.plan.backoff import counted
 from psjob_operator.plan.conditions import Say, conditions, find, running, starting
+from psjob_operator.plan.explain import explain
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import checkpoint, progress, text
 from psjob_operator.plan.raising import Raising, restarts
@@ -125,6 +127,10 @@ def recovering(facts: Facts, raising: Raising) -> str:
         if seats:
             causes = ", ".join(sorted({seat.fate.cause or "Finished" for seat in seats}))
             parts.append(f"{named(role, [seat.index for seat in seats])} {'is' if len(seats) == 1 else 'are'} {what} ({causes})")
+    failed = [seat for seat in raising.raised if seat.fate.counted]
+    if failed:
+        which = "" if len(raising.raised) == 1 else f"{failed[0]}, "
+        parts.append(which + explain(facts, failed[0], counted(facts) + len(failed)))
     return "; ".join(parts)
 
 

@@ -6,22 +6,15 @@ from psjob_operator.api.status import JobStatus, ShardStatus
 from psjob_operator.plan import report
 from psjob_operator.plan.actions import DeleteProcess, Event, Plan
 from psjob_operator.plan.conditions import Say, conditions, find, starting, suspended
-from psjob_operator.plan.facts import Facts
+from psjob_operator.plan.facts import SUSPENDING, Facts
 from psjob_operator.plan.progress import checkpoint, progress
 from psjob_operator.plan.raising import restarts, unchanged
 from psjob_operator.plan.settle import settle
 
-SUSPENDING = "Suspending"
-
 
 def wanted(facts: Facts) -> bool:
     """The job is to be suspended, or was being suspended and is not at zero processes yet: that is finished first."""
-    return bool(facts.snapshot.spec.suspend) or (_suspending(facts) and bool(facts.pods))
-
-
-def resumed(facts: Facts) -> bool:
-    """The job was suspended and runs again: everything gets new numbers."""
-    return facts.stored.phase == "Suspended" or _suspending(facts)
+    return bool(facts.snapshot.spec.suspend) or (facts.suspending and bool(facts.pods))
 
 
 def plan(facts: Facts) -> Plan:
@@ -72,11 +65,6 @@ def _status(facts: Facts) -> JobStatus:
 
 def _ending() -> dict[str, Say]:
     return starting(SUSPENDING, "spec.suspend is true; processes make a last checkpoint and end")
-
-
-def _suspending(facts: Facts) -> bool:
-    going = find(facts.stored.conditions, "Reconciling")
-    return going is not None and going.reason == SUSPENDING
 
 
 def _reason(status: JobStatus) -> str:
