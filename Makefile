@@ -21,7 +21,7 @@ test: install ## every test that this machine can run; names those it cannot
 	@bash hack/test.sh
 
 test-unit: install ## the unit tests alone
-	@$(PYTEST) -n 2 tests/unit
+	@$(PYTEST) -n 2 tests/unit tests/simulation -m "not soak"
 
 lint: install ## ruff, mypy --strict, import-linter
 	ruff check .

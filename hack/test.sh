@@ -19,7 +19,7 @@ main() {
     finish_build $builder
     turn "$PSJOB_MARKS" tests -m "$PSJOB_MARKS"
   else
-    turn "unit" tests/unit -n 2 -m "not soak and not serial"
+    turn "unit" tests/unit tests/simulation -n 2 -m "not soak and not serial"
     finish_build $builder
     turn "others" tests/integration tests/load tests/e2e -n 2 --dist loadfile -m "not soak and not serial and not e2e and not e2e_long"
     turn "alone on the machine" tests -m "(e2e or serial) and not soak and not e2e_long"
