@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import torch
 
-from psjob import attaching
+from psjob import attaching, config
 from psjob.checkpoint import files
+from psjob.errors import Refused, exit_refused
 
 
 def rank() -> int:
     """This worker's number, from 0; 0 outside a job."""
-    return 0 if attaching.current is None else attaching.current.place.index
+    place = _place()
+    return 0 if place is None else place.index
 
 
 def world() -> int:
     """How many workers the job has; 1 outside a job."""
-    return 1 if attaching.current is None else attaching.current.place.config.workers
+    place = _place()
+    return 1 if place is None else place.config.workers
 
 
 def is_first() -> bool:
@@ -70,3 +74,14 @@ def export(path: str | Path, model: torch.nn.Module | None = None) -> None:
         (name, tensor.detach().cpu().contiguous()) for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)
     ]
     files.write_blocks(target.parent, target.name, tensors, {"format": "pt"})
+
+
+@cache
+def _place() -> config.Place | None:
+    """This worker's place, before `attach` too: scripts slice their data by rank as they load it."""
+    try:
+        place = config.place()
+    except Refused as refused:
+        exit_refused(str(refused))
+        raise
+    return place if place is not None and place.role == "worker" else None
