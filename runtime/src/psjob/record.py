@@ -10,24 +10,19 @@ import json
 import random
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
-from psjob import memory, tagged
+from psjob import memory, safetensors, tagged
 from psjob.errors import Refused
 
 MAGIC: Final = b"PSJR"
 FORMAT: Final = 1
 MAX_JSON: Final = 64 << 20
 MAX_BYTES: Final = 256 << 20
-_CODES: Final = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
-    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64",
-}  # fmt: skip
-_DTYPES: Final = {code: dtype for dtype, code in _CODES.items()}
 
 
 @dataclass
@@ -125,7 +120,10 @@ def unpack(blob: bytes) -> Record:
         raise ValueError(f"resume record of format {form}, this psjob reads {FORMAT}")
     if length > min(MAX_JSON, len(blob) - 16):
         raise ValueError(f"resume record with {length} bytes of JSON in {len(blob)}")
-    tensors = _read_tensors(blob[16 + length :])
+    try:
+        tensors = _read_tensors(blob[16 + length :])
+    except ValueError as error:
+        raise ValueError(f"resume record is damaged: {str(error)[:200]}") from None
     return decode(blob[16 : 16 + length], {str(index): tensor for index, tensor in enumerate(tensors)})
 
 
@@ -194,45 +192,25 @@ def _is_number(value: object) -> bool:
     return value is None or type(value) in (bool, int, float, str) or (isinstance(value, torch.Tensor) and value.dim() == 0)
 
 
-def _write_tensors(tensors: list[torch.Tensor]) -> bytes:
-    header: dict[str, Any] = {}
-    parts: list[Any] = []
-    at = 0
-    for index, tensor in enumerate(tensors):
-        plain = tensor.detach().to("cpu").contiguous()
-        if plain.dtype not in _CODES:
-            raise Refused(f"a tensor of {plain.dtype} cannot be kept in a resume record")
-        raw = memory.view(plain)
-        header[str(index)] = {"dtype": _CODES[plain.dtype], "shape": list(plain.shape), "data_offsets": [at, at + len(raw)]}
-        parts.append((plain, raw))
-        at += len(raw)
-    head = json.dumps(header, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    return b"".join([struct.pack("<Q", len(head)), head, *(raw for _, raw in parts)])
+def _write_tensors(tensors: Sequence[torch.Tensor]) -> bytes:
+    plain = [tensor.detach().to("cpu").contiguous() for tensor in tensors]
+    try:
+        header, _ = safetensors.make_header([(str(i), str(t.dtype).removeprefix("torch."), tuple(t.shape)) for i, t in enumerate(plain)])
+    except ValueError as error:
+        raise Refused(f"a resume record cannot hold this: {error}") from None
+    return b"".join([header, *(memory.view(tensor) for tensor in plain)])
 
 
 def _read_tensors(raw: bytes) -> list[torch.Tensor]:
-    if len(raw) < 8:
-        raise ValueError("resume record without its tensors")
-    length = struct.unpack_from("<Q", raw)[0]
-    if length > len(raw) - 8:
-        raise ValueError("resume record with a tensor header beyond its end")
-    data = memoryview(raw)[8 + length :]
-    try:
-        header = json.loads(raw[8 : 8 + length])
-        tensors = []
-        for index in range(len(header)):
-            entry = header[str(index)]
-            begin, end = entry["data_offsets"]
-            numel = 1
-            for size in entry["shape"]:
-                numel *= int(size)
-            dtype = _DTYPES[entry["dtype"]]
-            if not 0 <= begin <= end <= len(data) or end - begin != numel * dtype.itemsize or any(size < 0 for size in entry["shape"]):
-                raise ValueError(f"tensor {index} with {numel} elements at {begin} to {end} of {len(data)}")
-            tensor = torch.empty(entry["shape"], dtype=dtype)
-            memory.view(tensor)[:] = data[begin:end]
-            tensors.append(tensor)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"resume record is damaged: {type(error).__name__}: {str(error)[:200]}") from None
+    """Raises ValueError."""
+    data = 8 + safetensors.header_length(raw[:8], len(raw))
+    entries = safetensors.read_header(raw[8:data], len(raw) - data)
+    tensors = []
+    for index in range(len(entries)):
+        entry = entries.get(str(index))
+        if entry is None:
+            raise ValueError(f"tensor {index} is missing")
+        tensor = torch.empty(entry.shape, dtype=entry.dtype)
+        memory.view(tensor)[:] = raw[data + entry.begin : data + entry.end]
+        tensors.append(tensor)
     return tensors

@@ -45,17 +45,20 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
     if type(before) is not type(after):
         return [f"{name}: {type(before).__name__} came back as {type(after).__name__}"]
     if isinstance(before, Mapping):
-        if list(before) != list(after):
+        if differences(list(before), list(after)):
             return [f"{name}: its keys came back as others"]
-        return [line for key in before for line in differences(before[key], after[key], f"{path}.{key}" if path else str(key))]
+        pairs = zip(before.items(), after.values(), strict=True)
+        return [line for (key, one), other in pairs for line in differences(one, other, f"{path}.{key}" if path else str(key))]
     if isinstance(before, list | tuple | deque):
         if len(before) != len(after):
             return [f"{name}: {len(before)} items came back as {len(after)}"]
-        pairs = enumerate(zip(before, after, strict=True))
-        return [line for index, (one, other) in pairs for line in differences(one, other, f"{path}[{index}]")]
+        items = enumerate(zip(before, after, strict=True))
+        return [line for index, (one, other) in items for line in differences(one, other, f"{path}[{index}]")]
     if isinstance(before, float):
         same = (before == after and math.copysign(1, before) == math.copysign(1, after)) or (before != before and after != after)
         return [] if same else [f"{name}: {before!r} came back as {after!r}"]
+    if isinstance(before, complex):
+        return differences(before.real, after.real, name) + differences(before.imag, after.imag, name)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(before, numpy.ndarray | numpy.generic):
         same = before.dtype == after.dtype and before.shape == after.shape and before.tobytes() == after.tobytes()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,21 +25,22 @@ def write_final(folder: Path, made: Manifest, aliases: Mapping[str, str] | None 
     `aliases` gives further names of tied parameters: {name in the state_dict: name in the table}; each is written in full, as the
     format forbids shared bytes. Raises CheckpointProblem or Damage.
     """
-    blocks = _Blocks(source or folder, made)
     names = {spec.name: row for row, spec in enumerate(made.layout.table)}
     wanted = dict(names)
     for alias, name in (aliases or {}).items():
         if name not in names:
             raise Damage(made.name, f"tied parameter {alias}", f"no parameter {name} in the table")
         wanted[alias] = names[name]
+    source = source or folder
     entries: list[tuple[str, torch.Tensor | Held]] = []
-    for name, row in wanted.items():
-        spec = made.layout.table[row]
-        entries.append((name, Held(spec.dtype, spec.shape, lambda row=row: blocks.tensor(row))))  # type: ignore[misc]
-    if made.buffers is not None:
-        buffers = files.read_blocks((source or folder) / made.buffers.name, None, made.buffers)
-        entries += [(name, tensor) for name, tensor in buffers.items() if name not in wanted]
-    return files.write_blocks(folder, FINAL_WEIGHTS, entries, {"format": "pt", "run": made.run, "step": str(made.step)})
+    with _Blocks(source, made) as blocks:
+        for name, row in wanted.items():
+            spec = made.layout.table[row]
+            entries.append((name, Held(spec.dtype, spec.shape, functools.partial(blocks.tensor, row))))
+        if made.buffers is not None:
+            buffers = files.read_blocks(source / made.buffers.name, None, made.buffers)
+            entries += [(name, tensor) for name, tensor in buffers.items() if name not in wanted]
+        return files.write_blocks(folder, FINAL_WEIGHTS, entries, {"format": "pt", "run": made.run, "step": str(made.step)})
 
 
 def weights_sha256(layout: Layout, blocks: Mapping[int, torch.Tensor]) -> str:
@@ -62,8 +65,8 @@ def tensors_sha256(tensors: Iterable[torch.Tensor]) -> str:
 
 def checkpoint_sha256(folder: Path, made: Manifest) -> str:
     """The same of a checkpoint on disk. Raises Damage or CheckpointProblem."""
-    blocks = _Blocks(folder, made)
-    return tensors_sha256(blocks.tensor(row) for row in range(len(made.layout.table)))
+    with _Blocks(folder, made) as blocks:
+        return tensors_sha256(blocks.tensor(row) for row in range(len(made.layout.table)))
 
 
 class _Blocks:
@@ -73,6 +76,14 @@ class _Blocks:
         self._folder, self._made = folder, made
         self._places = {place.index: place for place in made.blocks}
         self._kept: tuple[int, torch.Tensor] | None = None
+        self._readers: dict[str, files.Reader] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> _Blocks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
 
     def tensor(self, row: int) -> torch.Tensor:
         spec = self._made.layout.table[row]
@@ -84,6 +95,8 @@ class _Blocks:
 
     def _weights(self, index: int) -> torch.Tensor:
         if self._kept is None or self._kept[0] != index:
-            file, name = self._places[index].file, f"{index}.weights"
-            self._kept = (index, files.read_blocks(self._folder / file, [name], self._made.fact(file))[name])
+            file = self._places[index].file
+            if file not in self._readers:
+                self._readers[file] = self._stack.enter_context(files.opened(self._folder / file, self._made.fact(file)))
+            self._kept = (index, self._readers[file].read(f"{index}.weights"))
         return self._kept[1]
