@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -24,7 +23,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hack.cluster.api import ApiError
+from hack.cluster.pki import Authority
 from tests.cluster_fixtures import Cluster
+from tests.integration.operator_nursery import Nursery
 
 JOBS = "/apis/psjob.dev/v1alpha1"
 IMAGE = "psjob-runtime:test"
@@ -55,46 +56,40 @@ class Operator:
     log: Path
     options: tuple[str, ...] = ()
     port: int = 0
-    process: subprocess.Popen[bytes] | None = None
+    pid: int = 0
 
     def start(self, ready: bool = True) -> None:
         """Start it; wait until it says that it is ready unless told otherwise."""
         self.port = free_port()
-        command = [
-            sys.executable,
-            "-m",
-            "psjob_operator.cli.operator",
-            "run",
-            f"--kubeconfig={self.kubeconfig}",
-            f"--namespace={self.namespace}",
-        ]
-        command += [f"--runtime-image={IMAGE}", "--health-host=127.0.0.1", f"--health-port={self.port}", "--log-format=json", *self.options]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stderr=log, stdout=log)
+        arguments = ["run", f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}", f"--runtime-image={IMAGE}"]
+        arguments += ["--health-host=127.0.0.1", f"--health-port={self.port}", "--log-format=json", *self.options]
+        self.pid = Nursery.get().start(arguments, self.log)
         if ready:
-            until("the operator to be ready", lambda: self.ready(), seconds=60, also=lambda: self.log.read_text()[-3000:])
+            until("the operator to be ready", self.ready, seconds=60, also=lambda: self.log.read_text()[-3000:])
 
     def ready(self) -> bool:
         """Whether /readyz says so."""
-        assert self.process is not None
-        assert self.process.poll() is None, f"the operator ended with {self.process.returncode}: {self.log.read_text()[-3000:]}"
+        assert self.alive(), f"the operator ended: {self.log.read_text()[-3000:]}"
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=2) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
 
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self.pid != 0 and Nursery.get().poll(self.pid) is None
+
     def kill(self) -> None:
-        """SIGKILL."""
-        if self.process is not None and self.process.poll() is None:
-            os.kill(self.process.pid, signal.SIGKILL)
-            self.process.wait(30)
+        """SIGKILL, and wait until it has gone."""
+        if self.alive():
+            os.kill(self.pid, signal.SIGKILL)
+            Nursery.get().wait(self.pid)
 
     def stop(self) -> int:
         """SIGTERM; answers the exit code."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        os.kill(self.pid, signal.SIGTERM)
+        return Nursery.get().wait(self.pid)
 
     def lines(self) -> list[dict[str, Any]]:
         """Its log."""
@@ -127,6 +122,11 @@ class World:
             binding = {"apiVersion": api, "kind": f"{kind}Binding", "metadata": name, "subjects": subject}
             reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": self.user}
             self.cluster.api.create(f"{base}{place}/{kind.lower()}bindings", {**binding, "roleRef": reference})
+
+    def certificate(self) -> tuple[Path, Path]:
+        """Client certificate and key of the operator's user, for a proxy that speaks for it."""
+        pair = Authority(self.cluster.ca.parent).client(f"user-{uuid.uuid4().hex[:8]}", self.user, ())
+        return pair.cert, pair.key
 
     def operator(self, *options: str, url: str | None = None, start: bool = True, ready: bool = True) -> Operator:
         """An operator for this namespace, through `url` (a proxy) if given."""

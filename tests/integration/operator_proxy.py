@@ -1,0 +1,120 @@
+"""A proxy between the operator and the API server that can end the operator at any of its writes: after the reply, or with it lost.
+
+It speaks plain HTTP on loopback to the operator and to the API server with the operator's own certificate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+HOPS = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "content-encoding", "host", "te", "upgrade"})
+SESSION = web.AppKey("session", aiohttp.ClientSession)
+
+
+@dataclass
+class Strike:
+    """End the operator at its n-th write from now on (from 1)."""
+
+    at: int
+    lost: bool
+    """True: the write is carried out and the reply never arrives; False: it arrives, and nothing after it is carried out."""
+
+
+class Proxy:
+    """`url` is what the operator's kubeconfig names. `kill` must end the process before it returns."""
+
+    def __init__(self, upstream: str, ca: Path, cert: Path, key: Path) -> None:
+        self._upstream = upstream
+        self._context = ssl.create_default_context(cafile=str(ca))
+        self._context.load_cert_chain(str(cert), str(key))
+        self._strike: Strike | None = None
+        self._kill: Callable[[], None] = lambda: None
+        self._cut = False
+        self._count = 0
+        self.writes: list[str] = []
+        """Every write that was carried out: `POST /api/v1/…`."""
+        self.url = ""
+        self._loop = asyncio.new_event_loop()
+        self._up = threading.Event()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+        self._thread.start()
+        assert self._up.wait(30)
+
+    def arm(self, strike: Strike | None, kill: Callable[[], None]) -> None:
+        """From now on: count writes anew; None lets everything pass."""
+        self._strike, self._kill, self._count, self._cut = strike, kill, 0, False
+
+    @property
+    def struck(self) -> bool:
+        """Whether the operator was ended."""
+        return self._cut
+
+    def close(self) -> None:
+        """End the proxy."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+
+    async def _serve(self) -> None:
+        app = web.Application(client_max_size=64 * 2**20)
+        connector = aiohttp.TCPConnector(ssl=self._context, limit=0)
+        async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
+            app[SESSION] = session
+            app.router.add_route("*", "/{tail:.*}", self._pass)
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            self._up.set()
+            await self._stop.wait()
+            await runner.cleanup()
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        if self._cut:
+            raise web.HTTPServiceUnavailable
+        write = request.method in WRITES
+        body = await request.read()
+        if self._cut:
+            raise web.HTTPServiceUnavailable
+        if write:
+            self._count += 1
+        mine = write and self._strike is not None and self._count == self._strike.at
+        # From the chosen write on nothing else is carried out, though it be under way already.
+        self._cut = self._cut or mine
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in HOPS}
+        url = self._upstream + request.raw_path
+        session = request.app[SESSION]
+        async with session.request(
+            request.method, url, data=body or None, headers=headers, timeout=aiohttp.ClientTimeout(total=None)
+        ) as reply:
+            if write and reply.status < 300:
+                self.writes.append(f"{request.method} {request.path}")
+            if mine and self._strike is not None and self._strike.lost:
+                await reply.read()
+                await asyncio.to_thread(self._kill)
+                raise web.HTTPServiceUnavailable
+            answer = web.StreamResponse(status=reply.status, headers=_kept(reply))
+            await answer.prepare(request)
+            with contextlib.suppress(ConnectionError, aiohttp.ClientError):
+                async for part in reply.content.iter_any():
+                    await answer.write(part)
+                await answer.write_eof()
+            if mine:
+                await asyncio.sleep(0.05)
+                await asyncio.to_thread(self._kill)
+            return answer
+
+
+def _kept(reply: aiohttp.ClientResponse) -> dict[str, Any]:
+    return {name: value for name, value in reply.headers.items() if name.lower() not in HOPS}

@@ -1,0 +1,133 @@
+"""The operator is ended after each of its writes in turn, once with the reply and once with the reply lost, over a job's whole life.
+
+Each time another operator goes on, and the end is the same: no pod, Service, ConfigMap or claim more or less, no Event told twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster_fixtures import Cluster
+from tests.integration.operator_harness import Operator, World, manifest, world
+from tests.integration.operator_proxy import Proxy, Strike
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+PARTS = 3
+SPEC: dict[str, Any] = {"runPolicy": {"cleanPodPolicy": "All"}}
+
+
+@dataclass
+class Life:
+    """One job from its creation to its end, with one failed shard on the way; the test plays the kubelet for whatever pods there are."""
+
+    place: World
+    node: str
+    name: str
+    failed: bool = False
+    ended: bool = False
+    made: dict[str, str] = field(default_factory=dict)
+    """uid -> name of every pod that was ever seen."""
+
+    def step(self) -> bool:
+        """Do what the kubelet would do now; True once the job is complete and its pods are gone."""
+        status = self.place.status(self.name)
+        pods = {name: pod for name, pod in self.place.pods().items() if name.startswith(f"{self.name}-")}
+        for name, pod in pods.items():
+            self.made[pod["metadata"]["uid"]] = name
+            if pod["metadata"].get("deletionTimestamp"):
+                self.place.remove(name)
+            elif not pod["spec"].get("nodeName"):
+                self.place.run(name, node=self.node)
+        if status.get("phase") == "Complete":
+            return not pods
+        if status.get("phase") == "Running" and not self.failed:
+            self.failed = True
+            self.place.end(status["shards"][0]["pod"], 1, message="shard fault")
+        elif status.get("phase") == "Running" and status["restarts"]["counted"] == 1 and not self.ended:
+            self.ended = True
+            for name in sorted(pods, reverse=True):
+                if "-worker-" in name:
+                    self.place.end(name)
+            self.place.end(status["shards"][0]["pod"])
+        return False
+
+    def summary(self) -> dict[str, Any]:
+        """What must be the same however often the operator was ended."""
+        status = self.place.status(self.name)
+        children = {
+            kind: sorted(
+                item["metadata"]["name"].removeprefix(self.name)
+                for item in self.place.items(kind)
+                if item["metadata"]["name"].startswith(self.name)
+            )
+            for kind in ("services", "configmaps", "persistentvolumeclaims")
+        }
+        return {
+            "phase": status["phase"],
+            "conditions": sorted((it["type"], it["status"], it["reason"]) for it in status["conditions"]),
+            "succeeded": status["workers"]["succeededIndexes"],
+            "counted": status["restarts"]["counted"],
+            "pods made": Counter(name.removeprefix(self.name).rsplit("-", 1)[0] for name in self.made.values()),
+            **children,
+        }
+
+
+@pytest.fixture
+def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
+    with world(control_plane, namespace, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(place: World) -> Iterator[Proxy]:
+    cert, key = place.certificate()
+    made = Proxy(place.cluster.url, place.cluster.ca, cert, key)
+    yield made
+    made.close()
+
+
+def live(place: World, proxy: Proxy, operator: Operator, node: str, name: str, strike: Strike | None) -> tuple[dict[str, Any], int]:
+    """One life; answers its summary and the number of writes carried out."""
+    life = Life(place, node, name)
+    before = len(proxy.writes)
+    proxy.arm(strike, operator.kill)
+    place.create(manifest(name, **SPEC))
+    deadline = time.monotonic() + 120
+    while not life.step():
+        if strike is not None and proxy.struck and not operator.alive():
+            proxy.arm(None, operator.kill)
+            operator.start(ready=False)
+            strike = None
+        assert time.monotonic() < deadline, place.story()
+        time.sleep(0.02)
+    return life.summary(), len(proxy.writes) - before
+
+
+def told(place: World, name: str) -> Counter[str]:
+    """How often each news was told; a start again is another news each time."""
+    mine = [event for event in place.events() if event["involvedObject"]["name"] == name]
+    return Counter(event["reason"] if event["reason"] != "Restarted" else event["message"] for event in mine)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("lost", [False, True], ids=["replied", "reply lost"])
+def test_ended_after_each_write(place: World, proxy: Proxy, lost: bool, part: int) -> None:
+    node = place.node(f"{place.namespace}-n")
+    operator = place.operator("--qps=1000", "--burst=1000", url=proxy.url)
+    clean, writes = live(place, proxy, operator, node, "clean", None)
+    assert clean["phase"] == "Complete" and writes > 12, proxy.writes
+    assert clean["pods made"] == {"-ps-0": 2, "-worker-0": 1, "-worker-1": 1}
+    news = told(place, "clean")
+    assert {"Running": 2, "Completed": 1}.items() <= news.items(), news
+    for at in range(1 + part, writes + 1, PARTS):
+        name = f"w{at}"
+        found, _ = live(place, proxy, operator, node, name, Strike(at, lost))
+        assert found == clean, f"write {at}: {found}\n{place.story()}"
+        assert all(times <= news.get(what, 1) for what, times in told(place, name).items()), told(place, name)
