@@ -12,6 +12,7 @@ from hack.cluster.options import BRIDGE, Options
 
 MOUNTED = Path("/sys/fs/cgroup")
 REMOVE_LIMIT = 20.0
+SHARES, WEIGHT = "16384", "1600"
 
 
 def root() -> str:
@@ -55,6 +56,10 @@ def _make(hierarchy: Path, below: Path) -> None:
         for name in ("cpuset.cpus", "cpuset.mems"):  # a new cpuset of version 1 is empty and takes no process
             if (parent / name).exists() and not (hierarchy / "cgroup.controllers").exists():
                 (at / name).write_text((parent / name).read_text())
+        # A group has the weight of one process of its parent, and all pods together would starve beside a busy machine's processes.
+        for name, value in (("cpu.shares", SHARES), ("cpu.weight", WEIGHT)):
+            if (at / name).exists():
+                (at / name).write_text(value)
         _delegate(parent)
     _delegate(at)
 

@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="call a silent node Unknown after this (default 50; kubelets beat faster too)",
     )
+    up.add_argument("--wait", type=float, default=0, metavar="SECONDS", help="let another cluster with real nodes end first, up to this long")
     up.add_argument("--owner", type=int, metavar="PID", help="end the cluster when this process is gone")
     up.set_defaults(run=_up)
 
@@ -155,6 +156,7 @@ def _up(asked: argparse.Namespace) -> int:
         audit=asked.audit,
         isolate=asked.isolate,
         grace=asked.node_monitor_grace,
+        wait=asked.wait,
         owner=asked.owner,
         owner_started=started_at(asked.owner) if asked.owner else None,
     )
