@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from psjob import contract
 from psjob.checkpoint import claim
+from psjob.checkpoint.problems import CheckpointProblem
 from psjob.config import Place
 from psjob.coordinator.commit import Committer
 from psjob.coordinator.cuts import Cuts
@@ -74,6 +75,8 @@ class Coordinator:
                 self._tick(self.beat)
         except Fenced as fenced:
             self.server.fenced(fenced)
+        except CheckpointProblem as problem:
+            self.server.leave(1, str(problem))
         except ResumeRefused as refused:
             self.server.leave(contract.EXIT_REFUSED, str(refused))
         except Exception:  # the thread must not die in silence
@@ -178,8 +181,8 @@ class Coordinator:
         cut = self.cuts.begin(self.store.span()[1] if not self.mode.marks() else self.store.step(), now, final, stop, still)
         step = -1 if cut.step is None else cut.step
         self.server.cut_step = step
-        if stop and cut.step is not None:
-            self.tell_all(Kind.STOP, clock=cut.step)
+        if stop:
+            self.tell_all(Kind.STOP, clock=cut.step or 0)
         self.views.order_all({"do": "cut", "cut": cut.number, "step": step, "marks": cut.marks})
 
     def void(self, why: str, again: Callable[[float], None]) -> None:

@@ -46,6 +46,9 @@ class Ending:
 
     def stop_worker(self, rank: int) -> None:
         """One worker is asked to go (drain); it may as soon as its record is here."""
+        cut = self.c.cuts.current
+        if self._stop_by is not None and cut is not None and cut.stop:
+            self.c.sessions[rank].tell(Kind.STOP, clock=cut.step or 0)
         self._lone.setdefault(rank, time.monotonic())
 
     def already_over(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from psjob import contract
 from psjob.config import Place, place
-from psjob.errors import Refused, exit_refused
+from psjob.errors import Refused, exit_refused, leave_message
 from psjob.shard.door import Door
 from psjob.shard.early import announce
 from psjob.wire import tcp
@@ -54,7 +54,8 @@ def main() -> int:
         make_folder(folder)
     except CheckpointProblem as problem:
         print(f"psjob: {problem}", file=sys.stderr)
-        return contract.EXIT_RETRY
+        leave_message({"problem": str(problem)[:1000]})
+        return 1
     server = Server(here, folder)
     serve_status(server, here.bind, peer.status_port)
     door.open(server.meet, server.refuse)

@@ -29,6 +29,7 @@ class Control:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.answer: Callable[[dict[str, Any]], None] = lambda body: None
+        self._restoring = threading.Lock()
 
     def order(self, body: Mapping[str, Any]) -> None:
         """Carry out one order; an unknown one is logged and left."""
@@ -56,9 +57,14 @@ class Control:
         server.store.view = int(body["view"])
         server.cut_step = -1
         server.drop_sessions(server.store.mode.rewinds_together)
-        threading.Thread(target=self._restore, args=(dict(body),), name="restore", daemon=True).start()
+        threading.Thread(target=self._restore, args=(dict(body), server.store.generation), name="restore", daemon=True).start()
 
-    def _restore(self, body: dict[str, Any]) -> None:
+    def _restore(self, body: dict[str, Any], generation: int) -> None:
+        with self._restoring:
+            if generation == self.server.store.generation:  # else a later order has come
+                self._restore_now(body)
+
+    def _restore_now(self, body: dict[str, Any]) -> None:
         store = self.server.store
         folder = Path(body["folder"])
         try:

@@ -61,6 +61,7 @@ class WorkerSession:
         """The cut whose mark was sent and whose release is awaited."""
         self.stop_clock: int | None = None
         self.stop_requested = False
+        self._asked_stop = False
         self.leaving = False
         self.ended = False
         self._ending: Ending | None = None
@@ -140,19 +141,41 @@ class WorkerSession:
         if cut and self.reduces and self.place.index == 0:
             self.store(parameters)
         record = make_record()
+        stops = self.stop_requested or self.stop_clock is not None
         mark = self.mark_wanted
-        stop = self.stop_requested or (self.stop_clock is not None and self.clock >= self.stop_clock)
-        if cut or mark or stop or len(record) <= SMALL_RECORD:
+        if cut or stops or mark or len(record) <= SMALL_RECORD:
             self.links[0].send(self.header(Kind.RECORD, clock=self.clock).sized(record), record)
-        if mark:
-            with self.cond:
-                self.mark_wanted, self.holding = 0, mark
-            for link in self.links:
-                link.send(self.header(Kind.MARK, clock=self.clock, request=mark))
-            self._wait(lambda: all(link.released >= mark for link in self.links), "all shards to copy a checkpoint")
-        if stop:
+        self._mark(mark)
+        if stops:
+            self._stand_still()
+
+    def _mark(self, mark: int) -> None:
+        """Tell every shard that this worker holds its pushes for cut `mark` (0: none is wanted), and wait until all have copied."""
+        if not mark:
+            return
+        with self.cond:
+            self.holding = mark
+            if self.mark_wanted == mark:
+                self.mark_wanted = 0
+        for link in self.links:
+            link.send(self.header(Kind.MARK, clock=self.clock, request=mark))
+        self._wait(lambda: all(link.released >= mark for link in self.links), "all shards to copy a checkpoint")
+
+    def _stand_still(self) -> None:
+        """Ask for the stop clock, and wait there for the last checkpoint; returns when the stop clock is still ahead."""
+        self._ask_stop()
+        while self.stop_clock is None or self.clock >= self.stop_clock:
+            self._wait(
+                lambda: self.mark_wanted > 0 or (self.stop_clock is not None and self.clock < self.stop_clock),
+                "the last checkpoint",
+                STOP_SECONDS,
+            )
+            self._mark(self.mark_wanted)
+
+    def _ask_stop(self) -> None:
+        if not self._asked_stop:
+            self._asked_stop = True
             self.links[0].send_json(self.header(Kind.STOP, clock=self.clock), {})
-            self._wait(lambda: False, "the last checkpoint", STOP_SECONDS)
 
     def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """The script is through: say so, and wait until a checkpoint holds it. Raises Ending (left or finished is the good one)."""
@@ -354,7 +377,6 @@ class WorkerSession:
     def _wait(self, done: Callable[[], bool], what: str, seconds: float | None = None) -> None:
         """Wait for `done`. An ending is raised first; after `seconds` (None: as long as the job waits) the worker stops."""
         began = said = time.monotonic()
-        asked = False
         with self.cond:
             while True:
                 if self._ending is not None:
@@ -368,11 +390,10 @@ class WorkerSession:
                     said = now
                     words = "; ".join(link.waiting for link in self.links if link.waiting)
                     log.warning("waiting for %s, %d s: %s", what, now - began, words)
-                if self.stop_requested and not asked:
-                    asked = True
+                if self.stop_requested and not self._asked_stop:
                     if not self._joined:
                         raise Ending("stopped")
-                    self.links[0].send_json(self.header(Kind.STOP, clock=self.clock), {})
+                    self._ask_stop()
                     seconds = now - began + STOP_SECONDS
                 self.cond.wait(0.5)
 
