@@ -73,7 +73,7 @@ def parse(raw: Mapping[str, Any]) -> PodView | None:
         node=spec.get("nodeName") or "",
         node_lost=status.get("reason") == "NodeLost",
         exit=ended,
-        lingering=ended is not None and status.get("phase") == "Running",
+        lingering=ended is not None and status.get("phase") == "Running" and _others_run(status, name),
         pod_reason=_reason(status, conditions),
         pod_message=status.get("message") or (conditions.get("DisruptionTarget") or {}).get("message") or "",
         unschedulable=_unschedulable(conditions),
@@ -150,6 +150,12 @@ def _unschedulable(conditions: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _is_sidecar(container: Mapping[str, Any]) -> bool:
     return container.get("restartPolicy") == "Always"
+
+
+def _others_run(status: Mapping[str, Any], trained: str) -> bool:
+    """Whether a sidecar lives on; a kubelet tells of a container's end up to a second before the pod's phase follows."""
+    others = [entry for entry in status.get("containerStatuses") or [] if entry.get("name") != trained]
+    return any("terminated" not in (entry.get("state") or {}) for entry in others)
 
 
 def _sidecars(spec: Mapping[str, Any]) -> set[str]:
