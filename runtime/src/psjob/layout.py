@@ -20,8 +20,8 @@ SIZES: Final = {**FLOATS, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8"
 """Bytes an element, by the dtypes that a parameter may have."""
 LIMIT_BYTES: Final = 4 << 20
 EDGE: Final = 64
-SPREAD: Final = 16
-"""A small model is cut in about so many blocks, so that several shards have work."""
+SPREAD: Final = 8
+"""A small model is cut in about so many blocks: several shards have work, and a step is still few frames."""
 SMALLEST_BYTES: Final = 1024
 MAX_TENSORS: Final = 100_000
 MAX_NAME: Final = 512
