@@ -30,6 +30,7 @@ def main() -> None:
 
     total = args.epochs * math.ceil(len(loader) / ps.world())
     for epoch in range(args.epochs):
+        loss = None
         for images, labels in ps.shard(loader):
             loss = nn.functional.cross_entropy(model(images), labels)
             loss.backward()
@@ -37,8 +38,8 @@ def main() -> None:
             optimizer.zero_grad()
             ps.report(loss=loss.item(), total=total)
         schedule.step()
-        if ps.is_first() and ps.epoch() == epoch:
-            print(f"epoch {epoch + 1} of {args.epochs}", flush=True)
+        if ps.is_first() and loss is not None:  # None: a restart passes over epochs that are done
+            print(f"epoch {epoch + 1} of {args.epochs}: loss {loss.item():.4f}", flush=True)
 
     if ps.is_first():
         accuracy = score(model, test)

@@ -157,5 +157,6 @@ def _conclude(request: Request, ground: Ground, story: Story, result: str, secon
         f"Complete: {ground.watch.step} steps in {seconds:.1f} s; weights and checkpoints are in {story.near(ground.folder.path)}"
     )
     for name, value in metrics(told).items():
-        story.display.output(metric_line(name, value))
+        if name != "loss":
+            story.display.output(metric_line(name, value))
     return EXIT_COMPLETE
