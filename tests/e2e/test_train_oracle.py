@@ -1,0 +1,79 @@
+"""What a sync job computes is what one process computes, bit for bit; and near what plain torch does (measure 2 of the first issue)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from psjob.checkpoint.final import tensors_sha256
+from psjob.optimizers import describe
+from tests.e2e.workloads import mlp
+from tests.e2e.workloads.running import Ran, manifest, train
+from tests.reference import reference
+
+STEPS = 200
+LONG = pytest.mark.soak
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "workers", "shards"),
+    [
+        ("sgd", 3, 2),
+        ("adam", 4, 1),
+        *(pytest.param("sgd", workers, shards, marks=LONG) for workers, shards in ((3, 1), (4, 1), (4, 2))),
+        *(pytest.param("adam", workers, shards, marks=LONG) for workers, shards in ((3, 1), (3, 2), (4, 2))),
+    ],
+)
+def test_final_weights_are_the_oracles_bits(tmp_path: Path, optimizer: str, workers: int, shards: int) -> None:
+    """The last round has one batch only: the other ranks are absent there, and the divisor is 1."""
+    job = manifest(tmp_path, ["mlp.py", optimizer, str(STEPS), "--last", "1"], workers=workers, shards=shards)
+    ran = train(tmp_path, job)
+    assert ran.summary["steps"] == STEPS and ran.summary["restarts"] == {} and ran.summary["updates_lost"] == 0
+    # A shard counts a worker's clock once: `applied` is in worker-clocks, and every absent mark is one.
+    assert ran.summary["applied"] == STEPS * workers * shards and ran.summary["duplicates_refused"] == 0
+    model = oracle(optimizer, workers, last=1)
+    assert_same_bits(ran, model)
+    plain = plain_torch(optimizer, workers, last=1)
+    scale = max(float(p.detach().abs().max()) for p in plain.parameters())
+    held = ran.weights()
+    worst = max(float((held[name] - p.detach()).abs().max()) for name, p in plain.named_parameters())
+    print(f"{optimizer}, {workers} workers, {shards} shards: differs from torch's default by {worst / scale:.2e} of max|w|")
+    assert worst <= 1e-5 * scale
+
+
+def oracle(optimizer: str, workers: int, steps: int = STEPS, last: int | None = None) -> torch.nn.Module:
+    """One process: sums in rank order, one multiplication, the same kernel on the same blocks."""
+    model = mlp.build()
+    rule, numbers = describe(mlp.optimizer_for(optimizer, model))
+    assert rule is not None
+    reference(model, rule, numbers, lambda step: mlp.micro_batches(steps, workers, step, last), mlp.loss_of, steps)
+    return model
+
+
+def plain_torch(optimizer: str, workers: int, steps: int = STEPS, last: int | None = None) -> torch.nn.Module:
+    """Torch alone: the mean of the micro-batches' losses, and its optimizer's default way of computing."""
+    model = mlp.build()
+    made = mlp.optimizer_for(optimizer, model)
+    for step in range(steps):
+        present = [batch for batch in mlp.micro_batches(steps, workers, step, last) if batch is not None]
+        made.zero_grad()
+        for batch in present:
+            (mlp.loss_of(model, batch) / len(present)).backward()
+        made.step()
+    return model
+
+
+def assert_same_bits(ran: Ran, model: torch.nn.Module) -> None:
+    """final.safetensors and the summary's hash are this model's parameters."""
+    held = ran.weights()
+    assert set(held) == {name for name, _ in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        assert torch.equal(held[name], parameter.detach()), f"{name}: {(held[name] != parameter).sum()} of {parameter.numel()} differ"
+    assert ran.sha == tensors_sha256(model.parameters())

@@ -1,0 +1,32 @@
+"""A script of a test waits at a step until a checkpoint is committed, so that no fault comes too early on a busy machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+LONGEST = 90.0
+
+
+class Gates:
+    """`text` is `STEP:MANIFEST,…`: at STEP wait until a manifest of step MANIFEST or later lies in the run's folder."""
+
+    def __init__(self, text: str) -> None:
+        pairs = [gate.split(":") for gate in text.split(",") if gate]
+        self._gates = {int(step): int(manifest) for step, manifest in pairs}
+        self._folder = Path(os.environ.get("PSJOB_CONFIG", ".")).parent
+
+    def pass_at(self, step: int) -> None:
+        """Wait here if `step` has a gate; it opens by itself after `LONGEST` seconds."""
+        wanted = self._gates.get(step)
+        deadline = time.monotonic() + LONGEST
+        while wanted is not None and max(steps_of(self._folder), default=0) < wanted and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def steps_of(folder: Path) -> list[int]:
+    """Steps of the manifests that lie in a run's folder, ascending."""
+    found = (re.fullmatch(r"manifest-v\d+-s(\d+)\.json", path.name) for path in folder.glob("manifest-*.json"))
+    return sorted(int(match[1]) for match in found if match)

@@ -1,0 +1,112 @@
+"""Runs a workload of this folder with `psjob run`, as a user does, and holds what came out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+SECONDS = 420.0
+"""A loaded machine takes long to import torch; no test waits longer for one job."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A job that has ended."""
+
+    code: int
+    out: str
+    err: str
+    summary: Mapping[str, Any]
+    folder: Path
+    """The run's folder."""
+
+    @property
+    def sha(self) -> str:
+        """weights_sha256 of the summary."""
+        assert self.summary["weights_sha256"], self.err
+        return str(self.summary["weights_sha256"])
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """final.safetensors, read by the safetensors library."""
+        return load_file(self.folder / "final.safetensors")
+
+    def log(self, process: str) -> str:
+        """All logs whose name begins with `process`, one after the other."""
+        return "".join(path.read_text() for path in sorted((self.folder / "logs").glob(f"{process}*.log")))
+
+    def last_words(self, process: str) -> Mapping[str, Any]:
+        """The termination message of `process` as JSON."""
+        told: Mapping[str, Any] = json.loads((self.folder / "logs" / f"{process}.end").read_text())
+        return told
+
+
+def manifest(folder: Path, command: Sequence[str], *, workers: int = 2, shards: int = 2, **spec: Any) -> Path:
+    """Write job.yaml (JSON is YAML) in `folder`; the first word of `command` names a script of this folder."""
+    script = HERE / command[0]
+    words = ["python", str(script if script.exists() else command[0]), *command[1:]]
+    container = {"name": "worker", "image": "none", "command": words, "env": [{"name": "PYTHONPATH", "value": str(ROOT)}]}
+    replicas = {"replicas": workers, "template": {"spec": {"containers": [container]}}}
+    ps = {"shards": shards, **spec.pop("ps", {})}
+    job = {
+        "apiVersion": "psjob.dev/v1alpha1",
+        "kind": "PSTrainingJob",
+        "metadata": {"name": "job"},
+        "spec": {"ps": ps, "workers": replicas, **spec},
+    }
+    path = folder / "job.yaml"
+    path.write_text(json.dumps(job, indent=1))
+    return path
+
+
+def start(folder: Path, job: Path, *args: str) -> subprocess.Popen[str]:
+    """`psjob run` of `job` in `folder`, in a session of its own."""
+    words = [sys.executable, "-m", "psjob_operator.cli.main", "run", str(job), "--no-progress", "--summary", "summary.json", *args]
+    (folder / "summary.json").unlink(missing_ok=True)
+    return subprocess.Popen(
+        words, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str], folder: Path, seconds: float = SECONDS) -> Ran:
+    """Wait for a job's end; one that hangs is asked to stop, and fails the test with what it said."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        try:
+            out, err = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+        raise AssertionError(f"the job did not end in {seconds:.0f} s:\n{out[-2000:]}\n{err[-4000:]}\n{_tails(folder)}") from None
+    told = json.loads((folder / "summary.json").read_text()) if (folder / "summary.json").exists() else {}
+    return Ran(process.returncode, out, err, told, folder / ".psjob" / str(told.get("run", "none")))
+
+
+def train(folder: Path, job: Path, *args: str, expect: int = 0) -> Ran:
+    """Run `job` to its end and check how it ended."""
+    ran = finish(start(folder, job, *args), folder)
+    assert ran.code == expect, f"exit code {ran.code}:\n{ran.out[-2000:]}\n{ran.err[-4000:]}\n{_tails(folder)}"
+    return ran
+
+
+def faults(*texts: str) -> list[str]:
+    """The words of `--fault`, each."""
+    return [word for text in texts for word in ("--fault", text)]
+
+
+def _tails(folder: Path) -> str:
+    logs = sorted(folder.glob(".psjob/*/logs/*.log"), key=lambda path: path.stat().st_mtime)
+    return "\n".join(f"-- {path.name}\n{path.read_text()[-1200:]}" for path in logs[-12:])
