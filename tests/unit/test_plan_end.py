@@ -117,6 +117,7 @@ def test_ttl_deletes_the_job_exactly_in_time() -> None:
 def test_the_deadline_is_exact_and_stops_what_runs() -> None:
     timed = running(job(runPolicy={"activeDeadlineSeconds": 500}))
     assert timed.status is not None
+    assert plan(job(runPolicy={"activeDeadlineSeconds": 500}), NOW).wake_at == NOW + 500
     end = (unix(timed.status.start_time) or 0) + 500
     early = plan(timed, end - 0.5)
     assert early.status.phase == "Running" and early.wake_at == end

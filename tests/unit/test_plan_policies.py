@@ -162,6 +162,13 @@ def test_strangers_under_our_names_stop_all_creates(objects: Objects) -> None:
     assert len(names(freed)) == 5 and freed.status.view == 1 and freed.status.restarts.total == 0
 
 
+def test_an_object_that_is_refused_shows_the_servers_words() -> None:
+    refusal = Refusal("job-checkpoints", 403, "exceeded quota: storage", NOW, 1)
+    decided = plan(job(objects=Objects(), refusals=(refusal,)), NOW)
+    ready = said(decided.status)["Ready"]
+    assert ready.reason == "CreateRefused" and ready.message == "job-checkpoints: exceeded quota: storage"
+
+
 def test_missing_objects_are_made_again() -> None:
     assert [type(action) for action in plan(replace(running(), objects=Objects()), NOW).actions] == [
         EnsureService,

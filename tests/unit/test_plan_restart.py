@@ -200,6 +200,12 @@ def test_pods_ahead_of_the_status_are_never_adopted() -> None:
     assert {"job-ps-1-e5", "job-worker-0-r3", "job-ps-1-e1", "job-worker-0-r1"} == set(deleted(decided))
 
 
+def test_a_pod_ahead_of_a_seat_that_is_done_asks_for_nothing() -> None:
+    done = running(worker_0=pod("worker", 0, **ended(0)))
+    done = replace(done, status=plan(done, NOW).status, live=False)
+    assert not plan(replace(done, processes=(*done.processes, pod("worker", 0, 9))), NOW).needs_live
+
+
 def test_pods_of_another_run_are_neither_adopted_nor_touched() -> None:
     leftover = pod("worker", 0, run="another")
     decided = plan(job(processes=(leftover,)), NOW)

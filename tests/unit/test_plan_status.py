@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -104,6 +105,17 @@ def test_out_of_reach_keeps_what_was_told() -> None:
     status = plan(up, NOW).status
     for strange in (None, {}, {"run": "other", "coordinator": {"step": 99}}, {"run": "run-1", "coordinator": "x"}):
         assert plan(replace(up, status=status, progress=strange), NOW + 100).status == status
+
+
+def test_the_last_words_of_shard_0_are_the_final_progress() -> None:
+    words = {"status": {"epoch": 1, "coordinator": told(150)["coordinator"]}}
+    over = {f"worker_{index}": pod("worker", index, **ended(0)) for index in range(3)} | {"shard_1": pod("shard", 1, **ended(0))}
+    done = running(**over, shard_0=pod("shard", 0, **ended(0, message=json.dumps(words))))
+    decided = plan(replace(done, progress=told(140), progress_at=NOW - 50), NOW)
+    assert decided.status.phase == "Complete"
+    assert decided.status.progress is not None and decided.status.progress.step == 150
+    crashed = plan(running(shard_0=pod("shard", 0, **ended(1, message=json.dumps(words), log_tail="boom"))), NOW)
+    assert "boom" in said(crashed.status)["Ready"].message and "coordinator" not in said(crashed.status)["Ready"].message
 
 
 @pytest.mark.parametrize("value", [None, "9", -1, True, 2**60, 1.5, [], float("nan")])

@@ -39,6 +39,12 @@ def conflict(snapshot: Snapshot) -> str:
     return ""
 
 
+def refused(snapshot: Snapshot) -> str:
+    """The API server's words where it refuses one of these objects; empty where it does not."""
+    names = (naming.service(snapshot.name), naming.config(snapshot.name), naming.claim(snapshot.name))
+    return next((f"{it.name}: {it.message}" for it in snapshot.refusals if it.name in names), "")
+
+
 def unbound(snapshot: Snapshot) -> str:
     """The claim's own words while it cannot bind; empty when it is bound, or just waits for its first pod."""
     claim = snapshot.objects.claim

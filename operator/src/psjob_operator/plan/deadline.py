@@ -9,7 +9,7 @@ from psjob_operator.plan.times import unix
 
 def passed(facts: Facts) -> Ending | None:
     """Failed, DeadlineExceeded, once the deadline is reached."""
-    at = due(facts)
+    at = due(facts, facts.stored.start_time)
     if at is None or facts.now < at:
         return None
     seconds = facts.snapshot.spec.run_policy.active_deadline_seconds
@@ -18,8 +18,8 @@ def passed(facts: Facts) -> Ending | None:
     )
 
 
-def due(facts: Facts) -> float | None:
-    """Unix time of the deadline; None without one, or while the job is not active."""
+def due(facts: Facts, start_time: str | None) -> float | None:
+    """Unix time of the deadline of a job that is active since `start_time`; None without one, or while it is not active."""
     seconds = facts.snapshot.spec.run_policy.active_deadline_seconds
-    begun = unix(facts.stored.start_time)
+    begun = unix(start_time)
     return begun + seconds if seconds is not None and begun is not None else None

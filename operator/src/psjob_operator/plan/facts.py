@@ -9,7 +9,7 @@ from typing import Any
 
 from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.plan import indexes, naming
-from psjob_operator.plan.restart import Fate, fate
+from psjob_operator.plan.restart import Fate, fate, read_message
 from psjob_operator.plan.snapshot import Process, Refusal, Role, Snapshot
 
 SUSPENDING = "Suspending"
@@ -153,6 +153,13 @@ class Facts:
     @cached_property
     def coordinator(self) -> Mapping[str, Any]:
         """What shard 0 last told of the job; empty when it is out of reach or speaks of another run."""
+        first = self.shards[0].process if self.shards else None
+        if first is not None and first.exit is not None:
+            # Its last words are newer than what was pulled before.
+            status = read_message(first.exit).get("status")
+            told = status.get("coordinator") if isinstance(status, Mapping) else None
+            if isinstance(told, Mapping):
+                return told
         progress = self.snapshot.progress
         if progress is None or progress.get("run") != self.snapshot.uid:
             return {}

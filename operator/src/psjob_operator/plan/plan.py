@@ -51,7 +51,7 @@ def _run(facts: Facts, afresh: bool) -> Plan:
         due,
         creating.wake,
         min((again_at(facts, seat) for seat in raising.held), default=None),
-        deadline.due(facts),
+        deadline.due(facts, status.start_time),
         slow_at(facts),
         _pull_at(facts),
     )

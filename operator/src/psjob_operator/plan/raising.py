@@ -84,7 +84,7 @@ def decide(facts: Facts, afresh: bool) -> Raising:
         raised=raised,
         held=held,
         afresh=afresh,
-        rests_on_absence=absent or bool(facts.ahead),
+        rests_on_absence=absent or any(_sits(pod.role, pod.index, seat) for pod in facts.ahead for seat in raised),
     )
 
 

@@ -104,6 +104,9 @@ def _said(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked
         return starting("NameConflict", blocked)
     if phase == "Running":
         return _running(facts)
+    around = claim.refused(facts.snapshot)
+    if around:
+        return starting("CreateRefused", around)
     if troubles:
         first = troubles[0]
         return starting(first.reason, f"{first.seat}: {first.message}" if first.message else str(first.seat))

@@ -113,20 +113,24 @@ def _words(exit: Exit) -> str:
 
 
 def _sentence(exit: Exit) -> str:
-    said = _json(exit.message).get("error")
-    return said if isinstance(said, str) else exit.message.strip()
+    """What the process said of its end: its `error`, or a message that is not psjob's own JSON."""
+    said = read_message(exit)
+    if said:
+        return said["error"] if isinstance(said.get("error"), str) else ""
+    return exit.message.strip()
 
 
 def _fenced_by(exit: Exit) -> int:
-    fenced = _json(exit.message).get("fenced")
+    fenced = read_message(exit).get("fenced")
     view = fenced.get("view") if isinstance(fenced, dict) else None
     # The message comes from a pod: a number far off must not carry the view out of every later operator's reach.
     return view if isinstance(view, int) and not isinstance(view, bool) and 0 < view < 2**31 - 2 else 0
 
 
-def _json(text: str) -> dict[str, Any]:
+def read_message(exit: Exit) -> dict[str, Any]:
+    """The termination message of a psjob process; empty where it is none."""
     try:
-        read = json.loads(text)
-    except ValueError:
+        read = json.loads(exit.message)
+    except (ValueError, RecursionError):
         return {}
     return read if isinstance(read, dict) else {}
