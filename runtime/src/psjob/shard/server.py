@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from psjob import contract
+from psjob.checkpoint import manifest
+from psjob.checkpoint.problems import CheckpointProblem
 from psjob.config import Place
 from psjob.coordinator.coordinator import Coordinator
 from psjob.errors import Fenced, leave_message
@@ -64,6 +66,8 @@ class Server:
             coordinator.start()
         elif self.link is not None:
             self.control.answer = self.link.answer
+            if self.place.number > 1 and self._is_over():
+                self.control.order({"do": "finish"})
             self.link.start()
         while not self._gone.wait(0.25):
             self.beat = time.monotonic()
@@ -74,6 +78,14 @@ class Server:
                 if code is not None:
                     self.exit_with(code)
         return self._exit[0]
+
+    def _is_over(self) -> bool:
+        """The run has its final manifest: whoever else is still there, this shard has nothing left to serve."""
+        try:
+            made, _ = manifest.newest(self.folder, self.place.run)
+        except CheckpointProblem:
+            return False
+        return made is not None and made.final
 
     # -- streams -------------------------------------------------------------------------------
 

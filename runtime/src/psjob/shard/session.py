@@ -126,6 +126,10 @@ class Session:
         """Wait until this shard serves the view the worker was welcomed in, then welcome it."""
         last = time.monotonic()
         while True:
+            if self.server.final:
+                self.tell(Kind.FINISHED)
+                self.hang_up()
+                return
             store = self.store
             ready = store.phase is Phase.SERVING or (store.phase is Phase.INIT and self.hello.get("init"))
             if ready and store.view >= int(self.hello.get("view", 0)):
