@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from psjob.checkpoint import claim, disk, files, final, manifest, states
 from psjob.checkpoint.problems import CheckpointProblem, Damage
@@ -118,7 +120,48 @@ def test_a_manifest_that_lies_is_damage(tmp_path: Path, change: Any, words: str)
         manifest.decode(rewritten(made, change), made.name)
 
 
-@pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"[" * 100_000, b'{"format": 1, "sha256": "x"}', b"\xff"])
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from([float("1e300"), 10**400, -1, "x", "../x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_wrong_value_under_a_right_hash_is_damage_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    global _good
+    if _good is None:
+        folder = tmp_path_factory.mktemp("run")
+        _good = folder, committed(folder, 10)[0]
+    folder, made = _good
+
+    def change(body: Any) -> None:
+        at, key = body, data.draw(st.sampled_from(sorted(body)))
+        while isinstance(at[key], dict | list) and at[key] and data.draw(st.integers(0, 3)):
+            at = at[key]
+            key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
+        at[key] = data.draw(json_values)
+
+    try:
+        changed = manifest.decode(rewritten(made, change), made.name)
+        for fact in changed.listed():
+            files.check(folder / fact.name, fact)
+        states.read_states(folder, changed, range(len(changed.layout.blocks)))
+    except Damage:
+        pass
+
+
+_good: tuple[Path, manifest.Manifest] | None = None
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{}", b"[]", b"[" * 100_000, b'{"format": 1, "sha256": "x"}', b'{"a": 1e999}', b'{"a": NaN}', b"\xff"]
+)
 def test_what_is_no_manifest_is_damage(raw: bytes) -> None:
     with pytest.raises(Damage, match="m is damaged"):
         manifest.decode(raw, "m")

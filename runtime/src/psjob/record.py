@@ -150,7 +150,7 @@ def decode(raw: bytes, tensors: Mapping[str, torch.Tensor]) -> Record:
     try:
         whole = tagged.decode(json.loads(raw), [tensors[str(index)] for index in range(len(tensors))])
         made = Record(whole["cursor"], whole["step"], whole["buffers"], whole["stateful"], whole["groups"], whole["rng"])
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
         raise ValueError(f"resume record is damaged: {type(error).__name__}: {str(error)[:200]}") from None
     if type(made.step) is not int or not all(isinstance(part, dict) for part in (made.buffers, made.stateful, made.rng)):
         raise ValueError("resume record is damaged: a part of it has another type")

@@ -232,11 +232,11 @@ def decode(raw: bytes, name: str) -> Manifest:
     if type(body.get("format")) is int and body["format"] > FORMAT:
         raise Damage(name, f"format {FORMAT} or lower", f"format {body['format']}: a newer psjob wrote it")
     said = body.pop("sha256", None)
-    if said != (found := _hash(body)):
-        raise Damage(name, f"sha256 {str(said)[:64]}", found)
     try:
+        if said != (found := _hash(body)):
+            raise Damage(name, f"sha256 {str(said)[:64]}", found)
         return _manifest(body)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
         raise Damage(name, "a whole manifest", f"{type(error).__name__}: {str(error)[:200]}") from None
 
 
@@ -244,7 +244,7 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
     layout = Layout.from_json(body["layout"])
     if layout.digest() != body["layoutDigest"]:
         raise ValueError("its layout is not the one of its digest")
-    blocks = tuple(BlockPlace(int(b[0]), str(b[1]), int(b[2]), int(b[3]), _object(b[4])) for b in body["blocks"])
+    blocks = tuple(BlockPlace(_count(b[0]), _text(b[1]), _count(b[2]), _count(b[3]), _object(b[4])) for b in body["blocks"])
     facts = tuple(FileFact.from_json(fact) for fact in body["files"])
     made = Manifest(
         run=_text(body["run"]),

@@ -23,7 +23,10 @@ def read_states(folder: Path, made: Manifest, indices: Iterable[int]) -> dict[in
             raise Damage(made.name, f"block {index}", f"{len(places)} blocks without it")
         by_file.setdefault(places[index].file, []).append(places[index])
     found: dict[int, tuple[BlockState, int]] = {}
-    slots = rules.named(made.rule).slots
+    try:
+        slots = rules.named(made.rule).slots
+    except ValueError as error:
+        raise Damage(made.name, "a rule of this psjob", str(error)) from None
     for file, here in by_file.items():
         fact = made.fact(file)
         wanted = [name for place in here for name in names_of(place.index, slots) if name in fact.tensors]
