@@ -21,7 +21,7 @@ index, epoch = int(env["PSJOB_INDEX"]), int(env["PSJOB_EPOCH"])
 run = os.path.join(env["PSJOB_CHECKPOINTS"], env["PSJOB_RUN"])
 kept = os.path.join(run, "step")
 base = int(open(kept).read()) if os.path.exists(kept) else 0
-began, stopping = time.time(), []
+began, stopping, absent = time.time(), [], "STANDIN_ABSENT" in env
 signal.signal(signal.SIGTERM, lambda *_: stopping.append(1))
 def told():
     step = base + int((time.time() - began) * 100)
@@ -33,6 +33,9 @@ def told():
             "metrics": {"test_accuracy": 0.9781},
             "workers": [], "checkpoint": {"step": step, "view": 1, "time": time.time(), "bytes": 1, "path": "x", "final": False},
             "checkpointProblem": None, "waiting": None, "weightsSha256": "abc", "failure": None, "passed": [[step, time.time()]]}
+    if absent and index == 0:
+        gone = [{"rank": rank, "state": "absent"} for rank in range(config["workers"])]
+        answer["coordinator"] |= {"step": 0, "checkpoint": None, "workers": gone}
     return answer
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -41,7 +44,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *a): pass
 server = http.server.ThreadingHTTPServer(("127.0.0.1", config["shards"][index]["statusPort"]), Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
-while not stopping and not all(os.path.exists(os.path.join(run, f"left-{rank}")) for rank in range(config["workers"])):
+while not stopping and (absent or not all(os.path.exists(os.path.join(run, f"left-{rank}")) for rank in range(config["workers"]))):
     time.sleep(0.01)
 with open(kept, "w") as file:
     file.write(str(base + int((time.time() - began) * 100)))
@@ -95,6 +98,6 @@ def command(*args: str | Path) -> list[str]:
     return [sys.executable, "-m", "psjob_operator.cli.main", "run", *map(str, args)]
 
 
-def run(folder: Path, *args: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *args: str | Path, timeout: float = 200, **env: str) -> subprocess.CompletedProcess[str]:
     """`psjob run` in `folder`, to its end."""
-    return subprocess.run(command(*args), cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(command(*args), cwd=folder, env={**environment(folder), **env}, capture_output=True, text=True, timeout=timeout)

@@ -88,6 +88,13 @@ def test_a_refusal_of_the_runtime_fails_at_once(tmp_path: Path) -> None:
     assert ended.returncode == 1 and summary(tmp_path / "s.json")["restarts"] == {}
 
 
+def test_a_worker_that_never_joins_fails_the_job_with_a_sentence(tmp_path: Path) -> None:
+    ended = run(tmp_path, manifest(tmp_path, "0.1"), "--summary", "s.json", STANDIN_ABSENT="1")
+    told = summary(tmp_path / "s.json")
+    assert ended.returncode == 1 and told["result"] == "Failed"
+    assert told["failure"].startswith("NeverAttached: worker ") and "psjob.attach" in ended.stderr.splitlines()[-1]
+
+
 def test_leaving_to_come_back_is_not_counted(tmp_path: Path) -> None:
     ended = run(tmp_path, manifest(tmp_path, "exit75", "0.2", runPolicy=NO_WAIT), "--summary", "s.json")
     assert ended.returncode == 0, ended.stderr

@@ -51,6 +51,8 @@ class Ground:
     resume: Path | None = None
     children: list[Child] = field(default_factory=list)
     status: JobStatus | None = None
+    verdict: str | None = None
+    """Why this machine gives the job up, where the plan has no eyes for it."""
     _granted: frozenset[str] = frozenset()
     _version: int = 1
     _exits: dict[str, Exit] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from psjob_operator.local.ports import reserve
 from psjob_operator.local.request import Request
 from psjob_operator.local.story import Story
 from psjob_operator.local.summary import failure, metric_line, metrics, summary
+from psjob_operator.local.verdict import never_attached
 from psjob_operator.local.watch import Watch
 
 EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -81,19 +82,22 @@ async def _train(ground: Ground, faults: tuple[Fault, ...], story: Story) -> str
     try:
         while not ground.over and not interrupts:
             _must_go_on(beside)
+            ground.verdict = never_attached(ground)
+            if ground.verdict:
+                break
             wake_at = ground.turn()
             if ground.phase in TERMINAL:
                 ground.stop(GRACE)
             story.show(ground)
             await _pause(wake, wake_at)
-        if interrupts:
+        if interrupts or ground.verdict:
             await _stop(ground, story, wake, interrupts)
     finally:
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
     story.show(ground)
-    return "Suspended" if interrupts else ground.phase
+    return "Failed" if ground.verdict else "Suspended" if interrupts else ground.phase
 
 
 def _must_go_on(beside: list[asyncio.Task[None]]) -> None:
@@ -105,7 +109,8 @@ def _must_go_on(beside: list[asyncio.Task[None]]) -> None:
 
 async def _stop(ground: Ground, story: Story, wake: asyncio.Event, interrupts: list[int]) -> None:
     """Everyone leaves, the shards last, after a checkpoint; a second Ctrl-C kills."""
-    story.display.say(f"stopping: a last checkpoint is made, up to {GRACE:.0f} s (Ctrl-C again kills)")
+    if interrupts:
+        story.display.say(f"stopping: a last checkpoint is made, up to {GRACE:.0f} s (Ctrl-C again kills)")
     ground.stop(GRACE)
     while any(child.running for child in ground.children):
         if len(interrupts) > 1:

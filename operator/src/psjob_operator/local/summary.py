@@ -49,7 +49,9 @@ def metric_line(name: str, value: float) -> str:
 
 
 def failure(ground: Ground) -> str | None:
-    """Why the job failed, in the plan's words; None where it did not."""
+    """Why the job failed, in the plan's words or ours; None where it did not."""
+    if ground.verdict:
+        return ground.verdict
     for condition in ground.status.conditions if ground.status else ():
         if condition.type == "Failed" and condition.status == "True":
             return f"{condition.reason}: {condition.message}"
