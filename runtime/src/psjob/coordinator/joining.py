@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,12 @@ from psjob.checkpoint.manifest import Manifest
 from psjob.coordinator.members import State
 from psjob.layout import TensorSpec
 from psjob.shard.session import Session
-from psjob.wire.frame import Kind
+from psjob.wire.frame import Kind, WireError
 
 if TYPE_CHECKING:
     from psjob.coordinator.views import Views
+
+log = logging.getLogger("psjob.coordinator")
 
 
 @dataclass
@@ -80,7 +83,12 @@ class Joining:
 
     def _welcome(self, session: Session, clock: int | None) -> None:
         views, c = self.views, self.views.c
-        session.join()
+        try:
+            session.join()
+        except WireError as fenced:  # its successor was quicker, on another stream; this one must not take training with it
+            log.info("%s", fenced)
+            session.hang_up()
+            return
         member = c.members[session.rank]
         record = None
         if clock is not None:
