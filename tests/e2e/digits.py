@@ -10,13 +10,11 @@ from typing import Any
 
 import yaml
 
+from tests.cluster_fixtures import WORKER_IMAGE
 from tests.e2e.kube import ROOT, Kube, wait_for
 
 EXAMPLE = ROOT / "examples" / "digits"
-WORKER_IMAGE = "psjob.local/digits:dev"
-RUNTIME_IMAGE = "psjob.local/psjob-runtime:dev"
-OPERATOR_IMAGE = "psjob.local/psjob-operator:dev"
-SHORT_EPOCHS, LONG_EPOCHS = 16, 120
+SHORT_EPOCHS, LONG_EPOCHS = 16, 80
 LABEL_JOB = "psjob.dev/job-name"
 RESTRICTED_POD = {
     "runAsNonRoot": True,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import Cluster
+from tests.cluster_fixtures import OPERATOR_IMAGE, RUNTIME_IMAGE, Cluster
 from tests.e2e import digits
 from tests.e2e.digits import accuracy, claim_folder, pod_of, pods_of
 from tests.e2e.kube import CHART, Kube, condition, kill, phase, restricted_namespace, shard_status, wait_for
@@ -25,7 +25,7 @@ def home(node_cluster: Cluster) -> Iterator[Kube]:
     """The operator, installed by Helm; its namespace."""
     kube = Kube(str(node_cluster.kubeconfig), HOME)
     restricted_namespace(kube)
-    settings = [*image("image", digits.OPERATOR_IMAGE), *image("runtimeImage", digits.RUNTIME_IMAGE)]
+    settings = [*image("image", OPERATOR_IMAGE), *image("runtimeImage", RUNTIME_IMAGE)]
     kube.helm("upgrade", "--install", "psjob", str(CHART), "--take-ownership", "--force-conflicts", *settings)
     kube.kubectl("rollout", "status", "deployment/psjob", "--timeout=120s", timeout=150)
     yield kube
@@ -235,7 +235,7 @@ def test_uninstall_leaves_jobs_running_and_a_new_install_takes_them_up(kube: Kub
     assert len(workers) == 2
     wait_for("the workers to end without an operator", lambda: all(ended(kube, pod) for pod in workers), 180, every=1)
     assert kube.status(name)["phase"] == "Running", "nobody was there to say otherwise"
-    settings = [*image("image", digits.OPERATOR_IMAGE), *image("runtimeImage", digits.RUNTIME_IMAGE)]
+    settings = [*image("image", OPERATOR_IMAGE), *image("runtimeImage", RUNTIME_IMAGE)]
     home.helm("install", "psjob", str(CHART), *settings)
     complete(kube, name, 120)
     assert accuracy(final_weights(kube, name)) >= 0.95

@@ -1,0 +1,66 @@
+"""Shards and workers are killed while a sync job trains: the weights are those of the undisturbed run (measures 3 and 4)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.workloads.running import Ran, faults, manifest, train
+
+EPOCHS, STEPS = 6, 240
+CHECKPOINTS = {"everySteps": 25, "interval": "1h", "keep": 100}
+
+
+def run(folder: Path, *what: str, gates: str = "") -> Ran:
+    folder.mkdir()
+    job = manifest(folder, ["stateful.py", str(EPOCHS), gates], workers=2, shards=2, checkpoint=CHECKPOINTS)
+    return train(folder, job, *faults(*what))
+
+
+def check(recovery: dict[str, Any], manifests: int = 2) -> None:
+    """The kill fell after `manifests` committed ones with step > 0, and after a step that the shard had acknowledged since."""
+    print(f"{recovery['fault']}: {recovery['secondsToFirstPush']:.2f} s to the first push, {recovery['secondsToPassStep']:.2f} s to the step")
+    assert recovery["manifests"] >= manifests, recovery
+    assert recovery["checkpointStep"] > 0 and max(recovery["acknowledged"].values()) > recovery["checkpointStep"], recovery
+
+
+def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path) -> None:
+    plain = run(tmp_path / "plain")
+    assert plain.summary["steps"] == STEPS and plain.summary["restarts"] == {}
+    what = ("kill:ps-1@step=65", "kill:ps-0@step=140", "kill:worker-1@step=190")
+    hit = run(tmp_path / "hit", *what, gates="60:50,135:125,185:175")
+    assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
+    for recovery in hit.summary["recoveries"][:2]:
+        check(recovery)
+    assert hit.summary["epochs"] == [2, 2] and hit.summary["updates_lost"] == 0
+    assert sum(hit.summary["restarts"].values()) == 3
+    assert hit.sha == plain.sha
+    assert_same_file(hit, plain)
+
+
+@pytest.mark.soak
+def test_twenty_kills_change_no_bit(tmp_path: Path) -> None:
+    """Ten runs of two kills each, at steps drawn by chance, ps-0 as often as ps-1."""
+    plain = run(tmp_path / "plain")
+    for number in range(10):
+        chance = random.Random(number)
+        first, second = chance.sample([0, 1], 2)
+        one, two = chance.randint(62, 95), chance.randint(140, 230)
+        gates = f"{one - 3}:50,{two - 3}:{(two - 15) // 25 * 25}"
+        hit = run(tmp_path / f"hit{number}", f"kill:ps-{first}@step={one}", f"kill:ps-{second}@step={two}", gates=gates)
+        for recovery in hit.summary["recoveries"]:
+            check(recovery)
+        assert hit.summary["epochs"] == [2, 2]
+        assert hit.sha == plain.sha, f"seed {number}"
+        assert_same_file(hit, plain)
+
+
+def assert_same_file(one: Ran, other: Ran) -> None:
+    """Parameters and buffers of both are the same bits."""
+    mine, theirs = one.weights(), other.weights()
+    assert set(mine) == set(theirs)
+    for name, tensor in mine.items():
+        assert tensor.equal(theirs[name]), name

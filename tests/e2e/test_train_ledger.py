@@ -1,0 +1,82 @@
+"""Async, shards killed: nothing counts twice, and what is missing is what the shard reports as lost (measure 3)."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.workloads import ledger
+from tests.e2e.workloads.running import Ran, faults, manifest, train
+
+WORKERS, SHARDS, STEPS = 2, 2, 220
+CHECKPOINTS = {"everySteps": 25, "interval": "1h", "keep": 100}
+
+
+def run(folder: Path, *what: str, gates: str) -> Ran:
+    job = manifest(
+        folder, ["ledger.py", str(STEPS), "0.02", gates], workers=WORKERS, shards=SHARDS, training={"mode": "async"}, checkpoint=CHECKPOINTS
+    )
+    return train(folder, job, *faults(*what))
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_what_a_killed_shard_lost_is_what_is_missing(tmp_path: Path, shard: int) -> None:
+    check(run(tmp_path, f"kill:ps-{shard}@step=65", gates="60:50"), shard)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_twenty_kills_leave_the_ledger_right(tmp_path: Path, seed: int) -> None:
+    step = random.Random(seed).randint(62, 200)
+    check(run(tmp_path, f"kill:ps-{seed % 2}@step={step}", gates=f"{step - 3}:{max(50, (step - 15) // 25 * 25)}"), seed % 2)
+
+
+def check(ran: Ran, shard: int) -> None:
+    (recovery,) = ran.summary["recoveries"]
+    print(f"{recovery['fault']}: {recovery['secondsToFirstPush']:.2f} s to the first push, {recovery['secondsToPassStep']:.2f} s to the step")
+    assert recovery["manifests"] >= 2 and recovery["checkpointStep"] > 0, recovery
+    assert max(recovery["acknowledged"].values()) > recovery["checkpointStep"], recovery
+    assert sum(ran.summary["restarts"].values()) == 1, "only the killed shard was started again"
+    table = ledger.counted(ran.weights(), WORKERS, SHARDS)
+    done = {rank: STEPS for rank in range(WORKERS)}
+    for blocks in table.values():
+        for block in blocks:
+            assert all(count <= done[rank] for rank, count in enumerate(block)), f"a push counted twice: {table}"
+    assert len(table[0]) > 1 and len(table[1]) > 1
+    other = 1 - shard
+    assert all(block == [STEPS] * WORKERS for block in table[other]), f"the shard that lived has lost something: {table[other]}"
+    missing = {STEPS * WORKERS - sum(block) for block in table[shard]}
+    assert len(missing) == 1, f"blocks of one shard lost differently: {table[shard]}"
+    (lost,) = missing
+    assert lost == lost_of(ran, shard) == ran.summary["updates_lost"] > 0
+    assert lost_of(ran, other) == 0
+    since = applied_since_the_cut(ran, recovery)
+    print(f"lost {lost} of {since} updates that came after the checkpoint of step {recovery['checkpointStep']}")
+    assert lost <= since
+
+
+def lost_of(ran: Ran, shard: int) -> int:
+    """The shard's own counter, from its last words."""
+    epoch = ran.summary["epochs"][shard]
+    return int(ran.last_words(f"job-ps-{shard}-e{epoch}")["status"]["counters"]["updatesLost"])
+
+
+def applied_since_the_cut(ran: Ran, recovery: dict[str, Any]) -> int:
+    """Most updates that the dead shard can have applied since the last checkpoint known at the kill: what the workers had back, and one each."""
+    (path,) = ran.folder.glob(f"manifest-v*-s{recovery['checkpointStep']:012d}.json")
+    cut = {int(rank): int(entry["clock"]) for rank, entry in manifest_body(path)["workers"].items()}
+    total = 0
+    for rank in range(WORKERS):
+        words = [line.split() for line in ran.log(f"job-worker-{rank}-").splitlines() if line.startswith("step ")]
+        back = [int(step) for _, step, _, at in words if float(at) <= recovery["at"]]
+        total += max(back) + 1 - cut[rank]
+    return total
+
+
+def manifest_body(path: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(path.read_text())
+    return told["manifest"] if "manifest" in told else told
