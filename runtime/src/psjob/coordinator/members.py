@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -77,9 +77,9 @@ class Members:
             member.incarnation = max(member.incarnation, (int(entry.get("start", 0)), int(entry.get("rewinds", 0))))
             member.records = {member.clock: records[rank]} if rank in records else {}
 
-    def fences(self) -> dict[int, list[int]]:
-        """Lowest incarnations that may speak after everyone now known has rewound."""
-        return {m.rank: [m.incarnation[0], m.incarnation[1] + 1] for m in self.all.values() if m.incarnation > (0, 0)}
+    def fences(self, waiting: Set[int] = frozenset()) -> dict[int, list[int]]:
+        """Lowest incarnations that may speak after all now known have rewound; those `waiting` to be placed come as they are."""
+        return {m.rank: [m.incarnation[0], m.incarnation[1] + (m.rank not in waiting)] for m in self.all.values() if m.incarnation > (0, 0)}
 
     def sight(self) -> list[dict[str, Any]]:
         return [

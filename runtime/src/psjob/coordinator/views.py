@@ -247,7 +247,7 @@ class Views:
             c.progress.rewound(made.step)
         elif 0 in self._only:
             c.members.rewound(made.step, made.workers, read_records(folder, made))
-        fences = c.members.fences() if together else {}
+        fences = c.members.fences(set(self.waiting)) if together else {}
         for index, peer in self.peers.items():
             if index in self._only:
                 peer.order(
