@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -110,6 +111,9 @@ class World:
     user: str = field(default_factory=lambda: f"psjob-operator-{uuid.uuid4().hex[:8]}")
     operators: list[Operator] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
+    silent: set[str] = field(default_factory=set)
+    heart: threading.Thread | None = None
+    over: threading.Event = field(default_factory=threading.Event)
 
     def allow(self) -> None:
         """Give the operator's user the operator's rights, and no other."""
@@ -139,6 +143,7 @@ class World:
 
     def close(self) -> None:
         """End all operators; take back what is not in the namespace."""
+        self.over.set()
         for operator in self.operators:
             operator.kill()
         for node in self.nodes:
@@ -200,16 +205,29 @@ class World:
         self.cluster.api.create(self.path("pods", pod) + "/binding", body)
 
     def node(self, name: str, ready: bool = True) -> str:
-        """A node of this test's own, without a kubelet: what it says is what the test says."""
+        """A node of this test's own, without a kubelet: what it says is what the test says. A ready one is kept alive."""
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name}}
         self.cluster.api.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
-        now = stamp()
-        condition = {"type": "Ready", "status": "True" if ready else "Unknown", "lastHeartbeatTime": now, "lastTransitionTime": now}
-        body = {"status": {"conditions": [condition], "capacity": {"cpu": "64", "pods": "500", "memory": "256Gi"}}}
-        self.cluster.api.merge(f"/api/v1/nodes/{name}/status", body)
         if name not in self.nodes:
             self.nodes.append(name)
+        (self.silent.discard if ready else self.silent.add)(name)
+        self._beat(name, "True" if ready else "Unknown")
+        if self.heart is None:
+            self.heart = threading.Thread(target=self._keep_beating, daemon=True)
+            self.heart.start()
         return name
+
+    def _beat(self, name: str, status: str) -> None:
+        condition = {"type": "Ready", "status": status, "lastHeartbeatTime": stamp(), "lastTransitionTime": stamp()}
+        body = {"status": {"conditions": [condition], "capacity": {"cpu": "64", "pods": "500", "memory": "256Gi"}}}
+        self.cluster.api.merge(f"/api/v1/nodes/{name}/status", body)
+
+    def _keep_beating(self) -> None:
+        # The controller-manager gives up a node that is silent for 50 s.
+        while not self.over.wait(10):
+            for name in [name for name in self.nodes if name not in self.silent]:
+                with contextlib.suppress(ApiError, OSError):
+                    self._beat(name, "True")
 
     def scheduled(self, pod: str, node: str, ago: float = 0) -> None:
         """The pod was bound to the node so many seconds ago."""
@@ -219,7 +237,12 @@ class World:
     def run(self, *pods: str, node: str) -> None:
         """The pods' containers run and are ready."""
         for pod in pods:
-            raw = self.until(f"pod {pod}", lambda pod=pod: self.pods().get(pod))
+            self.play(self.until(f"pod {pod}", lambda pod=pod: self.pods().get(pod)), node)
+
+    def play(self, raw: Mapping[str, Any], node: str) -> None:
+        """This pod is bound, runs and is ready; nothing happens where it has gone meanwhile."""
+        pod = raw["metadata"]["name"]
+        with contextlib.suppress(ApiError):
             self.bind(pod, node)
             conditions = [
                 {"type": kind, "status": "True", "lastTransitionTime": stamp()} for kind in ("PodScheduled", "Ready", "ContainersReady")

@@ -44,7 +44,7 @@ class Life:
             if pod["metadata"].get("deletionTimestamp"):
                 self.place.remove(name)
             elif not pod["spec"].get("nodeName"):
-                self.place.run(name, node=self.node)
+                self.place.play(pod, self.node)
         if status.get("phase") == "Complete":
             return not pods
         if status.get("phase") == "Running" and not self.failed:
@@ -129,5 +129,5 @@ def test_ended_after_each_write(place: World, proxy: Proxy, lost: bool, part: in
     for at in range(1 + part, writes + 1, PARTS):
         name = f"w{at}"
         found, _ = live(place, proxy, operator, node, name, Strike(at, lost))
-        assert found == clean, f"write {at}: {found}\n{place.story()}"
+        assert found == clean, f"write {at} ({proxy.writes[-40:]}): {found}\n{place.story()}"
         assert all(times <= news.get(what, 1) for what, times in told(place, name).items()), told(place, name)

@@ -114,7 +114,8 @@ class Apply:
             # Perhaps ours, made and gone again: not to be made a second time under this number.
             outcome.failure = outcome.failure or error
             return None
-        if pods.owner(raw["metadata"]) == snapshot.uid and not raw["metadata"].get("deletionTimestamp"):
+        if pods.owner(raw["metadata"]) == snapshot.uid:
+            # Made before under this number, by whomever: it is never made twice, also when it is going already.
             self._store.put(kind, raw)
             memory.refusals.pop(name, None)
             return None

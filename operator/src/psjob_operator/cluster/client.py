@@ -58,7 +58,7 @@ class Client:
     """Get, list, create, apply, patch status, delete, and read a path: all answer the object as a dict or raise ApiError."""
 
     def __init__(self, configuration: Configuration, limits: Limits, agent: str) -> None:
-        configuration.retries = False
+        configuration.retries = None
         self._api = ApiClient(configuration)
         self._api.user_agent = agent
         self._limits = limits

@@ -10,6 +10,8 @@ from psjob_operator.plan.snapshot import Refusal
 
 REFUSED_FIRST = 10.0
 REFUSED_MOST = 300.0
+FOREIGN_SECONDS = 2.0
+"""A pod whose number another operator (or one before this) gave may still be made for so long; only then its absence is believed."""
 STRANGER_SECONDS = 10.0
 """An object of a stranger under a child's name is looked at again so often."""
 
@@ -49,8 +51,24 @@ class Memory:
     """Pod that was asked last."""
     wrote_at: float | None = None
     """When this process last stored the status."""
+    numbers: tuple[Any, ...] = ()
+    """View, start and epochs of the status when last looked at."""
+    numbers_at: float = 0.0
+    """When another process gave the present numbers, as far as we know; 0 where we did, or nobody."""
     observed: tuple[int, Any, tuple[str, ...]] | None = None
     """(generation, parsed spec, its problems)."""
+
+    def see(self, status: Mapping[str, Any], now: float, ours: bool) -> None:
+        """Notice the numbers of this status, and whether it was us who gave them."""
+        epochs = tuple(entry.get("epoch") for entry in status.get("shards") or ())
+        numbers = (status.get("view"), (status.get("workers") or {}).get("start"), epochs)
+        if numbers != self.numbers:
+            given = any((numbers[0], numbers[1], epochs))
+            self.numbers, self.numbers_at = numbers, now if given and not ours else 0.0
+
+    def patience(self) -> float:
+        """Until when the pods of numbers that another process gave may still be on their way."""
+        return self.numbers_at + FOREIGN_SECONDS if self.numbers_at else 0.0
 
     def refuse(self, name: str, code: int, message: str, now: float) -> None:
         """Remember that the API server refused to create this."""

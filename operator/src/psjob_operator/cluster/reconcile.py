@@ -85,8 +85,12 @@ class Reconciler:
         if memory is None or memory.uid != job.uid:
             memory = self._memories[key] = Memory(uid=job.uid)
         now = self._clock()
+        memory.see(job.status, now, ours=False)
         seen = await observe.observe(self._client, self._store, job, memory, now, live=False)
         decided = plan(seen.snapshot, now)
+        if decided.needs_live and now < memory.patience():
+            self._queue.add_at(key, memory.patience())
+            return
         if decided.needs_live:
             await observe.refresh(self._client, self._store, key)
             seen = await observe.observe(self._client, self._store, job, memory, now, live=True)
@@ -147,6 +151,7 @@ class Reconciler:
             await self._reread(key, job)
             return None
         memory.wrote_at = now
+        memory.see(raw.get("status") or {}, now, ours=True)
         self._store.put(JOBS, raw)
         return self._store.job(key) if self._store.job(key) is not None else job
 

@@ -1,0 +1,181 @@
+"""Nothing is adopted and nothing goes back: leftovers and strangers under our names, old status, two operators, foreign deletions."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hack.cluster.api import ApiError
+from tests.cluster_fixtures import Cluster
+from tests.integration.operator_harness import World, manifest, world
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+
+
+@pytest.fixture(scope="module")
+def place(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    namespace = control_plane.create_namespace("strangers")
+    with world(control_plane, namespace, tmp_path_factory.mktemp("strangers")) as made:
+        made.operator()
+        yield made
+    control_plane.api.delete(f"/api/v1/namespaces/{namespace}")
+
+
+@pytest.fixture
+def node(place: World) -> str:
+    return place.node(f"{place.namespace}-{uuid.uuid4().hex[:6]}")
+
+
+@pytest.fixture
+def name() -> str:
+    return f"j{uuid.uuid4().hex[:6]}"
+
+
+def pods_of(place: World, name: str) -> dict[str, dict[str, Any]]:
+    return {pod: raw for pod, raw in place.pods().items() if pod.startswith(f"{name}-")}
+
+
+def test_a_strangers_pod_of_our_name_is_waited_for(place: World, name: str) -> None:
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{name}-worker-0-r1"},
+        "spec": {"containers": [{"name": "c", "image": "x"}]},
+    }
+    place.cluster.api.create(place.path("pods"), body)
+    uid = place.pods()[f"{name}-worker-0-r1"]["metadata"]["uid"]
+    place.create(manifest(name))
+    place.until("NameConflict", lambda: "NameConflict" in str(place.status(name)))
+    stranger = place.pods()[f"{name}-worker-0-r1"]
+    assert stranger["metadata"]["uid"] == uid and "ownerReferences" not in stranger["metadata"], "untouched"
+    place.remove(f"{name}-worker-0-r1")
+    found = place.until("our own pod", lambda: place.pods().get(f"{name}-worker-0-r1"), seconds=40)
+    assert found["metadata"]["ownerReferences"][0]["uid"] == place.job(name)["metadata"]["uid"]
+    assert place.status(name)["workers"]["start"] == 1
+
+
+@pytest.mark.parametrize("kind", ["services", "persistentvolumeclaims"])
+def test_a_strangers_service_or_claim_is_not_taken_over(place: World, name: str, kind: str) -> None:
+    child = f"{name}-ps" if kind == "services" else f"{name}-checkpoints"
+    spec = {
+        "services": {"ports": [{"port": 80}], "selector": {"app": "theirs"}},
+        "persistentvolumeclaims": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }[kind]
+    word = {"services": "Service", "persistentvolumeclaims": "PersistentVolumeClaim"}[kind]
+    body = {"apiVersion": "v1", "kind": word, "metadata": {"name": child}, "spec": spec}
+    place.cluster.api.create(place.path(kind), body)
+    before = place.cluster.api.get(place.path(kind, child))
+    place.create(manifest(name))
+    place.until("NameConflict", lambda: place.conditions(name)["Ready"]["reason"] == "NameConflict")
+    assert child in place.conditions(name)["Ready"]["message"]
+    assert not pods_of(place, name), "nothing runs on another's storage or name"
+    after = place.cluster.api.get(place.path(kind, child))
+    assert (after["spec"], after["metadata"].get("labels")) == (before["spec"], before["metadata"].get("labels"))
+    place.cluster.api.delete(place.path(kind, child))
+    place.until("the job to go on", lambda: len(pods_of(place, name)) == 3, seconds=40)
+
+
+def test_a_leftover_of_a_deleted_job_of_this_name(place: World, node: str, name: str) -> None:
+    """Same names, same labels, another uid: the pod of the job before is not adopted, and its claim is used again."""
+    place.create(manifest(name))
+    pods = [f"{name}-ps-0-e1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
+    place.run(*pods, node=node)
+    old = {pod: raw["metadata"]["uid"] for pod, raw in pods_of(place, name).items()}
+    claim = place.cluster.api.get(place.path("persistentvolumeclaims", f"{name}-checkpoints"))["metadata"]["uid"]
+    place.cluster.run_kubectl("delete", "psj", name, "-n", place.namespace)
+    place.until(
+        "the pods to be told to end", lambda: all(raw["metadata"].get("deletionTimestamp") for raw in pods_of(place, name).values())
+    )
+    place.create(manifest(name))
+    place.until("NameConflict", lambda: "NameConflict" in str(place.status(name)))
+    assert {pod: raw["metadata"]["uid"] for pod, raw in pods_of(place, name).items()} == old
+    for pod in pods:
+        place.remove(pod)
+    uid = place.job(name)["metadata"]["uid"]
+    place.until(
+        "the new job's pods",
+        lambda: {pod for pod, raw in pods_of(place, name).items() if raw["metadata"]["ownerReferences"][0]["uid"] == uid} == set(pods),
+        seconds=60,
+    )
+    assert place.cluster.api.get(place.path("persistentvolumeclaims", f"{name}-checkpoints"))["metadata"]["uid"] == claim
+    assert place.status(name)["run"] == uid
+
+
+def test_an_old_status_cannot_be_written_back(place: World, node: str, name: str) -> None:
+    place.create(manifest(name))
+    pods = [f"{name}-ps-0-e1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
+    place.run(*pods, node=node)
+    place.until_phase("Running", name)
+    backup = copy.deepcopy(place.status(name))
+    place.end(f"{name}-ps-0-e1", 1)
+    place.run(f"{name}-ps-0-e2", node=node)
+    place.until_phase("Running", name)
+    path = place.path("pstrainingjobs", name) + "/status"
+    for old in (backup, None):
+        with pytest.raises(ApiError) as refused:
+            place.cluster.api.merge(path, {"status": old})
+        assert refused.value.status == 422, refused.value
+    assert place.status(name)["shards"][0]["epoch"] == 2
+
+
+def test_a_status_of_another_run_gives_numbers_and_no_facts(place: World, node: str, name: str) -> None:
+    """A backup restored into a new object (Velero): the old run's Complete is no fact, its numbers are passed."""
+    path = place.path("pstrainingjobs", name)
+    body = manifest(name, managedBy="example.com/nobody")
+    place.create(body)
+    status = {
+        "run": str(uuid.uuid4()),
+        "phase": "Running",
+        "view": 5,
+        "observedGeneration": 1,
+        "shards": [{"index": 0, "epoch": 7, "state": "Serving", "pod": f"{name}-ps-0-e7"}],
+        "workers": {"desired": 2, "ready": 2, "start": 4, "succeededIndexes": "0-1", "failedIndexes": ""},
+    }
+    place.cluster.api.merge(path + "/status", {"status": status})
+    found = place.job(name)
+    place.cluster.api.delete(path)
+    found["metadata"] = {"name": name}
+    found["spec"].pop("managedBy")
+    kept = found.pop("status")
+    kept.pop("conditions", None)
+    # A restore writes the object and its status one after the other; the operator may see either first.
+    place.create({**found, "spec": {**found["spec"], "suspend": True}})
+    place.until_phase("Suspended", name)
+    assert place.status(name)["run"] == place.job(name)["metadata"]["uid"]
+
+
+def test_two_operators_make_no_pod_twice_and_come_to_rest(place: World, node: str, name: str) -> None:
+    """They may pass each other's numbers, which costs a start; a name is made once, and one process a seat is left."""
+    second = place.operator()
+    try:
+        names = [f"{name}{index}" for index in range(4)]
+        for job in names:
+            place.create(manifest(job, shards=2, workers=2))
+
+        def settled() -> bool:
+            for pod, raw in place.pods().items():
+                if not pod.startswith(name):
+                    continue
+                if raw["metadata"].get("deletionTimestamp"):
+                    place.remove(pod)
+                elif not raw["spec"].get("nodeName"):
+                    place.play(raw, node)
+            return all(place.status(job).get("phase") == "Running" for job in names)
+
+        place.until("all to run", settled, seconds=60)
+        for job in names:
+            there = [pod for pod, raw in pods_of(place, job).items() if not raw["metadata"].get("deletionTimestamp")]
+            assert len({pod.rsplit("-", 1)[0] for pod in there}) == len(there) == 4, there
+            assert place.status(job)["restarts"]["counted"] == 0
+        made = [event["objectRef"]["name"] for event in place.cluster.audit(place.user, place.namespace) if _made(event)]
+        assert len(set(made)) == len(made)
+    finally:
+        second.kill()
+
+
+def _made(event: dict[str, Any]) -> bool:
+    return event["verb"] == "create" and event["objectRef"]["resource"] == "pods" and event["responseStatus"]["code"] == 201
