@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob_operator.api.status import JobStatus
-from psjob_operator.plan import indexes, naming
+from psjob_operator.plan import indexes, naming, starts
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Exit, Process, Snapshot
 from psjob_operator.plan.times import stamp, unix
@@ -267,6 +267,15 @@ def test_indexes_go_round(which: set[int]) -> None:
 )
 def test_indexes_are_read_leniently(text: str, which: set[int]) -> None:
     assert indexes.to_set(text, 9) == which
+
+
+@given(st.dictionaries(st.integers(0, 50), st.integers(1, 4)))
+def test_pending_starts_go_round(which: dict[int, int]) -> None:
+    assert starts.to_map(starts.to_text(which), 51, 4) == which
+
+
+def test_pending_starts_are_read_leniently() -> None:
+    assert starts.to_map("x 1 2: 0:1 3:0-1,9 9:0 2:1", 5, 4) == {0: 3, 1: 3}
 
 
 def test_names_go_round() -> None:

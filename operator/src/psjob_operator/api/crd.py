@@ -44,6 +44,7 @@ _SHAPES: dict[str, Schema] = {
     "status.conditions[].lastTransitionTime": {"format": "date-time"},
     "status.shards": {**_KEYED, "x-kubernetes-list-map-keys": ["index"], "maxItems": 256},
     "status.workers.problems": {"maxItems": 8, "x-kubernetes-list-type": "atomic"},
+    "status.workers.pendingStarts": {"maxLength": 24_000},
     "status.workers.succeededIndexes": {"maxLength": 24_000},
     "status.workers.failedIndexes": {"maxLength": 24_000},
     "status.checkpoint.time": {"format": "date-time"},

@@ -96,6 +96,8 @@ class WorkersStatus(StatusModel):
     """Workers that run now."""
     start: int = 0
     """Highest start number given to a worker of this job; never goes back."""
+    pending_starts: str = ""
+    """Workers that were given a start number and whose pod was not seen yet, by number, such as 3:0-2,7."""
     succeeded_indexes: str = ""
     """Workers that ended with exit code 0, such as 0-99,101."""
     failed_indexes: str = ""

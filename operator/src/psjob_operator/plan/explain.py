@@ -16,7 +16,7 @@ def explain(facts: Facts, seat: Seat, failures: int) -> str:
     memory = ((container.get("resources") or {}).get("limits") or {}).get("memory")
     limit = f", memory limit {memory}" if memory and seat.fate.cause == "OOMKilled" else ""
     backoff = facts.snapshot.spec.run_policy.backoff_limit
-    why = short(seat.fate.message or seat.fate.cause, 110)
+    why = short(seat.fate.message or seat.fate.cause, 130)
     return f"container {name}{limit}: {why}; failures: {failures}, spec.runPolicy.backoffLimit: {backoff}"
 
 

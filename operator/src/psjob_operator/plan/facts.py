@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from psjob_operator.api.status import TERMINAL, JobStatus
-from psjob_operator.plan import indexes, naming
+from psjob_operator.plan import indexes, naming, starts
 from psjob_operator.plan.restart import Fate, fate, read_message
 from psjob_operator.plan.snapshot import Process, Refusal, Role, Snapshot
 
@@ -106,22 +106,23 @@ class Facts:
         for pod in self.pods:
             if pod.role == "worker" and pod.number <= start and (pod.index not in newest or newest[pod.index].number < pod.number):
                 newest[pod.index] = pod
-        granted: dict[int, int] = {}
-        for name in self.snapshot.granted:
-            parsed = naming.parse(self.snapshot.name, name)
-            if parsed and parsed[0] == "worker" and parsed[2] <= start:
-                granted[parsed[1]] = max(parsed[2], granted.get(parsed[1], 0))
         seats = []
         for index in range(self.snapshot.spec.workers.replicas):
             there = newest.get(index)
             number = there.number if there else 0
-            if granted.get(index, 0) > number:
-                number, there = granted[index], None
+            if self.pending_starts.get(index, 0) > number:
+                number, there = self.pending_starts[index], None
             if index in self.succeeded_before:
                 seats.append(Seat("worker", index, number or start, self._name("worker", index, number or start), there, Fate("done")))
             else:
                 seats.append(self._seat("worker", index, number or start, there))
         return tuple(seats)
+
+    @cached_property
+    def pending_starts(self) -> dict[int, int]:
+        """Start number of each worker that was given one and was not seen with it, when the status was written."""
+        workers = self.stored.workers
+        return starts.to_map(workers.pending_starts, self.snapshot.spec.workers.replicas, workers.start)
 
     @cached_property
     def succeeded_before(self) -> frozenset[int]:

@@ -47,7 +47,7 @@ def _status(facts: Facts, ending: Ending) -> JobStatus:
     said = complete(ending.reason, ending.message) if done else failed(ending.reason, ending.message)
     said |= report.checkpoint_said(facts)
     lost = [] if done else [seat.index for seat in facts.workers if seat.fate.kind in ("lost", "fatal")]
-    workers = report.workers(facts, as_they_are, ()).model_copy(update={"failed_indexes": indexes.to_text(lost)})
+    workers = report.workers(facts, as_they_are, ()).model_copy(update={"failed_indexes": indexes.to_text(lost), "pending_starts": ""})
     return JobStatus(
         observed_generation=facts.snapshot.generation,
         phase=ending.phase,

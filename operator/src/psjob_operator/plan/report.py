@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from psjob_operator.api.status import JobStatus, Phase, ShardState, ShardStatus, WorkerProblem, WorkersStatus
-from psjob_operator.plan import claim, indexes, naming, success
+from psjob_operator.plan import claim, indexes, naming, starts, success
 from psjob_operator.plan.backoff import counted
 from psjob_operator.plan.conditions import Say, conditions, find, running, starting
 from psjob_operator.plan.explain import explain
@@ -65,12 +65,19 @@ def workers(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...]) -> Wo
         desired=facts.snapshot.spec.workers.replicas,
         ready=sum(seat.fate.kind == "running" and not raising.is_raised(seat) for seat in facts.workers),
         start=raising.start,
+        pending_starts=starts.to_text(pending(facts, raising)),
         succeeded_indexes=indexes.to_text(seat.index for seat in facts.workers if seat.fate.kind == "done"),
         problems=tuple(
             WorkerProblem(index=it.seat.index, pod=raising.name(job, it.seat), reason=it.reason, message=short(it.message))
             for it in problems
         ),
     )
+
+
+def pending(facts: Facts, raising: Raising) -> dict[int, int]:
+    """Workers whose present start was not seen yet."""
+    unseen = (seat for seat in facts.workers if seat.fate.kind == "absent" or raising.is_raised(seat))
+    return {seat.index: raising.number(seat) for seat in unseen}
 
 
 def checkpoint_said(facts: Facts) -> dict[str, Say]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_DONE, EXIT_FENCED, EXIT_REFUSED, EXIT_RETRY
 from psjob_operator.plan.snapshot import Exit, Process
+from psjob_operator.plan.words import short
 
 Kind = Literal["absent", "waiting", "running", "done", "lost", "fatal"]
 OWN_USE = ("was using", "exceed")
@@ -107,9 +108,11 @@ def _disruption(process: Process) -> str:
 def _words(exit: Exit) -> str:
     """`exit code 1`, `signal 9`, and the last of what it said."""
     what = f"signal {exit.signal}" if exit.signal else f"exit code {exit.code}"
-    said = _sentence(exit) or exit.log_tail.strip()
+    said = _sentence(exit) or exit.log_tail
+    # The last line says most: Python's error, after its traceback.
+    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
     reason = f" ({exit.reason})" if exit.reason not in ("", "Error", "Completed", "Signal") else ""
-    return f"{what}{reason}" + (f": {said[-120:]}" if said else "")
+    return f"{what}{reason}" + (f": {short(last, 120)}" if last else "")
 
 
 def _sentence(exit: Exit) -> str:

@@ -61,6 +61,7 @@ def _counters(status: JobStatus) -> Any:
         status.shards_ready,
         status.workers_ready,
         workers.ready,
+        workers.pending_starts,
         workers.succeeded_indexes,
         tuple((shard.state, shard.pod) for shard in status.shards),
         tuple(problem.pod for problem in workers.problems),

@@ -54,7 +54,7 @@ def _status(facts: Facts) -> JobStatus:
         view=as_they_are.view or None,
         shards=shards,
         shards_ready=f"{sum(seat.up for seat in facts.shards)}/{facts.snapshot.spec.ps.shards}",
-        workers=report.workers(facts, as_they_are, ()),
+        workers=report.workers(facts, as_they_are, ()).model_copy(update={"pending_starts": ""}),
         workers_ready=f"{sum(seat.up for seat in facts.workers)}/{facts.snapshot.spec.workers.replicas}",
         checkpoint=checkpoint(facts),
         progress=progress(facts),
