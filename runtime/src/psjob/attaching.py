@@ -16,7 +16,8 @@ from psjob import config, optimizers, record
 from psjob.errors import Refused, exit_refused, leave_message
 from psjob.layout import TensorSpec
 from psjob.worker import rewind
-from psjob.worker.session import EXIT_OF, Ending, WorkerSession
+from psjob.worker.ending import EXIT_OF, Ending
+from psjob.worker.session import WorkerSession
 
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T", bound=torch.optim.Optimizer)
@@ -100,7 +101,7 @@ class Job:
         for mark in ("grad_scale", "found_inf"):  # the gradients are unscaled already
             if hasattr(self.optimizer, mark):
                 setattr(self.optimizer, mark, None)
-        if not skip:
+        if not self.session.skipped:
             original()
 
     # -- endings -------------------------------------------------------------------------------

@@ -79,6 +79,8 @@ class Cell:
         self.lock = threading.Lock()
         self.state: BlockState | None = None
         self.update: torch.Tensor | None = None
+        self.skipped = False
+        """The last update was none: a worker found inf, or nobody had a batch. Workers that step by themselves leave it out too."""
         self.n = 0
         self.stored = 0
         self.pending: dict[int, Arrived] = {}
@@ -132,7 +134,8 @@ class Cell:
     def _apply(self, batch: list[Arrived], epoch: int) -> None:
         assert self.state is not None
         present = [a.grad for a in batch if a.grad is not None]
-        if not present or any(a.skip for a in batch):
+        self.skipped = not present or any(a.skip for a in batch)
+        if self.skipped:
             if self.update is not None:
                 self.update.zero_()
             return

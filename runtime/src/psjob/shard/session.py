@@ -104,11 +104,13 @@ class Session:
             if self._scratch.numel() < raw.numel():
                 self._scratch = torch.empty(raw.numel(), dtype=torch.uint8)
             self._scratch[: raw.numel()].copy_(raw)
-            version, cut = cell.n, self.server.cut_step == cell.n
+            version, flags = cell.n, Flag.CUT if self.server.cut_step == cell.n else Flag.NONE
+            if waiter.update and cell.skipped:
+                flags |= Flag.SKIP
         payload = memory.view(self._scratch)[: raw.numel()]
         header = replace(
             self._base, view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,
-            version=(self.store.epoch, version), flags=Flag.CUT if cut else Flag.NONE, length=len(payload), crc=zlib.crc32(payload),
+            version=(self.store.epoch, version), flags=flags, length=len(payload), crc=zlib.crc32(payload),
         )  # fmt: skip
         self.stream.send(header, payload)
 
@@ -219,7 +221,7 @@ class Session:
     def _info(self, header: Header) -> None:
         body = self.stream.recv_json(header)
         try:
-            numbers = tuple(dict(group) for group in body["numbers"])
+            numbers = self.store.check_numbers(body["numbers"])
             self.store.learn(self.rank, header.info, Info(numbers, frozenset(int(t) for t in body["none"])))
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"INFO of worker {self.rank} is not in shape: {error!r}") from None

@@ -208,6 +208,7 @@ class Link:
         stream.recv_into(header, session.receive_into(header.block))
         with session.cond:
             session.versions[header.block] = header.version
+            session.skipped |= bool(header.flags & Flag.SKIP)
             if header.flags & Flag.CUT and self.index == 0:
                 session.cut_clock = header.version[1]
             self.outstanding.pop(header.request, None)

@@ -16,25 +16,18 @@ from typing import Any
 
 import torch
 
-from psjob import contract, memory
+from psjob import memory
 from psjob.config import Place
 from psjob.layout import Layout, TensorSpec, gather, scatter
 from psjob.modes import named as mode_named
 from psjob.wire.frame import Flag, Header, Kind, run_digest
+from psjob.worker.ending import Ending
 from psjob.worker.link import Link
 
 SMALL_RECORD = 64 << 10
 """A record of at most this many bytes goes to the coordinator with every clock, a larger one at cuts only."""
 STOP_SECONDS = 25.0
 log = logging.getLogger("psjob.worker")
-
-
-class Ending(BaseException):
-    """The script's turn is over. `how`: rewind, finished, left, stopped, refused, lost."""
-
-    def __init__(self, how: str, message: str = "") -> None:
-        super().__init__(message or how)
-        self.how, self.message = how, message
 
 
 class WorkerSession:
@@ -55,6 +48,8 @@ class WorkerSession:
         self.record: bytes | None = None
         self.initial: bytes | None = None
         self.versions: dict[int, tuple[int, int]] = {}
+        self.skipped = False
+        """The shards made no update of the last clock, so a worker that steps by itself makes none either."""
         self.cut_clock = -1
         self.mark_wanted = 0
         self.holding = 0
@@ -115,6 +110,7 @@ class WorkerSession:
                 version=self.versions.get(block.index, (0, 0)),
             ).sized(payload)  # fmt: skip
             frames.append((self.links[self.owner[block.index]], header, payload))
+        self.skipped = False
         self._ask(frames)
         self.clock += 1
         return self._weights
@@ -396,8 +392,3 @@ class WorkerSession:
                     self._ask_stop()
                     seconds = now - began + STOP_SECONDS
                 self.cond.wait(0.5)
-
-
-EXIT_OF = {"finished": contract.EXIT_DONE, "left": contract.EXIT_DONE, "stopped": contract.EXIT_RETRY, "lost": contract.EXIT_RETRY,
-           "fenced": contract.EXIT_FENCED, "refused": contract.EXIT_REFUSED}  # fmt: skip
-"""Exit status for each ending; a rewind has none, it execs."""
