@@ -1,0 +1,149 @@
+"""Real shards and workers in this process: real sockets, real threads, real files, and no start of a Python a piece."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from psjob import attaching
+from psjob.config import CheckpointConfig, Config, Peer, Place
+from psjob.shard.door import Door
+from psjob.shard.server import Server
+from psjob.wire import tcp
+
+SECONDS = 60.0
+"""A deadline for what takes milliseconds; a loaded machine may need seconds."""
+NEVER = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
+
+
+class Shards:
+    """The shards of one run, serving until `close`."""
+
+    def __init__(
+        self, folder: Path, workers: int = 2, shards: int = 2, mode: str = "sync", update_at: str | None = None,
+        checkpoint: CheckpointConfig = NEVER, run: str = "run-1",
+    ) -> None:  # fmt: skip
+        held = [_free() for _ in range(2 * shards)]
+        ports = [int(sock.getsockname()[1]) for sock in held]
+        peers = tuple(Peer("127.0.0.1", ports[2 * i], ports[2 * i + 1]) for i in range(shards))
+        self.config = Config("job", run, "0" * 64, mode, 5, update_at, workers, peers, checkpoint, "AllWorkers", 10.0, 60.0)
+        self.folder = folder / run
+        self.folder.mkdir(exist_ok=True)
+        self.servers: list[Server] = []
+        self.codes: dict[int, int] = {}
+        self._listeners: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        for index in range(shards):
+            place = Place("shard", index, run, 1, 1, 0, f"ps-{index}", self.config, "127.0.0.1", folder, 0)
+            listener = tcp.listen("127.0.0.1", peers[index].port)
+            door = Door(place)
+            tcp.accept_forever(listener, door.serve, 256, f"shard-{index}")
+            server = Server(place, self.folder)
+            door.open(server.meet, server.refuse)
+            thread = threading.Thread(target=self._serve, args=(index, server), daemon=True)
+            thread.start()
+            self.servers.append(server)
+            self._listeners.append(listener)
+            self._threads.append(thread)
+        for sock in held:
+            sock.close()
+
+    def place(self, rank: int, start: int = 1) -> Place:
+        """Where a worker of this run stands."""
+        return Place("worker", rank, self.config.run, start, 0, 0, f"worker-{rank}-r{start}", self.config, None, None, 0)
+
+    def address(self, index: int) -> tuple[str, int]:
+        """Where shard `index` listens for data."""
+        return "127.0.0.1", self.config.shards[index].port
+
+    def wait_ended(self) -> list[int]:
+        """Exit statuses, once every shard has gone by itself."""
+        for thread in self._threads:
+            thread.join(SECONDS)
+        return [self.codes[index] for index in range(len(self.servers))]
+
+    def close(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        for server in self.servers:
+            server.exit_with(1)
+            for session in list(server.sessions.values()):
+                session.stream.close()
+
+    def _serve(self, index: int, server: Server) -> None:
+        self.codes[index] = server.run_until_gone()
+
+
+@contextmanager
+def serving(folder: Path, **options: Any) -> Iterator[Shards]:
+    """Shards that are closed at the end."""
+    shards = Shards(folder, **options)
+    try:
+        yield shards
+    finally:
+        shards.close()
+
+
+class Worker:
+    """An attached model and optimizer, as a script has them."""
+
+    def __init__(
+        self, shards: Shards, rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, start: int = 1, **stateful: Any
+    ):
+        self.rank, self.model, self.optimizer = rank, model, optimizer
+        self.job = attaching.Job(shards.place(rank, start), model, optimizer, stateful)
+        self.session = self.job.session
+
+    def attach(self) -> None:
+        self.job.join()
+        attaching._take_over(self.job, self.optimizer)
+
+    def leave(self) -> int:
+        """Leave as a script that ends well; the exit status."""
+        try:
+            self.job.leave()
+        except SystemExit as end:
+            return int(end.code or 0)
+        raise AssertionError("leave came back")
+
+
+def together(workers: Sequence[Worker], act: Callable[[Worker], None]) -> list[BaseException | None]:
+    """Attach, `act` and leave, each worker in a thread of its own; what each one raised."""
+    raised: list[BaseException | None] = [None] * len(workers)
+
+    def run(number: int, worker: Worker) -> None:
+        torch.set_num_threads(1)  # it holds for one thread only
+        try:
+            worker.attach()
+            act(worker)
+            assert worker.leave() == 0
+        except BaseException as error:
+            raised[number] = error
+
+    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive(), "a worker hangs"
+    return raised
+
+
+def all_well(workers: Sequence[Worker], act: Callable[[Worker], None]) -> None:
+    """As `together`, and nobody may raise."""
+    for error in together(workers, act):
+        if error is not None:
+            raise error
+
+
+def _free() -> socket.socket:
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    return sock
