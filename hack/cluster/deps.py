@@ -19,6 +19,7 @@ COMMANDS = {
     "gcc": "gcc",
     "pkg-config": "pkg-config",
     "busybox": "busybox-static",
+    "strace": "strace",
 }
 FILES = {"/usr/include/seccomp.h": "libseccomp-dev", "/usr/include/stdlib.h": "libc6-dev"}
 

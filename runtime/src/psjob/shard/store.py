@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import torch
 
 from psjob import rules
 from psjob.layout import Layout, TensorSpec, assign
 from psjob.modes import Mode
-from psjob.rules.base import BlockState
+from psjob.rules.base import BlockState, check_numbers
 from psjob.shard.admission import Admission, Verdict
 from psjob.shard.cell import Arrived, Cell, Copy, Info, Replies, Waiter
 from psjob.wire.frame import Flag, Header, WireError
@@ -189,6 +190,13 @@ class Store:
             with cell.lock:
                 self._advance(cell)
         self._tell_step()
+
+    def check_numbers(self, groups: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+        """Hyperparameters of every group, whole and finite. Raises ValueError naming what is wrong (an absent rank has none)."""
+        wanted = 0 if self.layout is None or self.rule_name == "reduce" else 1 + max((t.group for t in self.layout.table), default=-1)
+        if len(groups) not in (0, wanted):
+            raise ValueError(f"numbers of {len(groups)} parameter groups, the model has {wanted}")
+        return tuple(check_numbers(rules.named(self.rule_name), group) for group in groups)
 
     def learn(self, rank: int, version: int, info: Info) -> None:
         """Numbers that later pushes of `rank` name by `version`; the last four are kept."""
