@@ -71,8 +71,12 @@ class Operator:
     def ready(self) -> bool:
         """Whether /readyz says so."""
         assert self.alive(), f"the operator ended: {self.log.read_text()[-3000:]}"
+        return self.answers("/readyz")
+
+    def answers(self, path: str) -> bool:
+        """Whether this path of its health port answers 200."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=2) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
@@ -277,6 +281,11 @@ class World:
     def until_phase(self, phase: str, name: str = "job", seconds: float = 30) -> dict[str, Any]:
         """Wait until the job is in that phase; answers its status."""
         self.until(f"{name} to be {phase}", lambda: self.status(name).get("phase") == phase, seconds)
+        return self.status(name)
+
+    def until_counts(self, name: str, workers: str, seconds: float = 30) -> dict[str, Any]:
+        """Wait until status.workersReady says this; answers the status."""
+        self.until(f"{name} to have {workers} workers", lambda: self.status(name).get("workersReady") == workers, seconds)
         return self.status(name)
 
     def story(self) -> str:

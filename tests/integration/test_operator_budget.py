@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,18 +37,80 @@ def words(events: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def test_a_life_costs_one_request_a_pod_and_fifteen_a_job(place: World, kwok_nodes: KwokNodes) -> None:
-    kwok_nodes(2)
+def grouped(events: list[dict[str, Any]]) -> Counter[str]:
+    found = []
+    for event in events:
+        meant = event["objectRef"]
+        found.append(f"{event['verb']} {meant['resource']}" + (f"/{meant['subresource']}" if "subresource" in meant else ""))
+    return Counter(found)
+
+
+def settled(place: World, seconds: float = 1.0) -> int:
+    """Wait until this operator asks nothing for so long; answers how many requests there were until then."""
+    count, since = -1, time.monotonic()
+
+    def quiet() -> bool:
+        nonlocal count, since
+        now = len(requests(place))
+        if now != count:
+            count, since = now, time.monotonic()
+        return time.monotonic() - since > seconds
+
+    place.until("the operator to come to rest", quiet, seconds=60)
+    return count
+
+
+def test_a_life_costs_one_request_a_pod_and_fifteen_a_job_and_four_a_restart(place: World) -> None:
+    node = place.node(f"{place.namespace}-n")
     place.operator("--progress-seconds=3600")
-    before = len(requests(place))
+    before = settled(place)
     place.create(manifest(shards=2, workers=4))
+    shards, workers = [f"job-ps-{index}-e1" for index in range(2)], [f"job-worker-{index}-r1" for index in range(4)]
+    place.run(*shards, *workers, node=node)
     place.until_phase("Running", seconds=60)
-    for index in range(4):
-        place.end(f"job-worker-{index}-r1")
-    for index in range(2):
-        place.end(f"job-ps-{index}-e1")
+    running = settled(place)
+    place.end(shards[1], 1)
+    place.run("job-ps-1-e2", node=node)
+    place.until_phase("Running", seconds=60)
+    restart = settled(place) - running
+    for pod in [*workers, shards[0], "job-ps-1-e2"]:
+        place.end(pod)
     place.until_phase("Complete", seconds=60)
-    spent = requests(place)[before:]
-    print("\n".join(words(spent)))
-    print(Counter(event["verb"] for event in spent))
-    assert len(spent) <= 6 + 15, "\n".join(words(spent))
+    spent = settled(place) - before
+    said = "\n".join(words(requests(place)[before:]))
+    assert restart <= 1 + 4, said
+    assert spent - restart <= 6 + 15, said
+
+
+def measure_idle(place: World, nodes: KwokNodes, jobs: int, seconds: float, relist: float, progress: float) -> Counter[str]:
+    """What the operator asks in a while in which nothing happens to running jobs."""
+    nodes(2, {"pods": "1000"})
+    place.operator(f"--relist-seconds={relist}", f"--progress-seconds={progress}", "--qps=200")
+    names = [f"j{index}" for index in range(jobs)]
+    for name in names:
+        place.create(manifest(name, shards=1, workers=1, checkpoint={"disabled": True}))
+    place.until("all to run", lambda: _running(place) == set(names), seconds=240)
+    before = settled(place, 3.0)
+    time.sleep(seconds)
+    return grouped(requests(place)[before:])
+
+
+def _running(place: World) -> set[str]:
+    return {job["metadata"]["name"] for job in place.items("pstrainingjobs") if job.get("status", {}).get("phase") == "Running"}
+
+
+@pytest.mark.soak
+def test_fifty_idle_jobs_for_fifteen_minutes(place: World, kwok_nodes: KwokNodes) -> None:
+    asked = measure_idle(place, kwok_nodes, 50, 900, 600, 60)
+    patches = asked.pop("patch pstrainingjobs/status", 0)
+    assert patches <= 50 * 16
+    assert all(what.startswith("list ") and count <= 2 * 2 for what, count in asked.items()), asked
+
+
+def test_fifty_idle_jobs_ask_nothing(place: World, kwok_nodes: KwokNodes) -> None:
+    """A minute in which a re-list falls due once stands for the ten minutes of a real installation; no shard can be asked for progress
+    here, which must cost nothing either."""
+    asked = measure_idle(place, kwok_nodes, 50, 60, 45, 5)
+    assert sum(count for what, count in asked.items() if not what.startswith("list ")) == 0, asked
+    assert set(asked) <= {f"list {kind}" for kind in ("pstrainingjobs", "pods", "services", "configmaps", "persistentvolumeclaims")}, asked
+    assert all(count <= 2 for count in asked.values()), asked

@@ -55,4 +55,3 @@ def test_a_field_of_a_newer_operator_stays() -> None:
 def test_a_field_that_is_no_longer_said_goes() -> None:
     stored = {**_status().to_manifest(), "workersReady": "1/2"}
     assert difference(stored, _status()) == {"workersReady": None}
-

@@ -7,6 +7,7 @@ import ssl
 from pathlib import Path
 
 import aiohttp
+import yaml
 from kubernetes.aio import config as kubeconfig
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config.config_exception import ConfigException
@@ -37,8 +38,9 @@ async def configure(path: str | None) -> Configuration:
         raise ConnectError(f"--kubeconfig: there is no file {file}; give --kubeconfig FILE, or run in a cluster")
     try:
         await kubeconfig.load_kube_config(config_file=file, client_configuration=found, persist_config=False)
-    except (ConfigException, OSError, ValueError) as error:
-        raise ConnectError(f"--kubeconfig {file}: {error}") from error
+    except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        # The client says what is wrong with a file in as many ways as there are files.
+        raise ConnectError(f"--kubeconfig {file} cannot be used ({' '.join(str(error).split())[:200]}); is it a kubeconfig?") from error
     return found
 
 

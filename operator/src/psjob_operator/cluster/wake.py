@@ -84,6 +84,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.chunk_size = 500
     settings.watching.server_timeout = 300
     settings.networking.request_timeout = 15
+    settings.networking.error_backoffs = (1, 2, 3, 5, 8)
     settings.process.ultimate_exiting_timeout = 15
     # Never used (no handler keeps state), set so that nothing could ever be written under another project's name.
     settings.persistence.finalizer = f"{_PREFIX}/unused"

@@ -1,0 +1,144 @@
+"""The operator as a process: how it starts, waits, says what is wrong, sees again after a blind time, and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster_fixtures import Cluster
+from tests.integration.operator_harness import World, manifest, until, world
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+
+
+@pytest.fixture
+def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
+    with world(control_plane, namespace, tmp_path) as made:
+        yield made
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST")}
+    line = [sys.executable, "-m", "psjob_operator.cli.operator", *words]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, env=environment)
+
+
+def test_help_shows_examples() -> None:
+    done = command("run", "--help")
+    assert done.returncode == 0 and "psjob-operator run --namespace team-a" in done.stdout
+
+
+def test_a_kubeconfig_that_is_not_there_is_told_in_a_sentence(tmp_path: Path) -> None:
+    done = command("run", f"--kubeconfig={tmp_path / 'none'}")
+    assert done.returncode == 2
+    assert f"--kubeconfig: there is no file {tmp_path / 'none'}" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_it_waits_for_the_crd_not_ready_but_alive(fresh_control_plane: Callable[..., Cluster], tmp_path: Path) -> None:
+    cluster = fresh_control_plane()
+    with world(cluster, "default", tmp_path) as place:
+        operator = place.operator("--crd-seconds=0.3", ready=False)
+        until("the reason in its log", lambda: any("CRD" in line["message"] for line in operator.lines()), 60)
+        assert not operator.ready() and operator.answers("/livez")
+        cluster.install_crd()
+        until("it to be ready", operator.ready, 60, also=operator.log.read_text)
+        place.create(manifest())
+        place.until("pods", lambda: len(place.pods()) == 3)
+        # etcd and API server go away and come back: nothing is lost, and what changed meanwhile is seen.
+        server = cluster.pid("kube-apiserver")
+        os.kill(server, signal.SIGSTOP)
+        until("a warning or silence", lambda: True)
+        os.kill(server, signal.SIGCONT)
+        place.create(manifest("later"))
+        place.until("its pods", lambda: len(place.pods()) == 6, seconds=60)
+        assert operator.stop() == 0
+
+
+def test_sigterm_ends_it_in_peace(place: World) -> None:
+    operator = place.operator()
+    assert operator.stop() == 0
+    assert not [line for line in operator.lines() if line["level"] == "error"], operator.log.read_text()
+
+
+def test_it_ends_when_a_right_is_missing(place: World) -> None:
+    """kopf gives up a watch that is refused; a process that sees half of the world must not go on."""
+    base = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{place.namespace}/rolebindings/{place.user}"
+    place.cluster.api.delete(base)
+    operator = place.operator(ready=False)
+    until("it to end", lambda: not operator.alive(), 120, also=operator.log.read_text)
+    assert any("forbidden" in line["message"].lower() for line in operator.lines())
+
+
+def test_what_happened_while_it_was_away_is_caught_up(place: World) -> None:
+    node = place.node(f"{place.namespace}-n")
+    operator = place.operator()
+    for name in ("a", "b", "c"):
+        place.create(manifest(name, workers=1))
+        place.run(f"{name}-ps-0-e1", f"{name}-worker-0-r1", node=node)
+        place.until_phase("Running", name)
+    operator.kill()
+    place.end("a-ps-0-e1", 1)
+    place.cluster.api.delete(place.path("pstrainingjobs", "b"))
+    place.end("c-worker-0-r1")
+    place.end("c-ps-0-e1")
+    place.create(manifest("d", workers=1))
+    operator.start()
+    place.until("a's shard", lambda: "a-ps-0-e2" in place.pods())
+    place.until_phase("Complete", "c")
+    place.until("d's pods", lambda: "d-worker-0-r1" in place.pods())
+    assert "b-ps-0-e2" not in place.pods()
+
+
+def test_progress_is_pulled_from_shard_0_and_shown(place: World) -> None:
+    """A loopback address stands for the pod's: the operator asks port 7071 of the pod IP that the API server names, and no other."""
+    uid: dict[str, str] = {}
+    asked: list[str] = []
+
+    class Shard(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            told = {
+                "step": 120,
+                "loss": 0.25,
+                "rate": 10.5,
+                "eta": 8.0,
+                "totalSteps": 200,
+                "metrics": {},
+                "workers": [],
+                "checkpoint": None,
+            }
+            told["checkpoint"] = {"step": 100, "view": 1, "time": 1790000000.0, "bytes": 4096, "path": "x", "final": False}
+            body = json.dumps({"run": uid["run"], "index": 0, "epoch": 1, "view": 1, "state": "serving", "coordinator": told}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.77.0.1", 7071), Shard)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        uid["run"] = place.create(manifest())["metadata"]["uid"]
+        place.operator("--progress-seconds=2")
+        place.run("job-ps-0-e1", "job-worker-0-r1", "job-worker-1-r1", node=place.node(f"{place.namespace}-n"))
+        place.until("the step in status", lambda: place.status().get("progress", {}).get("step") == 120)
+        status = place.status()
+        assert status["progress"]["loss"] == 0.25 and status["checkpoint"]["step"] == 100
+        assert place.conditions()["CheckpointReady"]["status"] == "True"
+        assert set(asked) == {"/status"}
+        assert "120" in place.cluster.run_kubectl("get", "psj", "job", "-n", place.namespace).stdout
+    finally:
+        server.shutdown()
+        server.server_close()
