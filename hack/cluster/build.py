@@ -15,6 +15,7 @@ from pathlib import Path
 from hack.cluster.paths import MODULES, REPO, ClusterError, Part, Unavailable, cache, parts
 
 GO_CACHE_LIMIT = 500 * 2**20
+NETWORK_WORDS = ("dial tcp", "timeout", "unexpected EOF", "connection reset", "TLS handshake", "502 ", "503 ", "504 ")
 
 
 def build(only: str | None = None, *, quiet: bool = False) -> None:
@@ -69,14 +70,23 @@ def _build_part(part: Part, go: str, quiet: bool) -> None:
             print(f"building {name} …", flush=True)
         command = [go, "build", "-trimpath", "-ldflags", part.ldflags, "-o", str(scratch / name)]
         command += (["-tags", part.tags] if part.tags else []) + [package]
-        done = subprocess.run(_nice(command), cwd=MODULES / part.module, env=_environment(part), capture_output=True, text=True)
-        if done.returncode != 0:
-            raise ClusterError(f"go could not build {name} ({package}); its last words:\n{done.stderr[-2000:]}")
+        _go(name, package, command, part)
     if part.name == "kwok":
         (scratch / "stages.yaml").write_text(_stages(go, part))
     scratch.rename(part.folder)
     if not quiet:
         print(f"{part.name}: {time.monotonic() - started:.0f} s", flush=True)
+
+
+def _go(name: str, package: str, command: list[str], part: Part) -> None:
+    """Run the compiler; again, twice, when it was the way to a module that failed."""
+    for pause in (2, 10, None):
+        done = subprocess.run(_nice(command), cwd=MODULES / part.module, env=_environment(part), capture_output=True, text=True)
+        if done.returncode == 0:
+            return
+        if pause is None or not any(word in done.stderr for word in NETWORK_WORDS):
+            raise ClusterError(f"go could not build {name} ({package}); its last words:\n{done.stderr[-2000:]}")
+        time.sleep(pause)
 
 
 def _stages(go: str, part: Part) -> str:

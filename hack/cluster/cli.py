@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="call a silent node Unknown after this (default 50; kubelets beat faster too)",
     )
-    up.add_argument("--wait", type=float, default=0, metavar="SECONDS", help="let another cluster with real nodes end first, up to this long")
+    up.add_argument("--wait", type=float, default=0, metavar="SECONDS", help="let another cluster with real nodes end first")
     up.add_argument("--owner", type=int, metavar="PID", help="end the cluster when this process is gone")
     up.set_defaults(run=_up)
 
