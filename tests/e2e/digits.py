@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from tests.cluster_fixtures import WORKER_IMAGE
-from tests.e2e.kube import ROOT, Kube, wait_for
+from tests.e2e.kube import ROOT, Kube, phase, shard_status, wait_for
 
 EXAMPLE = ROOT / "examples" / "digits"
 SHORT_EPOCHS, LONG_EPOCHS = 16, 80
@@ -80,6 +80,41 @@ def claim_folder(kube: Kube, claim: str) -> Path:
     volume = kube.get("pv", bound)
     assert volume is not None
     return Path(volume["spec"]["local"]["path"])
+
+
+def coordinator(kube: Kube, job: str) -> dict[str, Any] | None:
+    """What shard 0 says about the whole job, or None where it is out of reach."""
+    shards = pods_of(kube, job, "shard", 0)
+    said = shard_status(shards[0]) if shards else None
+    return (said or {}).get("coordinator")
+
+
+def beyond_checkpoint(kube: Kube, job: str) -> dict[str, Any] | None:
+    """The coordinator's words once a checkpoint with step > 0 is committed and a step behind it is done."""
+    said = coordinator(kube, job)
+    if not said or not said["checkpoint"] or not 0 < said["checkpoint"]["step"] < said["step"]:
+        return None
+    return said
+
+
+def ready_to_kill(kube: Kube, job: str) -> int:
+    """Wait for that moment; the step. Fails where the job is over before."""
+    story = lambda: kube.story(job)  # noqa: E731
+    said = wait_for(f"{job} to train beyond a checkpoint", lambda: beyond_checkpoint(kube, job), 120, story=story)
+    assert said["totalSteps"] is None or said["step"] < said["totalSteps"], f"{job} was over before the fault: {said}"
+    return int(said["step"])
+
+
+def complete(kube: Kube, job: str, seconds: float = 300) -> dict[str, Any]:
+    """Wait until the job is over; its status. Fails unless it is Complete."""
+    ended = wait_for(f"{job} to end", phase(kube, job, "Complete", "Failed"), seconds, every=1, story=lambda: kube.story(job))
+    assert ended == "Complete", kube.story(job)
+    return kube.status(job)
+
+
+def final_weights(kube: Kube, job: str) -> Path:
+    """The one final.safetensors under the job's claim, in the folder of its run."""
+    return claim_folder(kube, f"{job}-checkpoints") / str(kube.status(job)["run"]) / "final.safetensors"
 
 
 def accuracy(weights: Path) -> float:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.cluster_fixtures import OPERATOR_IMAGE, RUNTIME_IMAGE
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "psjob"
 _PATH = f"{ROOT / '.venv' / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -91,6 +93,18 @@ class Kube:
         for pod in sorted(self.names("pods")):
             parts.append(f"-- {pod}: {self.kubectl('logs', pod, '--all-containers', '--tail=15', check=False)}")
         return "\n".join(parts)
+
+
+def _image(value: str, reference: str) -> list[str]:
+    repository, _, tag = reference.rpartition(":")
+    return ["--set-string", f"{value}.repository={repository}", "--set-string", f"{value}.tag={tag}"]
+
+
+def install(home: Kube, *options: str) -> None:
+    """helm upgrade --install of the chart with the images of this checkout, and wait until the operator is ready."""
+    settings = [*_image("image", OPERATOR_IMAGE), *_image("runtimeImage", RUNTIME_IMAGE)]
+    home.helm("upgrade", "--install", "psjob", str(CHART), *settings, *options)
+    home.kubectl("rollout", "status", "deployment/psjob", "--timeout=120s", timeout=150)
 
 
 def restricted_namespace(kube: Kube) -> None:

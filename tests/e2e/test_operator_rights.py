@@ -1,0 +1,47 @@
+"""After all that the other e2e tests made the operator do: the rights it used, and what is left when it goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.cluster_fixtures import Cluster
+from tests.e2e import digits
+from tests.e2e.conftest import HOME
+from tests.e2e.digits import accuracy, complete, final_weights, pods_of
+from tests.e2e.kube import Kube, install, phase, wait_for
+
+pytestmark = [pytest.mark.cluster]
+
+
+@pytest.mark.e2e
+def test_the_rights_of_the_chart_are_those_that_were_used(home: Kube, node_cluster: Cluster) -> None:
+    """Of all that the tests before made the operator do: nothing was refused to it."""
+    user = f"system:serviceaccount:{HOME}:psjob"
+    asked = node_cluster.audit(user=user)
+    assert asked, "the operator made no request at all"
+    refused = {(event["verb"], event["requestURI"]) for event in asked if event.get("responseStatus", {}).get("code") == 403}
+    # In a namespace that is going, creates are refused to everybody.
+    assert {uri for verb, uri in refused if verb != "create"} == set()
+
+
+@pytest.mark.e2e
+def test_uninstall_leaves_jobs_running_and_a_new_install_takes_them_up(kube: Kube, home: Kube) -> None:
+    name = "digits"
+    kube.apply(digits.job(name, args=[f"--epochs={digits.SHORT_EPOCHS}"]))
+    wait_for("the job to run", phase(kube, name, "Running"), 120, story=lambda: kube.story(name))
+    home.helm("uninstall", "psjob", "--wait")
+    assert kube.get("psj", name) is not None and kube.get("crd", "pstrainingjobs.psjob.dev") is not None
+    workers = pods_of(kube, name, "worker")
+    assert len(workers) == 2
+    wait_for("the workers to end without an operator", lambda: all(ended(kube, pod) for pod in workers), 180, every=1)
+    assert kube.status(name)["phase"] == "Running", "nobody was there to say otherwise"
+    install(home)
+    complete(kube, name, 120)
+    assert accuracy(final_weights(kube, name)) >= 0.95
+
+
+def ended(kube: Kube, pod: dict[str, Any]) -> bool:
+    now = kube.get("pod", pod["metadata"]["name"])
+    return now is not None and now["status"]["phase"] == "Succeeded"
