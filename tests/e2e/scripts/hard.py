@@ -2,6 +2,7 @@
 
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -38,6 +39,8 @@ def main() -> None:
             optimizer.zero_grad()
             ps.report(loss=loss.item())
             time.sleep(PAUSE)
+            if PAUSE and ps.is_first() and ps.step() == 30:
+                Path("passed").touch()
         schedule.step()
 
 
