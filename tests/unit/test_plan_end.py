@@ -103,6 +103,18 @@ def test_a_finished_job_does_nothing_but_answer_a_new_generation() -> None:
     assert plan(suspended, NOW).status == done.status
 
 
+def test_a_worker_that_never_joined_fails_the_job() -> None:
+    workers = [{"rank": rank, "clock": 0, "state": "absent" if rank == 1 else "joined"} for rank in range(3)]
+    told = {"run": "run-1", "coordinator": {"step": 0, "workers": workers}}
+    left = running(worker_1=OVER["worker_1"])
+    stored = replace(left, status=plan(left, NOW).status, progress=told, written_at=NOW, progress_at=NOW + 60)
+    decided = plan(stored, NOW + 60)
+    assert said(decided.status)["Failed"].reason == "NeverAttached" and "worker 1" in said(decided.status)["Failed"].message
+    later = {"run": "run-1", "coordinator": {"step": 4, "workers": workers}}
+    for other in (replace(stored, progress_at=NOW + 1), replace(stored, progress=later), replace(stored, written_at=None)):
+        assert plan(other, NOW + 60).status.phase == "Running"
+
+
 def test_ttl_deletes_the_job_exactly_in_time() -> None:
     done = running(job(runPolicy={"ttlSecondsAfterFinished": 60}), **OVER)
     first = plan(done, NOW)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from psjob_operator.api.status import JobStatus
-from psjob_operator.plan import claim, cleanup, deadline, failure, finish, stalled, success, suspend
+from psjob_operator.plan import attach, claim, cleanup, deadline, failure, finish, stalled, success, suspend
 from psjob_operator.plan.actions import Event, Plan
 from psjob_operator.plan.backoff import again_at
 from psjob_operator.plan.creating import create
@@ -33,7 +33,7 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
         return suspend.plan(facts)
     afresh = facts.first_seen or facts.resuming
     if ending is None and not afresh:
-        ending = failure.fatal(facts) or deadline.passed(facts)
+        ending = failure.fatal(facts) or attach.never_attached(facts) or deadline.passed(facts)
     return finish.end(facts, ending) if ending else _run(facts, afresh)
 
 

@@ -15,7 +15,7 @@ LARGEST = 2**53
 
 def progress(facts: Facts) -> Progress | None:
     """How far training is; the stored numbers where shard 0 is out of reach."""
-    step = _whole(facts.coordinator, "step")
+    step = whole(facts.coordinator, "step")
     if step is None:
         return facts.stored.progress
     told = facts.coordinator
@@ -34,10 +34,10 @@ def checkpoint(facts: Facts) -> CheckpointStatus | None:
     told = facts.coordinator.get("checkpoint")
     if not isinstance(told, Mapping):
         return facts.stored.checkpoint
-    step, time, path = _whole(told, "step"), _number(told, "time"), told.get("path")
+    step, time, path = whole(told, "step"), _number(told, "time"), told.get("path")
     if step is None or time is None or not 0 <= time < 1e11:
         return facts.stored.checkpoint
-    return CheckpointStatus(step=step, time=stamp(time), bytes=_whole(told, "bytes"), path=path[:1024] if isinstance(path, str) else None)
+    return CheckpointStatus(step=step, time=stamp(time), bytes=whole(told, "bytes"), path=path[:1024] if isinstance(path, str) else None)
 
 
 def checkpoint_known(facts: Facts) -> bool:
@@ -64,6 +64,7 @@ def _number(told: Mapping[str, Any], key: str) -> float | None:
     return float(value)
 
 
-def _whole(told: Mapping[str, Any], key: str) -> int | None:
+def whole(told: Mapping[str, Any], key: str) -> int | None:
+    """A whole number of what was told; None where it is none."""
     value = told.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST else None
