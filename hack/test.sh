@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests in three turns, so that a cold build of the control plane costs no waiting and timing tests have the machine for themselves:
-#   1. unit tests, while hack/cluster builds in the background   2. all others, two at a time   3. marked `e2e` or `serial`, one at a time
+#   1. unit tests, while hack/cluster builds in the background   2. all others, two at a time   3. in tests/e2e or marked `serial`, one at a time
 # PSJOB_MARKS=EXPRESSION runs only what matches, in one turn. ARGS holds further words for pytest.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -21,8 +21,8 @@ main() {
   else
     turn "unit" tests/unit tests/simulation -n 2 -m "not soak and not serial"
     finish_build $builder
-    turn "others" tests/integration tests/load tests/e2e -n 2 --dist loadfile -m "not soak and not serial and not e2e and not e2e_long"
-    turn "alone on the machine" tests -m "(e2e or serial) and not soak and not e2e_long"
+    turn "others" tests/integration tests/load -n 2 --dist loadfile -m "not soak and not serial"
+    turn "alone on the machine" tests -m "serial and not soak and not e2e_long"
   fi
   return $STATUS
 }

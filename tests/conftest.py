@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["tests.cluster_fixtures"]
+E2E = Path(__file__).parent / "e2e"
 FORBIDDEN = os.environ.get("PSJOB_FORBID_SKIP") == "1"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        # These train for real, in six processes or more: two at a time would measure each other.
+        if E2E in item.path.parents:
+            item.add_marker("serial")
 
 
 @pytest.hookimpl(wrapper=True)
