@@ -37,8 +37,8 @@ class Committer:
         c = self.c
         began = time.time()
         c.busy()
-        made = self._manifest(cut)
         try:
+            made = self._manifest(cut)
             claim.check(c.folder, c.views.view, c.place.pod)
             made = self._with_records(cut, made)
             if cut.final:
@@ -106,7 +106,7 @@ class Committer:
         for rank in ranks:
             seen = {int(rows[str(rank)]["complete"]) for shard, rows in tables.items() if self.c.store.assignment.count(int(shard))}
             if len(seen) > 1:
-                raise RuntimeError(f"shards disagree on worker {rank}'s clock at a cut: {sorted(seen)}")
+                raise CheckpointProblem(f"shards disagree on worker {rank}'s clock at a cut, a stream broke in it: {sorted(seen)}")
             clocks[rank] = seen.pop() if seen else 0
         return clocks
 

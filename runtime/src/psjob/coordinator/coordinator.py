@@ -49,7 +49,7 @@ class Coordinator:
         self.sessions: dict[int, Session] = {}
         saved = place.config.checkpoint
         interval = None if saved.disabled else saved.interval_seconds
-        self.cuts = Cuts(interval, None if saved.disabled else saved.every_steps, self.mode.marks())
+        self.cuts = Cuts(interval, None if saved.disabled else saved.every_steps, self.mode.marks(), place.view)
         self.progress = Progress()
         self.committer = Committer(self)
         self.views = Views(self)

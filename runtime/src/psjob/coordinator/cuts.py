@@ -25,6 +25,10 @@ class Cut:
     written: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
+VIEWS = 1 << 15
+"""A cut's number has 32 bits on the wire."""
+
+
 class Cuts:
     """Decides what to cut next. `interval` in seconds, `every` in steps; either may be absent (None)."""
 
@@ -32,10 +36,11 @@ class Cuts:
     FIRST_LEAD = 2
     MAX_LEAD = 64
 
-    def __init__(self, interval: float | None, every: int | None, marks: bool) -> None:
+    def __init__(self, interval: float | None, every: int | None, marks: bool, view: int = 0) -> None:
         self.interval, self.every, self.marks = interval, every, marks
         self.current: Cut | None = None
-        self.number = 0
+        # Above every number that an earlier coordinator gave: a worker that was released then must hold its pushes now.
+        self.number = view % VIEWS << 16
         self.requested = False
         self._next_time: float | None = None
         self._next_step: int | None = None
