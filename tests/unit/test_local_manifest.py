@@ -176,7 +176,7 @@ def test_the_command_line_ends_with_2_and_a_line(
     assert not (tmp_path / ".psjob").exists()
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["render"], ["crd"], ["version"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["render"], ["crd"], ["version"], ["suspend"], ["resume"]])
 def test_help_has_an_example(command: list[str]) -> None:
     shown = CliRunner().invoke(main.cli, [*command, "--help"])
-    assert shown.exit_code == 0 and "Example" in shown.output and "psjob " in shown.output
+    assert shown.exit_code == 0 and "Example" in shown.output and "psjob" in shown.output

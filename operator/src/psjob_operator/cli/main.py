@@ -13,6 +13,7 @@ import typer
 
 from psjob_operator.cli.crd import crd
 from psjob_operator.cli.render import render
+from psjob_operator.cli.verbs import resume, suspend
 from psjob_operator.local.errors import BadInput
 from psjob_operator.local.request import Request
 from psjob_operator.local.run import EXIT_BAD_INPUT, EXIT_FAILED, run_job
@@ -88,6 +89,8 @@ def run(
 
 cli.command(epilog="Example: psjob crd | kubectl apply -f -")(crd)
 cli.command(epilog="Example: psjob render examples/digits/job.yaml | less")(render)
+cli.command(epilog="Example: psjob suspend digits -n team-a")(suspend)
+cli.command(epilog="Example: kubectl psjob resume digits -n team-a")(resume)
 
 
 @cli.command(epilog="Example: psjob version")
