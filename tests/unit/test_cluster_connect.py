@@ -14,10 +14,13 @@ BROKEN = {
     "not yaml": "not: [yaml",
     "a list": "- 1\n",
     "no context": "apiVersion: v1\nkind: Config\n",
-    "context without cluster": "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: none, user: none}}]\n",
+    "context without cluster": (
+        "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: none, user: none}}]\n"
+    ),
     "certificate without file": (
         "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: c, user: u}}]\n"
-        "clusters: [{name: c, cluster: {server: 'https://127.0.0.1:1', certificate-authority: /nowhere/ca.crt}}]\nusers: [{name: u, user: {}}]\n"
+        "clusters: [{name: c, cluster: {server: 'https://127.0.0.1:1', certificate-authority: /nowhere/ca.crt}}]\n"
+        "users: [{name: u, user: {}}]\n"
     ),
 }
 

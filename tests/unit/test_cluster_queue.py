@@ -68,6 +68,24 @@ def test_failures_in_a_row_double_the_delay_up_to_its_limit_and_success_ends_the
     assert queue.fail(A, at_least=30.0) == 30.0
 
 
+def test_a_key_rests_after_a_long_turn_and_gathers_what_comes() -> None:
+    clock = Clock()
+    queue = Queue(clock)
+    queue.add(A)
+    assert queue.take() == A
+    queue.add(A)
+    queue.done(A, rest=2.0)
+    queue.add(A)
+    queue.add(B)
+    assert queue.take() == B
+    clock.now = 1001.9
+    assert queue.take() is None
+    clock.now = 1002.0
+    assert queue.take() == A
+    queue.done(A)
+    assert queue.take() is None
+
+
 def test_what_is_forgotten_does_not_come_back() -> None:
     clock = Clock()
     queue = Queue(clock)

@@ -19,6 +19,8 @@ from psjob_operator.plan.snapshot import Snapshot
 
 AT_ONCE = 8
 """Creates of one job under way at a time."""
+ANSWERS = (400, 403, 413, 422)
+"""Refusals of this very object, which the user must hear of; any other code speaks of the moment, and the turn is tried again."""
 _log = logging.getLogger(__name__)
 
 
@@ -98,7 +100,7 @@ class Apply:
                 outcome.failure = outcome.failure or error
                 return None
             memory.granted.add(action.name)
-            if error.code == 429:
+            if error.code not in ANSWERS:
                 outcome.failure = outcome.failure or error
                 return None
             memory.refuse(action.name, error.code, error.message, now)
@@ -142,7 +144,7 @@ class Apply:
             outcome.again_at = now + STRANGER_SECONDS
             _log.warning("%s exists and %s", label, found, extra=_where(snapshot))
         except ApiError as error:
-            if not error.definite or error.code == 429:
+            if error.code not in ANSWERS:
                 outcome.failure = error
                 return
             memory.refuse(name, error.code, f"{label}: {error.message}", now)

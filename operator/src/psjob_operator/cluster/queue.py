@@ -40,13 +40,18 @@ class Queue:
         """The earliest later time of each key; the heap may hold stale entries."""
         self._heap: list[tuple[float, Key]] = []
         self._failures: dict[Key, int] = {}
+        self._rests: dict[Key, float] = {}
+        """Until when a key rests after its turn."""
         self._changed = asyncio.Event()
 
     def add(self, key: Key) -> None:
         """Look at this job as soon as possible."""
         if key in self._running:
             self._again.add(key)
+        elif self._rests.get(key, 0.0) > self._clock():
+            self.add_at(key, self._rests[key])
         elif key not in self._waiting:
+            self._rests.pop(key, None)
             self._waiting.add(key)
             self._ready.append(key)
             self._changed.set()
@@ -76,6 +81,7 @@ class Queue:
         """The job is gone: drop its later times and its failures."""
         self._due.pop(key, None)
         self._failures.pop(key, None)
+        self._rests.pop(key, None)
 
     def take(self) -> Key | None:
         """The next key whose turn may begin, or None. Its turn ends with `done`."""
@@ -92,9 +98,11 @@ class Queue:
         self._running.add(key)
         return key
 
-    def done(self, key: Key) -> None:
-        """The turn of this key is over."""
+    def done(self, key: Key, rest: float = 0.0) -> None:
+        """The turn of this key is over; what comes in the next `rest` seconds is gathered into one turn after them."""
         self._running.discard(key)
+        if rest > 0:
+            self._rests[key] = self._clock() + rest
         if key in self._again:
             self._again.discard(key)
             self.add(key)

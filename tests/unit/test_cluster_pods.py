@@ -1,0 +1,208 @@
+"""From a pod's JSON to what the planner sees, and what the store keeps of what it hears."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psjob_operator.cluster.kinds import JOBS, PODS, SERVICES, Listing
+from psjob_operator.cluster.pods import GONE_SECONDS, START_SECONDS, parse, unix
+from psjob_operator.cluster.queue import Key
+from psjob_operator.cluster.store import Store
+from psjob_operator.render.names import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
+
+AT = "2026-11-21T12:00:00Z"
+
+
+def pod(name: str = "job-worker-3-r2", version: int = 1, uid: str = "u1", **status: Any) -> dict[str, Any]:
+    labels = {LABEL_JOB: "job", LABEL_ROLE: "worker", LABEL_INDEX: "3", LABEL_NUMBER: "2"}
+    owner = {"uid": "run", "controller": True, "kind": "PSTrainingJob", "name": "job", "apiVersion": "psjob.dev/v1alpha1"}
+    metadata = {"name": name, "namespace": "n", "uid": uid, "resourceVersion": str(version), "creationTimestamp": AT, "labels": labels}
+    return {
+        "metadata": {**metadata, "ownerReferences": [owner]},
+        "spec": {"nodeName": "node", "containers": [{"name": "worker"}, {"name": "logs"}], "initContainers": [{"name": "psjob-inject"}]},
+        "status": {"phase": "Running", **status},
+    }
+
+
+def entry(name: str, **state: Any) -> dict[str, Any]:
+    return {"name": name, "state": state}
+
+
+def condition(kind: str, status: str = "True", **more: str) -> dict[str, Any]:
+    return {"type": kind, "status": status, "lastTransitionTime": AT, **more}
+
+
+def view(**status: Any) -> Any:
+    found = parse(pod(**status))
+    assert found is not None
+    return found
+
+
+def test_who_it_is() -> None:
+    process = view().process
+    assert (process.role, process.index, process.number, process.run, process.node) == ("worker", 3, 2, "run", "node")
+    assert process.created == unix(AT)
+
+
+@pytest.mark.parametrize("label", [LABEL_ROLE, LABEL_INDEX, LABEL_NUMBER])
+def test_a_pod_without_our_labels_is_no_process(label: str) -> None:
+    raw = pod()
+    raw["metadata"]["labels"][label] = "x1"
+    assert parse(raw) is None
+
+
+def test_the_trained_containers_end_is_the_end_whatever_sidecars_do() -> None:
+    ended = entry("worker", terminated={"exitCode": 0, "reason": "Completed", "startedAt": AT})
+    process = view(containerStatuses=[entry("logs", running={"startedAt": AT}), ended]).process
+    assert process.phase == "Succeeded" and process.exit.code == 0 and process.lingering
+
+
+def test_a_failure_keeps_code_reason_and_last_words() -> None:
+    ended = entry("worker", terminated={"exitCode": 137, "reason": "OOMKilled", "message": "x" * 5000})
+    process = view(phase="Failed", containerStatuses=[ended]).process
+    assert (process.phase, process.exit.code, process.exit.reason) == ("Failed", 137, "OOMKilled")
+    assert len(process.exit.log_tail) == 2048 and not process.lingering
+    said = view(containerStatuses=[entry("worker", terminated={"exitCode": 77, "message": '{"error": "no"}'})]).process.exit
+    assert said.message == '{"error": "no"}' and said.log_tail == ""
+
+
+def test_the_pods_own_reason_goes_before_the_one_that_several_causes_share() -> None:
+    disrupted = condition("DisruptionTarget", reason="TerminationByKubelet", message="m")
+    assert view(conditions=[disrupted]).process.pod_reason == "TerminationByKubelet"
+    assert view(conditions=[disrupted], reason="Evicted", message="low on memory").process.pod_reason == "Evicted"
+
+
+def test_waiting_words_come_from_init_containers_first_and_starting_is_no_trouble() -> None:
+    waits = entry("psjob-inject", waiting={"reason": "ErrImagePull", "message": "not found"})
+    later = entry("worker", waiting={"reason": "PodInitializing"})
+    process = view(phase="Pending", initContainerStatuses=[waits], containerStatuses=[later]).process
+    assert process.waiting_reason == "ErrImagePull" and "psjob-inject: not found" in process.waiting_message
+    assert view(phase="Pending", containerStatuses=[later]).process.waiting_reason == ""
+
+
+def test_the_schedulers_words() -> None:
+    process = view(phase="Pending", conditions=[condition("PodScheduled", "False", reason="Unschedulable", message="0/3 nodes")]).process
+    assert process.unschedulable == "0/3 nodes" and process.scheduled is None
+    assert view(conditions=[condition("PodScheduled")]).process.scheduled == unix(AT)
+
+
+def test_when_it_must_be_asked_for_its_events_or_its_node() -> None:
+    scheduled = {"phase": "Pending", "conditions": [condition("PodScheduled")]}
+    assert view(**scheduled).unstarted_at() == unix(AT) + START_SECONDS
+    assert view(conditions=[condition("PodScheduled")]).unstarted_at() is None
+    going = pod(conditions=[condition("DisruptionTarget", reason="DeletionByTaintManager")])
+    going["metadata"]["deletionTimestamp"] = AT
+    found = parse(going)
+    assert found is not None and found.overdue_at() == unix(AT)
+    going["status"]["conditions"] = []
+    found = parse(going)
+    assert found is not None and found.overdue_at() == unix(AT) + GONE_SECONDS
+
+
+TERMINATED = st.fixed_dictionaries(
+    {"exitCode": st.integers(0, 255)}, optional={"message": st.text(max_size=9), "reason": st.text(max_size=9)}
+)
+STATES = st.one_of(
+    st.just({}),
+    TERMINATED.map(lambda it: {"terminated": it}),
+    st.just({"running": {"startedAt": AT}}),
+    st.fixed_dictionaries({}, optional={"reason": st.text(max_size=9), "message": st.text(max_size=9)}).map(lambda it: {"waiting": it}),
+)
+
+
+@given(
+    st.sampled_from(["Pending", "Running", "Succeeded", "Failed", "Unknown", "", None]),
+    st.lists(st.tuples(st.sampled_from(["worker", "logs", "psjob-inject"]), STATES), max_size=4),
+)
+def test_every_status_has_a_view(phase: str | None, states: list[tuple[str, dict[str, Any]]]) -> None:
+    statuses = [{"name": name, "state": state} for name, state in states]
+    found = parse(pod(phase=phase, containerStatuses=statuses, initContainerStatuses=statuses))
+    assert found is not None and found.process.phase in ("Pending", "Running", "Succeeded", "Failed", "Unknown")
+
+
+# -- the store --------------------------------------------------------------------------------------
+
+KEY = Key("n", "job")
+
+
+def listing(version: int, *items: dict[str, Any]) -> Listing:
+    return Listing(list(items), version)
+
+
+def test_an_older_word_never_replaces_a_newer_one() -> None:
+    store = Store()
+    assert store.put(PODS, pod(version=5, phase="Running")) == KEY
+    assert store.put(PODS, pod(version=4, phase="Pending")) is None
+    assert store.put(PODS, pod(version=5, phase="Pending")) is None
+    assert store.pods(KEY)[0].process.phase == "Running"
+
+
+def test_what_is_gone_stays_gone_whatever_comes_late() -> None:
+    store = Store()
+    store.put(PODS, pod(version=5))
+    assert store.remove(PODS, pod(version=9)) == KEY
+    assert store.put(PODS, pod(version=7)) is None
+    assert store.pods(KEY) == []
+    assert store.put(PODS, pod(version=10, uid="u2")) == KEY, "another object of that name is another matter"
+
+
+def test_the_removal_of_one_object_does_not_take_the_next_of_its_name() -> None:
+    store = Store()
+    store.put(PODS, pod(version=10, uid="u2"))
+    assert store.remove(PODS, pod(version=9, uid="u1")) is None
+    assert len(store.pods(KEY)) == 1
+
+
+def test_a_list_takes_away_what_it_does_not_hold_but_not_what_is_younger() -> None:
+    store = Store()
+    store.put(PODS, pod("job-worker-3-r1", version=3, uid="a"))
+    store.put(PODS, pod("job-worker-3-r2", version=4, uid="b"))
+    store.put(PODS, pod("job-worker-3-r3", version=9, uid="c"))
+    assert store.replace(PODS, "", listing(6, pod("job-worker-3-r2", version=4, uid="b"))) == {KEY}
+    assert [it.process.uid for it in store.pods(KEY)] == ["b", "c"]
+
+
+def test_a_list_of_one_namespace_or_one_job_leaves_the_others() -> None:
+    store = Store()
+    other = copy.deepcopy(pod(version=1, uid="x"))
+    other["metadata"]["namespace"] = "m"
+    store.put(PODS, other)
+    store.put(PODS, pod(version=2, uid="y"))
+    store.replace(PODS, "n", listing(5))
+    assert store.pods(KEY) == [] and len(store.pods(Key("m", "job"))) == 1
+    store.replace(PODS, "m", listing(5), job=KEY)
+    assert len(store.pods(Key("m", "job"))) == 1
+
+
+def test_children_are_found_by_their_label_and_jobs_by_their_name() -> None:
+    store = Store()
+    service = {"metadata": {**pod()["metadata"], "name": "job-ps", "uid": "s"}}
+    assert store.put(SERVICES, service) == KEY
+    assert [(it.name, it.owner) for it in store.children(SERVICES, KEY)] == [("job-ps", "run")]
+    job = {"metadata": {"name": "job", "namespace": "n", "uid": "run", "resourceVersion": "7", "generation": 2}, "spec": {"ps": {}}}
+    assert store.put(JOBS, job) == KEY
+    found = store.job(KEY)
+    assert found is not None and (found.uid, found.generation, found.deleting) == ("run", 2, False)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["put", "remove", "list"]), st.integers(0, 3), st.integers(1, 30)), max_size=40))
+def test_the_store_holds_each_name_once_and_forgets_no_removal(steps: list[tuple[str, int, int]]) -> None:
+    store = Store()
+    gone: set[str] = set()
+    for what, which, version in steps:
+        raw = pod(f"job-worker-3-r{which}", version=version, uid=f"{which}-{version // 10}")
+        if what == "put":
+            store.put(PODS, raw)
+        elif what == "remove":
+            store.remove(PODS, raw)
+            gone.add(raw["metadata"]["uid"])
+        else:
+            store.replace(PODS, "", listing(version, raw))
+        names = [it.process.name for it in store.pods(KEY)]
+        assert len(set(names)) == len(names)
+        assert not gone & {it.process.uid for it in store.pods(KEY)}
