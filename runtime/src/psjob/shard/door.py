@@ -51,8 +51,10 @@ class Door:
             self._ready.wait()
             if self._meet is not None:
                 self._meet(stream, header, hello)
-        except (WireError, TimeoutError, ValueError, KeyError, TypeError) as error:
+        except (WireError, TimeoutError) as error:
             self.refused(stream, error)
+        except (ValueError, KeyError, TypeError) as error:
+            self.refused(stream, WireError(f"a frame's body is not in shape: {error!r}"))
         except StreamClosed:
             pass
 
