@@ -8,6 +8,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from psjob.wire.frame import HEADER_BYTES, MAX_HEADER, Flag, Header, Kind, WireError, dump, load, parse, run_digest
 
 

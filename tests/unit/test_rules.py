@@ -1,0 +1,187 @@
+"""Rules against torch: bit-equal with its fused kernels on the same blocks, close to its default optimizers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psjob import rules
+from psjob.rules.base import BlockState, check_numbers
+from psjob.rules.reduction import mean_in_rank_order
+
+torch.set_num_threads(1)
+CASES: list[tuple[str, type[torch.optim.Optimizer], dict[str, Any]]] = [
+    ("sgd", torch.optim.SGD, {"lr": 0.1}),
+    ("sgd", torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    ("sgd", torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}),
+    ("sgd", torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "maximize": True}),
+    ("adam", torch.optim.Adam, {"lr": 0.01}),
+    ("adam", torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True, "betas": (0.8, 0.9), "eps": 1e-6}),
+    ("adam", torch.optim.Adam, {"lr": 0.01, "maximize": True}),
+    ("adamw", torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    ("adamw", torch.optim.AdamW, {"lr": 0.01, "amsgrad": True}),
+    ("adagrad", torch.optim.Adagrad, {"lr": 0.1}),
+    ("adagrad", torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.01, "initial_accumulator_value": 0.5}),
+]
+
+
+def flat(options: dict[str, Any]) -> dict[str, Any]:
+    plain = {k: v for k, v in options.items() if k != "betas"}
+    if "betas" in options:
+        plain["beta1"], plain["beta2"] = options["betas"]
+    return plain
+
+
+def close(one: torch.Tensor, other: torch.Tensor, within: float = 1e-5) -> bool:
+    return bool((one - other).abs().max() <= within * max(1.0, float(other.abs().max())))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "kind", "options"), CASES)
+def test_rule_is_torchs_fused_kernel_and_near_the_default(name: str, kind: Any, options: dict[str, Any], dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    start = torch.randn(1000, generator=generator, dtype=dtype)
+    fused, plain = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    optimizers = [kind([fused], fused=True, **options), kind([plain], **options)]
+    rule = rules.named(name)
+    numbers = check_numbers(rule, flat(options))
+    state = rule.init(start.clone())
+    for _ in range(200):
+        grad = torch.randn(1000, generator=generator, dtype=dtype)
+        fused.grad, plain.grad = grad.clone(), grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+        rule.apply(state, grad, numbers)
+    assert torch.equal(state.weights, fused.detach())
+    assert close(state.weights, plain.detach())
+    assert set(state.slots) <= set(rule.slots)
+    assert state.steps == 200
+
+
+@pytest.mark.parametrize(("name", "kind", "options"), CASES)
+def test_a_tensor_without_gradient_is_skipped_as_torch_skips_it(name: str, kind: Any, options: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    lengths = [64, 10, 128]
+    spans = [(0, 64), (64, 10), (74, 128)]
+    start = torch.randn(sum(lengths), generator=generator)
+    parameters = [torch.nn.Parameter(part.clone()) for part in start.split(lengths)]
+    optimizer = kind(parameters, **options)
+    rule = rules.named(name)
+    numbers = check_numbers(rule, flat(options))
+    state = rule.init(start.clone())
+    for step in range(40):
+        grad = torch.randn(sum(lengths), generator=generator)
+        live = [i for i in range(3) if not (i == 0 and step < 3) and not (i == 1 and step % 3 == 0) and not (i == 2 and step == 20)]
+        for i, p in enumerate(parameters):
+            p.grad = grad.split(lengths)[i].clone() if i in live else None
+        optimizer.step()
+        rule.apply(state, grad, numbers, ranges=[spans[i] for i in live])
+        if step == 15:
+            state = BlockState.of(state.weights, state.slots, state.counts())
+    assert close(state.weights, torch.cat([p.detach() for p in parameters]))
+    if name != "sgd":
+        steps = [float(optimizer.state[p]["step"]) for p in parameters]
+        assert [state.count_at(offset) for offset, _ in spans] == steps
+
+
+@pytest.mark.parametrize("momentum", [[0.0, 0.9], [0.9, 0.0, 0.9], [0.0]])
+def test_momentum_switched_on_and_off(momentum: list[float]) -> None:
+    p = torch.nn.Parameter(torch.ones(8))
+    optimizer = torch.optim.SGD([p], lr=0.1, momentum=momentum[0], dampening=0.5)
+    rule = rules.named("sgd")
+    state = rule.init(torch.ones(8))
+    for turn in range(12):
+        value = momentum[turn * len(momentum) // 12]
+        optimizer.param_groups[0]["momentum"] = value
+        p.grad = torch.full((8,), float(turn))
+        optimizer.step()
+        rule.apply(state, p.grad, check_numbers(rule, {"lr": 0.1, "momentum": value, "dampening": 0.5}))
+    assert close(state.weights, p.detach())
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5)), max_size=3), max_size=8))
+@settings(deadline=None)
+def test_counts_are_kept_per_element(updates: list[list[tuple[int, int]]]) -> None:
+    rule = rules.named("adam")
+    state = rule.init(torch.zeros(50))
+    expected = torch.zeros(50, dtype=torch.int64)
+    for draws in updates:
+        ranges, at = [], 0
+        for gap, length in draws:
+            ranges.append((at + gap, length))
+            at += gap + length
+        rule.apply(state, torch.ones(50), rule.numbers, ranges=ranges)
+        for offset, length in ranges:
+            expected[offset : offset + length] += 1
+        state = BlockState.of(state.weights, state.slots, state.counts())
+        assert [state.count_at(i) for i in range(50)] == expected.tolist()
+        assert bool(((state.weights != 0) == (expected > 0)).all())
+        assert all(one[1] != two[1] for one, two in zip(state.segments, state.segments[1:], strict=False))
+
+
+def test_nan_and_inf_pass_through() -> None:
+    rule = rules.named("sgd")
+    state = rule.init(torch.zeros(3))
+    rule.apply(state, torch.tensor([float("nan"), float("inf"), 1.0]), check_numbers(rule, {"lr": 1.0}))
+    assert torch.isnan(state.weights[0]) and torch.isinf(state.weights[1]) and state.weights[2] == -1
+
+
+def test_a_copy_shares_nothing() -> None:
+    rule = rules.named("adam")
+    state = rule.init(torch.zeros(100))
+    rule.apply(state, torch.ones(100), rule.numbers)
+    copy = state.copy()
+    before = copy.weights.clone()
+    rule.apply(state, torch.ones(100), rule.numbers, ranges=[(0, 10)])
+    assert torch.equal(copy.weights, before) and copy.steps == 1 and copy.segments == [(100, 1)]
+
+
+def test_reduce_leaves_the_weights_alone() -> None:
+    rule = rules.named("reduce")
+    state = rule.init(torch.ones(4))
+    rule.apply(state, torch.ones(4), {})
+    assert state.weights.tolist() == [1, 1, 1, 1] and state.steps == 1 and not state.slots
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_the_mean_is_summed_in_rank_order_and_multiplied_once(count: int) -> None:
+    grads = [torch.randn(1003, generator=torch.Generator().manual_seed(i)) for i in range(count)]
+    kept = [g.clone() for g in grads]
+    expected = grads[0].clone()
+    for grad in grads[1:]:
+        expected.add_(grad)
+    if count > 1:
+        expected.mul_(1.0 / count)
+    out = torch.empty(1003)
+    mean_in_rank_order(grads, out)
+    assert torch.equal(out, expected)
+    assert all(torch.equal(one, other) for one, other in zip(grads, kept, strict=True))
+
+
+def test_refusals_say_what_there_is() -> None:
+    with pytest.raises(ValueError, match="no rule 'lion'; the rules are sgd, adam, adamw, adagrad, reduce"):
+        rules.named("lion")
+    with pytest.raises(ValueError, match="rule adam updates floating point weights"):
+        rules.named("adam").init(torch.zeros(2, dtype=torch.int64))
+    sgd = rules.named("sgd")
+    for numbers, words in [
+        ({"learning_rate": 1.0}, "no number 'learning_rate'; it has lr"),
+        ({"lr": float("nan")}, "lr is a finite number, got nan"),
+        ({"lr": "1"}, "lr is a finite number, got '1'"),
+        ({"nesterov": 1}, "nesterov is true or false, got 1"),
+        ({"lr": True}, "lr is a finite number, got True"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            check_numbers(sgd, numbers)
+    with pytest.raises(ValueError, match="segments of a block have 3 elements, its weights 4"):
+        BlockState.of(torch.zeros(4), {}, {"steps": 1, "segments": [[3, 1]]})
+    with pytest.raises(ValueError, match="state 'sum' has shape"):
+        BlockState.of(torch.zeros(4), {"sum": torch.zeros(5)}, {"steps": 1, "segments": [[4, 1]]})
+    with pytest.raises(ValueError, match="whole numbers"):
+        BlockState.of(torch.zeros(4), {}, {"steps": -1, "segments": [[4, 1]]})
+    with pytest.raises(ValueError, match="at least one gradient"):
+        mean_in_rank_order([], torch.zeros(1))
