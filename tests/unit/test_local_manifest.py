@@ -45,10 +45,17 @@ def said(path: Path, *settings: str) -> list[str]:
 
 
 def test_a_setting_is_typed_as_yaml_and_makes_the_objects_on_its_way(tmp_path: Path) -> None:
-    settings = ("spec.training.mode=async", "spec.workers.replicas=7", f"{COMMAND}.command[1]=other.py", "spec.checkpoint.interval=5m")
+    settings = (
+        f"{COMMAND}.resources.limits.nvidia\\.com/gpu=1",
+        "spec.training.mode=async",
+        "spec.workers.replicas=7",
+        f"{COMMAND}.command[1]=other.py",
+        "spec.checkpoint.interval=5m",
+    )
     job = read_job(write(tmp_path), settings)
     assert (job.spec.training.mode, job.spec.workers.replicas, job.spec.checkpoint.interval) == ("async", 7, "5m")
     assert job.spec.workers.template["spec"]["containers"][0]["command"] == ["python", "other.py"]
+    assert job.spec.workers.template["spec"]["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 1}}
 
 
 @pytest.mark.parametrize(
@@ -64,6 +71,8 @@ def test_a_setting_is_typed_as_yaml_and_makes_the_objects_on_its_way(tmp_path: P
         (("metadata.name=Tiny_1",), ["metadata.name", "lower-case"]),
         (("kind=Job",), ["kind", "PSTrainingJob"]),
         (("spec",), ["--set spec", "path=value"]),
+        (("a..b=3",), ["--set a..b=3", "path=value"]),
+        (("a[b]=3",), ["--set a[b]=3", "path=value"]),
         (("=3",), ["--set =3", "path=value"]),
         (("spec.ps.shards=[",), ["--set spec.ps.shards=[", "YAML"]),
         (("spec.ps.shards.deep=1",), ["--set spec.ps.shards.deep=1", "no object"]),

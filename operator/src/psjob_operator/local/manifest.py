@@ -12,6 +12,9 @@ from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.load import LARGEST_TEXT, load_job
 from psjob_operator.local.errors import BadInput
 
+STEP = r"(?:\\.|[^.\[\]\\])+|\[\d+\]"
+"""One step of a path: a name, in which `\\.` is a dot (as in Helm), or `[number]`."""
+
 
 def read_job(path: Path, settings: tuple[str, ...] = ()) -> PSTrainingJob:
     """The job in `path` with each `path=value` of `settings` laid over it.
@@ -49,8 +52,8 @@ def _text(path: Path) -> bytes:
 def _lay(raw: Any, setting: str) -> None:
     """Put the value of `path=value` (typed as YAML reads it) where the path says; the objects on the way are made."""
     where, given, value = setting.partition("=")
-    steps = re.findall(r"[^.\[\]]+|\[\d+\]", where)
-    if not given or not steps or "".join(steps).replace("[", "").replace("]", "") != re.sub(r"[.\[\]]", "", where):
+    steps = re.findall(STEP, where)
+    if not given or not re.fullmatch(rf"(?:{STEP})(?:\.(?:{STEP})|\[\d+\])*", where):
         raise BadInput(f"--set {setting}: must be path=value, such as spec.training.mode=async or spec.workers.replicas=2")
     try:
         typed = yaml.safe_load(value)
@@ -59,6 +62,7 @@ def _lay(raw: Any, setting: str) -> None:
     part = raw
     for i, step in enumerate(steps):
         last = i == len(steps) - 1
+        name = re.sub(r"\\(.)", r"\1", step)
         if step.startswith("["):
             number = int(step[1:-1])
             if not isinstance(part, list) or number >= len(part):
@@ -70,8 +74,8 @@ def _lay(raw: Any, setting: str) -> None:
         elif not isinstance(part, dict):
             raise BadInput(f"--set {setting}: {step} lies in a value that is no object; the path leads through objects and [item] numbers")
         elif last:
-            part[step] = typed
+            part[name] = typed
         else:
-            if part.get(step) is None:
-                part[step] = {}
-            part = part[step]
+            if part.get(name) is None:
+                part[name] = {}
+            part = part[name]

@@ -156,7 +156,7 @@ def _conclude(request: Request, ground: Ground, story: Story, result: str, secon
         story.farewell(request, ground)
         return EXIT_INTERRUPTED
     if result != "Complete":
-        story.display.say(f"Failed: {failure(ground) or 'see the logs'}; logs are in {ground.folder.path / 'logs'}", "red")
+        story.display.say(f"Failed: {failure(ground) or 'see the logs'}; logs are in {story.near(ground.folder.path / 'logs')}", "red")
         return EXIT_FAILED
     story.display.say(
         f"Complete: {ground.watch.step} steps in {seconds:.1f} s; weights and checkpoints are in {story.near(ground.folder.path)}"
