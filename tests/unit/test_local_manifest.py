@@ -123,9 +123,10 @@ def test_python_is_our_own_and_unused_fields_are_named(tmp_path: Path) -> None:
     job = read_job(
         path, (f"{COMMAND}.resources={{limits: {{nvidia.com/gpu: 1}}}}", "spec.workers.template.spec.volumes=[{name: x, emptyDir: {}}]")
     )
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"managed_by": "example.com/me"})})
     command = worker_command(job, tmp_path)
     assert command.argv == (sys.executable, "train.py", "--x")
-    assert set(command.unused) >= {"image", "resources", "volumes of the pod"}
+    assert set(command.unused) >= {"image", "resources", "volumes of the pod", "managedBy"} and "injection" not in command.unused
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from psjob_operator import contract
+from psjob_operator.api.base import Model
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.template import TRAINED, container_of
 from psjob_operator.local.errors import BadInput
@@ -118,11 +119,14 @@ def _unused(job: PSTrainingJob, pod: Mapping[str, Any], container: Mapping[str, 
     names += [f"{name} of the pod" for name in pod if name != "containers"]
     names += ["the other containers"] if len(pod["containers"]) > 1 else []
     names += ["ps.template"] if job.spec.ps.template else []
-    names += [f"checkpoint.{name}" for name in ("volume", "size", "accessMode") if name in _given(job)]
+    names += _given(job.spec.checkpoint, "checkpoint.", ("volume", "size", "accessMode", "retain"))
+    names += _given(job.spec.run_policy, "runPolicy.", ("ttlSecondsAfterFinished", "cleanPodPolicy"))
+    names += _given(job.spec, "", ("injection", "managedBy"))
     return tuple(names)
 
 
-def _given(job: PSTrainingJob) -> frozenset[str]:
-    kept = job.spec.checkpoint
-    fields = type(kept).model_fields
-    return frozenset(str(fields[name].alias or name) for name in kept.model_fields_set)
+def _given(model: Model, path: str, names: tuple[str, ...]) -> list[str]:
+    """Those of `names` that the manifest has, with their path below spec."""
+    fields = type(model).model_fields
+    given = {fields[name].alias or name for name in model.model_fields_set}
+    return [f"{path}{name}" for name in names if name in given]
