@@ -99,7 +99,7 @@ class Operator:
     def lines(self) -> list[dict[str, Any]]:
         """Its log."""
         found = []
-        for line in self.log.read_text().splitlines():
+        for line in self.log.read_text().splitlines() if self.log.exists() else []:
             with contextlib.suppress(ValueError):
                 found.append(json.loads(line))
         return found

@@ -47,6 +47,8 @@ class Memory:
     progress_at: float | None = None
     asked_at: float = 0.0
     """When shard 0 was last asked."""
+    misses: int = 0
+    """Questions in a row that were not answered."""
     asked_uid: str = ""
     """Pod that was asked last."""
     wrote_at: float | None = None

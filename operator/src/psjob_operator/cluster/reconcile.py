@@ -24,6 +24,9 @@ from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Snapshot
 
 REST_MOST = 1.0
+EARLY_SECONDS = 10.0
+MISSES = 3
+"""A shard that was out of reach so often is asked seldom too."""
 _log = logging.getLogger(__name__)
 
 
@@ -98,6 +101,7 @@ class Reconciler:
             await observe.refresh(self._client, self._store, key)
             seen = await observe.observe(self._client, self._store, job, memory, now, live=True)
             decided = plan(seen.snapshot, now)
+        self._again(key, now, seen.again_at, decided.wake_at)
         if _nothing(decided, seen.snapshot):
             return
         if decided.intent:
@@ -107,6 +111,7 @@ class Reconciler:
             job = written
             memory.granted |= decided.grants
         outcome = await self._apply.run(seen.snapshot, decided.actions, memory, now)
+        self._again(key, now, outcome.again_at)
         if outcome.refused:
             # What was just refused is news that the status must tell.
             seen = await observe.observe(self._client, self._store, job, memory, now, live=seen.snapshot.live)
@@ -117,13 +122,17 @@ class Reconciler:
                 decided = _joined(decided, told)
         if not await self._settle(key, job, decided, memory, now):
             return
-        for when in (decided.wake_at, seen.again_at, outcome.again_at):
-            if when is not None:
-                self._queue.add_at(key, max(when, now + 0.05))
+        self._again(key, now, decided.wake_at)
         if decided.want_progress:
             self._want_progress(key, memory, seen, now)
         if outcome.failure is not None:
             raise outcome.failure
+
+    def _again(self, key: Key, now: float, *times: float | None) -> None:
+        """Look at this job at these times, whatever becomes of this turn."""
+        for when in times:
+            if when is not None:
+                self._queue.add_at(key, max(when, now + 0.05))
 
     async def _settle(self, key: Key, job: Job, decided: Plan, memory: Memory, now: float) -> bool:
         """The last status write of a turn, if one is needed; then the Events that it tells of.
@@ -171,12 +180,11 @@ class Reconciler:
     def _want_progress(self, key: Key, memory: Memory, seen: observe.Observed, now: float) -> None:
         if not seen.address:
             return
-        due = memory.asked_at + self._settings.progress_seconds
+        due = memory.asked_at + self._pause(memory)
         if memory.asked_uid == seen.shard0 and now < due:
             self._queue.add_at(key, due)
             return
         memory.asked_at, memory.asked_uid = now, seen.shard0
-        self._queue.add_at(key, now + self._settings.progress_seconds)
         task = asyncio.get_running_loop().create_task(self._pull(key, memory, seen.address))
         self._pulls.add(task)
         task.add_done_callback(self._pulls.discard)
@@ -184,7 +192,16 @@ class Reconciler:
     async def _pull(self, key: Key, memory: Memory, address: str) -> None:
         memory.progress = await progress.pull(self._session, address)
         memory.progress_at = self._clock()
+        memory.misses = 0 if memory.progress is not None else memory.misses + 1
+        self._queue.add_at(key, memory.asked_at + self._pause(memory))
         self._queue.add(key)
+
+    def _pause(self, memory: Memory) -> float:
+        """Seconds between two questions: short while training has not begun, so that its beginning is not hidden for a minute."""
+        told = (memory.progress or {}).get("coordinator")
+        begun = isinstance(told, Mapping) and bool(told.get("step")) and not told.get("waiting")
+        seldom = begun or memory.misses > MISSES
+        return self._settings.progress_seconds if seldom else min(EARLY_SECONDS, self._settings.progress_seconds)
 
     def _where(self, key: Key) -> dict[str, str]:
         memory = self._memories.get(key)
