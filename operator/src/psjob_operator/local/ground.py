@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -256,8 +255,7 @@ class Ground:
             code=child.code or 0,
             signal=child.signal,
             reason="Signal" if child.signal else "ContainerCannotRun" if child.problem else "Completed" if child.code == 0 else "Error",
-            # A status left at the end is for the summary; only a sentence or a fence is for the plan.
-            message=child.problem or (message if _is_verdict(message) else ""),
+            message=child.problem or message,
             log_tail=tail_of(self.folder.log(child.name)),
         )
         return self._exits[child.name]
@@ -271,11 +269,3 @@ class Named:
     namespace: str
     uid: str
     spec: JobSpec
-
-
-def _is_verdict(message: str) -> bool:
-    try:
-        told = json.loads(message)
-    except (ValueError, RecursionError):
-        return bool(message)
-    return isinstance(told, Mapping) and ("error" in told or "fenced" in told)
