@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -17,11 +18,13 @@ from psjob.shard.early import announce
 from psjob.wire import tcp
 
 MAX_STREAMS = 4096
+M_ARENA_MAX = -8
 
 
 def main() -> int:
     """Tell the others that we come, then import torch, then serve. Returns the exit status."""
     logging.basicConfig(level=os.environ.get("PSJOB_LOG", "INFO"), format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    _few_arenas()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -64,6 +67,14 @@ def main() -> int:
     last_words(server)
     exit_now(code)
     return code
+
+
+def _few_arenas() -> None:
+    """Each stream is a thread, and each thread would keep a heap of its own: measured 3 MiB after 1,000 bad connections, so 0.5."""
+    try:
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
+    except (OSError, AttributeError):  # another C library
+        pass
 
 
 def _pass_on(stop: threading.Event, server: Any) -> None:
