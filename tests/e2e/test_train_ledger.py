@@ -13,6 +13,7 @@ from tests.e2e.workloads import ledger
 from tests.e2e.workloads.running import Ran, faults, manifest, train
 
 WORKERS, SHARDS, STEPS = 2, 2, 220
+pytestmark = pytest.mark.timeout(1500)
 CHECKPOINTS = {"everySteps": 25, "interval": "1h", "keep": 100}
 
 
@@ -25,24 +26,26 @@ def run(folder: Path, *what: str, gates: str) -> Ran:
 
 @pytest.mark.parametrize("shard", [0, 1])
 def test_what_a_killed_shard_lost_is_what_is_missing(tmp_path: Path, shard: int) -> None:
-    check(run(tmp_path, f"kill:ps-{shard}@step=65", gates="60:50"), shard)
+    check(run(tmp_path, f"kill:ps-{shard}@step=88", gates="58:50"), shard)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(20))
 def test_twenty_kills_leave_the_ledger_right(tmp_path: Path, seed: int) -> None:
-    step = random.Random(seed).randint(62, 200)
-    check(run(tmp_path, f"kill:ps-{seed % 2}@step={step}", gates=f"{step - 3}:{max(50, (step - 15) // 25 * 25)}"), seed % 2)
+    step = random.Random(seed).randint(70, 200)
+    check(run(tmp_path, f"kill:ps-{seed % 2}@step={step}", gates=f"{step - 15}:{max(50, (step - 20) // 25 * 25)}"), seed % 2)
 
 
 def check(ran: Ran, shard: int) -> None:
     (recovery,) = ran.summary["recoveries"]
-    print(f"{recovery['fault']}: {recovery['secondsToFirstPush']:.2f} s to the first push, {recovery['secondsToPassStep']:.2f} s to the step")
+    print(
+        f"{recovery['fault']}: {recovery['secondsToFirstPush']:.2f} s to the first push, {recovery['secondsToPassStep']:.2f} s to the step"
+    )
     assert recovery["manifests"] >= 2 and recovery["checkpointStep"] > 0, recovery
     assert max(recovery["acknowledged"].values()) > recovery["checkpointStep"], recovery
     assert sum(ran.summary["restarts"].values()) == 1, "only the killed shard was started again"
     table = ledger.counted(ran.weights(), WORKERS, SHARDS)
-    done = {rank: STEPS for rank in range(WORKERS)}
+    done = dict.fromkeys(range(WORKERS), STEPS)
     for blocks in table.values():
         for block in blocks:
             assert all(count <= done[rank] for rank, count in enumerate(block)), f"a push counted twice: {table}"
@@ -66,7 +69,7 @@ def lost_of(ran: Ran, shard: int) -> int:
 
 
 def applied_since_the_cut(ran: Ran, recovery: dict[str, Any]) -> int:
-    """Most updates that the dead shard can have applied since the last checkpoint known at the kill: what the workers had back, and one each."""
+    """Most updates that the dead shard can have applied since the last known checkpoint: what the workers had back, and one each."""
     (path,) = ran.folder.glob(f"manifest-v*-s{recovery['checkpointStep']:012d}.json")
     cut = {int(rank): int(entry["clock"]) for rank, entry in manifest_body(path)["workers"].items()}
     total = 0
@@ -79,4 +82,4 @@ def applied_since_the_cut(ran: Ran, recovery: dict[str, Any]) -> int:
 
 def manifest_body(path: Path) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(path.read_text())
-    return told["manifest"] if "manifest" in told else told
+    return told

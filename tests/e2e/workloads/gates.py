@@ -1,4 +1,4 @@
-"""A script of a test waits at a step until a checkpoint is committed, so that no fault comes too early on a busy machine."""
+"""A script of a test goes slowly until a checkpoint is committed, so that no fault comes too early on a busy machine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import re
 import time
 from pathlib import Path
 
-LONGEST = 90.0
+STEPS, SECONDS = 12, 4.0
+"""A gate is this many steps wide. At each it waits so long: in async a worker must come to a step's edge for a cut to be made."""
 
 
 class Gates:
-    """`text` is `STEP:MANIFEST,…`: at STEP wait until a manifest of step MANIFEST or later lies in the run's folder."""
+    """`text` is `STEP:MANIFEST,…`: from STEP on wait at each step until a manifest of step MANIFEST or later lies in the run's folder."""
 
     def __init__(self, text: str) -> None:
         pairs = [gate.split(":") for gate in text.split(",") if gate]
@@ -19,9 +20,9 @@ class Gates:
         self._folder = Path(os.environ.get("PSJOB_CONFIG", ".")).parent
 
     def pass_at(self, step: int) -> None:
-        """Wait here if `step` has a gate; it opens by itself after `LONGEST` seconds."""
-        wanted = self._gates.get(step)
-        deadline = time.monotonic() + LONGEST
+        """Wait here if `step` is in a gate."""
+        wanted = next((manifest for begin, manifest in self._gates.items() if begin <= step < begin + STEPS), None)
+        deadline = time.monotonic() + SECONDS
         while wanted is not None and max(steps_of(self._folder), default=0) < wanted and time.monotonic() < deadline:
             time.sleep(0.05)
 
