@@ -61,6 +61,9 @@ print(f"worker {rank} start {start} of {os.getcwd()}", flush=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 first, then = (sys.argv[1:] + ["0.5"])[:1][0], sys.argv[2] if len(sys.argv) > 2 else "0.5"
 what = first if start == 1 else then
+if what == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    what = "600"
 if what.startswith("exit"):
     print("this went wrong", file=sys.stderr, flush=True)
     sys.exit(int(what[4:]))

@@ -33,6 +33,7 @@ def test_a_job_runs_to_its_end_and_its_metric_is_the_last_line(tmp_path: Path) -
     assert (told["result"], told["restarts"], told["epochs"], told["view"]) == ("Complete", {}, [1, 1], 1)
     assert told["pushes"] > 0 and told["weights_sha256"] == "abc" and told["recoveries"] == []
     folder = tmp_path / ".psjob" / told["run"]
+    assert (tmp_path / ".psjob" / ".gitignore").read_text() == "*\n"
     assert json.loads((folder / "status.json").read_text())["phase"] == "Complete"
     assert {path.name for path in (folder / "logs").glob("*.log")} == {
         "tiny-ps-0-e1.log", "tiny-ps-1-e1.log", "tiny-worker-0-r1.log", "tiny-worker-1-r1.log",
@@ -101,9 +102,9 @@ def test_leaving_to_come_back_is_not_counted(tmp_path: Path) -> None:
     assert set(summary(tmp_path / "s.json")["restarts"]) == {"Retry"}
 
 
-def interrupted(folder: Path, *signals: signal.Signals) -> tuple[int, str]:
+def interrupted(folder: Path, *signals: signal.Signals, worker: str = "60") -> tuple[int, str]:
     process = subprocess.Popen(
-        command(manifest(folder, "60"), "--set", "spec.runPolicy.backoffLimit=3", "--summary", "s.json"),
+        command(manifest(folder, worker), "--set", "spec.runPolicy.backoffLimit=3", "--summary", "s.json"),
         cwd=folder,
         env=environment(folder),
         stderr=subprocess.PIPE,
@@ -113,6 +114,7 @@ def interrupted(folder: Path, *signals: signal.Signals) -> tuple[int, str]:
     until(lambda: serving(folder), process)
     for number in signals:
         process.send_signal(number)
+        time.sleep(0.5)
     _, told = process.communicate(timeout=60)
     return process.returncode, told
 
@@ -157,6 +159,12 @@ def test_ctrl_c_stops_in_order_and_says_how_to_go_on(tmp_path: Path, number: sig
     again = run(tmp_path, manifest(tmp_path, "0.2"), "--resume", lines[-1].split()[-1])
     config = max((tmp_path / ".psjob").glob("*/config.json"), key=lambda path: path.stat().st_mtime)
     assert again.returncode == 0 and json.loads(config.read_text())["checkpoint"]["resumeFrom"]["path"].endswith(lines[-1].split("/")[-1])
+
+
+def test_a_second_ctrl_c_kills_who_does_not_leave(tmp_path: Path) -> None:
+    code, told = interrupted(tmp_path, signal.SIGINT, signal.SIGINT, worker="stubborn")
+    assert code == 130 and "Ctrl-C again kills" in told and "Traceback" not in told
+    assert processes_of(tmp_path) == []
 
 
 def test_a_killed_psjob_run_leaves_no_process_behind(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -55,6 +56,9 @@ def new_folder(job: str, under: Path) -> Folder:
     path = (under / RUNS / run).absolute()
     try:
         (path / "logs").mkdir(parents=True)
+        # Nobody wants runs in a repository; a file that is there already is the user's.
+        with contextlib.suppress(FileExistsError), (path.parent / ".gitignore").open("x") as ignore:
+            ignore.write("*\n")
     except OSError as error:
         raise BadInput(f"{path}: cannot be made: {error.strerror or error}; start psjob run in a folder that you may write to") from None
     return Folder(run, path)

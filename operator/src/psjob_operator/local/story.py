@@ -17,6 +17,8 @@ from psjob_operator.local.output import Follow
 from psjob_operator.local.request import Request
 from psjob_operator.plan.actions import Event
 
+MANY = 16
+"""Processes a core that are worth a word."""
 QUIET = frozenset({EXIT_DONE, EXIT_RETRY, EXIT_FENCED})
 
 
@@ -36,6 +38,11 @@ class Story:
             f"{job.metadata.name}: {spec.training.mode}, {_count(spec.workers.replicas, 'worker')} and {_count(spec.ps.shards, 'shard')}"
             f" on this machine; run {self.near(self._folder.path)}"
         )
+        processes, cores = spec.workers.replicas + spec.ps.shards, os.cpu_count() or 1
+        if processes > MANY * cores:
+            self.display.say(
+                f"{processes} processes share {cores} cores; fewer are faster: --set spec.workers.replicas={2 * cores}", "yellow"
+            )
         if command.unused:
             self.display.say(f"not used on this machine: {', '.join(command.unused)}")
 

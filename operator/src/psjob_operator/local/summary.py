@@ -28,7 +28,7 @@ def summary(ground: Ground, result: str, seconds: float) -> dict[str, Any]:
         "loss": told.get("loss"),
         "metrics": metrics(told),
         "weights_sha256": told.get("weightsSha256"),
-        "checkpoints": len(watch.manifests),
+        "checkpoints": max(len(watch.manifests), int(numbers(told, "committed"))),
         "checkpoint": told.get("checkpoint"),
         "workers": [worker for worker in told.get("workers") or () if isinstance(worker, dict)],
         "recoveries": [recovery.as_json() for recovery in watch.recoveries],
