@@ -39,6 +39,9 @@ class Control:
             return
         act(body)
 
+    def _do_nothing(self, body: Mapping[str, Any]) -> None:
+        """The coordinator is alive."""
+
     def _do_setup(self, body: Mapping[str, Any]) -> None:
         server, store = self.server, self.server.store
         table = tuple(TensorSpec(str(t["name"]), tuple(t["shape"]), str(t["dtype"]), int(t["group"])) for t in body["table"])

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("psjob.shard")
 DIAL_SECONDS = 3.0
+BEAT_SECONDS = 2.0
+"""The coordinator says something down each stream at least this often."""
+SILENCE_SECONDS = 10.0
+"""A coordinator without a word for so long is dialled anew: its node may be cut off, and its successor has its name."""
+FIRST_SECONDS = 30.0
+"""The same for its first word: it listens before it has imported torch."""
 
 
 class PeerStream:
@@ -42,6 +48,8 @@ class PeerStream:
             view = int(hello["view"])
             coordinator.post(lambda: views.announced(view))
             return
+        if self.stream.gone():
+            return  # the shard has dialled again meanwhile; an old hello must not displace the new one
         threading.Thread(target=self._send_loop, name=f"to-shard-{self.index}", daemon=True).start()
         coordinator.post(lambda: views.shard(self.index, hello, order))
         try:
@@ -56,7 +64,13 @@ class PeerStream:
 
     def _send_loop(self) -> None:
         header = Header(Kind.PEER, run=self.server.run, view=self.server.store.view, epoch=self.server.store.epoch)
-        while (body := self._out.get()) is not None:
+        while True:
+            try:
+                body = self._out.get(timeout=BEAT_SECONDS)
+            except queue.Empty:
+                body = {"do": "nothing"}
+            if body is None:
+                return
             try:
                 self.stream.send_json(header, body)
             except StreamClosed:
@@ -98,8 +112,10 @@ class CoordinatorLink:
                     serving = store.phase in (Phase.SERVING, Phase.HELD)
                     body = hello_body(store.index, store.epoch, store.view, serving, store.attempt)
                     stream.send_json(self._header(Kind.HELLO), body)
+                    limit = FIRST_SECONDS
                     while True:
-                        header = stream.recv_header(None)
+                        header = stream.recv_header(limit)
+                        limit = SILENCE_SECONDS
                         if header.kind is Kind.ERROR:
                             raise WireError(str(stream.recv_json(header).get("error")))
                         self._met = True

@@ -115,6 +115,15 @@ class Stream:
             self._fill(part, SEND_SECONDS)
             left -= len(part)
 
+    def gone(self) -> bool:
+        """Whether the peer has closed already, so far as can be told without waiting and once all that it sent is read."""
+        try:
+            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         self.closed = True
         try:
