@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import ssl
 import threading
 from collections.abc import Callable
@@ -42,6 +43,8 @@ class Proxy:
         self._kill: Callable[[], None] = lambda: None
         self._cut = False
         self._count = 0
+        self._blind = False
+        self._gone = 0
         self.writes: list[str] = []
         """Every write that was carried out: `POST /api/v1/…`."""
         self.url = ""
@@ -61,6 +64,15 @@ class Proxy:
         """Whether the operator was ended."""
         return self._cut
 
+    def blind(self) -> None:
+        """From now on watches bring nothing, though they stay open."""
+        self._blind = True
+
+    def gone(self) -> None:
+        """Every open watch is told 410 Gone, as after a compaction, and sees again."""
+        self._blind = False
+        self._gone += 1
+
     def close(self) -> None:
         """End the proxy."""
         self._loop.call_soon_threadsafe(self._stop.set)
@@ -69,7 +81,7 @@ class Proxy:
     async def _serve(self) -> None:
         app = web.Application(client_max_size=64 * 2**20)
         connector = aiohttp.TCPConnector(ssl=self._context, limit=0)
-        async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
+        async with aiohttp.ClientSession(connector=connector, auto_decompress=False, read_bufsize=2**22) as session:
             app[SESSION] = session
             app.router.add_route("*", "/{tail:.*}", self._pass)
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -107,13 +119,34 @@ class Proxy:
             answer = web.StreamResponse(status=reply.status, headers=_kept(reply))
             await answer.prepare(request)
             with contextlib.suppress(ConnectionError, aiohttp.ClientError):
-                async for part in reply.content.iter_any():
-                    await answer.write(part)
+                if "watch" in request.query:
+                    await self._watch(reply, answer)
+                else:
+                    await answer.write(await reply.read())
                 await answer.write_eof()
             if mine:
                 await asyncio.sleep(0.05)
                 await asyncio.to_thread(self._kill)
             return answer
+
+    async def _watch(self, reply: aiohttp.ClientResponse, answer: web.StreamResponse) -> None:
+        since = self._gone
+        line = asyncio.ensure_future(reply.content.readline())
+        try:
+            while self._gone == since:
+                done, _ = await asyncio.wait([line], timeout=0.1)
+                if not done:
+                    continue
+                found = line.result()
+                if not found:
+                    return
+                if not self._blind:
+                    await answer.write(found)
+                line = asyncio.ensure_future(reply.content.readline())
+            status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410, "message": "too old"}
+            await answer.write(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
+        finally:
+            line.cancel()
 
 
 def _kept(reply: aiohttp.ClientResponse) -> dict[str, Any]:

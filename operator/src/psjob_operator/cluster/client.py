@@ -48,8 +48,8 @@ class ApiError(Exception):
 class Limits:
     """How much the client may ask of the API server."""
 
-    qps: float = 50.0
-    burst: int = 100
+    qps: float = 200.0
+    burst: int = 400
     timeout: float = 15.0
     """Seconds for one call, its reply read."""
 
