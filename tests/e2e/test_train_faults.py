@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.workloads.running import Ran, faults, manifest, train
 
 EPOCHS, STEPS = 6, 240
+pytestmark = pytest.mark.timeout(2000)  # nearly all of it is Pythons that import torch; a busy machine takes minutes for them
 CHECKPOINTS = {"everySteps": 25, "interval": "1h", "keep": 100}
 
 
@@ -22,7 +23,9 @@ def run(folder: Path, *what: str, gates: str = "") -> Ran:
 
 def check(recovery: dict[str, Any], manifests: int = 2) -> None:
     """The kill fell after `manifests` committed ones with step > 0, and after a step that the shard had acknowledged since."""
-    print(f"{recovery['fault']}: {recovery['secondsToFirstPush']:.2f} s to the first push, {recovery['secondsToPassStep']:.2f} s to the step")
+    print(
+        f"{recovery['fault']}: {recovery['secondsToFirstPush']:.2f} s to the first push, {recovery['secondsToPassStep']:.2f} s to the step"
+    )
     assert recovery["manifests"] >= manifests, recovery
     assert recovery["checkpointStep"] > 0 and max(recovery["acknowledged"].values()) > recovery["checkpointStep"], recovery
 
@@ -30,8 +33,8 @@ def check(recovery: dict[str, Any], manifests: int = 2) -> None:
 def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path) -> None:
     plain = run(tmp_path / "plain")
     assert plain.summary["steps"] == STEPS and plain.summary["restarts"] == {}
-    what = ("kill:ps-1@step=65", "kill:ps-0@step=140", "kill:worker-1@step=190")
-    hit = run(tmp_path / "hit", *what, gates="60:50,135:125,185:175")
+    what = ("kill:ps-1@step=70", "kill:ps-0@step=145", "kill:worker-1@step=190")
+    hit = run(tmp_path / "hit", *what, gates="55:50,130:125")
     assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
     for recovery in hit.summary["recoveries"][:2]:
         check(recovery)
@@ -48,8 +51,8 @@ def test_twenty_kills_change_no_bit(tmp_path: Path) -> None:
     for number in range(10):
         chance = random.Random(number)
         first, second = chance.sample([0, 1], 2)
-        one, two = chance.randint(62, 95), chance.randint(140, 230)
-        gates = f"{one - 3}:50,{two - 3}:{(two - 15) // 25 * 25}"
+        one, two = chance.randint(70, 95), chance.randint(140, 230)
+        gates = f"{one - 15}:50,{two - 15}:{(two - 18) // 25 * 25}"
         hit = run(tmp_path / f"hit{number}", f"kill:ps-{first}@step={one}", f"kill:ps-{second}@step={two}", gates=gates)
         for recovery in hit.summary["recoveries"]:
             check(recovery)
