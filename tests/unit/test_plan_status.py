@@ -158,8 +158,20 @@ def test_counters_and_words_are_spaced_facts_are_not() -> None:
     assert "0/3" in said(plan(more, NOW + 60).status)["Ready"].message
 
 
+def test_a_job_that_just_came_up_is_not_said_to_wait() -> None:
+    up = replace(running(), progress=told(0, waiting="worker 0 has not attached its model, for 2 s"))
+    assert said(plan(up, NOW - 35).status)["Ready"].reason == "Running"
+    assert said(plan(up, NOW - 30).status)["Ready"].reason == "WaitingForMember"
+
+
 def test_progress_is_pulled_while_shard_0_serves() -> None:
     assert plan(running(), NOW).want_progress
+    young = plan(running(), NOW - 45)
+    assert not young.want_progress and young.wake_at == NOW - 40, "workers are just attaching"
+    full = pod("worker", 2, phase="Pending", started=None, ready=False, scheduled=None, unschedulable="0/2 nodes")
+    first = plan(job(), NOW - 100)
+    part = job(status=first.status, processes=(*running().processes[:-1], full))
+    assert not plan(part, NOW - 41).want_progress and plan(part, NOW).want_progress, "the others may train without it"
     assert not plan(running(shard_0=pod("shard", 0, ready=False)), NOW).want_progress
     assert plan(replace(running(), progress_at=NOW - 20), NOW).wake_at == NOW + 40
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from psjob_operator.api.status import JobStatus
-from psjob_operator.plan import attach, claim, cleanup, deadline, failure, finish, stalled, success, suspend
+from psjob_operator.plan import attach, claim, cleanup, deadline, failure, finish, pull, stalled, success, suspend
 from psjob_operator.plan.actions import Event, Plan
 from psjob_operator.plan.backoff import again_at
 from psjob_operator.plan.creating import create
@@ -16,7 +16,6 @@ from psjob_operator.plan.trouble import slow_at, troubles
 from psjob_operator.plan.words import short
 
 OURS = "psjob.dev/operator"
-PROGRESS_SECONDS = 60.0
 
 
 def plan(snapshot: Snapshot, now: float) -> Plan:
@@ -53,7 +52,7 @@ def _run(facts: Facts, afresh: bool) -> Plan:
         min((again_at(facts, seat) for seat in raising.held), default=None),
         deadline.due(facts, status.start_time),
         slow_at(facts),
-        _pull_at(facts),
+        pull.wake_at(facts, status),
     )
     return Plan(
         status=status,
@@ -62,20 +61,8 @@ def _run(facts: Facts, afresh: bool) -> Plan:
         actions=() if blocked else (*claim.ensure(snapshot), *cleanup.replaced(facts, raising), *creating.actions),
         events=_events(facts, raising, status),
         wake_at=min((at for at in wakes if at is not None and at > facts.now), default=None),
-        want_progress=_serves(facts),
+        want_progress=pull.due(facts, status),
     )
-
-
-def _serves(facts: Facts) -> bool:
-    return bool(facts.shards) and facts.shards[0].fate.kind == "running" and facts.shards[0].up
-
-
-def _pull_at(facts: Facts) -> float | None:
-    if not _serves(facts):
-        return None
-    pulled = facts.snapshot.progress_at
-    due = (pulled or 0.0) + PROGRESS_SECONDS
-    return due if due > facts.now else facts.now + PROGRESS_SECONDS
 
 
 def _events(facts: Facts, raising: Raising, status: JobStatus) -> tuple[Event, ...]:

@@ -10,11 +10,13 @@ from psjob_operator.plan.explain import explain
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import checkpoint, progress, text
 from psjob_operator.plan.raising import Raising, restarts
-from psjob_operator.plan.times import stamp
+from psjob_operator.plan.times import stamp, unix
 from psjob_operator.plan.trouble import Trouble
 from psjob_operator.plan.words import count, named, short
 
 PROBLEMS = 8
+ATTACH_SECONDS = 20.0
+"""Whoever is waited for within this time after all came up is just starting."""
 
 
 def report(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked: str = "") -> JobStatus:
@@ -151,7 +153,8 @@ def _running(facts: Facts) -> dict[str, Say]:
         return running("SidecarCrashing", f"{seat}: sidecar {sidecar}")
     waiting = text(facts, "waiting")
     kept = find(facts.stored.conditions, "Ready")
-    if waiting:
+    since = unix(kept.last_transition_time) if kept and kept.status == "True" else None
+    if waiting and since is not None and since + ATTACH_SECONDS <= facts.now:
         return running("WaitingForMember", waiting)
     if kept and kept.reason == "WaitingForMember" and not facts.coordinator:
         return running(kept.reason, kept.message)
