@@ -15,6 +15,7 @@ from tests.reference import reference
 
 STEPS = 200
 LONG = pytest.mark.soak
+pytestmark = pytest.mark.timeout(1500)
 
 
 @pytest.fixture(autouse=True)
