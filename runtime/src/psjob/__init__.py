@@ -6,8 +6,10 @@ for x, y in ps.shard(loader):             # this worker's slice of the data, res
     loss = loss_fn(model(x), y); loss.backward(); opt.step(); opt.zero_grad()
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
+from psjob.contract import ENV_ROLE
 from psjob.version import __version__
 
 if TYPE_CHECKING:
@@ -30,3 +32,9 @@ def __getattr__(name: str) -> Any:
     value = getattr(module, name)
     globals()[name] = value
     return value
+
+
+if os.environ.get(ENV_ROLE) == "worker":
+    from psjob.quick import spare_the_compiler
+
+    spare_the_compiler()

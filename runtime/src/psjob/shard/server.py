@@ -101,6 +101,8 @@ class Server:
     def _worker(self, stream: Stream, header: Header, hello: dict[str, Any]) -> None:
         if not 0 <= header.worker < self.place.config.workers:
             raise WireError(f"worker {header.worker} is not one of this job's {self.place.config.workers}")
+        if stream.gone():
+            return  # the worker has dialled again meanwhile; an old hello must not displace the new one
         session = Session(self, stream, header, hello)
         with self._lock:
             old = self.sessions.get(header.worker)

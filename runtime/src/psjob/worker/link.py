@@ -48,6 +48,9 @@ class Link:
         self.released = 0
         self.waiting = ""
         self.outstanding: dict[int, Request] = {}
+        self._pushed_clock = -1
+        self._pushed: dict[int, Request] = {}
+        """Every push of the newest clock, answered or not: a shard of a later epoch needs them all."""
         self._request = 0
         self._last = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"link-{index}", daemon=True)
@@ -66,6 +69,10 @@ class Link:
         if not self.outstanding:
             self._last = time.monotonic()
         self.outstanding[self._request] = request
+        if header.kind is Kind.PUSH:
+            if header.clock != self._pushed_clock:
+                self._pushed_clock, self._pushed = header.clock, {}
+            self._pushed[self._request] = request
         return request.header, payload
 
     def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
@@ -177,6 +184,9 @@ class Link:
     def _welcome(self, stream: Stream, header: Header, body: dict[str, Any]) -> None:
         session = self.session
         with session.cond:
+            if self.epoch and int(body["epoch"]) > self.epoch and self._pushed.keys() & self.outstanding.keys():
+                # What the epoch before answered of the open clock is lost with it; without it this clock would never be whole.
+                self.outstanding |= self._pushed
             self.epoch = int(body["epoch"])
             self.welcomed = True
             self.waiting = ""

@@ -1,0 +1,40 @@
+"""Making a script's start cheaper: what a restart costs is mostly imports.
+
+torch wraps methods of its optimizers so that its compiler leaves them alone, and the first call of one imports the whole
+compiler, which takes about as long as importing torch. Where the compiler is not loaded there is nothing to leave alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+COMPILER = "torch._dynamo"
+
+
+def spare_the_compiler() -> None:
+    """Call such methods directly until something else loads the compiler; from then on they are as torch made them."""
+    import torch
+
+    for method in vars(torch.optim.Optimizer).values():
+        plain = getattr(method, "__wrapped__", None)
+        code = getattr(method, "__code__", None)
+        if plain is not None and code is not None and code.co_filename.endswith("_compile.py") and not hasattr(plain, MARK):
+            setattr(plain, MARK, _direct(plain))
+
+
+MARK = "__dynamo_disable"
+"""Where torch keeps the compiler's form of a method, once it has one."""
+
+
+def _direct(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if COMPILER in sys.modules and getattr(plain, MARK, None) is call:
+            delattr(plain, MARK)
+            from torch._compile import _disable_dynamo
+
+            return _disable_dynamo(plain)(*args, **kwargs)
+        return plain(*args, **kwargs)
+
+    return call

@@ -1,0 +1,26 @@
+"""A worker's start does not load torch's compiler, and torch is as it was once the compiler is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+SCRIPT = """
+import sys, torch, psjob
+model = torch.nn.Linear(2, 2)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+opt.zero_grad(); opt.state_dict()
+print("torch._dynamo" in sys.modules)
+import torch._dynamo
+opt.zero_grad()
+print(torch.optim.Optimizer.zero_grad.__wrapped__.__dynamo_disable.__module__.startswith("torch."))
+step = torch.compile(lambda x: x * 2, backend="eager")
+print(step(torch.ones(1)).item())
+"""
+
+
+def test_the_compiler_is_loaded_only_when_it_is_asked_for() -> None:
+    env = {**os.environ, "PSJOB_ROLE": "worker"}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=240)
+    assert done.stdout.split() == ["False", "True", "2.0"], done.stdout + done.stderr
