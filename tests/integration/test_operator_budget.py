@@ -100,6 +100,7 @@ def _running(place: World) -> set[str]:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1500)
 def test_fifty_idle_jobs_for_fifteen_minutes(place: World, kwok_nodes: KwokNodes) -> None:
     asked = measure_idle(place, kwok_nodes, 50, 900, 600, 60)
     patches = asked.pop("patch pstrainingjobs/status", 0)
