@@ -51,7 +51,7 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._up = threading.Event()
         self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self._up.wait(30)
 
@@ -77,6 +77,14 @@ class Proxy:
         """End the proxy."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(30)
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self._loop.close()
 
     async def _serve(self) -> None:
         app = web.Application(client_max_size=64 * 2**20)
@@ -133,7 +141,7 @@ class Proxy:
         since = self._gone
         line = asyncio.ensure_future(reply.content.readline())
         try:
-            while self._gone == since:
+            while self._gone == since and not self._stop.is_set():
                 done, _ = await asyncio.wait([line], timeout=0.1)
                 if not done:
                     continue
@@ -143,6 +151,8 @@ class Proxy:
                 if not self._blind:
                     await answer.write(found)
                 line = asyncio.ensure_future(reply.content.readline())
+            if self._stop.is_set():
+                return
             status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410, "message": "too old"}
             await answer.write(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
         finally:

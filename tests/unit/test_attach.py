@@ -1,0 +1,196 @@
+"""What attach refuses, with which words; outside a job it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import psjob as ps
+from psjob import attaching, contract
+from tests.unit.live_shards import Worker, all_well, serving
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+
+def sgd(of: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(of.parameters(), lr=0.1)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Attach as worker 0 of a job whose shards nobody has started; the sentence it ends with."""
+
+    def attach(
+        what: nn.Module, optimizer: Any, config: dict[str, Any] | None = None, env: dict[str, str] | None = None, **stateful: Any
+    ) -> str:
+        checkpoint = {"intervalSeconds": 30, "everySteps": None, "keep": 3, "disabled": False, "resumeFrom": None}
+        whole = {
+            "format": contract.CONFIG_FORMAT, "job": "job", "run": "r", "specHash": "0", "mode": "sync", "seed": 0, "updateAt": None,
+            "workers": 2, "shards": [{"host": "127.0.0.1", "port": 1, "statusPort": 1}], "checkpoint": checkpoint,
+            "successPolicy": "AllWorkers", "shardTimeoutSeconds": 10, "connectSeconds": 5,
+        } | (config or {})  # fmt: skip
+        (tmp_path / "config.json").write_text(json.dumps(whole))
+        place = {
+            contract.ENV_ROLE: "worker", contract.ENV_INDEX: "0", contract.ENV_RUN: "r", contract.ENV_START: "1",
+            contract.ENV_CONFIG: str(tmp_path / "config.json"), contract.ENV_TERMINATION_LOG: str(tmp_path / "end"),
+        } | (env or {})  # fmt: skip
+        for name, value in place.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            ps.attach(what, optimizer, **stateful)
+        assert ended.value.code == contract.EXIT_REFUSED
+        sentence: str = json.loads((tmp_path / "end").read_text())["error"]
+        return sentence
+
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py"])
+    monkeypatch.setattr(attaching, "current", None)
+    return attach
+
+
+def test_outside_a_job_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(contract.ENV_ROLE, raising=False)
+    mine = model()
+    optimizer = sgd(mine)
+    kind = type(optimizer)
+    assert ps.attach(mine, optimizer) == (mine, optimizer) and type(optimizer) is kind
+    assert (ps.step(), ps.epoch()) == (0, 0)
+    assert list(ps.shard([1, 2, 3])) == [1, 2, 3]
+    ps.report(loss=1.0)
+    ps.checkpoint()
+
+
+@pytest.mark.parametrize("words", [["python"], ["python", "-"], ["python", "-i"]])
+def test_a_script_that_could_not_be_started_again(job: Callable[..., str], monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.setattr(sys, "orig_argv", words)
+    mine = model()
+    assert "save it to a file and run `python train.py`" in job(mine, sgd(mine))
+
+
+@pytest.mark.parametrize("words", [["python", "train.py"], ["python", "-m", "pkg.train"], ["python", "-u", "train.py", "--lr", "1"]])
+def test_scripts_and_modules_can_be_started_again(job: Callable[..., str], monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    """Told by the next refusal that comes."""
+    monkeypatch.setattr(sys, "orig_argv", words)
+    assert "torch Module" in job(3, None)  # type: ignore[arg-type]
+
+
+def test_attach_twice(job: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attaching, "current", object())
+    mine = model()
+    assert "attach was called twice" in job(mine, sgd(mine))
+
+
+def test_models_and_optimizers_that_do_not_fit(job: Callable[..., str]) -> None:
+    mine, other = model(), model()
+    assert "in no group of the optimizer" in job(mine, torch.optim.SGD(mine[0].parameters(), lr=0.1))
+    assert "parameter 1.weight" in job(mine, torch.optim.SGD(mine[0].parameters(), lr=0.1))
+    assert "not in the model given to attach" in job(mine, torch.optim.SGD([*mine.parameters(), *other.parameters()], lr=0.1))
+    used = torch.optim.Adam(mine.parameters())
+    for p in mine.parameters():
+        p.grad = torch.zeros_like(p)
+    used.step()
+    assert "holds state from steps before attach" in job(mine, used)
+
+
+def test_a_frozen_parameter_needs_no_group(tmp_path: Path) -> None:
+    """It is no parameter of the job; the others are trained."""
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        mine = model()
+        for p in mine[0].parameters():
+            p.requires_grad_(False)
+        before = mine[0].weight.clone()
+        worker = Worker(shards, 0, mine, torch.optim.SGD(mine[1].parameters(), lr=0.1))
+
+        def act(worker: Worker) -> None:
+            worker.model(torch.ones(2, 3)).sum().backward()
+            worker.optimizer.step()
+
+        all_well([worker], act)
+        assert [spec.name for spec in worker.session.layout.table] == ["1.weight", "1.bias"]
+        assert torch.equal(mine[0].weight, before)
+
+
+class Odd:
+    """Its state cannot be written."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"thing": object()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError
+
+
+def test_what_could_not_be_put_back_is_named(job: Callable[..., str]) -> None:
+    mine = model()
+    assert "no state_dict and load_state_dict" in job(mine, sgd(mine), clock=3)
+    assert "odd" in job(mine, sgd(mine), odd=Odd())
+
+
+def test_optimizers_that_need_a_rule(job: Callable[..., str]) -> None:
+    mine = model()
+    sentence = job(mine, torch.optim.RMSprop(mine.parameters()), config={"mode": "async"})
+    assert "RMSprop has no rule on the shards" in sentence and "use SGD, Adam, AdamW or Adagrad" in sentence
+    assert "training.updateAt is server, but RMSprop" in job(mine, torch.optim.RMSprop(mine.parameters()), config={"updateAt": "server"})
+    assert "training.mode async" in job(mine, sgd(mine), config={"mode": "async", "updateAt": "worker"})
+
+
+def test_a_place_that_is_wrong_is_refused_whole(job: Callable[..., str]) -> None:
+    mine = model()
+    sentence = job(mine, sgd(mine), env={contract.ENV_INDEX: "7", contract.ENV_START: "x"})
+    assert "PSJOB_INDEX is 7, this job has 2 workers" in sentence and "PSJOB_START is 'x'" in sentence
+    assert "is of run" in job(mine, sgd(mine), config={"run": "other"})
+    assert "format" in job(mine, sgd(mine), config={"format": 99})
+
+
+@pytest.mark.parametrize("what", ["load_state_dict", "add_param_group", "sparse"])
+def test_what_cannot_be_done_after_attach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setenv(contract.ENV_TERMINATION_LOG, str(tmp_path / "end"))
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        mine: nn.Module = nn.Embedding(5, 3, sparse=True) if what == "sparse" else model()
+        worker = Worker(shards, 0, mine, sgd(mine))
+        worker.attach()
+        with pytest.raises(SystemExit) as ended:
+            if what == "load_state_dict":
+                worker.optimizer.load_state_dict({})
+            elif what == "add_param_group":
+                worker.optimizer.add_param_group({"params": []})
+            else:
+                mine(torch.tensor([1])).sum().backward()
+                worker.optimizer.step()
+    assert ended.value.code == contract.EXIT_REFUSED
+    assert ("sparse=False" if what == "sparse" else what) in (tmp_path / "end").read_text()
+
+
+def test_schedulers_and_clipping_work_on_the_attached_optimizer(tmp_path: Path) -> None:
+    """The very object that the scheduler holds; its rate goes to the shards with each step."""
+    with serving(tmp_path, workers=1, shards=2) as shards:
+        mine = model()
+        plain = model()
+        plain.load_state_dict(mine.state_dict())
+        pairs = []
+        for each in (mine, plain):
+            optimizer = torch.optim.SGD(each.parameters(), lr=0.4)
+            pairs.append((each, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)))
+        worker = Worker(shards, 0, mine, pairs[0][1], schedule=pairs[0][2])
+
+        def run(each: nn.Module, optimizer: Any, schedule: Any) -> None:
+            for step in range(6):
+                optimizer.zero_grad()
+                each(torch.full((2, 3), float(step))).square().sum().backward()
+                nn.utils.clip_grad_norm_(each.parameters(), 0.3)
+                optimizer.step()
+                schedule.step()
+
+        all_well([worker], lambda worker: run(*pairs[0]))
+        run(*pairs[1])
+    assert pairs[0][1].param_groups[0]["lr"] == pairs[1][1].param_groups[0]["lr"] == 0.05
+    for ours, theirs in zip(mine.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
