@@ -18,6 +18,7 @@ from psjob.layout import TensorSpec
 from psjob.worker import rewind
 from psjob.worker.ending import EXIT_OF, Ending
 from psjob.worker.session import WorkerSession
+from psjob.worker.states import block_states
 
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T", bound=torch.optim.Optimizer)
@@ -204,7 +205,7 @@ def _take_over(job: Job, optimizer: torch.optim.Optimizer) -> None:
     def state_dict(self: Any) -> dict[str, Any]:
         if job.session.reduces:
             return dict(original.state_dict(self))
-        raw = job.carry_out(job.session.block_states)
+        raw = job.carry_out(lambda: block_states(job.session))
         return optimizers.assemble_state(original.state_dict(self), job.rule, job.session.layout, raw)
 
     def load_state_dict(self: Any, state: dict[str, Any]) -> None:

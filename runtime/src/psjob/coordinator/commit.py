@@ -88,7 +88,7 @@ class Committer:
         live = [clocks[m.rank] for m in c.members.all.values() if workers[str(m.rank)]["leftAt"] is None]
         assert c.store.layout is not None
         return Manifest(
-            run=c.place.run, view=c.views.view, step=min(live or list(clocks.values())), mode=c.config.mode,
+            run=c.place.run, view=c.views.view, step=min(live) if live else max(clocks.values()), mode=c.config.mode,
             final=cut.final, created=time.time(), layout=c.store.layout, rule=c.store.rule_name,
             update_at="worker" if c.store.rule_name == "reduce" else "server", shards=len(c.config.shards),
             assignment=c.store.assignment, blocks=blocks,

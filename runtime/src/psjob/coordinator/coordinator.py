@@ -200,7 +200,7 @@ class Coordinator:
         cut = self.cuts.current
         if cut is None or len(cut.written) < len(self.config.shards):
             return
-        missing = self.members.missing_records(cut.step, cut.pins)
+        missing = [] if cut.final else self.members.missing_records(cut.step, cut.pins)
         if missing and not self._never_recorded(missing):
             return
         made = self.committer.commit(cut)
@@ -231,8 +231,12 @@ class Coordinator:
     def _tick(self, now: float) -> None:
         self.server.tick(now)
         self.views.tick(now)
+        if self.views.initialising and self.cuts.may_begin(now):
+            self.views.check_initialised()
         if not self.views.open or self.ending.over:
             return
+        if self.cuts.stuck(self.progress.step, now):
+            self.void("a worker did not hand in what the cut needs", lambda at: self.cuts.failed(at))
         if self.cuts.expired(now):
             self.void("a worker did not reach its step edge in time", lambda at: self.cuts.timed_out(at))
         if self.ending.tick(now):

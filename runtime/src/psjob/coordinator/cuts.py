@@ -33,6 +33,7 @@ class Cuts:
     """Decides what to cut next. `interval` in seconds, `every` in steps; either may be absent (None)."""
 
     MARK_SECONDS = 10.0
+    STUCK_SECONDS = 60.0
     FIRST_LEAD = 2
     MAX_LEAD = 64
 
@@ -88,12 +89,22 @@ class Cuts:
         cut = self.current
         return cut is not None and cut.marks and not cut.written and now - cut.began > self._mark_seconds
 
+    def stuck(self, step: int, now: float) -> bool:
+        """Training has passed the cut's step for long, and something of the cut was lost on the way."""
+        cut = self.current
+        return cut is not None and cut.step is not None and step > cut.step and now - cut.began > self.STUCK_SECONDS
+
+    def may_begin(self, now: float) -> bool:
+        """Nothing is in flight, and a failed try is long enough ago."""
+        return self.current is None and now >= self._not_before
+
     def timed_out(self, now: float) -> None:
         self._mark_seconds = min(self._mark_seconds * 2, 60.0)
         self._again(now, self._mark_seconds)
 
     def committed(self, step: int, now: float) -> None:
         self.current = None
+        self._mark_seconds = self.MARK_SECONDS
         self._lead = max(self.FIRST_LEAD, self._lead // 2)
         self._schedule(step, now)
 

@@ -98,8 +98,11 @@ class Ending:
                 c.cuts.current = None
             else:
                 return True
+        if (finished or self._stop_by is not None) and not c.cuts.may_begin(now):
+            return True
         if finished and (still or leaving):
-            c.begin_cut(now, final=True, still=still)
+            # Where the workers step by themselves, the job's weights are those that rank 0 stored when it left.
+            c.begin_cut(now, final=True, still=still or c.store.rule_name == "reduce")
             return True
         if self._stop_by is not None:
             c.begin_cut(now, stop=True, still=still)

@@ -72,6 +72,8 @@ class Joining:
         answers = [a for a in asked.answers.values() if a["owned"]]
         if c.mode.rewinds_together:
             clock = resume_sync(answers, set(member.records))
+            if c.store.rule_name == "reduce" and any(int(a["stored"]) != clock for a in answers):
+                clock = None  # the workers step by themselves: only they hold the weights of this clock
             if clock is None:
                 self.views.waiting[session.rank] = session
                 self.views.rewind_all(f"worker {session.rank} came back without the record of the step the job waits for")
@@ -87,12 +89,14 @@ class Joining:
             session.join()
         except WireError as fenced:  # its successor was quicker, on another stream; this one must not take training with it
             log.info("%s", fenced)
+            if session.incarnation == c.members[session.rank].incarnation:
+                session.tell(Kind.REWIND)  # no successor: a restore came before it was placed, so it comes again, with rewinds + 1
             session.hang_up()
             return
         member = c.members[session.rank]
         record = None
         if clock is not None:
-            record = member.records.get(max(member.records)) if member.records else None
+            record = member.records.get(clock if c.mode.rewinds_together else max(member.records, default=0))
             member.clock = max(member.clock, clock) if not c.mode.rewinds_together else clock
         initial = views.initial if clock is not None and record is None and clock == 0 else b""
         session.welcome(

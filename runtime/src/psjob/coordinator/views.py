@@ -205,6 +205,9 @@ class Views:
 
     def _initialise(self, session: Session) -> None:
         c = self.c
+        if c.cuts.current is not None:
+            c.void("rank 0 begins anew", lambda now: None)
+            c.cuts.current = None
         self.table = tuple(TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in session.hello["table"])
         rule = rule_for(session.hello, c.config.update_at)
         self.aliases = {str(k): str(v) for k, v in dict(session.hello.get("aliases", {})).items()}
@@ -233,20 +236,26 @@ class Views:
         if together or not any(p.serving for p in self.peers.values()):
             self._only = set(self.peers)
         else:
-            self._only = blank or {0}
+            self._only = blank
+        if not self._only:
+            self._open()
+            return
         self._enter("restoring")
         self.attempt += 1
         self._done = set()
         folder, made = found
+        saved = made.workers
+        if made.run != c.place.run:  # another run's processes say nothing about this one's
+            saved = {rank: {**entry, "start": 0, "rewinds": 0} for rank, entry in saved.items()}
         self.table = made.layout.table
         self.aliases = dict(made.extra.get("aliases", {}))
         self.initial = read_initial(folder, made) or self.initial
         if together or self._only == set(self.peers):
             self._rewind_workers()
-            c.members.rewound(made.step, made.workers, read_records(folder, made))
+            c.members.rewound(made.step, saved, read_records(folder, made))
             c.progress.rewound(made.step)
         elif 0 in self._only:
-            c.members.rewound(made.step, made.workers, read_records(folder, made))
+            c.members.rewound(made.step, saved, read_records(folder, made))
         fences = c.members.fences(set(self.waiting)) if together else {}
         for index, peer in self.peers.items():
             if index in self._only:

@@ -106,11 +106,12 @@ class Control:
     def _do_where(self, body: Mapping[str, Any]) -> None:
         store, rank = self.server.store, int(body["rank"])
         low, high = store.span()
+        stored = [cell.stored for cell in store.cells.values() if cell.update is not None]
         with store.lock:
             row = store.admission.rows[rank]
             self.answer(
                 {"did": "where", "rank": rank, "ask": body["ask"], "complete": row.complete, "open": len(row.open), "lo": low, "hi": high,
-                 "owned": len(store.cells)}
+                 "owned": len(store.cells), "stored": min(stored, default=low)}
             )  # fmt: skip
 
     def _do_finish(self, body: Mapping[str, Any]) -> None:

@@ -109,7 +109,7 @@ class CoordinatorLink:
             for stream in tcp.connect(peer.host, peer.port, DIAL_SECONDS):
                 self._stream = stream
                 try:
-                    serving = store.phase in (Phase.SERVING, Phase.HELD)
+                    serving = store.phase is Phase.SERVING
                     body = hello_body(store.index, store.epoch, store.view, serving, store.attempt)
                     stream.send_json(self._header(Kind.HELLO), body)
                     limit = FIRST_SECONDS

@@ -64,9 +64,9 @@ class WorkerSession:
         self._init = 0
         """How often the coordinator has asked rank 0 for the run's first values."""
         self._info: tuple[int, dict[str, Any]] = (0, {})
-        self._states: dict[int, bytes] = {}
+        self.states: dict[int, bytes] = {}
         self._said = 0.0
-        self._last_record = b""
+        self._last_record = (0, b"")
         os.register_at_fork(after_in_child=self._forget_streams)
         self._grads = {b.index: torch.empty(b.length, dtype=getattr(torch, b.dtype)) for b in self.layout.blocks}
         self._weights = {b.index: torch.empty(b.length, dtype=getattr(torch, b.dtype)) for b in self.layout.blocks}
@@ -76,14 +76,14 @@ class WorkerSession:
     def join(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes]) -> None:
         """Enter the job; afterwards `parameters` hold the job's weights and `record` what to put back. Raises Ending."""
         self.links[0].start()
-        self._wait(lambda: self._joined or self._init > 0, "the coordinator")
+        self.wait(lambda: self._joined or self._init > 0, "the coordinator")
         while not self._joined:
             asked = self._init
             self._begin_run(parameters, initial)
-            self._wait(lambda: self._joined or self._init > asked, "the first checkpoint")  # noqa: B023
+            self.wait(lambda: self._joined or self._init > asked, "the first checkpoint")  # noqa: B023
         for link in self.links[1:]:
             link.start()
-        self._wait(lambda: all(link.welcomed for link in self.links), "all shards")
+        self.wait(lambda: all(link.welcomed for link in self.links), "all shards")
         self._pull(parameters)
 
     def exchange(
@@ -123,12 +123,22 @@ class WorkerSession:
 
     def store(self, parameters: Sequence[torch.Tensor]) -> None:
         """Worker-side update: give the shards the weights of this clock, for the cut."""
+        self._keep(parameters)
+        for link in self.links:
+            self._store(link)
+
+    def _keep(self, parameters: Sequence[torch.Tensor]) -> None:
         for block in self.layout.blocks:
-            flat = self._grads[block.index]
-            gather(block, list(parameters), flat)
-            payload = memory.view(flat)
-            header = self.header(Kind.PUSH, block=block.index, clock=self.clock, flags=Flag.STORE, version=(0, self.clock))
-            self.links[self.owner[block.index]].send(header.sized(payload), payload)
+            gather(block, list(parameters), self._grads[block.index])
+
+    def _store(self, link: Link) -> None:
+        if not self.reduces or self.place.index != 0:
+            return
+        for block in self.layout.blocks:
+            if self.owner[block.index] == link.index:
+                payload = memory.view(self._grads[block.index])
+                header = self.header(Kind.PUSH, block=block.index, clock=self.clock, flags=Flag.STORE, version=(0, self.clock))
+                link.send(header.sized(payload), payload)
 
     def edge(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """The script stands between two steps: hand in the record, take part in a cut, stop if asked. Raises Ending."""
@@ -140,6 +150,7 @@ class WorkerSession:
         stops = self.stop_requested or self.stop_clock is not None
         mark = self.mark_wanted
         if cut or stops or mark or len(record) <= SMALL_RECORD:
+            self._last_record = (self.clock, record)
             self.links[0].send(self.header(Kind.RECORD, clock=self.clock).sized(record), record)
         self._mark(mark)
         if stops:
@@ -155,13 +166,13 @@ class WorkerSession:
                 self.mark_wanted = 0
         for link in self.links:
             link.send(self.header(Kind.MARK, clock=self.clock, request=mark))
-        self._wait(lambda: all(link.released >= mark for link in self.links), "all shards to copy a checkpoint")
+        self.wait(lambda: all(link.released >= mark for link in self.links), "all shards to copy a checkpoint")
 
     def _stand_still(self) -> None:
         """Ask for the stop clock, and wait there for the last checkpoint; returns when the stop clock is still ahead."""
         self._ask_stop()
         while self.stop_clock is None or self.clock >= self.stop_clock:
-            self._wait(
+            self.wait(
                 lambda: self.mark_wanted > 0 or (self.stop_clock is not None and self.clock < self.stop_clock),
                 "the last checkpoint",
                 STOP_SECONDS,
@@ -176,28 +187,18 @@ class WorkerSession:
     def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """The script is through: say so, and wait until a checkpoint holds it. Raises Ending (left or finished is the good one)."""
         self.check()
-        self._last_record = make_record()
+        self._last_record = (self.clock, make_record())
+        self._keep(parameters)
         self.leaving = True
-        if self.reduces and self.place.index == 0:
-            self.store(parameters)
         for link in self.links:
             self.on_relinked(link)
-        self._wait(lambda: False, "the checkpoint that holds this worker's end")
+        self.wait(lambda: False, "the checkpoint that holds this worker's end")
 
     def report(self, numbers: dict[str, float]) -> None:
         self.links[0].send_json(self.header(Kind.REPORT, clock=self.clock), numbers)
 
     def checkpoint(self) -> None:
         self.links[0].send_json(self.header(Kind.CHECKPOINT, clock=self.clock), {})
-
-    def block_states(self) -> dict[int, bytes]:
-        """Optimizer state of every block, as STATE bodies. Raises Ending."""
-        with self.cond:
-            self._states.clear()
-        for block in self.layout.blocks:
-            self.links[self.owner[block.index]].send(self.header(Kind.STATE, block=block.index, request=block.index + 1))
-        self._wait(lambda: len(self._states) == len(self.layout.blocks), "the shards' optimizer state", 60.0)
-        return {number - 1: raw for number, raw in self._states.items()}
 
     def check(self) -> None:
         """Raise the ending that a link has noted, if any."""
@@ -255,9 +256,12 @@ class WorkerSession:
         self.cond.notify_all()
 
     def on_relinked(self, link: Link) -> None:
+        """A shard has welcomed this worker: say again what it may have missed."""
+        clock, record = self._last_record
+        if link.index == 0 and record:
+            link.send(self.header(Kind.RECORD, clock=clock).sized(record), record)
         if self.leaving:
-            if link.index == 0:
-                link.send(self.header(Kind.RECORD, clock=self.clock).sized(self._last_record), self._last_record)
+            self._store(link)
             link.send(self.header(Kind.LEAVE, clock=self.clock))
 
     def on_record(self, clock: int, blob: bytes) -> None:
@@ -271,7 +275,7 @@ class WorkerSession:
 
     def on_state(self, number: int, raw: bytes) -> None:
         with self.cond:
-            self._states[number] = raw
+            self.states[number] = raw
             self.cond.notify_all()
 
     def on_waiting(self, link: Link, body: dict[str, Any]) -> None:
@@ -337,7 +341,7 @@ class WorkerSession:
     def _begin_run(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes]) -> None:
         for link in self.links[1:]:
             link.start()
-        self._wait(lambda: all(link.welcomed for link in self.links), "all shards")
+        self.wait(lambda: all(link.welcomed for link in self.links), "all shards")
         for block in self.layout.blocks:
             flat = self._grads[block.index]
             gather(block, [p.detach() for p in parameters], flat)
@@ -352,6 +356,8 @@ class WorkerSession:
             header = self.header(Kind.PULL, block=block.index, clock=self.clock, version=(0, 0))
             frames.append((self.links[self.owner[block.index]], header, memoryview(b"")))
         self._ask(frames)
+        if self.mode.rewinds_together and any(n != self.clock for _, n in self.versions.values()):
+            raise Ending("rewind")  # a block moved on while this worker was placed
         self.scatter(parameters)
 
     def _ask(self, frames: Sequence[tuple[Link, Header, memoryview]]) -> None:
@@ -361,7 +367,7 @@ class WorkerSession:
             ready = [(link, *link.ask(header, payload)) for link, header, payload in frames]
         for link, header, payload in ready:
             link.send(header, payload)
-        self._wait(lambda: not any(link.outstanding for link in self.links), "the shards' answer")
+        self.wait(lambda: not any(link.outstanding for link in self.links), "the shards' answer")
 
     def _set_info(self, body: dict[str, Any]) -> None:
         if body == self._info[1]:
@@ -370,7 +376,7 @@ class WorkerSession:
         for link in self.links:
             self.send_info(link)
 
-    def _wait(self, done: Callable[[], bool], what: str, seconds: float | None = None) -> None:
+    def wait(self, done: Callable[[], bool], what: str, seconds: float | None = None) -> None:
         """Wait for `done`. An ending is raised first; after `seconds` (None: as long as the job waits) the worker stops."""
         began = said = time.monotonic()
         with self.cond:
