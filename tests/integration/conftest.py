@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.cluster_fixtures import Cluster
 from tests.integration.api_client import Api
+from tests.integration.operator_harness import World, world
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +31,24 @@ def job_kubectl(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory
         return done
 
     return run
+
+
+@pytest.fixture(scope="module")
+def place(request: pytest.FixtureRequest, control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A namespace of the module's own with an operator in it; a module that needs another place has a fixture of this name."""
+    about = request.module.__name__.rpartition("test_operator_")[2].replace("_", "-")
+    namespace = control_plane.create_namespace(about)
+    with world(control_plane, namespace, tmp_path_factory.mktemp(about)) as made:
+        made.operator()
+        yield made
+    control_plane.api.delete(f"/api/v1/namespaces/{namespace}")
+
+
+@pytest.fixture
+def node(place: World) -> str:
+    return place.node(f"{place.namespace}-{uuid.uuid4().hex[:6]}")
+
+
+@pytest.fixture
+def name() -> str:
+    return f"j{uuid.uuid4().hex[:6]}"

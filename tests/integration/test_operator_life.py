@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import Cluster
-from tests.integration.operator_harness import World, manifest, world
+from tests.integration.operator_harness import World, manifest
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
-
-
-@pytest.fixture(scope="module")
-def place(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    namespace = control_plane.create_namespace("life")
-    with world(control_plane, namespace, tmp_path_factory.mktemp("life")) as made:
-        made.operator()
-        yield made
-    control_plane.api.delete(f"/api/v1/namespaces/{namespace}")
-
-
-@pytest.fixture
-def node(place: World) -> str:
-    return place.node(f"{place.namespace}-{uuid.uuid4().hex[:6]}")
-
-
-@pytest.fixture
-def name() -> str:
-    return f"j{uuid.uuid4().hex[:6]}"
 
 
 def pods_of(place: World, name: str) -> dict[str, dict[str, Any]]:

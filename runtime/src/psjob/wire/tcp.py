@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from psjob.wire.frame import HEADER_BYTES, MAX_JSON, Header, Kind, WireError, dump, extra_header_bytes, load, parse
+from psjob.wire.frame import HEADER_BYTES, MAX_JSON, Header, WireError, dump, extra_header_bytes, load, parse
 
 HELLO_SECONDS = 5.0
 """A stranger has this long to say a whole hello."""
@@ -231,11 +231,6 @@ def accept_forever(server: socket.socket, handle: Callable[[Stream], None], limi
     thread = threading.Thread(target=loop, name=f"{name}-accept", daemon=True)
     thread.start()
     return thread
-
-
-def control(kind: Kind, run: bytes) -> Header:
-    """A header for a control message of `run`."""
-    return Header(kind, run=run)
 
 
 def _timeval(seconds: float) -> bytes:
