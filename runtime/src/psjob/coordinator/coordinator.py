@@ -7,6 +7,7 @@ is only the one that answers without a network.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 TICK_SECONDS = 0.05
 BUSY_SECONDS = 600.0
+CLAIM_SECONDS = 5.0
 log = logging.getLogger("psjob.coordinator")
 
 
@@ -55,6 +57,7 @@ class Coordinator:
         self.views = Views(self)
         self.ending = Ending(self)
         self.beat = time.monotonic()
+        self._looked = self.beat
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def start(self) -> None:
@@ -228,7 +231,18 @@ class Coordinator:
     def _ask_marks(self, number: int) -> None:
         self.tell_all(Kind.MARK, request=number)
 
+    def _watch_claim(self, now: float) -> None:
+        """A coordinator that nobody speaks to any more (its node was cut off, it stood still) finds its successor here."""
+        if now - self._looked < CLAIM_SECONDS:
+            return
+        self._looked = now
+        self.busy()
+        with contextlib.suppress(CheckpointProblem):
+            claim.check(self.folder, self.views.view, self.place.pod)
+        self.beat = time.monotonic()
+
     def _tick(self, now: float) -> None:
+        self._watch_claim(now)
         self.server.tick(now)
         self.views.tick(now)
         if self.views.initialising and self.cuts.may_begin(now):

@@ -1,7 +1,7 @@
 """Bringing all shards and workers to one view: a new run's initialisation, restores, rewinds, and workers that join.
 
-States: `electing` (not all shards are here), `fresh` (a new run waits for rank 0), `initialising` (rank 0 sends its
-values), `restoring` (shards read a manifest), `open` (training), `finished`.
+States: `reading` (the newest manifest is looked for), `electing` (not all shards are here), `fresh` (a new run waits for
+rank 0), `initialising` (rank 0 sends its values), `restoring` (shards read a manifest), `open` (training), `finished`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Views:
         self.c = coordinator
         self.view = coordinator.place.view
         self.attempt = self.view << 20
-        self.state = "electing"
+        self.state = "reading"
         self.peers: dict[int, Peer] = {}
         self.initial = b""
         self.aliases: dict[str, str] = {}
@@ -74,13 +74,15 @@ class Views:
         if found is None and c.place.min_step:
             c.server.leave(contract.EXIT_CHECKPOINT_LOST, f"no valid manifest in {c.folder}, though this run had a checkpoint")
             return
-        if found is not None and found[1].final and found[0] == c.folder:
-            self.source = found
-            self.state = "finished"
-            c.committer.adopt(found[1])
-            c.ending.already_over()
-            return
         self.source = found
+        if found is not None:
+            c.progress.rewound(found[1].step)
+            if found[0] == c.folder:
+                c.committer.adopt(found[1])
+                if found[1].final:
+                    self.state = "finished"
+                    c.ending.already_over()
+                    return
         self._gather()
 
     # -- shards --------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def status(server: Server) -> dict[str, Any]:
         "memory": {"rssBytes": _rss()},
     }  # fmt: skip
     coordinator = server.coordinator
-    if coordinator is not None:
+    if coordinator is not None and coordinator.views.state != "reading":
         body["coordinator"] = coordinator.progress.sight(time.time()) | {
             "workers": coordinator.members.sight(),
             "waiting": coordinator.views.reason(time.monotonic()),
