@@ -80,7 +80,7 @@ OPTIMIZERS: dict[str, Make] = {
     "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
     "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01),
     "adagrad": lambda m: torch.optim.Adagrad(m.parameters(), lr=0.05),
-    "rmsprop": lambda m: torch.optim.RMSprop(m.parameters(), lr=0.005, momentum=0.5),
+    "rmsprop": lambda m: torch.optim.RMSprop(m.parameters(), lr=0.005, momentum=0.5, weight_decay=1e-2),
     "groups": lambda m: torch.optim.SGD(
         [{"params": m[0].parameters(), "lr": 0.01}, {"params": list(m[2].parameters()) + list(m[4].parameters())}], lr=0.1, momentum=0.5
     ),
@@ -135,8 +135,9 @@ def test_the_order_of_arrival_changes_no_bit(tmp_path: Path) -> None:
     assert hashes == {tensors_sha256(model.parameters())}
 
 
-def test_a_parameter_without_a_gradient_anywhere_is_left_alone(tmp_path: Path) -> None:
-    """None on all workers: no update, no decay, no step counted; None on some counts as zero."""
+@pytest.mark.parametrize("name", ["adamw", "rmsprop"])
+def test_a_parameter_without_a_gradient_anywhere_is_left_alone(tmp_path: Path, name: str) -> None:
+    """None on all workers: no update, no decay, no step counted; None on some counts as zero. Whoever steps, shard or worker."""
 
     def act(worker: Worker) -> None:
         for step in range(5):
@@ -150,7 +151,7 @@ def test_a_parameter_without_a_gradient_anywhere_is_left_alone(tmp_path: Path) -
 
     held: dict[int, dict[str, Any]] = {}
     with serving(tmp_path, workers=2, shards=2) as shards:
-        workers = [Worker(shards, rank, model, OPTIMIZERS["adamw"](model)) for rank, model in enumerate(build() for _ in range(2))]
+        workers = [Worker(shards, rank, model, OPTIMIZERS[name](model)) for rank, model in enumerate(build() for _ in range(2))]
         all_well(workers, act)
     assert torch.equal(workers[0].model[0].bias, build()[0].bias)
     assert not torch.equal(workers[0].model[4].bias, build()[4].bias)

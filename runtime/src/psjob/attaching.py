@@ -18,7 +18,7 @@ from psjob.layout import TensorSpec
 from psjob.worker import rewind
 from psjob.worker.ending import EXIT_OF, Ending
 from psjob.worker.session import WorkerSession
-from psjob.worker.states import block_states
+from psjob.worker.states import block_states, without_gradient
 
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T", bound=torch.optim.Optimizer)
@@ -95,8 +95,11 @@ class Job:
         if original is None:
             self.session.scatter(self.parameters)
             return
-        for p in self.parameters:
-            if p.grad is None and p.requires_grad:
+        nowhere = without_gradient(self.session)
+        for index, p in enumerate(self.parameters):
+            if index in nowhere:
+                p.grad = None
+            elif p.grad is None and p.requires_grad:
                 p.grad = torch.zeros_like(p)
         self.session.scatter([torch.empty_like(p) if p.grad is None else p.grad for p in self.parameters])
         for mark in ("grad_scale", "found_inf"):  # the gradients are unscaled already

@@ -79,6 +79,8 @@ class Cell:
         self.lock = threading.Lock()
         self.state: BlockState | None = None
         self.update: torch.Tensor | None = None
+        self.none: frozenset[int] = frozenset()
+        """Tensors of this block for which no worker had a gradient at the last update; said only where the workers step."""
         self.skipped = False
         """The last update was none: a worker found inf, or nobody had a batch. Workers that step by themselves leave it out too."""
         self.n = 0
@@ -91,6 +93,7 @@ class Cell:
         """Set the block to a known state (initialisation or restore) and forget what waited."""
         self.state, self.n, self.stored = state, n, n
         self.update = torch.empty_like(state.weights) if self.rule.name == "reduce" else None
+        self.none = frozenset()
         self.pending.clear()
         self.waiters.clear()
         self._cut = None
@@ -135,22 +138,25 @@ class Cell:
         assert self.state is not None
         present = [a.grad for a in batch if a.grad is not None]
         self.skipped = not present or any(a.skip for a in batch)
+        self.none = frozenset()
         if self.skipped:
             if self.update is not None:
                 self.update.zero_()
             return
+        none = frozenset.intersection(*(a.info.none for a in batch if a.grad is not None))
+        none &= {piece.tensor for piece in self.block.pieces} if none else none
         mean = present[0]
         if len(present) > 1:
             mean = torch.empty_like(present[0])
             reduction.mean_in_rank_order(present, mean)
         if self.update is not None:
             self.update.copy_(mean)
+            self.none = none
             return
         info = batch[0].info
-        skipped = frozenset.intersection(*(a.info.none for a in batch if a.grad is not None))
         ranges = None
-        if skipped and any(piece.tensor in skipped for piece in self.block.pieces):
-            ranges = live_ranges(self.block, skipped)
+        if none:
+            ranges = live_ranges(self.block, none)
             if not ranges:
                 return
         base_epoch, base_n = batch[0].base

@@ -107,10 +107,14 @@ class Session:
             version, flags = cell.n, Flag.CUT if self.server.cut_step == cell.n else Flag.NONE
             if waiter.update and cell.skipped:
                 flags |= Flag.SKIP
+            none = sorted(cell.none) if waiter.update else []
+        if none:
+            raw_none = dump({"none": none})
+            self.stream.send(replace(self._base, kind=Kind.INFO, view=self.store.view, block=cell.block.index).sized(raw_none), raw_none)
         payload = memory.view(self._scratch)[: raw.numel()]
         header = replace(
             self._base, view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,
-            version=(self.store.epoch, version), flags=flags, length=len(payload), crc=zlib.crc32(payload),
+            version=(self.store.epoch, version), flags=flags, info=len(none), length=len(payload), crc=zlib.crc32(payload),
         )  # fmt: skip
         self.stream.send(header, payload)
 

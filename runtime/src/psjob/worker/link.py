@@ -47,6 +47,8 @@ class Link:
         self.welcomed = False
         self.released = 0
         self.waiting = ""
+        self.none: dict[int, frozenset[int]] = {}
+        """By block: tensors for which no worker had a gradient, told before the block's reply where the workers step."""
         self.outstanding: dict[int, Request] = {}
         self._pushed_clock = -1
         self._pushed: dict[int, Request] = {}
@@ -175,6 +177,10 @@ class Link:
             session.on_record(header.clock, bytes(stream.recv_body(header, MAX_RECORD)))
         elif kind is Kind.ERROR:
             session.on_error(self, stream.recv_json(header))
+        elif kind is Kind.INFO:
+            none = frozenset(stream.recv_json(header)["none"])
+            with session.cond:
+                self.none[header.block] = none
         elif kind is Kind.STATE:
             session.on_state(header.request, bytes(stream.recv_body(header, MAX_RECORD)))
         else:
@@ -218,6 +224,8 @@ class Link:
         stream.recv_into(header, session.receive_into(header.block))
         with session.cond:
             session.versions[header.block] = header.version
+            if not header.info:
+                self.none.pop(header.block, None)
             session.skipped |= bool(header.flags & Flag.SKIP)
             if header.flags & Flag.CUT and self.index == 0:
                 session.cut_clock = header.version[1]
