@@ -68,7 +68,7 @@ def test_a_loop_of_its_own_is_replayed_and_a_run_resumes_on_other_shards(tmp_pat
 
 
 def test_crashes_of_all_kinds_are_no_ends(tmp_path: Path) -> None:
-    """sys.exit(3), an exception and os._exit: each worker is started again and no batch is left out."""
+    """SystemExit, an exception and os._exit: each worker is started again and no batch is left out."""
     job = manifest(tmp_path, ["crash.py", str(STEPS)], workers=3, shards=1, checkpoint={"everySteps": 10, "interval": "1h"})
     ran = train(tmp_path, job)
     assert sum(ran.summary["restarts"].values()) == 3 == len(crash.WAYS), ran.summary["restarts"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import signal
 import sys
 import threading
@@ -15,7 +13,7 @@ import torch
 from psjob import config, optimizers, record
 from psjob.errors import Refused, exit_refused, leave_message
 from psjob.layout import TensorSpec
-from psjob.worker import rewind
+from psjob.worker import exits, rewind
 from psjob.worker.ending import EXIT_OF, Ending
 from psjob.worker.session import WorkerSession
 from psjob.worker.states import block_states, without_gradient
@@ -39,7 +37,6 @@ class Job:
         """Steps that a script without `shard` makes again, without effect, to come back to its place."""
         self.cursor: dict[str, int] | None = None
         self.restored: record.Record | None = None
-        self.exit_code = 0
 
     # -- in and out ----------------------------------------------------------------------------
 
@@ -294,34 +291,17 @@ def _amp(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
 
 def _watch_exit(job: Job) -> None:
     """A script that ends with 0 leaves the job; any other end is a crash. SIGTERM asks for a stop at the next edge."""
-    hook, leave = sys.excepthook, sys.exit
 
-    def on_error(kind: Any, value: Any, trace: Any) -> None:
-        job.exit_code = 1
-        hook(kind, value, trace)
-
-    def on_exit(code: Any = None) -> None:
-        job.exit_code = 0 if code is None or code == 0 else 1
-        leave(code)
-
-    def at_exit() -> None:
-        if job.exit_code == 0 and not job.session.ended and job.session._joined:
-            try:
-                job.leave()
-            except SystemExit as end:
-                _finish(end.code)
+    def leave() -> None:
+        try:
+            job.leave()
+        except SystemExit as end:
+            if end.code not in (0, None):
+                exits.finish(int(str(end.code)))
 
     def on_term(_number: int, _frame: Any) -> None:
         job.session.stop_requested = True
 
-    sys.excepthook, sys.exit = on_error, on_exit  # type: ignore[assignment]
-    atexit.register(at_exit)
+    exits.watch(lambda: job.session.joined and not job.session.ended, leave)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, on_term)
-
-
-def _finish(code: Any) -> None:
-    if code not in (0, None):
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(int(code))

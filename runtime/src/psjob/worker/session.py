@@ -60,7 +60,7 @@ class WorkerSession:
         self.leaving = False
         self.ended = False
         self._ending: Ending | None = None
-        self._joined = False
+        self.joined = False
         self._init = 0
         """How often the coordinator has asked rank 0 for the run's first values."""
         self._info: tuple[int, dict[str, Any]] = (0, {})
@@ -76,11 +76,11 @@ class WorkerSession:
     def join(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes]) -> None:
         """Enter the job; afterwards `parameters` hold the job's weights and `record` what to put back. Raises Ending."""
         self.links[0].start()
-        self.wait(lambda: self._joined or self._init > 0, "the coordinator")
-        while not self._joined:
+        self.wait(lambda: self.joined or self._init > 0, "the coordinator")
+        while not self.joined:
             asked = self._init
             self._begin_run(parameters, initial)
-            self.wait(lambda: self._joined or self._init > asked, "the first checkpoint")  # noqa: B023
+            self.wait(lambda: self.joined or self._init > asked, "the first checkpoint")  # noqa: B023
         for link in self.links[1:]:
             link.start()
         self.wait(lambda: all(link.welcomed for link in self.links), "all shards")
@@ -216,8 +216,8 @@ class WorkerSession:
     def hello(self, link: Link) -> dict[str, Any]:
         body: dict[str, Any] = {
             "role": "worker", "scheme": "none", "transports": ["tcp"], "codecs": ["none"], "layout": self.layout.digest(),
-            "view": self.view, "attempt": self.attempt, "fresh": not (self._joined if link.index == 0 else link.epoch),
-            "acked": link.acked if link.epoch else self.clock, "epoch": link.epoch, "init": self._init > 0 and not self._joined,
+            "view": self.view, "attempt": self.attempt, "fresh": not (self.joined if link.index == 0 else link.epoch),
+            "acked": link.acked if link.epoch else self.clock, "epoch": link.epoch, "init": self._init > 0 and not self.joined,
         }  # fmt: skip
         if link.index == 0:
             body["rule"] = self.rule
@@ -247,10 +247,10 @@ class WorkerSession:
             self.owner = [int(i) for i in body.get("assignment", self.owner)]
             if body.get("init"):
                 self._init += 1
-            elif not self._joined:
+            elif not self.joined:
                 self.clock = int(body["clock"])
                 if not body.get("record"):
-                    self._joined = True
+                    self.joined = True
         if link.epoch and not link.acked:
             link.acked = self.clock
         self.cond.notify_all()
@@ -270,7 +270,7 @@ class WorkerSession:
                 self.initial = blob
             else:
                 self.record = blob
-            self._joined = True
+            self.joined = True
             self.cond.notify_all()
 
     def on_state(self, number: int, raw: bytes) -> None:
@@ -393,7 +393,7 @@ class WorkerSession:
                     words = "; ".join(link.waiting for link in self.links if link.waiting)
                     log.warning("waiting for %s, %d s: %s", what, now - began, words)
                 if self.stop_requested and not self._asked_stop:
-                    if not self._joined:
+                    if not self.joined:
                         raise Ending("stopped")
                     self._ask_stop()
                     seconds = now - began + STOP_SECONDS

@@ -1,0 +1,114 @@
+"""Whether a script ended well, found out while its process can still say so.
+
+An atexit handler is not told the exit status. A script that came to its end, that called `sys.exit` or that raised shows
+what happened; one that raised SystemExit itself does not (`raise SystemExit(main())`, an `exit` bound before). For that one
+the process forks: its child ends in its place, and the status is read from it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import dis
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+CHILD_SECONDS = 30.0
+CRASHED = 1
+
+
+def watch(concerned: Callable[[], bool], ended_well: Callable[[], None]) -> None:
+    """Call `ended_well` at this process's end where its exit status is 0 and `concerned` says that it matters."""
+    Watch(concerned, ended_well)
+
+
+class Watch:
+    """The hooks of one process; forked copies of it say nothing."""
+
+    def __init__(self, concerned: Callable[[], bool], ended_well: Callable[[], None]) -> None:
+        self.concerned, self.ended_well = concerned, ended_well
+        self.pid = os.getpid()
+        self.frame = _outermost()
+        self.said: int | None = None
+        self.hook, self.leave = sys.excepthook, sys.exit
+        sys.excepthook, sys.exit = self._on_error, self._on_exit  # type: ignore[assignment]
+        atexit.register(self._at_exit)
+
+    def _on_error(self, kind: Any, value: Any, trace: Any) -> None:
+        self.said = CRASHED
+        self.hook(kind, value, trace)
+
+    def _on_exit(self, code: Any = None) -> None:
+        self.said = 0 if code is None or code == 0 else CRASHED
+        self.leave(code)
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self.pid or not self.concerned():
+            return
+        if _returned(self.frame) or self.said == 0:
+            self.ended_well()
+        elif self.said is None:
+            self._ask_child()
+
+    def _ask_child(self) -> None:
+        """Let a fork end as this process would; comes back in the fork only."""
+        _flush()
+        child = os.fork()
+        if child == 0:
+            libc = ctypes.CDLL(None)
+            # Threads of libraries are not in a fork: what runs after the interpreter's end could wait for them for ever.
+            libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+            return
+        status = _wait(child)
+        if status == 0:
+            self.ended_well()
+        finish(status)
+
+
+def _outermost() -> FrameType | None:
+    """The main thread's first frame: the script itself, or what runs it."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _returned(frame: FrameType | None) -> bool:
+    """Did the frame come to its end? Its last instruction is a return, or what raised."""
+    if frame is None or frame.f_lasti < 0:
+        return False
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN_")
+
+
+def _wait(child: int) -> int:
+    deadline = time.monotonic() + CHILD_SECONDS
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else CRASHED
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    print(f"psjob: the script's end took more than {CHILD_SECONDS:.0f} s; it counts as a crash", file=sys.stderr)
+    return CRASHED
+
+
+def finish(status: int) -> None:
+    """End now, with what was printed and without further handlers."""
+    _flush()
+    os._exit(status)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            pass
