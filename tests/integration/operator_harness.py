@@ -188,9 +188,10 @@ class World:
         query = f"?labelSelector={selector}" if selector else ""
         return list(self.cluster.api.get(self.path(kind) + query)["items"])
 
-    def pods(self) -> dict[str, dict[str, Any]]:
-        """All pods by name."""
-        return {pod["metadata"]["name"]: pod for pod in self.items("pods")}
+    def pods(self, job: str = "") -> dict[str, dict[str, Any]]:
+        """Pods by name: all, or those whose name says that they are of `job`, whoever made them."""
+        found = {pod["metadata"]["name"]: pod for pod in self.items("pods")}
+        return {name: pod for name, pod in found.items() if name.startswith(f"{job}-" if job else "")}
 
     def events(self, reason: str = "") -> list[dict[str, Any]]:
         """Events about jobs."""

@@ -12,10 +12,6 @@ from tests.integration.operator_harness import World, manifest
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 
-def pods_of(place: World, name: str) -> dict[str, dict[str, Any]]:
-    return {pod: raw for pod, raw in place.pods().items() if pod.startswith(f"{name}-")}
-
-
 def running(place: World, name: str, node: str, **spec: Any) -> list[str]:
     place.create(manifest(name, **spec))
     pods = [f"{name}-ps-0-e1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
@@ -63,13 +59,13 @@ def test_from_apply_to_complete_without_a_trace_on_the_users_object(place: World
 
 def test_what_stands_around_the_pods(place: World, name: str) -> None:
     place.create(manifest(name, shards=2))
-    place.until("the pods", lambda: len(pods_of(place, name)) == 4)
+    place.until("the pods", lambda: len(place.pods(name)) == 4)
     service = place.cluster.api.get(place.path("services", f"{name}-ps"))
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"] is True
     claim = place.cluster.api.get(place.path("persistentvolumeclaims", f"{name}-checkpoints"))
     assert "ownerReferences" not in claim["metadata"] and claim["spec"]["accessModes"] == ["ReadWriteOnce"]
     uid = place.job(name)["metadata"]["uid"]
-    for raw in [service, place.cluster.api.get(place.path("configmaps", f"{name}-config")), *pods_of(place, name).values()]:
+    for raw in [service, place.cluster.api.get(place.path("configmaps", f"{name}-config")), *place.pods(name).values()]:
         owners = raw["metadata"]["ownerReferences"]
         assert [(it["uid"], it["controller"]) for it in owners] == [(uid, True)]
     shard = place.pods()[f"{name}-ps-1-e1"]["spec"]
@@ -79,7 +75,7 @@ def test_what_stands_around_the_pods(place: World, name: str) -> None:
 
 def test_a_deleted_service_and_config_come_back(place: World, name: str) -> None:
     place.create(manifest(name))
-    place.until("the pods", lambda: len(pods_of(place, name)) == 3)
+    place.until("the pods", lambda: len(place.pods(name)) == 3)
     for kind, child in (("services", f"{name}-ps"), ("configmaps", f"{name}-config")):
         uid = place.cluster.api.get(place.path(kind, child))["metadata"]["uid"]
         place.cluster.api.delete(place.path(kind, child))
@@ -92,9 +88,7 @@ def test_a_deleted_service_and_config_come_back(place: World, name: str) -> None
 def test_suspend_and_resume(place: World, node: str, name: str) -> None:
     pods = running(place, name, node)
     place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": {"suspend": True}})
-    place.until(
-        "all pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in pods_of(place, name).values())
-    )
+    place.until("all pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in place.pods(name).values()))
     for pod in pods:
         place.remove(pod)
     status = place.until_phase("Suspended", name)
@@ -110,9 +104,7 @@ def test_the_active_deadline(place: World, node: str, name: str) -> None:
     running(place, name, node, runPolicy={"activeDeadlineSeconds": 4})
     place.until_phase("Failed", name)
     assert place.conditions(name)["Failed"]["reason"] == "DeadlineExceeded"
-    place.until(
-        "its pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in pods_of(place, name).values())
-    )
+    place.until("its pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in place.pods(name).values()))
 
 
 def test_ttl_deletes_the_job_and_what_it_owns(place: World, node: str, name: str) -> None:
@@ -120,7 +112,7 @@ def test_ttl_deletes_the_job_and_what_it_owns(place: World, node: str, name: str
     for pod in pods:
         place.end(pod)
     place.until("the job to be deleted", lambda: name not in {job["metadata"]["name"] for job in place.items("pstrainingjobs")})
-    place.until("its pods to be collected", lambda: not pods_of(place, name))
+    place.until("its pods to be collected", lambda: not place.pods(name))
     assert f"{name}-checkpoints" in {claim["metadata"]["name"] for claim in place.items("persistentvolumeclaims")}
 
 
@@ -135,7 +127,7 @@ def test_clean_pod_policy(place: World, node: str, name: str, policy: str) -> No
     going = {"All": ended | still, "Running": still, "None": set()}[policy]
 
     def gone() -> set[str]:
-        there = pods_of(place, name)
+        there = place.pods(name)
         return {pod for pod in pods if pod not in there or there[pod]["metadata"].get("deletionTimestamp")}
 
     place.until(f"{sorted(going)} to go", lambda: gone() == going)
@@ -144,9 +136,7 @@ def test_clean_pod_policy(place: World, node: str, name: str, policy: str) -> No
 def test_a_deleted_job_takes_its_pods_and_leaves_its_checkpoints(place: World, node: str, name: str) -> None:
     running(place, name, node)
     place.cluster.run_kubectl("delete", "psj", name, "-n", place.namespace, "--wait=false")
-    place.until(
-        "its pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in pods_of(place, name).values())
-    )
+    place.until("its pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in place.pods(name).values()))
     place.until("its Service to go", lambda: f"{name}-ps" not in {it["metadata"]["name"] for it in place.items("services")})
     assert f"{name}-checkpoints" in {claim["metadata"]["name"] for claim in place.items("persistentvolumeclaims")}
 
@@ -154,8 +144,8 @@ def test_a_deleted_job_takes_its_pods_and_leaves_its_checkpoints(place: World, n
 def test_a_job_of_another_controller_is_left_alone(place: World, name: str) -> None:
     place.create(manifest(name, managedBy="kueue.x-k8s.io/multikueue"))
     place.create(manifest(f"{name}2"))
-    place.until("the other job's pods", lambda: pods_of(place, f"{name}2"))
-    assert not pods_of(place, name)
+    place.until("the other job's pods", lambda: place.pods(f"{name}2"))
+    assert not place.pods(name)
     assert place.conditions(name)["Ready"]["reason"] == "WaitingForOperator"
 
 

@@ -14,10 +14,6 @@ from tests.integration.operator_harness import World, manifest
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 
-def pods_of(place: World, name: str) -> dict[str, dict[str, Any]]:
-    return {pod: raw for pod, raw in place.pods().items() if pod.startswith(f"{name}-")}
-
-
 def test_a_strangers_pod_of_our_name_is_waited_for(place: World, name: str) -> None:
     body = {
         "apiVersion": "v1",
@@ -51,13 +47,13 @@ def test_a_strangers_service_or_claim_is_not_taken_over(place: World, name: str,
     place.create(manifest(name))
     place.until("NameConflict", lambda: place.conditions(name)["Ready"]["reason"] == "NameConflict")
     assert child in place.conditions(name)["Ready"]["message"]
-    assert not pods_of(place, name), "nothing runs on another's storage or name"
+    assert not place.pods(name), "nothing runs on another's storage or name"
     after = place.cluster.api.get(place.path(kind, child))
     assert after["spec"].get("selector") == before["spec"].get("selector")
     assert "labels" not in after["metadata"] and "ownerReferences" not in after["metadata"]
     assert not [entry for entry in after["metadata"]["managedFields"] if "psjob" in entry["manager"]]
     place.cluster.api.delete(place.path(kind, child))
-    place.until("the job to go on", lambda: len(pods_of(place, name)) == 3, seconds=40)
+    place.until("the job to go on", lambda: len(place.pods(name)) == 3, seconds=40)
 
 
 def test_a_leftover_of_a_deleted_job_of_this_name(place: World, node: str, name: str) -> None:
@@ -65,21 +61,19 @@ def test_a_leftover_of_a_deleted_job_of_this_name(place: World, node: str, name:
     place.create(manifest(name))
     pods = [f"{name}-ps-0-e1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
     place.run(*pods, node=node)
-    old = {pod: raw["metadata"]["uid"] for pod, raw in pods_of(place, name).items()}
+    old = {pod: raw["metadata"]["uid"] for pod, raw in place.pods(name).items()}
     claim = place.cluster.api.get(place.path("persistentvolumeclaims", f"{name}-checkpoints"))["metadata"]["uid"]
     place.cluster.run_kubectl("delete", "psj", name, "-n", place.namespace)
-    place.until(
-        "the pods to be told to end", lambda: all(raw["metadata"].get("deletionTimestamp") for raw in pods_of(place, name).values())
-    )
+    place.until("the pods to be told to end", lambda: all(raw["metadata"].get("deletionTimestamp") for raw in place.pods(name).values()))
     place.create(manifest(name))
     place.until("NameConflict", lambda: "NameConflict" in str(place.status(name)))
-    assert {pod: raw["metadata"]["uid"] for pod, raw in pods_of(place, name).items()} == old
+    assert {pod: raw["metadata"]["uid"] for pod, raw in place.pods(name).items()} == old
     for pod in pods:
         place.remove(pod)
     uid = place.job(name)["metadata"]["uid"]
     place.until(
         "the new job's pods",
-        lambda: {pod for pod, raw in pods_of(place, name).items() if raw["metadata"]["ownerReferences"][0]["uid"] == uid} == set(pods),
+        lambda: {pod for pod, raw in place.pods(name).items() if raw["metadata"]["ownerReferences"][0]["uid"] == uid} == set(pods),
         seconds=60,
     )
     assert place.cluster.api.get(place.path("persistentvolumeclaims", f"{name}-checkpoints"))["metadata"]["uid"] == claim
@@ -149,7 +143,7 @@ def test_two_operators_make_no_pod_twice_and_come_to_rest(place: World, node: st
 
         place.until("all to run", settled, seconds=60)
         for job in names:
-            there = [pod for pod, raw in pods_of(place, job).items() if not raw["metadata"].get("deletionTimestamp")]
+            there = [pod for pod, raw in place.pods(job).items() if not raw["metadata"].get("deletionTimestamp")]
             assert len({pod.rsplit("-", 1)[0] for pod in there}) == len(there) == 4, there
             assert place.status(job)["restarts"]["counted"] == 0
         made = [event["objectRef"]["name"] for event in place.cluster.audit(place.user, place.namespace) if _made(event)]

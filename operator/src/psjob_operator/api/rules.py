@@ -91,6 +91,17 @@ def _interval(text: str) -> bool:
         return False
 
 
+def _needs_checkpoints(field: str, remedy: str) -> Rule:
+    return Rule(
+        "spec.checkpoint",
+        lambda kept: not kept.get("disabled") or not _has(kept, field),
+        "must not be given with spec.checkpoint.disabled: true",
+        remedy,
+        cel=f"!(has(self.disabled) && self.disabled && has(self.{field}))",
+        about=field,
+    )
+
+
 def _has(value: Json, *names: str) -> bool:
     return any(value.get(name) is not None for name in names)
 
@@ -170,22 +181,8 @@ _ACROSS = (
         cel="!has(self.volume) || !has(self.volume.emptyDir) || (has(self.disabled) && self.disabled)",
         about="volume",
     ),
-    Rule(
-        "spec.checkpoint",
-        lambda kept: not kept.get("disabled") or not _has(kept, "resumeFrom"),
-        "must not be given with spec.checkpoint.disabled: true",
-        "a run is resumed from its checkpoints; leave spec.checkpoint.disabled out",
-        cel="!(has(self.disabled) && self.disabled && has(self.resumeFrom))",
-        about="resumeFrom",
-    ),
-    Rule(
-        "spec.checkpoint",
-        lambda kept: not kept.get("disabled") or not _has(kept, "everySteps"),
-        "must not be given with spec.checkpoint.disabled: true",
-        "no checkpoint is taken then; leave one of the two out",
-        cel="!(has(self.disabled) && self.disabled && has(self.everySteps))",
-        about="everySteps",
-    ),
+    _needs_checkpoints("resumeFrom", "a run is resumed from its checkpoints; leave spec.checkpoint.disabled out"),
+    _needs_checkpoints("everySteps", "no checkpoint is taken then; leave one of the two out"),
     Rule(
         "spec.checkpoint.volume",
         lambda volume: len([name for name, source in volume.items() if source is not None]) == 1,
