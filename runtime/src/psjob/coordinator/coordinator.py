@@ -186,7 +186,8 @@ class Coordinator:
         self.server.cut_step = step
         if stop:
             self.tell_all(Kind.STOP, clock=cut.step or 0)
-        self.views.order_all({"do": "cut", "cut": cut.number, "step": step, "marks": cut.marks})
+        left = {str(m.rank): m.left_at for m in self.members.all.values() if m.left_at is not None}
+        self.views.order_all({"do": "cut", "cut": cut.number, "step": step, "marks": cut.marks, "left": left})
 
     def void(self, why: str, again: Callable[[float], None]) -> None:
         cut = self.cuts.current

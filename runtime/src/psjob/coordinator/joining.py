@@ -48,7 +48,7 @@ class Joining:
         if not session.hello.get("fresh"):
             self._welcome(session, None)
             return
-        if member.state is State.LEFT:
+        if member.state is State.LEFT and not self._stores(session.rank):
             return
         self._number += 1
         self._asked[session.rank] = Asked(session, self._number)
@@ -70,18 +70,29 @@ class Joining:
             return
         member = c.members[session.rank]
         answers = [a for a in asked.answers.values() if a["owned"]]
+        if member.state is State.LEFT:
+            if any(int(a["stored"]) < (member.left_at or 0) for a in answers):
+                self._all_again(session, "ended before all shards had its last weights")
+            return
         if c.mode.rewinds_together:
             clock = resume_sync(answers, set(member.records))
             if c.store.rule_name == "reduce" and any(int(a["stored"]) != clock for a in answers):
                 clock = None  # the workers step by themselves: only they hold the weights of this clock
             if clock is None:
-                self.views.waiting[session.rank] = session
-                self.views.rewind_all(f"worker {session.rank} came back without the record of the step the job waits for")
+                self._all_again(session, "came back without the record of the step the job waits for")
                 return
         else:
             clock = resume_async(answers)
         session.hello = dict(session.hello) | {"acked": clock}
         self._welcome(session, clock)
+
+    def _stores(self, rank: int) -> bool:
+        """Where the workers step by themselves, rank 0 gives the shards the job's weights when it leaves."""
+        return rank == 0 and self.views.c.store.rule_name == "reduce"
+
+    def _all_again(self, session: Session, why: str) -> None:
+        self.views.waiting[session.rank] = session
+        self.views.rewind_all(f"worker {session.rank} {why}")
 
     def _welcome(self, session: Session, clock: int | None) -> None:
         views, c = self.views, self.views.c

@@ -87,7 +87,7 @@ class Cell:
         self.stored = 0
         self.pending: dict[int, Arrived] = {}
         self.waiters: list[Waiter] = []
-        self._cut: tuple[int, Callable[[Copy], None]] | None = None
+        self._cut: tuple[int, int, Callable[[Copy], None]] | None = None
 
     def put(self, state: BlockState, n: int) -> None:
         """Set the block to a known state (initialisation or restore) and forget what waited."""
@@ -120,11 +120,14 @@ class Cell:
             self.stored = version
             self._copy_if_due()
 
-    def order_cut(self, step: int, deliver: Callable[[Copy], None]) -> bool:
-        """Copy this block when it is at `step` (at once where `step` is negative: as it stands). False: too late."""
+    def order_cut(self, step: int, deliver: Callable[[Copy], None], stored: int = 0) -> bool:
+        """Copy this block when it is at `step` (where that is negative: as it stands). False: too late.
+
+        Where the workers step by themselves, a block that is copied as it stands holds the weights of clock `stored` at least.
+        """
         if step >= 0 and self.n > step:
             return False
-        self._cut = (step, deliver)
+        self._cut = (step, stored, deliver)
         self._copy_if_due()
         return True
 
@@ -166,9 +169,11 @@ class Cell:
     def _copy_if_due(self) -> None:
         if self._cut is None or self.state is None:
             return
-        step, deliver = self._cut
+        step, stored, deliver = self._cut
         if step >= 0 and (self.n != step or (self.update is not None and self.stored != step)):
             return
+        if step < 0 and self.update is not None and self.stored < stored:
+            return  # rank 0 has left, but its last weights are still on their way
         self._cut = None
         deliver(Copy(self.block.index, self.n, self.state.copy()))
 

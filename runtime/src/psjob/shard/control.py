@@ -94,6 +94,8 @@ class Control:
     def _do_cut(self, body: Mapping[str, Any]) -> None:
         step = int(body["step"])
         self.server.cut_step = step
+        for rank, clock in dict(body.get("left", {})).items():  # its own LEAVE may still be on its way to this shard
+            self.server.store.leave(int(rank), int(clock))
         self.server.snapshots.order(int(body["cut"]), step, bool(body["marks"]), self.answer)
 
     def _do_void(self, body: Mapping[str, Any]) -> None:

@@ -214,9 +214,10 @@ class Store:
     def order_cut(self, step: int, deliver: Callable[[Copy], None]) -> bool:
         """Copy every block at `step` (negative: now). False, and nothing ordered, when one is already beyond it."""
         done: list[Cell] = []
+        stored = self.admission.rows[0].left_at or 0
         for cell in self.cells.values():
             with cell.lock:
-                ordered = cell.order_cut(step, deliver)
+                ordered = cell.order_cut(step, deliver, stored)
             if not ordered:
                 for earlier in done:
                     with earlier.lock:

@@ -190,7 +190,7 @@ class WorkerSession:
         self._last_record = (self.clock, make_record())
         self._keep(parameters)
         self.leaving = True
-        for link in self.links:
+        for link in reversed(self.links):  # the coordinator's last: it may act on it at once
             self.on_relinked(link)
         self.wait(lambda: False, "the checkpoint that holds this worker's end")
 

@@ -1,0 +1,180 @@
+"""A coordinator and its shards on one desk: no sockets, one thread; events and time come from the test, only the disk is real."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from psjob import record
+from psjob.checkpoint import claim, manifest
+from psjob.checkpoint.manifest import Manifest
+from psjob.checkpoint.states import read_states
+from psjob.config import CheckpointConfig, Config, Peer, Place
+from psjob.coordinator.coordinator import Coordinator
+from psjob.layout import TensorSpec
+from psjob.shard.cell import Info
+from psjob.shard.hello import hello_body
+from psjob.shard.server import Server
+from psjob.shard.session import Session
+from psjob.wire.frame import Header, Kind
+from psjob.wire.tcp import Stream
+
+NEVER = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
+TABLE = [TensorSpec("w", (1024,), "float32", 0)]
+"""Four blocks, so that each of two shards has some."""
+
+
+class Clerk(Session):
+    """A worker as shard 0 has it: it keeps what it is told."""
+
+    def __init__(self, server: Server, rank: int, start: int, rewinds: int, hello: dict[str, Any]) -> None:
+        super().__init__(server, cast(Stream, None), Header(Kind.HELLO, worker=rank, start=start, rewinds=rewinds), hello)
+        self.heard: list[Kind] = []
+        self.placed: dict[str, Any] = {}
+        """The body of the last WELCOME."""
+
+    def tell(self, kind: Kind, body: Any = None, payload: bytes | None = None, **fields: Any) -> None:
+        self.heard.append(kind)
+        if kind is Kind.WELCOME:
+            self.placed = body
+
+    def hang_up(self) -> None:
+        self.done.set()
+
+
+class Desk:
+    """Shards of epoch and view `number`, in the folder of `run`, where they may find what an earlier desk left."""
+
+    def __init__(
+        self, folder: Path, workers: int = 2, shards: int = 2, number: int = 1, mode: str = "sync", update_at: str | None = None,
+        policy: str = "AllWorkers", checkpoint: CheckpointConfig = NEVER, run: str = "run-1",
+    ) -> None:  # fmt: skip
+        peers = tuple(Peer("127.0.0.1", 1 + index, 0) for index in range(shards))
+        config = Config("job", run, "0" * 64, mode, 5, update_at, workers, peers, checkpoint, policy, 10.0, 60.0)
+        self.folder = folder / run
+        places = [Place("shard", i, run, number, number, 0, f"ps-{i}-{number}", config, None, folder, 0) for i in range(shards)]
+        self.servers = [Server(place, self.folder) for place in places]
+        self.rule = "reduce" if update_at == "worker" else "sgd"
+        self.c = cast(Coordinator, self.servers[0].coordinator)
+        for server in self.servers:
+            server.control.answer = partial(self.c.answer, server.place.index)
+        self.servers[0].store.on_step = self.c.step_passed
+        claim.claim(self.folder, number, places[0].pod)
+        self.c.views.begin()
+        for index in range(1, shards):
+            self.relink(index)
+        self.settle()
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Let everything that was caused happen: files are written, blocks restored, their answers heard."""
+        while True:
+            for thread in threading.enumerate():
+                if thread.name in ("snapshot", "restore"):
+                    thread.join()
+            try:
+                while True:
+                    self.c._events.get_nowait()()
+            except queue.Empty:
+                if not any(thread.name in ("snapshot", "restore") for thread in threading.enumerate()):
+                    return
+
+    def hear(self) -> None:
+        """Let the coordinator hear what has been said so far, and nothing that follows from it."""
+        for _ in range(self.c._events.qsize()):
+            self.c._events.get_nowait()()
+
+    def tick(self, later: float = 0.0) -> None:
+        """The coordinator looks at the clock, `later` seconds from now."""
+        self.c._tick(time.monotonic() + later)
+
+    # -- shards --------------------------------------------------------------------------------
+
+    def relink(self, index: int, serving: bool | None = None) -> None:
+        """Shard `index` says hello on a new stream, as it is (or as it claims to be)."""
+        store = self.servers[index].store
+        body = hello_body(index, store.epoch, store.view, store.phase.name == "SERVING" if serving is None else serving, store.attempt)
+        self.c.views.shard(index, body, self.servers[index].control.order)
+
+    def versions(self) -> set[int]:
+        """Of all blocks on all shards."""
+        return {cell.n for server in self.servers for cell in server.store.cells.values()}
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def hello(self, rank: int, start: int = 1, rewinds: int = 0, **more: Any) -> Clerk:
+        """A process of worker `rank` says hello; `fresh` unless told otherwise."""
+        table = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "group": t.group} for t in TABLE]
+        clerk = Clerk(self.servers[0], rank, start, rewinds, {"fresh": True, "rule": self.rule, "table": table} | more)
+        self.c._hello(clerk)
+        return clerk
+
+    def give(self, clerk: Clerk, value: float = 0.0) -> None:
+        """Rank 0 gives the run's first values."""
+        for server in self.servers:
+            for block, cell in server.store.cells.items():
+                if server.store.initialise(block, torch.full((cell.block.length,), value)):
+                    server.initialised()
+        self.c._frame(clerk, Header(Kind.RECORD, clock=-1), {}, resume(0))
+
+    def begun(self, **hello: Any) -> list[Clerk]:
+        """All workers of a new run, welcomed at clock 0."""
+        clerks = [self.hello(rank, **hello) for rank in self.c.members.all]
+        self.give(clerks[0])
+        self.settle()
+        assert [clerk.heard[-2:] for clerk in clerks] == [[Kind.WELCOME, Kind.RECORD]] * len(clerks)
+        return clerks
+
+    def push(self, clerk: Clerk, clock: int) -> None:
+        """One whole clock of a worker, on every shard; the gradient is -1."""
+        for server in self.servers:
+            store = server.store
+            store.learn(clerk.rank, 1, Info(store.check_numbers([] if self.rule == "reduce" else [{"lr": 1.0}]), frozenset()))
+            for block, cell in store.cells.items():
+                header = Header(
+                    Kind.PUSH, worker=clerk.rank, start=clerk.incarnation[0], rewinds=clerk.incarnation[1], block=block, clock=clock, info=1
+                )
+                store.push(header, cell, torch.full((cell.block.length,), -1.0), clerk, store.generation)
+
+    def edge(self, clerk: Clerk, clock: int) -> None:
+        """A worker stands before `clock` and hands in its record."""
+        self.c._frame(clerk, Header(Kind.RECORD, clock=clock), {}, resume(clock))
+
+    def leave(self, clerk: Clerk, clock: int, shards: list[int] | None = None) -> None:
+        """A worker is through, and says so to `shards` (None: all)."""
+        for server in self.servers:
+            if shards is None or server.place.index in shards:
+                server.store.leave(clerk.rank, clock)
+                server.snapshots.recheck()
+        if shards is None or 0 in shards:
+            self.edge(clerk, clock)
+            self.c._frame(clerk, Header(Kind.LEAVE, clock=clock), {}, b"")
+
+    def keep(self, clock: int, shards: list[int] | None = None) -> None:
+        """Rank 0 stores the weights of `clock`, which hold that number (updateAt worker)."""
+        for server in self.servers:
+            if shards is None or server.place.index in shards:
+                for cell in server.store.cells.values():
+                    cell.store(torch.full((cell.block.length,), float(clock)), clock)
+
+    # -- disk ----------------------------------------------------------------------------------
+
+    def manifests(self) -> list[Manifest]:
+        return [manifest.read(self.folder, path.name) for path in sorted(self.folder.glob("manifest-*.json"))]
+
+    def weights(self, made: Manifest) -> set[float]:
+        """Every number that a manifest's blocks hold."""
+        states = read_states(self.folder, made, [block.index for block in made.layout.blocks])
+        return {number for state, _ in states.values() for number in state.weights.tolist()}
+
+
+def resume(clock: int) -> bytes:
+    """A resume record."""
+    return record.pack(record.Record({"epoch": 0, "round": clock}, clock, {}, {}, []))

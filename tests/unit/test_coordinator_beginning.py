@@ -1,0 +1,45 @@
+"""A run begins with one whole checkpoint of step 0, whatever goes wrong on the way there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from psjob.wire.frame import Kind
+from tests.unit.desk import Desk
+
+
+def in_the_way(desk: Desk, cut: int) -> Path:
+    """What stands where shard 0 would write its file of the `cut`-th cut, so that this fails."""
+    path = desk.folder / f"v000001-c{desk.c.cuts.number + cut:06d}-shard000-e1.safetensors"
+    (path / "x").mkdir(parents=True)
+    return path
+
+
+def test_a_failed_checkpoint_of_step_0_is_tried_again(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    first, second = desk.hello(0), desk.hello(1)
+    in_the_way(desk, 1)
+    desk.give(first)
+    desk.settle()
+    assert desk.c.cuts.current is None and "c065537-shard000" in str(desk.c.progress.checkpoint_problem)
+    desk.tick()
+    assert desk.c.cuts.current is None, "not at once"
+    desk.tick(later=6.0)
+    desk.settle()
+    assert [made.step for made in desk.manifests()] == [0]
+    assert first.heard[-2:] == second.heard[-2:] == [Kind.WELCOME, Kind.RECORD]
+
+
+def test_a_rank_0_that_begins_anew_voids_the_checkpoint_of_what_it_gave_before(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.give(desk.hello(0), value=1.0)
+    desk.hear()
+    assert desk.c.cuts.current is not None
+    again = desk.hello(0, start=2)
+    desk.settle()
+    assert desk.c.views.initialising and not desk.manifests()
+    desk.give(again, value=2.0)
+    desk.settle()
+    (made,) = desk.manifests()
+    assert desk.weights(made) == {2.0} and made.workers["0"]["start"] == 2
+    assert again.heard[-2:] == [Kind.WELCOME, Kind.RECORD]

@@ -1,0 +1,158 @@
+"""The last checkpoint: which step it is, whose weights it holds, and when a failed one is tried again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from psjob.wire.frame import Kind
+from tests.unit.desk import Desk
+from tests.unit.test_coordinator_beginning import in_the_way
+
+
+def test_the_last_checkpoint_is_of_the_newest_step(tmp_path: Path) -> None:
+    """Async workers end at clocks of their own, and the manifest that readers take is that of the highest step."""
+    desk = Desk(tmp_path, mode="async")
+    clerks = desk.begun()
+    for clerk, end in zip(clerks, (3, 5), strict=True):
+        for clock in range(end):
+            desk.push(clerk, clock)
+        desk.leave(clerk, end)
+    desk.tick()
+    desk.settle()
+    last = desk.manifests()[-1]
+    assert last.final and last.step == 5 and desk.weights(last) == {8.0}
+    assert [clerk.heard[-1] for clerk in clerks] == [Kind.FINISHED] * 2
+
+
+def test_where_workers_step_the_job_ends_with_rank_0_though_others_go_on(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, update_at="worker", policy="FirstWorker")
+    clerks = desk.begun()
+    for clock in (0, 1):
+        for clerk in clerks:
+            desk.push(clerk, clock)
+    desk.keep(2)
+    desk.leave(clerks[0], 2)
+    desk.push(clerks[1], 2)
+    desk.tick(later=1.0)
+    for clock in (3, 4, 5, 6):
+        desk.push(clerks[1], clock)
+    desk.settle()
+    last = desk.manifests()[-1]
+    assert last.final and desk.weights(last) == {2.0}
+    assert clerks[1].heard[-1] is Kind.FINISHED and desk.c.ending.over
+
+
+def test_where_workers_step_the_last_checkpoint_waits_for_the_weights_on_every_shard(tmp_path: Path) -> None:
+    """Rank 0's streams are several: the coordinator knows that it has left before shard 1 has its last weights."""
+    desk = Desk(tmp_path, workers=1, update_at="worker")
+    (clerk,) = desk.begun()
+    desk.push(clerk, 0)
+    desk.keep(1, shards=[0])
+    desk.leave(clerk, 1, shards=[0])
+    desk.tick()
+    desk.settle()
+    assert not desk.c.ending.over
+    desk.keep(1, shards=[1])
+    desk.settle()
+    last = desk.manifests()[-1]
+    assert last.final and desk.weights(last) == {1.0} and clerk.heard[-1] is Kind.FINISHED
+
+
+def test_every_shard_knows_in_a_checkpoint_who_has_left(tmp_path: Path) -> None:
+    """Worker 1's LEAVE to shard 1 is late; a checkpoint that only half knows of it would not let the worker go."""
+    desk = Desk(tmp_path)
+    clerks = desk.begun()
+    for clerk in clerks:
+        desk.push(clerk, 0)
+    desk.leave(clerks[1], 1, shards=[0])
+    desk.tick(later=1.0)
+    for clock in range(1, 5):
+        desk.push(clerks[0], clock)
+        desk.edge(clerks[0], clock + 1)
+    desk.settle()
+    last = desk.manifests()[-1]
+    assert last.step > 1 and last.workers["1"]["leftAt"] == 1 and clerks[1].heard[-1] is Kind.LEFT
+
+
+def test_where_workers_step_a_rank_0_killed_while_it_left_sends_all_back(tmp_path: Path) -> None:
+    """Its last weights came to shard 0 alone; without them on all shards the job would wait for ever."""
+    desk = Desk(tmp_path, workers=1, update_at="worker")
+    (clerk,) = desk.begun()
+    desk.push(clerk, 0)
+    desk.keep(1, shards=[0])
+    desk.leave(clerk, 1, shards=[0])
+    desk.tick()
+    again = desk.hello(0, start=2)
+    desk.settle()
+    assert again.heard == [Kind.WELCOME, Kind.RECORD] and again.placed["clock"] == 0 and desk.versions() == {0}
+
+
+def test_where_workers_step_a_rank_0_killed_after_it_left_is_not_missed(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, workers=1, update_at="worker")
+    (clerk,) = desk.begun()
+    desk.push(clerk, 0)
+    desk.keep(1)
+    desk.leave(clerk, 1)
+    again = desk.hello(0, start=2)
+    desk.settle()
+    assert desk.versions() == {1}
+    desk.tick()
+    desk.settle()
+    assert again.heard == [Kind.FINISHED] and desk.weights(desk.manifests()[-1]) == {1.0}
+
+
+def test_a_failed_last_checkpoint_waits_before_it_is_tried_again(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, workers=1)
+    (clerk,) = desk.begun()
+    desk.push(clerk, 0)
+    in_the_way(desk, 1)
+    desk.leave(clerk, 1)
+    desk.tick()
+    desk.settle()
+    tried = desk.c.cuts.number
+    assert desk.c.cuts.current is None and desk.c.progress.checkpoint_problem
+    desk.tick()
+    assert desk.c.cuts.number == tried and not desk.c.ending.over, "not at once"
+    desk.tick(later=6.0)
+    desk.settle()
+    assert desk.c.cuts.number == tried + 1 and desk.manifests()[-1].final and clerk.heard[-1] is Kind.FINISHED
+
+
+def test_a_failed_checkpoint_of_a_stop_waits_before_it_is_tried_again(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, workers=1)
+    (clerk,) = desk.begun()
+    desk.push(clerk, 0)
+    in_the_way(desk, 1)
+    desk.c.ending.stop_job()
+    desk.tick()
+    for clock in (1, 2):
+        desk.push(clerk, clock)
+        desk.edge(clerk, clock + 1)
+    desk.settle()
+    tried = desk.c.cuts.number
+    assert desk.c.cuts.current is None and desk.c.progress.checkpoint_problem
+    desk.tick()
+    assert desk.c.cuts.number == tried, "not at once"
+    desk.tick(later=6.0)
+    assert desk.c.cuts.number == tried + 1 and desk.c.cuts.current is not None and desk.c.cuts.current.stop
+
+
+def test_a_checkpoint_that_lost_something_on_the_way_is_given_up_and_tried_again(tmp_path: Path) -> None:
+    """Worker 1's record of the step never came, and training went on."""
+    desk = Desk(tmp_path)
+    clerks = desk.begun()
+    desk.c.begin_cut(time.monotonic())
+    for clock in range(4):
+        for clerk in clerks:
+            desk.push(clerk, clock)
+            if clerk.rank == 0:
+                desk.edge(clerk, clock + 1)
+    desk.settle()
+    cut = desk.c.cuts.current
+    assert cut is not None and len(cut.written) == 2 and desk.c.progress.step > (cut.step or 0)
+    desk.tick()
+    assert desk.c.cuts.current is cut
+    desk.tick(later=desk.c.cuts.STUCK_SECONDS + 1.0)
+    assert clerks[1].heard[-1] is Kind.RELEASE
+    assert desk.c.cuts.current is not None and desk.c.cuts.current.number == cut.number + 1
