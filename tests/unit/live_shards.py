@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -16,6 +18,8 @@ from psjob.config import CheckpointConfig, Config, Peer, Place
 from psjob.shard.door import Door
 from psjob.shard.server import Server
 from psjob.wire import tcp
+from psjob.wire.tcp import Stream
+from psjob.worker.link import Link
 
 SECONDS = 60.0
 """A deadline for what takes milliseconds; a loaded machine may need seconds."""
@@ -82,12 +86,48 @@ class Shards:
 
 @contextmanager
 def serving(folder: Path, **options: Any) -> Iterator[Shards]:
-    """Shards that are closed at the end."""
+    """Shards that are closed at the end; meanwhile a worker that must rewind raises Rewound."""
     shards = Shards(folder, **options)
     try:
-        yield shards
+        with mock.patch.object(attaching.rewind, "again", _rewound):
+            yield shards
     finally:
         shards.close()
+
+
+class Rewound(BaseException):
+    """Here a worker's process would become a fresh one of itself, with so many rewinds more than before."""
+
+
+def _rewound(rewinds: int) -> None:
+    raise Rewound(rewinds + 1)
+
+
+@contextmanager
+def severed(link: Link) -> Iterator[None]:
+    """Break a worker's stream; it is dialled again only at the end."""
+    dial, mended = link._dial, threading.Event()
+
+    def wait_and_dial() -> Stream | None:
+        mended.wait(SECONDS)
+        return dial()
+
+    with mock.patch.object(link, "_dial", wait_and_dial):
+        link.close()
+        try:
+            yield
+        finally:
+            mended.set()
+
+
+def eventually(true: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Whether that becomes true in a time that is long for it."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 class Worker:
@@ -103,6 +143,12 @@ class Worker:
     def attach(self) -> None:
         self.job.join()
         attaching._take_over(self.job, self.optimizer)
+
+    def die(self) -> None:
+        """Be gone without a word, as a process that is killed."""
+        self.session.ended = True
+        for link in self.session.links:
+            link.close()
 
     def leave(self) -> int:
         """Leave as a script that ends well; the exit status."""

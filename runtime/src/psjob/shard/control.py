@@ -47,6 +47,7 @@ class Control:
         table = tuple(TensorSpec(str(t["name"]), tuple(t["shape"]), str(t["dtype"]), int(t["group"])) for t in body["table"])
         store.view = int(body["view"])
         store.set_up(table, str(body["rule"]))
+        server.drop_sessions(rewind=False)  # rank 0 may have sent its values already, to a set-up before this one
         server.changed.set()
         if store.initialised():
             server.initialised()

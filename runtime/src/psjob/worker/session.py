@@ -62,7 +62,7 @@ class WorkerSession:
         self._ending: Ending | None = None
         self.joined = False
         self._init = 0
-        """How often the coordinator has asked rank 0 for the run's first values."""
+        """How often a shard has asked rank 0 for the run's first values."""
         self._info: tuple[int, dict[str, Any]] = (0, {})
         self.states: dict[int, bytes] = {}
         self._said = 0.0
@@ -78,8 +78,7 @@ class WorkerSession:
         self.links[0].start()
         self.wait(lambda: self.joined or self._init > 0, "the coordinator")
         while not self.joined:
-            asked = self._init
-            self._begin_run(parameters, initial)
+            asked = self._begin_run(parameters, initial)
             self.wait(lambda: self.joined or self._init > asked, "the first checkpoint")  # noqa: B023
         for link in self.links[1:]:
             link.start()
@@ -242,12 +241,12 @@ class WorkerSession:
         """Called with the condition held."""
         link.released = max(link.released, self.holding)  # a shard that comes anew knows nothing of that cut
         self.view = max(self.view, int(body["view"]))
+        if not body["serving"]:
+            self._init += 1  # of another shard: what this link has sent may be lost, or of a set-up before this one
         if link.index == 0:
             self.attempt = int(body["attempt"])
             self.owner = [int(i) for i in body.get("assignment", self.owner)]
-            if body.get("init"):
-                self._init += 1
-            elif not self.joined:
+            if not body.get("init") and not self.joined:
                 self.clock = int(body["clock"])
                 if not body.get("record"):
                     self.joined = True
@@ -338,17 +337,18 @@ class WorkerSession:
             if link.stream is not None:
                 link.stream.sock.close()
 
-    def _begin_run(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes]) -> None:
+    def _begin_run(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes]) -> int:
         for link in self.links[1:]:
             link.start()
         self.wait(lambda: all(link.welcomed for link in self.links), "all shards")
+        asked = self._init
+        self._keep(parameters)
         for block in self.layout.blocks:
-            flat = self._grads[block.index]
-            gather(block, [p.detach() for p in parameters], flat)
-            payload = memory.view(flat)
+            payload = memory.view(self._grads[block.index])
             self.links[self.owner[block.index]].send(self.header(Kind.INIT, block=block.index).sized(payload), payload)
         blob = initial()
         self.links[0].send(self.header(Kind.RECORD, clock=-1).sized(blob), blob)
+        return asked
 
     def _pull(self, parameters: Sequence[torch.Tensor]) -> None:
         frames = []
