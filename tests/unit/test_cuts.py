@@ -89,3 +89,39 @@ def test_a_rewind_brings_leavers_of_later_steps_back() -> None:
     assert members[0].state is State.LOST and members[0].left_at is None
     assert members[1].records == {5: b"five"}
     assert members.fences() == {1: [1, 1]}
+
+
+def test_a_cut_that_training_has_long_passed_is_stuck() -> None:
+    cuts = Cuts(1.0, None, marks=False)
+    cuts.restart(0, 0.0)
+    cut = cuts.begin(5, 1.0)
+    assert cut.step == 7
+    late = 1.1 + cuts.STUCK_SECONDS
+    assert cuts.stuck(8, late)
+    assert not cuts.stuck(7, late), "training stands at the step: it waits for a worker, and so does the cut"
+    assert not cuts.stuck(8, late - 1.0)
+    cuts.failed(late)
+    assert not cuts.stuck(8, late)
+    cuts.begin(9, late, still=True)
+    assert not cuts.stuck(100, late + 1000.0), "one that copies as it stands names no step"
+
+
+def test_marks_that_came_late_once_are_waited_for_as_before() -> None:
+    cuts = Cuts(1.0, None, marks=True)
+    cuts.restart(0, 0.0)
+    cuts.begin(5, 1.0)
+    cuts.timed_out(20.0)
+    cuts.begin(6, 60.0)
+    assert not cuts.expired(60.1 + cuts.MARK_SECONDS), "twice as long after a first try"
+    cuts.committed(6, 80.0)
+    cuts.begin(7, 100.0)
+    assert cuts.expired(100.1 + cuts.MARK_SECONDS)
+
+
+def test_nothing_begins_beside_a_cut_or_too_soon_after_a_failed_one() -> None:
+    cuts = Cuts(1.0, None, marks=False)
+    assert cuts.may_begin(0.0)
+    cuts.begin(5, 1.0, final=True)
+    assert not cuts.may_begin(100.0)
+    cuts.failed(100.0)
+    assert not cuts.may_begin(104.9) and cuts.may_begin(105.1)

@@ -1,0 +1,99 @@
+"""A worker that comes, or comes again: never on other weights than the job's, and never turned away for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from psjob.shard.store import Phase
+from psjob.wire.frame import Kind
+from tests.unit.desk import NEVER, Desk
+
+
+def at_clock_one(desk: Desk) -> None:
+    """Both workers have made a step, and stand before the next one."""
+    clerks = desk.begun()
+    for clerk in clerks:
+        desk.push(clerk, 0)
+    for clerk in clerks:
+        desk.edge(clerk, 1)
+    desk.settle()
+    assert desk.versions() == {1}
+
+
+def test_a_lone_return_goes_on_where_the_job_waits(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    at_clock_one(desk)
+    again = desk.hello(1, start=2)
+    desk.settle()
+    assert again.heard == [Kind.WELCOME, Kind.RECORD] and again.placed["clock"] == 1
+    assert desk.c.sessions[0].heard[-1] is Kind.RECORD  # type: ignore[attr-defined]
+
+
+def test_where_workers_step_a_lone_return_sends_all_back_to_the_weights_that_are_stored(tmp_path: Path) -> None:
+    """The shards hold the weights of step 0; those of step 1 only the workers have."""
+    desk = Desk(tmp_path, update_at="worker")
+    at_clock_one(desk)
+    other = desk.c.sessions[0]
+    again = desk.hello(1, start=2)
+    desk.settle()
+    assert other.heard[-1] is Kind.REWIND and other.done.is_set()  # type: ignore[attr-defined]
+    assert desk.versions() == {0} and again.placed["clock"] == 0
+
+
+def test_where_workers_step_a_lone_return_at_a_stored_step_goes_on(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, update_at="worker")
+    at_clock_one(desk)
+    desk.keep(1)
+    again = desk.hello(1, start=2)
+    desk.settle()
+    assert again.placed["clock"] == 1 and desk.versions() == {1}
+
+
+def test_a_worker_that_had_not_joined_when_all_shards_were_lost_comes_again(tmp_path: Path) -> None:
+    """It is fenced as all others are, but never heard REWIND: its own stream broke with the shards."""
+    Desk(tmp_path).begun()
+    desk = Desk(tmp_path, number=2)
+    for rank in range(2):
+        fresh = desk.hello(rank)
+        desk.settle()
+        assert fresh.heard[-1] is Kind.REWIND and fresh.done.is_set()
+        rewound = desk.hello(rank, rewinds=1)
+        desk.settle()
+        assert rewound.heard == [Kind.WELCOME, Kind.RECORD] and rewound.placed["clock"] == 0
+
+
+def test_a_run_that_begins_from_another_knows_nothing_of_its_processes(tmp_path: Path) -> None:
+    """The other run's workers had been started seven times; this one's first start is not an older process of theirs."""
+    desk = Desk(tmp_path)
+    clerks = desk.begun(start=7, rewinds=3)
+    for clerk in clerks:
+        desk.push(clerk, 0)
+        desk.edge(clerk, 1)
+    desk.c.begin_cut(0.0)
+    for clock in (1, 2):
+        for clerk in clerks:
+            desk.push(clerk, clock)
+            desk.edge(clerk, clock + 1)
+    desk.settle()
+    (begin,) = {made.step for made in desk.manifests()} - {0}
+    desk = Desk(tmp_path, run="run-2", checkpoint=replace(NEVER, resume_from=str(desk.folder)))
+    again = [desk.hello(rank) for rank in range(2)]
+    desk.settle()
+    assert [clerk.heard for clerk in again] == [[Kind.WELCOME, Kind.RECORD]] * 2
+    assert {clerk.placed["clock"] for clerk in again} == {begin}
+
+
+def test_a_shard_that_kept_its_blocks_is_not_restored(tmp_path: Path) -> None:
+    """Async: shard 1 turns out to serve while its restore is awaited; shard 0, which nobody lost, keeps its updates."""
+    desk = Desk(tmp_path, mode="async")
+    clerks = desk.begun()
+    desk.push(clerks[0], 0)
+    desk.servers[1].control.answer = lambda body: None  # the stream breaks under the answer
+    desk.relink(1, serving=False)
+    desk.settle()
+    assert desk.c.views.state == "restoring" and desk.servers[1].store.phase is Phase.HELD
+    desk.relink(1, serving=True)
+    desk.settle()
+    assert desk.c.views.open
+    assert {cell.n for cell in desk.servers[0].store.cells.values()} == {1}
