@@ -116,9 +116,11 @@ class Desk:
         self.c._hello(clerk)
         return clerk
 
-    def give(self, clerk: Clerk, value: float = 0.0) -> None:
-        """Rank 0 gives the run's first values."""
+    def give(self, clerk: Clerk, value: float = 0.0, shards: list[int] | None = None) -> None:
+        """Rank 0 gives the run's first values; `shards` (None: all) have them already when the coordinator has the rest."""
         for server in self.servers:
+            if shards is not None and server.place.index not in shards:
+                continue
             for block, cell in server.store.cells.items():
                 if server.store.initialise(block, torch.full((cell.block.length,), value)):
                     server.initialised()

@@ -43,3 +43,27 @@ def test_a_rank_0_that_begins_anew_voids_the_checkpoint_of_what_it_gave_before(t
     (made,) = desk.manifests()
     assert desk.weights(made) == {2.0} and made.workers["0"]["start"] == 2
     assert again.heard[-2:] == [Kind.WELCOME, Kind.RECORD]
+
+
+def test_a_shard_that_has_first_values_of_an_earlier_try_is_still_waited_for(tmp_path: Path) -> None:
+    """Rank 0 came anew while shard 1 said that it had all of them: that is no word on what it was told since."""
+    desk = Desk(tmp_path)
+    desk.give(desk.hello(0), value=1.0)
+    again = desk.hello(0, start=2)
+    desk.give(again, value=2.0, shards=[0])
+    desk.hear()
+    assert desk.c.cuts.current is None
+    desk.give(again, value=2.0, shards=[1])
+    desk.settle()
+    (made,) = desk.manifests()
+    assert desk.weights(made) == {2.0} and again.heard[-2:] == [Kind.WELCOME, Kind.RECORD]
+
+
+def test_a_failed_restore_that_is_over_sends_nobody_back(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    clerks = desk.begun()
+    for clerk in clerks:
+        desk.push(clerk, 0)
+    desk.c._answer(1, {"did": "unrestored", "attempt": desk.c.views.attempt - 1, "why": "of an earlier try"})
+    desk.settle()
+    assert desk.c.views.open and desk.versions() == {1} and clerks[0].heard[-1] is Kind.RECORD

@@ -54,6 +54,7 @@ class Views:
         self.waiting: dict[int, Session] = {}
         self.joining = Joining(self)
         self._told = 0.0
+        self._setup = 0
         self._done: set[int] = set()
         self._only: set[int] = set()
         self._since = time.monotonic()
@@ -131,14 +132,14 @@ class Views:
 
     def answer(self, index: int, body: Mapping[str, Any]) -> None:
         did = body.get("did")
-        if did == "initialised" and self.initialising:
+        if did == "initialised" and self.initialising and body.get("setup") == self._setup:
             self._done.add(index)
             self.check_initialised()
         elif did == "restored" and self.state == "restoring" and body.get("attempt") == self.attempt:
             self._done.add(index)
             if self._done >= self._only:
                 self._open()
-        elif did == "unrestored":
+        elif did == "unrestored" and self.state == "restoring" and body.get("attempt") == self.attempt:
             self._newest_again(str(body.get("why")))
         elif did == "where":
             self.joining.where(index, body)
@@ -215,7 +216,8 @@ class Views:
         self.aliases = {str(k): str(v) for k, v in dict(session.hello.get("aliases", {})).items()}
         self._enter("initialising")
         self._done, self._only, self.initial = set(), set(range(len(c.config.shards))), b""
-        self.order_all({"do": "setup", "table": session.hello["table"], "rule": rule, "view": self.view})
+        self._setup += 1
+        self.order_all({"do": "setup", "setup": self._setup, "table": session.hello["table"], "rule": rule, "view": self.view})
         session.welcome(init=True, view=self.view, clock=0, attempt=self.attempt, assignment=list(c.store.assignment))
 
     def check_initialised(self) -> None:

@@ -29,6 +29,8 @@ class Control:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.answer: Callable[[dict[str, Any]], None] = lambda body: None
+        self.setup = 0
+        """Which set-up this shard's first values are of."""
         self._restoring = threading.Lock()
 
     def order(self, body: Mapping[str, Any]) -> None:
@@ -47,6 +49,7 @@ class Control:
         table = tuple(TensorSpec(str(t["name"]), tuple(t["shape"]), str(t["dtype"]), int(t["group"])) for t in body["table"])
         store.view = int(body["view"])
         store.set_up(table, str(body["rule"]))
+        self.setup = int(body["setup"])
         server.drop_sessions(rewind=False)  # rank 0 may have sent its values already, to a set-up before this one
         server.changed.set()
         if store.initialised():

@@ -184,7 +184,7 @@ class Server:
             self.waiting_for = f"workers {missing} have not pushed step {cell.n} (block {cell.block.index}), for {seconds:.0f} s"
 
     def initialised(self) -> None:
-        self.control.answer({"did": "initialised"})
+        self.control.answer({"did": "initialised", "setup": self.control.setup})
 
     def finishing(self) -> None:
         """The final manifest is there: tell every shard and worker that comes."""
