@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 TICK_SECONDS = 0.05
 BUSY_SECONDS = 600.0
 CLAIM_SECONDS = 5.0
+AWAY_SECONDS = 10.0
+"""A worker that is away for less is no word to anybody."""
 log = logging.getLogger("psjob.coordinator")
 
 
@@ -58,6 +60,7 @@ class Coordinator:
         self.ending = Ending(self)
         self.beat = time.monotonic()
         self._looked = self.beat
+        self._away_since = 0.0
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def start(self) -> None:
@@ -181,6 +184,13 @@ class Coordinator:
     # -- cuts ----------------------------------------------------------------------------------
 
     def begin_cut(self, now: float, final: bool = False, stop: bool = False, still: bool = False) -> None:
+        away = self._away() if self.mode.marks() and not (final or stop or still) else []
+        if away:  # the others would hold their pushes for a cut that cannot be
+            self._away_since = self._away_since or now
+            if now - self._away_since > AWAY_SECONDS:
+                self.progress.checkpoint_problem = f"workers {away} are not here, and a checkpoint needs the mark of each"
+            return
+        self._away_since = 0.0
         cut = self.cuts.begin(self.store.span()[1] if not self.mode.marks() else self.store.step(), now, final, stop, still)
         step = -1 if cut.step is None else cut.step
         self.server.cut_step = step
@@ -224,6 +234,11 @@ class Coordinator:
     def tell_all(self, kind: Kind, **fields: Any) -> None:
         for session in self.sessions.values():
             session.tell(kind, **fields)
+
+    def _away(self) -> list[int]:
+        """Ranks that have not left and have no stream now."""
+        here = {rank for rank, session in self.sessions.items() if not session.done.is_set()}
+        return [member.rank for member in self.members.live() if member.rank not in here]
 
     def _never_recorded(self, ranks: list[int]) -> bool:
         """At step 0 of a new run nobody has asked for a batch yet."""
