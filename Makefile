@@ -39,8 +39,8 @@ generate: install ## write what is generated: CRD, chart copy, API reference, co
 verify: install ## fail where a generated file differs from what the models say
 	@python hack/generate.py --check
 
-bench: install ## the benchmarks, on this machine
-	@set -e; shopt -s nullglob; for file in bench/*.py; do echo "== $$file"; python "$$file"; done
+bench: install ## psjob and its peers in turn, as ratios (installs the peers the first time)
+	@python -m bench
 
 e2e: install ## real kubelet and containerd, real training pods (root and Linux)
 	@PSJOB_MARKS="e2e or e2e_long" bash hack/test.sh
