@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from psjob import rules
-from psjob.layout import Layout, TensorSpec, gather, live_ranges, scatter
+from psjob.layout import Layout, TensorSpec, live_ranges
+from psjob.packing import Pack
 from psjob.rules.base import BlockState, check_numbers
 from psjob.rules.reduction import mean_in_rank_order
 
@@ -40,7 +41,7 @@ def reference(
     states: dict[int, BlockState] = {}
     for block in layout.blocks:
         weights = torch.empty(block.length, dtype=getattr(torch, block.dtype))
-        gather(block, parameters, weights)
+        Pack(block, weights, layout.table).gather(parameters)
         states[block.index] = made.init(weights)
     for step in range(steps):
         now = [check_numbers(made, group) for group in (numbers(step) if callable(numbers) else numbers)]
@@ -51,14 +52,14 @@ def reference(
         for block in layout.blocks:
             flats = [torch.empty_like(states[block.index].weights) for _ in pushes]
             for flat, grads in zip(flats, pushes, strict=True):
-                gather(block, grads, flat)
+                Pack(block, flat, layout.table).gather(grads)
             mean = torch.empty_like(flats[0])
             mean_in_rank_order(flats, mean)
             ranges = live_ranges(block, nowhere)
             whole = ranges == [(0, block.length)]
             if ranges:
                 made.apply(states[block.index], mean, now[block.group], None if whole else ranges, lag=0)
-            scatter(block, states[block.index].weights, parameters)
+            Pack(block, states[block.index].weights, layout.table).scatter(parameters)
     return states
 
 

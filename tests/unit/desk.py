@@ -143,7 +143,10 @@ class Desk:
                 header = Header(
                     Kind.PUSH, worker=clerk.rank, start=clerk.incarnation[0], rewinds=clerk.incarnation[1], block=block, clock=clock, info=1
                 )
-                store.push(header, cell, torch.full((cell.block.length,), -1.0), clerk, store.generation)
+                grad = store.target(header, cell)
+                if grad is not None:
+                    grad.flat.fill_(-1.0)
+                store.push(header, cell, grad, clerk, store.generation)
 
     def edge(self, clerk: Clerk, clock: int) -> None:
         """A worker stands before `clock` and hands in its record."""

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.layout import EDGE, SIZES, Layout, TensorSpec, assign, gather, live_ranges, scatter
+from psjob.layout import EDGE, SIZES, Layout, TensorSpec, assign, live_ranges
 
 SHAPES = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 SPECS = st.lists(st.tuples(SHAPES, st.sampled_from(["float32", "float64", "bfloat16"]), st.integers(0, 2)), max_size=12)
@@ -78,40 +78,6 @@ def test_big_blocks_are_four_mebibytes() -> None:
     layout = Layout.of(table([((100_000_000,), "float32", 0)]))
     assert max(block.nbytes for block in layout.blocks) <= 4 << 20
     assert min(block.nbytes for block in layout.blocks) > 3 << 20
-
-
-@given(SPECS, st.data())
-@settings(deadline=None, max_examples=50)
-def test_scatter_undoes_gather(rows: list[Any], data: st.DataObject) -> None:
-    layout = Layout.of(table(rows), 1024)
-    tensors = [torch.randn(spec.shape, dtype=torch.float64).to(getattr(torch, spec.dtype)) for spec in layout.table]
-    tensors = [t.transpose(0, -1).contiguous().transpose(0, -1) if t.dim() > 1 and data.draw(st.booleans()) else t for t in tensors]
-    back = [torch.zeros_like(t) for t in tensors]
-    for block in layout.blocks:
-        flat = torch.empty(block.length, dtype=getattr(torch, block.dtype))
-        gather(block, tensors, flat)
-        scatter(block, flat, back)
-    assert all(torch.equal(one, other) for one, other in zip(tensors, back, strict=True))
-
-
-def test_none_is_zeros_in_and_left_out_on_the_way_back() -> None:
-    layout = Layout.of(table([((4,), "float32", 0), ((3,), "float32", 0)]))
-    (block,) = layout.blocks
-    flat = torch.full((7,), 9.0)
-    gather(block, [None, torch.ones(3)], flat)
-    assert flat.tolist() == [0, 0, 0, 0, 1, 1, 1]
-    target = torch.zeros(3)
-    scatter(block, flat, [None, target])
-    assert target.tolist() == [1, 1, 1]
-
-
-def test_gather_refuses_what_is_not_the_block() -> None:
-    layout = Layout.of(table([((4,), "float32", 0)]))
-    (block,) = layout.blocks
-    with pytest.raises(ValueError, match="block 0 is 4 elements of float32, got shape"):
-        gather(block, [torch.zeros(4)], torch.empty(5))
-    with pytest.raises(ValueError, match="only dense tensors"):
-        gather(block, [torch.zeros(4).to_sparse()], torch.empty(4))
 
 
 def test_live_ranges_leave_out_and_merge() -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from psjob import memory, optimizers, rules
-from psjob.layout import Layout, TensorSpec, gather
+from psjob.layout import Layout, TensorSpec
+from psjob.packing import Pack
 from psjob.rules.base import BlockState, check_numbers
 
 
@@ -94,7 +95,7 @@ def test_state_dict_from_the_shards_goes_on_in_plain_torch(kind: Any, options: d
     layout, rule = Layout.of(table), rules.named(name)
     states = {b.index: rule.init(torch.empty(b.length)) for b in layout.blocks}
     for block in layout.blocks:
-        gather(block, parameters, states[block.index].weights)
+        Pack(block, states[block.index].weights, layout.table).gather(parameters)
     for step in range(10):
         grads: list[torch.Tensor | None] = [torch.randn(p.shape, generator=torch.Generator().manual_seed(step)) for p in parameters]
         for p, grad in zip((p for g in plain.param_groups for p in g["params"]), grads, strict=True):
@@ -102,7 +103,7 @@ def test_state_dict_from_the_shards_goes_on_in_plain_torch(kind: Any, options: d
         plain.step()
         for block in layout.blocks:
             flat = torch.empty(block.length)
-            gather(block, grads, flat)
+            Pack(block, flat, layout.table).gather(grads)
             rule.apply(states[block.index], flat, numbers[block.group])
     raw = {index: body(state) for index, state in states.items()}
     made = optimizers.assemble_state(optimizer.state_dict(), name, layout, raw)

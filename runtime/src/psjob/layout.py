@@ -13,8 +13,6 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
-import torch
-
 FLOATS: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 SIZES: Final = {**FLOATS, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 """Bytes an element, by the dtypes that a parameter may have."""
@@ -203,39 +201,6 @@ def assign(layout: Layout, shards: int) -> tuple[int, ...]:
     return tuple(owner)
 
 
-def gather(block: Block, tensors: Sequence[torch.Tensor | None], out: torch.Tensor) -> None:
-    """Copy the block's elements of `tensors` (by table row; None: zeros) into `out`, 1-D of the block's length and dtype."""
-    _check_flat(block, out)
-    with torch.no_grad():
-        for piece in block.pieces:
-            target = out[piece.block_offset : piece.block_offset + piece.length]
-            source = tensors[piece.tensor]
-            if source is None:
-                target.zero_()
-                continue
-            if source.layout is not torch.strided:
-                raise ValueError(f"row {piece.tensor} of the table is a {source.layout} tensor; only dense tensors are pushed and pulled")
-            target.copy_(source.detach().reshape(-1)[piece.tensor_offset : piece.tensor_offset + piece.length])
-
-
-def scatter(block: Block, flat: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> None:
-    """Copy `flat` (1-D of the block's length and dtype) back into `tensors` in place (None: left out)."""
-    _check_flat(block, flat)
-    with torch.no_grad():
-        for piece in block.pieces:
-            target = tensors[piece.tensor]
-            if target is None:
-                continue
-            source = flat[piece.block_offset : piece.block_offset + piece.length]
-            target = target.detach()
-            if target.is_contiguous():
-                target.view(-1)[piece.tensor_offset : piece.tensor_offset + piece.length].copy_(source)
-            else:
-                whole = target.reshape(-1).clone()
-                whole[piece.tensor_offset : piece.tensor_offset + piece.length].copy_(source)
-                target.copy_(whole.view(target.shape))
-
-
 def live_ranges(block: Block, skipped: frozenset[int]) -> list[tuple[int, int]]:
     """Merged (offset, length) ranges of the block that belong to no table row in `skipped`."""
     ranges: list[tuple[int, int]] = []
@@ -268,11 +233,6 @@ def _even(numel: int, cap: int) -> list[tuple[int, int]]:
     parts = -(-numel // cap)
     step = -(-numel // (parts * EDGE)) * EDGE
     return [(start, min(step, numel - start)) for start in range(0, numel, step)]
-
-
-def _check_flat(block: Block, flat: torch.Tensor) -> None:
-    if flat.shape != (block.length,) or str(flat.dtype) != f"torch.{block.dtype}":
-        raise ValueError(f"block {block.index} is {block.length} elements of {block.dtype}, got shape {tuple(flat.shape)} of {flat.dtype}")
 
 
 def _count(value: object, limit: int) -> bool:

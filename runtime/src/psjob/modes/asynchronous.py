@@ -10,6 +10,7 @@ class Async:
 
     name = "async"
     rewinds_together = False
+    steady = False
     worker_update = False
 
     def takes(self, arrived: Sequence[int], expected: Set[int]) -> Sequence[int]:

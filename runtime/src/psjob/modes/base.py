@@ -12,6 +12,8 @@ class Mode(Protocol):
     name: str
     rewinds_together: bool
     """A lost shard sends every worker back to the checkpoint (else only that shard's blocks go back)."""
+    steady: bool
+    """No block moves on before every worker that was sent its version has pushed again."""
     worker_update: bool
     """The workers may step by themselves on the reduced gradient."""
 

@@ -10,6 +10,7 @@ class Sync:
 
     name = "sync"
     rewinds_together = True
+    steady = True
     worker_update = True
 
     def takes(self, arrived: Sequence[int], expected: Set[int]) -> Sequence[int]:

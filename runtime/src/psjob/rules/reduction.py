@@ -10,7 +10,7 @@ import torch
 def mean_in_rank_order(grads: Sequence[torch.Tensor], out: torch.Tensor) -> None:
     """Write the mean of `grads` (one a rank present, in rank order) to `out`: added from left to right, then one multiplication.
 
-    NaN and inf pass through. Raises ValueError without any gradient.
+    `out` may be the first of them. NaN and inf pass through. Raises ValueError without any gradient.
     """
     if not grads:
         raise ValueError("a mean needs at least one gradient")

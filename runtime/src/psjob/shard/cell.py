@@ -27,12 +27,24 @@ class Info:
     none: frozenset[int]
 
 
+class Gradient:
+    """A received gradient in a buffer of its worker's, to which it goes back when it has been applied."""
+
+    def __init__(self, pool: list[torch.Tensor], size: int, block: Block) -> None:
+        self._pool, self._buffer = pool, pool.pop() if pool else torch.empty(size, dtype=torch.uint8)
+        self.flat = self._buffer[: block.nbytes].view(getattr(torch, block.dtype))
+
+    def free(self) -> None:
+        """The buffer may take another block."""
+        self._pool.append(self._buffer)
+
+
 @dataclass(frozen=True)
 class Arrived:
     """A push that was admitted and is not yet applied. `grad` is None for an absent rank."""
 
     clock: int
-    grad: torch.Tensor | None
+    grad: Gradient | None
     skip: bool
     info: Info
     base: tuple[int, int]
@@ -102,7 +114,11 @@ class Cell:
         """Apply what counts, answer who waited. Returns the number of updates made."""
         made = 0
         while ranks := self.mode.takes(list(self.pending), expected(self.n)):
-            self._apply([self.pending.pop(rank) for rank in ranks], epoch)
+            batch = [self.pending.pop(rank) for rank in ranks]
+            self._apply(batch, epoch)
+            for arrived in batch:
+                if arrived.grad is not None:
+                    arrived.grad.free()
             self.n += 1
             made += 1
             self._copy_if_due()
@@ -139,7 +155,7 @@ class Cell:
 
     def _apply(self, batch: list[Arrived], epoch: int) -> None:
         assert self.state is not None
-        present = [a.grad for a in batch if a.grad is not None]
+        present = [a.grad.flat for a in batch if a.grad is not None]
         self.skipped = not present or any(a.skip for a in batch)
         self.none = frozenset()
         if self.skipped:
@@ -150,7 +166,6 @@ class Cell:
         none &= {piece.tensor for piece in self.block.pieces} if none else none
         mean = present[0]
         if len(present) > 1:
-            mean = torch.empty_like(present[0])
             reduction.mean_in_rank_order(present, mean)
         if self.update is not None:
             self.update.copy_(mean)

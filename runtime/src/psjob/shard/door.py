@@ -65,6 +65,6 @@ class Door:
     def _answer_error(self, stream: Stream, error: Exception) -> None:
         raw = dump({"code": "protocol", "error": str(error)[:500]})
         try:
-            stream.send(Header(Kind.ERROR, run=self.run, view=self.here.view, epoch=self.here.number).sized(raw), raw)
+            stream.send(Header(Kind.ERROR, run=self.run, view=self.here.view, epoch=self.here.number), raw)
         except StreamClosed:
             pass

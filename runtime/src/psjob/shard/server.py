@@ -151,7 +151,7 @@ class Server:
             log.warning("closed a stream of %s: %s", stream.peer, error)
         raw = dump({"code": "protocol", "error": str(error)[:500]})
         try:
-            stream.send(Header(Kind.ERROR, run=self.run, view=self.store.view, epoch=self.store.epoch).sized(raw), raw)
+            stream.send(Header(Kind.ERROR, run=self.run, view=self.store.view, epoch=self.store.epoch), raw)
         except StreamClosed:
             pass
 

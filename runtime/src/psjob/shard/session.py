@@ -6,7 +6,6 @@ import logging
 import queue
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -66,7 +65,7 @@ class Session:
     def tell(self, kind: Kind, body: Any = None, payload: bytes | None = None, **fields: Any) -> None:
         """Queue a control frame: JSON `body`, or raw `payload`."""
         raw = payload if payload is not None else (b"" if body is None else dump(body))
-        header = replace(self._base, kind=kind, view=self.store.view, **fields).sized(raw)
+        header = replace(self._base, kind=kind, view=self.store.view, **fields)
         self._out.put(lambda: self.stream.send(header, raw))
 
     def hang_up(self) -> None:
@@ -99,24 +98,31 @@ class Session:
         with cell.lock:
             if cell.state is None:
                 return
-            source = cell.update if waiter.update and cell.update is not None else cell.state.weights
-            raw = source.view(torch.uint8)
-            if self._scratch.numel() < raw.numel():
-                self._scratch = torch.empty(raw.numel(), dtype=torch.uint8)
-            self._scratch[: raw.numel()].copy_(raw)
+            answer = self._still(cell, waiter)
             version, flags = cell.n, Flag.CUT if self.server.cut_step == cell.n else Flag.NONE
             if waiter.update and cell.skipped:
                 flags |= Flag.SKIP
             none = sorted(cell.none) if waiter.update else []
         if none:
             raw_none = dump({"none": none})
-            self.stream.send(replace(self._base, kind=Kind.INFO, view=self.store.view, block=cell.block.index).sized(raw_none), raw_none)
-        payload = memory.view(self._scratch)[: raw.numel()]
+            self.stream.send(replace(self._base, kind=Kind.INFO, view=self.store.view, block=cell.block.index), raw_none)
         header = replace(
             self._base, view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,
-            version=(self.store.epoch, version), flags=flags, info=len(none), length=len(payload), crc=zlib.crc32(payload),
+            version=(self.store.epoch, version), flags=flags, info=len(none),
         )  # fmt: skip
-        self.stream.send(header, payload)
+        self.stream.send(header, memory.view(answer))
+
+    def _still(self, cell: Cell, waiter: Waiter) -> torch.Tensor:
+        """The answer, in memory that stays as it is while it is sent: the block's own where the mode holds it still, else a copy."""
+        assert cell.state is not None
+        source = cell.update if waiter.update and cell.update is not None else cell.state.weights
+        if (self.store.mode.steady or self.store.workers == 1) and (cell.update is None or source is cell.update):
+            return source
+        raw = source.view(torch.uint8)
+        if self._scratch.numel() < raw.numel():
+            self._scratch = torch.empty(raw.numel(), dtype=torch.uint8)
+        self._scratch[: raw.numel()].copy_(raw)
+        return self._scratch[: raw.numel()]
 
     def _send_loop(self) -> None:
         while (act := self._out.get()) is not None:
@@ -212,7 +218,7 @@ class Session:
             if grad is None:
                 self.stream.drain(header)
             else:
-                self.stream.recv_into(header, memory.view(grad))
+                self.stream.recv_into(header, memory.view(grad.flat))
         verdict = store.push(header, cell, grad, self, self.generation)
         if verdict is Verdict.GAP:
             raise WireError(

@@ -19,7 +19,7 @@ from psjob.layout import Layout, TensorSpec, assign
 from psjob.modes import Mode
 from psjob.rules.base import BlockState, check_numbers
 from psjob.shard.admission import Admission, Verdict
-from psjob.shard.cell import Arrived, Cell, Copy, Info, Replies, Waiter
+from psjob.shard.cell import Arrived, Cell, Copy, Gradient, Info, Replies, Waiter
 from psjob.wire.frame import Flag, Header, WireError
 
 
@@ -66,7 +66,9 @@ class Store:
         self.infos: dict[tuple[int, int], Info] = {}
         self.on_step: Callable[[int], None] = lambda step: None
         self._missing: set[int] = set()
-        self._arenas: dict[tuple[int, int], torch.Tensor] = {}
+        self._pools: dict[int, list[torch.Tensor]] = {}
+        """Buffers of the size of the largest block, by rank; a worker's credit bounds how many it needs."""
+        self._largest = 0
         self._reported = 0
 
     # -- becoming ready ------------------------------------------------------------------------
@@ -114,7 +116,8 @@ class Store:
         mine = [b for b in layout.blocks if self.assignment[b.index] == self.index]
         self.cells = {b.index: Cell(b, position, made, self.mode) for position, b in enumerate(mine)}
         self.admission = Admission(self.workers, len(mine))
-        self._arenas.clear()
+        self._pools.clear()
+        self._largest = max((b.nbytes for b in mine), default=0)
 
     # -- serving -------------------------------------------------------------------------------
 
@@ -138,18 +141,15 @@ class Store:
         if (header.worker, header.info) not in self.infos:
             raise WireError(f"push of block {header.block} names numbers {header.info}, which were not sent")
 
-    def target(self, header: Header, cell: Cell) -> torch.Tensor | None:
-        """Where the payload of an admissible push is received: this worker's own buffer; None when it will be refused anyway."""
+    def target(self, header: Header, cell: Cell) -> Gradient | None:
+        """Where the payload of an admissible push is received: a buffer of this worker's; None when it will be refused anyway."""
         with self.lock:
             row = self.admission.rows[header.worker]
             if header.clock != row.complete or cell.position in row.open or (header.start, header.rewinds) < row.incarnation:
                 return None
-            key = (header.worker, header.block)
-            if key not in self._arenas:
-                self._arenas[key] = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype))
-            return self._arenas[key]
+            return Gradient(self._pools.setdefault(header.worker, []), self._largest, cell.block)
 
-    def push(self, header: Header, cell: Cell, grad: torch.Tensor | None, replies: Replies, generation: int) -> Verdict:
+    def push(self, header: Header, cell: Cell, grad: Gradient | None, replies: Replies, generation: int) -> Verdict:
         """Take a push and register its sender for the version that answers it; FENCED when a restore came between."""
         rank, now = header.worker, time.monotonic()
         with cell.lock:

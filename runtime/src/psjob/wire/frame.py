@@ -99,7 +99,7 @@ class Header:
     codec: int = 0
     length: int = 0
     crc: int = 0
-    """crc32 of the payload, 0 for none."""
+    """crc32 of the payload, 0 where it was not summed."""
 
     def pack(self) -> bytes:
         body = _BODY.pack(
@@ -109,9 +109,9 @@ class Header:
         )  # fmt: skip
         return body + _CRC.pack(zlib.crc32(body))
 
-    def sized(self, payload: bytes | memoryview) -> Header:
-        """This header with the length and crc of `payload`."""
-        return replace(self, length=len(payload), crc=zlib.crc32(payload) if len(payload) else 0)
+    def sized(self, payload: bytes | memoryview, sums: bool = True) -> Header:
+        """This header with the length of `payload` and, if `sums`, its crc."""
+        return replace(self, length=len(payload), crc=zlib.crc32(payload) if sums and len(payload) else 0)
 
 
 def parse(raw: bytes | memoryview) -> Header:

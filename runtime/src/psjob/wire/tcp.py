@@ -31,6 +31,7 @@ class Stream:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.peer = _peer_name(sock)
+        self.sums = not _one_host(sock)
         self.closed = False
         self._send_lock = threading.Lock()
         self._raw = bytearray(HEADER_BYTES)
@@ -41,8 +42,8 @@ class Stream:
         self._receive_seconds = 0.0
 
     def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
-        """Write one frame; `header` already carries length and crc (see `Header.sized`). Raises StreamClosed."""
-        raw = header.pack()
+        """Write one frame, with the payload's length and, where it leaves this host, its checksum. Raises StreamClosed."""
+        raw = header.sized(payload, self.sums).pack()
         with self._send_lock:
             try:
                 if len(payload) <= 16384:
@@ -56,7 +57,7 @@ class Stream:
 
     def send_json(self, header: Header, body: Any) -> None:
         raw = dump(body)
-        self.send(header.sized(raw), raw)
+        self.send(header, raw)
 
     def recv_header(self, seconds: float | None) -> Header:
         """The next header; `seconds` bounds the wait for its whole arrival, None waits as long as the stream lives.
@@ -243,6 +244,14 @@ def _peer_name(sock: socket.socket) -> str:
     except OSError:
         return "peer"
     return f"{host}:{port}"
+
+
+def _one_host(sock: socket.socket) -> bool:
+    """Both ends have one address: what is sent never leaves this machine's memory."""
+    try:
+        return bool(sock.getpeername()[0] == sock.getsockname()[0])
+    except OSError:
+        return False
 
 
 def _keepalive(sock: socket.socket) -> None:

@@ -11,9 +11,13 @@ import logging
 import select
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from psjob import memory
+from psjob.packing import Pack
 from psjob.wire import tcp
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError
 from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
@@ -25,14 +29,6 @@ SILENCE_SECONDS = 10.0
 """A shard that owes an answer says WAITING every 2 s; after this long without a word the stream counts as dead."""
 DIAL_SECONDS = 3.0
 log = logging.getLogger("psjob.worker")
-
-
-@dataclass(frozen=True)
-class Request:
-    """A push or pull that waits for its PARAM. `payload` stays valid until then."""
-
-    header: Header
-    payload: memoryview
 
 
 class Link:
@@ -49,9 +45,13 @@ class Link:
         self.waiting = ""
         self.none: dict[int, frozenset[int]] = {}
         """By block: tensors for which no worker had a gradient, told before the block's reply where the workers step."""
-        self.outstanding: dict[int, Request] = {}
+        self.unsent = 0
+        """Requests of the clock in hand that are still to be made."""
+        self.outstanding: dict[int, Header] = {}
+        """Pushes and pulls that wait for their PARAM, by number; what they carry can be gathered again until then."""
+        self._packs: list[Pack] = []
         self._pushed_clock = -1
-        self._pushed: dict[int, Request] = {}
+        self._pushed: dict[int, Header] = {}
         """Every push of the newest clock, answered or not: a shard of a later epoch needs them all."""
         self._request = 0
         self._last = time.monotonic()
@@ -64,26 +64,27 @@ class Link:
 
     # -- out -----------------------------------------------------------------------------------
 
-    def ask(self, header: Header, payload: memoryview) -> tuple[Header, memoryview]:
+    def ask(self, header: Header) -> Header:
         """Register a request that a PARAM answers; call with the session's condition held, send after releasing it."""
         self._request += 1
-        request = Request(replace(header, request=self._request), payload)
+        header = replace(header, request=self._request)
         if not self.outstanding:
             self._last = time.monotonic()
-        self.outstanding[self._request] = request
+        self.outstanding[self._request] = header
+        self.unsent -= 1
         if header.kind is Kind.PUSH:
             if header.clock != self._pushed_clock:
                 self._pushed_clock, self._pushed = header.clock, {}
-            self._pushed[self._request] = request
-        return request.header, payload
+            self._pushed[self._request] = header
+        return header
 
-    def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
+    def send(self, header: Header, payload: bytes | torch.Tensor | None = None) -> None:
         """Send if the link is up; if not, what was asked goes out at the next welcome."""
         stream = self.stream if self.welcomed else None
         if stream is None:
             return
         try:
-            stream.send(self._dated(header), payload)
+            stream.send(self._dated(header), memory.view(payload) if isinstance(payload, torch.Tensor) else payload or b"")
         except StreamClosed:
             pass
 
@@ -137,7 +138,7 @@ class Link:
         streams = list(tcp.connect(self.peer.host, self.peer.port, DIAL_SECONDS))
         for stream in streams:
             with self.session.cond:
-                hello = self.session.hello(self)
+                hello = self._hello()
             try:
                 stream.send_json(self.session.header(Kind.HELLO, epoch=self.epoch), hello)
                 first = stream.peek_header(HELLO_SECONDS) if len(streams) > 1 else None
@@ -149,6 +150,19 @@ class Link:
         for _, stream in found[:-1]:
             stream.close()
         return found[-1][1] if found else None
+
+    def _hello(self) -> dict[str, Any]:
+        session = self.session
+        body: dict[str, Any] = {
+            "role": "worker", "scheme": "none", "transports": ["tcp"], "codecs": ["none"], "layout": session.layout.digest(),
+            "view": session.view, "attempt": session.attempt, "fresh": not (session.joined if self.index == 0 else self.epoch),
+            "acked": self.acked if self.epoch else session.clock, "epoch": self.epoch, "init": session.initialising,
+        }  # fmt: skip
+        if self.index == 0:
+            body["rule"] = session.rule
+            body["aliases"] = session.aliases
+            body["table"] = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "group": t.group} for t in session.layout.table]
+        return body
 
     def _serve(self, stream: Stream) -> None:
         session = self.session
@@ -190,7 +204,8 @@ class Link:
     def _welcome(self, stream: Stream, header: Header, body: dict[str, Any]) -> None:
         session = self.session
         with session.cond:
-            if self.epoch and int(body["epoch"]) > self.epoch and self._pushed.keys() & self.outstanding.keys():
+            unfinished = self.unsent > 0 or self._pushed.keys() & self.outstanding.keys()
+            if self.epoch and int(body["epoch"]) > self.epoch and unfinished:
                 # What the epoch before answered of the open clock is lost with it; without it this clock would never be whole.
                 self.outstanding |= self._pushed
             self.epoch = int(body["epoch"])
@@ -200,28 +215,33 @@ class Link:
             again = [] if body.get("init") else sorted(self.outstanding.items())
         complete, opened = int(body["complete"]), set(body["open"])
         session.send_info(self)
-        for number, request in again:
-            old = request.header
+        for number, old in again:
             taken = old.kind is Kind.PUSH and (old.clock < complete or (old.clock == complete and old.block in opened))
             if taken:
                 flag = Flag.STORE if session.reduces else Flag.NONE
                 version = (0, session.mode.version_for(old.clock))
                 self.send(session.header(Kind.PULL, block=old.block, clock=old.clock, flags=flag, version=version, request=number))
             else:
-                self.send(old, request.payload)
+                block = session.layout.blocks[old.block]
+                flat = torch.empty(block.length, dtype=getattr(torch, block.dtype))
+                self.send(old, session.payload(old, Pack(block, flat, session.layout.table)))
         session.on_relinked(self)
 
     def _param(self, stream: Stream, header: Header) -> None:
         session = self.session
         with session.cond:
             request = self.outstanding.get(header.request)
-        if request is None or request.header.block != header.block:
-            target = session.block_bytes(header.block)
+        if request is None or request.block != header.block:
+            target = session.layout.blocks[header.block].nbytes
             if header.length != target:
                 raise WireError(f"PARAM of block {header.block} has {header.length} bytes, expected {target}")
             stream.drain(header)
             return
-        stream.recv_into(header, session.receive_into(header.block))
+        if not self._packs:
+            self._packs = session.packs()
+        pack = self._packs[header.block]
+        stream.recv_into(header, memory.view(pack.flat))
+        pack.scatter(session.targets)
         with session.cond:
             session.versions[header.block] = header.version
             if not header.info:
@@ -230,6 +250,6 @@ class Link:
             if header.flags & Flag.CUT and self.index == 0:
                 session.cut_clock = header.version[1]
             self.outstanding.pop(header.request, None)
-            if not self.outstanding and request.header.kind is Kind.PUSH:
-                self.acked = request.header.clock + 1
+            if not self.outstanding and not self.unsent and request.kind is Kind.PUSH:
+                self.acked = request.clock + 1
             session.cond.notify_all()

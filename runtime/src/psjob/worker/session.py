@@ -16,16 +16,18 @@ from typing import Any
 
 import torch
 
-from psjob import memory
 from psjob.config import Place
-from psjob.layout import Layout, TensorSpec, gather, scatter
+from psjob.layout import Block, Layout, TensorSpec
 from psjob.modes import named as mode_named
+from psjob.packing import Pack
 from psjob.wire.frame import Flag, Header, Kind, run_digest
 from psjob.worker.ending import Ending
 from psjob.worker.link import Link
 
 SMALL_RECORD = 64 << 10
 """A record of at most this many bytes goes to the coordinator with every clock, a larger one at cuts only."""
+CREDIT = 8
+"""Blocks on their way between this worker and one shard; a shard holds at most so many gradients of it that wait for others."""
 STOP_SECONDS = 25.0
 log = logging.getLogger("psjob.worker")
 
@@ -68,8 +70,11 @@ class WorkerSession:
         self._said = 0.0
         self._last_record = (0, b"")
         os.register_at_fork(after_in_child=self._forget_streams)
-        self._grads = {b.index: torch.empty(b.length, dtype=getattr(torch, b.dtype)) for b in self.layout.blocks}
-        self._weights = {b.index: torch.empty(b.length, dtype=getattr(torch, b.dtype)) for b in self.layout.blocks}
+        self._packs = self.packs()
+        self._sources: Sequence[torch.Tensor | None] = ()
+        self._scale = 1.0
+        self.targets: Sequence[torch.Tensor] = ()
+        """Where blocks are copied to as they land; the script waits in a call of ours meanwhile."""
 
     # -- the script's thread -------------------------------------------------------------------
 
@@ -86,71 +91,60 @@ class WorkerSession:
         self._pull(parameters)
 
     def exchange(
-        self, grads: Sequence[torch.Tensor | None] | None, numbers: list[dict[str, Any]], skip: bool, scale: float = 1.0
-    ) -> dict[int, torch.Tensor]:
-        """Push one clock and wait for what the mode promises: fresh weights by block, or the reduced gradient.
+        self,
+        grads: Sequence[torch.Tensor | None] | None,
+        numbers: list[dict[str, Any]],
+        skip: bool,
+        scale: float,
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        """Push one clock and wait for what the mode promises: fresh weights, or the reduced gradient, put into `targets`.
 
-        `grads` is None for an absent rank; a single None is a parameter without a gradient. Raises Ending.
+        `grads` is None for an absent rank; a single None is a parameter without a gradient. A target may be the gradient of
+        its row. Raises Ending.
         """
         none = [] if grads is None else [i for i, g in enumerate(grads) if g is None]
         self._set_info({"numbers": numbers, "none": none})
         flags = Flag.ABSENT if grads is None else (Flag.SKIP if skip else Flag.NONE)
-        frames = []
-        for block in self.layout.blocks:
-            payload = memoryview(b"")
-            if not flags:
-                flat = self._grads[block.index]
-                gather(block, list(grads or ()), flat)
-                if scale != 1.0:
-                    flat.mul_(scale)
-                payload = memory.view(flat)
-            header = self.header(
-                Kind.PUSH, block=block.index, clock=self.clock, flags=flags, info=self._info[0],
-                version=self.versions.get(block.index, (0, 0)),
-            ).sized(payload)  # fmt: skip
-            frames.append((self.links[self.owner[block.index]], header, payload))
+        info = self._info[0]
+        self._sources, self._scale = grads or (), scale
         self.skipped = False
-        self._ask(frames)
+        self._ask(
+            lambda block: self.header(
+                Kind.PUSH, block=block.index, clock=self.clock, flags=flags, info=info, version=self.versions.get(block.index, (0, 0))
+            ),
+            targets,
+        )
         self.clock += 1
-        return self._weights
 
-    def scatter(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Copy the received blocks into the tensors."""
-        with torch.no_grad():
-            for block in self.layout.blocks:
-                scatter(block, self._weights[block.index], list(parameters))
+    def payload(self, header: Header, pack: Pack) -> torch.Tensor | None:
+        """What a request carries, gathered into the block's `pack`; None: nothing."""
+        if header.kind is not Kind.PUSH or header.flags:
+            return None
+        flat = pack.gather(self._sources)
+        return flat if self._scale == 1.0 else flat.mul_(self._scale)
 
-    def store(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Worker-side update: give the shards the weights of this clock, for the cut."""
-        self._keep(parameters)
-        for link in self.links:
-            self._store(link)
-
-    def _keep(self, parameters: Sequence[torch.Tensor]) -> None:
-        for block in self.layout.blocks:
-            gather(block, list(parameters), self._grads[block.index])
-
-    def _store(self, link: Link) -> None:
+    def _store(self, link: Link, packs: Sequence[Pack], parameters: Sequence[torch.Tensor]) -> None:
+        """Worker-side update: give the shard the weights of this clock."""
         if not self.reduces or self.place.index != 0:
             return
         for block in self.layout.blocks:
             if self.owner[block.index] == link.index:
-                payload = memory.view(self._grads[block.index])
                 header = self.header(Kind.PUSH, block=block.index, clock=self.clock, flags=Flag.STORE, version=(0, self.clock))
-                link.send(header.sized(payload), payload)
+                link.send(header, packs[block.index].gather(parameters))
 
     def edge(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """The script stands between two steps: hand in the record, take part in a cut, stop if asked. Raises Ending."""
         self.check()
         cut = self.cut_clock == self.clock
-        if cut and self.reduces and self.place.index == 0:
-            self.store(parameters)
+        for link in self.links if cut else ():
+            self._store(link, self._packs, parameters)
         record = make_record()
         stops = self.stop_requested or self.stop_clock is not None
         mark = self.mark_wanted
         if cut or stops or mark or len(record) <= SMALL_RECORD:
             self._last_record = (self.clock, record)
-            self.links[0].send(self.header(Kind.RECORD, clock=self.clock).sized(record), record)
+            self.links[0].send(self.header(Kind.RECORD, clock=self.clock), record)
         self._mark(mark)
         if stops:
             self._stand_still()
@@ -187,7 +181,7 @@ class WorkerSession:
         """The script is through: say so, and wait until a checkpoint holds it. Raises Ending (left or finished is the good one)."""
         self.check()
         self._last_record = (self.clock, make_record())
-        self._keep(parameters)
+        self._sources = parameters
         self.leaving = True
         for link in reversed(self.links):  # the coordinator's last: it may act on it at once
             self.on_relinked(link)
@@ -212,23 +206,15 @@ class WorkerSession:
         base: dict[str, Any] = {"run": self.run, "view": self.view, "worker": place.index, "start": place.number, "rewinds": place.rewinds}
         return Header(kind, **(base | fields))
 
-    def hello(self, link: Link) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "role": "worker", "scheme": "none", "transports": ["tcp"], "codecs": ["none"], "layout": self.layout.digest(),
-            "view": self.view, "attempt": self.attempt, "fresh": not (self.joined if link.index == 0 else link.epoch),
-            "acked": link.acked if link.epoch else self.clock, "epoch": link.epoch, "init": self._init > 0 and not self.joined,
-        }  # fmt: skip
-        if link.index == 0:
-            body["rule"] = self.rule
-            body["aliases"] = self.aliases
-            body["table"] = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "group": t.group} for t in self.layout.table]
-        return body
+    @property
+    def initialising(self) -> bool:
+        """Rank 0 was asked for the run's first values, and is not in the job yet."""
+        return self._init > 0 and not self.joined
 
-    def block_bytes(self, block: int) -> int:
-        return self.layout.blocks[block].nbytes
-
-    def receive_into(self, block: int) -> memoryview:
-        return memory.view(self._weights[block])
+    def packs(self) -> list[Pack]:
+        """A pack for each block, all in one buffer of the largest one's size."""
+        buffer = torch.empty(max((block.nbytes for block in self.layout.blocks), default=0), dtype=torch.uint8)
+        return [Pack(b, buffer[: b.nbytes].view(getattr(torch, b.dtype)), self.layout.table) for b in self.layout.blocks]
 
     def send_info(self, link: Link) -> None:
         number, body = self._info
@@ -258,9 +244,9 @@ class WorkerSession:
         """A shard has welcomed this worker: say again what it may have missed."""
         clock, record = self._last_record
         if link.index == 0 and record:
-            link.send(self.header(Kind.RECORD, clock=clock).sized(record), record)
+            link.send(self.header(Kind.RECORD, clock=clock), record)
         if self.leaving:
-            self._store(link)
+            self._store(link, self.packs(), [p for p in self._sources if p is not None])
             link.send(self.header(Kind.LEAVE, clock=self.clock))
 
     def on_record(self, clock: int, blob: bytes) -> None:
@@ -342,30 +328,32 @@ class WorkerSession:
             link.start()
         self.wait(lambda: all(link.welcomed for link in self.links), "all shards")
         asked = self._init
-        self._keep(parameters)
         for block in self.layout.blocks:
-            payload = memory.view(self._grads[block.index])
-            self.links[self.owner[block.index]].send(self.header(Kind.INIT, block=block.index).sized(payload), payload)
+            self.links[self.owner[block.index]].send(self.header(Kind.INIT, block=block.index), self._packs[block.index].gather(parameters))
         blob = initial()
-        self.links[0].send(self.header(Kind.RECORD, clock=-1).sized(blob), blob)
+        self.links[0].send(self.header(Kind.RECORD, clock=-1), blob)
         return asked
 
     def _pull(self, parameters: Sequence[torch.Tensor]) -> None:
-        frames = []
-        for block in self.layout.blocks:
-            header = self.header(Kind.PULL, block=block.index, clock=self.clock, version=(0, 0))
-            frames.append((self.links[self.owner[block.index]], header, memoryview(b"")))
-        self._ask(frames)
+        self._ask(lambda block: self.header(Kind.PULL, block=block.index, clock=self.clock, version=(0, 0)), parameters)
         if self.mode.rewinds_together and any(n != self.clock for _, n in self.versions.values()):
             raise Ending("rewind")  # a block moved on while this worker was placed
-        self.scatter(parameters)
 
-    def _ask(self, frames: Sequence[tuple[Link, Header, memoryview]]) -> None:
-        """Send requests and wait until every one is answered."""
+    def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
+        """Send a request for each block, as many at a time as a link has credit for, and wait until every one is answered."""
         self.check()
+        self.targets = targets
         with self.cond:
-            ready = [(link, *link.ask(header, payload)) for link, header, payload in frames]
-        for link, header, payload in ready:
+            for link in self.links:
+                link.unsent = self.owner.count(link.index)
+        for block in self.layout.blocks:
+            link = self.links[self.owner[block.index]]
+            if len(link.outstanding) >= CREDIT:
+                self.wait(lambda link=link: len(link.outstanding) < CREDIT, "the shards' answer")  # type: ignore[misc]
+            header = make(block)
+            payload = self.payload(header, self._packs[block.index])
+            with self.cond:
+                header = link.ask(header)
             link.send(header, payload)
         self.wait(lambda: not any(link.outstanding for link in self.links), "the shards' answer")
 

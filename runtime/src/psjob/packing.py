@@ -1,0 +1,78 @@
+"""A block's flat buffer and the tensors of a model: copied in and out by views that are made once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from psjob.layout import Block, TensorSpec
+
+
+class Pack:
+    """`flat` is 1-D of the block's length and dtype; `table` the rows that the block's pieces name. Raises ValueError where they differ."""
+
+    def __init__(self, block: Block, flat: torch.Tensor, table: Sequence[TensorSpec]) -> None:
+        if flat.shape != (block.length,) or str(flat.dtype) != f"torch.{block.dtype}":
+            raise ValueError(
+                f"block {block.index} is {block.length} elements of {block.dtype}, got shape {tuple(flat.shape)} of {flat.dtype}"
+            )
+        self.flat = flat
+        self._whole: list[tuple[int, torch.Tensor]] = []
+        """Row and view of its shape, where the block holds all of a tensor."""
+        self._parts: list[tuple[int, slice, torch.Tensor]] = []
+        for piece in block.pieces:
+            view = flat[piece.block_offset : piece.block_offset + piece.length]
+            if piece.length == table[piece.tensor].numel:
+                self._whole.append((piece.tensor, view.view(table[piece.tensor].shape)))
+            else:
+                self._parts.append((piece.tensor, slice(piece.tensor_offset, piece.tensor_offset + piece.length), view))
+
+    def gather(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """Copy the block's elements of `tensors` (by table row; None: zeros) into the buffer, which is given back."""
+        views, sources = [], []
+        with torch.no_grad():
+            for row, view in self._whole:
+                source = tensors[row]
+                if source is None:
+                    view.zero_()
+                else:
+                    views.append(view)
+                    sources.append(_dense(row, source))
+            if views:
+                torch._foreach_copy_(views, sources)
+            for row, span, view in self._parts:
+                source = tensors[row]
+                if source is None:
+                    view.zero_()
+                else:
+                    view.copy_(_dense(row, source).reshape(-1)[span])
+        return self.flat
+
+    def scatter(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Copy the buffer back into `tensors` in place (None: left out)."""
+        views, targets = [], []
+        with torch.no_grad():
+            for row, view in self._whole:
+                target = tensors[row]
+                if target is not None:
+                    views.append(view)
+                    targets.append(target)
+            if views:
+                torch._foreach_copy_(targets, views)
+            for row, span, view in self._parts:
+                target = tensors[row]
+                if target is None:
+                    continue
+                if target.is_contiguous():
+                    target.view(-1)[span].copy_(view)
+                else:
+                    whole = target.reshape(-1).clone()
+                    whole[span].copy_(view)
+                    target.copy_(whole.view(target.shape))
+
+
+def _dense(row: int, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"row {row} of the table is a {tensor.layout} tensor; only dense tensors are pushed and pulled")
+    return tensor

@@ -1,0 +1,50 @@
+"""Tensors into flat blocks and back, whatever their shapes and strides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psjob.layout import Layout
+from psjob.packing import Pack
+from tests.unit.test_layout import SPECS, table
+
+
+@given(SPECS, st.data())
+@settings(deadline=None, max_examples=50)
+def test_scatter_undoes_gather(rows: list[Any], data: st.DataObject) -> None:
+    layout = Layout.of(table(rows), 1024)
+    tensors = [torch.randn(spec.shape, dtype=torch.float64).to(getattr(torch, spec.dtype)) for spec in layout.table]
+    tensors = [t.transpose(0, -1).contiguous().transpose(0, -1) if t.dim() > 1 and data.draw(st.booleans()) else t for t in tensors]
+    back = [torch.zeros_like(t) for t in tensors]
+    for block in layout.blocks:
+        flat = torch.empty(block.length, dtype=getattr(torch, block.dtype))
+        pack = Pack(block, flat, layout.table)
+        pack.gather(tensors)
+        pack.scatter(back)
+    assert all(torch.equal(one, other) for one, other in zip(tensors, back, strict=True))
+
+
+def test_none_is_zeros_in_and_left_out_on_the_way_back() -> None:
+    layout = Layout.of(table([((4,), "float32", 0), ((3,), "float32", 0)]))
+    (block,) = layout.blocks
+    flat = torch.full((7,), 9.0)
+    pack = Pack(block, flat, layout.table)
+    pack.gather([None, torch.ones(3)])
+    assert flat.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    target = torch.zeros(3)
+    pack.scatter([None, target])
+    assert target.tolist() == [1, 1, 1]
+
+
+def test_gather_refuses_what_is_not_the_block() -> None:
+    layout = Layout.of(table([((4,), "float32", 0)]))
+    (block,) = layout.blocks
+    with pytest.raises(ValueError, match="block 0 is 4 elements of float32, got shape"):
+        Pack(block, torch.empty(5), layout.table)
+    with pytest.raises(ValueError, match="only dense tensors"):
+        Pack(block, torch.empty(4), layout.table).gather([torch.zeros(4).to_sparse()])
