@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 SHARD = """
-import http.server, json, os, signal, sys, threading, time
+import hashlib, http.server, json, os, signal, sys, threading, time
 env = os.environ
 config = json.load(open(env["PSJOB_CONFIG"]))
 index, epoch = int(env["PSJOB_INDEX"]), int(env["PSJOB_EPOCH"])
 run = os.path.join(env["PSJOB_CHECKPOINTS"], env["PSJOB_RUN"])
 kept = os.path.join(run, "step")
 base = int(open(kept).read()) if os.path.exists(kept) else 0
-began, stopping, absent = time.time(), [], "STANDIN_ABSENT" in env
+began, stopping, absent, patient = time.time(), [], "STANDIN_ABSENT" in env, "STANDIN_PATIENT" in env
 signal.signal(signal.SIGTERM, lambda *_: stopping.append(1))
 def told():
     step = base + int((time.time() - began) * 100)
@@ -46,8 +46,18 @@ server = http.server.ThreadingHTTPServer(("127.0.0.1", config["shards"][index]["
 threading.Thread(target=server.serve_forever, daemon=True).start()
 while not stopping and (absent or not all(os.path.exists(os.path.join(run, f"left-{rank}")) for rank in range(config["workers"]))):
     time.sleep(0.01)
+if stopping and patient:
+    time.sleep(8)
+    open(os.path.join(run, "waited"), "w").close()
+last = base + int((time.time() - began) * 100)
 with open(kept, "w") as file:
-    file.write(str(base + int((time.time() - began) * 100)))
+    file.write(str(last))
+if index == 0:
+    body = {"step": last, "mode": config["mode"], "final": not stopping, "files": [], "records": None, "buffers": None}
+    body["workers"] = {str(rank): {} for rank in range(config["workers"])}
+    raw = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    with open(os.path.join(run, f"manifest-v000001-s{last:012d}.json"), "w") as file:
+        json.dump({**body, "sha256": hashlib.sha256(raw.encode()).hexdigest()}, file)
 with open(env["PSJOB_TERMINATION_LOG"], "w") as file:
     json.dump({"status": told()}, file)
 os._exit(0)

@@ -96,17 +96,27 @@ def test_a_worker_that_never_joins_fails_the_job_with_a_sentence(tmp_path: Path)
     assert told["failure"].startswith("NeverAttached: worker ") and "psjob.attach" in ended.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize(("first", "absent"), [("exit1", False), ("0.1", True)])
+def test_a_failed_job_waits_for_no_last_checkpoint_and_says_why_at_once(tmp_path: Path, first: str, absent: bool) -> None:
+    env = {"STANDIN_PATIENT": "1", **({"STANDIN_ABSENT": "1"} if absent else {})}
+    ended = run(tmp_path, manifest(tmp_path, first, runPolicy=NO_WAIT), "--summary", "s.json", **env)
+    told = summary(tmp_path / "s.json")
+    lines = ended.stderr.splitlines()
+    assert ended.returncode == 1 and not list((tmp_path / ".psjob").glob("*/waited"))
+    assert told["failure"] in lines[:-1] and lines[-1].startswith(f"Failed: {told['failure']}")
+
+
 def test_leaving_to_come_back_is_not_counted(tmp_path: Path) -> None:
     ended = run(tmp_path, manifest(tmp_path, "exit75", "0.2", runPolicy=NO_WAIT), "--summary", "s.json")
     assert ended.returncode == 0, ended.stderr
     assert set(summary(tmp_path / "s.json")["restarts"]) == {"Retry"}
 
 
-def interrupted(folder: Path, *signals: signal.Signals, worker: str = "60") -> tuple[int, str]:
+def interrupted(folder: Path, *signals: signal.Signals, worker: str = "60", **env: str) -> tuple[int, str]:
     process = subprocess.Popen(
         command(manifest(folder, worker), "--set", "spec.runPolicy.backoffLimit=3", "--summary", "s.json"),
         cwd=folder,
-        env=environment(folder),
+        env={**environment(folder), **env},
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
@@ -159,6 +169,20 @@ def test_ctrl_c_stops_in_order_and_says_how_to_go_on(tmp_path: Path, number: sig
     again = run(tmp_path, manifest(tmp_path, "0.2"), "--resume", lines[-1].split()[-1])
     config = max((tmp_path / ".psjob").glob("*/config.json"), key=lambda path: path.stat().st_mtime)
     assert again.returncode == 0 and json.loads(config.read_text())["checkpoint"]["resumeFrom"]["path"].endswith(lines[-1].split("/")[-1])
+
+
+def test_ctrl_c_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
+    code, _ = interrupted(tmp_path, signal.SIGINT, STANDIN_PATIENT="1")
+    assert code == 130 and list((tmp_path / ".psjob").glob("*/waited"))
+
+
+def test_a_complete_run_is_not_resumed(tmp_path: Path) -> None:
+    job = manifest(tmp_path, "0.1")
+    assert run(tmp_path, job).returncode == 0
+    (folder,) = (tmp_path / ".psjob").glob("tiny-*")
+    again = run(tmp_path, job, "--resume", folder)
+    assert again.returncode == 2 and "that run is complete" in again.stderr and "final.safetensors" in again.stderr
+    assert list((tmp_path / ".psjob").glob("tiny-*")) == [folder]
 
 
 def test_a_second_ctrl_c_kills_who_does_not_leave(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class Child:
             pass
 
     def stop(self, now: float, grace: float) -> None:
-        """SIGTERM now and SIGKILL after `grace` seconds; at once where grace is 0."""
+        """SIGTERM now and SIGKILL after `grace` seconds; at once where grace is 0. Asked again, the earlier SIGKILL holds."""
         self.deleting = self.deleting or now
         if grace <= 0:
             self.send(signal.SIGKILL)
@@ -80,6 +80,8 @@ class Child:
             self.kill_at = now + grace
             # As on a cluster, to the process itself: its loader processes are its own to end.
             self.send(signal.SIGTERM, group=False)
+        else:
+            self.kill_at = min(self.kill_at, now + grace)
 
     def wait(self) -> None:
         """Until it has ended, after SIGKILL: the kernel does not let it wait long."""

@@ -64,19 +64,6 @@ def new_folder(job: str, under: Path) -> Folder:
     return Folder(run, path)
 
 
-def resumable(path: Path) -> Path:
-    """The absolute path of a former run's folder.
-
-    Raises:
-        BadInput: it is not one.
-    """
-    if not (path / "config.json").is_file():
-        near = sorted(str(found) for found in Path(RUNS).glob("*") if found.is_dir())
-        there = f"runs here: {', '.join(near[-5:])}" if near else f"there is no run in {Path(RUNS).absolute()}"
-        raise BadInput(f"--resume {path}: is not the folder of a run of psjob; {there}")
-    return path.absolute()
-
-
 def message_of(path: Path) -> str:
     """The termination message in `path`, cut to 2,048 bytes; empty where there is none."""
     try:

@@ -30,6 +30,8 @@ from psjob_operator.plan.snapshot import Claim, Exit, Objects, Process, Snapshot
 
 GRACE = 30.0
 """Seconds between SIGTERM and SIGKILL, as a pod has by default."""
+ENDING = 2.0
+"""The same once the job has ended: its last checkpoint is made, or nobody is left to make one."""
 MOST_ROUNDS = 20
 """Plans in a row without a wait; more means that plan and ground never agree."""
 
@@ -107,11 +109,16 @@ class Ground:
         self.children = [child for child in self.children if child.running or child.deleting is None]
         return bool(ended)
 
-    def stop(self, grace: float) -> None:
-        """SIGTERM to every process, SIGKILL `grace` seconds later."""
+    @property
+    def grace(self) -> float:
+        """Seconds that a process has to end in."""
+        return ENDING if self.verdict or self.phase in TERMINAL else GRACE
+
+    def stop(self, *, kill: bool = False) -> None:
+        """SIGTERM to every process, SIGKILL when it has had its `grace`; at once with `kill`."""
         for child in self.children:
             if child.running:
-                child.stop(time.time(), grace)
+                child.stop(time.time(), 0 if kill else self.grace)
 
     def current(self, role: str, index: int) -> Child | None:
         """The running process of a seat."""
@@ -198,7 +205,7 @@ class Ground:
             self.children.remove(child)
             return True
         again = child.deleting is not None
-        grace = GRACE if action.grace_seconds is None else float(action.grace_seconds)
+        grace = self.grace if action.grace_seconds is None else float(action.grace_seconds)
         child.stop(time.time(), 0 if self.watch.unresponsive(child) else grace)
         return not again
 

@@ -15,12 +15,13 @@ from psjob_operator.local.command import worker_command
 from psjob_operator.local.display import Display
 from psjob_operator.local.errors import BadInput
 from psjob_operator.local.faults import Fault, parse_faults
-from psjob_operator.local.folder import new_folder, resumable
-from psjob_operator.local.ground import GRACE, Ground
+from psjob_operator.local.folder import new_folder
+from psjob_operator.local.ground import Ground
 from psjob_operator.local.manifest import read_job
 from psjob_operator.local.polls import poll_shards, strike_at
 from psjob_operator.local.ports import reserve
 from psjob_operator.local.request import Request
+from psjob_operator.local.resume import resumed
 from psjob_operator.local.story import Story
 from psjob_operator.local.summary import failure, metric_line, metrics, summary
 from psjob_operator.local.verdict import never_attached
@@ -57,9 +58,7 @@ def _prepare(request: Request) -> tuple[Ground, tuple[Fault, ...], Story]:
         raise BadInput("spec.suspend: is true, which means zero processes; train here with --set spec.suspend=false")
     command = worker_command(job, request.manifest.absolute().parent)
     faults = parse_faults(request.faults, job.spec.ps.shards, job.spec.workers.replicas)
-    resume = resumable(request.resume) if request.resume else None
-    if job.spec.checkpoint.resume_from and resume is None:
-        resumable(Path(".psjob") / job.spec.checkpoint.resume_from)
+    resume = resumed(request.resume, job.spec)
     if request.summary is not None and not request.summary.absolute().parent.is_dir():
         raise BadInput(
             f"--summary {request.summary}: there is no folder {request.summary.absolute().parent}; make it, or name another file"
@@ -87,7 +86,7 @@ async def _train(ground: Ground, faults: tuple[Fault, ...], story: Story) -> str
                 break
             wake_at = ground.turn()
             if ground.phase in TERMINAL:
-                ground.stop(GRACE)
+                ground.stop()
             story.show(ground)
             await _pause(wake, wake_at)
         if interrupts or ground.verdict:
@@ -97,7 +96,9 @@ async def _train(ground: Ground, faults: tuple[Fault, ...], story: Story) -> str
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
     story.show(ground)
-    return "Failed" if ground.verdict else "Suspended" if interrupts else ground.phase
+    if ground.verdict:
+        return "Failed"
+    return "Suspended" if interrupts and ground.phase not in TERMINAL else ground.phase
 
 
 def _must_go_on(beside: list[asyncio.Task[None]]) -> None:
@@ -108,13 +109,15 @@ def _must_go_on(beside: list[asyncio.Task[None]]) -> None:
 
 
 async def _stop(ground: Ground, story: Story, wake: asyncio.Event, interrupts: list[int]) -> None:
-    """Everyone leaves, the shards last, after a checkpoint; a second Ctrl-C kills."""
-    if interrupts:
-        story.display.say(f"stopping: a last checkpoint is made, up to {GRACE:.0f} s (Ctrl-C again kills)")
-    ground.stop(GRACE)
+    """Everyone leaves, the shards last, after a checkpoint where the job could go on; a second Ctrl-C kills."""
+    if ground.verdict:
+        story.display.say(ground.verdict, "yellow")
+    elif ground.phase not in TERMINAL:
+        story.display.say(f"stopping: a last checkpoint is made, up to {ground.grace:.0f} s (Ctrl-C again kills)")
+    ground.stop()
     while any(child.running for child in ground.children):
         if len(interrupts) > 1:
-            ground.stop(0)
+            ground.stop(kill=True)
         ground.reap()
         story.show(ground)
         await _pause(wake, None)

@@ -1,0 +1,127 @@
+"""What `psjob run` sees of a run to go on from before it starts anything: real checkpoints, whole, cut and missing."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psjob.checkpoint import manifest
+from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import JobSpec
+from psjob_operator.local import resume
+from psjob_operator.local.errors import BadInput
+from psjob_operator.local.resume import resumed
+from tests.unit.api_manifest import GOOD
+from tests.unit.checkpoint_parts import save
+
+
+def spec(workers: int = 1, mode: str = "sync", run: str | None = None) -> JobSpec:
+    job = copy.deepcopy(GOOD)
+    job["spec"]["workers"]["replicas"] = workers
+    job["spec"]["training"] = {"mode": mode}
+    job["spec"]["checkpoint"] = {"resumeFrom": run} if run else {}
+    return PSTrainingJob.model_validate(job).spec
+
+
+@pytest.fixture
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`.psjob/old` with a config and no manifest, seen from beside .psjob."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / ".psjob" / "old"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def commit(folder: Path, step: int, **facts: Any) -> Path:
+    """Commit a checkpoint of one sync worker; its manifest's path."""
+    return manifest.commit(folder, save(folder, step, **facts))
+
+
+def refusal(option: str | None, wanted: JobSpec) -> str:
+    with pytest.raises(BadInput) as refused:
+        resumed(None if option is None else Path(option), wanted)
+    (line,) = refused.value.lines
+    return line
+
+
+def test_the_operator_knows_the_runtimes_manifests(old: Path) -> None:
+    assert (resume.MANIFEST.pattern, resume.LARGEST) == (manifest._NAME.pattern, manifest.MAX_BYTES)
+    path = commit(old, 5)
+    assert resume._whole(path) == {key: value for key, value in json.loads(path.read_bytes()).items() if key != "sha256"}
+
+
+def test_a_run_that_fits_is_taken(old: Path) -> None:
+    commit(old, 0)
+    commit(old, 5, view=2)
+    assert resumed(None, spec()) is None
+    assert resumed(Path(".psjob/old"), spec()) == old == resumed(None, spec(run="old"))
+    assert resumed(Path(".psjob/old"), spec(run="gone")) == old
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    [
+        (spec(workers=3), "had 1 workers, spec.workers.replicas is 3; go on with --set spec.workers.replicas=1 "),
+        (spec(mode="async"), "was sync, spec.training.mode is async; go on with --set spec.training.mode=sync"),
+    ],
+)
+def test_another_number_of_workers_or_mode_is_refused(old: Path, wanted: JobSpec, sentence: str) -> None:
+    commit(old, 5)
+    line = refusal(".psjob/old", wanted)
+    assert line.startswith("--resume .psjob/old: that run ") and sentence in line and line.endswith("or start anew without --resume")
+
+
+def test_a_complete_run_is_refused(old: Path) -> None:
+    commit(old, 5)
+    commit(old, 9, final=True)
+    line = refusal(".psjob/old", spec())
+    assert "that run is complete (step 9); load .psjob/old/final.safetensors" in line and "without --resume" in line
+
+
+def test_a_run_without_a_manifest_is_refused(old: Path) -> None:
+    assert "that run has no checkpoint" in refusal(".psjob/old", spec())
+    assert "start anew without --resume" in refusal(".psjob/old", spec())
+
+
+@pytest.mark.parametrize("harm", ["cut", "emptied", "flipped", "no file", "short file", "no json", "deep"])
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(old: Path, harm: str) -> None:
+    commit(old, 5)
+    newest = commit(old, 9, final=True)
+    (file,) = old.glob("v000001-c000009-shard000*")
+    text = newest.read_text()
+    harms = {
+        "cut": text[:-9],
+        "emptied": "",
+        "flipped": text.replace('"final": true', '"final": null'),
+        "no json": "[1]",
+        "deep": "[" * 100_000,
+    }
+    newest.write_text(harms.get(harm, text))
+    if harm == "no file":
+        file.unlink()
+    elif harm == "short file":
+        file.write_bytes(file.read_bytes()[:-1])
+    assert manifest.newest(old, None)[0] is not None
+    assert resumed(Path(".psjob/old"), spec()) == old
+    for path in old.glob("manifest-*"):
+        path.write_text("{")
+    line = refusal(".psjob/old", spec())
+    assert "no whole checkpoint" in line and newest.name in line and "start anew without --resume" in line
+
+
+def test_a_run_that_is_not_here_is_named_as_the_user_wrote_it(old: Path) -> None:
+    line = refusal(None, spec(run="abc"))
+    assert line.startswith("spec.checkpoint.resumeFrom: abc: .psjob/abc is not the folder of a run of psjob")
+    assert "--resume" not in line and "(old in .psjob)" in line and "--set spec.checkpoint.resumeFrom=null" in line
+    assert refusal("abc", spec()).startswith("--resume abc: abc is not the folder of a run of psjob; name one of the runs here (old ")
+    (old / "config.json").unlink()
+    assert "there is no run in " in refusal("abc", spec()) and "without --resume" in refusal("abc", spec())
+
+
+def test_a_path_that_cannot_be_looked_at_is_a_sentence(old: Path) -> None:
+    assert "cannot be read: File name too long" in refusal("x" * 300, spec())
