@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from functools import cache
 from pathlib import Path
 
 import torch
 
 from psjob import attaching, config
-from psjob.checkpoint import files
+from psjob.checkpoint import disk, files
+from psjob.checkpoint.problems import CheckpointProblem
 from psjob.errors import Refused, exit_refused
 
 
@@ -56,11 +58,12 @@ def checkpoint() -> None:
 def export(path: str | Path, model: torch.nn.Module | None = None) -> None:
     """Write parameters and buffers as one safetensors file that plain torch loads, under the names of `model.state_dict()`.
 
-    `model` defaults to the attached one. In a job only rank 0 writes. The file appears whole or not at all.
+    `model` defaults to the attached one. In a job only rank 0 writes. The file appears whole or not at all, under any name that the
+    system takes; one of that name is replaced.
 
     Raises:
-        ValueError: no model was given and none is attached.
-        OSError: the folder cannot be written.
+        ValueError: no model was given and none is attached, or it holds what safetensors has no word for.
+        OSError: the file cannot be written there.
     """
     job = attaching.current
     if model is None:
@@ -73,7 +76,16 @@ def export(path: str | Path, model: torch.nn.Module | None = None) -> None:
     tensors = [
         (name, tensor.detach().cpu().contiguous()) for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)
     ]
-    files.write_blocks(target.parent, target.name, tensors, {"format": "pt"})
+    # Of its own name: processes that export to one path at a time do not meet, and no file of the user's is taken for ours.
+    passing = f"psjob-{secrets.token_hex(8)}.part"
+    try:
+        files.write_blocks(target.parent, passing, tensors, {"format": "pt"})
+        disk.rename_whole(target.parent, passing, target.name)
+    except CheckpointProblem as problem:
+        said, cause = str(problem).replace(passing, target.name), problem.__cause__
+        if isinstance(cause, OSError):
+            raise OSError(cause.errno, said) from None
+        raise ValueError(said) from None
 
 
 @cache

@@ -48,6 +48,23 @@ def write_whole(folder: Path, name: str, parts: Iterable[bytes | memoryview]) ->
             raise
 
 
+def rename_whole(folder: Path, name: str, to: str) -> None:
+    """Give `folder/name` the name `to`, which may be any that the system takes; where that fails, `name` is gone.
+
+    Raises CheckpointProblem, and ValueError for a name with a NUL.
+    """
+    with opened_folder(folder) as at:
+        try:
+            _rename(name, to, at)
+            _sync(at)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=at)
+            if isinstance(error, OSError):
+                raise explain(error, f"write {to}", folder) from error
+            raise
+
+
 @contextlib.contextmanager
 def opened_regular(path: Path) -> Iterator[tuple[int, int]]:
     """(file descriptor, size) of a regular file. Raises Damage for anything else: a link, a fifo, a device, nothing at all."""
