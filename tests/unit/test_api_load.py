@@ -14,6 +14,10 @@ from psjob_operator.api.validate import validate_job
 from tests.unit.api_manifest import GOOD, changed
 
 TEXT = yaml.safe_dump(GOOD)
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
+)
+MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 10)}]}}\n" for level in range(1, 9))
 
 
 @pytest.mark.parametrize(
@@ -38,6 +42,10 @@ TEXT = yaml.safe_dump(GOOD)
         ("apiVersion: psjob.dev/v1\nkind: PSTrainingJob\n", 'apiVersion: Invalid value: "psjob.dev/v1": must be "psjob.dev/v1alpha1"'),
         ("kind: PSTrainingJob\n", 'apiVersion: must be "psjob.dev/v1alpha1"'),
         ("a: &a [x]\nb: [" + "*a, " * 101 + "]", "more than 100 aliases"),
+        (BOMB, "1234567909 values with every alias written out, at most 100000 are taken; write out"),
+        (BOMB.replace("[", "{k: [").replace("]", "]}"), "values with every alias written out"),
+        (MERGES, "values with every alias written out"),
+        ("a: &a [1, *a]", "line 1: an alias stands inside the value that it names"),
         ("[" * 5000, "nested too deep"),
         ("a: 9999-99-99", "must be"),
         (TEXT.replace("shards: 2", "shards: .nan"), "must be of type integer"),
@@ -53,6 +61,12 @@ def test_bad_text_answers_with_one_line(text: str | bytes, sentence: str) -> Non
     lines = [str(problem) for problem in problems]
     assert any(sentence in line for line in lines), lines
     assert all(line and "\n" not in line and len(line) < 500 for line in lines)
+
+
+def test_a_few_aliases_are_fine() -> None:
+    text = TEXT + "".join(f"x{i}: *e\n" for i in range(5))
+    job, problems = load_job("e: &e [1, 2]\n" + text)
+    assert job is None and all("unknown field" in str(problem) for problem in problems) and problems
 
 
 @pytest.mark.parametrize("text", [TEXT, TEXT.encode(), json.dumps(GOOD), f"---\n{TEXT}...\n", f"# note\n{TEXT}---\n"])

@@ -12,6 +12,8 @@ from psjob_operator.api.validate import validate_job
 
 LARGEST_TEXT = 1024 * 1024
 MOST_ALIASES = 100
+MOST_NODES = 100_000
+"""Values in a manifest with every alias written out; LARGEST_SPEC has room for half of them."""
 
 
 def load_job(text: str | bytes) -> tuple[PSTrainingJob | None, list[Problem]]:
@@ -29,6 +31,8 @@ def load_job(text: str | bytes) -> tuple[PSTrainingJob | None, list[Problem]]:
         documents = [document for document in yaml.load_all(text, Loader=_Strict) if document is not None]
     except yaml.YAMLError as error:
         return None, [Problem("", None, f"the manifest is not YAML: {_one_line(error)}", "mend that line")]
+    except _Expands as error:
+        return None, [Problem("", None, str(error), "write out what you mean instead of aliases (*name)")]
     except RecursionError:
         return None, [Problem("", None, "the manifest is nested too deep", "it needs no more than some twenty levels")]
     except ValueError as error:
@@ -39,8 +43,12 @@ def load_job(text: str | bytes) -> tuple[PSTrainingJob | None, list[Problem]]:
     return validate_job(documents[0])
 
 
+class _Expands(Exception):
+    """Aliases stand for more than anyone means."""
+
+
 class _Strict(yaml.SafeLoader):
-    """Safe, and: a key given twice is an error as for kubectl, times stay text, aliases are few (they can blow up a small file)."""
+    """Safe, and: a key given twice is an error as for kubectl, times stay text, aliases are few and stand for little."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -52,6 +60,12 @@ class _Strict(yaml.SafeLoader):
             if self._aliases > MOST_ALIASES:
                 raise yaml.constructor.ConstructorError(None, None, f"more than {MOST_ALIASES} aliases", parent and parent.start_mark)
         return super().compose_node(parent, index)
+
+    def compose_document(self) -> Any:
+        node: Any = super().compose_document()
+        if (size := _size(node, {})) > MOST_NODES:
+            raise _Expands(f"the manifest holds {size} values with every alias written out, at most {MOST_NODES} are taken")
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -68,6 +82,24 @@ _Strict.yaml_implicit_resolvers = {
     first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+def _size(node: yaml.Node, known: dict[int, int | None]) -> int:
+    """How many nodes `node` stands for with every alias written out; each is counted once and remembered in `known`."""
+    if id(node) in known:
+        size = known[id(node)]
+        if size is None:
+            raise _Expands(f"line {node.start_mark.line + 1}: an alias stands inside the value that it names")
+        return size
+    known[id(node)] = None
+    parts: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        parts = [part for pair in node.value for part in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        parts = node.value
+    size = 1 + sum(_size(part, known) for part in parts)
+    known[id(node)] = size
+    return size
 
 
 def _one_line(error: yaml.YAMLError) -> str:
