@@ -63,8 +63,17 @@ def app() -> None:
         raise SystemExit(EXIT_FAILED) from None
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
 @cli.callback(epilog="Example: psjob run examples/digits/job.yaml")
-def _root(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a fault of psjob.")] = False) -> None:
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a fault of psjob.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
     if debug:
         os.environ[DEBUG] = "1"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from importlib.metadata import version as installed
 from typing import Annotated, Literal
 
 import typer
@@ -20,8 +21,16 @@ Examples:
 """
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"psjob-operator {installed('psjob-operator')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
     """Keeps `run` a command of its own, so that others may come beside it."""
 
 
