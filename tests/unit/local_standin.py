@@ -64,7 +64,7 @@ os._exit(0)
 """
 
 WORKER = """
-import os, signal, sys, time
+import json, os, signal, socket, sys, time
 run = os.path.dirname(os.environ["PSJOB_CONFIG"])
 rank, start = os.environ["PSJOB_INDEX"], int(os.environ["PSJOB_START"])
 print(f"worker {rank} start {start} of {os.getcwd()}", flush=True)
@@ -74,6 +74,11 @@ what = first if start == 1 else then
 if what == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     what = "600"
+if what.startswith("late"):
+    for shard in json.load(open(os.environ["PSJOB_CONFIG"]))["shards"]:
+        while socket.socket().connect_ex(("127.0.0.1", shard["statusPort"])):
+            time.sleep(0.02)
+    what = what.replace("late", "exit")
 if what.startswith("exit"):
     print("this went wrong", file=sys.stderr, flush=True)
     sys.exit(int(what[4:]))

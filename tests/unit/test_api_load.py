@@ -15,9 +15,9 @@ from tests.unit.api_manifest import GOOD, changed
 
 TEXT = yaml.safe_dump(GOOD)
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 6)
 )
-MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 10)}]}}\n" for level in range(1, 9))
+MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 10)}]}}\n" for level in range(1, 6))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{level}: &a{level} {{<<: [{', '.join([f
         ("apiVersion: psjob.dev/v1\nkind: PSTrainingJob\n", 'apiVersion: Invalid value: "psjob.dev/v1": must be "psjob.dev/v1alpha1"'),
         ("kind: PSTrainingJob\n", 'apiVersion: must be "psjob.dev/v1alpha1"'),
         ("a: &a [x]\nb: [" + "*a, " * 101 + "]", "more than 100 aliases"),
-        (BOMB, "1234567909 values with every alias written out, at most 100000 are taken; write out"),
+        (BOMB, "1234573 values with every alias written out, at most 100000 are taken; write out"),
         (BOMB.replace("[", "{k: [").replace("]", "]}"), "values with every alias written out"),
         (MERGES, "values with every alias written out"),
         ("a: &a [1, *a]", "line 1: an alias stands inside the value that it names"),

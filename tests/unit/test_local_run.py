@@ -96,7 +96,7 @@ def test_a_worker_that_never_joins_fails_the_job_with_a_sentence(tmp_path: Path)
     assert told["failure"].startswith("NeverAttached: worker ") and "psjob.attach" in ended.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("first", "absent"), [("exit1", False), ("0.1", True)])
+@pytest.mark.parametrize(("first", "absent"), [("late1", False), ("0.1", True)])
 def test_a_failed_job_waits_for_no_last_checkpoint_and_says_why_at_once(tmp_path: Path, first: str, absent: bool) -> None:
     env = {"STANDIN_PATIENT": "1", **({"STANDIN_ABSENT": "1"} if absent else {})}
     ended = run(tmp_path, manifest(tmp_path, first, runPolicy=NO_WAIT), "--summary", "s.json", **env)
