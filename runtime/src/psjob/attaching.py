@@ -34,7 +34,7 @@ class Job:
         self.rule = _rule(rule, optimizer, place.config)
         self.session = WorkerSession(place, table, self.rule, _aliases(model, table))
         self.replay = 0
-        """Steps that a script without `shard` makes again, without effect, to come back to its place."""
+        """Steps that the script makes again, without effect, to come from its record (or its beginning) to the job's clock."""
         self.cursor: dict[str, int] | None = None
         self.restored: record.Record | None = None
 
@@ -44,10 +44,16 @@ class Job:
         self.carry_out(lambda: self.session.join(self.parameters, lambda: record.pack(self._capture(None))))
         if self.session.record is not None:
             self.restored = record.unpack(self.session.record)
-            if self.restored.cursor is None:
-                self.replay = self.session.clock
-        elif self.session.initial is not None:
+            self.replay = self.session.clock - (0 if self.restored.cursor is None else self.restored.step)
+            return
+        if self.session.initial is not None:
             record.restore_buffers(record.unpack(self.session.initial), self.model)
+        self.replay = self.session.clock
+
+    @property
+    def made(self) -> int:
+        """Steps that the script has come through, those without effect included."""
+        return self.session.clock - self.replay
 
     def put_back(self) -> None:
         """The script stands where its record was taken: restore what the record holds."""
@@ -58,6 +64,9 @@ class Job:
     def edge(self, cursor: dict[str, int] | None) -> None:
         """The script asks for its next batch (or, without `shard`, has made a step)."""
         self.cursor = cursor
+        if self.replay:
+            self.carry_out(self.session.check)
+            return
         self.carry_out(lambda: self.session.edge(lambda: record.pack(self._capture(cursor)), self.parameters))
 
     def leave(self) -> None:
@@ -67,10 +76,7 @@ class Job:
 
     def step(self, original: Callable[[], Any] | None) -> None:
         """One clock. `original` makes the optimizer's own step (worker-side update)."""
-        if self.replay:
-            self.replay -= 1
-            if self.replay == 0:
-                self.put_back()
+        if self._replayed():
             return
         grads = [p.grad for p in self.parameters]
         for p, g in zip(self.parameters, grads, strict=True):
@@ -83,8 +89,19 @@ class Job:
 
     def absent_step(self) -> None:
         """This rank has no batch in the round: it counts as absent and takes the new weights."""
+        if self._replayed():
+            return
         own = (lambda: self.plain.step(self.optimizer)) if self.session.reduces else None
         self._exchange(None, False, 1.0, own)
+
+    def _replayed(self) -> bool:
+        """Was this step made before, by the process that this one follows?"""
+        if not self.replay:
+            return False
+        self.replay -= 1
+        if self.replay == 0:
+            self.put_back()
+        return True
 
     def _exchange(self, grads: list[torch.Tensor | None] | None, skip: bool, scale: float, original: Callable[[], Any] | None) -> None:
         numbers = [] if self.session.reduces else optimizers.numbers(self.optimizer)

@@ -61,7 +61,7 @@ def _epoch(job: attaching.Job, plan: _Plan) -> Iterator[Any]:
         begin = back.cursor["round"]
     rounds = plan.rounds()
     batches = iter(plan.loader(number, begin))
-    clock, given = job.session.clock, 0
+    made, given = job.made, 0
     for turn in range(begin, rounds):
         if back is not None:
             job.put_back()
@@ -70,7 +70,7 @@ def _epoch(job: attaching.Job, plan: _Plan) -> Iterator[Any]:
         if plan.batch_of(turn) is not None:
             given += 1
             yield next(batches)
-        elif _trains(job, given, job.session.clock - clock):
+        elif _trains(job, given, job.made - made):
             job.absent_step()
     if back is not None:
         job.put_back()

@@ -21,7 +21,7 @@ from psjob.checkpoint import claim
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.config import Place
 from psjob.coordinator.commit import Committer
-from psjob.coordinator.cuts import Cuts
+from psjob.coordinator.cuts import Cut, Cuts
 from psjob.coordinator.ending import Ending
 from psjob.coordinator.joining import ResumeRefused
 from psjob.coordinator.members import Members, State
@@ -166,8 +166,8 @@ class Coordinator:
                 return
             if did == "ready":
                 cut.ready.add(index)
-                if cut.marks and len(cut.ready) == len(self.config.shards):
-                    self._ask_marks(cut.number)
+                for session in self.sessions.values():
+                    self.ask_mark(session)
             elif did == "late":
                 self.void(str(body.get("why")), lambda now: self.cuts.late(now))
             elif did == "unwritten":
@@ -195,9 +195,14 @@ class Coordinator:
         step = -1 if cut.step is None else cut.step
         self.server.cut_step = step
         if stop:
-            self.tell_all(Kind.STOP, clock=cut.step or 0)
+            self.stop_at(cut, cut.step or 0)
         left = {str(m.rank): m.left_at for m in self.members.all.values() if m.left_at is not None}
         self.views.order_all({"do": "cut", "cut": cut.number, "step": step, "marks": cut.marks, "left": left})
+
+    def stop_at(self, cut: Cut, step: int) -> None:
+        """Workers that stand still go on to `step` and end there, with this cut."""
+        cut.stop = True
+        self.tell_all(Kind.STOP, clock=step)
 
     def void(self, why: str, again: Callable[[float], None]) -> None:
         cut = self.cuts.current
@@ -244,8 +249,11 @@ class Coordinator:
         """At step 0 of a new run nobody has asked for a batch yet."""
         return self.views.initialising and all(not self.members[rank].records for rank in ranks)
 
-    def _ask_marks(self, number: int) -> None:
-        self.tell_all(Kind.MARK, request=number)
+    def ask_mark(self, session: Session) -> None:
+        """A worker that comes while the others hold for a marked cut must mark too."""
+        cut = self.cuts.current
+        if cut is not None and cut.marks and session.rank not in cut.pins and len(cut.ready) == len(self.config.shards):
+            session.tell(Kind.MARK, request=cut.number)
 
     def _watch_claim(self, now: float) -> None:
         """A coordinator that nobody speaks to any more (its node was cut off, it stood still) finds its successor here."""

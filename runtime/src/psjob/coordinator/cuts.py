@@ -34,6 +34,7 @@ class Cuts:
 
     MARK_SECONDS = 10.0
     STUCK_SECONDS = 60.0
+    WRITING_SECONDS = 0.2
     FIRST_LEAD = 2
     MAX_LEAD = 64
 
@@ -61,7 +62,8 @@ class Cuts:
         if self.requested:
             return True
         by_time = self._next_time is not None and now >= self._next_time
-        return by_time or (self._next_step is not None and step + self._lead >= self._next_step)
+        lead = 0 if self.marks else self._lead
+        return by_time or (self._next_step is not None and step + lead >= self._next_step)
 
     def begin(self, step: int, now: float, final: bool = False, stop: bool = False, still: bool = False) -> Cut:
         """Name the next cut; `still`: nobody moves any more, so blocks are copied as they stand."""
@@ -76,7 +78,10 @@ class Cuts:
         return self.current
 
     def late(self, now: float) -> None:
-        """A shard was already beyond the step: name one further ahead."""
+        """A shard was already beyond the step: name one further ahead. Without a step it is still writing: wait for that."""
+        if self.current is not None and self.current.step is None:
+            self._again(now, self.WRITING_SECONDS)
+            return
         self._lead = min(self._lead * 2, self.MAX_LEAD)
         self._again(now, 0.0)
 

@@ -91,6 +91,8 @@ class Ending:
         leaving = bool(self._leavers) and now - min(self._leavers.values()) > TOGETHER_SECONDS
         finished = bool(self._leavers) and c.members.finished(c.config.success_policy)
         still = not c.members.live()
+        if cut is not None and self._stop_by is not None and cut.step is not None and not cut.stop and c.store.span()[1] < cut.step:
+            c.stop_at(cut, cut.step)  # workers that stand still would never come to it
         if cut is not None:
             moving = cut.marks or cut.step is not None
             if (not cut.final and (finished or still)) or (still and moving and len(cut.written) < len(c.config.shards)):

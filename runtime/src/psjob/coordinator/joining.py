@@ -48,7 +48,7 @@ class Joining:
         if not session.hello.get("fresh"):
             self._welcome(session, None)
             return
-        if member.state is State.LEFT and not self._stores(session.rank):
+        if member.state is State.LEFT and c.store.rule_name != "reduce":
             return
         self._number += 1
         self._asked[session.rank] = Asked(session, self._number)
@@ -86,10 +86,6 @@ class Joining:
         session.hello = dict(session.hello) | {"acked": clock}
         self._welcome(session, clock)
 
-    def _stores(self, rank: int) -> bool:
-        """Where the workers step by themselves, rank 0 gives the shards the job's weights when it leaves."""
-        return rank == 0 and self.views.c.store.rule_name == "reduce"
-
     def _all_again(self, session: Session, why: str) -> None:
         self.views.waiting[session.rank] = session
         self.views.rewind_all(f"worker {session.rank} {why}")
@@ -107,12 +103,13 @@ class Joining:
         member = c.members[session.rank]
         record = None
         if clock is not None:
-            record = member.records.get(clock if c.mode.rewinds_together else max(member.records, default=0))
+            record = member.records.get(clock if c.mode.rewinds_together else max((k for k in member.records if k <= clock), default=-1))
             member.clock = max(member.clock, clock) if not c.mode.rewinds_together else clock
-        initial = views.initial if clock is not None and record is None and clock == 0 else b""
+        initial = views.initial if clock is not None and record is None else b""
         session.welcome(
             view=views.view, attempt=views.attempt, clock=clock or 0, record=bool(record or initial), assignment=list(c.store.assignment)
         )
+        c.ask_mark(session)
         if record:
             session.tell(Kind.RECORD, payload=record, clock=clock)
         elif initial:
@@ -126,6 +123,9 @@ class Joining:
             return None
         folder = Path(path)
         made, problems = manifest.newest(folder, None)
+        for problem in problems:
+            log.warning("%s", problem)
+            c.progress.checkpoint_problem = problem
         if made is None:
             raise ResumeRefused(f"checkpoint.resumeFrom: no valid manifest in {folder}" + (f" ({problems[0]})" if problems else ""))
         if made.final:
@@ -157,8 +157,13 @@ def resume_sync(answers: Sequence[Mapping[str, Any]], records: set[int]) -> int 
 
 
 def resume_async(answers: Sequence[Mapping[str, Any]]) -> int:
-    """The clock a returning async worker goes on at: after the highest that any shard has seen of it."""
-    return max((int(a["complete"]) + (1 if a["open"] else 0) for a in answers), default=0)
+    """The clock a returning async worker goes on at: the first that not every shard has whole of it.
+
+    A push that some shards took and others did not is made again: who has it refuses it. A shard that lost more than that
+    with its epoch cannot be filled up; the clock that counts is the others'.
+    """
+    newest = max((int(a["complete"]) for a in answers), default=0)
+    return newest - 1 if any(int(a["complete"]) == newest - 1 for a in answers) else newest
 
 
 def rule_for(hello: Mapping[str, Any], update_at: str | None) -> str:

@@ -25,6 +25,8 @@ from psjob.wire.frame import Kind
 if TYPE_CHECKING:
     from psjob.coordinator.coordinator import Coordinator
 
+AGAIN_SECONDS = 1.0
+"""After a restore that a shard could not read."""
 log = logging.getLogger("psjob.coordinator")
 
 
@@ -54,6 +56,7 @@ class Views:
         self.waiting: dict[int, Session] = {}
         self.joining = Joining(self)
         self._told = 0.0
+        self._gather_at: float | None = None
         self._setup = 0
         self._done: set[int] = set()
         self._only: set[int] = set()
@@ -169,7 +172,9 @@ class Views:
             self._initialise(session)
 
     def tick(self, now: float) -> None:
-        """Tell those who wait what for."""
+        """Tell those who wait what for; try a failed restore again."""
+        if self._gather_at is not None and now >= self._gather_at:
+            self._gather()
         if now - self._told < WAITING_SECONDS:
             return
         self._told = now
@@ -195,6 +200,7 @@ class Views:
     def _gather(self) -> None:
         """Go on once every shard is here."""
         c = self.c
+        self._gather_at = None
         self._enter("electing")
         if len(self.peers) < len(c.config.shards):
             return
@@ -332,4 +338,5 @@ class Views:
     def _newest_again(self, why: str) -> None:
         log.warning("restore failed: %s", why)
         self.c.progress.checkpoint_problem = why
-        self._gather()
+        self._enter("electing")
+        self._gather_at = time.monotonic() + AGAIN_SECONDS

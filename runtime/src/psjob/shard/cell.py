@@ -188,7 +188,7 @@ class Cell:
         if step >= 0 and (self.n != step or (self.update is not None and self.stored != step)):
             return
         if step < 0 and self.update is not None and self.stored < stored:
-            return  # rank 0 has left, but its last weights are still on their way
+            return  # a worker has left, but its last weights are still on their way
         self._cut = None
         deliver(Copy(self.block.index, self.n, self.state.copy()))
 

@@ -102,6 +102,8 @@ class Session:
             version, flags = cell.n, Flag.CUT if self.server.cut_step == cell.n else Flag.NONE
             if waiter.update and cell.skipped:
                 flags |= Flag.SKIP
+            if waiter.update and flags & Flag.CUT and self.rank == min(self.store.admission.expected(cell.n), default=-1):
+                flags |= Flag.STORE
             none = sorted(cell.none) if waiter.update else []
         if none:
             raw_none = dump({"none": none})
@@ -171,10 +173,8 @@ class Session:
                 raise WireError(f"worker {self.rank}: a newer process of this rank is here; this one is fenced")
             if self.store.phase is not Phase.SERVING:
                 return
-            if epoch and epoch < self.store.epoch:
+            if self.hello.get("fresh") or 0 < epoch < self.store.epoch:
                 self.store.counters.lost += self.store.admission.jump(self.rank, acked)
-            elif self.hello.get("fresh"):
-                self.store.admission.jump(self.rank, acked)
 
     def _handle(self, header: Header) -> None:
         self.server.check(header, self)
@@ -209,8 +209,7 @@ class Session:
         if header.flags & Flag.STORE:
             weights = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype))
             self.stream.recv_into(header, memory.view(weights))
-            with cell.lock:
-                cell.store(weights, header.version[1])
+            store.keep(cell, weights, header.version[1], self.generation)
             return
         grad = None
         if header.length:

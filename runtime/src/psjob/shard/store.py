@@ -175,6 +175,12 @@ class Store:
         self._tell_step()
         return verdict
 
+    def keep(self, cell: Cell, weights: torch.Tensor, version: int, generation: int) -> None:
+        """Worker-side update: weights that a worker stores, unless a restore came between."""
+        with cell.lock:
+            if generation == self.generation and self.phase is Phase.SERVING:
+                cell.store(weights, version)
+
     def pull(self, header: Header, cell: Cell, replies: Replies) -> None:
         """Serve the block at `header.version[1]` or later."""
         with cell.lock:
@@ -194,7 +200,7 @@ class Store:
     def check_numbers(self, groups: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
         """Hyperparameters of every group, whole and finite. Raises ValueError naming what is wrong (an absent rank has none)."""
         wanted = 0 if self.layout is None or self.rule_name == "reduce" else 1 + max((t.group for t in self.layout.table), default=-1)
-        if len(groups) not in (0, wanted):
+        if 0 < len(groups) < wanted:  # the last groups may have no parameter
             raise ValueError(f"numbers of {len(groups)} parameter groups, the model has {wanted}")
         return tuple(check_numbers(rules.named(self.rule_name), group) for group in groups)
 
@@ -214,7 +220,7 @@ class Store:
     def order_cut(self, step: int, deliver: Callable[[Copy], None]) -> bool:
         """Copy every block at `step` (negative: now). False, and nothing ordered, when one is already beyond it."""
         done: list[Cell] = []
-        stored = self.admission.rows[0].left_at or 0
+        stored = max(row.left_at or 0 for row in self.admission.rows.values())
         for cell in self.cells.values():
             with cell.lock:
                 ordered = cell.order_cut(step, deliver, stored)

@@ -65,7 +65,7 @@ class Flag(IntFlag):
     SKIP = 2
     """The gradient held inf or nan under a GradScaler: the step is skipped for all."""
     STORE = 4
-    """The payload replaces the weights (worker-side update)."""
+    """Worker-side update. Of a push: the payload replaces the weights. Of a reply at a cut: this worker is to store its weights."""
     CUT = 8
     """The reply's version is the step of a cut: send the resume record for it."""
 

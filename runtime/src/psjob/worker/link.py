@@ -249,6 +249,7 @@ class Link:
             session.skipped |= bool(header.flags & Flag.SKIP)
             if header.flags & Flag.CUT and self.index == 0:
                 session.cut_clock = header.version[1]
+                session.stores = bool(header.flags & Flag.STORE)
             self.outstanding.pop(header.request, None)
             if not self.outstanding and not self.unsent and request.kind is Kind.PUSH:
                 self.acked = request.clock + 1

@@ -53,6 +53,8 @@ class WorkerSession:
         self.skipped = False
         """The shards made no update of the last clock, so a worker that steps by itself makes none either."""
         self.cut_clock = -1
+        self.stores = False
+        """At that cut this worker gives the shards its weights."""
         self.mark_wanted = 0
         self.holding = 0
         """The cut whose mark was sent and whose release is awaited."""
@@ -126,8 +128,6 @@ class WorkerSession:
 
     def _store(self, link: Link, packs: Sequence[Pack], parameters: Sequence[torch.Tensor]) -> None:
         """Worker-side update: give the shard the weights of this clock."""
-        if not self.reduces or self.place.index != 0:
-            return
         for block in self.layout.blocks:
             if self.owner[block.index] == link.index:
                 header = self.header(Kind.PUSH, block=block.index, clock=self.clock, flags=Flag.STORE, version=(0, self.clock))
@@ -137,7 +137,7 @@ class WorkerSession:
         """The script stands between two steps: hand in the record, take part in a cut, stop if asked. Raises Ending."""
         self.check()
         cut = self.cut_clock == self.clock
-        for link in self.links if cut else ():
+        for link in self.links if cut and self.stores else ():
             self._store(link, self._packs, parameters)
         record = make_record()
         stops = self.stop_requested or self.stop_clock is not None
@@ -245,8 +245,9 @@ class WorkerSession:
         clock, record = self._last_record
         if link.index == 0 and record:
             link.send(self.header(Kind.RECORD, clock=clock), record)
-        if self.leaving:
+        if self.leaving and self.reduces:
             self._store(link, self.packs(), [p for p in self._sources if p is not None])
+        if self.leaving:
             link.send(self.header(Kind.LEAVE, clock=self.clock))
 
     def on_record(self, clock: int, blob: bytes) -> None:
