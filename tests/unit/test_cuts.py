@@ -127,3 +127,21 @@ def test_nothing_begins_beside_a_cut_or_too_soon_after_a_failed_one() -> None:
     assert not cuts.may_begin(100.0)
     cuts.failed(100.0)
     assert not cuts.may_begin(104.9) and cuts.may_begin(105.1)
+
+
+def test_a_cut_without_a_step_waits_for_the_one_that_is_being_written() -> None:
+    """It is late for no step; begun again at once it would be late a thousand times."""
+    cuts = Cuts(interval=None, every=None, marks=True)
+    cuts.begin(5, now=10.0, final=True, still=True)
+    cuts.late(10.0)
+    assert not cuts.may_begin(10.1) and cuts.may_begin(10.0 + Cuts.WRITING_SECONDS)
+
+
+def test_marked_cuts_by_steps_are_due_on_the_multiple() -> None:
+    """They cut where the workers stand, so there is nothing to be early for."""
+    cuts = Cuts(interval=None, every=7, marks=True)
+    cuts.restart(0, now=0.0)
+    assert [step for step in range(10) if cuts.due(step, now=1.0)] == [7, 8, 9]
+    cuts.begin(7, now=1.0)
+    cuts.committed(7, now=1.0)
+    assert not cuts.due(13, now=2.0) and cuts.due(14, now=2.0)
