@@ -48,3 +48,17 @@ def test_gather_refuses_what_is_not_the_block() -> None:
         Pack(block, torch.empty(5), layout.table)
     with pytest.raises(ValueError, match="only dense tensors"):
         Pack(block, torch.empty(4), layout.table).gather([torch.zeros(4).to_sparse()])
+
+
+def test_what_lies_in_one_piece_is_used_where_it_lies() -> None:
+    layout = Layout.of(table([((64, 64), "float32", 0), ((3,), "float32", 1), ((4,), "float32", 1)]), 8192)
+    one, rest = [b for b in layout.blocks if b.group == 0], [b for b in layout.blocks if b.group == 1]
+    tensors = [torch.arange(4096.0).view(64, 64), torch.ones(3), torch.ones(4)]
+    packs = [Pack(block, torch.empty(block.length), layout.table) for block in one]
+    found = [pack.direct(tensors) for pack in packs]
+    assert len(found) > 1 and all(view is not None and view.untyped_storage().data_ptr() == tensors[0].data_ptr() for view in found)
+    assert torch.equal(torch.cat([view for view in found if view is not None]), tensors[0].flatten())
+    assert [pack.direct([tensors[0].T, *tensors[1:]]) for pack in packs] == [None] * len(one)
+    assert [pack.direct([tensors[0].double(), *tensors[1:]]) for pack in packs] == [None] * len(one)
+    assert packs[0].direct([None, *tensors[1:]]) is None
+    assert Pack(rest[0], torch.empty(7), layout.table).direct(tensors) is None

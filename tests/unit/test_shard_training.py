@@ -254,3 +254,18 @@ def test_another_model_on_one_rank_is_refused_by_its_first_tensor(tmp_path: Path
         (error,) = together([Worker(shards, 1, other, OPTIMIZERS["sgd"](other))], steps(1))
         assert isinstance(error, SystemExit) and error.code == 77
     assert "parameter 0 is 0.weight [41, 12]" in last_words.read_text() and "the job's is 0.weight [40, 12]" in last_words.read_text()
+
+
+def test_a_graph_from_before_a_step_is_refused_as_torch_does(tmp_path: Path) -> None:
+    """The weights it saved are not those of its forward any more."""
+
+    def act(worker: Worker) -> None:
+        loss = loss_of(worker.model, batch(0, 0))
+        loss.backward(retain_graph=True)
+        worker.optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+    with serving(tmp_path, workers=1, shards=2) as shards:
+        model = build(200)
+        all_well([Worker(shards, 0, model, OPTIMIZERS["sgd"](model))], act)

@@ -21,12 +21,25 @@ class Pack:
         self._whole: list[tuple[int, torch.Tensor]] = []
         """Row and view of its shape, where the block holds all of a tensor."""
         self._parts: list[tuple[int, slice, torch.Tensor]] = []
+        self._single = (block.pieces[0].tensor, block.pieces[0].tensor_offset) if len(block.pieces) == 1 else None
         for piece in block.pieces:
             view = flat[piece.block_offset : piece.block_offset + piece.length]
             if piece.length == table[piece.tensor].numel:
                 self._whole.append((piece.tensor, view.view(table[piece.tensor].shape)))
             else:
                 self._parts.append((piece.tensor, slice(piece.tensor_offset, piece.tensor_offset + piece.length), view))
+
+    def direct(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+        """The block's elements as they lie in `tensors`, 1-D and not copied; None where they are not one piece of this host's memory."""
+        if self._single is None:
+            return None
+        row, begin = self._single
+        tensor = tensors[row]
+        if tensor is None or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+            return None
+        if tensor.dtype != self.flat.dtype or not tensor.is_contiguous():
+            return None
+        return tensor.detach().view(-1)[begin : begin + self.flat.numel()]
 
     def gather(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """Copy the block's elements of `tensors` (by table row; None: zeros) into the buffer, which is given back."""

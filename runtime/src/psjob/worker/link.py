@@ -240,8 +240,10 @@ class Link:
         if not self._packs:
             self._packs = session.packs()
         pack = self._packs[header.block]
-        stream.recv_into(header, memory.view(pack.flat))
-        pack.scatter(session.targets)
+        direct = pack.direct(session.targets)
+        stream.recv_into(header, memory.view(pack.flat if direct is None else direct))
+        if direct is None:
+            pack.scatter(session.targets)
         with session.cond:
             session.versions[header.block] = header.version
             if not header.info:

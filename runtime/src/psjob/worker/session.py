@@ -120,11 +120,13 @@ class WorkerSession:
         self.clock += 1
 
     def payload(self, header: Header, pack: Pack) -> torch.Tensor | None:
-        """What a request carries, gathered into the block's `pack`; None: nothing."""
+        """What a request carries, from where it lies or gathered into the block's `pack`; None: nothing."""
         if header.kind is not Kind.PUSH or header.flags:
             return None
-        flat = pack.gather(self._sources)
-        return flat if self._scale == 1.0 else flat.mul_(self._scale)
+        if self._scale != 1.0:
+            return pack.gather(self._sources).mul_(self._scale)
+        direct = pack.direct(self._sources)
+        return pack.gather(self._sources) if direct is None else direct
 
     def _store(self, link: Link, packs: Sequence[Pack], parameters: Sequence[torch.Tensor]) -> None:
         """Worker-side update: give the shard the weights of this clock."""
@@ -357,6 +359,7 @@ class WorkerSession:
                 header = link.ask(header)
             link.send(header, payload)
         self.wait(lambda: not any(link.outstanding for link in self.links), "the shards' answer")
+        torch.autograd.graph.increment_version([t for t in targets if not t.is_inference()])
 
     def _set_info(self, body: dict[str, Any]) -> None:
         if body == self._info[1]:
