@@ -204,8 +204,8 @@ class Link:
     def _welcome(self, stream: Stream, header: Header, body: dict[str, Any]) -> None:
         session = self.session
         with session.cond:
-            unfinished = self.unsent > 0 or self._pushed.keys() & self.outstanding.keys()
-            if self.epoch and int(body["epoch"]) > self.epoch and unfinished:
+            pushing = self._pushed_clock == session.clock and (self.unsent or self._pushed.keys() & self.outstanding.keys())
+            if self.epoch and int(body["epoch"]) > self.epoch and pushing:
                 # What the epoch before answered of the open clock is lost with it; without it this clock would never be whole.
                 self.outstanding |= self._pushed
             self.epoch = int(body["epoch"])
