@@ -139,7 +139,7 @@ class Stream:
         while done < len(target):
             try:
                 self._receive_within(None if deadline is None else deadline - time.monotonic())
-                count = self.sock.recv_into(target[done:])
+                count = self.sock.recv_into(target[done:], 0, socket.MSG_WAITALL)
             except BlockingIOError:
                 raise TimeoutError(f"{self.peer}: {done} of {len(target)} bytes came in {seconds} s") from None
             except (OSError, ValueError) as error:
