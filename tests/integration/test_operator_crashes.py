@@ -107,6 +107,10 @@ def live(place: World, proxy: Proxy, operator: Operator, node: str, name: str, s
             strike = None
         assert time.monotonic() < deadline, place.story()
         time.sleep(0.02)
+    if proxy.struck:  # at a write after which nothing was left to do: the next life needs an operator all the same
+        place.until("the operator to be ended", lambda: not operator.alive())
+        proxy.arm(None, operator.kill)
+        operator.start(ready=False)
     return life.summary(), len(proxy.writes) - before
 
 

@@ -39,8 +39,8 @@ def test_gpu_workers_are_placed_and_wait_in_the_schedulers_words(place: World, k
     status = place.until_counts(name, f"{count - 1}/{count}")
     assert [problem["reason"] for problem in status["workers"]["problems"]] == ["Unschedulable"]
     assert status["restarts"]["total"] == 0 and status["phase"] == "Pending"
-    table = place.cluster.run_kubectl("get", "psj", name, "-n", place.namespace, "-o", "wide").stdout
-    assert "Insufficient nvidia.com/gpu" in table, table
+    words = ("get", "psj", name, "-n", place.namespace, "-o", "wide")
+    place.until("kubectl to show them", lambda: "Insufficient nvidia.com/gpu" in place.cluster.run_kubectl(*words).stdout, seconds=30)
     kwok_nodes(1, {"nvidia.com/gpu": "1"})
     status = place.until_phase("Running", name, seconds=60)
     assert status["workersReady"] == f"{count}/{count}" and status["shardsReady"] == f"{shards}/{shards}"

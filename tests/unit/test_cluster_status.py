@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob_operator.api.status import Condition, JobStatus, ShardStatus
-from psjob_operator.cluster.status import difference, merge_patch
+from psjob_operator.cluster.status import difference, merge_patch, news
 
 VALUES = st.recursive(
     st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=3),
@@ -55,3 +56,22 @@ def test_a_field_of_a_newer_operator_stays() -> None:
 def test_a_field_that_is_no_longer_said_goes() -> None:
     stored = {**_status().to_manifest(), "workersReady": "1/2"}
     assert difference(stored, _status()) == {"workersReady": None}
+
+
+def said(status: str, reason: str) -> dict[str, str]:
+    return {"type": "Ready", "status": status, "reason": reason, "message": "words"}
+
+
+@pytest.mark.parametrize(
+    ("change", "at_once"),
+    [
+        ({"workersReady": "3/4"}, False),
+        ({"conditions": [said("False", "Unschedulable")]}, False),
+        ({"conditions": [said("True", "Running")]}, True),
+        ({"conditions": [said("False", "Starting"), {"type": "Reconciling", "status": "True", "reason": "Starting"}]}, True),
+        ({"phase": "Running"}, True),
+        ({"restarts": {"total": 1}}, True),
+    ],
+)
+def test_what_is_written_at_once(change: dict[str, Any], at_once: bool) -> None:
+    assert news({"phase": "Pending", "conditions": [said("False", "Starting")]}, change) is at_once

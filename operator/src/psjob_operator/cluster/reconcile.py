@@ -25,6 +25,8 @@ from psjob_operator.plan.snapshot import Snapshot
 
 REST_MOST = 1.0
 EARLY_SECONDS = 10.0
+DETAIL_SECONDS = 5.0
+"""Details, such as which of several pods are up, are gathered for so long after a write."""
 MISSES = 3
 """A shard that was out of reach so often is asked seldom too."""
 _log = logging.getLogger(__name__)
@@ -140,7 +142,13 @@ class Reconciler:
         False where the job has changed under us.
         """
         told = decided.intent
-        if status.difference(job.status, decided.status):
+        change = status.difference(job.status, decided.status)
+        if change and not (told or decided.actions or decided.events) and not status.news(job.status, change):
+            due = (memory.wrote_at or 0.0) + DETAIL_SECONDS
+            if now < due:
+                self._queue.add_at(key, due)
+                return True
+        if change:
             stored = await self._write(job, decided, memory, now)
             if stored is None:
                 return False

@@ -10,6 +10,7 @@ from psjob_operator.cluster.client import Client
 from psjob_operator.cluster.kinds import JOBS
 from psjob_operator.cluster.store import Job
 
+_NEWS = frozenset({"phase", "observedGeneration", "view", "restarts", "startTime", "completionTime"})
 _KNOWN = frozenset(field.alias or name for name, field in JobStatus.model_fields.items())
 
 
@@ -31,6 +32,21 @@ def difference(stored: Mapping[str, Any], wanted: JobStatus) -> dict[str, Any]:
     if known and JobStatus.model_validate(known) == wanted:
         return {}
     return merge_patch(known, wanted.to_manifest())
+
+
+def news(stored: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
+    """Does a change tell more than details: another phase, another number, a condition that came, went or turned?
+
+    Another reason for what is waited for is a detail: most such reasons (a pod not yet scheduled, a claim not yet bound) are
+    over before anyone could read them.
+    """
+    if _NEWS & change.keys():
+        return True
+    return "conditions" in change and _said(stored.get("conditions")) != _said(change["conditions"])
+
+
+def _said(conditions: Any) -> list[tuple[Any, Any]]:
+    return [(entry.get("type"), entry.get("status")) for entry in conditions or ()]
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
