@@ -6,8 +6,19 @@ import time
 from pathlib import Path
 
 from psjob.wire.frame import Kind
-from tests.unit.desk import Desk
+from tests.unit.desk import Clerk, Desk
 from tests.unit.test_coordinator_beginning import in_the_way
+
+
+def half_left(folder: Path) -> tuple[Desk, Clerk]:
+    """The one worker steps by itself and leaves after a step; shard 1 has neither heard so nor got the weights."""
+    desk = Desk(folder, workers=1, update_at="worker")
+    (clerk,) = desk.begun()
+    desk.push(clerk, 0)
+    desk.keep(1, shards=[0])
+    desk.leave(clerk, 1, shards=[0])
+    desk.tick()
+    return desk, clerk
 
 
 def test_the_last_checkpoint_is_of_the_newest_step(tmp_path: Path) -> None:
@@ -45,12 +56,7 @@ def test_where_workers_step_the_job_ends_with_rank_0_though_others_go_on(tmp_pat
 
 def test_where_workers_step_the_last_checkpoint_waits_for_the_weights_on_every_shard(tmp_path: Path) -> None:
     """Rank 0's streams are several: the coordinator knows that it has left before shard 1 has its last weights."""
-    desk = Desk(tmp_path, workers=1, update_at="worker")
-    (clerk,) = desk.begun()
-    desk.push(clerk, 0)
-    desk.keep(1, shards=[0])
-    desk.leave(clerk, 1, shards=[0])
-    desk.tick()
+    desk, clerk = half_left(tmp_path)
     desk.settle()
     assert not desk.c.ending.over
     desk.keep(1, shards=[1])
@@ -77,12 +83,7 @@ def test_every_shard_knows_in_a_checkpoint_who_has_left(tmp_path: Path) -> None:
 
 def test_where_workers_step_a_rank_0_killed_while_it_left_sends_all_back(tmp_path: Path) -> None:
     """Its last weights came to shard 0 alone; without them on all shards the job would wait for ever."""
-    desk = Desk(tmp_path, workers=1, update_at="worker")
-    (clerk,) = desk.begun()
-    desk.push(clerk, 0)
-    desk.keep(1, shards=[0])
-    desk.leave(clerk, 1, shards=[0])
-    desk.tick()
+    desk, _ = half_left(tmp_path)
     again = desk.hello(0, start=2)
     desk.settle()
     assert again.heard == [Kind.WELCOME, Kind.RECORD] and again.placed["clock"] == 0 and desk.versions() == {0}

@@ -31,7 +31,7 @@ def write_whole(folder: Path, name: str, parts: Iterable[bytes | memoryview]) ->
             fd = _create(temp, at)
         except OSError as error:
             raise explain(error, f"create {temp}", folder) from error
-        try:
+        with _dropping(temp, at, folder, name):
             try:
                 for part in parts:
                     _write(fd, part)
@@ -40,12 +40,6 @@ def write_whole(folder: Path, name: str, parts: Iterable[bytes | memoryview]) ->
                 os.close(fd)
             _rename(temp, name, at)
             _sync(at)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temp, dir_fd=at)
-            if isinstance(error, OSError):
-                raise explain(error, f"write {name}", folder) from error
-            raise
 
 
 def rename_whole(folder: Path, name: str, to: str) -> None:
@@ -53,16 +47,22 @@ def rename_whole(folder: Path, name: str, to: str) -> None:
 
     Raises CheckpointProblem, and ValueError for a name with a NUL.
     """
-    with opened_folder(folder) as at:
-        try:
-            _rename(name, to, at)
-            _sync(at)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=at)
-            if isinstance(error, OSError):
-                raise explain(error, f"write {to}", folder) from error
-            raise
+    with opened_folder(folder) as at, _dropping(name, at, folder, to):
+        _rename(name, to, at)
+        _sync(at)
+
+
+@contextlib.contextmanager
+def _dropping(name: str, at: int, folder: Path, wanted: str) -> Iterator[None]:
+    """Where what happens here fails, the passing file `name` goes. An OSError is told as the failure to write `wanted`."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=at)
+        if isinstance(error, OSError):
+            raise explain(error, f"write {wanted}", folder) from error
+        raise
 
 
 @contextlib.contextmanager

@@ -214,6 +214,11 @@ class Coordinator:
         self.tell_all(Kind.RELEASE, request=cut.number)
         again(time.monotonic())
 
+    def drop_cut(self, why: str) -> None:
+        """A cut in flight is void; when the next one is due stays as it was."""
+        self.void(why, lambda now: None)
+        self.cuts.current = None
+
     def try_commit(self) -> None:
         """Commit once every shard has written and every worker's record for the cut is here."""
         cut = self.cuts.current

@@ -91,19 +91,18 @@ class Ending:
         leaving = bool(self._leavers) and now - min(self._leavers.values()) > TOGETHER_SECONDS
         finished = bool(self._leavers) and c.members.finished(c.config.success_policy)
         still = not c.members.live()
-        if cut is not None and self._stop_by is not None and cut.step is not None and not cut.stop and c.store.span()[1] < cut.step:
-            c.stop_at(cut, cut.step)  # workers that stand still would never come to it
         if cut is not None:
+            if self._stop_by is not None and cut.step is not None and not cut.stop and c.store.span()[1] < cut.step:
+                c.stop_at(cut, cut.step)  # workers that stand still would never come to it
             moving = cut.marks or cut.step is not None
             if (not cut.final and (finished or still)) or (still and moving and len(cut.written) < len(c.config.shards)):
-                c.void("everyone is through", lambda at: None)
-                c.cuts.current = None
+                c.drop_cut("everyone is through")
             else:
                 return True
         if (finished or self._stop_by is not None) and not c.cuts.may_begin(now):
             return True
         if finished and (still or leaving):
-            # Where the workers step by themselves, the job's weights are those that rank 0 stored when it left.
+            # Where the workers step by themselves, the job's weights are those that the last to leave has stored.
             c.begin_cut(now, final=True, still=still or c.store.rule_name == "reduce")
             return True
         if self._stop_by is not None:

@@ -100,9 +100,7 @@ class Views:
             return
         peer = Peer(epoch, bool(hello["serving"]), int(hello["attempt"]), order)
         self.peers[index] = peer
-        if self.c.cuts.current is not None:
-            self.c.void(f"shard {index} came anew", lambda now: None)
-            self.c.cuts.current = None
+        self.c.drop_cut(f"shard {index} came anew")
         if view > self.view:
             self._rise(view)
         if self.state == "finished":
@@ -125,9 +123,8 @@ class Views:
     def lost(self, index: int, order: Callable[[Mapping[str, Any]], None]) -> None:
         """The stream of a shard ended; it may still serve its workers."""
         peer = self.peers.get(index)
-        if peer is not None and peer.order is order and self.c.cuts.current is not None:
-            self.c.void(f"shard {index} is out of reach", lambda now: None)
-            self.c.cuts.current = None
+        if peer is not None and peer.order is order:
+            self.c.drop_cut(f"shard {index} is out of reach")
 
     def order_all(self, body: Mapping[str, Any]) -> None:
         for peer in list(self.peers.values()):
@@ -214,9 +211,7 @@ class Views:
 
     def _initialise(self, session: Session) -> None:
         c = self.c
-        if c.cuts.current is not None:
-            c.void("rank 0 begins anew", lambda now: None)
-            c.cuts.current = None
+        c.drop_cut("rank 0 begins anew")
         self.table = tuple(TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in session.hello["table"])
         rule = rule_for(session.hello, c.config.update_at)
         self.aliases = {str(k): str(v) for k, v in dict(session.hello.get("aliases", {})).items()}

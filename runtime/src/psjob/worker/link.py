@@ -12,6 +12,7 @@ import select
 import threading
 import time
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,13 +50,17 @@ class Link:
         """Requests of the clock in hand that are still to be made."""
         self.outstanding: dict[int, Header] = {}
         """Pushes and pulls that wait for their PARAM, by number; what they carry can be gathered again until then."""
-        self._packs: list[Pack] = []
         self._pushed_clock = -1
         self._pushed: dict[int, Header] = {}
         """Every push of the newest clock, answered or not: a shard of a later epoch needs them all."""
         self._request = 0
         self._last = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"link-{index}", daemon=True)
+
+    @cached_property
+    def _packs(self) -> list[Pack]:
+        """For this link's own thread."""
+        return self.session.packs()
 
     def start(self) -> None:
         """Begin to dial, if that has not begun."""
@@ -222,9 +227,7 @@ class Link:
                 version = (0, session.mode.version_for(old.clock))
                 self.send(session.header(Kind.PULL, block=old.block, clock=old.clock, flags=flag, version=version, request=number))
             else:
-                block = session.layout.blocks[old.block]
-                flat = torch.empty(block.length, dtype=getattr(torch, block.dtype))
-                self.send(old, session.payload(old, Pack(block, flat, session.layout.table)))
+                self.send(old, session.payload(old, self._packs[old.block]))
         session.on_relinked(self)
 
     def _param(self, stream: Stream, header: Header) -> None:
@@ -237,8 +240,6 @@ class Link:
                 raise WireError(f"PARAM of block {header.block} has {header.length} bytes, expected {target}")
             stream.drain(header)
             return
-        if not self._packs:
-            self._packs = session.packs()
         pack = self._packs[header.block]
         direct = pack.direct(session.targets)
         stream.recv_into(header, memory.view(pack.flat if direct is None else direct))

@@ -128,7 +128,7 @@ class WorkerSession:
         direct = pack.direct(self._sources)
         return pack.gather(self._sources) if direct is None else direct
 
-    def _store(self, link: Link, packs: Sequence[Pack], parameters: Sequence[torch.Tensor]) -> None:
+    def _store(self, link: Link, packs: Sequence[Pack], parameters: Sequence[torch.Tensor | None]) -> None:
         """Worker-side update: give the shard the weights of this clock."""
         for block in self.layout.blocks:
             if self.owner[block.index] == link.index:
@@ -248,7 +248,7 @@ class WorkerSession:
         if link.index == 0 and record:
             link.send(self.header(Kind.RECORD, clock=clock), record)
         if self.leaving and self.reduces:
-            self._store(link, self.packs(), [p for p in self._sources if p is not None])
+            self._store(link, self.packs(), self._sources)
         if self.leaving:
             link.send(self.header(Kind.LEAVE, clock=self.clock))
 
