@@ -338,7 +338,9 @@ def test_a_workers_bad_frames_cost_it_its_stream_and_nothing_else(tmp_path: Path
         link = session.links[0]
         block = next(b for b in session.layout.blocks if session.owner[b.index] == 0)
         payload = bytes(block.nbytes)
-        head = session.header(Kind.PUSH, block=block.index, clock=session.clock, info=session._info[0], view=session.view, epoch=link.epoch)
+        head = session.header(
+            Kind.PUSH, block=block.index, clock=session.clock, info=session.exchange._info[0], view=session.view, epoch=link.epoch
+        )
         good = head.sized(payload)
         return [
             replace(good, length=good.length + 4).pack(),

@@ -106,17 +106,17 @@ class Job:
     def _exchange(self, grads: list[torch.Tensor | None] | None, skip: bool, scale: float, original: Callable[[], Any] | None) -> None:
         numbers = [] if self.session.reduces else optimizers.numbers(self.optimizer)
         if original is None:
-            self.carry_out(lambda: self.session.exchange(grads, numbers, skip, scale, self.parameters))
+            self.carry_out(lambda: self.session.exchange.push(grads, numbers, skip, scale, self.parameters))
             return
         means = [torch.empty_like(p) if p.grad is None else p.grad for p in self.parameters]
-        self.carry_out(lambda: self.session.exchange(grads, numbers, skip, scale, means))
+        self.carry_out(lambda: self.session.exchange.push(grads, numbers, skip, scale, means))
         nowhere = without_gradient(self.session)
         for index, (p, mean) in enumerate(zip(self.parameters, means, strict=True)):
             p.grad = mean if p.requires_grad and index not in nowhere else None
         for mark in ("grad_scale", "found_inf"):  # the gradients are unscaled already
             if hasattr(self.optimizer, mark):
                 setattr(self.optimizer, mark, None)
-        if not self.session.skipped:
+        if not self.session.exchange.skipped:
             original()
 
     # -- endings -------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Link:
     @cached_property
     def _packs(self) -> list[Pack]:
         """For this link's own thread."""
-        return self.session.packs()
+        return self.session.exchange.make_packs()
 
     def start(self) -> None:
         """Begin to dial, if that has not begun."""
@@ -219,7 +219,7 @@ class Link:
             session.on_welcome(self, body)
             again = [] if body.get("init") else sorted(self.outstanding.items())
         complete, opened = int(body["complete"]), set(body["open"])
-        session.send_info(self)
+        session.exchange.send_info(self)
         for number, old in again:
             taken = old.kind is Kind.PUSH and (old.clock < complete or (old.clock == complete and old.block in opened))
             if taken:
@@ -227,7 +227,7 @@ class Link:
                 version = (0, session.mode.version_for(old.clock))
                 self.send(session.header(Kind.PULL, block=old.block, clock=old.clock, flags=flag, version=version, request=number))
             else:
-                self.send(old, session.payload(old, self._packs[old.block]))
+                self.send(old, session.exchange.payload(old, self._packs[old.block]))
         session.on_relinked(self)
 
     def _param(self, stream: Stream, header: Header) -> None:
@@ -241,15 +241,11 @@ class Link:
             stream.drain(header)
             return
         pack = self._packs[header.block]
-        direct = pack.direct(session.targets)
-        stream.recv_into(header, memory.view(pack.flat if direct is None else direct))
-        if direct is None:
-            pack.scatter(session.targets)
+        session.exchange.land(stream, header, pack)
         with session.cond:
-            session.versions[header.block] = header.version
+            session.exchange.note(header)
             if not header.info:
                 self.none.pop(header.block, None)
-            session.skipped |= bool(header.flags & Flag.SKIP)
             if header.flags & Flag.CUT and self.index == 0:
                 session.cut_clock = header.version[1]
                 session.stores = bool(header.flags & Flag.STORE)

@@ -17,17 +17,16 @@ from typing import Any
 import torch
 
 from psjob.config import Place
-from psjob.layout import Block, Layout, TensorSpec
+from psjob.layout import Layout, TensorSpec
 from psjob.modes import named as mode_named
 from psjob.packing import Pack
 from psjob.wire.frame import Flag, Header, Kind, run_digest
 from psjob.worker.ending import Ending
+from psjob.worker.exchange import Exchange
 from psjob.worker.link import Link
 
 SMALL_RECORD = 64 << 10
 """A record of at most this many bytes goes to the coordinator with every clock, a larger one at cuts only."""
-CREDIT = 8
-"""Blocks on their way between this worker and one shard; a shard holds at most so many gradients of it that wait for others."""
 STOP_SECONDS = 25.0
 log = logging.getLogger("psjob.worker")
 
@@ -49,9 +48,6 @@ class WorkerSession:
         self.attempt = 0
         self.record: bytes | None = None
         self.initial: bytes | None = None
-        self.versions: dict[int, tuple[int, int]] = {}
-        self.skipped = False
-        """The shards made no update of the last clock, so a worker that steps by itself makes none either."""
         self.cut_clock = -1
         self.stores = False
         """At that cut this worker gives the shards its weights."""
@@ -67,16 +63,11 @@ class WorkerSession:
         self.joined = False
         self._init = 0
         """How often a shard has asked rank 0 for the run's first values."""
-        self._info: tuple[int, dict[str, Any]] = (0, {})
         self.states: dict[int, bytes] = {}
         self._said = 0.0
         self._last_record = (0, b"")
         os.register_at_fork(after_in_child=self._forget_streams)
-        self._packs = self.packs()
-        self._sources: Sequence[torch.Tensor | None] = ()
-        self._scale = 1.0
-        self.targets: Sequence[torch.Tensor] = ()
-        """Where blocks are copied to as they land; the script waits in a call of ours meanwhile."""
+        self.exchange = Exchange(self)
 
     # -- the script's thread -------------------------------------------------------------------
 
@@ -90,43 +81,7 @@ class WorkerSession:
         for link in self.links[1:]:
             link.start()
         self.wait(lambda: all(link.welcomed for link in self.links), "all shards")
-        self._pull(parameters)
-
-    def exchange(
-        self,
-        grads: Sequence[torch.Tensor | None] | None,
-        numbers: list[dict[str, Any]],
-        skip: bool,
-        scale: float,
-        targets: Sequence[torch.Tensor],
-    ) -> None:
-        """Push one clock and wait for what the mode promises: fresh weights, or the reduced gradient, put into `targets`.
-
-        `grads` is None for an absent rank; a single None is a parameter without a gradient. A target may be the gradient of
-        its row. Raises Ending.
-        """
-        none = [] if grads is None else [i for i, g in enumerate(grads) if g is None]
-        self._set_info({"numbers": numbers, "none": none})
-        flags = Flag.ABSENT if grads is None else (Flag.SKIP if skip else Flag.NONE)
-        info = self._info[0]
-        self._sources, self._scale = grads or (), scale
-        self.skipped = False
-        self._ask(
-            lambda block: self.header(
-                Kind.PUSH, block=block.index, clock=self.clock, flags=flags, info=info, version=self.versions.get(block.index, (0, 0))
-            ),
-            targets,
-        )
-        self.clock += 1
-
-    def payload(self, header: Header, pack: Pack) -> torch.Tensor | None:
-        """What a request carries, from where it lies or gathered into the block's `pack`; None: nothing."""
-        if header.kind is not Kind.PUSH or header.flags:
-            return None
-        if self._scale != 1.0:
-            return pack.gather(self._sources).mul_(self._scale)
-        direct = pack.direct(self._sources)
-        return pack.gather(self._sources) if direct is None else direct
+        self.exchange.pull(parameters)
 
     def _store(self, link: Link, packs: Sequence[Pack], parameters: Sequence[torch.Tensor | None]) -> None:
         """Worker-side update: give the shard the weights of this clock."""
@@ -140,7 +95,7 @@ class WorkerSession:
         self.check()
         cut = self.cut_clock == self.clock
         for link in self.links if cut and self.stores else ():
-            self._store(link, self._packs, parameters)
+            self._store(link, self.exchange.packs, parameters)
         record = make_record()
         stops = self.stop_requested or self.stop_clock is not None
         mark = self.mark_wanted
@@ -183,7 +138,7 @@ class WorkerSession:
         """The script is through: say so, and wait until a checkpoint holds it. Raises Ending (left or finished is the good one)."""
         self.check()
         self._last_record = (self.clock, make_record())
-        self._sources = parameters
+        self.exchange.sources = parameters
         self.leaving = True
         for link in reversed(self.links):  # the coordinator's last: it may act on it at once
             self.on_relinked(link)
@@ -213,16 +168,6 @@ class WorkerSession:
         """Rank 0 was asked for the run's first values, and is not in the job yet."""
         return self._init > 0 and not self.joined
 
-    def packs(self) -> list[Pack]:
-        """A pack for each block, all in one buffer of the largest one's size."""
-        buffer = torch.empty(max((block.nbytes for block in self.layout.blocks), default=0), dtype=torch.uint8)
-        return [Pack(b, buffer[: b.nbytes].view(getattr(torch, b.dtype)), self.layout.table) for b in self.layout.blocks]
-
-    def send_info(self, link: Link) -> None:
-        number, body = self._info
-        if number:
-            link.send_json(self.header(Kind.INFO, info=number), body)
-
     # -- the links' threads --------------------------------------------------------------------
 
     def on_welcome(self, link: Link, body: dict[str, Any]) -> None:
@@ -248,7 +193,7 @@ class WorkerSession:
         if link.index == 0 and record:
             link.send(self.header(Kind.RECORD, clock=clock), record)
         if self.leaving and self.reduces:
-            self._store(link, self.packs(), self._sources)
+            self._store(link, self.exchange.make_packs(), self.exchange.sources)
         if self.leaving:
             link.send(self.header(Kind.LEAVE, clock=self.clock))
 
@@ -332,41 +277,12 @@ class WorkerSession:
         self.wait(lambda: all(link.welcomed for link in self.links), "all shards")
         asked = self._init
         for block in self.layout.blocks:
-            self.links[self.owner[block.index]].send(self.header(Kind.INIT, block=block.index), self._packs[block.index].gather(parameters))
+            self.links[self.owner[block.index]].send(
+                self.header(Kind.INIT, block=block.index), self.exchange.packs[block.index].gather(parameters)
+            )
         blob = initial()
         self.links[0].send(self.header(Kind.RECORD, clock=-1), blob)
         return asked
-
-    def _pull(self, parameters: Sequence[torch.Tensor]) -> None:
-        self._ask(lambda block: self.header(Kind.PULL, block=block.index, clock=self.clock, version=(0, 0)), parameters)
-        if self.mode.rewinds_together and any(n != self.clock for _, n in self.versions.values()):
-            raise Ending("rewind")  # a block moved on while this worker was placed
-
-    def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
-        """Send a request for each block, as many at a time as a link has credit for, and wait until every one is answered."""
-        self.check()
-        self.targets = targets
-        with self.cond:
-            for link in self.links:
-                link.unsent = self.owner.count(link.index)
-        for block in self.layout.blocks:
-            link = self.links[self.owner[block.index]]
-            if len(link.outstanding) >= CREDIT:
-                self.wait(lambda link=link: len(link.outstanding) < CREDIT, "the shards' answer")  # type: ignore[misc]
-            header = make(block)
-            payload = self.payload(header, self._packs[block.index])
-            with self.cond:
-                header = link.ask(header)
-            link.send(header, payload)
-        self.wait(lambda: not any(link.outstanding for link in self.links), "the shards' answer")
-        torch.autograd.graph.increment_version([t for t in targets if not t.is_inference()])
-
-    def _set_info(self, body: dict[str, Any]) -> None:
-        if body == self._info[1]:
-            return
-        self._info = (self._info[0] + 1, body)
-        for link in self.links:
-            self.send_info(link)
 
     def wait(self, done: Callable[[], bool], what: str, seconds: float | None = None) -> None:
         """Wait for `done`. An ending is raised first; after `seconds` (None: as long as the job waits) the worker stops."""

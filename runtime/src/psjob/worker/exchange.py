@@ -1,0 +1,143 @@
+"""The data path of a worker: one clock's gradients out as blocks, and what answers them back into the model.
+
+The script's thread pushes and pulls; a link's thread calls `payload` when it sends a request again and `land` when an answer
+comes. What both sides use is guarded by the session's condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from psjob import memory
+from psjob.layout import Block
+from psjob.packing import Pack
+from psjob.wire.frame import Flag, Header, Kind
+from psjob.wire.tcp import Stream
+from psjob.worker.ending import Ending
+
+if TYPE_CHECKING:
+    from psjob.worker.link import Link
+    from psjob.worker.session import WorkerSession
+
+CREDIT = 8
+"""Blocks on their way between this worker and one shard; a shard holds at most so many gradients of it that wait for others."""
+
+
+class Exchange:
+    """`packs` are the script's thread's own; a link has its own, since both may gather at once."""
+
+    def __init__(self, session: WorkerSession) -> None:
+        self.session = session
+        self.packs = self.make_packs()
+        self.versions: dict[int, tuple[int, int]] = {}
+        self.skipped = False
+        """The shards made no update of the last clock, so a worker that steps by itself makes none either."""
+        self.sources: Sequence[torch.Tensor | None] = ()
+        self.targets: Sequence[torch.Tensor] = ()
+        """Where blocks are copied to as they land; the script waits in a call of ours meanwhile."""
+        self._scale = 1.0
+        self._info: tuple[int, dict[str, Any]] = (0, {})
+
+    # -- the script's thread -------------------------------------------------------------------
+
+    def push(
+        self,
+        grads: Sequence[torch.Tensor | None] | None,
+        numbers: list[dict[str, Any]],
+        skip: bool,
+        scale: float,
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        """Push one clock and wait for what the mode promises: fresh weights, or the reduced gradient, put into `targets`.
+
+        `grads` is None for an absent rank; a single None is a parameter without a gradient. A target may be the gradient of
+        its row. Raises Ending.
+        """
+        session = self.session
+        none = [] if grads is None else [i for i, g in enumerate(grads) if g is None]
+        self._set_info({"numbers": numbers, "none": none})
+        flags = Flag.ABSENT if grads is None else (Flag.SKIP if skip else Flag.NONE)
+        info = self._info[0]
+        self.sources, self._scale = grads or (), scale
+        self.skipped = False
+        self._ask(
+            lambda block: session.header(
+                Kind.PUSH, block=block.index, clock=session.clock, flags=flags, info=info, version=self.versions.get(block.index, (0, 0))
+            ),
+            targets,
+        )
+        session.clock += 1
+
+    def pull(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Take the weights as the shards have them. Raises Ending."""
+        session = self.session
+        self._ask(lambda block: session.header(Kind.PULL, block=block.index, clock=session.clock, version=(0, 0)), parameters)
+        if session.mode.rewinds_together and any(n != session.clock for _, n in self.versions.values()):
+            raise Ending("rewind")  # a block moved on while this worker was placed
+
+    def send_info(self, link: Link) -> None:
+        """Tell a shard the numbers that pushes name."""
+        number, body = self._info
+        if number:
+            link.send_json(self.session.header(Kind.INFO, info=number), body)
+
+    # -- both sides ----------------------------------------------------------------------------
+
+    def payload(self, header: Header, pack: Pack) -> torch.Tensor | None:
+        """What a request carries, from where it lies or gathered into the block's `pack`; None: nothing."""
+        if header.kind is not Kind.PUSH or header.flags:
+            return None
+        if self._scale != 1.0:
+            return pack.gather(self.sources).mul_(self._scale)
+        direct = pack.direct(self.sources)
+        return pack.gather(self.sources) if direct is None else direct
+
+    def land(self, stream: Stream, header: Header, pack: Pack) -> None:
+        """Read an answer's payload into the targets. Raises as Stream.recv_into."""
+        direct = pack.direct(self.targets)
+        stream.recv_into(header, memory.view(pack.flat if direct is None else direct))
+        if direct is None:
+            pack.scatter(self.targets)
+
+    def note(self, header: Header) -> None:
+        """An answer has landed; called with the condition held."""
+        self.versions[header.block] = header.version
+        self.skipped |= bool(header.flags & Flag.SKIP)
+
+    def make_packs(self) -> list[Pack]:
+        """A pack for each block, all in one buffer of the largest one's size."""
+        layout = self.session.layout
+        buffer = torch.empty(max((block.nbytes for block in layout.blocks), default=0), dtype=torch.uint8)
+        return [Pack(b, buffer[: b.nbytes].view(getattr(torch, b.dtype)), layout.table) for b in layout.blocks]
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
+        """Send a request for each block, as many at a time as a link has credit for, and wait until every one is answered."""
+        session = self.session
+        session.check()
+        self.targets = targets
+        with session.cond:
+            for link in session.links:
+                link.unsent = session.owner.count(link.index)
+        for block in session.layout.blocks:
+            link = session.links[session.owner[block.index]]
+            if len(link.outstanding) >= CREDIT:
+                session.wait(lambda link=link: len(link.outstanding) < CREDIT, "the shards' answer")  # type: ignore[misc]
+            header = make(block)
+            payload = self.payload(header, self.packs[block.index])
+            with session.cond:
+                header = link.ask(header)
+            link.send(header, payload)
+        session.wait(lambda: not any(link.outstanding for link in session.links), "the shards' answer")
+        torch.autograd.graph.increment_version([t for t in targets if not t.is_inference()])
+
+    def _set_info(self, body: dict[str, Any]) -> None:
+        if body == self._info[1]:
+            return
+        self._info = (self._info[0] + 1, body)
+        for link in self.session.links:
+            self.send_info(link)
