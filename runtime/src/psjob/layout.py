@@ -18,6 +18,8 @@ SIZES: Final = {**FLOATS, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8"
 """Bytes an element, by the dtypes that a parameter may have."""
 LIMIT_BYTES: Final = 4 << 20
 EDGE: Final = 64
+PAGE_BYTES: Final = 4096
+"""Large blocks of one tensor are multiples of it, so that the tensor can lie in pages of several shards in one piece."""
 SPREAD: Final = 8
 """A small model is cut in about so many blocks: several shards have work, and a step is still few frames."""
 SMALLEST_BYTES: Final = 1024
@@ -98,7 +100,7 @@ class Layout:
             cap = max(EDGE, limit // SIZES[spec.dtype] // EDGE * EDGE)
             kind = (spec.dtype, spec.group)
             if spec.numel > cap:
-                for start, length in _even(spec.numel, cap):
+                for start, length in _even(spec.numel, cap, _edge(cap, spec.dtype)):
                     drafts.append(_Draft(*kind))
                     drafts[-1].add(index, start, length)
             elif spec.numel:
@@ -228,10 +230,17 @@ class _Draft:
         self.length += length
 
 
-def _even(numel: int, cap: int) -> list[tuple[int, int]]:
-    """Cut `numel` elements in about equal parts of at most `cap`, each but the last a multiple of EDGE."""
+def _edge(cap: int, dtype: str) -> int:
+    """Where a tensor may be cut, in elements: at whole pages once these are small beside a block."""
+    page = PAGE_BYTES // SIZES[dtype]
+    return page if cap >= 16 * page else EDGE
+
+
+def _even(numel: int, cap: int, edge: int) -> list[tuple[int, int]]:
+    """Cut `numel` elements in about equal parts of at most `cap`, each but the last a multiple of `edge`."""
+    cap = cap // edge * edge
     parts = -(-numel // cap)
-    step = -(-numel // (parts * EDGE)) * EDGE
+    step = -(-numel // (parts * edge)) * edge
     return [(start, min(step, numel - start)) for start in range(0, numel, step)]
 
 
