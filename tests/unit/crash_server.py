@@ -1,8 +1,8 @@
 """A process that has torch loaded and forks one child per save, so that a test can kill many of them quickly.
 
-Reads a JSON line {"folder", "step", "stop": [function of disk, n-th call, "before" | "half"] | null, "wait": bool}; answers
-{"pid"}, then {"status"}: 0 committed, 3 a CheckpointProblem (its text in problem.txt), -9 killed. With "wait" the child begins
-when a file named go appears.
+Reads a JSON line {"folder", "step", "stop": [function of disk, n-th call, "before" | "half"] | null, "wait": bool, "large": bool};
+answers {"pid"}, then {"status"}: 0 committed, 3 a CheckpointProblem (its text in problem.txt), -9 killed. With "wait" the child
+begins when a file named go appears; with "large" files are written as large ones are.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ def child(order: dict[str, Any]) -> int:
     folder = Path(order["folder"])
     while order["wait"] and not (folder.parent / "go").exists():
         time.sleep(0.002)
+    if order["large"]:
+        disk.LARGE = 0  # type: ignore[misc]
     if order["stop"]:
         stop_at(*order["stop"])
     try:

@@ -33,9 +33,10 @@ class Server:
             cwd=Path(__file__).parents[2],
         )  # fmt: skip
 
-    def start(self, folder: Path, step: int = NEW, stop: list[Any] | None = None, wait: bool = False) -> int:
+    def start(self, folder: Path, step: int = NEW, stop: list[Any] | None = None, wait: bool = False, large: bool = False) -> int:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"folder": str(folder), "step": step, "stop": stop, "wait": wait}) + "\n")
+        order = {"folder": str(folder), "step": step, "stop": stop, "wait": wait, "large": large}
+        self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         return int(self.hear()["pid"])
 
@@ -93,12 +94,12 @@ def check_goes_on(server: Server, folder: Path) -> None:
     assert set(names(folder)) == {made.name, *(fact.name for fact in made.listed())}
 
 
-@pytest.mark.parametrize(("name", "side"), [("any", "before"), ("_write", "half")])
-def test_killed_at_each_call(server: Server, template: Path, name: str, side: str) -> None:
+@pytest.mark.parametrize(("name", "side", "large"), [("any", "before", False), ("_write", "half", False), ("any", "before", True)])
+def test_killed_at_each_call(server: Server, template: Path, name: str, side: str, large: bool) -> None:
     outcomes = []
     for number in range(1, 200):
         folder = fresh(template, f"n{number}")
-        server.start(folder, stop=[name, number, side])
+        server.start(folder, stop=[name, number, side], large=large)
         status = server.status()
         outcomes.append(check_old_or_new(folder, NEW if status == 0 else None))
         if number % 7 == 0:
@@ -130,21 +131,22 @@ def test_killed_at_each_system_call(server: Server, template: Path, syscall: str
 
 @pytest.mark.skipif(STRACE is None, reason="strace is not installed")
 @pytest.mark.parametrize(
-    ("syscall", "error"),
+    ("syscall", "error", "large"),
     [
-        ("write", "ENOSPC"),
-        ("write", "EIO"),
-        ("fsync", "EIO"),
-        ("rename,renameat,renameat2", "EROFS"),
-        ("openat", "EACCES"),
-        ("openat", "EMFILE"),
+        ("write", "ENOSPC", False),
+        ("write", "ENOSPC", True),
+        ("write", "EIO", False),
+        ("fsync", "EIO", False),
+        ("rename,renameat,renameat2", "EROFS", False),
+        ("openat", "EACCES", False),
+        ("openat", "EMFILE", True),
     ],
 )
-def test_each_system_call_failing_once(server: Server, template: Path, syscall: str, error: str) -> None:
+def test_each_system_call_failing_once(server: Server, template: Path, syscall: str, error: str, large: bool) -> None:
     failed = 0
     for number in range(1, 200):
         folder = fresh(template, f"n{number}")
-        status, hit = traced(server, folder, f"inject={syscall}:error={error}:when={number}", syscall)
+        status, hit = traced(server, folder, f"inject={syscall}:error={error}:when={number}", syscall, large)
         check_old_or_new(folder, NEW if status == 0 else None)
         if not hit:
             break
@@ -157,15 +159,18 @@ def test_each_system_call_failing_once(server: Server, template: Path, syscall: 
     assert failed >= 1
 
 
-def test_every_power_cut_leaves_old_or_new(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_every_power_cut_leaves_old_or_new(template: Path, monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
     """Un-synced bytes and names may be lost, one by one or all: replay each state that a power cut could leave."""
     folder = fresh(template, "run")
     log = Log(folder)
+    if large:
+        monkeypatch.setattr(disk, "LARGE", 0)
     for name in ("_create", "_write", "_sync", "_rename"):
         monkeypatch.setattr(disk, name, log.wrap(name, getattr(disk, name)))
     made = save(folder, NEW)
     manifest.commit(folder, made)
-    assert len(log.events) > 20
+    assert len(log.events) > 15
     seen = set()
     for end in range(len(log.events) + 1):
         done = end == len(log.events)
@@ -240,10 +245,10 @@ def names_after(before: dict[str, str], changes: list[tuple[str, str]]) -> dict[
     return names
 
 
-def traced(server: Server, folder: Path, inject: str, syscall: str) -> tuple[int, bool]:
+def traced(server: Server, folder: Path, inject: str, syscall: str, large: bool = False) -> tuple[int, bool]:
     """Run one save under strace; (exit status, whether the fault was put in)."""
     assert STRACE is not None
-    pid = server.start(folder, wait=True)
+    pid = server.start(folder, wait=True, large=large)
     out = folder.parent / "strace.txt"
     tracer = subprocess.Popen(
         [STRACE, "-p", str(pid), "-e", f"trace={syscall}", "-e", inject, "-o", str(out)], stderr=subprocess.PIPE, text=True

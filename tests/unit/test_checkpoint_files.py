@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import struct
 from pathlib import Path
@@ -57,6 +58,37 @@ def test_what_is_wanted_is_read_and_checked(tmp_path: Path) -> None:
     files.check(path, again)
     with pytest.raises(Damage, match=r"tensor 9\.weights"):
         files.read_blocks(path, ["9.weights"], again)
+
+
+@pytest.mark.parametrize("refuses", ["nothing", "open", "write"])
+def test_a_large_file_holds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str) -> None:
+    """Past the page cache, or through it where the file system says no at `refuses`."""
+    system, direct = os.write, disk._DIRECT
+    opens = os.open
+
+    def opened(path: Any, flags: int, *more: Any, **where: Any) -> int:
+        if refuses == "open" and flags & direct:
+            os.close(opens(path, flags & ~direct, *more, **where))
+            raise OSError(errno.EINVAL, "no such flag here")
+        return opens(path, flags, *more, **where)
+
+    def wrote(fd: int, part: Any) -> int:
+        if refuses == "write" and disk._is_direct(fd):
+            raise OSError(errno.EINVAL, "not that size")
+        return system(fd, part)
+
+    monkeypatch.setattr(disk, "LARGE", 1)
+    monkeypatch.setattr(disk, "SYNC_BYTES", 4096)
+    monkeypatch.setattr(disk, "CHUNK", 16384)
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "write", wrote)
+    paged = torch.frombuffer(mmap.mmap(-1, 40960), dtype=torch.float32)
+    tensors = [*TENSORS, ("3.paged", paged.uniform_()), ("4.askew", torch.randn(30001)[1:])]
+    fact = files.write_blocks(tmp_path, "a.safetensors", tensors)
+    found = safetensors.torch.load_file(tmp_path / "a.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors)
+    files.check(tmp_path / "a.safetensors", fact)
+    assert fact.tensors["3.paged"].offset % 4096 == 0
 
 
 def test_no_tensors_make_a_file_too(tmp_path: Path) -> None:

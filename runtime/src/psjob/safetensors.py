@@ -37,10 +37,13 @@ class Entry:
     end: int
 
 
-def make_header(tensors: Sequence[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[int]]:
+def make_header(
+    tensors: Sequence[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None, page: int = 8
+) -> tuple[bytes, list[int]]:
     """(first bytes of the file, size of each tensor) for tensors (name, dtype as in CODES, shape) in the order of their bytes.
 
-    Raises ValueError for a dtype that the format lacks, a name that is there twice, or a header beyond MAX_HEADER.
+    What follows them begins at a multiple of `page`. Raises ValueError for a dtype that the format lacks, a name that is there twice,
+    or a header beyond MAX_HEADER.
     """
     body: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     sizes: list[int] = []
@@ -55,7 +58,7 @@ def make_header(tensors: Sequence[tuple[str, str, tuple[int, ...]]], metadata: M
         sizes.append(size)
         at += size
     raw = json.dumps(body, separators=(",", ":")).encode()
-    raw += b" " * (-len(raw) % 8)
+    raw += b" " * (-(8 + len(raw)) % page)
     if len(raw) > MAX_HEADER:
         raise ValueError(f"a header of {len(raw)} bytes, at most {MAX_HEADER} are allowed")
     return struct.pack("<Q", len(raw)) + raw, sizes

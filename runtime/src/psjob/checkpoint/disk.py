@@ -6,6 +6,10 @@ One small function a system call, so that a fault can be put on each.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
 import os
 import re
 import stat
@@ -17,23 +21,31 @@ from psjob.checkpoint.problems import CheckpointProblem, Damage, explain
 TEMP = ".tmp"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 CHUNK = 8 << 20
+LARGE = 16 << 20
+"""A file of so many bytes goes past the page cache where the file system can: its pages would be made, copied to and written back
+on cores that train."""
+SYNC_BYTES = 32 << 20
+"""Where it cannot, so much is dirty at a time."""
+PAGE = 4096
+_DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 
-def write_whole(folder: Path, name: str, parts: Iterable[bytes | memoryview]) -> None:
-    """Write `parts` to `folder/name`. Raises CheckpointProblem, leaving neither file nor temp file behind it.
+def write_whole(folder: Path, name: str, parts: Iterable[bytes | memoryview], size: int = 0) -> None:
+    """Write `parts`, of about `size` bytes, to `folder/name`. Raises CheckpointProblem, leaving neither file nor temp file behind it.
 
     After a failed fsync the file is dropped and never synced again: a second call may lie.
     """
     check_name(name)
     temp = name + TEMP
+    large = size >= LARGE
     with opened_folder(folder) as at:
         try:
-            fd = _create(temp, at)
+            fd = _create(temp, at, _DIRECT if large else 0)
         except OSError as error:
             raise explain(error, f"create {temp}", folder) from error
         with _dropping(temp, at, folder, name):
             try:
-                for part in parts:
+                for part in _in_pages(parts, fd) if large else parts:
                     _write(fd, part)
                 _sync(fd)
             finally:
@@ -147,19 +159,78 @@ def opened_folder(folder: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _create(temp: str, at: int) -> int:
+def _in_pages(parts: Iterable[bytes | memoryview], fd: int) -> Iterator[memoryview]:
+    """The same bytes in whole pages that begin on one, as a write past the page cache needs; the last ones are an ordinary write.
+
+    Parts that lie on pages are passed on as they are; what is small or lies askew goes through a buffer.
+    """
+    buffer = memoryview(mmap.mmap(-1, CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    held = dirty = 0
+    for part in parts:
+        rest = memoryview(part).cast("B")
+        while len(rest):
+            if held % PAGE == 0 and len(rest) >= PAGE and _on_page(rest):
+                if held:
+                    yield buffer[:held]
+                piece, held = rest[: min(len(rest), CHUNK) // PAGE * PAGE], 0
+                yield piece
+            else:
+                piece = rest[: min(CHUNK - held, 1 << 20)]
+                buffer[held : held + len(piece)] = piece
+                held += len(piece)
+                if held == CHUNK:
+                    yield buffer
+                    held = 0
+            rest = rest[len(piece) :]
+            dirty += len(piece)
+            if dirty >= SYNC_BYTES and not _is_direct(fd):
+                _sync(fd)
+                dirty = 0
+    whole = held // PAGE * PAGE
+    if whole:
+        yield buffer[:whole]
+    if held > whole:
+        _plainly(fd)
+        yield buffer[whole:held]
+
+
+def _on_page(part: memoryview) -> bool:
+    return not part.readonly and ctypes.addressof(ctypes.c_char.from_buffer(part)) % PAGE == 0
+
+
+def _is_direct(fd: int) -> bool:
+    return bool(_DIRECT and fcntl.fcntl(fd, fcntl.F_GETFL) & _DIRECT)
+
+
+def _plainly(fd: int) -> None:
+    """From here on through the page cache."""
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~_DIRECT)
+
+
+def _create(temp: str, at: int, more: int = 0) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.open(temp, flags, 0o644, dir_fd=at)
+        return os.open(temp, flags | more, 0o644, dir_fd=at)
     except FileExistsError:  # left by a process of the same name that was killed here
         os.unlink(temp, dir_fd=at)
-        return os.open(temp, flags, 0o644, dir_fd=at)
+        return os.open(temp, flags | more, 0o644, dir_fd=at)
+    except OSError as error:
+        if not more or error.errno != errno.EINVAL:
+            raise
+    with contextlib.suppress(FileNotFoundError):  # some make the file before they refuse
+        os.unlink(temp, dir_fd=at)
+    return os.open(temp, flags, 0o644, dir_fd=at)
 
 
 def _write(fd: int, part: bytes | memoryview) -> None:
     rest = memoryview(part).cast("B") if not isinstance(part, memoryview) else part
     while len(rest):
-        rest = rest[os.write(fd, rest[:CHUNK]) :]
+        try:
+            rest = rest[os.write(fd, rest[:CHUNK]) :]
+        except OSError as error:
+            if error.errno != errno.EINVAL or not _is_direct(fd):
+                raise
+            _plainly(fd)  # larger pages than ours, or a write that was cut short
 
 
 def _sync(fd: int) -> None:

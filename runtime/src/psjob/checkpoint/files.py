@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -68,15 +69,24 @@ class Held:
     shape: tuple[int, ...]
     make: Callable[[], torch.Tensor]
 
+    @property
+    def bytes(self) -> int:
+        """Size of its data."""
+        size: int = getattr(torch, self.dtype).itemsize
+        return math.prod(self.shape) * size
+
 
 def write_blocks(
     folder: Path, name: str, tensors: Iterable[tuple[str, torch.Tensor | Held]], metadata: Mapping[str, str] | None = None
 ) -> FileFact:
     """Write one safetensors file, whole or not at all, and make it durable. Raises CheckpointProblem."""
     entries = [(key, t if isinstance(t, Held) else _held(t)) for key, t in tensors]
-    entries.sort(key=lambda entry: -getattr(torch, entry[1].dtype).itemsize)  # so that each stays aligned
+    # Whole pages first, as they can be written from where they lie; then so that each stays aligned.
+    entries.sort(key=lambda entry: (entry[1].bytes % disk.PAGE != 0, -getattr(torch, entry[1].dtype).itemsize))
+    total = sum(held.bytes for _, held in entries)
     try:
-        header, sizes = safetensors.make_header([(key, held.dtype, held.shape) for key, held in entries], metadata)
+        shapes = [(key, held.dtype, held.shape) for key, held in entries]
+        header, sizes = safetensors.make_header(shapes, metadata, disk.PAGE if total >= disk.LARGE else 8)
     except ValueError as error:
         raise CheckpointProblem(f"cannot write {name} in {folder}: {error}") from None
     spans: dict[str, Span] = {}
@@ -93,8 +103,8 @@ def write_blocks(
             offset += size
             yield raw
 
-    disk.write_whole(folder, name, parts())
-    return FileFact(name, len(header) + sum(sizes), zlib.crc32(header), spans)
+    disk.write_whole(folder, name, parts(), total)
+    return FileFact(name, len(header) + total, zlib.crc32(header), spans)
 
 
 def read_blocks(path: Path, wanted: Collection[str] | None = None, expect: FileFact | None = None) -> dict[str, torch.Tensor]:
