@@ -24,6 +24,7 @@ def asked(about: str | None) -> argparse.Namespace:
     parser.add_argument("--tensors", type=int, default=25, help="number of tensors of equal size (default 25)")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--streams", type=int, default=1, help="psjob: TCP streams a worker and shard")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long is measured")
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
     parser.add_argument("--what", default="", help="which of several ways, where a program has them")
@@ -63,7 +64,7 @@ def answer(found: Sequence[float]) -> None:
 
 def spawn(words: argparse.Namespace, part: str, rank: int = 0, port: int = 0, **environment: str) -> subprocess.Popen[str]:
     """Another process of this program, for `part`; its output is kept."""
-    options = ["--megabytes", "--tensors", "--workers", "--shards", "--seconds", "--optimizer", "--what"]
+    options = ["--megabytes", "--tensors", "--workers", "--shards", "--streams", "--seconds", "--optimizer", "--what"]
     given = [word for name in options for word in (name, str(getattr(words, name[2:])))]
     command = [sys.executable, os.path.abspath(sys.argv[0]), *given, "--part", part, "--rank", str(rank), "--port", str(port)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})

@@ -72,6 +72,7 @@ def job_config(words: argparse.Namespace) -> dict[str, Any]:
         "mode": words.what or "sync",
         "seed": 0,
         "updateAt": None,
+        "streams": words.streams,
         "workers": words.workers,
         "shards": [{"host": "127.0.0.1", "port": ports[2 * i], "statusPort": ports[2 * i + 1]} for i in range(words.shards)],
         "checkpoint": {"intervalSeconds": 3600.0, "everySteps": None, "keep": 2, "disabled": True, "resumeFrom": None},

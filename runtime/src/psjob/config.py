@@ -49,6 +49,7 @@ class Config:
     success_policy: str
     shard_timeout: float
     connect_seconds: float
+    streams: int = 1
 
 
 @dataclass(frozen=True)
@@ -156,4 +157,5 @@ def _config(raw: dict[str, Any]) -> Config:
         success_policy=str(raw["successPolicy"]),
         shard_timeout=float(raw["shardTimeoutSeconds"]),
         connect_seconds=float(raw.get("connectSeconds", 600)),
+        streams=int(raw.get("streams", 1)),
     )

@@ -49,6 +49,7 @@ checkpoint: {"intervalSeconds": float, "everySteps": int | null, "keep": int, "d
              "resumeFrom": {"path": str} | null}   (resumeFrom.path: a run's folder as the shard sees it)
 successPolicy: "AllWorkers" | "FirstWorker"
 shardTimeoutSeconds: float
+streams: int (TCP streams between a worker and a shard)
 connectSeconds: float (600; how long a process tries to find its peers before it exits with EXIT_RETRY)
 """
 DATA_PORT: Final = 7070

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
-from psjob.layout import Block, TensorSpec
+from psjob.layout import Block, Layout, TensorSpec
 
 
 class Pack:
@@ -83,6 +84,26 @@ class Pack:
                     whole = target.reshape(-1).clone()
                     whole[span].copy_(view)
                     target.copy_(whole.view(target.shape))
+
+
+class Packs:
+    """By block index, a `Pack` in one buffer of the largest block's size, made when it is first asked for."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._made: dict[int, Pack] = {}
+
+    def __getitem__(self, index: int) -> Pack:
+        pack = self._made.get(index)
+        if pack is None:
+            block = self._layout.blocks[index]
+            flat = self._buffer[: block.nbytes].view(getattr(torch, block.dtype))
+            pack = self._made[index] = Pack(block, flat, self._layout.table)
+        return pack
+
+    @cached_property
+    def _buffer(self) -> torch.Tensor:
+        return torch.empty(max(block.nbytes for block in self._layout.blocks), dtype=torch.uint8)
 
 
 def _dense(row: int, tensor: torch.Tensor) -> torch.Tensor:

@@ -48,6 +48,7 @@ def job_config(job: Job, shards: Sequence[tuple[str, int, int]], checkpoints: st
         "mode": spec.training.mode,
         "seed": spec.training.seed,
         "updateAt": spec.training.update_at,
+        "streams": spec.training.streams,
         "workers": spec.workers.replicas,
         "shards": [{"host": host, "port": port, "statusPort": status} for host, port, status in shards],
         "checkpoint": {

@@ -37,7 +37,9 @@ class Server:
         config = place.config
         self.place, self.folder = place, folder
         self.run = run_digest(place.run)
-        self.store = Store(place.index, len(config.shards), config.workers, place.number, mode_named(config.mode), place.run)
+        self.store = Store(
+            place.index, len(config.shards), config.workers, place.number, mode_named(config.mode), place.run, config.streams
+        )
         self.store.view = place.view
         self.changed = threading.Event()
         self.sessions: dict[int, Session] = {}
@@ -103,6 +105,12 @@ class Server:
             raise WireError(f"worker {header.worker} is not one of this job's {self.place.config.workers}")
         if stream.gone():
             return  # the worker has dialled again meanwhile; an old hello must not displace the new one
+        if hello.get("lane"):
+            known = self.sessions.get(header.worker)
+            if known is None or known.incarnation != (header.start, header.rewinds):
+                raise WireError(f"worker {header.worker}: a lane before its first stream; dial again")
+            known.run_lane(stream, hello)
+            return
         session = Session(self, stream, header, hello)
         with self._lock:
             old = self.sessions.get(header.worker)
@@ -110,7 +118,7 @@ class Server:
                 raise WireError(f"worker {header.worker}: a newer process of this rank is here; this one is fenced")
             self.sessions[header.worker] = session
         if old is not None:
-            old.stream.close()
+            old.close()
             old.done.wait(5)
         session.run()
 

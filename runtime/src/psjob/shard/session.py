@@ -1,9 +1,12 @@
-"""One worker's stream: hello, then frames until it ends. Reading and applying in this thread, answers in another."""
+"""One worker's conversation: hello, then frames until it ends. Each of its streams is read, and what came applied, in a thread.
+
+The first stream carries everything; further lanes only blocks, so that several are received and applied at once.
+"""
 
 from __future__ import annotations
 
 import logging
-import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +17,8 @@ import torch
 
 from psjob import memory
 from psjob.shard.admission import Verdict
-from psjob.shard.cell import Cell, Info, Waiter
+from psjob.shard.cell import Info
+from psjob.shard.lane import Lane
 from psjob.shard.store import Phase
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
 from psjob.wire.tcp import Stream, StreamClosed
@@ -30,47 +34,75 @@ class Session:
     """A worker's conversation with this shard. `welcomed` is set by the coordinator (shard 0) or by `_admit` (others)."""
 
     def __init__(self, server: Server, stream: Stream, header: Header, hello: dict[str, Any]) -> None:
-        self.server, self.store, self.stream = server, server.store, stream
+        self.server, self.store = server, server.store
         self.rank, self.hello = header.worker, hello
         self.incarnation = (header.start, header.rewinds)
         self.done = threading.Event()
         self.welcomed = False
         self.generation = -1
-        self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._base = Header(
-            Kind.PARAM, run=server.run, epoch=self.store.epoch, worker=self.rank, start=header.start, rewinds=header.rewinds
-        )
-        self._sender = threading.Thread(target=self._send_loop, name=f"to-worker-{self.rank}", daemon=True)
+        self.base = Header(Kind.PARAM, run=server.run, epoch=self.store.epoch, worker=self.rank, start=header.start, rewinds=header.rewinds)
+        """What every frame to this worker has in common."""
+        self.lanes = [Lane(self, stream)]
+        self._token = secrets.token_hex(16)
+        """Who knows it may open further lanes of this very session."""
+        self._lock = threading.Lock()
+        self._reading = 1
+
+    @property
+    def stream(self) -> Stream:
+        """The one that hello came by."""
+        return self.lanes[0].stream
 
     def run(self) -> None:
         """Serve until the stream ends. Raises WireError on a broken rule; the server answers it."""
-        self._sender.start()
+        coordinator = self.server.coordinator
+        self._read(self.lanes[0], self._admit if coordinator is None else lambda: coordinator.hello(self))
+
+    def run_lane(self, stream: Stream, hello: dict[str, Any]) -> None:
+        """Serve a further stream of the same worker, until any of them ends. Raises WireError."""
+        lane = Lane(self, stream)
+        with self._lock:
+            if self.done.is_set() or not secrets.compare_digest(str(hello.get("token")), self._token):
+                raise WireError(f"worker {self.rank}: this lane belongs to another session; dial again")
+            if len(self.lanes) >= self.store.lanes:
+                raise WireError(f"worker {self.rank} has {len(self.lanes)} lanes, at most {self.store.lanes} are served")
+            self.lanes.append(lane)
+            self._reading += 1
+        self._read(lane)
+
+    def close(self, but: Lane | None = None) -> None:
+        """Close every stream; the threads that read them end."""
+        with self._lock:
+            lanes = [lane for lane in self.lanes if lane is not but]
+        for lane in lanes:
+            lane.stream.close()
+
+    def _read(self, lane: Lane, first: Callable[[], None] = lambda: None) -> None:
+        lane.start()
         try:
-            if self.server.coordinator is not None:
-                self.server.coordinator.hello(self)
-            else:
-                self._admit()
+            first()
             while True:
-                self._handle(self.stream.recv_header(None))
+                self._handle(lane, lane.stream.recv_header(None))
         except StreamClosed:
             pass
         finally:
-            self.store.drop_waiters(self)
-            self._out.put(None)
-            self.done.set()
+            lane.end()
+            with self._lock:
+                self._reading -= 1
+                if not self._reading:
+                    self.done.set()
+            self.close(but=lane)  # its own may still have to tell the worker what was wrong
 
     # -- out -----------------------------------------------------------------------------------
 
     def tell(self, kind: Kind, body: Any = None, payload: bytes | None = None, **fields: Any) -> None:
         """Queue a control frame: JSON `body`, or raw `payload`."""
         raw = payload if payload is not None else (b"" if body is None else dump(body))
-        header = replace(self._base, kind=kind, view=self.store.view, **fields)
-        self._out.put(lambda: self.stream.send(header, raw))
+        self.lanes[0].tell(replace(self.base, kind=kind, view=self.store.view, **fields), raw)
 
     def hang_up(self) -> None:
         """Close after what is queued has been sent."""
-        self._out.put(self.stream.close)
+        self.lanes[0].put(self.close)
 
     def welcome(self, **extra: Any) -> None:
         """Tell the worker what this shard has of it: complete clock, open blocks, epoch."""
@@ -84,55 +116,11 @@ class Session:
                 "epoch": self.store.epoch,
                 "view": self.store.view,
                 "serving": self.store.phase is Phase.SERVING,
+                "lanes": self.store.lanes,
+                "token": self._token,
             }
         self.welcomed = not extra.get("init")
         self.tell(Kind.WELCOME, body | extra)
-
-    def param(self, cell: Cell, waiter: Waiter) -> None:
-        self._out.put(lambda: self._send_param(cell, waiter))
-
-    def waiting(self, waiter: Waiter, cell: Cell, missing: list[int], seconds: float) -> None:
-        self.tell(Kind.WAITING, {"workers": missing, "block": cell.block.index, "seconds": round(seconds, 1)}, request=waiter.request)
-
-    def _send_param(self, cell: Cell, waiter: Waiter) -> None:
-        with cell.lock:
-            if cell.state is None:
-                return
-            answer = self._still(cell, waiter)
-            version, flags = cell.n, Flag.CUT if self.server.cut_step == cell.n else Flag.NONE
-            if waiter.update and cell.skipped:
-                flags |= Flag.SKIP
-            if waiter.update and flags & Flag.CUT and self.rank == min(self.store.admission.expected(cell.n), default=-1):
-                flags |= Flag.STORE
-            none = sorted(cell.none) if waiter.update else []
-        if none:
-            raw_none = dump({"none": none})
-            self.stream.send(replace(self._base, kind=Kind.INFO, view=self.store.view, block=cell.block.index), raw_none)
-        header = replace(
-            self._base, view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,
-            version=(self.store.epoch, version), flags=flags, info=len(none),
-        )  # fmt: skip
-        self.stream.send(header, memory.view(answer))
-
-    def _still(self, cell: Cell, waiter: Waiter) -> torch.Tensor:
-        """The answer, in memory that stays as it is while it is sent: the block's own where the mode holds it still, else a copy."""
-        assert cell.state is not None
-        source = cell.update if waiter.update and cell.update is not None else cell.state.weights
-        if (self.store.mode.steady or self.store.workers == 1) and (cell.update is None or source is cell.update):
-            return source
-        raw = source.view(torch.uint8)
-        if self._scratch.numel() < raw.numel():
-            self._scratch = torch.empty(raw.numel(), dtype=torch.uint8)
-        self._scratch[: raw.numel()].copy_(raw)
-        return self._scratch[: raw.numel()]
-
-    def _send_loop(self) -> None:
-        while (act := self._out.get()) is not None:
-            try:
-                act()
-            except StreamClosed:
-                self.stream.close()
-                return
 
     # -- in ------------------------------------------------------------------------------------
 
@@ -176,15 +164,17 @@ class Session:
             if self.hello.get("fresh") or 0 < epoch < self.store.epoch:
                 self.store.counters.lost += self.store.admission.jump(self.rank, acked)
 
-    def _handle(self, header: Header) -> None:
+    def _handle(self, lane: Lane, header: Header) -> None:
         self.server.check(header, self)
         kind = header.kind
         if kind is Kind.PUSH:
-            self._push(header)
+            self._push(lane, header)
         elif kind is Kind.PULL:
-            self.store.pull(header, self.store.cell(header.block), self)
+            self.store.pull(header, self.store.cell(header.block), lane)
         elif kind is Kind.INFO:
-            self._info(header)
+            self._info(lane, header)
+        elif lane is not self.lanes[0]:
+            raise WireError(f"{kind.name} belongs on a worker's first stream")
         elif kind is Kind.INIT:
             self._init(header)
         elif kind is Kind.MARK:
@@ -203,22 +193,22 @@ class Session:
         else:
             raise WireError(f"{kind.name} is not a worker's message")
 
-    def _push(self, header: Header) -> None:
+    def _push(self, lane: Lane, header: Header) -> None:
         store, cell = self.store, self.store.cell(header.block)
         store.check_push(header, cell)
         if header.flags & Flag.STORE:
             weights = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype))
-            self.stream.recv_into(header, memory.view(weights))
+            lane.stream.recv_into(header, memory.view(weights))
             store.keep(cell, weights, header.version[1], self.generation)
             return
         grad = None
         if header.length:
             grad = store.target(header, cell)
             if grad is None:
-                self.stream.drain(header)
+                lane.stream.drain(header)
             else:
-                self.stream.recv_into(header, memory.view(grad.flat))
-        verdict = store.push(header, cell, grad, self, self.generation)
+                lane.stream.recv_into(header, memory.view(grad.flat))
+        verdict = store.push(header, cell, grad, lane, self.generation)
         if verdict is Verdict.GAP:
             raise WireError(
                 f"worker {self.rank} pushed clock {header.clock} of block {header.block}; "
@@ -227,8 +217,8 @@ class Session:
         if verdict is Verdict.FENCED:
             raise StreamClosed(f"worker {self.rank}: this stream is older than the last restore or than another process of its rank")
 
-    def _info(self, header: Header) -> None:
-        body = self.stream.recv_json(header)
+    def _info(self, lane: Lane, header: Header) -> None:
+        body = lane.stream.recv_json(header)
         try:
             numbers = self.store.check_numbers(body["numbers"])
             self.store.learn(self.rank, header.info, Info(numbers, frozenset(int(t) for t in body["none"])))

@@ -48,9 +48,11 @@ class Counters:
 class Store:
     """Blocks, versions and admission of shard `index`. `view` and `attempt` name the set of processes it serves."""
 
-    def __init__(self, index: int, shards: int, workers: int, epoch: int, mode: Mode, run: str) -> None:
+    def __init__(self, index: int, shards: int, workers: int, epoch: int, mode: Mode, run: str, lanes: int = 1) -> None:
         self.index, self.shards, self.workers = index, shards, workers
         self.epoch, self.mode, self.run = epoch, mode, run
+        self.lanes = lanes
+        """Streams that a worker may open, the first included."""
         self.view = 0
         self.attempt = 0
         self.generation = 0

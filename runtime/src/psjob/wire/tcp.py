@@ -186,6 +186,18 @@ def connect(host: str, port: int, seconds: float) -> Iterator[Stream]:
         yield Stream(sock)
 
 
+def again(stream: Stream, seconds: float) -> Stream:
+    """Another stream to the very peer of `stream`, within `seconds`. Raises StreamClosed."""
+    sock = socket.socket(stream.sock.family, socket.SOCK_STREAM)
+    sock.settimeout(seconds)
+    try:
+        sock.connect(stream.sock.getpeername())
+    except OSError as error:
+        sock.close()
+        raise StreamClosed(f"{stream.peer}: {error}") from error
+    return Stream(sock)
+
+
 def listen(bind: str | None, port: int) -> socket.socket:
     """A listening socket on `bind`, or on every address. Raises OSError naming the address."""
     try:

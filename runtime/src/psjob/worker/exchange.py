@@ -13,7 +13,7 @@ import torch
 
 from psjob import memory
 from psjob.layout import Block
-from psjob.packing import Pack
+from psjob.packing import Pack, Packs
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
 from psjob.worker.ending import Ending
@@ -27,7 +27,7 @@ CREDIT = 8
 
 
 class Exchange:
-    """`packs` are the script's thread's own; a link has its own, since both may gather at once."""
+    """`packs` are the script's thread's own; each lane has its own, since all may gather at once."""
 
     def __init__(self, session: WorkerSession) -> None:
         self.session = session
@@ -82,7 +82,7 @@ class Exchange:
         """Tell a shard the numbers that pushes name."""
         number, body = self._info
         if number:
-            link.send_json(self.session.header(Kind.INFO, info=number), body)
+            link.send_json(self.session.header(Kind.INFO, info=number), body, everywhere=True)
 
     # -- both sides ----------------------------------------------------------------------------
 
@@ -107,11 +107,9 @@ class Exchange:
         self.versions[header.block] = header.version
         self.skipped |= bool(header.flags & Flag.SKIP)
 
-    def make_packs(self) -> list[Pack]:
-        """A pack for each block, all in one buffer of the largest one's size."""
-        layout = self.session.layout
-        buffer = torch.empty(max((block.nbytes for block in layout.blocks), default=0), dtype=torch.uint8)
-        return [Pack(b, buffer[: b.nbytes].view(getattr(torch, b.dtype)), layout.table) for b in layout.blocks]
+    def make_packs(self) -> Packs:
+        """A pack for each block, all in one buffer: for one thread at a time."""
+        return Packs(self.session.layout)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -127,11 +125,9 @@ class Exchange:
             link = session.links[session.owner[block.index]]
             if len(link.outstanding) >= CREDIT:
                 session.wait(lambda link=link: len(link.outstanding) < CREDIT, "the shards' answer")  # type: ignore[misc]
-            header = make(block)
-            payload = self.payload(header, self.packs[block.index])
             with session.cond:
-                header = link.ask(header)
-            link.send(header, payload)
+                header = link.ask(make(block))
+            link.send_block(header)
         session.wait(lambda: not any(link.outstanding for link in session.links), "the shards' answer")
         torch.autograd.graph.increment_version([t for t in targets if not t.is_inference()])
 

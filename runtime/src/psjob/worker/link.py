@@ -12,16 +12,14 @@ import select
 import threading
 import time
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from psjob import memory
-from psjob.packing import Pack
 from psjob.wire import tcp
-from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError
+from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
 from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
+from psjob.worker.lane import Lane
 
 if TYPE_CHECKING:
     from psjob.worker.session import WorkerSession
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
 SILENCE_SECONDS = 10.0
 """A shard that owes an answer says WAITING every 2 s; after this long without a word the stream counts as dead."""
 DIAL_SECONDS = 3.0
+MAX_LANES = 8
 log = logging.getLogger("psjob.worker")
 
 
@@ -38,7 +37,8 @@ class Link:
     def __init__(self, session: WorkerSession, index: int) -> None:
         self.session, self.index = session, index
         self.peer = session.place.config.shards[index]
-        self.stream: Stream | None = None
+        self.lanes: list[Lane] = []
+        """Open streams to the shard; the first carries everything, blocks are spread over all."""
         self.epoch = 0
         self.acked = 0
         self.welcomed = False
@@ -56,11 +56,6 @@ class Link:
         self._request = 0
         self._last = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"link-{index}", daemon=True)
-
-    @cached_property
-    def _packs(self) -> list[Pack]:
-        """For this link's own thread."""
-        return self.session.exchange.make_packs()
 
     def start(self) -> None:
         """Begin to dial, if that has not begun."""
@@ -83,30 +78,33 @@ class Link:
             self._pushed[self._request] = header
         return header
 
-    def send(self, header: Header, payload: bytes | torch.Tensor | None = None) -> None:
-        """Send if the link is up; if not, what was asked goes out at the next welcome."""
-        stream = self.stream if self.welcomed else None
-        if stream is None:
-            return
-        try:
-            stream.send(self._dated(header), memory.view(payload) if isinstance(payload, torch.Tensor) else payload or b"")
-        except StreamClosed:
-            pass
+    def send_block(self, header: Header) -> None:
+        """Send a registered request with what it carries, if the link is up; if not, it goes out at the next welcome.
 
-    def send_json(self, header: Header, body: Any) -> None:
-        stream = self.stream if self.welcomed else None
-        if stream is None:
-            return
-        try:
-            stream.send_json(self._dated(header), body)
-        except StreamClosed:
-            pass
+        With several lanes a thread of the block's lane gathers and sends it, else the calling one does.
+        """
+        lanes = self.lanes
+        if self.welcomed and lanes:
+            lanes[header.block % len(lanes)].send_block(header)
+
+    def send(self, header: Header, payload: bytes | torch.Tensor | None = None) -> None:
+        """Send on the first stream, if the link is up."""
+        lanes = self.lanes
+        if self.welcomed and lanes:
+            lanes[0].send(header, payload)
+
+    def send_json(self, header: Header, body: Any, everywhere: bool = False) -> None:
+        """Send on the first stream (`everywhere`: on each, ahead of the blocks to come), if the link is up."""
+        raw = dump(body)
+        for lane in (self.lanes if everywhere else self.lanes[:1]) if self.welcomed else ():
+            lane.send(header, raw)
 
     def close(self) -> None:
-        if self.stream is not None:
-            self.stream.close()
+        for lane in self.lanes:
+            lane.stream.close()
 
-    def _dated(self, header: Header) -> Header:
+    def dated(self, header: Header) -> Header:
+        """The header with the view and epoch of now."""
         return replace(header, view=self.session.view, epoch=self.epoch)
 
     # -- the thread ----------------------------------------------------------------------------
@@ -129,12 +127,7 @@ class Link:
                 log.warning("link to shard %d: %s", self.index, error)
                 time.sleep(0.2)
             finally:
-                with self.session.cond:
-                    self.welcomed = False
-                    if self.stream is not None:
-                        self.stream.close()
-                    self.stream = None
-                    self.session.cond.notify_all()
+                self._drop_lanes()
             time.sleep(0.02)
 
     def _dial(self) -> Stream | None:
@@ -170,26 +163,54 @@ class Link:
         return body
 
     def _serve(self, stream: Stream) -> None:
-        session = self.session
-        with session.cond:
-            self.stream = stream
+        lane = Lane(self, stream)
+        with self.session.cond:
+            self.lanes = [lane]
         self._last = time.monotonic()
+        self.read(lane)
+
+    def read(self, lane: Lane) -> None:
+        """Handle what comes by a lane until its stream ends. Raises StreamClosed, TimeoutError, WireError."""
         poll = select.poll()
-        poll.register(stream.sock, select.POLLIN)
-        while not session.ended:
+        try:
+            poll.register(lane.stream.sock, select.POLLIN)
+        except ValueError:
+            raise StreamClosed(f"{lane.stream.peer}: closed before it was read") from None
+        while not self.session.ended:
             if not poll.poll(1000):
                 if (self.outstanding or not self.welcomed) and time.monotonic() - self._last > SILENCE_SECONDS:
-                    raise StreamClosed(f"{stream.peer}: not a word for {SILENCE_SECONDS:.0f} s")
+                    raise StreamClosed(f"{lane.stream.peer}: not a word for {SILENCE_SECONDS:.0f} s")
                 continue
-            self._handle(stream, stream.recv_header(SILENCE_SECONDS))
+            self._handle(lane, lane.stream.recv_header(SILENCE_SECONDS))
             self._last = time.monotonic()
 
-    def _handle(self, stream: Stream, header: Header) -> None:
-        session, kind = self.session, header.kind
+    def _drop_lanes(self) -> None:
+        """Close every stream, and wait until no thread lands a block any more."""
+        with self.session.cond:
+            self.welcomed = False
+            lanes, self.lanes = self.lanes, []
+            self.session.cond.notify_all()
+        for lane in lanes:
+            lane.close()
+
+    def _open_lanes(self, main: Lane, body: dict[str, Any]) -> None:
+        """Dial the further lanes that the shard offers. Raises StreamClosed where it does not take them."""
+        for number in range(1, min(int(body.get("lanes", 1)), MAX_LANES)):
+            stream = tcp.again(main.stream, DIAL_SECONDS)
+            hello = {"role": "worker", "scheme": "none", "lane": number, "token": str(body["token"])}
+            stream.send_json(self.session.header(Kind.HELLO, epoch=self.epoch), hello)
+            with self.session.cond:
+                self.lanes.append(Lane(self, stream))
+        if len(self.lanes) > 1:
+            for lane in self.lanes:
+                lane.start(reads=lane is not main)
+
+    def _handle(self, lane: Lane, header: Header) -> None:
+        session, kind, stream = self.session, header.kind, lane.stream
         if kind is Kind.PARAM:
-            self._param(stream, header)
+            self._param(lane, header)
         elif kind is Kind.WELCOME:
-            self._welcome(stream, header, stream.recv_json(header))
+            self._welcome(lane, stream.recv_json(header))
         elif kind is Kind.WAITING:
             session.on_waiting(self, stream.recv_json(header))
         elif kind is Kind.RECORD:
@@ -206,8 +227,10 @@ class Link:
             stream.drain(header)
             session.on_signal(self, header)
 
-    def _welcome(self, stream: Stream, header: Header, body: dict[str, Any]) -> None:
+    def _welcome(self, lane: Lane, body: dict[str, Any]) -> None:
         session = self.session
+        if len(self.lanes) == 1 and not body.get("init"):
+            self._open_lanes(lane, body)
         with session.cond:
             pushing = self._pushed_clock == session.clock and (self.unsent or self._pushed.keys() & self.outstanding.keys())
             if self.epoch and int(body["epoch"]) > self.epoch and pushing:
@@ -225,13 +248,13 @@ class Link:
             if taken:
                 flag = Flag.STORE if session.reduces else Flag.NONE
                 version = (0, session.mode.version_for(old.clock))
-                self.send(session.header(Kind.PULL, block=old.block, clock=old.clock, flags=flag, version=version, request=number))
+                self.send_block(session.header(Kind.PULL, block=old.block, clock=old.clock, flags=flag, version=version, request=number))
             else:
-                self.send(old, session.exchange.payload(old, self._packs[old.block]))
+                self.send_block(old)
         session.on_relinked(self)
 
-    def _param(self, stream: Stream, header: Header) -> None:
-        session = self.session
+    def _param(self, lane: Lane, header: Header) -> None:
+        session, stream = self.session, lane.stream
         with session.cond:
             request = self.outstanding.get(header.request)
         if request is None or request.block != header.block:
@@ -240,8 +263,7 @@ class Link:
                 raise WireError(f"PARAM of block {header.block} has {header.length} bytes, expected {target}")
             stream.drain(header)
             return
-        pack = self._packs[header.block]
-        session.exchange.land(stream, header, pack)
+        session.exchange.land(stream, header, lane.landing[header.block])
         with session.cond:
             session.exchange.note(header)
             if not header.info:

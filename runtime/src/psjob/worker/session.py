@@ -19,7 +19,7 @@ import torch
 from psjob.config import Place
 from psjob.layout import Layout, TensorSpec
 from psjob.modes import named as mode_named
-from psjob.packing import Pack
+from psjob.packing import Packs
 from psjob.wire.frame import Flag, Header, Kind, run_digest
 from psjob.worker.ending import Ending
 from psjob.worker.exchange import Exchange
@@ -83,7 +83,7 @@ class WorkerSession:
         self.wait(lambda: all(link.welcomed for link in self.links), "all shards")
         self.exchange.pull(parameters)
 
-    def _store(self, link: Link, packs: Sequence[Pack], parameters: Sequence[torch.Tensor | None]) -> None:
+    def _store(self, link: Link, packs: Packs, parameters: Sequence[torch.Tensor | None]) -> None:
         """Worker-side update: give the shard the weights of this clock."""
         for block in self.layout.blocks:
             if self.owner[block.index] == link.index:
@@ -268,8 +268,8 @@ class WorkerSession:
     def _forget_streams(self) -> None:
         """In a forked loader process: close the copies, so that a shard sees at once when this worker dies."""
         for link in self.links:
-            if link.stream is not None:
-                link.stream.sock.close()
+            for lane in link.lanes:
+                lane.stream.sock.close()
 
     def _begin_run(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes]) -> int:
         for link in self.links[1:]:

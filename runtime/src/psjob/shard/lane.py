@@ -1,0 +1,94 @@
+"""One stream of a worker's session: what came by it is answered by it, in a thread of its own, from memory that stays still."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from psjob import memory
+from psjob.shard.cell import Cell, Waiter
+from psjob.wire.frame import Flag, Header, Kind, dump
+from psjob.wire.tcp import Stream, StreamClosed
+
+if TYPE_CHECKING:
+    from psjob.shard.session import Session
+
+
+class Lane:
+    """The sending side of `stream`; `session` reads. Frames go out in the order in which they were queued."""
+
+    def __init__(self, session: Session, stream: Stream) -> None:
+        self.session, self.store, self.stream = session, session.store, stream
+        self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._sender = threading.Thread(target=self._send_loop, name=f"to-worker-{session.rank}", daemon=True)
+
+    def start(self) -> None:
+        self._sender.start()
+
+    def end(self) -> None:
+        """The stream has ended: nothing waits for it any more."""
+        self.store.drop_waiters(self)
+        self._out.put(None)
+
+    def put(self, act: Callable[[], None]) -> None:
+        """Let the sending thread do `act` in its turn."""
+        self._out.put(act)
+
+    def tell(self, header: Header, raw: bytes) -> None:
+        """Queue a frame."""
+        self._out.put(lambda: self.stream.send(header, raw))
+
+    def param(self, cell: Cell, waiter: Waiter) -> None:
+        self._out.put(lambda: self._send_param(cell, waiter))
+
+    def waiting(self, waiter: Waiter, cell: Cell, missing: list[int], seconds: float) -> None:
+        body = {"workers": missing, "block": cell.block.index, "seconds": round(seconds, 1)}
+        header = replace(self.session.base, kind=Kind.WAITING, view=self.store.view, request=waiter.request)
+        self.tell(header, dump(body))
+
+    def _send_param(self, cell: Cell, waiter: Waiter) -> None:
+        base = self.session.base
+        with cell.lock:
+            if cell.state is None:
+                return
+            answer = self._still(cell, waiter)
+            version, flags = cell.n, Flag.CUT if self.session.server.cut_step == cell.n else Flag.NONE
+            if waiter.update and cell.skipped:
+                flags |= Flag.SKIP
+            if waiter.update and flags & Flag.CUT and self.session.rank == min(self.store.admission.expected(cell.n), default=-1):
+                flags |= Flag.STORE
+            none = sorted(cell.none) if waiter.update else []
+        if none:
+            raw_none = dump({"none": none})
+            self.stream.send(replace(base, kind=Kind.INFO, view=self.store.view, block=cell.block.index), raw_none)
+        header = replace(
+            base, view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,
+            version=(self.store.epoch, version), flags=flags, info=len(none),
+        )  # fmt: skip
+        self.stream.send(header, memory.view(answer))
+
+    def _still(self, cell: Cell, waiter: Waiter) -> torch.Tensor:
+        """The answer, in memory that stays as it is while it is sent: the block's own where the mode holds it still, else a copy."""
+        assert cell.state is not None
+        source = cell.update if waiter.update and cell.update is not None else cell.state.weights
+        if (self.store.mode.steady or self.store.workers == 1) and (cell.update is None or source is cell.update):
+            return source
+        raw = source.view(torch.uint8)
+        if self._scratch.numel() < raw.numel():
+            self._scratch = torch.empty(raw.numel(), dtype=torch.uint8)
+        self._scratch[: raw.numel()].copy_(raw)
+        return self._scratch[: raw.numel()]
+
+    def _send_loop(self) -> None:
+        while (act := self._out.get()) is not None:
+            try:
+                act()
+            except StreamClosed:
+                self.stream.close()
+                return

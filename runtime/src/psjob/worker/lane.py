@@ -1,0 +1,88 @@
+"""One stream of a link: blocks are gathered and sent, received and landed, beside those of the other lanes."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from psjob import memory
+from psjob.wire.frame import Header, WireError
+from psjob.wire.tcp import Stream, StreamClosed
+
+if TYPE_CHECKING:
+    from psjob.packing import Packs
+    from psjob.worker.link import Link
+
+CLOSE_SECONDS = 5.0
+log = logging.getLogger("psjob.worker")
+
+
+class Lane:
+    """`stream` to the shard of `link`. Until `start` blocks are sent by the caller and somebody else reads."""
+
+    def __init__(self, link: Link, stream: Stream) -> None:
+        self.link, self.stream = link, stream
+        self._out: queue.SimpleQueue[Header | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    @cached_property
+    def landing(self) -> Packs:
+        """For the thread that reads."""
+        return self.link.session.exchange.make_packs()
+
+    @cached_property
+    def _leaving(self) -> Packs:
+        """For the thread that sends blocks."""
+        return self.link.session.exchange.make_packs()
+
+    def start(self, reads: bool) -> None:
+        """Send blocks in a thread of the lane's own, and read in another if `reads`."""
+        name = f"lane-{self.link.index}-{self.stream.peer}"
+        works = [self._send_loop, self._read] if reads else [self._send_loop]
+        self._threads = [threading.Thread(target=work, name=name, daemon=True) for work in works]
+        for thread in self._threads:
+            thread.start()
+
+    def send_block(self, header: Header) -> None:
+        """Send a request and what it carries, now or, once the lane was started, in its turn."""
+        if self._threads:
+            self._out.put(header)
+        else:
+            self._send_now(header)
+
+    def send(self, header: Header, payload: bytes | torch.Tensor | None = None) -> None:
+        """Send a frame. Where the stream has ended it is forgotten: what must not be lost is said again after the next welcome."""
+        try:
+            self.stream.send(self.link.dated(header), memory.view(payload) if isinstance(payload, torch.Tensor) else payload or b"")
+        except StreamClosed:
+            pass
+
+    def close(self) -> None:
+        """Close the stream and wait for the lane's threads."""
+        self.stream.close()
+        self._out.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(CLOSE_SECONDS)
+
+    def _send_now(self, header: Header) -> None:
+        self.send(header, self.link.session.exchange.payload(header, self._leaving[header.block]))
+
+    def _send_loop(self) -> None:
+        while (header := self._out.get()) is not None:
+            if not self.stream.closed:
+                self._send_now(header)
+
+    def _read(self) -> None:
+        try:
+            self.link.read(self)
+        except (StreamClosed, TimeoutError) as error:
+            log.debug("lane to shard %d: %s", self.link.index, error)
+        except WireError as error:
+            log.warning("lane to shard %d: %s", self.link.index, error)
+        self.link.close()
