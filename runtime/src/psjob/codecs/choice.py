@@ -1,6 +1,7 @@
 """What `auto` takes: the measured speed of a link decides.
 
-A codec pays where the time that its bytes save on the wire is more than the time that it costs: bytes saved ÷ (encode + decode) is the speed
+A codec pays where the time that its bytes save on the wire is more than the time that it costs: bytes saved ÷ (encode + decode)
+is the speed
 below which it does. docs/compression.md has the measured figures. Between the codecs the cheaper one in accuracy is
 taken as long as the faster one would not save more than it.
 """

@@ -37,7 +37,7 @@ def learned(layout: Layout, tree: Tree, ran: Sequence[str]) -> Use:
         blocks = {block.index for row in rows for block, _ in layout.pieces_of(row)}
         waiter = next((around for around in _around(path) if around in waits), None)
         (at_once if waiter is None else waits[waiter]).update(blocks)
-    first: dict[int, int] = {block: -1 for block in at_once}
+    first: dict[int, int] = dict.fromkeys(at_once, -1)
     for position, path in enumerate(ran):
         for block in waits[path]:
             first.setdefault(block, position)
