@@ -17,8 +17,9 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Measure:
-    """`at_least`: how many times faster than the peer psjob is to be (below 1: how much of the peer's speed it must keep)."""
+class Against:
+    """Rows that compare `ours` with each peer in turn. The number beside a peer: how many times faster than it psjob is to be (below 1:
+    how much of the peer's speed it must keep; 0: told only)."""
 
     name: str
     about: str
@@ -26,39 +27,60 @@ class Measure:
     peers: tuple[tuple[Program, float], ...]
 
 
+@dataclass(frozen=True)
+class Alone:
+    """A program that gives finished rows itself, each with its own limit."""
+
+    name: str
+    about: str
+    program: Program
+
+
 def ours(*words: str) -> Program:
     return Program("psjob", "psjob_ps.py", words)
 
 
-MXNET = Program("MXNet dist_sync", "mxnet_ps.py", env="mxnet")
+def mxnet(*words: str) -> tuple[Program, Program]:
+    """MXNet with its own number of threads, and with one."""
+    as_it_comes = Program("MXNet dist_sync", "mxnet_ps.py", (*words, "--what", "as-it-comes"), "mxnet")
+    return as_it_comes, Program("MXNet, 1 OpenMP thread", "mxnet_ps.py", words, "mxnet")
+
+
+TWO = ("--workers", "2")
+SHARED = ("--set", 'transport="auto"')
 PASS = Program("the optimizer's own pass", "floor.py", ("--what", "pass"))
 ADAM_PASS = Program("one fused Adam pass", "floor.py", ("--what", "pass", "--optimizer", "adam"))
-TWO = ("--workers", "2")
-MEASURES: Sequence[Measure] = (
-    Measure(
+MEMCPY = Program("memcpy of the bytes", "floor.py", ("--what", "memcpy"))
+ALL_REDUCE = Program("gloo all_reduce, SGD on each rank", "gloo.py", (*TWO, "--what", "allreduce"))
+MEASURES: Sequence[Against | Alone] = (
+    Against(
         "one-worker", "1 worker, 1 shard, TCP: push 100 MB, SGD, pull 100 MB", ours(),
         (
-            (MXNET, 2.5),
-            (Program("torch RPC", "rpc.py"), 2.0),
+            (mxnet()[0], 2.5),
+            (mxnet()[1], 2.5),
+            (Program("torch RPC, one call, TCP", "rpc.py", ("--what", "whole-tcp")), 2.0),
+            (Program("torch RPC, a call a tensor, TCP", "rpc.py", ("--what", "each-tcp")), 0.0),
             (Program("TensorFlow PSS", "tensorflow_ps.py", env="tensorflow"), 2.2),
-            (Program("Ray actor", "ray_ps.py", env="ray"), 1.0),
             (Program("gloo send/recv as a PS", "gloo.py", ("--what", "ps")), 1.5),
         ),
     ),
-    Measure(
+    Against(
         "two-workers", "2 workers, 1 shard, sync, TCP", ours(*TWO),
+        ((mxnet(*TWO)[0], 4.0), (mxnet(*TWO)[1], 4.0), (ALL_REDUCE, 0.8)),
+    ),
+    Against("two-workers-shared", "2 workers, 1 shard, sync, shared memory", ours(*TWO, *SHARED), ((ALL_REDUCE, 1.8),)),
+    Against(
+        "one-worker-shared", "1 worker, 1 shard, shared memory", ours(*SHARED),
         (
-            (Program("MXNet dist_sync", "mxnet_ps.py", TWO, "mxnet"), 4.0),
-            (Program("gloo all_reduce and each rank's SGD", "gloo.py", (*TWO, "--what", "allreduce")), 0.8),
+            (PASS, 0.8),
+            (Program("Ray actor", "ray_ps.py", env="ray"), 0.0),
+            (Program("torch RPC, a call a tensor", "rpc.py", ("--what", "each")), 0.0),
         ),
     ),
-    Measure(
-        "small-tensors", "10,000 tensors of 10 KB in one cycle", ours("--tensors", "10000"),
+    Against(
+        "small-tensors", "10,000 tensors of 10 KB in one cycle, TCP", ours("--tensors", "10000"),
         ((Program("psjob, one tensor of 100 MB", "psjob_ps.py", ("--tensors", "1")), 1 / 1.3),),
     ),
-    Measure("adam", "Adam on the shard, 1 worker, TCP", ours("--optimizer", "adam"), ((ADAM_PASS, 0.0),)),
-    Measure(
-        "floor", "how far from memory itself", ours(),
-        ((PASS, 0.0), (Program("memcpy of the bytes", "floor.py", ("--what", "memcpy")), 0.0)),
-    ),
+    Against("adam-shared", "Adam on the shard, 1 worker, shared memory", ours("--optimizer", "adam", *SHARED), ((ADAM_PASS, 1 / 1.3),)),
+    Against("floor", "how far TCP is from memory itself", ours(), ((PASS, 0.0), (MEMCPY, 0.0))),
 )  # fmt: skip

@@ -9,25 +9,31 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 WARM_UP = 3
 LEAST = 5
 ROUNDS = 12
 """Measured rounds where several processes must make the same number."""
+RATE = 1e-3
+"""Learning rate of every program; every gradient is ones and weights begin at zero, so that `check` knows what they must be."""
+WORDS = (
+    ("--megabytes", int, 100, "size of the parameters, 1e6 bytes of float32 each"),
+    ("--tensors", int, 25, "number of tensors of equal size"),
+    ("--workers", int, 1, "processes that train"),
+    ("--shards", int, 1, "processes that hold the parameters"),
+    ("--seconds", float, 2.0, "how long is measured"),
+    ("--optimizer", str, "sgd", "sgd or adam"),
+    ("--what", str, "", "which of several ways, where a program has them"),
+)
 
 
 def asked(about: str | None) -> argparse.Namespace:
     """The words that every program takes."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=100, help="size of the parameters, 1e6 bytes of float32 each (default 100)")
-    parser.add_argument("--tensors", type=int, default=25, help="number of tensors of equal size (default 25)")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--shards", type=int, default=1)
-    parser.add_argument("--streams", type=int, default=1, help="psjob: TCP streams a worker and shard")
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long is measured")
-    parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
-    parser.add_argument("--what", default="", help="which of several ways, where a program has them")
+    for name, kind, default, text in WORDS:
+        parser.add_argument(name, type=kind, default=default, help=f"{text} (default {default})")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="psjob: a key of the job's config, value in JSON")
     parser.add_argument("--part", default="", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
@@ -35,12 +41,14 @@ def asked(about: str | None) -> argparse.Namespace:
 
 
 def cycles(step: Callable[[], object], seconds: float, more: Callable[[bool], object] = bool) -> list[float]:
-    """Call `step` for so long; seconds of each call after the warm-up. `more` is told before each, untimed, whether one comes."""
+    """Warm up, then call `step` for so long; seconds of each call. `more` is told before each, untimed, whether one comes."""
     found: list[float] = []
-    end = time.perf_counter() + seconds
+    end = float("inf")
     while len(found) < WARM_UP + LEAST or time.perf_counter() < end:
         more(True)
         found += once(step)
+        if len(found) == WARM_UP:
+            end = time.perf_counter() + seconds
     more(False)
     return found[WARM_UP:]
 
@@ -57,15 +65,37 @@ def rounds(step: Callable[[], object]) -> list[float]:
     return [seconds for _ in range(WARM_UP + ROUNDS) for seconds in once(step)][WARM_UP:]
 
 
+def check(weights: Iterable[float], wanted: float) -> None:
+    """Raise RuntimeError unless these weights of a worker are what the steps must have made of them."""
+    for weight in weights:
+        if abs(weight - wanted) > 1e-3 * abs(wanted):
+            raise RuntimeError(f"a worker's weight is {weight} in the end, expected {wanted}: that is not the same work")
+
+
+def moved(found: Sequence[float]) -> float:
+    """Where a weight is after the warm-up and these measured steps: each takes RATE off it."""
+    return -RATE * (WARM_UP + len(found))
+
+
 def answer(found: Sequence[float]) -> None:
-    """Print what was measured, as the last line."""
+    """Print what was measured, as the last line, for a row that compares two programs."""
     print(json.dumps({"seconds": list(found)}), flush=True)
+
+
+def row(what: str, figure: float, unit: str, most: float | None = None, least: float | None = None, note: str = "") -> dict[str, object]:
+    """A finished row: `figure` is to be at `most`, or at `least`, so much (neither: told only)."""
+    return {"what": what, "figure": figure, "unit": unit, "most": most, "least": least, "note": note}
+
+
+def answer_rows(rows: Sequence[dict[str, object]]) -> None:
+    """Print finished rows, as the last line, for a measure that is no comparison of two programs."""
+    print(json.dumps({"rows": list(rows)}), flush=True)
 
 
 def spawn(words: argparse.Namespace, part: str, rank: int = 0, port: int = 0, **environment: str) -> subprocess.Popen[str]:
     """Another process of this program, for `part`; its output is kept."""
-    options = ["--megabytes", "--tensors", "--workers", "--shards", "--streams", "--seconds", "--optimizer", "--what"]
-    given = [word for name in options for word in (name, str(getattr(words, name[2:])))]
+    given = [word for name, *_ in WORDS for word in (name, str(getattr(words, name[2:])))]
+    given += [word for pair in words.set for word in ("--set", pair)]
     command = [sys.executable, os.path.abspath(sys.argv[0]), *given, "--part", part, "--rank", str(rank), "--port", str(port)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
 
@@ -74,7 +104,7 @@ def last_line(process: subprocess.Popen[str], seconds: float = 240.0) -> list[fl
     """The answer of a spawned process. Raises RuntimeError where it has none."""
     said, _ = process.communicate(timeout=seconds)
     if process.returncode != 0 or not said.strip():
-        raise RuntimeError(f"{process.args!r} ended with {process.returncode} and said {said[-300:]!r}")
+        raise RuntimeError(f"{os.path.basename(sys.argv[0])}: its process ended with {process.returncode} and said {said[-300:]!r}")
     found: list[float] = json.loads(said.strip().splitlines()[-1])["seconds"]
     return found
 

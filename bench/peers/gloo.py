@@ -1,5 +1,6 @@
-"""torch.distributed with gloo. `--what ps`: one rank sends its gradient, the other steps and sends the weights back.
-`--what allreduce`: every rank reduces its gradient with the others and makes its own fused step."""
+"""torch.distributed with gloo. `--what ps`: one rank sends its gradient, the other makes one fused step and sends the weights back, whole
+(a tensor at a time, with receives posted ahead, was slower). `--what allreduce`: every rank reduces its gradient with the others and
+makes its own fused step."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 
 def main() -> None:
     words = clock.asked(__doc__)
-    ranks = words.workers + 1 if words.what == "ps" else words.workers
+    ranks = words.workers if words.what == "allreduce" else words.workers + 1
     if not words.part:
         (port,) = clock.free_ports(1)
         parts = [clock.spawn(words, "rank", rank, port) for rank in range(ranks)]
@@ -25,27 +26,30 @@ def main() -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(words.port), "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=words.rank, world_size=ranks)
-    size = words.megabytes * 250_000
-    weights = torch.zeros(size, requires_grad=True)
-    weights.grad = torch.ones(size)
-    optimizer = torch.optim.SGD([weights], lr=1e-3, fused=True)
-    (serve if words.what == "ps" else reduce)(words, weights, optimizer)
+    if words.what == "allreduce":
+        reduce(words)
+    elif words.rank == words.workers:
+        serve(words)
+    else:
+        work(words)
     dist.destroy_process_group()
 
 
-def serve(words: argparse.Namespace, weights: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
-    grad, data, flag = weights.grad, weights.detach(), torch.zeros(1)
-    assert grad is not None
-    server = words.workers
+def work(words: argparse.Namespace) -> None:
+    grad, weight, server = torch.ones(words.megabytes * 250_000), torch.zeros(words.megabytes * 250_000), words.workers
 
-    def worker() -> None:
+    def cycle() -> None:
         dist.send(grad, server)
-        dist.recv(data, server)
+        dist.recv(weight, server)
 
-    if words.rank != server:
-        found = clock.cycles(worker, words.seconds, lambda more: dist.send(torch.tensor([float(more)]), server))
-        clock.answer(found)
-        return
+    found = clock.cycles(cycle, words.seconds, lambda more: dist.send(torch.tensor([float(more)]), server))
+    clock.check((float(weight[at]) for at in (0, -1)), clock.moved(found))
+    clock.answer(found)
+
+
+def serve(words: argparse.Namespace) -> None:
+    grad, weight, flag = torch.empty(words.megabytes * 250_000), torch.zeros(words.megabytes * 250_000), torch.zeros(1)
+    optimizer, data = sgd(weight, grad), weight.detach()
     dist.recv(flag, 0)
     while flag.item():
         dist.recv(grad, 0)
@@ -54,22 +58,30 @@ def serve(words: argparse.Namespace, weights: torch.Tensor, optimizer: torch.opt
         dist.recv(flag, 0)
 
 
-def reduce(words: argparse.Namespace, weights: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+def sgd(weight: torch.Tensor, grad: torch.Tensor) -> torch.optim.Optimizer:
+    weight.requires_grad_()
+    weight.grad = grad
+    return torch.optim.SGD([weight], lr=clock.RATE, fused=True)
+
+
+def reduce(words: argparse.Namespace) -> None:
+    grad, weight = torch.ones(words.megabytes * 250_000), torch.zeros(words.megabytes * 250_000)
+    optimizer = sgd(weight, grad)
     flag = torch.zeros(1)
 
     def step() -> None:
-        dist.all_reduce(weights.grad)
-        assert weights.grad is not None
-        weights.grad.mul_(1.0 / words.workers)
+        dist.all_reduce(grad)
+        grad.mul_(1.0 / words.workers)
         optimizer.step()
 
+    def more(yes: bool) -> None:
+        flag.fill_(float(yes))
+        dist.broadcast(flag, 0)
+
     if words.rank == 0:
-
-        def more(yes: bool) -> None:
-            flag.fill_(float(yes))
-            dist.broadcast(flag, 0)
-
-        clock.answer(clock.cycles(step, words.seconds, more))
+        found = clock.cycles(step, words.seconds, more)
+        clock.check((float(weight[at]) for at in (0, -1)), clock.moved(found))
+        clock.answer(found)
         return
     dist.broadcast(flag, 0)
     while flag.item():

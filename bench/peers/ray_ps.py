@@ -1,4 +1,5 @@
-"""A parameter server as a Ray actor with numpy arrays, as Ray's own example has it."""
+"""A parameter server as a Ray actor with numpy arrays, as Ray's own example has it; the answer, which lies in Ray's read-only store, is
+copied into the worker's weights."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def main() -> None:
             self.weights = numpy.zeros(size, dtype=numpy.float32)
 
         def push_pull(self, grad: Any) -> Any:
-            self.weights -= numpy.float32(1e-3) * grad
+            self.weights -= numpy.float32(clock.RATE) * grad
             return self.weights
 
     server: Any = Server.remote()
@@ -33,6 +34,7 @@ def main() -> None:
         numpy.copyto(weights, ray.get(server.push_pull.remote(grad)))
 
     found = clock.cycles(cycle, words.seconds)
+    clock.check((float(weights[at]) for at in (0, -1)), clock.moved(found))
     ray.shutdown()
     clock.answer(found)
 

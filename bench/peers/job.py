@@ -1,0 +1,92 @@
+"""A job of psjob for a program of this folder: its config, its shards and workers as processes of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import clock
+
+
+@dataclass
+class Running:
+    """Processes of a job; `folder` holds the shards' logs and `checkpoints`."""
+
+    folder: str
+    config: dict[str, Any]
+    shards: list[subprocess.Popen[Any]] = field(default_factory=list)
+    workers: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def answers(self) -> list[list[float]]:
+        """What every worker has measured, by rank. Raises RuntimeError where one ended badly, with the shards' last words."""
+        try:
+            return [clock.last_line(worker) for worker in self.workers]
+        except RuntimeError as error:
+            logs = " ".join(Path(f"{self.folder}/shard-{index}.log").read_text()[-200:] for index in range(len(self.shards)))
+            raise RuntimeError(f"{error}; shards: {logs!r}") from None
+
+
+@contextlib.contextmanager
+def running(words: argparse.Namespace, **changes: Any) -> Iterator[Running]:
+    """Shards of psjob and workers of the calling program (part `worker`), with `changes` and `--set` in the config; killed in the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = Running(folder, config(words) | changes)
+        for pair in words.set:
+            key, _, value = pair.partition("=")
+            *path, last = key.split(".")
+            place = job.config
+            for name in path:
+                place = place[name]
+            place[last] = json.loads(value)
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(job.config))
+        shared = {"OMP_NUM_THREADS": "1", "PSJOB_RUN": job.config["run"], "PSJOB_CONFIG": str(path)}
+        try:
+            job.shards += [shard(index, shared, folder) for index in range(words.shards)]
+            for rank in range(words.workers):
+                own = {"PSJOB_ROLE": "worker", "PSJOB_INDEX": str(rank), "PSJOB_POD": f"worker-{rank}", "PSJOB_START": "1"}
+                own["PSJOB_TERMINATION_LOG"] = f"{folder}/worker-{rank}"
+                job.workers.append(clock.spawn(words, "worker", rank, **shared, **own))
+            yield job
+        finally:
+            for process in [*job.workers, *job.shards]:
+                process.kill()
+                process.wait()
+
+
+def shard(index: int, shared: dict[str, str], folder: str) -> subprocess.Popen[Any]:
+    own = {"PSJOB_ROLE": "shard", "PSJOB_INDEX": str(index), "PSJOB_POD": f"ps-{index}", "PSJOB_EPOCH": "1", "PSJOB_VIEW": "1"}
+    own |= {"PSJOB_CHECKPOINTS": f"{folder}/checkpoints", "PSJOB_BIND": "127.0.0.1", "PSJOB_TERMINATION_LOG": f"{folder}/shard-{index}"}
+    with open(f"{folder}/shard-{index}.log", "w") as log:
+        return subprocess.Popen([sys.executable, "-m", "psjob.shard"], env={**os.environ, **shared, **own}, stdout=log, stderr=log)
+
+
+def config(words: argparse.Namespace) -> dict[str, Any]:
+    """What the planner would hand the processes: sync over TCP, no checkpoints."""
+    ports = clock.free_ports(2 * words.shards)
+    return {
+        "format": 1,
+        "job": "bench",
+        "run": uuid.uuid4().hex,
+        "specHash": "0" * 64,
+        "mode": "sync",
+        "seed": 0,
+        "updateAt": None,
+        "transport": "tcp",
+        "workers": words.workers,
+        "shards": [{"host": "127.0.0.1", "port": ports[2 * i], "statusPort": ports[2 * i + 1]} for i in range(words.shards)],
+        "checkpoint": {"intervalSeconds": 3600.0, "everySteps": None, "keep": 2, "disabled": True, "resumeFrom": None},
+        "successPolicy": "AllWorkers",
+        "shardTimeoutSeconds": 30.0,
+        "connectSeconds": 60.0,
+    }

@@ -1,0 +1,96 @@
+"""One run of one program, and what its row says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from bench.envs import HERE, Missing, python_of
+from bench.measures import Against, Alone, Program
+
+RUN_SECONDS = 180
+RETRIES = 2
+"""A row bears so many runs that fail; it has its pairs all the same."""
+
+
+def rows_of(measure: Against | Alone, pairs: int) -> Iterator[dict[str, Any]]:
+    """The rows of a measure, each as soon as it is there; one that could not be made says why under `missing`."""
+    if isinstance(measure, Against):
+        for peer, target in measure.peers:
+            yield {"measure": measure.name, "peer": peer.title, "least": target or None} | compare(measure.ours, peer, pairs)
+        return
+    try:
+        for row in last_line(measure.program)["rows"]:
+            yield {"measure": measure.name, **row}
+    except Missing as missing:
+        yield {"measure": measure.name, "what": measure.about, "missing": str(missing)}
+
+
+def compare(ours: Program, peer: Program, pairs: int) -> dict[str, Any]:
+    """Medians in ms and the ratio of each pair (peer over ours), or `missing` with the reason."""
+    mine: list[float] = []
+    theirs: list[float] = []
+    failed: list[str] = []
+    while len(mine) < pairs:
+        try:
+            pair = seconds(ours), seconds(peer)
+        except Missing as missing:
+            failed.append(str(missing))
+            if len(failed) > RETRIES or not mine:
+                return {"missing": failed[-1]}
+            continue
+        mine.append(pair[0])
+        theirs.append(pair[1])
+    ratios = [their / my for my, their in zip(mine, theirs, strict=True)]
+    return {
+        "oursMs": statistics.median(mine) * 1e3, "peerMs": statistics.median(theirs) * 1e3,
+        "figure": statistics.median(ratios), "ratios": ratios, "failedRuns": len(failed),
+    }  # fmt: skip
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """`ok`, `missed`, or nothing where the row has no limit."""
+    if "missing" in row:
+        return "missing"
+    if row.get("least") is not None:
+        return "ok" if row["figure"] >= row["least"] else "missed"
+    if row.get("most") is not None:
+        return "ok" if row["figure"] <= row["most"] else "missed"
+    return ""
+
+
+def seconds(program: Program) -> float:
+    """Median seconds of a cycle in one run of a program. Raises Missing."""
+    return statistics.median(last_line(program)["seconds"])
+
+
+def last_line(program: Program) -> dict[str, Any]:
+    """What a program answers. Raises Missing with its last words where it does not install, fails or takes too long."""
+    python = python_of(program.env) if program.env else sys.executable
+    command = [python, str(HERE / "peers" / program.file), *program.words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    try:
+        said, wrong = process.communicate(timeout=RUN_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise Missing(f"`{' '.join(command[1:])}` was not through in {RUN_SECONDS} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # and the processes that it may have left behind
+            os.killpg(process.pid, signal.SIGKILL)
+    try:
+        if process.returncode:
+            raise ValueError
+        found: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
+        if not {"seconds", "rows"} & found.keys():
+            raise ValueError
+    except (IndexError, ValueError):
+        last = (wrong.strip().splitlines() or ["it said nothing"])[-1]
+        raise Missing(f"{program.title} ended with {process.returncode}: {last[:300]}") from None
+    return found
