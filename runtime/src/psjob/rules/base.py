@@ -86,19 +86,23 @@ class BlockState:
         raise ValueError(f"element {offset} is outside a block of {at}")
 
 
-class Rule(Protocol):
-    """What a push does to the parameters. One object serves every block; all state is in BlockState.
-
-    `slots` names the state tensors that a block of this rule may have; `numbers` the hyperparameters and their defaults.
-    A rule with `needs_lag` refuses `lag=None` with ValueError.
-    """
+class Numbered(Protocol):
+    """Something with a name and hyperparameters: `numbers` are their defaults."""
 
     @property
     def name(self) -> str: ...
     @property
-    def slots(self) -> tuple[str, ...]: ...
-    @property
     def numbers(self) -> Numbers: ...
+
+
+class Rule(Numbered, Protocol):
+    """What a push does to the parameters. One object serves every block; all state is in BlockState.
+
+    `slots` names the state tensors that a block of this rule may have. A rule with `needs_lag` refuses `lag=None` with ValueError.
+    """
+
+    @property
+    def slots(self) -> tuple[str, ...]: ...
     @property
     def needs_lag(self) -> bool: ...
 
@@ -123,7 +127,7 @@ class Fused:
         return BlockState(weights)
 
 
-def check_numbers(rule: Rule, numbers: Mapping[str, Any]) -> dict[str, float | bool]:
+def check_numbers(rule: Numbered, numbers: Mapping[str, Any]) -> dict[str, float | bool]:
     """Hyperparameters from JSON, whole and of the right kind. Raises ValueError naming the rule, the number and its value."""
     unknown = sorted(set(numbers) - set(rule.numbers))
     if unknown:

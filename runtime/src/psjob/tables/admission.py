@@ -1,0 +1,58 @@
+"""How often an id was named before it has a row, in memory that is bounded whatever ids come.
+
+A count-min sketch with conservative update (Cormode, Muthukrishnan, 2005; Estan, Varghese, 2002), one a bucket of the partition,
+so that it moves with its bucket to another shard. It never counts too little: a row may come early, never late. When a bucket has
+counted eight times its width, all its counts are halved, so that old noise does not fill it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from psjob.tables.mixing import splitmix64
+from psjob.tables.partition import BUCKETS, bucket_of
+
+DEPTH: Final = 4
+WIDTH: Final = 4096
+"""Counters of one byte: 16 MiB a table over all shards, touched where ids come."""
+_BEFORE_HALVING: Final = 8 * WIDTH
+
+
+class Counts:
+    """Counts of ids that have no row yet."""
+
+    def __init__(self) -> None:
+        self._cells = torch.zeros(BUCKETS, DEPTH, WIDTH, dtype=torch.uint8)
+        self._added = torch.zeros(BUCKETS, dtype=torch.int64)
+
+    def add(self, ids: torch.Tensor) -> torch.Tensor:
+        """Count each of `ids` (int64, there once) once more; their counts with it, as int64."""
+        buckets = bucket_of(ids)
+        at = self._places(ids, buckets)
+        flat = self._cells.view(-1)
+        seen = flat[at].amin(1).long().add_(1).clamp_(max=255)
+        flat.scatter_reduce_(0, at.view(-1), seen.to(torch.uint8)[:, None].expand(-1, DEPTH).reshape(-1), "amax")
+        self._added.add_(torch.bincount(buckets, minlength=BUCKETS))
+        full = (self._added >= _BEFORE_HALVING).nonzero().squeeze(1)
+        if len(full):
+            self._cells[full] >>= 1
+            self._added[full] >>= 1
+        return seen
+
+    def save(self) -> dict[str, torch.Tensor]:
+        """Sketches of the buckets that have counted anything."""
+        here = self._added.nonzero().squeeze(1)
+        return {"buckets": here, "added": self._added[here], "cells": self._cells[here]}
+
+    def load(self, saved: dict[str, torch.Tensor]) -> None:
+        """Put back what `save` gave for some buckets; the others stay."""
+        self._added[saved["buckets"]] = saved["added"]
+        self._cells[saved["buckets"]] = saved["cells"]
+
+    @staticmethod
+    def _places(ids: torch.Tensor, buckets: torch.Tensor) -> torch.Tensor:
+        """Where the counters of each id lie: [n, DEPTH]."""
+        hashed = splitmix64(~ids)[:, None] >> torch.arange(0, 16 * DEPTH, 16)
+        return hashed.bitwise_and_(WIDTH - 1) + (torch.arange(DEPTH) * WIDTH) + (buckets * (DEPTH * WIDTH))[:, None]

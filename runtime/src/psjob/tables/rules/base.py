@@ -1,0 +1,57 @@
+"""What a rule of rows is, and how it gets at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, Protocol
+
+import torch
+
+from psjob.rules.base import Numbered, Numbers
+
+PART: Final = 1 << 17
+"""Elements of a part: what a rule computes between two looks at memory stays in the second cache."""
+
+Planes = Mapping[str, torch.Tensor]
+
+
+class RowRule(Numbered, Protocol):
+    """What a push does to rows. One object serves every table.
+
+    `planes` names the state of a row: True as many float32 as the row has, False one.
+    """
+
+    @property
+    def planes(self) -> Mapping[str, bool]: ...
+
+    def begin(self, weights: torch.Tensor, numbers: Numbers) -> dict[str, torch.Tensor | float]:
+        """State of new rows with these weights, where it is not zero."""
+
+    def apply(self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, numbers: Numbers) -> None:
+        """Update rows `slots` (int64, each there once) of `weights` and `state` in place by `grads`, which it may overwrite."""
+
+
+def parts(slots: torch.Tensor, grads: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Slots and gradients in parts that stay in the cache."""
+    step = max(1, PART // max(1, grads.shape[1]))
+    for start in range(0, len(slots), step):
+        yield slots[start : start + step], grads[start : start + step]
+
+
+def put_rows(plane: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """plane[slots] = rows, for slots that are there once."""
+    plane.index_copy_(0, slots, rows)
+
+
+def add_rows(plane: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """plane[slots] += rows, for slots that are there once."""
+    if plane.dim() == 1:
+        plane.scatter_add_(0, slots, rows)
+    else:
+        plane.scatter_add_(0, slots[:, None].expand_as(rows), rows)  # with an index that repeats along the row, whole rows at a time
+
+
+def decay(weights: torch.Tensor, slots: torch.Tensor, grads: torch.Tensor, numbers: Numbers) -> None:
+    """grads += weight_decay * weights, for the rows that are touched."""
+    if numbers["weight_decay"]:
+        grads.add_(weights.index_select(0, slots), alpha=float(numbers["weight_decay"]))

@@ -1,0 +1,33 @@
+"""Row-wise Adagrad: one sum a row. The default of recommenders, since its state is one number in place of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from psjob.rules.base import Numbers
+from psjob.tables.rules.base import Planes, add_rows, decay, parts
+
+
+class RowWiseAdagrad:
+    """G += mean(g²) over the row; w -= lr g / (sqrt(G) + eps) (FBGEMM's EXACT_ROWWISE_ADAGRAD; Naumov et al., DLRM, arXiv 1906.00091)."""
+
+    name = "rowwise_adagrad"
+    planes: Final[Mapping[str, bool]] = {"sum": False}
+    numbers: Final[Mapping[str, float | bool]] = {"lr": 1e-2, "weight_decay": 0.0, "eps": 1e-8, "initial_accumulator_value": 0.0}
+
+    def begin(self, weights: torch.Tensor, numbers: Numbers) -> dict[str, torch.Tensor | float]:
+        """The sum begins at `initial_accumulator_value`."""
+        return {"sum": float(numbers["initial_accumulator_value"])}
+
+    def apply(self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, numbers: Numbers) -> None:
+        """One step of the rows."""
+        for at, grad in parts(slots, grads):
+            decay(weights, at, grad, numbers)
+            mean = torch.linalg.vector_norm(grad, dim=1).square_().div_(grad.shape[1])
+            total = state["sum"].index_select(0, at).add_(mean)
+            state["sum"].index_copy_(0, at, total)
+            scale = total.sqrt_().add_(float(numbers["eps"])).reciprocal_().mul_(-float(numbers["lr"]))
+            add_rows(weights, at, grad.mul_(scale[:, None]))

@@ -1,0 +1,29 @@
+"""SGD on the rows that are touched, as torch.optim.SGD without momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from psjob.rules.base import Numbers
+from psjob.tables.rules.base import Planes, add_rows, decay, parts
+
+
+class SGD:
+    """w -= lr (g + weight_decay w)."""
+
+    name = "sgd"
+    planes: Final[Mapping[str, bool]] = {}
+    numbers: Final[Mapping[str, float | bool]] = {"lr": 1e-3, "weight_decay": 0.0}
+
+    def begin(self, weights: torch.Tensor, numbers: Numbers) -> dict[str, torch.Tensor | float]:
+        """No state."""
+        return {}
+
+    def apply(self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, numbers: Numbers) -> None:
+        """One step of the rows."""
+        for at, grad in parts(slots, grads):
+            decay(weights, at, grad, numbers)
+            add_rows(weights, at, grad.mul_(-float(numbers["lr"])))

@@ -1,0 +1,214 @@
+"""One table as a shard holds it: rows are pulled and pushed by id, come when they are named often enough, go when they are not."""
+
+from __future__ import annotations
+
+import torch
+
+from psjob.rules.base import Numbers
+from psjob.tables import rules
+from psjob.tables.admission import Counts
+from psjob.tables.cut import RowCut, Rows
+from psjob.tables.index import Index
+from psjob.tables.init import initial_rows
+from psjob.tables.partition import BUCKETS, bucket_of
+from psjob.tables.reserve import reserve
+from psjob.tables.slab import Slab
+from psjob.tables.spec import TableSpec
+
+
+class Table:
+    """The rows of `spec` whose ids lie on this shard. No method takes a lock: the caller has one table in one thread at a time."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        self.spec = spec
+        self.rule = rules.named(spec.rule)
+        self._index = Index()
+        self._slab = Slab(spec.dim, {name: spec.dim * wide for name, wide in self.rule.planes.items()}, spec.num_rows)
+        self._changed = reserve(self._slab.limit, 0, torch.uint8)
+        self._owed = reserve(self._slab.limit, 0, torch.uint8)
+        self._counts = Counts() if spec.admit_after > 1 else None
+        self._removed: list[torch.Tensor] = []
+        self._cut: RowCut | None = None
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows, state and index that are in use."""
+        return self._slab.top * (self._slab.row_bytes + 2) + self._index.nbytes
+
+    def pull(self, ids: torch.Tensor) -> torch.Tensor:
+        """Weights of rows `ids` (int64 [n]), float32 [n, dim], a copy. A row that does not exist gives its first values; none is made."""
+        self.check(ids)
+        slots = self._index.lookup(ids)
+        unknown = (slots < 0).nonzero().squeeze(1)
+        if not len(unknown):
+            return self._slab.weights.index_select(0, slots)
+        values = self._slab.weights.index_select(0, slots.clamp_(min=0))
+        values.index_copy_(0, unknown, initial_rows(self.spec, ids[unknown]))
+        return values
+
+    def push(self, ids: torch.Tensor, grads: torch.Tensor, numbers: Numbers, clock: int) -> int:
+        """Update rows `ids` (int64 [n], each there once) by `grads` (float32 [n, dim], used up) with the rule's whole numbers.
+
+        A row that does not exist is counted, and made when it was named in `admit_after` pushes; before that its gradient is dropped.
+        Returns the rows updated. Raises ValueError for other shapes and ids that are not the table's, MemoryError where it is full.
+        """
+        self.check(ids)
+        if grads.shape != (len(ids), self.spec.dim) or grads.dtype != torch.float32:
+            raise ValueError(
+                f"table {self.spec.name}: gradients are float32 of {(len(ids), self.spec.dim)}, got {grads.dtype} of {tuple(grads.shape)}"
+            )
+        slots = self._index.lookup(ids)
+        new = (slots < 0).nonzero().squeeze(1)
+        if len(new):
+            slots.index_copy_(0, new, self._admit(ids[new], numbers, clock))
+            here = (slots >= 0).nonzero().squeeze(1)
+            if len(here) < len(slots):
+                slots, grads = slots[here], grads[here]
+        self._about_to_change(slots)
+        self._slab.seen.index_fill_(0, slots, clock)
+        self.rule.apply(self._slab.weights, self._slab.state, slots, grads, numbers)
+        return len(slots)
+
+    def evict(self, clock: int) -> int:
+        """Remove the rows that were not pushed in `evict_after` clocks up to `clock`, where it is time to look (`evict_every`)."""
+        after = self.spec.evict_after
+        if after is None or clock % self.spec.evict_every:
+            return 0
+        slots = self._slab.live()
+        slots = slots[self._slab.seen[slots] <= clock - after]
+        self.remove(self._slab.ids[slots])
+        return len(slots)
+
+    def remove(self, ids: torch.Tensor) -> None:
+        """Forget rows `ids`; those that do not exist are left."""
+        slots = self._index.lookup(ids)
+        slots = torch.unique(slots[slots >= 0])
+        if not len(slots):
+            return
+        if self._cut is not None:
+            self._cut.keep(slots)
+        gone = self._slab.ids[slots]
+        self._index.delete(gone)
+        self._removed.append(gone)
+        self._changed[slots] = 0
+        self._slab.give_back(slots)
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def changed_since_mark(self) -> int:
+        """Rows that came, changed or went since the last cut that was kept."""
+        return int(self._changed[: self._slab.top].sum()) + sum(len(ids) for ids in self._removed)
+
+    def cut(self, changed_only: bool) -> RowCut:
+        """The rows as they are now, for reading while pushes go on; `settle` ends it. One at a time."""
+        if self._cut is not None:
+            raise ValueError(f"table {self.spec.name}: the cut before is still being read")
+        slots = (self._changed[: self._slab.top].nonzero().squeeze(1) if changed_only else self._slab.live()).int()
+        removed = torch.cat(self._removed) if self._removed else torch.empty(0, dtype=torch.int64)
+        self._cut = RowCut(self._slab, slots, removed, self._counts.save() if self._counts else {}, self._owed, not changed_only)
+        self._changed[: self._slab.top] = 0
+        self._removed = []
+        return self._cut
+
+    def settle(self, kept: bool) -> None:
+        """The cut is done with. `kept`: what it held counts as saved; otherwise it is still to be saved."""
+        cut, self._cut = self._cut, None
+        if cut is None:
+            return
+        cut.release()
+        if not kept:
+            live = cut.slots.long()
+            live = live[self._slab.seen[live] >= 0]
+            self._changed.index_fill_(0, live, 1)
+            self._removed.insert(0, cut.removed)
+
+    def export(self, changed_only: bool = False) -> Rows:
+        """All rows (or those changed since the last cut that was kept) as tensors by plane; nothing is marked."""
+        slots = self._changed[: self._slab.top].nonzero().squeeze(1) if changed_only else self._slab.live()
+        return {name: plane.index_select(0, slots) for name, plane in self._slab.all().items()}
+
+    def load(self, rows: Rows, counts: Rows | None = None, buckets: torch.Tensor | None = None) -> None:
+        """Put rows (tensors by plane, ids each there once) and counts of admission back, over what is there.
+
+        `buckets` is a mask of BUCKETS: only those of them. Raises ValueError where planes are missing or do not fit.
+        """
+        planes = self._slab.all()
+        count = len(rows.get("ids", ()))
+        for name, plane in planes.items():
+            if name not in rows or rows[name].shape != (count, *plane.shape[1:]) or rows[name].dtype != plane.dtype:
+                found = f"{rows[name].dtype} of {tuple(rows[name].shape)}" if name in rows else "nothing"
+                raise ValueError(f"table {self.spec.name}: plane {name} is {plane.dtype} of {(count, *plane.shape[1:])}, found {found}")
+        if bool((rows["seen"] < 0).any()):
+            raise ValueError(f"table {self.spec.name}: a row was last seen at a clock below 0")
+        self.check(rows["ids"])
+        if buckets is not None:
+            mine = buckets[bucket_of(rows["ids"])].nonzero().squeeze(1)
+            rows = {name: tensor.index_select(0, mine) for name, tensor in rows.items()}
+        slots = self._index.lookup(rows["ids"])
+        new = (slots < 0).nonzero().squeeze(1)
+        if len(new):
+            made = self._slab.take(len(new))
+            self._index.insert(rows["ids"][new], made)
+            slots.index_copy_(0, new, made)
+        self._about_to_change(slots)
+        for name, plane in planes.items():
+            plane.index_copy_(0, slots, rows[name])
+        if counts and self._counts is not None:
+            if buckets is not None:
+                mine = buckets[counts["buckets"]].nonzero().squeeze(1)
+                counts = {name: tensor[mine] for name, tensor in counts.items()}
+            self._counts.load(counts)
+
+    def select(self, buckets: torch.Tensor) -> None:
+        """Keep only rows of the buckets in this mask of BUCKETS."""
+        if buckets.shape != (BUCKETS,):
+            raise ValueError(f"a mask of buckets has {BUCKETS} of them, got {tuple(buckets.shape)}")
+        ids = self._slab.ids[self._slab.live()]
+        self.remove(ids[~buckets[bucket_of(ids)]])
+
+    def mark(self) -> None:
+        """Everything that is here counts as saved."""
+        self._changed[: self._slab.top] = 0
+        self._removed = []
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def check(self, ids: torch.Tensor) -> None:
+        """Raise ValueError unless `ids` is a vector of this table's ids."""
+        if ids.dim() != 1 or ids.dtype != torch.int64:
+            raise ValueError(f"table {self.spec.name}: ids are a vector of int64, got {ids.dtype} of {tuple(ids.shape)}")
+        if self.spec.num_rows is not None and len(ids):
+            low, high = (int(edge) for edge in ids.aminmax())
+            if low < 0 or high >= self.spec.num_rows:
+                raise ValueError(f"table {self.spec.name}: ids are 0 to {self.spec.num_rows - 1}, got {low if low < 0 else high}")
+
+    def _admit(self, ids: torch.Tensor, numbers: Numbers, clock: int) -> torch.Tensor:
+        """Slots of rows that were not there: made now, or -1 where they were not named often enough."""
+        slots = torch.full_like(ids, -1)
+        ready = torch.arange(len(ids))
+        if self._counts is not None:
+            ready = (self._counts.add(ids) >= self.spec.admit_after).nonzero().squeeze(1)
+            ids = ids[ready]
+        if len(ids):
+            made = self._slab.take(len(ids))
+            self._index.insert(ids, made)
+            weights = initial_rows(self.spec, ids)
+            self._slab.ids[made] = ids
+            self._slab.weights.index_copy_(0, made, weights)
+            first = self.rule.begin(weights, numbers)
+            for name, plane in self._slab.state.items():
+                value = first.get(name, 0.0)
+                if isinstance(value, torch.Tensor):
+                    plane.index_copy_(0, made, value)
+                else:
+                    plane.index_fill_(0, made, value)
+            slots[ready] = made
+        return slots
+
+    def _about_to_change(self, slots: torch.Tensor) -> None:
+        if self._cut is not None:
+            self._cut.keep(slots)
+        self._changed.index_fill_(0, slots, 1)
