@@ -267,6 +267,17 @@ def test_prune_of_a_new_view_clears_what_the_old_left(tmp_path: Path) -> None:
     assert all(n.startswith("v000002") for n in names(tmp_path, "v0"))
 
 
+def test_prune_leaves_the_highest_claim_alone(tmp_path: Path) -> None:
+    for view in (1, 2):
+        (tmp_path / f"CLAIM-{view:06d}").write_text("{}")
+    claim.prune(tmp_path, 4)
+    assert names(tmp_path) == ["CLAIM-000001", "CLAIM-000002"], "not claimed itself: the highest of these still holds"
+    claim.claim(tmp_path, 4, "ps-0")
+    (made,) = committed(tmp_path, 3, view=4)
+    manifest.prune(tmp_path, 1, made)
+    assert names(tmp_path, "CLAIM") == ["CLAIM-000004"]
+
+
 def test_prune_spares_final_other_runs_and_higher_views(tmp_path: Path) -> None:
     (last,) = committed(tmp_path, 10, final=True)
     (other,) = committed(tmp_path, 11, run="other")

@@ -83,6 +83,24 @@ def test_the_last_record_is_sent_again_on_a_new_stream(tmp_path: Path) -> None:
         assert eventually(lambda: 2 in member.records, 5.0)
 
 
+def test_wishes_and_reports_that_a_broken_stream_swallowed_are_said_again(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        worker = counting(shards, 0)
+        worker.attach()
+        step(worker, 2)
+        with severed(worker.session.links[0]):
+            worker.session.report({"loss": 0.25})
+            worker.session.checkpoint()
+        assert eventually(lambda: coordinator(shards).progress.metrics.get("loss") == 0.25)
+
+        def committed() -> bool:
+            step(worker, 1)
+            return coordinator(shards).progress.committed > 0
+
+        assert eventually(committed), "the checkpoint that was asked for is taken"
+        assert Kind.CHECKPOINT not in worker.session._told, "once only"
+
+
 def test_where_workers_step_the_last_weights_are_sent_again_on_a_new_stream(tmp_path: Path) -> None:
     with serving(tmp_path, workers=1, shards=2, update_at="worker") as shards:
         worker = counting(shards, 0)

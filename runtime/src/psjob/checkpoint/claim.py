@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -66,6 +67,16 @@ def highest(folder: Path) -> tuple[int, str] | None:
     if not views:
         return None
     return max(views), _owner(folder / _file(max(views)))
+
+
+def prune(folder: Path, view: int) -> None:
+    """Remove claims below `view` once it is claimed itself: nobody looks at any but the highest. What cannot be removed stays."""
+    with contextlib.suppress(OSError):
+        names = os.listdir(folder)
+        for name in names if _file(view) in names else ():
+            match = _NAME.fullmatch(name)
+            if match is not None and int(match[1]) < view:
+                os.unlink(folder / name)
 
 
 def _file(view: int) -> str:

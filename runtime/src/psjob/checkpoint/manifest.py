@@ -142,6 +142,7 @@ def prune(folder: Path, keep: int, newest: Manifest) -> list[str]:
     where a higher view has claimed the run. A disk that fails here is no error: what stays is tried again the next time.
     """
     claim.check(folder, newest.view)
+    claim.prune(folder, newest.view)
     kept: list[Manifest] = []
     gone: list[str] = []
     ordinary = 0

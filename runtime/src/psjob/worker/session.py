@@ -66,6 +66,8 @@ class WorkerSession:
         self.states: dict[int, bytes] = {}
         self._said = 0.0
         self._last_record = (0, b"")
+        self._told: dict[Kind, dict[str, Any]] = {}
+        """The last wish or report of each kind: a broken stream may have swallowed it."""
         os.register_at_fork(after_in_child=self._forget_streams)
         self.exchange = Exchange(self)
 
@@ -102,6 +104,8 @@ class WorkerSession:
         if cut or stops or mark or len(record) <= SMALL_RECORD:
             self._last_record = (self.clock, record)
             self.links[0].send(self.header(Kind.RECORD, clock=self.clock), record)
+        if cut or mark:
+            self._told.pop(Kind.CHECKPOINT, None)
         self._mark(mark)
         if stops:
             self._stand_still()
@@ -132,7 +136,7 @@ class WorkerSession:
     def _ask_stop(self) -> None:
         if not self._asked_stop:
             self._asked_stop = True
-            self.links[0].send_json(self.header(Kind.STOP, clock=self.clock), {})
+            self._tell(Kind.STOP, {})
 
     def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """The script is through: say so, and wait until a checkpoint holds it. Raises Ending (left or finished is the good one)."""
@@ -145,10 +149,15 @@ class WorkerSession:
         self.wait(lambda: False, "the checkpoint that holds this worker's end")
 
     def report(self, numbers: dict[str, float]) -> None:
-        self.links[0].send_json(self.header(Kind.REPORT, clock=self.clock), numbers)
+        self._tell(Kind.REPORT, numbers)
 
     def checkpoint(self) -> None:
-        self.links[0].send_json(self.header(Kind.CHECKPOINT, clock=self.clock), {})
+        self._tell(Kind.CHECKPOINT, {})
+
+    def _tell(self, kind: Kind, body: dict[str, Any]) -> None:
+        """Say it to the coordinator, and again to whoever is the coordinator on the next stream."""
+        self._told[kind] = body
+        self.links[0].send_json(self.header(kind, clock=self.clock), body)
 
     def check(self) -> None:
         """Raise the ending that a link has noted, if any."""
@@ -192,6 +201,8 @@ class WorkerSession:
         clock, record = self._last_record
         if link.index == 0 and record:
             link.send(self.header(Kind.RECORD, clock=clock), record)
+        for kind, body in list(self._told.items()) if link.index == 0 else ():
+            link.send_json(self.header(kind, clock=self.clock), body)
         if self.leaving and self.reduces:
             self._store(link, self.exchange.make_packs(), self.exchange.sources)
         if self.leaving:
