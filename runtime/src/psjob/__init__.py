@@ -15,9 +15,9 @@ from psjob.version import __version__
 if TYPE_CHECKING:
     from psjob.attaching import attach
     from psjob.data import epoch, shard
-    from psjob.reporting import checkpoint, export, is_first, rank, report, step, world
+    from psjob.reporting import checkpoint, export, is_first, rank, report, step, wait, world
 
-__all__ = ["__version__", "attach", "checkpoint", "epoch", "export", "is_first", "rank", "report", "shard", "step", "world"]
+__all__ = ["__version__", "attach", "checkpoint", "epoch", "export", "is_first", "rank", "report", "shard", "step", "wait", "world"]
 
 _HOME = {"attach": "attaching", "shard": "data", "epoch": "data"}
 

@@ -12,6 +12,7 @@ import torch
 
 from psjob import memory
 from psjob.shard.cell import Cell, Waiter
+from psjob.shard.held import Held
 from psjob.wire.frame import Flag, Header, Kind, dump
 from psjob.wire.tcp import Stream, StreamClosed
 
@@ -25,6 +26,7 @@ class Lane:
     def __init__(self, session: Session, stream: Stream) -> None:
         self.session, self.store, self.stream = session, session.store, stream
         self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.held = Held()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._sender = threading.Thread(target=self._send_loop, name=f"to-worker-{session.rank}", daemon=True)
 
@@ -34,6 +36,7 @@ class Lane:
     def end(self) -> None:
         """The stream has ended: nothing waits for it any more."""
         self.store.drop_waiters(self)
+        self.held.clear()
         self._out.put(None)
 
     def put(self, act: Callable[[], None]) -> None:

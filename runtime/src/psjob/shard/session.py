@@ -17,7 +17,7 @@ import torch
 
 from psjob import memory
 from psjob.shard.admission import Verdict
-from psjob.shard.cell import Info
+from psjob.shard.cell import Cell, Gradient, Info
 from psjob.shard.lane import Lane
 from psjob.shard.store import Phase
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
@@ -169,6 +169,8 @@ class Session:
         kind = header.kind
         if kind is Kind.PUSH:
             self._push(lane, header)
+        elif kind is Kind.EARLY:
+            self._early(lane, header)
         elif kind is Kind.PULL:
             self.store.pull(header, self.store.cell(header.block), lane)
         elif kind is Kind.INFO:
@@ -201,14 +203,13 @@ class Session:
             lane.stream.recv_into(header, memory.view(weights))
             store.keep(cell, weights, header.version[1], self.generation)
             return
-        grad = None
+        grad = lane.held.take(header) if header.flags & Flag.HELD else None
         if header.length:
-            grad = store.target(header, cell)
-            if grad is None:
-                lane.stream.drain(header)
-            else:
-                lane.stream.recv_into(header, memory.view(grad.flat))
+            grad = self._receive(lane, header, cell)
+        lane.held.drop(header.block)
         verdict = store.push(header, cell, grad, lane, self.generation)
+        if grad is not None and verdict is not Verdict.ADMIT:
+            grad.free()
         if verdict is Verdict.GAP:
             raise WireError(
                 f"worker {self.rank} pushed clock {header.clock} of block {header.block}; "
@@ -216,6 +217,23 @@ class Session:
             )
         if verdict is Verdict.FENCED:
             raise StreamClosed(f"worker {self.rank}: this stream is older than the last restore or than another process of its rank")
+
+    def _early(self, lane: Lane, header: Header) -> None:
+        cell = self.store.cell(header.block)
+        self.store.check_push(header, cell)
+        lane.held.drop(header.block)
+        grad = self._receive(lane, header, cell)
+        if grad is not None:
+            lane.held.keep(header, grad)
+
+    def _receive(self, lane: Lane, header: Header, cell: Cell) -> Gradient | None:
+        """The gradient that follows its header; None where the push of it will be refused anyway."""
+        grad = self.store.target(header, cell)
+        if grad is None:
+            lane.stream.drain(header)
+        else:
+            lane.stream.recv_into(header, memory.view(grad.flat))
+        return grad
 
     def _info(self, lane: Lane, header: Header) -> None:
         body = lane.stream.recv_json(header)

@@ -20,7 +20,7 @@ from psjob.modes import Mode
 from psjob.rules.base import BlockState, check_numbers
 from psjob.shard.admission import Admission, Verdict
 from psjob.shard.cell import Arrived, Cell, Copy, Gradient, Info, Replies, Waiter
-from psjob.wire.frame import Flag, Header, WireError
+from psjob.wire.frame import Flag, Header, Kind, WireError
 
 
 class Phase(Enum):
@@ -132,13 +132,13 @@ class Store:
 
     def check_push(self, header: Header, cell: Cell) -> None:
         """Refuse a push whose size or clock cannot be right, before anything of it is read."""
-        expected = 0 if header.flags & (Flag.ABSENT | Flag.SKIP) else cell.block.nbytes
+        expected = 0 if header.flags & (Flag.ABSENT | Flag.SKIP | Flag.HELD) else cell.block.nbytes
         if header.length != expected:
             raise WireError(
-                f"push of block {header.block} has {header.length} bytes, expected {expected} "
+                f"{header.kind.name} of block {header.block} has {header.length} bytes, expected {expected} "
                 f"({cell.block.length} elements of {cell.block.dtype})"
             )
-        if header.flags & (Flag.ABSENT | Flag.STORE):
+        if header.flags & (Flag.ABSENT | Flag.STORE) or header.kind is Kind.EARLY:
             return
         if (header.worker, header.info) not in self.infos:
             raise WireError(f"push of block {header.block} names numbers {header.info}, which were not sent")

@@ -54,6 +54,8 @@ class Kind(IntEnum):
     STOP = 20
     STOPPED = 21
     STATE = 22
+    EARLY = 23
+    """A gradient before its step: kept for its stream under `request`, and nothing else, until a HELD push names it."""
 
 
 class Flag(IntFlag):
@@ -66,6 +68,8 @@ class Flag(IntFlag):
     """The gradient held inf or nan under a GradScaler: the step is skipped for all."""
     STORE = 4
     """Worker-side update. Of a push: the payload replaces the weights. Of a reply at a cut: this worker is to store its weights."""
+    HELD = 16
+    """Of a push without payload: its gradient is the early data whose number is in `part`."""
     CUT = 8
     """The reply's version is the step of a cut: send the resume record for it."""
 
@@ -136,7 +140,7 @@ def parse(raw: bytes | memoryview) -> Header:
         raise WireError(f"codec {codec} was not agreed in hello; only 0 (none) is")
     try:
         return Header(
-            Kind(kind), Flag(flags & 0xF), run, view, epoch, worker, start, rewinds, clock, request, generation, table, info, block, part,
+            Kind(kind), Flag(flags & 0x1F), run, view, epoch, worker, start, rewinds, clock, request, generation, table, info, block, part,
             (vepoch, vn), codec, length, crc,
         )  # fmt: skip
     except ValueError:

@@ -201,7 +201,7 @@ class Link:
             stream.send_json(self.session.header(Kind.HELLO, epoch=self.epoch), hello)
             with self.session.cond:
                 self.lanes.append(Lane(self, stream))
-        if len(self.lanes) > 1:
+        if len(self.lanes) > 1 or self.session.exchange.beside:
             for lane in self.lanes:
                 lane.start(reads=lane is not main)
 
@@ -232,7 +232,7 @@ class Link:
         if len(self.lanes) == 1 and not body.get("init"):
             self._open_lanes(lane, body)
         with session.cond:
-            pushing = self._pushed_clock == session.clock and (self.unsent or self._pushed.keys() & self.outstanding.keys())
+            pushing = (self._pushed_clock == session.clock and self.unsent) or self._pushed.keys() & self.outstanding.keys()
             if self.epoch and int(body["epoch"]) > self.epoch and pushing:
                 # What the epoch before answered of the open clock is lost with it; without it this clock would never be whole.
                 self.outstanding |= self._pushed

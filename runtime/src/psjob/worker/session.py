@@ -95,12 +95,14 @@ class WorkerSession:
     def edge(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """The script stands between two steps: hand in the record, take part in a cut, stop if asked. Raises Ending."""
         self.check()
-        cut = self.cut_clock == self.clock
-        for link in self.links if cut and self.stores else ():
-            self._store(link, self.exchange.packs, parameters)
         record = make_record()
         stops = self.stop_requested or self.stop_clock is not None
         mark = self.mark_wanted
+        if stops or mark or len(record) > SMALL_RECORD:
+            self.exchange.finish()  # under overlap the answers that tell of a cut may still be under way
+        cut = self.cut_clock == self.clock
+        for link in self.links if cut and self.stores else ():
+            self._store(link, self.exchange.packs, parameters)
         if cut or stops or mark or len(record) <= SMALL_RECORD:
             self._last_record = (self.clock, record)
             self.links[0].send(self.header(Kind.RECORD, clock=self.clock), record)
@@ -140,7 +142,7 @@ class WorkerSession:
 
     def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """The script is through: say so, and wait until a checkpoint holds it. Raises Ending (left or finished is the good one)."""
-        self.check()
+        self.exchange.finish()
         self._last_record = (self.clock, make_record())
         self.exchange.sources = parameters
         self.leaving = True
@@ -158,6 +160,11 @@ class WorkerSession:
         """Say it to the coordinator, and again to whoever is the coordinator on the next stream."""
         self._told[kind] = body
         self.links[0].send_json(self.header(kind, clock=self.clock), body)
+
+    @property
+    def over(self) -> bool:
+        """This process's turn has ended, or is about to."""
+        return self.ended or self._ending is not None
 
     def check(self) -> None:
         """Raise the ending that a link has noted, if any."""
@@ -193,7 +200,7 @@ class WorkerSession:
                 if not body.get("record"):
                     self.joined = True
         if link.epoch and not link.acked:
-            link.acked = self.clock
+            link.acked = min((asked.clock for asked in link.outstanding.values()), default=self.clock)
         self.cond.notify_all()
 
     def on_relinked(self, link: Link) -> None:
