@@ -134,10 +134,17 @@ class Worker:
     """An attached model and optimizer, as a script has them."""
 
     def __init__(
-        self, shards: Shards, rank: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, start: int = 1, **stateful: Any
+        self,
+        shards: Shards,
+        rank: int,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        start: int = 1,
+        overlap: bool = False,
+        **stateful: Any,
     ):
         self.rank, self.model, self.optimizer = rank, model, optimizer
-        self.job = attaching.Job(shards.place(rank, start), model, optimizer, stateful)
+        self.job = attaching.Job(shards.place(rank, start), model, optimizer, stateful, overlap)
         self.session = self.job.session
 
     def attach(self) -> None:

@@ -12,12 +12,13 @@ import torch
 
 from psjob import config, optimizers, record
 from psjob.errors import Refused, exit_refused, leave_message
-from psjob.following import RowTables
-from psjob.inprocess import attach_alone
 from psjob.layout import TensorSpec
-from psjob.worker import exits, rewind
+from psjob.worker import exits, hooks, rewind
 from psjob.worker.ending import EXIT_OF, Ending
+from psjob.worker.overlap import Overlap
 from psjob.worker.session import WorkerSession
+from psjob.worker.staged import Staged
+from psjob.worker.staging import Staging
 from psjob.worker.states import block_states, without_gradient
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -27,27 +28,43 @@ T = TypeVar("T", bound=torch.optim.Optimizer)
 class Job:
     """The attached script: its model, optimizer and session. One a process."""
 
-    def __init__(self, place: config.Place, model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        place: config.Place,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        stateful: dict[str, Any],
+        overlap: bool = False,
+    ) -> None:
         self.place, self.model, self.optimizer, self.stateful = place, model, optimizer, stateful
         self.plain: type[torch.optim.Optimizer] = type(optimizer)
         """The optimizer's class before attach: its own step and state."""
         self.parameters, table = _table(model, optimizer)
         rule, _ = optimizers.describe(optimizer)
         self.rule = _rule(rule, optimizer, place.config)
-        self.tables = RowTables(model, optimizer, place.config.seed)
-        self.session = WorkerSession(place, table, self.rule, _aliases(model, table), self.tables.specs, self.tables.first)
-        self.session.rows.numbers = self.tables.numbers()
+        self.session = WorkerSession(place, table, self.rule, _aliases(model, table))
+        self.overlap = self._data_path(overlap)
         self.replay = 0
         """Steps that the script makes again, without effect, to come from its record (or its beginning) to the job's clock."""
         self.cursor: dict[str, int] | None = None
         self.restored: record.Record | None = None
 
+    def _data_path(self, overlap: bool) -> Overlap | None:
+        session, device = self.session, self.parameters[0].device if self.parameters else torch.device("cpu")
+        if overlap:
+            made = Overlap(session, self.parameters, hooks.tree_of(self.model, self.parameters), Staging(session.layout, device))
+            session.exchange = made
+            return made
+        if device.type == "cuda":
+            session.exchange = Staged(session, Staging(session.layout, device))
+        return None
+
     # -- in and out ----------------------------------------------------------------------------
 
     def join(self) -> None:
         self.carry_out(lambda: self.session.join(self.parameters, lambda: record.pack(self._capture(None))))
-        self.tables.bind(self.session.rows)
-        self.session.rows.first = {}
+        if self.overlap is not None:
+            hooks.install(self.model, self.overlap, self.carry_out, lambda: self.replay > 0)
         if self.session.record is not None:
             self.restored = record.unpack(self.session.record)
             self.replay = self.session.clock - (0 if self.restored.cursor is None else self.restored.step)
@@ -75,6 +92,10 @@ class Job:
             return
         self.carry_out(lambda: self.session.edge(lambda: record.pack(self._capture(cursor)), self.parameters))
 
+    def wait(self) -> None:
+        """The model holds the weights of the last step when this returns."""
+        self.carry_out(self.session.exchange.finish)
+
     def leave(self) -> None:
         self.carry_out(lambda: self.session.leave(lambda: record.pack(self._capture(self.cursor)), self.parameters))
 
@@ -84,11 +105,13 @@ class Job:
         """One clock. `original` makes the optimizer's own step (worker-side update)."""
         if self._replayed():
             return
-        grads = [None if id(p) in self.tables.anchors else p.grad for p in self.parameters]
+        grads = [p.grad for p in self.parameters]
         for p, g in zip(self.parameters, grads, strict=True):
             if g is not None and g.layout is not torch.strided:
                 self.refuse(f"a parameter of shape {tuple(p.shape)} has a sparse gradient; use dense gradients (sparse=False)")
-        scale, skip = amp(self.optimizer)
+        scale, skip = _amp(self.optimizer)
+        if self.overlap is not None and getattr(self.optimizer, "found_inf", None) is not None:
+            self.refuse("overlap=True sends gradients before a GradScaler has unscaled them; attach without it, or train in bfloat16")
         self._exchange(grads, skip, scale, original)
         if self.cursor is None:
             self.edge(None)
@@ -111,8 +134,6 @@ class Job:
 
     def _exchange(self, grads: list[torch.Tensor | None] | None, skip: bool, scale: float, original: Callable[[], Any] | None) -> None:
         numbers = [] if self.session.reduces else optimizers.numbers(self.optimizer)
-        rows = [None] * len(self.tables.specs) if grads is None else self.tables.gradients(scale)
-        self.carry_out(lambda: self.session.rows.offer(rows, self.tables.numbers()))
         if original is None:
             self.carry_out(lambda: self.session.exchange.push(grads, numbers, skip, scale, self.parameters))
             return
@@ -179,12 +200,16 @@ current: Job | None = None
 _attaching = threading.Lock()
 
 
-def attach(model: M, optimizer: T, **stateful: Any) -> tuple[M, T]:
+def attach(model: M, optimizer: T, *, overlap: bool = False, **stateful: Any) -> tuple[M, T]:
     """Make this script a worker of the job around it; outside a job both come back as they are.
 
     Afterwards `model` holds the job's weights and `optimizer.step()` pushes the gradients and takes the new weights.
     `stateful` names what else a restart must put back (schedulers, a GradScaler …): objects with `state_dict` and
     `load_state_dict`.
+
+    `overlap` sends gradients while backward goes on, and lets `step` return while weights are still on their way: each module
+    waits for its own at its next forward. Whoever reads weights in another way calls `psjob.wait()` first. A gradient must stay
+    as backward left it until `step` (no clipping, no GradScaler).
 
     A script that asks for what cannot be done ends with a sentence and exit status 77.
     """
@@ -192,7 +217,6 @@ def attach(model: M, optimizer: T, **stateful: Any) -> tuple[M, T]:
     try:
         place = config.place()
         if place is None:
-            attach_alone(model, optimizer)
             return model, optimizer
         with _attaching:
             if current is not None:
@@ -201,7 +225,7 @@ def attach(model: M, optimizer: T, **stateful: Any) -> tuple[M, T]:
                 raise Refused(f"attach was called in a process of role {place.role}")
             rewind.check_possible()
             _check(model, optimizer, stateful)
-            current = Job(place, model, optimizer, stateful)
+            current = Job(place, model, optimizer, stateful, overlap)
     except Refused as refused:
         exit_refused(str(refused))
     assert current is not None
@@ -305,7 +329,7 @@ def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: d
         raise Refused("what attach was given could not be put back after a restart: " + "; ".join(problems))
 
 
-def amp(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
+def _amp(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
     """What a GradScaler left on the optimizer: the factor that unscales, and whether the step must be skipped."""
     scale = getattr(optimizer, "grad_scale", None)
     found = getattr(optimizer, "found_inf", None)

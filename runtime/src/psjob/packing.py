@@ -63,8 +63,8 @@ class Pack:
                     view.copy_(_dense(row, source).reshape(-1)[span])
         return self.flat
 
-    def scatter(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Copy the buffer back into `tensors` in place (None: left out)."""
+    def scatter(self, tensors: Sequence[torch.Tensor | None], non_blocking: bool = False) -> None:
+        """Copy the buffer back into `tensors` in place (None: left out); `non_blocking`: as the current stream of a GPU comes to it."""
         views, targets = [], []
         with torch.no_grad():
             for row, view in self._whole:
@@ -73,13 +73,13 @@ class Pack:
                     views.append(view)
                     targets.append(target)
             if views:
-                torch._foreach_copy_(targets, views)
+                torch._foreach_copy_(targets, views, non_blocking)
             for row, span, view in self._parts:
                 target = tensors[row]
                 if target is None:
                     continue
                 if target.is_contiguous():
-                    target.view(-1)[span].copy_(view)
+                    target.view(-1)[span].copy_(view, non_blocking)
                 else:
                     whole = target.reshape(-1).clone()
                     whole[span].copy_(view)

@@ -55,6 +55,14 @@ def checkpoint() -> None:
         attaching.current.session.checkpoint()
 
 
+def wait() -> None:
+    """Wait until the attached model holds the weights of its last step. Needed after `attach(…, overlap=True)` only, by who reads
+    parameters in another way than by a forward pass or `state_dict`; elsewhere it costs nothing.
+    """
+    if attaching.current is not None:
+        attaching.current.wait()
+
+
 def export(path: str | Path, model: torch.nn.Module | None = None) -> None:
     """Write parameters and buffers as one safetensors file that plain torch loads, under the names of `model.state_dict()`.
 

@@ -12,7 +12,7 @@ import torch
 
 from psjob import memory
 from psjob.shard.cell import Cell, Waiter
-from psjob.shard.rows import RowCell
+from psjob.shard.held import Held
 from psjob.wire.frame import Flag, Header, Kind, dump
 from psjob.wire.tcp import Stream, StreamClosed
 
@@ -26,6 +26,7 @@ class Lane:
     def __init__(self, session: Session, stream: Stream) -> None:
         self.session, self.store, self.stream = session, session.store, stream
         self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.held = Held()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._sender = threading.Thread(target=self._send_loop, name=f"to-worker-{session.rank}", daemon=True)
 
@@ -35,6 +36,7 @@ class Lane:
     def end(self) -> None:
         """The stream has ended: nothing waits for it any more."""
         self.store.drop_waiters(self)
+        self.held.clear()
         self._out.put(None)
 
     def put(self, act: Callable[[], None]) -> None:
@@ -48,11 +50,8 @@ class Lane:
     def param(self, cell: Cell, waiter: Waiter) -> None:
         self._out.put(lambda: self._send_param(cell, waiter))
 
-    def rows(self, cell: RowCell, waiter: Waiter) -> None:
-        self.session.row_frames.answer(cell, waiter)
-
-    def waiting(self, waiter: Waiter, cell: Cell | RowCell, missing: list[int], seconds: float) -> None:
-        body = {"workers": missing, "for": cell.name, "seconds": round(seconds, 1)}
+    def waiting(self, waiter: Waiter, cell: Cell, missing: list[int], seconds: float) -> None:
+        body = {"workers": missing, "block": cell.block.index, "seconds": round(seconds, 1)}
         header = replace(self.session.base, kind=Kind.WAITING, view=self.store.view, request=waiter.request)
         self.tell(header, dump(body))
 

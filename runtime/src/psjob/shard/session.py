@@ -17,11 +17,10 @@ import torch
 
 from psjob import memory
 from psjob.shard.admission import Verdict
-from psjob.shard.cell import Info
+from psjob.shard.cell import Cell, Gradient, Info
 from psjob.shard.lane import Lane
-from psjob.shard.rowframes import RowFrames
 from psjob.shard.store import Phase
-from psjob.wire.frame import MAX_RECORD, ROW_KINDS, Flag, Header, Kind, WireError, dump
+from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
 from psjob.wire.tcp import Stream, StreamClosed
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ class Session:
         self.base = Header(Kind.PARAM, run=server.run, epoch=self.store.epoch, worker=self.rank, start=header.start, rewinds=header.rewinds)
         """What every frame to this worker has in common."""
         self.lanes = [Lane(self, stream)]
-        self.row_frames = RowFrames(self)
         self._token = secrets.token_hex(16)
         """Who knows it may open further lanes of this very session."""
         self._lock = threading.Lock()
@@ -110,7 +108,7 @@ class Session:
         """Tell the worker what this shard has of it: complete clock, open blocks, epoch."""
         with self.store.lock:
             row = self.store.admission.rows[self.rank]
-            cells = {c.position: c.index for c in self.store.all_cells()}
+            cells = {c.position: c.block.index for c in self.store.cells.values()}
             body = {
                 "complete": row.complete,
                 "open": [cells[p] for p in sorted(row.open)],
@@ -171,12 +169,12 @@ class Session:
         kind = header.kind
         if kind is Kind.PUSH:
             self._push(lane, header)
+        elif kind is Kind.EARLY:
+            self._early(lane, header)
         elif kind is Kind.PULL:
             self.store.pull(header, self.store.cell(header.block), lane)
         elif kind is Kind.INFO:
             self._info(lane, header)
-        elif kind in ROW_KINDS and lane is self.lanes[0]:
-            self.row_frames.handle(header)
         elif lane is not self.lanes[0]:
             raise WireError(f"{kind.name} belongs on a worker's first stream")
         elif kind is Kind.INIT:
@@ -205,31 +203,43 @@ class Session:
             lane.stream.recv_into(header, memory.view(weights))
             store.keep(cell, weights, header.version[1], self.generation)
             return
-        grad = None
+        grad = lane.held.take(header) if header.flags & Flag.HELD else None
         if header.length:
-            grad = store.target(header, cell)
-            if grad is None:
-                lane.stream.drain(header)
-            else:
-                lane.stream.recv_into(header, memory.view(grad.flat))
-        self.judge(header, store.push(header, cell, grad, lane, self.generation), cell.name)
-
-    def judge(self, header: Header, verdict: Verdict, name: str) -> None:
-        """End the stream where a push could not be taken."""
+            grad = self._receive(lane, header, cell)
+        lane.held.drop(header.block)
+        verdict = store.push(header, cell, grad, lane, self.generation)
+        if grad is not None and verdict is not Verdict.ADMIT:
+            grad.free()
         if verdict is Verdict.GAP:
             raise WireError(
-                f"worker {self.rank} pushed clock {header.clock} of {name}; "
-                f"this shard has {self.store.admission.rows[self.rank].complete} complete clocks of it"
+                f"worker {self.rank} pushed clock {header.clock} of block {header.block}; "
+                f"this shard has {store.admission.rows[self.rank].complete} complete clocks of it"
             )
         if verdict is Verdict.FENCED:
             raise StreamClosed(f"worker {self.rank}: this stream is older than the last restore or than another process of its rank")
+
+    def _early(self, lane: Lane, header: Header) -> None:
+        cell = self.store.cell(header.block)
+        self.store.check_push(header, cell)
+        lane.held.drop(header.block)
+        grad = self._receive(lane, header, cell)
+        if grad is not None:
+            lane.held.keep(header, grad)
+
+    def _receive(self, lane: Lane, header: Header, cell: Cell) -> Gradient | None:
+        """The gradient that follows its header; None where the push of it will be refused anyway."""
+        grad = self.store.target(header, cell)
+        if grad is None:
+            lane.stream.drain(header)
+        else:
+            lane.stream.recv_into(header, memory.view(grad.flat))
+        return grad
 
     def _info(self, lane: Lane, header: Header) -> None:
         body = lane.stream.recv_json(header)
         try:
             numbers = self.store.check_numbers(body["numbers"])
-            rows = self.store.check_row_numbers(body.get("rows", []))
-            self.store.learn(self.rank, header.info, Info(numbers, frozenset(int(t) for t in body["none"]), rows))
+            self.store.learn(self.rank, header.info, Info(numbers, frozenset(int(t) for t in body["none"])))
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"INFO of worker {self.rank} is not in shape: {error!r}") from None
 

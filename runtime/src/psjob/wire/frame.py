@@ -54,14 +54,8 @@ class Kind(IntEnum):
     STOP = 20
     STOPPED = 21
     STATE = 22
-    LOOKUP = 40
-    """Ids of a table (raw int64, ascending) whose rows are wanted at `version` or later; none: only the word that it is reached."""
-    ROWS = 41
-    """The rows of a LOOKUP (raw float32, in its order), or nothing: a ROW_PUSH has been applied."""
-    ROW_PUSH = 42
-    """A clock's gradients of a table's rows on one shard: ids as in LOOKUP, then one row of float32 for each."""
-    ROW_INIT = 43
-    """First values of rows, laid out as in ROW_PUSH; the last frame of a table has Flag.STORE."""
+    EARLY = 23
+    """A gradient before its step: kept for its stream under `request`, and nothing else, until a HELD push names it."""
 
 
 class Flag(IntFlag):
@@ -74,12 +68,10 @@ class Flag(IntFlag):
     """The gradient held inf or nan under a GradScaler: the step is skipped for all."""
     STORE = 4
     """Worker-side update. Of a push: the payload replaces the weights. Of a reply at a cut: this worker is to store its weights."""
+    HELD = 16
+    """Of a push without payload: its gradient is the early data whose number is in `part`."""
     CUT = 8
     """The reply's version is the step of a cut: send the resume record for it."""
-
-
-ROW_KINDS: Final = (Kind.LOOKUP, Kind.ROW_PUSH, Kind.ROW_INIT)
-"""What a worker sends of rows."""
 
 
 class WireError(Exception):
@@ -148,7 +140,7 @@ def parse(raw: bytes | memoryview) -> Header:
         raise WireError(f"codec {codec} was not agreed in hello; only 0 (none) is")
     try:
         return Header(
-            Kind(kind), Flag(flags & 0xF), run, view, epoch, worker, start, rewinds, clock, request, generation, table, info, block, part,
+            Kind(kind), Flag(flags & 0x1F), run, view, epoch, worker, start, rewinds, clock, request, generation, table, info, block, part,
             (vepoch, vn), codec, length, crc,
         )  # fmt: skip
     except ValueError:

@@ -6,7 +6,7 @@ comes. What both sides use is guarded by the session's condition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,15 +19,20 @@ from psjob.wire.tcp import Stream
 from psjob.worker.ending import Ending
 
 if TYPE_CHECKING:
+    from psjob.worker.lane import Lane
     from psjob.worker.link import Link
     from psjob.worker.session import WorkerSession
 
-CREDIT = 8
-"""Blocks on their way between this worker and one shard; a shard holds at most so many gradients of it that wait for others."""
+CREDIT = 32 << 20
+"""Bytes on their way between this worker and one shard, or one block: a shard holds at most so much of it that waits for others."""
+WAITS_FOR = "the shards' answer"
 
 
 class Exchange:
     """`packs` are the script's thread's own; each lane has its own, since all may gather at once."""
+
+    beside = False
+    """Blocks are sent by threads of the lanes even where there is one lane."""
 
     def __init__(self, session: WorkerSession) -> None:
         self.session = session
@@ -56,21 +61,23 @@ class Exchange:
         `grads` is None for an absent rank; a single None is a parameter without a gradient. A target may be the gradient of
         its row. Raises Ending.
         """
+        self._ask(self.pushes(grads, numbers, skip, scale), targets)
+        self.session.clock += 1
+
+    def pushes(
+        self, grads: Sequence[torch.Tensor | None] | None, numbers: list[dict[str, Any]], skip: bool, scale: float
+    ) -> Callable[[Block], Header]:
+        """Begin a clock: the shards are told its numbers, and what comes back makes the push of a block."""
         session = self.session
         none = [] if grads is None else [i for i, g in enumerate(grads) if g is None]
-        info = self.tell_numbers(numbers, none)
+        self._set_info({"numbers": numbers, "none": none})
         flags = Flag.ABSENT if grads is None else (Flag.SKIP if skip else Flag.NONE)
+        info = self._info[0]
         self.sources, self._scale = grads or (), scale
         self.skipped = False
-        self._ask(
-            lambda block: session.header(
-                Kind.PUSH, block=block.index, clock=session.clock, flags=flags, info=info, version=self.versions.get(block.index, (0, 0))
-            ),
-            targets,
-            lambda: session.rows.push(flags, info),
+        return lambda block: session.header(
+            Kind.PUSH, block=block.index, clock=session.clock, flags=flags, info=info, version=self.versions.get(block.index, (0, 0))
         )
-        session.rows.forget()
-        session.clock += 1
 
     def pull(self, parameters: Sequence[torch.Tensor]) -> None:
         """Take the weights as the shards have them. Raises Ending."""
@@ -78,6 +85,10 @@ class Exchange:
         self._ask(lambda block: session.header(Kind.PULL, block=block.index, clock=session.clock, version=(0, 0)), parameters)
         if session.mode.rewinds_together and any(n != session.clock for _, n in self.versions.values()):
             raise Ending("rewind")  # a block moved on while this worker was placed
+
+    def finish(self) -> None:
+        """Wait until all that was asked has landed. Raises Ending."""
+        self.session.wait(lambda: not any(link.outstanding for link in self.session.links), WAITS_FOR)
 
     def send_info(self, link: Link) -> None:
         """Tell a shard the numbers that pushes name."""
@@ -89,19 +100,37 @@ class Exchange:
 
     def payload(self, header: Header, pack: Pack) -> torch.Tensor | None:
         """What a request carries, from where it lies or gathered into the block's `pack`; None: nothing."""
-        if header.kind is not Kind.PUSH or header.flags:
+        if header.kind not in (Kind.PUSH, Kind.EARLY) or header.flags:
             return None
-        if self._scale != 1.0:
-            return pack.gather(self.sources).mul_(self._scale)
+        flat = self.gradient(header.block, pack)
+        return flat if self._scale == 1.0 else torch.mul(flat, self._scale, out=pack.flat)
+
+    def gradient(self, block: int, pack: Pack) -> torch.Tensor:
+        """The block's gradient, 1-D, from where it lies or gathered into `pack`."""
         direct = pack.direct(self.sources)
         return pack.gather(self.sources) if direct is None else direct
 
+    def order(self, block: int) -> int:
+        """How early a block is to be sent among those that could be; of equal ones the first asked for goes first."""
+        return 0
+
+    def outgoing(self, lane: Lane, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None] | None:
+        """The frame that a queued request has become, as its lane sends it now; None: it is not wanted any more."""
+        return header, self.payload(header, pack)
+
+    def sent(self, header: Header) -> None:
+        """The lane is through with what `outgoing` gave it."""
+
     def land(self, stream: Stream, header: Header, pack: Pack) -> None:
         """Read an answer's payload into the targets. Raises as Stream.recv_into."""
+        flat, put = self.landing(header.block, pack)
+        stream.recv_into(header, memory.view(flat))
+        put()
+
+    def landing(self, block: int, pack: Pack) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Where the block's answer is received, and what puts it into the targets from there."""
         direct = pack.direct(self.targets)
-        stream.recv_into(header, memory.view(pack.flat if direct is None else direct))
-        if direct is None:
-            pack.scatter(self.targets)
+        return (pack.flat, lambda: pack.scatter(self.targets)) if direct is None else (direct, lambda: None)
 
     def note(self, header: Header) -> None:
         """An answer has landed; called with the condition held."""
@@ -114,31 +143,39 @@ class Exchange:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor], push_rows: Callable[[], None] | None = None) -> None:
+    def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
         """Send a request for each block, as many at a time as a link has credit for, and wait until every one is answered."""
         session = self.session
         session.check()
         self.targets = targets
         with session.cond:
             for link in session.links:
-                link.unsent = session.owner.count(link.index) + (len(session.rows.specs) if push_rows else 0)
-        if push_rows:
-            push_rows()
+                link.unsent = session.owner.count(link.index)
         for block in session.layout.blocks:
             link = session.links[session.owner[block.index]]
-            if len(link.outstanding) >= CREDIT:
-                session.wait(lambda link=link: len(link.outstanding) < CREDIT, "the shards' answer")  # type: ignore[misc]
+            self._await_credit(link, block.nbytes)
             with session.cond:
                 header = link.ask(make(block))
             link.send_block(header)
-        session.wait(lambda: not any(link.outstanding for link in session.links), "the shards' answer")
+        Exchange.finish(self)
         torch.autograd.graph.increment_version([t for t in targets if not t.is_inference()])
 
-    def tell_numbers(self, numbers: list[dict[str, Any]], none: list[int]) -> int:
-        """Let every shard know what the pushes that follow are made with; the version by which they name it."""
-        body = {"numbers": numbers, "none": none, "rows": list(self.session.rows.numbers)}
-        if body != self._info[1]:
-            self._info = (self._info[0] + 1, body)
-            for link in self.session.links:
-                self.send_info(link)
-        return self._info[0]
+    def _await_credit(self, link: Link, nbytes: int, apart: Set[int] = frozenset()) -> None:
+        """Wait until `nbytes` more may be on their way; blocks in `apart` have a credit of their own."""
+        blocks = self.session.layout.blocks
+
+        def room() -> bool:
+            used = sum(blocks[h.block].nbytes for h in link.outstanding.values() if h.block not in apart)
+            return used == 0 or used + nbytes <= CREDIT
+
+        with self.session.cond:
+            now = room()
+        if not now:
+            self.session.wait(room, WAITS_FOR)
+
+    def _set_info(self, body: dict[str, Any]) -> None:
+        if body == self._info[1]:
+            return
+        self._info = (self._info[0] + 1, body)
+        for link in self.session.links:
+            self.send_info(link)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
-from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,8 @@ class Lane:
 
     def __init__(self, link: Link, stream: Stream) -> None:
         self.link, self.stream = link, stream
-        self._out: queue.SimpleQueue[Header | None] = queue.SimpleQueue()
+        self._out: queue.PriorityQueue[tuple[int, int, Header | None]] = queue.PriorityQueue()
+        self._count = itertools.count()
         self._threads: list[threading.Thread] = []
 
     @cached_property
@@ -52,7 +53,7 @@ class Lane:
     def send_block(self, header: Header) -> None:
         """Send a request and what it carries, now or, once the lane was started, in its turn."""
         if self._threads:
-            self._out.put(header)
+            self._out.put((self.link.session.exchange.order(header.block), next(self._count), header))
         else:
             self._send_now(header)
 
@@ -63,26 +64,25 @@ class Lane:
         except StreamClosed:
             pass
 
-    def send_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
-        """As `send`, of a payload that lies in several places."""
-        try:
-            self.stream.send_parts(self.link.dated(header), parts)
-        except StreamClosed:
-            pass
-
     def close(self) -> None:
         """Close the stream and wait for the lane's threads."""
         self.stream.close()
-        self._out.put(None)
+        self._out.put((-1, 0, None))
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(CLOSE_SECONDS)
 
     def _send_now(self, header: Header) -> None:
-        self.send(header, self.link.session.exchange.payload(header, self._leaving[header.block]))
+        exchange = self.link.session.exchange
+        try:
+            frame = exchange.outgoing(self, header, self._leaving[header.block])
+            if frame is not None:
+                self.send(*frame)
+        finally:
+            exchange.sent(header)
 
     def _send_loop(self) -> None:
-        while (header := self._out.get()) is not None:
+        while (header := self._out.get()[2]) is not None:
             if not self.stream.closed:
                 self._send_now(header)
 

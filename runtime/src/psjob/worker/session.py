@@ -20,12 +20,10 @@ from psjob.config import Place
 from psjob.layout import Layout, TensorSpec
 from psjob.modes import named as mode_named
 from psjob.packing import Packs
-from psjob.tables import TableSpec
 from psjob.wire.frame import Flag, Header, Kind, run_digest
 from psjob.worker.ending import Ending
 from psjob.worker.exchange import Exchange
 from psjob.worker.link import Link
-from psjob.worker.rows import Rows
 
 SMALL_RECORD = 64 << 10
 """A record of at most this many bytes goes to the coordinator with every clock, a larger one at cuts only."""
@@ -36,15 +34,7 @@ log = logging.getLogger("psjob.worker")
 class WorkerSession:
     """`table` describes the parameters in order; `rule` is the shards' rule, `reduce` when the worker steps by itself."""
 
-    def __init__(
-        self,
-        place: Place,
-        table: Sequence[TensorSpec],
-        rule: str,
-        aliases: Mapping[str, str],
-        tables: Sequence[TableSpec] = (),
-        first_rows: Mapping[int, torch.Tensor] | None = None,
-    ) -> None:
+    def __init__(self, place: Place, table: Sequence[TensorSpec], rule: str, aliases: Mapping[str, str]) -> None:
         self.place, self.rule, self.aliases = place, rule, dict(aliases)
         self.run = run_digest(place.run)
         self.mode = mode_named(place.config.mode)
@@ -79,7 +69,6 @@ class WorkerSession:
         self._told: dict[Kind, dict[str, Any]] = {}
         """The last wish or report of each kind: a broken stream may have swallowed it."""
         os.register_at_fork(after_in_child=self._forget_streams)
-        self.rows = Rows(self, tables, first_rows or {})
         self.exchange = Exchange(self)
 
     # -- the script's thread -------------------------------------------------------------------
@@ -106,12 +95,14 @@ class WorkerSession:
     def edge(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """The script stands between two steps: hand in the record, take part in a cut, stop if asked. Raises Ending."""
         self.check()
-        cut = self.cut_clock == self.clock
-        for link in self.links if cut and self.stores else ():
-            self._store(link, self.exchange.packs, parameters)
         record = make_record()
         stops = self.stop_requested or self.stop_clock is not None
         mark = self.mark_wanted
+        if stops or mark or len(record) > SMALL_RECORD:
+            self.exchange.finish()  # under overlap the answers that tell of a cut may still be under way
+        cut = self.cut_clock == self.clock
+        for link in self.links if cut and self.stores else ():
+            self._store(link, self.exchange.packs, parameters)
         if cut or stops or mark or len(record) <= SMALL_RECORD:
             self._last_record = (self.clock, record)
             self.links[0].send(self.header(Kind.RECORD, clock=self.clock), record)
@@ -151,7 +142,7 @@ class WorkerSession:
 
     def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """The script is through: say so, and wait until a checkpoint holds it. Raises Ending (left or finished is the good one)."""
-        self.check()
+        self.exchange.finish()
         self._last_record = (self.clock, make_record())
         self.exchange.sources = parameters
         self.leaving = True
@@ -169,6 +160,11 @@ class WorkerSession:
         """Say it to the coordinator, and again to whoever is the coordinator on the next stream."""
         self._told[kind] = body
         self.links[0].send_json(self.header(kind, clock=self.clock), body)
+
+    @property
+    def over(self) -> bool:
+        """This process's turn has ended, or is about to."""
+        return self.ended or self._ending is not None
 
     def check(self) -> None:
         """Raise the ending that a link has noted, if any."""
@@ -204,7 +200,7 @@ class WorkerSession:
                 if not body.get("record"):
                     self.joined = True
         if link.epoch and not link.acked:
-            link.acked = self.clock
+            link.acked = min((asked.clock for asked in link.outstanding.values()), default=self.clock)
         self.cond.notify_all()
 
     def on_relinked(self, link: Link) -> None:
@@ -235,7 +231,7 @@ class WorkerSession:
 
     def on_waiting(self, link: Link, body: dict[str, Any]) -> None:
         if "workers" in body:
-            link.waiting = f"shard {link.index} waits for workers {body['workers']} ({body.get('for')}, {body.get('seconds')} s)"
+            link.waiting = f"shard {link.index} waits for workers {body['workers']} (block {body.get('block')}, {body.get('seconds')} s)"
         else:
             link.waiting = str(body.get("reason") or f"shard {link.index} is {body.get('state', 'not ready')}")
         now = time.monotonic()
@@ -302,7 +298,6 @@ class WorkerSession:
             self.links[self.owner[block.index]].send(
                 self.header(Kind.INIT, block=block.index), self.exchange.packs[block.index].gather(parameters)
             )
-        self.rows.initialise()
         blob = initial()
         self.links[0].send(self.header(Kind.RECORD, clock=-1), blob)
         return asked

@@ -10,6 +10,7 @@ SECONDS = 60.0
 
 def block_states(session: WorkerSession) -> dict[int, bytes]:
     """STATE bodies by block (see optimizers.assemble_state). Raises Ending, also when they do not come in a minute."""
+    session.exchange.finish()
     with session.cond:
         session.states.clear()
     for block in session.layout.blocks:

@@ -1,0 +1,266 @@
+"""Overlap: a block's gradient goes to its shard while backward goes on, its weights come back while the next forward runs.
+
+What is sent before `step()` is EARLY data: the shard keeps it for this stream and counts nothing. `step()` turns it into a
+push by a frame without payload that names it (HELD), or pushes the block whole where that would not be the gradient of now.
+Answers are awaited by the modules that use them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from psjob.layout import Block
+from psjob.packing import Pack
+from psjob.wire.frame import Flag, Header, Kind
+from psjob.worker.ending import Ending
+from psjob.worker.exchange import WAITS_FOR
+from psjob.worker.readiness import Readiness
+from psjob.worker.staged import Staged
+from psjob.worker.staging import Staging
+from psjob.worker.use import Tree, learned, nothing_learned
+
+if TYPE_CHECKING:
+    from psjob.worker.lane import Lane
+    from psjob.worker.session import WorkerSession
+
+
+class Overlap(Staged):
+    """`parameters` are the table's rows, `tree` says which module holds which.
+
+    Gradients are staged (also on the CPU), so that the model's own may be changed or freed while theirs is on its way.
+    """
+
+    beside = True
+
+    def __init__(self, session: WorkerSession, parameters: Sequence[torch.Tensor], tree: Tree, staging: Staging) -> None:
+        super().__init__(session, staging)
+        layout = session.layout
+        self.parameters = parameters
+        self.awaited: set[int] = set()
+        """Blocks whose answer has not landed; changed with the session's condition held."""
+        self.ran: list[str] = []
+        """Modules of the first forward pass, in the order in which they began; afterwards not looked at."""
+        self.use = nothing_learned(layout)
+        self.learning = True
+        self._tree = tree
+        self._rows = [tuple(dict.fromkeys(piece.tensor for piece in block.pieces)) for block in layout.blocks]
+        self._readiness = Readiness(layout)
+        self._staged: dict[int, tuple[torch.Tensor | None, int]] = {}
+        """By row: the gradient that was staged since the last step, and its version then."""
+        self._issued: set[int] = set()
+        """Blocks that were queued as early data since the last step."""
+        self._early: dict[int, tuple[Lane, int]] = {}
+        """By block: on which stream its newest early data went, and which contents that were."""
+        self._contents = [0] * len(layout.blocks)
+        """Counts what each block's staging memory has held."""
+        self._busy: list[int] = []
+        """Blocks that are being sent this moment."""
+        self._sending = threading.Condition()
+
+    # -- in backward ---------------------------------------------------------------------------
+
+    def told(self, row: int, gradient: torch.Tensor) -> None:
+        """A gradient has been accumulated: stage it, and send the blocks that are whole with it."""
+        if not self._free(row):
+            return
+        for index in self._blocks_of(row) & self._issued:
+            self._renew(index)
+        self._stage(row, gradient)
+        for index in self._readiness.told(row):
+            self._issue(index)
+
+    def _free(self, row: int) -> bool:
+        """Wait until the push before has no need of the row's staging memory; False where this process's turn is over."""
+        session = self.session
+        links = [session.links[session.owner[index]] for index in self._blocks_of(row)]
+        with session.cond:
+            while any(link.outstanding for link in links) and not session.over:
+                session.cond.wait(0.5)
+            return not session.over
+
+    def _stage(self, row: int, gradient: torch.Tensor | None, only: int | None = None) -> None:
+        self.staging.put(row, gradient, only)
+        self._staged[row] = (gradient, 0 if gradient is None else gradient._version)
+
+    def _issue(self, index: int) -> None:
+        for row in self._rows[index]:
+            if not self._readiness.seen[row]:
+                self._stage(row, self.parameters[row].grad, only=index)
+        self.staging.copied(index)
+        self._renew(index)
+        self._issued.add(index)
+        session = self.session
+        header = session.header(Kind.EARLY, block=index, clock=session.clock, request=self._contents[index])
+        session.links[session.owner[index]].send_block(header)
+
+    def _renew(self, index: int) -> None:
+        """The block's staging memory gets other contents: wait until it is not being sent."""
+        with self._sending:
+            while index in self._busy:
+                self._sending.wait(1.0)
+            self._contents[index] += 1
+
+    def _blocks_of(self, row: int) -> set[int]:
+        return {block.index for block, _ in self.session.layout.pieces_of(row)}
+
+    # -- at step() -----------------------------------------------------------------------------
+
+    def push(
+        self,
+        grads: Sequence[torch.Tensor | None] | None,
+        numbers: list[dict[str, Any]],
+        skip: bool,
+        scale: float,
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        """As `Exchange.push`, but comes back while answers are under way for which a module waits."""
+        session = self.session
+        session.check()
+        self.finish()
+        self._learn()
+        early = [] if grads is None or skip else self._unchanged(grads)
+        make = self.pushes(grads, numbers, skip, scale)
+        self._begin(targets)
+        for index in sorted(early, key=self.order):
+            self._request(make(session.layout.blocks[index]))
+        self._push_rest(make, set(early), grads)
+        session.clock += 1
+        self._readiness.step_made()
+        self._staged.clear()
+        self._issued.clear()
+        torch.autograd.graph.increment_version([t for t in targets if not t.is_inference()])
+        if session.reduces:
+            self.finish()
+        else:
+            self.need(self.use.at_once)
+
+    def _learn(self) -> None:
+        if self.learning and self.ran:
+            self.use = learned(self.session.layout, self._tree, self.ran)
+            self.learning = False
+
+    def _unchanged(self, grads: Sequence[torch.Tensor | None]) -> list[int]:
+        """Blocks whose early data is the gradient of now. Raises Ending (refused), naming a parameter that was changed since."""
+        early = []
+        for index in sorted(self._issued & self._readiness.whole):
+            same = True
+            for row in self._rows[index]:
+                staged, version = self._staged.get(row, (None, 0))
+                now = grads[row]
+                if staged is None or now is None:
+                    same &= staged is now
+                elif staged is not now or staged._version != version:
+                    raise Ending("refused", self._changed(row))
+            if same:
+                early.append(index)
+        return early
+
+    def _changed(self, row: int) -> str:
+        name = self.session.layout.table[row].name
+        return (
+            f"the gradient of {name} was changed after overlap had sent it (clipping, unscaling, or adding to it by hand); "
+            "call attach without overlap=True, or leave gradients as backward makes them"
+        )
+
+    def _begin(self, targets: Sequence[torch.Tensor]) -> None:
+        session = self.session
+        self.targets = targets
+        self.staging.fence()
+        with session.cond:
+            for link in session.links:
+                link.unsent = session.owner.count(link.index)
+            self.awaited |= self.all_blocks
+
+    def _request(self, header: Header) -> None:
+        session = self.session
+        link = session.links[session.owner[header.block]]
+        with session.cond:
+            header = link.ask(header)
+        link.send_block(header)
+
+    def _push_rest(self, make: Callable[[Block], Header], early: set[int], grads: Sequence[torch.Tensor | None] | None) -> None:
+        """Push what no early data stands for, in the layout's order on every worker, within the credit.
+
+        Early data has a credit of its own: with one for both, two workers whose blocks are ready in different orders could wait for
+        each other.
+        """
+        session = self.session
+        for block in session.layout.blocks:
+            if block.index in early:
+                continue
+            link = session.links[session.owner[block.index]]
+            self._await_credit(link, block.nbytes, early)
+            header = make(block)
+            self._renew(block.index)
+            if not header.flags:
+                self.staging.gather(block.index, grads or ())
+            self._request(header)
+
+    # -- on the way ----------------------------------------------------------------------------
+
+    def order(self, block: int) -> int:
+        return self.use.rank[block]
+
+    def outgoing(self, lane: Lane, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None] | None:
+        with self._sending:
+            if header.kind is Kind.EARLY:
+                if header.request != self._contents[header.block] or header.clock != self.session.clock:
+                    return None
+                self._early[header.block] = (lane, header.request)
+            elif header.kind is Kind.PUSH:
+                held = self._early.pop(header.block, None)
+                if held is not None and not header.flags and held == (lane, self._contents[header.block]):
+                    return replace(header, flags=Flag.HELD, part=held[1]), None
+            self._busy.append(header.block)
+        return header, self.payload(header, pack)
+
+    def sent(self, header: Header) -> None:
+        with self._sending:
+            if header.block in self._busy:
+                self._busy.remove(header.block)
+            self._sending.notify_all()
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def landed(self) -> bool:
+        """Nobody needs to wait for any block."""
+        return not self.awaited and not self.staging.lands
+
+    @property
+    def all_blocks(self) -> frozenset[int]:
+        return frozenset(range(len(self.session.layout.blocks)))
+
+    def need(self, blocks: Iterable[int]) -> None:
+        """Wait until these blocks have landed. Raises Ending."""
+        wanted = frozenset(blocks)
+        if not self.awaited.isdisjoint(wanted):
+            self.session.wait(lambda: self.awaited.isdisjoint(wanted), WAITS_FOR)
+        self.staging.settle(wanted)
+
+    def landing(self, block: int, pack: Pack) -> tuple[torch.Tensor, Callable[[], None]]:
+        if block not in self.awaited:
+            return pack.flat, lambda: None  # asked for again after it had landed: the model may be in use
+        flat, put = super().landing(block, pack)
+
+        def done() -> None:
+            put()
+            # A graph that has read the block too early is refused by torch.
+            rows = [self.targets[row] for row in self._rows[block]]
+            torch.autograd.graph.increment_version([t for t in rows if not t.is_inference()])
+
+        return flat, done
+
+    def note(self, header: Header) -> None:
+        if header.block in self.awaited:
+            super().note(header)
+            self.awaited.discard(header.block)
+
+    def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
+        with self.session.cond:
+            self.awaited |= self.all_blocks
+        super()._ask(make, targets)

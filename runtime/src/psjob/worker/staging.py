@@ -1,0 +1,144 @@
+"""Blocks of a model in this host's memory: gradients copied out of where they were computed, weights copied in.
+
+Where the model lies on a GPU the memory is pinned and each direction copies on a stream of its own, beside what computes;
+events say when a block is through. On the CPU the same calls copy at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from psjob.layout import Layout
+from psjob.packing import Pack
+
+
+class Staging:
+    """`device` is where the parameters lie. `lands`: answers are staged too (a GPU needs that; else they land in the model itself)."""
+
+    def __init__(self, layout: Layout, device: torch.device, lands: bool | None = None) -> None:
+        self.layout = layout
+        self.lands = device.type == "cuda" if lands is None else lands
+        self._out, self._into = Side(device), Side(device)
+        self._gradients = _arena(layout, device)
+        self._weights = _arena(layout, device) if self.lands else []
+        self._pieces: list[list[tuple[int, torch.Tensor, int]]] = [
+            [(b.index, self._gradients[b.index].flat[p.block_offset : p.block_offset + p.length], p.tensor_offset) for b, p in places]
+            for places in map(layout.pieces_of, range(len(layout.table)))
+        ]
+        """By row: block, place in its memory, offset in the tensor."""
+        self._copied: dict[int, torch.cuda.Event | None] = {}
+        self._landed: dict[int, torch.cuda.Event | None] = {}
+
+    # -- gradients -----------------------------------------------------------------------------
+
+    def put(self, row: int, gradient: torch.Tensor | None, only: int | None = None) -> None:
+        """Begin to copy a gradient (None: zeros) to its places in all blocks, or in block `only`."""
+        source = None if gradient is None else gradient.detach().reshape(-1)
+        with self._out.beside(source):
+            for block, view, start in self._pieces[row]:
+                if only is not None and block != only:
+                    continue
+                if source is None:
+                    view.zero_()
+                else:
+                    view.copy_(source[start : start + view.numel()], non_blocking=True)
+
+    def gather(self, block: int, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Begin to copy all of a block; gradients by table row, None: zeros."""
+        for row in dict.fromkeys(piece.tensor for piece in self.layout.blocks[block].pieces):
+            self.put(row, gradients[row], only=block)
+        self.copied(block)
+
+    def copied(self, block: int) -> None:
+        """All of the block has been put; what comes after is not waited for."""
+        self._copied[block] = self._out.event()
+
+    def gradient(self, block: int) -> torch.Tensor:
+        """The block's gradient, 1-D; waits until it is copied."""
+        _through(self._copied.get(block))
+        return self._gradients[block].flat
+
+    # -- weights -------------------------------------------------------------------------------
+
+    def weights(self, block: int) -> torch.Tensor:
+        """Where an answer is received; waits until the one before has been copied on."""
+        _through(self._landed.pop(block, None))
+        return self._weights[block].flat
+
+    def fence(self) -> None:
+        """Weights that land from now on overwrite the model's only after what the calling thread has begun."""
+        self._into.fence()
+
+    def take(self, block: int, targets: Sequence[torch.Tensor | None]) -> None:
+        """Begin to copy a received block into the model."""
+        with self._into.behind_fence():
+            self._weights[block].scatter(targets, non_blocking=True)
+        self._landed[block] = self._into.event()
+
+    def settle(self, blocks: Iterable[int]) -> None:
+        """What the calling thread begins from now on sees these blocks."""
+        for block in blocks:
+            event = self._landed.get(block)
+            if event is not None:
+                event.wait(torch.cuda.current_stream(self._into.device))
+
+
+class Side:
+    """A stream beside the one that computes; on a device without streams everything is done in its turn."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._fence: torch.cuda.Event | None = None
+
+    @contextmanager
+    def beside(self, source: torch.Tensor | None) -> Iterator[None]:
+        """Copies from `source` come after what the current stream has begun, and keep its memory until they are through."""
+        with torch.no_grad():
+            if self._stream is None:
+                yield
+                return
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self._stream):
+                yield
+            if source is not None and source.is_cuda:
+                source.record_stream(self._stream)
+
+    def fence(self) -> None:
+        if self._stream is not None:
+            self._fence = torch.cuda.current_stream(self.device).record_event()
+
+    @contextmanager
+    def behind_fence(self) -> Iterator[None]:
+        with torch.no_grad():
+            if self._stream is None:
+                yield
+                return
+            if self._fence is not None:
+                self._stream.wait_event(self._fence)
+            with torch.cuda.stream(self._stream):
+                yield
+
+    def event(self) -> torch.cuda.Event | None:
+        """Comes to pass when what was begun here is through; None where that is now."""
+        return None if self._stream is None else self._stream.record_event()
+
+
+def _arena(layout: Layout, device: torch.device) -> list[Pack]:
+    """A pack a block, each in memory of its own, all in one piece of it; pinned where a GPU copies."""
+    edge = 64
+    sizes = [-(-block.nbytes // edge) * edge for block in layout.blocks]
+    flat = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    packs, at = [], 0
+    for block, size in zip(layout.blocks, sizes, strict=True):
+        packs.append(Pack(block, flat[at : at + block.nbytes].view(getattr(torch, block.dtype)), layout.table))
+        at += size
+    return packs
+
+
+def _through(event: torch.cuda.Event | None) -> None:
+    if event is not None:
+        event.synchronize()
