@@ -46,6 +46,7 @@ def mxnet(*words: str) -> tuple[Program, Program]:
     return as_it_comes, Program("MXNet, 1 OpenMP thread", "mxnet_ps.py", words, "mxnet")
 
 
+FOUR = ("--workers", "4")
 TWO = ("--workers", "2")
 SHARED = ("--set", 'transport="auto"')
 PASS = Program("the optimizer's own pass", "floor.py", ("--what", "pass"))
@@ -82,5 +83,11 @@ MEASURES: Sequence[Against | Alone] = (
         ((Program("psjob, one tensor of 100 MB", "psjob_ps.py", ("--tensors", "1")), 1 / 1.3),),
     ),
     Against("adam-shared", "Adam on the shard, 1 worker, shared memory", ours("--optimizer", "adam", *SHARED), ((ADAM_PASS, 1 / 1.3),)),
+    Alone("overlap", "a net that sleeps, behind a slow link: a step with overlap", Program("overlap", "overlap_ps.py")),
+    Alone("no-overlap", "the same without overlap", Program("overlap", "overlap_ps.py", ("--what", "off"))),
+    Against(
+        "credit", "4 workers push at once: what a credit of 32 MiB costs", ours(*FOUR),
+        ((Program("psjob without a credit", "psjob_ps.py", (*FOUR, "--set", f"creditBytes={1 << 40}")), 1 / 1.1),),
+    ),
     Against("floor", "how far TCP is from memory itself", ours(), ((PASS, 0.0), (MEMCPY, 0.0))),
 )  # fmt: skip

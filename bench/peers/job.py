@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,11 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(words: argparse.Namespace, **changes: Any) -> Iterator[Running]:
-    """Shards of psjob and workers of the calling program (part `worker`), with `changes` and `--set` in the config; killed in the end."""
+def running(words: argparse.Namespace, to_workers: Callable[[dict[str, Any]], dict[str, Any]] = dict, **changes: Any) -> Iterator[Running]:
+    """Shards of psjob and workers of the calling program (part `worker`), with `changes` and `--set` in the config; killed in the end.
+
+    `to_workers` gives the config that workers have, where that is another one: their road to the shards.
+    """
     with tempfile.TemporaryDirectory() as folder:
         job = Running(folder, config(words) | changes)
         for pair in words.set:
@@ -50,13 +53,15 @@ def running(words: argparse.Namespace, **changes: Any) -> Iterator[Running]:
             place[last] = json.loads(value)
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(job.config))
+        theirs = Path(folder) / "workers.json"
+        theirs.write_text(json.dumps(to_workers(job.config)))
         shared = {"OMP_NUM_THREADS": "1", "PSJOB_RUN": job.config["run"], "PSJOB_CONFIG": str(path)}
         try:
             job.shards += [shard(index, shared, folder) for index in range(words.shards)]
             for rank in range(words.workers):
                 own = {"PSJOB_ROLE": "worker", "PSJOB_INDEX": str(rank), "PSJOB_POD": f"worker-{rank}", "PSJOB_START": "1"}
-                own["PSJOB_TERMINATION_LOG"] = f"{folder}/worker-{rank}"
-                job.workers.append(clock.spawn(words, "worker", rank, **shared, **own))
+                own |= {"PSJOB_TERMINATION_LOG": f"{folder}/worker-{rank}", "PSJOB_CONFIG": str(theirs)}
+                job.workers.append(clock.spawn(words, "worker", rank, **(shared | own)))
             yield job
         finally:
             for process in [*job.workers, *job.shards]:

@@ -22,6 +22,7 @@ def _edges(path: str, low: int, high: int) -> list[Case]:
 _RANGES = [
     ("spec.training.seed", 0, 2**31 - 1),
     ("spec.training.streams", 1, 8),
+    ("spec.training.creditMebibytes", 4, 65536),
     ("spec.ps.shards", 1, 256),
     ("spec.ps.shardTimeoutSeconds", 2, 3600),
     ("spec.workers.replicas", 1, 4000),

@@ -43,6 +43,7 @@ def test_the_config_holds_what_the_contract_lists() -> None:
         "seed",
         "updateAt",
         "streams",
+        "creditBytes",
         "workers",
         "shards",
         "checkpoint",

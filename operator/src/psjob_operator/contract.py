@@ -51,6 +51,7 @@ checkpoint: {"intervalSeconds": float, "everySteps": int | null, "keep": int, "d
 successPolicy: "AllWorkers" | "FirstWorker"
 shardTimeoutSeconds: float
 streams: int (TCP streams between a worker and a shard)
+creditBytes: int | null (pushes of a worker that may wait at a shard, and early data beside them; null: the runtime's defaults)
 connectSeconds: float (600; how long a process tries to find its peers before it exits with EXIT_RETRY)
 """
 DATA_PORT: Final = 7070

@@ -50,6 +50,7 @@ class Config:
     shard_timeout: float
     connect_seconds: float
     streams: int = 1
+    credit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -158,4 +159,5 @@ def _config(raw: dict[str, Any]) -> Config:
         shard_timeout=float(raw["shardTimeoutSeconds"]),
         connect_seconds=float(raw.get("connectSeconds", 600)),
         streams=int(raw.get("streams", 1)),
+        credit=None if raw.get("creditBytes") is None else int(raw["creditBytes"]),
     )

@@ -120,6 +120,7 @@ _NAMES = (
 _RANGES = (
     _between("spec.training.seed", 0, LARGEST, "leave it out for seed 0"),
     _between("spec.training.streams", 1, 8, "one is enough where both sides have few cores"),
+    _between("spec.training.creditMebibytes", 4, 65536, "leave it out for 32; a block is up to 4"),
     _between("spec.ps.shards", 1, 256, "one shard serves most models; more spread memory and traffic"),
     _between("spec.ps.shardTimeoutSeconds", 2, 3600, "leave it out for 10"),
     _between("spec.workers.replicas", 1, 4000, "to run none for a while set spec.suspend: true"),

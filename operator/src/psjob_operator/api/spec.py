@@ -46,6 +46,9 @@ class Training(Model):
     """Where the optimizer runs. Absent: on the shards where psjob has a rule for it, else on the workers (sync only)."""
     streams: int = 1
     """TCP streams between each worker and each shard, both ways at once; more of them use more cores on both sides. 1..8."""
+    credit_mebibytes: int | None = None
+    """MiB of gradients that a shard may hold of one worker while they wait for others (absent: 32), and again so much of what
+    overlap sends before the step (absent: all of it). 4..65536."""
 
 
 class ParameterServers(Model):

@@ -49,6 +49,7 @@ def job_config(job: Job, shards: Sequence[tuple[str, int, int]], checkpoints: st
         "seed": spec.training.seed,
         "updateAt": spec.training.update_at,
         "streams": spec.training.streams,
+        "creditBytes": None if spec.training.credit_mebibytes is None else spec.training.credit_mebibytes << 20,
         "workers": spec.workers.replicas,
         "shards": [{"host": host, "port": port, "statusPort": status} for host, port, status in shards],
         "checkpoint": {

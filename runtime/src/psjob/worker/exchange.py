@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from psjob.worker.session import WorkerSession
 
 CREDIT = 32 << 20
-"""Bytes on their way between this worker and one shard, or one block: a shard holds at most so much of it that waits for others."""
+"""Bytes on their way between this worker and one shard, or one block: a shard holds at most so much of it that waits for others.
+`training.creditMebibytes` sets another."""
 WAITS_FOR = "the shards' answer"
 
 
@@ -36,6 +37,7 @@ class Exchange:
 
     def __init__(self, session: WorkerSession) -> None:
         self.session = session
+        self.credit = CREDIT if session.place.config.credit is None else session.place.config.credit
         self.packs = self.make_packs()
         self.versions: dict[int, tuple[int, int]] = {}
         self.skipped = False
@@ -166,7 +168,7 @@ class Exchange:
 
         def room() -> bool:
             used = sum(blocks[h.block].nbytes for h in link.outstanding.values() if h.block not in apart)
-            return used == 0 or used + nbytes <= CREDIT
+            return used == 0 or used + nbytes <= self.credit
 
         with self.session.cond:
             now = room()

@@ -93,10 +93,18 @@ class Overlap(Staged):
                 self._stage(row, self.parameters[row].grad, only=index)
         self.staging.copied(index)
         self._renew(index)
-        self._issued.add(index)
         session = self.session
+        if index not in self._issued and not self._may_hold(index):
+            return
+        self._issued.add(index)
         header = session.header(Kind.EARLY, block=index, clock=session.clock, request=self._contents[index])
         session.links[session.owner[index]].send_block(header)
+
+    def _may_hold(self, index: int) -> bool:
+        """Does the early credit of the block's shard reach for it? Where it does not, the block is pushed whole at the step."""
+        session, limit = self.session, self.session.place.config.credit
+        held = [session.layout.blocks[i].nbytes for i in self._issued if session.owner[i] == session.owner[index]]
+        return limit is None or sum(held) + session.layout.blocks[index].nbytes <= limit
 
     def _renew(self, index: int) -> None:
         """The block's staging memory gets other contents: wait until it is not being sent."""
