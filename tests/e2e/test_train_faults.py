@@ -15,9 +15,9 @@ pytestmark = pytest.mark.timeout(2000)  # nearly all of it is Pythons that impor
 CHECKPOINTS = {"everySteps": 25, "interval": "1h", "keep": 100}
 
 
-def run(folder: Path, *what: str, gates: str = "") -> Ran:
+def run(folder: Path, *what: str, gates: str = "", overlap: bool = False) -> Ran:
     folder.mkdir()
-    job = manifest(folder, ["stateful.py", str(EPOCHS), gates], workers=2, shards=2, checkpoint=CHECKPOINTS)
+    job = manifest(folder, ["stateful.py", str(EPOCHS), gates, "overlap" if overlap else ""], workers=2, shards=2, checkpoint=CHECKPOINTS)
     return train(folder, job, *faults(*what))
 
 
@@ -30,11 +30,18 @@ def check(recovery: dict[str, Any], manifests: int = 2) -> None:
     assert recovery["checkpointStep"] > 0 and max(recovery["acknowledged"].values()) > recovery["checkpointStep"], recovery
 
 
-def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path) -> None:
-    plain = run(tmp_path / "plain")
-    assert plain.summary["steps"] == STEPS and plain.summary["restarts"] == {}
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The undisturbed run."""
+    ran = run(tmp_path_factory.mktemp("undisturbed") / "plain")
+    assert ran.summary["steps"] == STEPS and ran.summary["restarts"] == {}
+    return ran
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path, plain: Ran, overlap: bool) -> None:
     what = ("kill:ps-1@step=70", "kill:ps-0@step=145", "kill:worker-1@step=190")
-    hit = run(tmp_path / "hit", *what, gates="55:50,130:125")
+    hit = run(tmp_path / "hit", *what, gates="55:50,130:125", overlap=overlap)
     assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
     for recovery in hit.summary["recoveries"][:2]:
         check(recovery)
@@ -45,15 +52,15 @@ def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path) -> None
 
 
 @pytest.mark.soak
-def test_twenty_kills_change_no_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+def test_twenty_kills_change_no_bit(tmp_path: Path, plain: Ran, overlap: bool) -> None:
     """Ten runs of two kills each, at steps drawn by chance, ps-0 as often as ps-1."""
-    plain = run(tmp_path / "plain")
     for number in range(10):
         chance = random.Random(number)
         first, second = chance.sample([0, 1], 2)
         one, two = chance.randint(70, 95), chance.randint(140, 230)
         gates = f"{one - 15}:50,{two - 15}:{(two - 18) // 25 * 25}"
-        hit = run(tmp_path / f"hit{number}", f"kill:ps-{first}@step={one}", f"kill:ps-{second}@step={two}", gates=gates)
+        hit = run(tmp_path / f"hit{number}", f"kill:ps-{first}@step={one}", f"kill:ps-{second}@step={two}", gates=gates, overlap=overlap)
         for recovery in hit.summary["recoveries"]:
             check(recovery)
         assert hit.summary["epochs"] == [2, 2]

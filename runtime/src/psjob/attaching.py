@@ -50,7 +50,8 @@ class Job:
         self.restored: record.Record | None = None
 
     def _data_path(self, overlap: bool) -> Overlap | None:
-        session, device = self.session, self.parameters[0].device if self.parameters else torch.device("cpu")
+        session = self.session
+        device = next((p.device for p in self.parameters if p.is_cuda), torch.device("cpu"))
         if overlap:
             made = Overlap(session, self.parameters, hooks.tree_of(self.model, self.parameters), Staging(session.layout, device))
             session.exchange = made

@@ -1,6 +1,6 @@
 """A script with everything that a rewind must put back: Dropout, BatchNorm, MultiStepLR, shuffled data and loader processes.
 
-As a script: `python stateful.py EPOCHS GATES`. Its dataset draws random noise in the loader process.
+As a script: `python stateful.py EPOCHS GATES [overlap]`. Its dataset draws random noise in the loader process.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Noisy(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self.x[index] + 0.05 * torch.randn(20) + 0.05 * random.random(), self.y[index]
 
 
-def main(epochs: int, gates: Gates) -> None:
+def main(epochs: int, gates: Gates, overlap: bool) -> None:
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 5))
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2, 4], 0.5)
-    model, optimizer = ps.attach(model, optimizer, schedule=schedule)
+    model, optimizer = ps.attach(model, optimizer, overlap=overlap, schedule=schedule)
     loader = DataLoader(Noisy(), batch_size=BATCH, shuffle=True, num_workers=1)
     for _ in range(epochs):
         for x, y in ps.shard(loader):
@@ -55,4 +55,4 @@ def main(epochs: int, gates: Gates) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Gates(sys.argv[2] if len(sys.argv) > 2 else ""))
+    main(int(sys.argv[1]), Gates(sys.argv[2] if len(sys.argv) > 2 else ""), "overlap" in sys.argv[3:])

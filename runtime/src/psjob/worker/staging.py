@@ -20,6 +20,8 @@ class Staging:
 
     def __init__(self, layout: Layout, device: torch.device, lands: bool | None = None) -> None:
         self.layout = layout
+        self._apart = device.type == "cuda"
+        """Copies are only begun by the call that asks for them."""
         self.lands = device.type == "cuda" if lands is None else lands
         self._out, self._into = Side(device), Side(device)
         self._gradients = _arena(layout, device)
@@ -44,7 +46,7 @@ class Staging:
                 if source is None:
                     view.zero_()
                 else:
-                    view.copy_(source[start : start + view.numel()], non_blocking=True)
+                    view.copy_(source[start : start + view.numel()], non_blocking=self._apart)
 
     def gather(self, block: int, gradients: Sequence[torch.Tensor | None]) -> None:
         """Begin to copy all of a block; gradients by table row, None: zeros."""
@@ -75,7 +77,7 @@ class Staging:
     def take(self, block: int, targets: Sequence[torch.Tensor | None]) -> None:
         """Begin to copy a received block into the model."""
         with self._into.behind_fence():
-            self._weights[block].scatter(targets, non_blocking=True)
+            self._weights[block].scatter(targets, non_blocking=self._apart)
         self._landed[block] = self._into.event()
 
     def settle(self, blocks: Iterable[int]) -> None:
