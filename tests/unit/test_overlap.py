@@ -78,7 +78,6 @@ def test_the_same_bits_as_the_oracle(tmp_path: Path, workers: int, shards: int) 
     with serving(tmp_path, workers=workers, shards=shards) as live:
         group = made(live, workers)
         all_well(group, steps(8, lambda worker, step: time.sleep(chance.random() * 0.004)))
-        assert live.wait_ended() == [0] * shards
         assert [server.store.counters.applied for server in live.servers] == [8 * workers] * shards
         assert {tensors_sha256(worker.model.parameters()) for worker in group} == {oracle(8, workers)}
 

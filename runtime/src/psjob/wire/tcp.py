@@ -17,6 +17,8 @@ from psjob.wire.frame import HEADER_BYTES, MAX_JSON, Header, WireError, dump, ex
 
 HELLO_SECONDS = 5.0
 """A stranger has this long to say a whole hello."""
+TCP_NOTSENT_LOWAT = 25
+UNSENT_BYTES = 128 << 10
 SEND_SECONDS = 60.0
 """A peer that takes no byte for this long counts as gone."""
 
@@ -40,6 +42,10 @@ class Stream:
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
         self._receive_seconds = 0.0
+
+    def hold_little(self) -> None:
+        """Let the kernel take only what it can soon send, so that what is decided later but needed sooner is not behind it."""
+        self.sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
     def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
         """Write one frame, with the payload's length and, where it leaves this host, its checksum. Raises StreamClosed."""

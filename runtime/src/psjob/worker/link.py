@@ -203,6 +203,8 @@ class Link:
                 self.lanes.append(Lane(self, stream))
         if len(self.lanes) > 1 or self.session.exchange.beside:
             for lane in self.lanes:
+                if self.session.exchange.beside:
+                    lane.stream.hold_little()
                 lane.start(reads=lane is not main)
 
     def _handle(self, lane: Lane, header: Header) -> None:
