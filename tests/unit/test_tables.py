@@ -279,8 +279,8 @@ def test_rows_come_back_onto_other_shards() -> None:
     for shard in range(3):
         shards.append(Table(spec))
         for part in parts:
-            shards[-1].load(part, buckets=three.buckets(shard))
-        shards[-1].load({name: plane[:0] for name, plane in parts[0].items()}, cut.counts, three.buckets(shard))
+            shards[-1].load(part, three.buckets(shard))
+        shards[-1].load_counts(cut.counts, three.buckets(shard))
         assert bool((three.shard_of(shards[-1].export()["ids"]) == shard).all())
     merged: dict[int, list[float]] = {}
     for part_of in shards:

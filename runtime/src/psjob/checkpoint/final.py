@@ -15,6 +15,7 @@ from psjob.checkpoint import files
 from psjob.checkpoint.files import FileFact, Held
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.problems import Damage
+from psjob.checkpoint.rows import final_rows
 from psjob.contract import FINAL_WEIGHTS
 from psjob.layout import Layout
 
@@ -40,6 +41,7 @@ def write_final(folder: Path, made: Manifest, aliases: Mapping[str, str] | None 
         if made.buffers is not None:
             buffers = files.read_blocks(source / made.buffers.name, None, made.buffers)
             entries += [(name, tensor) for name, tensor in buffers.items() if name not in wanted]
+        entries += final_rows(source, made)
         return files.write_blocks(folder, FINAL_WEIGHTS, entries, {"format": "pt", "run": made.run, "step": str(made.step)})
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 from psjob.checkpoint import claim, disk, files
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.problems import CheckpointProblem, Damage, explain
+from psjob.checkpoint.rowplaces import RowPlaces
 from psjob.layout import Layout
 
 FORMAT: Final = 1
@@ -64,6 +65,8 @@ class Manifest:
     """The workers' resume records: tensors `record.<rank>` of bytes."""
     buffers: FileFact | None = None
     """The model's buffers, by their names in its state_dict."""
+    rows: RowPlaces | None = None
+    """Tables of rows, where the job has any."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -79,7 +82,8 @@ class Manifest:
 
     def listed(self) -> list[FileFact]:
         """Every file of this checkpoint but the manifest itself."""
-        return [*self.files, *(fact for fact in (self.records, self.buffers) if fact is not None)]
+        rows = () if self.rows is None else self.rows.files
+        return [*self.files, *rows, *(fact for fact in (self.records, self.buffers) if fact is not None)]
 
     def fact(self, name: str) -> FileFact:
         """The facts of the file `name`. Raises Damage where the manifest does not list it."""
@@ -213,6 +217,7 @@ def encode(made: Manifest) -> bytes:
         "specHash": made.spec_hash,
         "records": None if made.records is None else made.records.to_json(),
         "buffers": None if made.buffers is None else made.buffers.to_json(),
+        "rows": None if made.rows is None else made.rows.to_json(),
         "extra": dict(made.extra),
     }
     try:
@@ -273,6 +278,7 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
         made,
         records=None if body["records"] is None else FileFact.from_json(body["records"]),
         buffers=None if body["buffers"] is None else FileFact.from_json(body["buffers"]),
+        rows=None if body.get("rows") is None else RowPlaces.from_json(body["rows"]),
     )
     _consistent(made)
     return made
@@ -288,6 +294,8 @@ def _consistent(made: Manifest) -> None:
             raise ValueError(f"block {block.index} is said to be in {block.file[:80]}, which does not list it")
     if len(made.assignment) != len(made.layout.blocks) or any(shard >= made.shards for shard in made.assignment):
         raise ValueError("its assignment does not fit its blocks and shards")
+    if made.rows is not None and len(made.rows.chains) != made.shards:
+        raise ValueError(f"it has rows of {len(made.rows.chains)} shards, there were {made.shards}")
 
 
 def _names(folder: Path) -> list[tuple[int, int, str]]:

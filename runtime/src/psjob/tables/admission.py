@@ -7,6 +7,7 @@ counted eight times its width, all its counts are halved, so that old noise does
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import torch
@@ -17,6 +18,8 @@ from psjob.tables.partition import BUCKETS, bucket_of
 DEPTH: Final = 4
 WIDTH: Final = 4096
 """Counters of one byte: 16 MiB a table over all shards, touched where ids come."""
+COUNTS: Final = ("buckets", "added", "cells")
+"""What a checkpoint holds of them, by bucket."""
 _BEFORE_HALVING: Final = 8 * WIDTH
 
 
@@ -26,6 +29,8 @@ class Counts:
     def __init__(self) -> None:
         self._cells = torch.zeros(BUCKETS, DEPTH, WIDTH, dtype=torch.uint8)
         self._added = torch.zeros(BUCKETS, dtype=torch.int64)
+        self.changed = torch.zeros(BUCKETS, dtype=torch.bool)
+        """Buckets that have counted since they were last saved."""
 
     def add(self, ids: torch.Tensor) -> torch.Tensor:
         """Count each of `ids` (int64, there once) once more; their counts with it, as int64."""
@@ -35,21 +40,38 @@ class Counts:
         seen = flat[at].amin(1).long().add_(1).clamp_(max=255)
         flat.scatter_reduce_(0, at.view(-1), seen.to(torch.uint8)[:, None].expand(-1, DEPTH).reshape(-1), "amax")
         self._added.add_(torch.bincount(buckets, minlength=BUCKETS))
+        self.changed[buckets] = True
         full = (self._added >= _BEFORE_HALVING).nonzero().squeeze(1)
         if len(full):
             self._cells[full] >>= 1
             self._added[full] >>= 1
         return seen
 
-    def save(self) -> dict[str, torch.Tensor]:
-        """Sketches of the buckets that have counted anything."""
-        here = self._added.nonzero().squeeze(1)
-        return {"buckets": here, "added": self._added[here], "cells": self._cells[here]}
+    @property
+    def changed_bytes(self) -> int:
+        """Size of what `save(changed_only=True)` gives."""
+        return int(self.changed.sum()) * (DEPTH * WIDTH + 16)
 
-    def load(self, saved: dict[str, torch.Tensor]) -> None:
-        """Put back what `save` gave for some buckets; the others stay."""
-        self._added[saved["buckets"]] = saved["added"]
-        self._cells[saved["buckets"]] = saved["cells"]
+    def save(self, changed_only: bool) -> dict[str, torch.Tensor]:
+        """Sketches of the buckets that have counted anything (ever, or since `changed` was cleared)."""
+        here = (self.changed if changed_only else self._added).nonzero().squeeze(1)
+        return dict(zip(COUNTS, (here, self._added[here], self._cells[here]), strict=True))
+
+    def load(self, saved: Mapping[str, torch.Tensor], buckets: torch.Tensor | None = None) -> None:
+        """Put back what `save` gave, of the buckets in this mask only where one is given; the others stay.
+
+        Raises ValueError where it cannot be.
+        """
+        here, added, cells = (saved[name] for name in COUNTS)
+        if here.dtype != torch.int64 or here.dim() != 1 or added.shape != here.shape or cells.shape != (len(here), DEPTH, WIDTH):
+            raise ValueError(f"counts of {len(here)} buckets with sums of {tuple(added.shape)} and cells of {tuple(cells.shape)}")
+        if bool(((here < 0) | (here >= BUCKETS)).any()):
+            raise ValueError(f"counts of a bucket that is none of {BUCKETS}")
+        if buckets is not None:
+            mine = buckets[here].nonzero().squeeze(1)
+            here, added, cells = here[mine], added[mine], cells[mine]
+        self._added[here] = added
+        self._cells[here] = cells
 
     @staticmethod
     def _places(ids: torch.Tensor, buckets: torch.Tensor) -> torch.Tensor:

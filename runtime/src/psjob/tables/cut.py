@@ -26,7 +26,8 @@ class RowCut:
         self.removed, self.counts, self.full = removed, counts, full
         self.slots = slots
         self._slab, self._owed = slab, owed
-        self._step = max(1, PART_BYTES // slab.row_bytes // 2 * 2)
+        step = PART_BYTES // slab.row_bytes
+        self._step = step // 1024 * 1024 or max(1, step)  # whole pages, whatever the width
         self._where = reserve(max(1, slab.top), 0, torch.int32)
         """One more than the place of a row's image; 0: the row itself still holds."""
         self._images: Rows | None = None

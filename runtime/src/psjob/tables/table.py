@@ -29,6 +29,7 @@ class Table:
         self._counts = Counts() if spec.admit_after > 1 else None
         self._removed: list[torch.Tensor] = []
         self._cut: RowCut | None = None
+        self._clock = 0
 
     def __len__(self) -> int:
         return len(self._index)
@@ -68,7 +69,8 @@ class Table:
             if len(here) < len(slots):
                 slots, grads = slots[here], grads[here]
         self._about_to_change(slots)
-        self._slab.seen.index_fill_(0, slots, clock)
+        self._clock = max(self._clock, clock)  # a slow worker's push makes no row older
+        self._slab.seen.index_fill_(0, slots, self._clock)
         self.rule.apply(self._slab.weights, self._slab.state, slots, grads, numbers)
         return len(slots)
 
@@ -98,6 +100,12 @@ class Table:
 
     # -- checkpoints ---------------------------------------------------------------------------
 
+    @property
+    def changed_bytes(self) -> int:
+        """Size of what a cut of the changes would hold."""
+        counts = 0 if self._counts is None else self._counts.changed_bytes
+        return self.changed_since_mark() * self._slab.row_bytes + counts
+
     def changed_since_mark(self) -> int:
         """Rows that came, changed or went since the last cut that was kept."""
         return int(self._changed[: self._slab.top].sum()) + sum(len(ids) for ids in self._removed)
@@ -108,7 +116,7 @@ class Table:
             raise ValueError(f"table {self.spec.name}: the cut before is still being read")
         slots = (self._changed[: self._slab.top].nonzero().squeeze(1) if changed_only else self._slab.live()).int()
         removed = torch.cat(self._removed) if self._removed else torch.empty(0, dtype=torch.int64)
-        self._cut = RowCut(self._slab, slots, removed, self._counts.save() if self._counts else {}, self._owed, not changed_only)
+        self._cut = RowCut(self._slab, slots, removed, self._save_counts(changed_only), self._owed, not changed_only)
         self._changed[: self._slab.top] = 0
         self._removed = []
         return self._cut
@@ -124,14 +132,16 @@ class Table:
             live = live[self._slab.seen[live] >= 0]
             self._changed.index_fill_(0, live, 1)
             self._removed.insert(0, cut.removed)
+            if self._counts is not None:
+                self._counts.changed[cut.counts["buckets"]] = True
 
     def export(self, changed_only: bool = False) -> Rows:
         """All rows (or those changed since the last cut that was kept) as tensors by plane; nothing is marked."""
         slots = self._changed[: self._slab.top].nonzero().squeeze(1) if changed_only else self._slab.live()
         return {name: plane.index_select(0, slots) for name, plane in self._slab.all().items()}
 
-    def load(self, rows: Rows, counts: Rows | None = None, buckets: torch.Tensor | None = None) -> None:
-        """Put rows (tensors by plane, ids each there once) and counts of admission back, over what is there.
+    def load(self, rows: Rows, buckets: torch.Tensor | None = None) -> None:
+        """Put rows (tensors by plane, ids each there once) back, over what is there.
 
         `buckets` is a mask of BUCKETS: only those of them. Raises ValueError where planes are missing or do not fit.
         """
@@ -156,11 +166,11 @@ class Table:
         self._about_to_change(slots)
         for name, plane in planes.items():
             plane.index_copy_(0, slots, rows[name])
-        if counts and self._counts is not None:
-            if buckets is not None:
-                mine = buckets[counts["buckets"]].nonzero().squeeze(1)
-                counts = {name: tensor[mine] for name, tensor in counts.items()}
-            self._counts.load(counts)
+
+    def load_counts(self, counts: Rows, buckets: torch.Tensor | None = None) -> None:
+        """Put counts of admission back, of the buckets in the mask only where one is given. Raises ValueError where they do not fit."""
+        if self._counts is not None:
+            self._counts.load(counts, buckets)
 
     def select(self, buckets: torch.Tensor) -> None:
         """Keep only rows of the buckets in this mask of BUCKETS."""
@@ -173,6 +183,8 @@ class Table:
         """Everything that is here counts as saved."""
         self._changed[: self._slab.top] = 0
         self._removed = []
+        if self._counts is not None:
+            self._counts.changed.zero_()
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -207,6 +219,13 @@ class Table:
                     plane.index_fill_(0, made, value)
             slots[ready] = made
         return slots
+
+    def _save_counts(self, changed_only: bool) -> Rows:
+        if self._counts is None:
+            return {}
+        saved = self._counts.save(changed_only)
+        self._counts.changed.zero_()
+        return saved
 
     def _about_to_change(self, slots: torch.Tensor) -> None:
         if self._cut is not None:

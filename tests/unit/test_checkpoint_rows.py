@@ -1,0 +1,308 @@
+"""Rows of tables in checkpoints: full and changed rows, other shard counts, damage, pruning, the final file. Real files."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from psjob.checkpoint import files, manifest
+from psjob.checkpoint.files import FileFact
+from psjob.checkpoint.final import write_final
+from psjob.checkpoint.manifest import Manifest
+from psjob.checkpoint.problems import Damage
+from psjob.checkpoint.rowplaces import MAX_CHAIN, RowPlaces
+from psjob.checkpoint.rows import read_tables
+from psjob.shard.tables import RowCuts, Voided
+from psjob.tables import Partition, Table, TableSpec
+from psjob.tables.init import initial_rows
+from psjob.tables.rules import check_numbers
+
+from . import checkpoint_parts as parts
+
+torch.set_num_threads(1)
+
+SPECS = (
+    TableSpec("users", 4, "adam", admit_after=2, evict_after=40),
+    TableSpec("words", 3, "rowwise_adagrad", num_rows=300, init="uniform", scale=0.1, seed=4),
+)
+
+
+@dataclass
+class Served:
+    number: int
+    table: Table
+    n: int = 0
+    lock: Any = field(default_factory=threading.Lock)
+
+
+class World:
+    """Shards with tables, and what a coordinator does with their cuts."""
+
+    def __init__(self, folder: Path, shards: int = 2, seed: int = 0) -> None:
+        self.folder, self.partition = folder, Partition.even(shards)
+        self.shards = [[Served(number, Table(spec)) for number, spec in enumerate(SPECS)] for _ in range(shards)]
+        self.cuts = [RowCuts(folder, "run-1") for _ in range(shards)]
+        self.chance = torch.Generator().manual_seed(seed)
+        self.clock, self.base = 0, None
+        self.made: Manifest | None = None
+        self.cut = 0
+
+    def push(self, most: int = 120, least: int = 0) -> None:
+        """One clock: some ids of every table, on the shards that have them."""
+        for number, spec in enumerate(SPECS):
+            ids = torch.randperm(300, generator=self.chance)[
+                : int(torch.randint(least, max(most, least + 1), (), generator=self.chance)) + 1
+            ]
+            if spec.num_rows is None:
+                ids = ids * 7919 - 1_000_000
+            grads = torch.randn(len(ids), spec.dim, generator=self.chance)
+            owner = self.partition.shard_of(ids)
+            for shard, cells in enumerate(self.shards):
+                mine = owner == shard
+                with cells[number].lock:
+                    cells[number].table.push(ids[mine], grads[mine], check_numbers(spec.rule, {}), self.clock)
+                    cells[number].table.evict(self.clock)
+                    cells[number].n += 1
+        self.clock += 1
+
+    def hold(self) -> None:
+        self.cut += 1
+        for cells, cuts in zip(self.shards, self.cuts, strict=True):
+            cuts.begin(cells, self.base)
+            for cell in cells:
+                assert not cuts.complete()
+                with cell.lock:
+                    cuts.hold(cell)
+            assert cuts.complete()
+
+    def write(self) -> list[dict[str, Any]]:
+        stems = [f"v000001-c{self.cut:06d}-shard{shard:03d}-e1" for shard in range(len(self.shards))]
+        return [body for cuts, stem in zip(self.cuts, stems, strict=True) if (body := cuts.write(self.cut, stem)) is not None]
+
+    def commit(self, bodies: Sequence[dict[str, Any]], final: bool = False) -> Manifest:
+        """A manifest as the coordinator makes it."""
+        new = [FileFact.from_json(body["file"]) for body in bodies]
+        known = {fact.name: fact for fact in (*(self.made.rows.files if self.made is not None and self.made.rows else ()), *new)}
+        named = sorted({name for body in bodies for name in body["chain"]})
+        rows = RowPlaces(
+            SPECS, self.partition, tuple(tuple(body["chain"]) for body in bodies), tuple(tuple(body["versions"]) for body in bodies),
+            tuple(known[name] for name in named),
+        )  # fmt: skip
+        made = replace(parts.save(self.folder, self.clock, cut=self.cut, shards=len(self.shards), final=final), rows=rows)
+        manifest.commit(self.folder, made)
+        self.made, self.base = made, self.cut
+        return made
+
+    def checkpoint(self, final: bool = False) -> Manifest:
+        self.hold()
+        return self.commit(self.write(), final)
+
+    def truth(self) -> list[dict[int, list[float]]]:
+        return [together([cells[number].table for cells in self.shards]) for number in range(len(SPECS))]
+
+
+def together(tables: Sequence[Table]) -> dict[int, list[float]]:
+    """Every row of some shards by id: clock, weights, state."""
+    found: dict[int, list[float]] = {}
+    for table in tables:
+        planes = table.export()
+        names = [name for name in planes if name != "ids"]
+        for at, i in enumerate(planes["ids"].tolist()):
+            assert i not in found
+            found[i] = [x for name in names for x in planes[name][at].reshape(-1).tolist()]
+    return found
+
+
+def restored(folder: Path, made: Manifest, shards: int) -> tuple[list[list[tuple[Table, int]]], list[dict[int, list[float]]]]:
+    back = [read_tables(folder, made, shard, shards) for shard in range(shards)]
+    return back, [together([of[number][0] for of in back]) for number in range(len(SPECS))]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_chain_gives_back_what_was_cut(tmp_path: Path, seed: int) -> None:
+    """Pushes go on while each cut is written; every manifest that stands gives its own moment, on any number of shards."""
+    world = World(tmp_path, 2, seed)
+    moments: list[tuple[Manifest, list[dict[int, list[float]]], int]] = []
+    for turn in range(5):
+        for _ in range(6):
+            world.push(most=12 if turn else 250)
+        world.hold()
+        truth, step = world.truth(), world.clock
+        busy = threading.Thread(target=lambda: [world.push() for _ in range(3)])
+        busy.start()
+        bodies = world.write()
+        busy.join()
+        if turn == 3:
+            continue  # nobody commits it: its changes are in the next one
+        clock, world.clock = world.clock, step
+        moments.append((world.commit(bodies), truth, step))
+        world.clock = clock
+    assert any(len(chain) > 1 for made, _, _ in moments for chain in made.rows.chains if made.rows), "changed rows only were written"
+    for made, truth, step in moments:
+        for shards in (2, 1, 3):
+            back, found = restored(tmp_path, manifest.read(tmp_path, made.name), shards)
+            assert found == truth
+            assert {n for of in back for _, n in of} == {step}
+            for shard, of in enumerate(back):
+                for table, _ in of:
+                    assert bool((Partition.even(shards).shard_of(table.export()["ids"]) == shard).all())
+                    assert table.changed_since_mark() == 0
+
+
+def test_training_goes_on_alike_after_a_restore(tmp_path: Path) -> None:
+    """First values, counts of admission, state and clocks come back, so that the next pushes give the same bits."""
+    world = World(tmp_path, 2)
+    for _ in range(5):
+        world.push()
+    made = world.checkpoint()
+    other = World(tmp_path / "unused", 3)
+    back, _ = restored(tmp_path, made, 3)
+    for cells, tables in zip(other.shards, back, strict=True):
+        for cell, (table, n) in zip(cells, tables, strict=True):
+            cell.table, cell.n = table, n
+    other.clock = world.clock
+    other.chance.set_state(world.chance.get_state())
+    for _ in range(5):
+        world.push()
+        other.push()
+    assert other.truth() == world.truth()
+
+
+def test_few_changes_make_a_small_file_and_chains_are_bounded(tmp_path: Path) -> None:
+    world = World(tmp_path, 1)
+    for _ in range(4):
+        world.push(least=240, most=250)
+    assert world.made is None
+    full = world.checkpoint()
+    lengths = []
+    for _ in range(30):
+        world.push(most=3)
+        made = world.checkpoint()
+        assert made.rows is not None
+        lengths.append(len(made.rows.chains[0]))
+        newest = made.fact(made.rows.chains[0][-1])
+        if lengths[-1] > 1:
+            assert newest.bytes < full.rows.files[0].bytes / 4 if full.rows else False
+    assert max(lengths) == MAX_CHAIN and 1 in lengths, "then all rows are written anew"
+    assert sum(fact.bytes for fact in made.rows.files) < 2 * full.rows.files[0].bytes if made.rows and full.rows else False
+
+
+def test_a_cut_that_is_void_loses_no_change(tmp_path: Path) -> None:
+    world = World(tmp_path, 1)
+    for _ in range(4):
+        world.push(least=100)
+    world.checkpoint()
+    world.push(most=5)
+    world.hold()
+    world.cuts[0].void()
+    with pytest.raises(Voided):
+        world.cuts[0]._held = {}
+        held = World(tmp_path, 1)
+        held.push(least=50)
+        held.hold()
+        kept = dict(held.cuts[0]._held)
+        held.cuts[0].void()
+        held.cuts[0]._held = kept
+        held.write()
+    world.push(most=5)
+    made = world.checkpoint()
+    assert made.rows is not None and len(made.rows.chains[0]) == 2, "the chain before still holds"
+    assert restored(tmp_path, made, 1)[1] == world.truth()
+
+
+def test_a_table_that_came_back_is_written_whole(tmp_path: Path) -> None:
+    """Its changes are of another moment than the files before."""
+    world = World(tmp_path, 1)
+    world.push(least=100)
+    first = world.checkpoint()
+    world.push()
+    world.checkpoint()
+    for cell, (table, n) in zip(world.shards[0], read_tables(tmp_path, first, 0, 1), strict=True):
+        cell.table, cell.n = table, n
+    world.push(most=3)
+    made = world.checkpoint()
+    assert made.rows is not None and len(made.rows.chains[0]) == 1
+    assert restored(tmp_path, made, 1)[1] == world.truth()
+
+
+def test_damage_anywhere_in_a_chain_means_the_manifest_before(tmp_path: Path) -> None:
+    world = World(tmp_path, 2)
+    for _ in range(4):
+        world.push(least=100)
+    first = world.checkpoint()
+    world.push(most=5)
+    second = world.checkpoint()
+    assert second.rows is not None
+    path = tmp_path / second.rows.chains[1][-1]
+    raw = bytearray(path.read_bytes())
+    raw[-9] ^= 4
+    path.write_bytes(raw)
+    found, problems = manifest.newest(tmp_path, "run-1")
+    assert found is not None and found.step == first.step
+    assert path.name in problems[0]
+    with pytest.raises(Damage, match=path.name):
+        restored(tmp_path, second, 2)
+    (tmp_path / second.rows.chains[1][0]).unlink()
+    assert manifest.newest(tmp_path, "run-1")[0] is None
+
+
+def test_files_stay_as_long_as_a_kept_manifest_needs_them(tmp_path: Path) -> None:
+    world = World(tmp_path, 1)
+    for _ in range(4):
+        world.push(least=200)
+    for _ in range(MAX_CHAIN + 4):
+        world.push(most=3)
+        made = world.checkpoint()
+        manifest.prune(tmp_path, 2, made)
+        assert restored(tmp_path, made, 1)[1] == world.truth()
+        found, problems = manifest.newest(tmp_path, "run-1")
+        assert found == made and problems == []
+    on_disk = {path.name for path in tmp_path.glob("*-rows.safetensors")}
+    kept = [manifest.read(tmp_path, path.name) for path in tmp_path.glob("manifest-*")]
+    assert on_disk == {fact.name for each in kept if each.rows for fact in each.rows.files}
+
+
+def test_the_final_file_has_what_a_plain_model_has(tmp_path: Path) -> None:
+    world = World(tmp_path, 2)
+    for _ in range(6):
+        world.push(most=60)
+    world.checkpoint()
+    world.push(most=5)
+    made = world.checkpoint(final=True)
+    write_final(tmp_path, made)
+    found = files.read_blocks(tmp_path / "final.safetensors")
+    users, words = world.truth()
+    assert found["users.ids"].tolist() == sorted(users)
+    assert [row.tolist() for row in found["users.weight"]] == [users[i][1:5] for i in sorted(users)]
+    expected = initial_rows(SPECS[1], torch.arange(300))
+    for i, row in words.items():
+        expected[i] = torch.tensor(row[1:4])
+    assert torch.equal(found["words.weight"], expected)
+    torch.nn.Embedding(300, 3).load_state_dict({"weight": found["words.weight"]})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"chains": [["v000001-c000009-none.safetensors"]] * 2}, "rows of shard 0 are in 1 files"),
+        ({"chains": [[], []]}, "rows of shard 0 are in 0 files"),
+        ({"versions": [[1], [1, 1]]}, "rows of shard 0 have 1 versions"),
+        ({"partition": Partition.even(5).to_json()}, "buckets are with shard 4, rows with 2 shards"),
+        ({"specs": [{"name": "x"}]}, "missing"),
+    ],
+)
+def test_places_that_are_not_whole_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    world = World(tmp_path, 2)
+    world.push()
+    made = world.checkpoint()
+    assert made.rows is not None
+    body = made.rows.to_json()
+    assert RowPlaces.from_json(body) == made.rows
+    with pytest.raises(ValueError, match=words):
+        RowPlaces.from_json(body | change)
