@@ -15,11 +15,19 @@ from psjob.version import __version__
 if TYPE_CHECKING:
     from psjob.attaching import attach
     from psjob.data import epoch, shard
+    from psjob.embedding import Embedding, EmbeddingBag
+    from psjob.offload import offload_embeddings
     from psjob.reporting import checkpoint, export, is_first, rank, report, step, wait, world
 
-__all__ = ["__version__", "attach", "checkpoint", "epoch", "export", "is_first", "rank", "report", "shard", "step", "wait", "world"]
+__all__ = [
+    "__version__", "Embedding", "EmbeddingBag", "attach", "checkpoint", "epoch", "export", "is_first", "offload_embeddings", "rank",
+    "report", "shard", "step", "wait", "world",
+]  # fmt: skip
 
-_HOME = {"attach": "attaching", "shard": "data", "epoch": "data"}
+_HOME = {
+    "attach": "attaching", "shard": "data", "epoch": "data", "Embedding": "embedding", "EmbeddingBag": "embedding",
+    "offload_embeddings": "offload",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

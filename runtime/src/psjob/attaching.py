@@ -12,6 +12,8 @@ import torch
 
 from psjob import config, optimizers, record
 from psjob.errors import Refused, exit_refused, leave_message
+from psjob.following import RowTables
+from psjob.inprocess import attach_alone
 from psjob.layout import TensorSpec
 from psjob.worker import exits, hooks, rewind
 from psjob.worker.ending import EXIT_OF, Ending
@@ -42,7 +44,9 @@ class Job:
         self.parameters, table = _table(model, optimizer)
         rule, _ = optimizers.describe(optimizer)
         self.rule = _rule(rule, optimizer, place.config)
-        self.session = WorkerSession(place, table, self.rule, _aliases(model, table))
+        self.tables = RowTables(model, optimizer, place.config.seed)
+        self.session = WorkerSession(place, table, self.rule, _aliases(model, table), self.tables.specs, self.tables.first)
+        self.session.rows.numbers = self.tables.numbers()
         self.overlap = self._data_path(overlap)
         self.replay = 0
         """Steps that the script makes again, without effect, to come from its record (or its beginning) to the job's clock."""
@@ -64,6 +68,8 @@ class Job:
 
     def join(self) -> None:
         self.carry_out(lambda: self.session.join(self.parameters, lambda: record.pack(self._capture(None))))
+        self.tables.bind(self.session.rows)
+        self.session.rows.first = {}
         if self.overlap is not None:
             hooks.install(self.model, self.overlap, self.carry_out, lambda: self.replay > 0)
         if self.session.record is not None:
@@ -106,11 +112,11 @@ class Job:
         """One clock. `original` makes the optimizer's own step (worker-side update)."""
         if self._replayed():
             return
-        grads = [p.grad for p in self.parameters]
+        grads = [None if id(p) in self.tables.anchors else p.grad for p in self.parameters]
         for p, g in zip(self.parameters, grads, strict=True):
             if g is not None and g.layout is not torch.strided:
                 self.refuse(f"a parameter of shape {tuple(p.shape)} has a sparse gradient; use dense gradients (sparse=False)")
-        scale, skip = _amp(self.optimizer)
+        scale, skip = amp(self.optimizer)
         if self.overlap is not None and getattr(self.optimizer, "found_inf", None) is not None:
             self.refuse("overlap=True sends gradients before a GradScaler has unscaled them; attach without it, or train in bfloat16")
         self._exchange(grads, skip, scale, original)
@@ -135,6 +141,8 @@ class Job:
 
     def _exchange(self, grads: list[torch.Tensor | None] | None, skip: bool, scale: float, original: Callable[[], Any] | None) -> None:
         numbers = [] if self.session.reduces else optimizers.numbers(self.optimizer)
+        rows = [None] * len(self.tables.specs) if grads is None else self.tables.gradients(scale)
+        self.carry_out(lambda: self.session.rows.offer(rows, self.tables.numbers()))
         if original is None:
             self.carry_out(lambda: self.session.exchange.push(grads, numbers, skip, scale, self.parameters))
             return
@@ -218,6 +226,7 @@ def attach(model: M, optimizer: T, *, overlap: bool = False, **stateful: Any) ->
     try:
         place = config.place()
         if place is None:
+            attach_alone(model, optimizer)
             return model, optimizer
         with _attaching:
             if current is not None:
@@ -330,7 +339,7 @@ def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: d
         raise Refused("what attach was given could not be put back after a restart: " + "; ".join(problems))
 
 
-def _amp(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
+def amp(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
     """What a GradScaler left on the optimizer: the factor that unscales, and whether the step must be skipped."""
     scale = getattr(optimizer, "grad_scale", None)
     found = getattr(optimizer, "found_inf", None)

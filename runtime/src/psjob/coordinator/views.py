@@ -17,9 +17,11 @@ from psjob import contract
 from psjob.checkpoint import claim, manifest
 from psjob.checkpoint.manifest import Manifest
 from psjob.coordinator.joining import Joining, difference, read_initial, read_records, rule_for
+from psjob.coordinator.rowtables import table_difference, table_problem
 from psjob.errors import Fenced
 from psjob.layout import TensorSpec
 from psjob.shard.session import WAITING_SECONDS, Session
+from psjob.tables import TableSpec
 from psjob.wire.frame import Kind
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class Views:
         self.initial = b""
         self.aliases: dict[str, str] = {}
         self.table: tuple[TensorSpec, ...] = ()
+        self.tables: tuple[TableSpec, ...] = ()
         self.source: tuple[Path, Manifest] | None = None
         self.waiting: dict[int, Session] = {}
         self.joining = Joining(self)
@@ -213,12 +216,14 @@ class Views:
         c = self.c
         c.drop_cut("rank 0 begins anew")
         self.table = tuple(TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in session.hello["table"])
+        self.tables = tuple(TableSpec.from_json(spec) for spec in session.hello.get("tables", ()))
         rule = rule_for(session.hello, c.config.update_at)
         self.aliases = {str(k): str(v) for k, v in dict(session.hello.get("aliases", {})).items()}
         self._enter("initialising")
         self._done, self._only, self.initial = set(), set(range(len(c.config.shards))), b""
         self._setup += 1
-        self.order_all({"do": "setup", "setup": self._setup, "table": session.hello["table"], "rule": rule, "view": self.view})
+        self.order_all({"do": "setup", "setup": self._setup, "table": session.hello["table"], "rule": rule, "view": self.view,
+                        "tables": [spec.to_json() for spec in self.tables]})  # fmt: skip
         session.welcome(init=True, view=self.view, clock=0, attempt=self.attempt, assignment=list(c.store.assignment))
 
     def check_initialised(self) -> None:
@@ -312,7 +317,9 @@ class Views:
         if not isinstance(hello.get("table"), list):
             return "this worker's hello has no parameter table"
         table = self.table or (self.source[1].layout.table if self.source else ())
-        return difference(session.rank, table, hello["table"]) if table else None
+        if not table:
+            return table_problem(hello.get("tables"))
+        return difference(session.rank, table, hello["table"]) or table_difference(session.rank, self.tables, hello.get("tables", ()))
 
     def _newest(self) -> tuple[Path, Manifest] | None:
         """The newest valid manifest of this run; of the run to resume from when this one has none yet."""

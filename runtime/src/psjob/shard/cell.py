@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -18,13 +18,17 @@ from psjob.modes import Mode
 from psjob.rules import reduction
 from psjob.rules.base import BlockState, Rule
 
+if TYPE_CHECKING:
+    from psjob.shard.rows import RowCell
+
 
 @dataclass(frozen=True)
 class Info:
-    """What a worker's pushes are made with: its optimizer numbers a group, and the tensors without a gradient."""
+    """What a worker's pushes are made with: its optimizer numbers a group, the tensors without a gradient, numbers a table."""
 
     numbers: tuple[Mapping[str, Any], ...]
     none: frozenset[int]
+    rows: tuple[Mapping[str, Any], ...] = ()
 
 
 class Gradient:
@@ -39,12 +43,18 @@ class Gradient:
         self._pool.append(self._buffer)
 
 
+class Received(Protocol):
+    """What a push brought, in a buffer that is given back."""
+
+    def free(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Arrived:
     """A push that was admitted and is not yet applied. `grad` is None for an absent rank."""
 
     clock: int
-    grad: Gradient | None
+    grad: Received | None
     skip: bool
     info: Info
     base: tuple[int, int]
@@ -55,12 +65,17 @@ class Replies(Protocol):
 
     def param(self, cell: Cell, waiter: Waiter) -> None: ...
 
-    def waiting(self, waiter: Waiter, cell: Cell, missing: list[int], seconds: float) -> None: ...
+    def rows(self, cell: RowCell, waiter: Waiter) -> None: ...
+
+    def waiting(self, waiter: Waiter, cell: Cell | RowCell, missing: list[int], seconds: float) -> None: ...
 
 
 @dataclass
 class Waiter:
-    """A worker that wants this block at `version` or later. `update`: it wants the reduced gradient, not the weights."""
+    """A worker that wants this block at `version` or later. `update`: it wants the reduced gradient, not the weights.
+
+    Of a table: `ids` are the rows that are wanted; None asks only to be told that the version is there.
+    """
 
     to: Replies
     rank: int
@@ -69,6 +84,7 @@ class Waiter:
     clock: int
     since: float
     update: bool = False
+    ids: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +101,7 @@ class Cell:
 
     def __init__(self, block: Block, position: int, rule: Rule, mode: Mode) -> None:
         self.block = block
+        self.index = block.index
         self.position = position
         self.rule = rule
         self.mode = mode
@@ -100,6 +117,10 @@ class Cell:
         self.pending: dict[int, Arrived] = {}
         self.waiters: list[Waiter] = []
         self._cut: tuple[int, int, Callable[[Copy], None]] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"block {self.index}"
 
     def put(self, state: BlockState, n: int) -> None:
         """Set the block to a known state (initialisation or restore) and forget what waited."""
@@ -155,7 +176,7 @@ class Cell:
 
     def _apply(self, batch: list[Arrived], epoch: int) -> None:
         assert self.state is not None
-        present = [a.grad.flat for a in batch if a.grad is not None]
+        present = [a.grad.flat for a in batch if isinstance(a.grad, Gradient)]
         self.skipped = not present or any(a.skip for a in batch)
         self.none = frozenset()
         if self.skipped:

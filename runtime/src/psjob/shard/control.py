@@ -15,6 +15,7 @@ from psjob.checkpoint.states import read_states
 from psjob.errors import Fenced
 from psjob.layout import TensorSpec, assign
 from psjob.shard.store import Phase
+from psjob.tables import TableSpec
 from psjob.wire.frame import Kind
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Control:
         server, store = self.server, self.server.store
         table = tuple(TensorSpec(str(t["name"]), tuple(t["shape"]), str(t["dtype"]), int(t["group"])) for t in body["table"])
         store.view = int(body["view"])
-        store.set_up(table, str(body["rule"]))
+        store.set_up(table, str(body["rule"]), tuple(TableSpec.from_json(spec) for spec in body.get("tables", ())))
         self.setup = int(body["setup"])
         server.drop_sessions(rewind=False)  # rank 0 may have sent its values already, to a set-up before this one
         server.changed.set()
@@ -117,7 +118,7 @@ class Control:
             row = store.admission.rows[rank]
             self.answer(
                 {"did": "where", "rank": rank, "ask": body["ask"], "complete": row.complete, "open": len(row.open), "lo": low, "hi": high,
-                 "owned": len(store.cells), "stored": min(stored, default=low)}
+                 "owned": store.admission.owned, "stored": min(stored, default=low)}
             )  # fmt: skip
 
     def _do_finish(self, body: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ import torch
 from psjob import memory
 from psjob.shard.cell import Cell, Waiter
 from psjob.shard.held import Held
+from psjob.shard.rows import RowCell
 from psjob.wire.frame import Flag, Header, Kind, dump
 from psjob.wire.tcp import Stream, StreamClosed
 
@@ -50,8 +51,11 @@ class Lane:
     def param(self, cell: Cell, waiter: Waiter) -> None:
         self._out.put(lambda: self._send_param(cell, waiter))
 
-    def waiting(self, waiter: Waiter, cell: Cell, missing: list[int], seconds: float) -> None:
-        body = {"workers": missing, "block": cell.block.index, "seconds": round(seconds, 1)}
+    def rows(self, cell: RowCell, waiter: Waiter) -> None:
+        self.session.row_frames.answer(cell, waiter)
+
+    def waiting(self, waiter: Waiter, cell: Cell | RowCell, missing: list[int], seconds: float) -> None:
+        body = {"workers": missing, "for": cell.name, "seconds": round(seconds, 1)}
         header = replace(self.session.base, kind=Kind.WAITING, view=self.store.view, request=waiter.request)
         self.tell(header, dump(body))
 

@@ -19,6 +19,7 @@ from psjob.modes import named as mode_named
 from psjob.shard.cell import Cell, Waiter
 from psjob.shard.control import Control
 from psjob.shard.peers import CoordinatorLink, PeerStream
+from psjob.shard.rows import RowCell
 from psjob.shard.session import WAITING_SECONDS, Session
 from psjob.shard.snapshots import Snapshots
 from psjob.shard.statusport import status
@@ -129,7 +130,7 @@ class Server:
         """What every frame after hello must fit. Raises WireError; a frame of an older view ends the stream with REWIND."""
         if header.run != self.run or header.worker != session.rank or (header.start, header.rewinds) != session.incarnation:
             raise WireError(f"{header.kind.name} does not carry the run, rank and incarnation of this stream's hello")
-        if header.kind in (Kind.PUSH, Kind.EARLY, Kind.PULL, Kind.STATE):
+        if header.kind in (Kind.PUSH, Kind.EARLY, Kind.PULL, Kind.STATE, Kind.LOOKUP, Kind.ROW_PUSH):
             store = self.store
             if store.phase is not Phase.SERVING or (store.mode.rewinds_together and header.view != store.view):
                 session.tell(Kind.REWIND if store.mode.rewinds_together else Kind.WAITING, None if store.mode.rewinds_together else {})
@@ -174,8 +175,8 @@ class Server:
         if now - self._told_waiting < WAITING_SECONDS:
             return
         self._told_waiting = now
-        held: dict[int, tuple[float, Waiter, Cell, list[int]]] = {}
-        for cell in list(self.store.cells.values()):
+        held: dict[int, tuple[float, Waiter, Cell | RowCell, list[int]]] = {}
+        for cell in self.store.all_cells():
             if not cell.waiters:
                 continue
             with cell.lock:
@@ -189,7 +190,7 @@ class Server:
         self.waiting_for = None
         if held:
             seconds, _, cell, missing = max(held.values(), key=lambda entry: entry[0])
-            self.waiting_for = f"workers {missing} have not pushed step {cell.n} (block {cell.block.index}), for {seconds:.0f} s"
+            self.waiting_for = f"workers {missing} have not pushed step {cell.n} ({cell.name}), for {seconds:.0f} s"
 
     def initialised(self) -> None:
         self.control.answer({"did": "initialised", "setup": self.control.setup})

@@ -17,10 +17,11 @@ import torch
 
 from psjob import memory
 from psjob.shard.admission import Verdict
-from psjob.shard.cell import Cell, Gradient, Info
+from psjob.shard.cell import Cell, Gradient, Info, Received
 from psjob.shard.lane import Lane
+from psjob.shard.rowframes import RowFrames
 from psjob.shard.store import Phase
-from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
+from psjob.wire.frame import MAX_RECORD, ROW_KINDS, Flag, Header, Kind, WireError, dump
 from psjob.wire.tcp import Stream, StreamClosed
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Session:
         self.base = Header(Kind.PARAM, run=server.run, epoch=self.store.epoch, worker=self.rank, start=header.start, rewinds=header.rewinds)
         """What every frame to this worker has in common."""
         self.lanes = [Lane(self, stream)]
+        self.row_frames = RowFrames(self)
         self._token = secrets.token_hex(16)
         """Who knows it may open further lanes of this very session."""
         self._lock = threading.Lock()
@@ -108,7 +110,7 @@ class Session:
         """Tell the worker what this shard has of it: complete clock, open blocks, epoch."""
         with self.store.lock:
             row = self.store.admission.rows[self.rank]
-            cells = {c.position: c.block.index for c in self.store.cells.values()}
+            cells = {c.position: c.index for c in self.store.all_cells()}
             body = {
                 "complete": row.complete,
                 "open": [cells[p] for p in sorted(row.open)],
@@ -175,6 +177,8 @@ class Session:
             self.store.pull(header, self.store.cell(header.block), lane)
         elif kind is Kind.INFO:
             self._info(lane, header)
+        elif kind in ROW_KINDS and lane is self.lanes[0]:
+            self.row_frames.handle(header)
         elif lane is not self.lanes[0]:
             raise WireError(f"{kind.name} belongs on a worker's first stream")
         elif kind is Kind.INIT:
@@ -207,13 +211,16 @@ class Session:
         if header.length:
             grad = self._receive(lane, header, cell)
         lane.held.drop(header.block)
-        verdict = store.push(header, cell, grad, lane, self.generation)
+        self.judge(header, store.push(header, cell, grad, lane, self.generation), cell.name, grad)
+
+    def judge(self, header: Header, verdict: Verdict, name: str, grad: Received | None) -> None:
+        """Give back what a push brought and nobody took; end the stream where it could not be taken."""
         if grad is not None and verdict is not Verdict.ADMIT:
             grad.free()
         if verdict is Verdict.GAP:
             raise WireError(
-                f"worker {self.rank} pushed clock {header.clock} of block {header.block}; "
-                f"this shard has {store.admission.rows[self.rank].complete} complete clocks of it"
+                f"worker {self.rank} pushed clock {header.clock} of {name}; "
+                f"this shard has {self.store.admission.rows[self.rank].complete} complete clocks of it"
             )
         if verdict is Verdict.FENCED:
             raise StreamClosed(f"worker {self.rank}: this stream is older than the last restore or than another process of its rank")
@@ -239,7 +246,8 @@ class Session:
         body = lane.stream.recv_json(header)
         try:
             numbers = self.store.check_numbers(body["numbers"])
-            self.store.learn(self.rank, header.info, Info(numbers, frozenset(int(t) for t in body["none"])))
+            rows = self.store.check_row_numbers(body.get("rows", []))
+            self.store.learn(self.rank, header.info, Info(numbers, frozenset(int(t) for t in body["none"]), rows))
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"INFO of worker {self.rank} is not in shape: {error!r}") from None
 

@@ -19,7 +19,9 @@ from psjob.layout import Layout, TensorSpec, assign
 from psjob.modes import Mode
 from psjob.rules.base import BlockState, check_numbers
 from psjob.shard.admission import Admission, Verdict
-from psjob.shard.cell import Arrived, Cell, Copy, Gradient, Info, Replies, Waiter
+from psjob.shard.cell import Arrived, Cell, Copy, Gradient, Info, Received, Replies, Waiter
+from psjob.shard.rows import RowCell
+from psjob.tables import Table, TableSpec
 from psjob.wire.frame import Flag, Header, Kind, WireError
 
 
@@ -64,6 +66,8 @@ class Store:
         self.assignment: tuple[int, ...] = ()
         self.rule_name = ""
         self.cells: dict[int, Cell] = {}
+        self.row_cells: dict[int, RowCell] = {}
+        """Tables by number. To whoever counts blocks, table t is block `len(layout.blocks) + t`."""
         self.admission = Admission(workers, 0)
         self.infos: dict[tuple[int, int], Info] = {}
         self.on_step: Callable[[int], None] = lambda step: None
@@ -75,10 +79,10 @@ class Store:
 
     # -- becoming ready ------------------------------------------------------------------------
 
-    def set_up(self, table: tuple[TensorSpec, ...], rule: str) -> None:
-        """Lay out empty blocks; every one of them is then expected as INIT."""
-        self._lay_out(Layout.of(table), rule)
-        self._missing = set(self.cells)
+    def set_up(self, table: tuple[TensorSpec, ...], rule: str, tables: tuple[TableSpec, ...] = ()) -> None:
+        """Lay out empty blocks and tables; every block is then expected as INIT, and first rows of every table as ROW_INIT."""
+        self._lay_out(Layout.of(table), rule, tables)
+        self._missing = {cell.index for cell in self.all_cells()}
         self.phase = Phase.INIT
 
     def initialise(self, block: int, weights: torch.Tensor) -> bool:
@@ -86,21 +90,32 @@ class Store:
         cell = self.cells[block]
         with cell.lock:
             cell.put(cell.rule.init(weights.clone()), 0)
+        return self.initialised_one(block)
+
+    def initialised_one(self, index: int) -> bool:
+        """A block, or a table, has its first values. True when this was the last one missing."""
         with self.lock:
-            self._missing.discard(block)
+            self._missing.discard(index)
             return not self._missing
 
     def initialised(self) -> bool:
         return self.phase is Phase.INIT and not self._missing
 
-    def restore(self, layout: Layout, rule: str, states: Mapping[int, tuple[BlockState, int]]) -> None:
-        """Put restored blocks (state, version n) in place; nothing is served before `open`."""
-        if self.layout is None or self.layout.digest() != layout.digest() or self.rule_name != rule:
-            self._lay_out(layout, rule)
+    def restore(
+        self, layout: Layout, rule: str, states: Mapping[int, tuple[BlockState, int]], tables: Sequence[tuple[Table, int]] = ()
+    ) -> None:
+        """Put restored blocks (state, version n) and tables (rows, version n) in place; nothing is served before `open`."""
+        specs = tuple(table.spec for table, _ in tables)
+        known = tuple(cell.spec for cell in self.row_cells.values())
+        if self.layout is None or self.layout.digest() != layout.digest() or self.rule_name != rule or known != specs:
+            self._lay_out(layout, rule, specs)
         for index, cell in self.cells.items():
             state, n = states[index]
             with cell.lock:
                 cell.put(state, n)
+        for number, (table, n) in enumerate(tables):
+            with self.row_cells[number].lock:
+                self.row_cells[number].put(table, n)
         with self.lock:
             self.infos.clear()
             self._reported = 0
@@ -111,17 +126,31 @@ class Store:
         self.view, self.attempt, self.phase = view, attempt, Phase.SERVING
         self._tell_step()
 
-    def _lay_out(self, layout: Layout, rule: str) -> None:
+    def _lay_out(self, layout: Layout, rule: str, tables: tuple[TableSpec, ...]) -> None:
         made = rules.named(rule)
         self.layout, self.rule_name = layout, rule
         self.assignment = assign(layout, self.shards)
         mine = [b for b in layout.blocks if self.assignment[b.index] == self.index]
         self.cells = {b.index: Cell(b, position, made, self.mode) for position, b in enumerate(mine)}
-        self.admission = Admission(self.workers, len(mine))
+        self.row_cells = {
+            number: RowCell(number, len(layout.blocks) + number, len(mine) + number, spec, self.mode) for number, spec in enumerate(tables)
+        }
+        self.admission = Admission(self.workers, len(mine) + len(tables))
         self._pools.clear()
         self._largest = max((b.nbytes for b in mine), default=0)
 
     # -- serving -------------------------------------------------------------------------------
+
+    def all_cells(self) -> list[Cell | RowCell]:
+        """Blocks and tables, in the order of their positions in the admission table."""
+        return [*self.cells.values(), *self.row_cells.values()]
+
+    def row_cell(self, table: int) -> RowCell:
+        """The cell of a table. Raises WireError when there is none."""
+        try:
+            return self.row_cells[table]
+        except KeyError:
+            raise WireError(f"table {table} is not one of this job's {len(self.row_cells)}") from None
 
     def cell(self, block: int) -> Cell:
         """The cell of a block. Raises WireError when it is not one of this shard's."""
@@ -140,8 +169,12 @@ class Store:
             )
         if header.flags & (Flag.ABSENT | Flag.STORE) or header.kind is Kind.EARLY:
             return
+        self.check_info(header, cell.name)
+
+    def check_info(self, header: Header, name: str) -> None:
+        """Refuse a push whose numbers are not known."""
         if (header.worker, header.info) not in self.infos:
-            raise WireError(f"push of block {header.block} names numbers {header.info}, which were not sent")
+            raise WireError(f"push of {name} names numbers {header.info}, which were not sent")
 
     def target(self, header: Header, cell: Cell) -> Gradient | None:
         """Where the payload of an admissible push is received: a buffer of this worker's; None when it will be refused anyway."""
@@ -151,9 +184,9 @@ class Store:
                 return None
             return Gradient(self._pools.setdefault(header.worker, []), self._largest, cell.block)
 
-    def push(self, header: Header, cell: Cell, grad: Gradient | None, replies: Replies, generation: int) -> Verdict:
+    def push(self, header: Header, cell: Cell | RowCell, grad: Received | None, replies: Replies, generation: int) -> Verdict:
         """Take a push and register its sender for the version that answers it; FENCED when a restore came between."""
-        rank, now = header.worker, time.monotonic()
+        rank = header.worker
         with cell.lock:
             if generation != self.generation or self.phase is not Phase.SERVING:
                 return Verdict.FENCED
@@ -170,12 +203,16 @@ class Store:
                 if verdict is Verdict.ADMIT:
                     info = self.infos.get((rank, header.info), Info((), frozenset()))
                     cell.pending[rank] = Arrived(header.clock, grad, bool(header.flags & Flag.SKIP), info, header.version)
-                cell.wait_for(
-                    Waiter(replies, rank, header.request, self.mode.version_for(header.clock), header.clock, now, cell.update is not None)
-                )
+                waiter = self.waiter(header, replies, self.mode.version_for(header.clock))
+                waiter.update = cell.update is not None
+                cell.wait_for(waiter)
                 self._advance(cell)
         self._tell_step()
         return verdict
+
+    def waiter(self, header: Header, replies: Replies, version: int, ids: torch.Tensor | None = None) -> Waiter:
+        """Who asked by `header`, and wants `version` or later."""
+        return Waiter(replies, header.worker, header.request, version, header.clock, time.monotonic(), ids=ids)
 
     def keep(self, cell: Cell, weights: torch.Tensor, version: int, generation: int) -> None:
         """Worker-side update: weights that a worker stores, unless a restore came between."""
@@ -187,14 +224,16 @@ class Store:
         """Serve the block at `header.version[1]` or later."""
         with cell.lock:
             wants_update = cell.update is not None and bool(header.flags & Flag.STORE)
-            cell.wait_for(Waiter(replies, header.worker, header.request, header.version[1], header.clock, time.monotonic(), wants_update))
+            waiter = self.waiter(header, replies, header.version[1])
+            waiter.update = wants_update
+            cell.wait_for(waiter)
             cell.answer()
 
     def leave(self, rank: int, clock: int) -> None:
         """A worker is absent from `clock` on; what waited for it goes on."""
         with self.lock:
             self.admission.leave(rank, clock)
-        for cell in self.cells.values():
+        for cell in self.all_cells():
             with cell.lock:
                 self._advance(cell)
         self._tell_step()
@@ -206,6 +245,12 @@ class Store:
             raise ValueError(f"numbers of {len(groups)} parameter groups, the model has {wanted}")
         return tuple(check_numbers(rules.named(self.rule_name), group) for group in groups)
 
+    def check_row_numbers(self, tables: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+        """Hyperparameters of every table, whole and finite. Raises ValueError naming what is wrong (an absent rank has none)."""
+        if tables and len(tables) != len(self.row_cells):
+            raise ValueError(f"numbers of {len(tables)} tables, the job has {len(self.row_cells)}")
+        return tuple(check_numbers(cell.table.rule, numbers) for cell, numbers in zip(self.row_cells.values(), tables, strict=False))
+
     def learn(self, rank: int, version: int, info: Info) -> None:
         """Numbers that later pushes of `rank` name by `version`; the last four are kept."""
         with self.lock:
@@ -213,7 +258,7 @@ class Store:
             self.infos.pop((rank, version - 4), None)
 
     def drop_waiters(self, replies: Replies) -> None:
-        for cell in self.cells.values():
+        for cell in self.all_cells():
             with cell.lock:
                 cell.drop_waiters(replies)
 
@@ -243,7 +288,7 @@ class Store:
 
     def span(self) -> tuple[int, int]:
         """Lowest and highest version of this shard's blocks; (0, 0) without blocks."""
-        versions = [cell.n for cell in self.cells.values()]
+        versions = [cell.n for cell in self.all_cells()]
         return (min(versions), max(versions)) if versions else (0, 0)
 
     def clocks(self) -> dict[int, int]:
@@ -257,7 +302,7 @@ class Store:
             live = self.admission.live() or frozenset(self.admission.rows)
             return min((self.admission.rows[rank].complete for rank in live), default=0)
 
-    def _advance(self, cell: Cell) -> None:
+    def _advance(self, cell: Cell | RowCell) -> None:
         made = cell.advance(self.admission.expected, self.epoch)
         if made and self.counters.first_applied is None:
             self.counters.first_applied = time.time()

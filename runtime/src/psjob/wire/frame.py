@@ -56,6 +56,14 @@ class Kind(IntEnum):
     STATE = 22
     EARLY = 23
     """A gradient before its step: kept for its stream under `request`, and nothing else, until a HELD push names it."""
+    LOOKUP = 40
+    """Ids of a table (raw int64, ascending) whose rows are wanted at `version` or later; none: only the word that it is reached."""
+    ROWS = 41
+    """The rows of a LOOKUP (raw float32, in its order), or nothing: a ROW_PUSH has been applied."""
+    ROW_PUSH = 42
+    """A clock's gradients of a table's rows on one shard: ids as in LOOKUP, then one row of float32 for each."""
+    ROW_INIT = 43
+    """First values of rows, laid out as in ROW_PUSH; the last frame of a table has Flag.STORE."""
 
 
 class Flag(IntFlag):
@@ -72,6 +80,10 @@ class Flag(IntFlag):
     """Of a push without payload: its gradient is the early data whose number is in `part`."""
     CUT = 8
     """The reply's version is the step of a cut: send the resume record for it."""
+
+
+ROW_KINDS: Final = (Kind.LOOKUP, Kind.ROW_PUSH, Kind.ROW_INIT)
+"""What a worker sends of rows."""
 
 
 class WireError(Exception):

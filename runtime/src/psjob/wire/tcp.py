@@ -10,7 +10,8 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from psjob.wire.frame import HEADER_BYTES, MAX_JSON, Header, WireError, dump, extra_header_bytes, load, parse
@@ -61,6 +62,21 @@ class Stream:
                 self.close()
                 raise StreamClosed(f"{self.peer}: {error}") from error
 
+    def send_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
+        """As `send`, of a payload that lies in several places."""
+        crc = 0
+        for part in parts if self.sums else ():
+            crc = zlib.crc32(part, crc)
+        raw = replace(header, length=sum(len(part) for part in parts), crc=crc).pack()
+        with self._send_lock:
+            try:
+                self.sock.sendall(raw)
+                for part in parts:
+                    self.sock.sendall(part)
+            except (OSError, ValueError) as error:
+                self.close()
+                raise StreamClosed(f"{self.peer}: {error}") from error
+
     def send_json(self, header: Header, body: Any) -> None:
         raw = dump(body)
         self.send(header, raw)
@@ -101,6 +117,19 @@ class Stream:
         self._fill(target, SEND_SECONDS)
         if header.crc and zlib.crc32(target) != header.crc:
             raise WireError(f"{header.kind.name} of block {header.block} is damaged: its checksum does not match")
+
+    def recv_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
+        """As `recv_into`, into several places one after the other, whose sizes together must be the header's length."""
+        size = sum(len(part) for part in parts)
+        if size != header.length:
+            raise WireError(f"{header.kind.name} of table {header.table} has {header.length} bytes, expected {size}")
+        crc = 0
+        for part in parts:
+            self._fill(part, SEND_SECONDS)
+            if header.crc:
+                crc = zlib.crc32(part, crc)
+        if header.crc and crc != header.crc:
+            raise WireError(f"{header.kind.name} of table {header.table} is damaged: its checksum does not match")
 
     def recv_body(self, header: Header, limit: int = MAX_JSON) -> bytearray:
         """Read a payload of at most `limit` bytes; the limit is checked before anything is allocated."""

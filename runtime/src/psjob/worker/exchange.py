@@ -71,12 +71,13 @@ class Exchange:
     ) -> Callable[[Block], Header]:
         """Begin a clock: the shards are told its numbers, and what comes back makes the push of a block."""
         session = self.session
+        session.check()
         none = [] if grads is None else [i for i, g in enumerate(grads) if g is None]
-        self._set_info({"numbers": numbers, "none": none})
+        info = self.tell_numbers(numbers, none)
         flags = Flag.ABSENT if grads is None else (Flag.SKIP if skip else Flag.NONE)
-        info = self._info[0]
         self.sources, self._scale = grads or (), scale
         self.skipped = False
+        session.rows.push(flags, info)
         return lambda block: session.header(
             Kind.PUSH, block=block.index, clock=session.clock, flags=flags, info=info, version=self.versions.get(block.index, (0, 0))
         )
@@ -167,7 +168,7 @@ class Exchange:
         blocks = self.session.layout.blocks
 
         def room() -> bool:
-            used = sum(blocks[h.block].nbytes for h in link.outstanding.values() if h.block not in apart)
+            used = sum(blocks[h.block].nbytes for h in link.outstanding.values() if h.block < len(blocks) and h.block not in apart)
             return used == 0 or used + nbytes <= self.credit
 
         with self.session.cond:
@@ -175,9 +176,11 @@ class Exchange:
         if not now:
             self.session.wait(room, WAITS_FOR)
 
-    def _set_info(self, body: dict[str, Any]) -> None:
-        if body == self._info[1]:
-            return
-        self._info = (self._info[0] + 1, body)
-        for link in self.session.links:
-            self.send_info(link)
+    def tell_numbers(self, numbers: list[dict[str, Any]], none: list[int]) -> int:
+        """Let every shard know what the pushes that follow are made with; the version by which they name it."""
+        body = {"numbers": numbers, "none": none, "rows": list(self.session.rows.numbers)}
+        if body != self._info[1]:
+            self._info = (self._info[0] + 1, body)
+            for link in self.session.links:
+                self.send_info(link)
+        return self._info[0]

@@ -6,6 +6,7 @@ import itertools
 import logging
 import queue
 import threading
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,13 @@ class Lane:
         """Send a frame. Where the stream has ended it is forgotten: what must not be lost is said again after the next welcome."""
         try:
             self.stream.send(self.link.dated(header), memory.view(payload) if isinstance(payload, torch.Tensor) else payload or b"")
+        except StreamClosed:
+            pass
+
+    def send_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
+        """As `send`, of a payload that lies in several places."""
+        try:
+            self.stream.send_parts(self.link.dated(header), parts)
         except StreamClosed:
             pass
 

@@ -11,6 +11,7 @@ import logging
 import select
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -65,18 +66,22 @@ class Link:
     # -- out -----------------------------------------------------------------------------------
 
     def ask(self, header: Header) -> Header:
-        """Register a request that a PARAM answers; call with the session's condition held, send after releasing it."""
-        self._request += 1
-        header = replace(header, request=self._request)
+        """Register a request that PARAM or ROWS answers; call with the session's condition held, send after releasing it."""
+        header = replace(header, request=self.number())
         if not self.outstanding:
             self._last = time.monotonic()
         self.outstanding[self._request] = header
         self.unsent -= 1
-        if header.kind is Kind.PUSH:
+        if header.kind is not Kind.PULL:
             if header.clock != self._pushed_clock:
                 self._pushed_clock, self._pushed = header.clock, {}
             self._pushed[self._request] = header
         return header
+
+    def number(self) -> int:
+        """A number for a request; call with the session's condition held."""
+        self._request += 1
+        return self._request
 
     def send_block(self, header: Header) -> None:
         """Send a registered request with what it carries, if the link is up; if not, it goes out at the next welcome.
@@ -92,6 +97,12 @@ class Link:
         lanes = self.lanes
         if self.welcomed and lanes:
             lanes[0].send(header, payload)
+
+    def send_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
+        """As `send`, of a payload that lies in several places."""
+        lanes = self.lanes
+        if self.welcomed and lanes:
+            lanes[0].send_parts(header, parts)
 
     def send_json(self, header: Header, body: Any, everywhere: bool = False) -> None:
         """Send on the first stream (`everywhere`: on each, ahead of the blocks to come), if the link is up."""
@@ -159,6 +170,7 @@ class Link:
         if self.index == 0:
             body["rule"] = session.rule
             body["aliases"] = session.aliases
+            body["tables"] = [spec.to_json() for spec in session.rows.specs]
             body["table"] = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "group": t.group} for t in session.layout.table]
         return body
 
@@ -178,7 +190,9 @@ class Link:
             raise StreamClosed(f"{lane.stream.peer}: closed before it was read") from None
         while not self.session.ended:
             if not poll.poll(1000):
-                if (self.outstanding or not self.welcomed) and time.monotonic() - self._last > SILENCE_SECONDS:
+                if (
+                    self.outstanding or self.session.rows.waits(self) or not self.welcomed
+                ) and time.monotonic() - self._last > SILENCE_SECONDS:
                     raise StreamClosed(f"{lane.stream.peer}: not a word for {SILENCE_SECONDS:.0f} s")
                 continue
             self._handle(lane, lane.stream.recv_header(SILENCE_SECONDS))
@@ -211,6 +225,8 @@ class Link:
         session, kind, stream = self.session, header.kind, lane.stream
         if kind is Kind.PARAM:
             self._param(lane, header)
+        elif kind is Kind.ROWS:
+            session.rows.land(self, stream, header, self._applied)
         elif kind is Kind.WELCOME:
             self._welcome(lane, stream.recv_json(header))
         elif kind is Kind.WAITING:
@@ -246,14 +262,34 @@ class Link:
         complete, opened = int(body["complete"]), set(body["open"])
         session.exchange.send_info(self)
         for number, old in again:
-            taken = old.kind is Kind.PUSH and (old.clock < complete or (old.clock == complete and old.block in opened))
-            if taken:
+            taken = old.kind is not Kind.PULL and (old.clock < complete or (old.clock == complete and old.block in opened))
+            if taken and old.kind is Kind.ROW_PUSH:
+                version = (0, session.mode.version_for(old.clock))
+                self.send(session.header(Kind.LOOKUP, table=old.table, clock=old.clock, version=version, request=number))
+            elif old.kind is Kind.ROW_PUSH:
+                session.rows.send(self, old)
+            elif taken:
                 flag = Flag.STORE if session.reduces else Flag.NONE
                 version = (0, session.mode.version_for(old.clock))
                 self.send_block(session.header(Kind.PULL, block=old.block, clock=old.clock, flags=flag, version=version, request=number))
             else:
                 self.send_block(old)
+        session.rows.again(self)
         session.on_relinked(self)
+
+    def _applied(self, header: Header) -> None:
+        """A shard has applied the rows of a push."""
+        with self.session.cond:
+            request = self.outstanding.get(header.request)
+            if request is not None and request.kind is Kind.ROW_PUSH:
+                self._settle(request)
+
+    def _settle(self, request: Header) -> None:
+        """A request is answered; call with the session's condition held."""
+        self.outstanding.pop(request.request, None)
+        if not self.outstanding and not self.unsent and request.kind is not Kind.PULL:
+            self.acked = request.clock + 1
+        self.session.cond.notify_all()
 
     def _param(self, lane: Lane, header: Header) -> None:
         session, stream = self.session, lane.stream
@@ -273,7 +309,4 @@ class Link:
             if header.flags & Flag.CUT and self.index == 0:
                 session.cut_clock = header.version[1]
                 session.stores = bool(header.flags & Flag.STORE)
-            self.outstanding.pop(header.request, None)
-            if not self.outstanding and not self.unsent and request.kind is Kind.PUSH:
-                self.acked = request.clock + 1
-            session.cond.notify_all()
+            self._settle(request)

@@ -20,10 +20,12 @@ from psjob.config import Place
 from psjob.layout import Layout, TensorSpec
 from psjob.modes import named as mode_named
 from psjob.packing import Packs
+from psjob.tables import TableSpec
 from psjob.wire.frame import Flag, Header, Kind, run_digest
 from psjob.worker.ending import Ending
 from psjob.worker.exchange import Exchange
 from psjob.worker.link import Link
+from psjob.worker.rows import Rows
 
 SMALL_RECORD = 64 << 10
 """A record of at most this many bytes goes to the coordinator with every clock, a larger one at cuts only."""
@@ -34,7 +36,15 @@ log = logging.getLogger("psjob.worker")
 class WorkerSession:
     """`table` describes the parameters in order; `rule` is the shards' rule, `reduce` when the worker steps by itself."""
 
-    def __init__(self, place: Place, table: Sequence[TensorSpec], rule: str, aliases: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        table: Sequence[TensorSpec],
+        rule: str,
+        aliases: Mapping[str, str],
+        tables: Sequence[TableSpec] = (),
+        first_rows: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:
         self.place, self.rule, self.aliases = place, rule, dict(aliases)
         self.run = run_digest(place.run)
         self.mode = mode_named(place.config.mode)
@@ -69,6 +79,7 @@ class WorkerSession:
         self._told: dict[Kind, dict[str, Any]] = {}
         """The last wish or report of each kind: a broken stream may have swallowed it."""
         os.register_at_fork(after_in_child=self._forget_streams)
+        self.rows = Rows(self, tables, first_rows or {})
         self.exchange = Exchange(self)
 
     # -- the script's thread -------------------------------------------------------------------
@@ -231,7 +242,7 @@ class WorkerSession:
 
     def on_waiting(self, link: Link, body: dict[str, Any]) -> None:
         if "workers" in body:
-            link.waiting = f"shard {link.index} waits for workers {body['workers']} (block {body.get('block')}, {body.get('seconds')} s)"
+            link.waiting = f"shard {link.index} waits for workers {body['workers']} ({body.get('for')}, {body.get('seconds')} s)"
         else:
             link.waiting = str(body.get("reason") or f"shard {link.index} is {body.get('state', 'not ready')}")
         now = time.monotonic()
@@ -298,6 +309,7 @@ class WorkerSession:
             self.links[self.owner[block.index]].send(
                 self.header(Kind.INIT, block=block.index), self.exchange.packs[block.index].gather(parameters)
             )
+        self.rows.initialise()
         blob = initial()
         self.links[0].send(self.header(Kind.RECORD, clock=-1), blob)
         return asked

@@ -1,0 +1,125 @@
+"""Tables of a model's row modules: which rule their rows have, and with what numbers, from the attached optimizer or of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from psjob import optimizers
+from psjob.errors import Refused
+from psjob.rowmodule import Road, RowModule
+from psjob.rules.base import check_numbers
+from psjob.tables import TableSpec
+from psjob.tables import rules as row_rules
+from psjob.worker.rows import RowGrads
+
+_FOLLOWED: Final = {"sgd": "sgd", "adagrad": "adagrad", "adam": "adam", "adamw": "adam"}
+"""The rows' rule for a rule of the shards, where the numbers that rows do not have are at rest."""
+_AT_REST: Final = ("momentum", "dampening", "nesterov", "maximize", "amsgrad", "lr_decay")
+
+
+class RowTables:
+    """The row modules of a model, in its order. Raises Refused, naming the module, for one whose rows cannot be trained so."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        self.optimizer = optimizer
+        self.names, self.modules = _found(model)
+        self._groups = [_group(name, module, optimizer) for name, module in zip(self.names, self.modules, strict=True)]
+        self.specs: list[TableSpec] = []
+        self.rules = [self._rule(index) for index in range(len(self.modules))]
+        for name, module, rule in zip(self.names, self.modules, self.rules, strict=True):
+            self.specs.append(spec_of(name, module, rule, seed))
+        self.anchors = {id(module.anchor) for module in self.modules}
+        self.numbers()
+
+    @property
+    def first(self) -> dict[int, torch.Tensor]:
+        """Values with which rows 0, 1, … begin, by table; only of those that have them."""
+        return {index: module.first for index, module in enumerate(self.modules) if module.first is not None}
+
+    def bind(self, road: Road) -> None:
+        """From now on rows are fetched by `road`, which has taken the first values."""
+        for index, module in enumerate(self.modules):
+            module.bind(road, index)
+            module.first = None
+
+    def numbers(self) -> list[Mapping[str, Any]]:
+        """Hyperparameters by table as they are now, whole. Raises ValueError naming one that is not finite."""
+        found: list[Mapping[str, Any]] = []
+        for module, rule, group in zip(self.modules, self.rules, self._groups, strict=True):
+            chosen = dict(module.options.numbers)
+            if module.options.rule is None:
+                taken = optimizers.numbers(self.optimizer)[group]
+                chosen = {name: taken[name] for name in row_rules.named(rule).numbers if name in taken}
+            found.append(check_numbers(row_rules.named(rule), chosen))
+        return found
+
+    def gradients(self, scale: float) -> list[RowGrads | None]:
+        """By table: the rows' gradients since the last `zero_grad`, times `scale`; None where there are none."""
+        return [module.gradients(scale) for module in self.modules]
+
+    def _rule(self, index: int) -> str:
+        module, name = self.modules[index], self.names[index]
+        options = module.options
+        if options.rule is not None:
+            try:
+                check_numbers(row_rules.named(options.rule), options.numbers)
+            except ValueError as error:
+                raise Refused(f"rows of {name}: {error}") from None
+            return options.rule
+        if options.numbers:
+            raise Refused(
+                f"rows of {name} follow the attached optimizer, but have numbers of their own ({', '.join(options.numbers)}); "
+                "name a rule too"
+            )
+        rule, groups = optimizers.describe(self.optimizer)
+        kind = type(self.optimizer).__name__
+        if rule not in _FOLLOWED:
+            raise Refused(f"rows of {name} cannot follow {kind}; {_CHOICE}")
+        taken = groups[self._groups[index]]
+        odd = [word for word in _AT_REST if taken.get(word)] + (["weight_decay"] if rule == "adamw" and taken["weight_decay"] else [])
+        if odd:
+            raise Refused(f"rows of {name} cannot follow {kind} with {odd[0]} {taken[odd[0]]}; {_CHOICE}")
+        return _FOLLOWED[rule]
+
+
+_CHOICE: Final = (
+    "rows follow SGD without momentum, Adagrad, and Adam without decoupled weight decay; for another rule give it to the module "
+    f"(optimizer= one of {', '.join(row_rules.RULES)}, with its lr=)"
+)
+
+
+def spec_of(name: str, module: RowModule, rule: str, seed: int) -> TableSpec:
+    """The table of a module. Raises Refused where it cannot be."""
+    options = module.options
+    try:
+        return TableSpec(
+            name, module.embedding_dim, rule, module.num_embeddings, "float32", options.init, float(options.scale),
+            seed if options.seed is None else options.seed, options.admit_after, options.evict_after,
+        )  # fmt: skip
+    except (ValueError, TypeError) as error:
+        raise Refused(f"rows of {name} cannot be: {error}") from None
+
+
+def _found(model: torch.nn.Module) -> tuple[list[str], list[RowModule]]:
+    names, modules = [], []
+    for path, module in model.named_modules():
+        if isinstance(module, RowModule):
+            plain = re.sub(r"[^A-Za-z0-9_.\-]", "_", path)
+            names.append(plain if re.match(r"[A-Za-z_]", plain) else "_" + plain)
+            modules.append(module)
+    return names, modules
+
+
+def _group(name: str, module: RowModule, optimizer: torch.optim.Optimizer) -> int:
+    for number, group in enumerate(optimizer.param_groups):
+        if any(p is module.anchor for p in group["params"]):
+            return number
+    if not module.anchor.requires_grad:
+        return 0
+    raise Refused(
+        f"the optimizer has no parameter of {name}: give it model.parameters(), or {name}.anchor in the group that its rows follow"
+    )

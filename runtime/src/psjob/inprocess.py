@@ -1,0 +1,86 @@
+"""Outside a job: the same tables in this process, updated when the attached optimizer has stepped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from psjob.following import RowTables, spec_of
+from psjob.rowmodule import RowModule
+from psjob.shard.rows import first_rows
+from psjob.tables import Table, TableSpec
+from psjob.tables import rules as row_rules
+from psjob.worker.rows import Asked
+
+SEED = 0
+"""training.seed where there is no job."""
+
+
+class Alone:
+    """A road to tables of this process. `steps` is False before an optimizer is attached: rows can be looked at, not trained."""
+
+    def __init__(self, specs: list[TableSpec], steps: bool) -> None:
+        self.tables = [Table(spec) for spec in specs]
+        self.steps = steps
+        self._clock = 0
+
+    def ask(self, table: int, ids: torch.Tensor, ahead: int = 0) -> Asked:
+        """The rows at once; those of a later step are not known yet."""
+        held = self.tables[table]
+        rows = held.pull(ids) if ahead == 0 else torch.empty(0, held.spec.dim)
+        return Asked(table, ids, None, [len(ids)], rows, self._clock + ahead if ahead == 0 else -1)
+
+    def collect(self, asked: Asked) -> torch.Tensor:
+        return asked.rows
+
+    def fits(self, asked: Asked) -> bool:
+        return False
+
+    def split(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]:
+        return ids, None, [len(ids)]
+
+    def begin(self, table: int, values: torch.Tensor, numbers: Any) -> None:
+        """Rows 0, 1, … begin with `values`."""
+        held = self.tables[table]
+        held.load(first_rows(held, torch.arange(len(values)), values, numbers))
+
+    def step(self, tables: RowTables, scale: float) -> None:
+        """Update every table by what has landed since the last `zero_grad`."""
+        for held, given, numbers in zip(self.tables, tables.gradients(scale), tables.numbers(), strict=True):
+            if given is not None:
+                held.push(given.ids, given.grads.clone(), numbers, self._clock)
+            held.evict(self._clock)
+        self._clock += 1
+
+
+def attach_alone(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Let steps of `optimizer` reach the rows of `model`'s row modules, if it has any. Raises Refused."""
+    tables = RowTables(model, optimizer, SEED)
+    if not tables.modules:
+        return
+    road = Alone(tables.specs, True)
+    numbers = tables.numbers()
+    for table, values in tables.first.items():
+        road.begin(table, values, numbers[table])
+    tables.bind(road)
+
+    def after(stepped: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        from psjob.attaching import amp
+
+        scale, skip = amp(stepped)
+        if not skip:
+            road.step(tables, scale)
+        for module in tables.modules:
+            module.anchor.data.zero_()
+
+    optimizer.register_step_post_hook(after)
+
+
+def look_alone(module: RowModule) -> None:
+    """Before attach: rows of this process, as they would begin."""
+    rule = module.options.rule or "sgd"
+    road = Alone([spec_of("_", module, rule, SEED)], False)
+    if module.first is not None:
+        road.begin(0, module.first, row_rules.named(rule).numbers)
+    module.bind(road, 0)

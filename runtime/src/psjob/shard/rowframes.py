@@ -1,0 +1,146 @@
+"""One worker's row frames on this shard: lookups in, rows out, gradients and first values of rows in."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from psjob import memory
+from psjob.shard.cell import Waiter
+from psjob.shard.rows import Buffers, RowCell, RowGradient
+from psjob.shard.store import Phase
+from psjob.wire.frame import Flag, Header, Kind, WireError
+from psjob.wire.rows import ID_BYTES, lookup_limit, push_limit, row_bytes
+from psjob.wire.tcp import StreamClosed
+
+if TYPE_CHECKING:
+    from psjob.shard.session import Session
+
+MAX_HELD = 64
+"""Lookups of one worker that wait for a table's next version."""
+MAX_QUEUED = 16
+"""Answers that are gathered and not yet sent; the next lookup is read when there are fewer."""
+
+
+class RowFrames:
+    """Belongs to one Session and lives in its threads."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._store = session, session.store
+        self._pushes: list[Buffers] = []
+        self._queued = 0
+        self._sent = threading.Condition()
+
+    def handle(self, header: Header) -> None:
+        """A frame of this worker about rows. Raises WireError."""
+        if header.kind is Kind.LOOKUP:
+            self._lookup(header)
+        elif header.kind is Kind.ROW_PUSH:
+            self._push(header)
+        else:
+            self._initial(header)
+
+    def _lookup(self, header: Header) -> None:
+        """Serve rows at `header.version[1]` or later; without ids, tell when the table is there."""
+        cell = self._store.row_cell(header.table)
+        limit = lookup_limit(cell.spec.dim) * ID_BYTES
+        if header.length % ID_BYTES or header.length > limit:
+            raise WireError(f"lookup in {cell.name} has {header.length} bytes, expected ids of {ID_BYTES} bytes, at most {limit} together")
+        ids = None
+        if header.length:
+            ids = torch.empty(header.length // ID_BYTES, dtype=torch.int64)
+            self._session.stream.recv_into(header, memory.view(ids))
+            _check_ids(cell, ids)
+        self._make_room()
+        with cell.lock:
+            if sum(w.rank == header.worker for w in cell.waiters) >= MAX_HELD:
+                raise WireError(f"worker {header.worker} has {MAX_HELD} lookups in {cell.name} that are held already")
+            cell.wait_for(self._store.waiter(header, self._session.lanes[0], header.version[1], ids))
+
+    def _push(self, header: Header) -> None:
+        """Take a clock's gradient rows."""
+        session, store, cell = self._session, self._store, self._store.row_cell(header.table)
+        grad = None
+        if header.flags & (Flag.ABSENT | Flag.SKIP):
+            if header.length:
+                raise WireError(f"push of {cell.name} has {header.length} bytes and says that it has none")
+        else:
+            rows = _rows(header, cell, push_limit(cell.spec.dim))
+        if not header.flags & Flag.ABSENT:
+            store.check_info(header, cell.name)
+        if not header.flags & (Flag.ABSENT | Flag.SKIP):
+            grad = RowGradient(self._pushes, rows, cell.spec.dim)
+            session.stream.recv_parts(header, [memory.view(grad.ids), memory.view(grad.grads)])
+            _check_ids(cell, grad.ids)
+        session.judge(header, store.push(header, cell, grad, session.lanes[0], session.generation), cell.name, grad)
+
+    def _initial(self, header: Header) -> None:
+        """Take first values of rows from rank 0."""
+        session, store, cell = self._session, self._store, self._store.row_cell(header.table)
+        if session.rank != 0 or store.phase is not Phase.INIT:
+            raise WireError(f"ROW_INIT from worker {session.rank} while this shard is {store.phase.value}; only rank 0 starts a new run")
+        rows = _rows(header, cell, lookup_limit(cell.spec.dim))
+        if rows:
+            store.check_info(header, cell.name)
+            first = RowGradient(self._pushes, rows, cell.spec.dim)
+            session.stream.recv_parts(header, [memory.view(first.ids), memory.view(first.grads)])
+            _check_ids(cell, first.ids)
+            with cell.lock:
+                cell.begin(first.ids, first.grads, store.infos[(header.worker, header.info)].rows)
+            first.free()
+        if header.flags & Flag.STORE and store.initialised_one(cell.index):
+            session.server.initialised()
+
+    def answer(self, cell: RowCell, waiter: Waiter) -> None:
+        """Gather a lookup's rows now (the table's lock is held) and queue them."""
+        header = replace(
+            self._session.base, kind=Kind.ROWS, view=self._store.view, clock=waiter.clock, request=waiter.request, table=cell.number,
+            block=cell.index, version=(self._store.epoch, cell.n),
+        )  # fmt: skip
+        if waiter.ids is None:
+            self._session.lanes[0].put(lambda: self._session.stream.send(header))
+            return
+        rows = cell.table.pull(waiter.ids)
+        with self._sent:
+            self._queued += 1
+        self._session.lanes[0].put(lambda: self._send(header, rows))
+
+    def _send(self, header: Header, rows: torch.Tensor) -> None:
+        try:
+            self._session.stream.send(header, memory.view(rows))
+        finally:
+            with self._sent:
+                self._queued -= 1
+                self._sent.notify()
+
+    def _make_room(self) -> None:
+        with self._sent:
+            while self._queued >= MAX_QUEUED:
+                self._sent.wait(1.0)
+                if self._session.stream.closed:
+                    raise StreamClosed(self._session.stream.peer)
+
+
+def _rows(header: Header, cell: RowCell, limit: int) -> int:
+    """How many rows a frame of ids and values has. Raises WireError before anything of it is read."""
+    rows, rest = divmod(header.length, row_bytes(cell.spec.dim))
+    if rest or rows > limit:
+        raise WireError(
+            f"{header.kind.name} of {cell.name} has {header.length} bytes, expected a multiple of {row_bytes(cell.spec.dim)} "
+            f"(an id and {cell.spec.dim} elements), at most {limit} rows"
+        )
+    return rows
+
+
+def _check_ids(cell: RowCell, ids: torch.Tensor) -> None:
+    """Ids are ascending without a repeat, and in the table's range where it has one. Raises WireError."""
+    if not ids.numel():
+        return
+    if not bool((ids[1:] > ids[:-1]).all()):
+        raise WireError(f"ids of {cell.name} are not in ascending order without a repeat")
+    first, last, count = int(ids[0]), int(ids[-1]), cell.spec.num_rows
+    if count is not None and not 0 <= first <= last < count:
+        raise WireError(f"ids of {cell.name} go from {first} to {last}; it has {count} rows")

@@ -1,0 +1,230 @@
+"""The sparse road of a worker: ids out and rows in, gradients of rows out; the rows themselves live on the shards.
+
+The script's thread calls `ask`, `collect` and `push`; a link's thread calls `land` when an answer comes and `again` when a
+shard has welcomed this worker anew. What both use is guarded by the session's condition.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from psjob import memory
+from psjob.tables import Partition, TableSpec
+from psjob.wire.frame import Flag, Header, Kind, WireError
+from psjob.wire.rows import LOOKUP_BYTES, lookup_limit, push_limit
+from psjob.wire.tcp import Stream
+from psjob.worker.ending import Ending
+
+if TYPE_CHECKING:
+    from psjob.worker.link import Link
+    from psjob.worker.session import WorkerSession
+
+LOOKUPS = 12
+"""Lookups on their way between this worker and one shard."""
+
+
+@dataclass
+class Asked:
+    """Rows that were asked for. `ids` are in the order of `rows`, by shard; `order` says where they stood (None: there)."""
+
+    table: int
+    ids: torch.Tensor
+    order: torch.Tensor | None
+    counts: list[int]
+    rows: torch.Tensor
+    version: int
+    """The clock whose rows these are, in sync."""
+    left: int = 0
+    """Lookups without an answer."""
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    header: Header
+    asked: Asked
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class RowGrads:
+    """One table's gradients of a clock: ids as `Asked` has them, `counts` of them for each shard."""
+
+    ids: torch.Tensor
+    grads: torch.Tensor
+    counts: Sequence[int]
+
+
+class Rows:
+    """All tables of the job. `first` gives, by table, the values with which rows 0, 1, … begin (rank 0's are the job's)."""
+
+    def __init__(self, session: WorkerSession, specs: Sequence[TableSpec], first: Mapping[int, torch.Tensor]) -> None:
+        self.session, self.specs, self.first = session, tuple(specs), first
+        self.steps = True
+        self._shards = len(session.place.config.shards)
+        self.partition = Partition.even(self._shards)
+        self._asked: list[dict[int, _Lookup]] = [{} for _ in range(self._shards)]
+        self._queued: list[deque[_Lookup]] = [deque() for _ in range(self._shards)]
+        self._offered: tuple[RowGrads | None, ...] = ()
+        self._pushed: tuple[RowGrads | None, ...] = ()
+        """Kept until the next clock is pushed, by when this one is applied everywhere."""
+        self.numbers: Sequence[Mapping[str, Any]] = ()
+        """Hyperparameters by table, as they are sent with the clock in hand."""
+
+    # -- the script's thread -------------------------------------------------------------------
+
+    def ask(self, table: int, ids: torch.Tensor, ahead: int = 0, out: torch.Tensor | None = None) -> Asked:
+        """Ask for rows of `ids` (int64, ascending, each there once) as they are after `ahead` more steps of this worker.
+
+        `out` takes the rows (float32 [n, dim]) in place of memory of its own. Returns at once.
+        """
+        session, spec = self.session, self.specs[table]
+        version = session.clock + ahead
+        mine, order, counts = self.split(ids)
+        rows = torch.empty(len(ids), spec.dim) if out is None else out
+        asked = Asked(table, mine, order, counts, rows, version)
+        needed = (0, session.mode.version_for(version - 1))
+        limit, begin = lookup_limit(spec.dim), 0
+        touched = []
+        with session.cond:
+            for shard, count in enumerate(counts):
+                for start in range(begin, begin + count, limit):
+                    header = session.header(Kind.LOOKUP, table=table, clock=session.clock, version=needed)
+                    self._queued[shard].append(_Lookup(header, asked, start, min(start + limit, begin + count)))
+                    asked.left += 1
+                touched += [shard] if count else []
+                begin += count
+        for shard in touched:
+            self._pump(session.links[shard])
+        return asked
+
+    def fits(self, asked: Asked) -> bool:
+        """Are these the rows of the clock in hand? In async any rows are."""
+        return not self.session.mode.rewinds_together or asked.version == self.session.clock
+
+    def collect(self, asked: Asked) -> torch.Tensor:
+        """Wait until all rows of `asked` are there. Raises Ending."""
+        if asked.left:
+            self.session.wait(lambda: not asked.left, f"rows of table {self.specs[asked.table].name}")
+        return asked.rows
+
+    def offer(self, grads: Sequence[RowGrads | None], numbers: Sequence[Mapping[str, Any]]) -> None:
+        """What the next push carries, by table (None: no row). Raises Ending where that is too large."""
+        for spec, given in zip(self.specs, grads, strict=True):
+            if given is not None and max(given.counts) > push_limit(spec.dim):
+                raise Ending(
+                    "refused", f"a step touches {max(given.counts)} rows of table {spec.name} on one shard, at most {push_limit(spec.dim)}"
+                )
+        self._offered, self.numbers = tuple(grads), numbers
+
+    def push(self, flags: Flag, info: int) -> None:
+        """Send what was offered to every shard; the caller waits until links owe no answer."""
+        session = self.session
+        self._pushed, self._offered = self._offered, ()
+        with session.cond:
+            for link in session.links:
+                link.unsent = session.owner.count(link.index) + len(self.specs)
+        for table in range(len(self.specs)):
+            for link in session.links:
+                header = session.header(
+                    Kind.ROW_PUSH, table=table, block=len(session.layout.blocks) + table, clock=session.clock, flags=flags, info=info
+                )
+                with session.cond:
+                    header = link.ask(header)
+                self.send(link, header)
+
+    def initialise(self) -> None:
+        """Rank 0 of a new run gives every shard the first values of its rows."""
+        session = self.session
+        info = session.exchange.tell_numbers([], [])
+        for table, spec in enumerate(self.specs):
+            values = self.first.get(table)
+            header = session.header(Kind.ROW_INIT, table=table, info=info)
+            limit = lookup_limit(spec.dim)
+            for start in range(0, 0 if values is None else len(values), limit):
+                assert values is not None
+                ids, _, counts = self.split(torch.arange(start, min(start + limit, len(values))))
+                for link, part in zip(session.links, torch.split(ids, counts), strict=True):
+                    if len(part):
+                        link.send_parts(header, [memory.view(part), memory.view(values[part])])
+            for link in session.links:
+                link.send(session.header(Kind.ROW_INIT, table=table, flags=Flag.STORE))
+
+    def split(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]:
+        """(ids by shard, where each one stood in `ids`, ids a shard)."""
+        if self._shards == 1:
+            return ids, None, [len(ids)]
+        shard = self.partition.shard_of(ids)
+        order = torch.sort(shard, stable=True).indices
+        return ids[order], order, torch.bincount(shard, minlength=self._shards).tolist()
+
+    # -- both sides ----------------------------------------------------------------------------
+
+    def send(self, link: Link, header: Header) -> None:
+        """Send a ROW_PUSH of the clock in hand, the first time or again."""
+        given = self._pushed[header.table] if self._pushed else None
+        if header.flags or given is None:
+            link.send(header)
+            return
+        begin = sum(given.counts[: link.index])
+        span = slice(begin, begin + given.counts[link.index])
+        link.send_parts(header, [memory.view(given.ids[span]), memory.view(given.grads[span])])
+
+    # -- the links' threads --------------------------------------------------------------------
+
+    def waits(self, link: Link) -> bool:
+        """Does this shard owe rows?"""
+        return bool(self._asked[link.index])
+
+    def again(self, link: Link) -> None:
+        """A shard has welcomed this worker: ask again for the rows that it owes."""
+        with self.session.cond:
+            owed = list(self._asked[link.index].items())
+        for _, lookup in owed:
+            self._send(link, lookup)
+        self._pump(link)
+
+    def land(self, link: Link, stream: Stream, header: Header, applied: Callable[[Header], None]) -> None:
+        """Read ROWS to where they were asked for; `applied` is told where they answer a push."""
+        session = self.session
+        with session.cond:
+            lookup = self._asked[link.index].get(header.request)
+        if lookup is None:
+            if header.length > max(LOOKUP_BYTES, 4 * max((spec.dim for spec in self.specs), default=0)):
+                raise WireError(f"ROWS of {header.length} bytes that nobody asked for")
+            stream.drain(header)
+            applied(header)
+            return
+        stream.recv_into(header, memory.view(lookup.asked.rows[lookup.begin : lookup.end]))
+        with session.cond:
+            if self._asked[link.index].pop(header.request, None) is not None:
+                lookup.asked.left -= 1
+                if not lookup.asked.left:
+                    session.cond.notify_all()
+        self._pump(link)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _pump(self, link: Link) -> None:
+        """Send what waits, as far as the credit goes."""
+        for lookup in self._take(link):
+            self._send(link, lookup)
+
+    def _take(self, link: Link) -> Iterator[_Lookup]:
+        while True:
+            with self.session.cond:
+                queued, asked = self._queued[link.index], self._asked[link.index]
+                if not queued or len(asked) >= LOOKUPS:
+                    return
+                lookup = queued.popleft()
+                number = link.number()
+                asked[number] = lookup = replace(lookup, header=replace(lookup.header, request=number))
+            yield lookup
+
+    def _send(self, link: Link, lookup: _Lookup) -> None:
+        link.send(lookup.header, lookup.asked.ids[lookup.begin : lookup.end])
