@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import time
 from collections import Counter
@@ -110,6 +111,16 @@ def test_lanes_that_break_lose_and_double_nothing(tmp_path: Path, mode: str) -> 
 
         all_well(workers, act)
         assert weights(shards) == {40.0 if mode == "sync" else 80.0}
+
+
+def test_streams_within_one_host_are_not_paced(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        worker = worker_of(shards, 0)
+        worker.attach()
+        for stream in (worker.session.links[0].lanes[0].stream, shards.servers[0].sessions[0].stream):
+            chosen = stream.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert chosen.rstrip(b"\0") == b"reno"
+        assert worker.leave() == 0
 
 
 def test_a_lane_needs_the_token_of_its_session_and_carries_blocks_only(tmp_path: Path) -> None:
