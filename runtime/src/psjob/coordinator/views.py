@@ -216,7 +216,7 @@ class Views:
         c = self.c
         c.drop_cut("rank 0 begins anew")
         self.table = tuple(TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in session.hello["table"])
-        self.tables = tuple(TableSpec.from_json(spec) for spec in session.hello.get("tables", ()))
+        self.tables = tuple(TableSpec.from_json(spec) for spec in session.hello.get("tables", []))
         rule = rule_for(session.hello, c.config.update_at)
         self.aliases = {str(k): str(v) for k, v in dict(session.hello.get("aliases", {})).items()}
         self._enter("initialising")
@@ -319,7 +319,7 @@ class Views:
         table = self.table or (self.source[1].layout.table if self.source else ())
         if not table:
             return table_problem(hello.get("tables"))
-        return difference(session.rank, table, hello["table"]) or table_difference(session.rank, self.tables, hello.get("tables", ()))
+        return difference(session.rank, table, hello["table"]) or table_difference(session.rank, self.tables, hello.get("tables", []))
 
     def _newest(self) -> tuple[Path, Manifest] | None:
         """The newest valid manifest of this run; of the run to resume from when this one has none yet."""
