@@ -46,6 +46,7 @@ def mxnet(*words: str) -> tuple[Program, Program]:
     return as_it_comes, Program("MXNet, 1 OpenMP thread", "mxnet_ps.py", words, "mxnet")
 
 
+DENSE = ("--what", "dense")
 FOUR = ("--workers", "4")
 TWO = ("--workers", "2")
 SHARED = ("--set", 'transport="auto"')
@@ -85,6 +86,10 @@ MEASURES: Sequence[Against | Alone] = (
     Against("adam-shared", "Adam on the shard, 1 worker, shared memory", ours("--optimizer", "adam", *SHARED), ((ADAM_PASS, 1 / 1.3),)),
     Alone("overlap", "a net that sleeps, behind a slow link: a step with overlap", Program("overlap", "overlap_ps.py")),
     Alone("no-overlap", "the same without overlap", Program("overlap", "overlap_ps.py", ("--what", "off"))),
+    Against(
+        "overlap-dense", "100 MB of dense layers, batches of 32, TCP: with overlap", Program("psjob", "overlap_ps.py", DENSE),
+        ((Program("without overlap", "overlap_ps.py", ("--what", "dense-off")), 0.0),),
+    ),
     Against(
         "credit", "4 workers push at once: what a credit of 32 MiB costs", ours(*FOUR),
         ((Program("psjob without a credit", "psjob_ps.py", (*FOUR, "--set", f"creditBytes={1 << 40}")), 1 / 1.1),),

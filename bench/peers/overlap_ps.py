@@ -2,7 +2,8 @@
 
 Half of c is a layer's forward and half its backward; half of d is the push of its gradient and half the pull of its weights.
 What hides all that can be hidden takes L·c + d a step where d is at most c, else c + L·d. `--what on` (the default) measures with
-overlap against that, `--what off` without it against L·(c + d).
+overlap against that, `--what off` without it against L·(c + d). `--what dense` and `dense-off` train a net of --megabytes that computes,
+with nothing between it and its shard.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import psjob
 LAYERS = 8
 COMPUTE = 0.040
 TRANSFERS = (0.010, 0.020, 0.040, 0.080)
+BATCH = 32
 NUMEL = 1 << 18
 """Elements of a layer: 1 MiB, a block."""
 
@@ -31,6 +33,10 @@ def main() -> None:
     words = clock.asked(__doc__)
     if words.part:
         work(words)
+        return
+    if words.what.startswith("dense"):
+        with job.running(words) as running:
+            clock.answer(running.answers()[0])
         return
     on = words.what != "off"
     rows = []
@@ -64,10 +70,11 @@ def measure(words: argparse.Namespace, transfer: float) -> list[float]:
 
 def work(words: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    model = torch.nn.Sequential(*[Sleeper() for _ in range(LAYERS)])
-    on = words.what != "off"
+    dense, on = words.what.startswith("dense"), not words.what.endswith("off")
+    width = round((words.megabytes * 250_000 / LAYERS) ** 0.5)
+    x = torch.ones(BATCH, width) if dense else torch.ones(1)
+    model = torch.nn.Sequential(*[torch.nn.Linear(width, width) if dense else Sleeper() for _ in range(LAYERS)])
     attached, optimizer = psjob.attach(model, torch.optim.SGD(model.parameters(), lr=clock.RATE), overlap=on)
-    x = torch.ones(1)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -76,7 +83,8 @@ def work(words: argparse.Namespace) -> None:
 
     found = clock.rounds(step)
     psjob.wait()
-    clock.check((float(p[at].detach()) for p in attached.parameters() for at in (0, -1)), clock.moved(found))
+    if not dense:
+        clock.check((float(p[at].detach()) for p in attached.parameters() for at in (0, -1)), clock.moved(found))
     clock.answer(found)
     os._exit(0)  # the others of this job are killed next
 
