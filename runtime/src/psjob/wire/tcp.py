@@ -48,8 +48,14 @@ class Stream:
         self._receive_seconds = 0.0
 
     def hold_little(self) -> None:
-        """Let the kernel take only what it can soon send, so that what is decided later but needed sooner is not behind it."""
-        self.sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        """Let the kernel take only what it can soon send, so that what is decided later but needed sooner is not behind it.
+
+        Raises StreamClosed.
+        """
+        try:
+            self.sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        except OSError as error:
+            raise StreamClosed(f"{self.peer}: {error}") from error
 
     def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
         """Write one frame, with the payload's length and, where it leaves this host, its checksum. Raises StreamClosed."""
