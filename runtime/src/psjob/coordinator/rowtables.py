@@ -29,6 +29,7 @@ def table_difference(rank: int, tables: Sequence[TableSpec], theirs: Any) -> str
     problem = table_problem(theirs)
     if problem:
         return problem
+    theirs = theirs or []
     for position, ours in enumerate(tables):
         if position >= len(theirs):
             return f"worker {rank} has {len(theirs)} tables of rows, the job has {len(tables)}: {ours.name} is missing"
