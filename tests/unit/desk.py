@@ -146,7 +146,7 @@ class Desk:
                 grad = store.target(header, cell)
                 if grad is not None:
                     grad.flat.fill_(-1.0)
-                store.push(header, cell, grad, clerk, store.generation)
+                store.push(header, cell, grad, clerk.lanes[0], store.generation)
 
     def edge(self, clerk: Clerk, clock: int) -> None:
         """A worker stands before `clock` and hands in its record."""
