@@ -62,3 +62,40 @@ def test_what_lies_in_one_piece_is_used_where_it_lies() -> None:
     assert [pack.direct([tensors[0].double(), *tensors[1:]]) for pack in packs] == [None] * len(one)
     assert packs[0].direct([None, *tensors[1:]]) is None
     assert Pack(rest[0], torch.empty(7), layout.table).direct(tensors) is None
+
+
+@pytest.mark.parametrize("shapes", [[(3,), (64,), (5,)], [(2, 3), (7, 3)], [(4,), (2, 2)], [(), (3,)], [(2, 3), (3, 2)]])
+def test_gathering_is_the_same_for_even_and_uneven_shapes(shapes: list[tuple[int, ...]]) -> None:
+    layout = Layout.of(table([(shape, "float32", 0) for shape in shapes]))
+    (block,) = layout.blocks
+    tensors = [torch.randn(shape) for shape in shapes]
+    pack = Pack(block, torch.empty(block.length), layout.table)
+    assert torch.equal(pack.gather(tensors), torch.cat([t.flatten() for t in tensors]))
+    some: list[torch.Tensor | None] = [None, *tensors[1:]]
+    assert torch.equal(pack.gather(some), torch.cat([torch.zeros(tensors[0].numel()), *(t.flatten() for t in tensors[1:])]))
+
+
+def test_a_tensor_that_changed_its_shape_is_not_gathered_as_another() -> None:
+    layout = Layout.of(table([((4,), "float32", 0), ((3,), "float32", 0)]))
+    (block,) = layout.blocks
+    with pytest.raises(ValueError, match="one has another shape by now"), pytest.warns(UserWarning, match="resized"):
+        Pack(block, torch.empty(block.length), layout.table).gather([torch.ones(4), torch.ones(4)])
+
+
+def test_pieces_are_the_tensors_own_bytes_and_follow_them() -> None:
+    layout = Layout.of(table([((4,), "float32", 0), ((2, 3), "float32", 0)]))
+    (block,) = layout.blocks
+    pack = Pack(block, torch.empty(block.length), layout.table)
+    tensors: list[torch.Tensor | None] = [torch.zeros(4), torch.zeros(2, 3)]
+    for _ in range(2):
+        pieces = pack.pieces(tensors)
+        assert pieces is not None and [len(piece) for piece in pieces] == [16, 24]
+        for piece in pieces:
+            piece[:] = b"\0\0\x80\x3f" * (len(piece) // 4)
+        assert all(t is not None and bool((t == 1).all()) for t in tensors)
+        tensors = [torch.zeros(4), torch.zeros(2, 3)]  # others than before
+    assert pack.pieces([None, torch.zeros(2, 3)]) is None
+    assert pack.pieces([torch.zeros(4), torch.zeros(3, 2).T]) is None
+    assert pack.pieces([torch.zeros(4), torch.zeros(2, 3, dtype=torch.float64)]) is None
+    parts = Layout.of(table([((64, 64), "float32", 0)]), 8192)
+    assert Pack(parts.blocks[0], torch.empty(parts.blocks[0].length), parts.table).pieces([torch.zeros(64, 64)]) is None

@@ -113,9 +113,9 @@ class Job:
         if self._replayed():
             return
         grads = [None if id(p) in self.tables.anchors else p.grad for p in self.parameters]
-        for p, g in zip(self.parameters, grads, strict=True):
-            if g is not None and g.layout is not torch.strided:
-                self.refuse(f"a parameter of shape {tuple(p.shape)} has a sparse gradient; use dense gradients (sparse=False)")
+        if {g.layout for g in grads if g is not None} - {torch.strided}:
+            sparse = next(p for p, g in zip(self.parameters, grads, strict=True) if g is not None and g.layout is not torch.strided)
+            self.refuse(f"a parameter of shape {tuple(sparse.shape)} has a sparse gradient; use dense gradients (sparse=False)")
         scale, skip = amp(self.optimizer)
         if self.overlap is not None and getattr(self.optimizer, "found_inf", None) is not None:
             self.refuse("overlap=True sends gradients before a GradScaler has unscaled them; attach without it, or train in bfloat16")

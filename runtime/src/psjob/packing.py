@@ -7,6 +7,7 @@ from functools import cached_property
 
 import torch
 
+from psjob import memory
 from psjob.layout import Block, Layout, TensorSpec
 
 
@@ -29,6 +30,9 @@ class Pack:
                 self._whole.append((piece.tensor, view.view(table[piece.tensor].shape)))
             else:
                 self._parts.append((piece.tensor, slice(piece.tensor_offset, piece.tensor_offset + piece.length), view))
+        self._even = None if self._parts else _even(flat, [table[piece.tensor].shape for piece in block.pieces])
+        self._lying: tuple[list[int], list[memoryview]] = ([], [])
+        """Where the tensors of a block of whole tensors lay when they were last asked for, and their bytes there."""
 
     def direct(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
         """The block's elements as they lie in `tensors`, 1-D and not copied; None where they are not one piece of this host's memory."""
@@ -36,32 +40,52 @@ class Pack:
             return None
         row, begin = self._single
         tensor = tensors[row]
-        if tensor is None or tensor.layout is not torch.strided or tensor.device.type != "cpu":
-            return None
-        if tensor.dtype != self.flat.dtype or not tensor.is_contiguous():
+        if tensor is None or not self._plain(tensor):
             return None
         return tensor.detach().view(-1)[begin : begin + self.flat.numel()]
 
+    def pieces(self, tensors: Sequence[torch.Tensor | None]) -> Sequence[memoryview] | None:
+        """Bytes of the block's tensors where they lie, in the block's order, good while `tensors` holds them.
+
+        None where the block has a part of a tensor, or a tensor is left out or is not one piece of this host's memory.
+        """
+        if self._parts:
+            return None
+        found = [tensors[row] for row, _ in self._whole]
+        places = [0 if t is None or not t.is_contiguous() else t.data_ptr() for t in found]
+        if places != self._lying[0]:
+            if not all(t is not None and self._plain(t) for t in found):
+                return None
+            self._lying = (places, [memory.borrowed(t.detach()) for t in found if t is not None])
+        return self._lying[1]
+
+    def _plain(self, tensor: torch.Tensor) -> bool:
+        return tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.dtype == self.flat.dtype and tensor.is_contiguous()
+
     def gather(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """Copy the block's elements of `tensors` (by table row; None: zeros) into the buffer, which is given back."""
-        views, sources = [], []
         with torch.no_grad():
-            for row, view in self._whole:
-                source = tensors[row]
-                if source is None:
-                    view.zero_()
-                else:
-                    views.append(view)
-                    sources.append(_dense(row, source))
-            if views:
-                torch._foreach_copy_(views, sources)
-            for row, span, view in self._parts:
-                source = tensors[row]
-                if source is None:
-                    view.zero_()
-                else:
-                    view.copy_(_dense(row, source).reshape(-1)[span])
+            if self._even is None or not _joined([tensors[row] for row, _ in self._whole], self._even):
+                self._gather_each(tensors)
         return self.flat
+
+    def _gather_each(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        views, sources = [], []
+        for row, view in self._whole:
+            source = tensors[row]
+            if source is None:
+                view.zero_()
+            else:
+                views.append(view)
+                sources.append(_dense(row, source))
+        if views:
+            torch._foreach_copy_(views, sources)
+        for row, span, view in self._parts:
+            source = tensors[row]
+            if source is None:
+                view.zero_()
+            else:
+                view.copy_(_dense(row, source).reshape(-1)[span])
 
     def scatter(self, tensors: Sequence[torch.Tensor | None], non_blocking: bool = False) -> None:
         """Copy the buffer back into `tensors` in place (None: left out); `non_blocking`: as the current stream of a GPU comes to it."""
@@ -104,6 +128,24 @@ class Packs:
     @cached_property
     def _buffer(self) -> torch.Tensor:
         return torch.empty(max(block.nbytes for block in self._layout.blocks), dtype=torch.uint8)
+
+
+def _even(flat: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> torch.Tensor | None:
+    """`flat` as tensors of these shapes lie in it, joined along their first dimension; None where they differ in the others."""
+    inner = {shape[1:] for shape in shapes}
+    return flat.view(-1, *inner.pop()) if len(inner) == 1 and all(shapes) else None
+
+
+def _joined(found: list[torch.Tensor | None], even: torch.Tensor) -> bool:
+    """Were all copied by one call, which takes half the time? It takes no None and no other layouts. Raises ValueError on other sizes."""
+    size = even.shape
+    try:
+        torch.cat(found, out=even)  # type: ignore[arg-type]
+    except (TypeError, RuntimeError):
+        return False
+    if even.shape != size:
+        raise ValueError(f"the tensors of a block have {tuple(even.shape)} elements, expected {tuple(size)}: one has another shape by now")
+    return True
 
 
 def _dense(row: int, tensor: torch.Tensor) -> torch.Tensor:

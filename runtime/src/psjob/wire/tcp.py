@@ -6,6 +6,7 @@ Every read and write has a deadline. `Stream.send` may be called from several th
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 import struct
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from psjob.wire.frame import HEADER_BYTES, MAX_JSON, Header, WireError, dump, extra_header_bytes, load, parse
+from psjob.wire.frame import HEADER_BYTES, MAX_JSON, ROW_KINDS, Header, Kind, WireError, dump, extra_header_bytes, load, parse
 
 HELLO_SECONDS = 5.0
 """A stranger has this long to say a whole hello."""
@@ -23,6 +24,10 @@ TCP_NOTSENT_LOWAT = 25
 UNSENT_BYTES = 128 << 10
 SEND_SECONDS = 60.0
 """A peer that takes no byte for this long counts as gone."""
+
+
+WINDOW = 512
+"""Places that one call receives into (the kernel takes 1024)."""
 
 
 class StreamClosed(ConnectionError):
@@ -96,11 +101,11 @@ class Stream:
         Raises: StreamClosed, TimeoutError (nothing or too little came), WireError.
         """
         view = memoryview(self._raw)
-        self._fill(view, seconds)
+        self._fill([view], seconds)
         header = parse(view)
         extra = extra_header_bytes(view)
         if extra:
-            self._fill(memoryview(bytearray(extra)), HELLO_SECONDS)
+            self._fill([memoryview(bytearray(extra))], HELLO_SECONDS)
         return header
 
     def peek_header(self, seconds: float) -> Header | None:
@@ -121,24 +126,19 @@ class Stream:
 
     def recv_into(self, header: Header, target: memoryview) -> None:
         """Read the payload into `target`, whose size must be the header's length; checks the crc. Raises as recv_header."""
-        if len(target) != header.length:
-            raise WireError(f"{header.kind.name} of block {header.block} has {header.length} bytes, expected {len(target)}")
-        self._fill(target, SEND_SECONDS)
-        if header.crc and zlib.crc32(target) != header.crc:
-            raise WireError(f"{header.kind.name} of block {header.block} is damaged: its checksum does not match")
+        self._payload(header, [target], f"block {header.block}")
 
     def recv_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
         """As `recv_into`, into several places one after the other, whose sizes together must be the header's length."""
-        size = sum(len(part) for part in parts)
+        self._payload(header, parts, f"table {header.table}" if header.kind in (*ROW_KINDS, Kind.ROWS) else f"block {header.block}")
+
+    def _payload(self, header: Header, parts: Sequence[memoryview], of: str) -> None:
+        size = sum(map(len, parts))
         if size != header.length:
-            raise WireError(f"{header.kind.name} of table {header.table} has {header.length} bytes, expected {size}")
-        crc = 0
-        for part in parts:
-            self._fill(part, SEND_SECONDS)
-            if header.crc:
-                crc = zlib.crc32(part, crc)
-        if header.crc and crc != header.crc:
-            raise WireError(f"{header.kind.name} of table {header.table} is damaged: its checksum does not match")
+            raise WireError(f"{header.kind.name} of {of} has {header.length} bytes, expected {size}")
+        self._fill(parts, SEND_SECONDS)
+        if header.crc and functools.reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0) != header.crc:
+            raise WireError(f"{header.kind.name} of {of} is damaged: its checksum does not match")
 
     def recv_body(self, header: Header, limit: int = MAX_JSON) -> bytearray:
         """Read a payload of at most `limit` bytes; the limit is checked before anything is allocated."""
@@ -157,7 +157,7 @@ class Stream:
         scratch = memoryview(bytearray(min(left, 1 << 20)))
         while left:
             part = scratch[: min(left, len(scratch))]
-            self._fill(part, SEND_SECONDS)
+            self._fill([part], SEND_SECONDS)
             left -= len(part)
 
     def gone(self) -> bool:
@@ -177,22 +177,31 @@ class Stream:
             pass
         self.sock.close()
 
-    def _fill(self, target: memoryview, seconds: float | None) -> None:
+    def _fill(self, parts: Sequence[memoryview], seconds: float | None) -> None:
         deadline = None if seconds is None else time.monotonic() + seconds
-        done = 0
-        while done < len(target):
+        size, done, at = sum(map(len, parts)), 0, 0
+        window = list(parts[:WINDOW])
+        while done < size:
             try:
                 self._receive_within(None if deadline is None else deadline - time.monotonic())
-                count = self.sock.recv_into(target[done:], 0, socket.MSG_WAITALL)
+                count = self.sock.recvmsg_into(window, 0, socket.MSG_WAITALL)[0]
             except BlockingIOError:
-                raise TimeoutError(f"{self.peer}: {done} of {len(target)} bytes came in {seconds} s") from None
+                raise TimeoutError(f"{self.peer}: {done} of {size} bytes came in {seconds} s") from None
             except (OSError, ValueError) as error:
                 raise StreamClosed(f"{self.peer}: {error}") from error
             if count == 0:
-                raise StreamClosed(f"{self.peer}: closed by the peer" + (f" after {done} of {len(target)} bytes" if done else ""))
+                raise StreamClosed(f"{self.peer}: closed by the peer" + (f" after {done} of {size} bytes" if done else ""))
             done += count
-            if deadline is not None and done < len(target) and time.monotonic() > deadline:
-                raise TimeoutError(f"{self.peer}: {done} of {len(target)} bytes came in {seconds} s")
+            if deadline is not None and done < size and time.monotonic() > deadline:
+                raise TimeoutError(f"{self.peer}: {done} of {size} bytes came in {seconds} s")
+            full = 0
+            while full < len(window) and count >= len(window[full]):
+                count -= len(window[full])
+                full += 1
+            at += full
+            window = [*window[full:], *parts[at + len(window) - full : at + WINDOW]]
+            if count:
+                window[0] = window[0][count:]
 
     def _receive_within(self, seconds: float | None) -> None:
         # Not settimeout(): it also changes the mode under a sendall() of another thread.

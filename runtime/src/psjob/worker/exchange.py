@@ -126,9 +126,17 @@ class Exchange:
 
     def land(self, stream: Stream, header: Header, pack: Pack) -> None:
         """Read an answer's payload into the targets. Raises as Stream.recv_into."""
+        pieces = self.pieces(pack)
+        if pieces is not None:
+            stream.recv_parts(header, pieces)
+            return
         flat, put = self.landing(header.block, pack)
         stream.recv_into(header, memory.view(flat))
         put()
+
+    def pieces(self, pack: Pack) -> Sequence[memoryview] | None:
+        """The targets themselves, where an answer can be received straight into them; None: it goes by `landing`."""
+        return pack.pieces(self.targets)
 
     def landing(self, block: int, pack: Pack) -> tuple[torch.Tensor, Callable[[], None]]:
         """Where the block's answer is received, and what puts it into the targets from there."""
@@ -161,7 +169,7 @@ class Exchange:
                 header = link.ask(make(block))
             link.send_block(header)
         Exchange.finish(self)
-        torch.autograd.graph.increment_version([t for t in targets if not t.is_inference()])
+        _count_change(targets)
 
     def _await_credit(self, link: Link, nbytes: int, apart: Set[int] = frozenset()) -> None:
         """Wait until `nbytes` more may be on their way; blocks in `apart` have a credit of their own."""
@@ -184,3 +192,11 @@ class Exchange:
             for link in self.session.links:
                 self.send_info(link)
         return self._info[0]
+
+
+def _count_change(tensors: Sequence[torch.Tensor]) -> None:
+    """Let autograd know that these were written to."""
+    try:
+        torch.autograd.graph.increment_version(list(tensors))
+    except RuntimeError:  # some versions of torch refuse tensors made in inference mode, which have no version
+        torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])

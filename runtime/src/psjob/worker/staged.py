@@ -39,6 +39,10 @@ class Staged(Exchange):
     def gradient(self, block: int, pack: Pack) -> torch.Tensor:
         return self.staging.gradient(block)
 
+    def pieces(self, pack: Pack) -> None:
+        """None: what lands is copied and told on, block by block."""
+        return
+
     def landing(self, block: int, pack: Pack) -> tuple[torch.Tensor, Callable[[], None]]:
         if not self.staging.lands:
             return super().landing(block, pack)

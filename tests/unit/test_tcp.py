@@ -1,0 +1,76 @@
+"""Payloads over real sockets: into one place or many, whole or in crumbs."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from psjob.wire.frame import Header, Kind, WireError
+from psjob.wire.tcp import WINDOW, Stream, StreamClosed
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Stream, Stream]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = Stream(socket.create_connection(server.getsockname()))
+        other = Stream(server.accept()[0])
+    yield one, other
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize("sums", [False, True])
+@pytest.mark.parametrize("sizes", [[0], [70000], [1, 2, 3, 0, 5], [7] * (3 * WINDOW + 1), [1] * 40 + [300_000] + [11] * WINDOW])
+def test_a_payload_lands_in_its_places(ends: tuple[Stream, Stream], sizes: list[int], sums: bool) -> None:
+    one, other = ends
+    one.sums = sums
+    payload = random.Random(1).randbytes(sum(sizes))
+    threading.Thread(target=one.send, args=(Header(Kind.PARAM), payload), daemon=True).start()
+    header = other.recv_header(5.0)
+    parts = [memoryview(bytearray(size)) for size in sizes]
+    other.recv_parts(header, parts)
+    assert b"".join(parts) == payload
+
+
+def test_a_payload_in_crumbs_lands_too(ends: tuple[Stream, Stream]) -> None:
+    one, other = ends
+    chance = random.Random(2)
+    payload = chance.randbytes(5000)
+    raw = Header(Kind.PARAM).sized(payload, True).pack() + payload
+
+    def crumbs() -> None:
+        at = 0
+        while at < len(raw):
+            step = chance.randint(1, 400)
+            one.sock.sendall(raw[at : at + step])
+            at += step
+            time.sleep(0.0005)
+
+    threading.Thread(target=crumbs, daemon=True).start()
+    parts = [memoryview(bytearray(50)) for _ in range(100)]
+    other.recv_parts(other.recv_header(5.0), parts)
+    assert b"".join(parts) == payload
+
+
+def test_a_damaged_or_wrong_payload_is_refused(ends: tuple[Stream, Stream]) -> None:
+    one, other = ends
+    raw = bytearray(Header(Kind.PARAM, block=3).sized(b"abcdef", True).pack() + b"abcdeX")
+    one.sock.sendall(raw)
+    header = other.recv_header(5.0)
+    with pytest.raises(WireError, match="block 3 has 6 bytes, expected 7"):
+        other.recv_parts(header, [memoryview(bytearray(3)), memoryview(bytearray(4))])
+    with pytest.raises(WireError, match="block 3 is damaged"):
+        other.recv_parts(header, [memoryview(bytearray(2)), memoryview(bytearray(4))])
+
+
+def test_a_stream_that_ends_within_a_payload_is_closed(ends: tuple[Stream, Stream]) -> None:
+    one, other = ends
+    one.sock.sendall(Header(Kind.PARAM).sized(bytes(100), False).pack() + bytes(60))
+    one.close()
+    with pytest.raises(StreamClosed, match="closed by the peer after 60 of 100 bytes"):
+        other.recv_parts(other.recv_header(5.0), [memoryview(bytearray(50)), memoryview(bytearray(50))])
