@@ -14,23 +14,30 @@ from psjob.tables.reserve import reserve
 from psjob.tables.slab import Slab
 
 PART_BYTES: Final = 4 << 20
+SPARE_BYTES: Final = 64 << 20
+"""So much memory for images is kept for the next cut: pages that were used before cost a fifth of fresh ones."""
 
 Rows = dict[str, torch.Tensor]
 """Tensors of equal length by plane: ids, seen, weights and the state of the rule."""
 
 
 class RowCut:
-    """The rows `slots` (int32) at this moment; `removed` are ids that went since the mark before. All calls under the table's lock."""
+    """The rows `slots` (int32) at this moment; `removed` are ids that went since the mark before. All calls under the table's lock.
 
-    def __init__(self, slab: Slab, slots: torch.Tensor, removed: torch.Tensor, counts: Rows, owed: torch.Tensor, full: bool) -> None:
-        self.removed, self.counts, self.full = removed, counts, full
+    `owed` is a flag a slot; `images` is memory that an earlier cut has left.
+    """
+
+    def __init__(
+        self, slab: Slab, slots: torch.Tensor, removed: torch.Tensor, counts: Rows, owed: torch.Tensor, images: Rows | None = None
+    ) -> None:
+        self.removed, self.counts = removed, counts
         self.slots = slots
         self._slab, self._owed = slab, owed
         step = PART_BYTES // slab.row_bytes
         self._step = step // 1024 * 1024 or max(1, step)  # whole pages, whatever the width
         self._where = reserve(max(1, slab.top), 0, torch.int32)
         """One more than the place of a row's image; 0: the row itself still holds."""
-        self._images: Rows | None = None
+        self._images = images
         self._kept = 0
         owed.index_fill_(0, slots.long(), 1)
 
@@ -44,17 +51,17 @@ class RowCut:
 
     def keep(self, slots: torch.Tensor) -> None:
         """Keep images of those of `slots` (int64, each there once) that are still owed: they are about to change."""
-        at = slots[self._owed.index_select(0, slots).bool()]
+        at = slots.index_select(0, self._owed.index_select(0, slots).nonzero().squeeze(1))
         if not len(at):
             return
         planes = self._slab.all()
         if self._images is None:
             self._images = {
-                name: reserve(len(self.slots), plane.shape[1] if plane.dim() > 1 else 0, plane.dtype) for name, plane in planes.items()
+                name: reserve(self._slab.limit, plane.shape[1] if plane.dim() > 1 else 0, plane.dtype) for name, plane in planes.items()
             }
         for name, plane in planes.items():
             torch.index_select(plane, 0, at, out=self._images[name][self._kept : self._kept + len(at)])
-        self._where[at] = torch.arange(self._kept + 1, self._kept + 1 + len(at), dtype=torch.int32)
+        self._where.index_copy_(0, at, torch.arange(self._kept + 1, self._kept + 1 + len(at), dtype=torch.int32))
         self._kept += len(at)
         self._owed.index_fill_(0, at, 0)
 
@@ -65,7 +72,7 @@ class RowCut:
         where = self._where.index_select(0, slots)
         old = where.nonzero().squeeze(1)
         if len(old) and self._images is not None:
-            images = where[old].long() - 1
+            images = where.index_select(0, old).long().sub_(1)
             for name, plane in self._images.items():
                 rows[name].index_copy_(0, old, plane.index_select(0, images))
         self._owed.index_fill_(0, slots, 0)
@@ -78,4 +85,8 @@ class RowCut:
     def release(self) -> None:
         """Nothing more is owed."""
         self._owed.index_fill_(0, self.slots.long(), 0)
-        self._images = None
+
+    def leave(self) -> Rows | None:
+        """Memory for the images of the next cut, unless that is too much to keep."""
+        images, self._images = self._images, None
+        return images if self._kept * self._slab.row_bytes <= SPARE_BYTES else None

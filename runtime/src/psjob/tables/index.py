@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from psjob.tables.mixing import GOLDEN
+from psjob.tables.reserve import reserve
 
 FREE: Final = -1
 DEAD: Final = -2
@@ -34,7 +35,7 @@ class Index:
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         """The slot of each id (int64) as int64, negative where it has none. Ids may be there twice."""
-        return self._slots[self._find(ids)].long()
+        return self._slots.index_select(0, self._find(ids)).long()
 
     def insert(self, ids: torch.Tensor, slots: torch.Tensor) -> None:
         """Give `ids`, which have no slot and are there once, these slots (int64)."""
@@ -45,8 +46,8 @@ class Index:
     def delete(self, ids: torch.Tensor) -> None:
         """Forget `ids`; those that have no slot are left."""
         at = self._find(ids)
-        at = torch.unique(at[self._slots[at] >= 0])
-        self._slots[at] = DEAD
+        at = torch.unique(at[self._slots.index_select(0, at) >= 0])
+        self._slots.index_fill_(0, at, DEAD)
         self._live -= len(at)
 
     def _find(self, ids: torch.Tensor) -> torch.Tensor:
@@ -74,14 +75,15 @@ class Index:
             order = torch.arange(len(ids), dtype=torch.int32)
             self._slots.index_copy_(0, at, order)
             won = self._slots.index_select(0, at) == order
-            mine = at[won]
-            self._keys.index_copy_(0, mine, ids[won])
-            self._used += int((taken[won] == FREE).sum())
-            self._slots.index_copy_(0, mine, slots[won])
             lost = (~won).nonzero().squeeze(1)
+            first = won.nonzero().squeeze(1)
+            mine = at.index_select(0, first)
+            self._used += int((taken.index_select(0, first) == FREE).sum())
+            self._keys.index_copy_(0, mine, ids.index_select(0, first))
+            self._slots.index_copy_(0, mine, slots.index_select(0, first))
             if not len(lost):
                 return
-            ids, slots = ids[lost], slots[lost]
+            ids, slots = ids.index_select(0, lost), slots.index_select(0, lost)
             at = self._find(ids)
 
     def _room(self, more: int) -> None:
@@ -94,7 +96,7 @@ class Index:
         if 3 * (self._live + more) > capacity:  # else it would soon be built again
             capacity *= 2
         live = (self._slots >= 0).nonzero().squeeze(1)
-        keys, slots = self._keys[live], self._slots[live]
+        keys, slots = self._keys.index_select(0, live), self._slots.index_select(0, live)
         self._make(capacity)
         if len(keys):
             self._claim(keys, slots)
@@ -102,8 +104,8 @@ class Index:
     def _make(self, capacity: int) -> None:
         bits = (max(capacity, _LEAST) - 1).bit_length()
         self._shift, self._mask = 64 - bits, (1 << bits) - 1
-        self._keys = torch.zeros(1 << bits, dtype=torch.int64)
-        self._slots = torch.full((1 << bits,), FREE, dtype=torch.int32)
+        self._keys = reserve(1 << bits, 0, torch.int64)
+        self._slots = reserve(1 << bits, 0, torch.int32).fill_(FREE)
         self._used = 0
 
     def _start(self, ids: torch.Tensor) -> torch.Tensor:

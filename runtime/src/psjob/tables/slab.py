@@ -58,7 +58,7 @@ class Slab:
 
     def give_back(self, slots: torch.Tensor) -> None:
         """Rows that are no more."""
-        self.seen[slots] = NOBODY
+        self.seen.index_fill_(0, slots, NOBODY)
         if len(slots):
             self._free.append(slots)
 

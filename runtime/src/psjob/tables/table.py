@@ -29,6 +29,7 @@ class Table:
         self._counts = Counts() if spec.admit_after > 1 else None
         self._removed: list[torch.Tensor] = []
         self._cut: RowCut | None = None
+        self._images: Rows | None = None
         self._clock = 0
 
     def __len__(self) -> int:
@@ -39,15 +40,15 @@ class Table:
         """Bytes of rows, state and index that are in use."""
         return self._slab.top * (self._slab.row_bytes + 2) + self._index.nbytes
 
-    def pull(self, ids: torch.Tensor) -> torch.Tensor:
-        """Weights of rows `ids` (int64 [n]), float32 [n, dim], a copy. A row that does not exist gives its first values; none is made."""
+    def pull(self, ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Weights of rows `ids` (int64 [n]), float32 [n, dim], a copy (in `out`). A row that does not exist gives its first values."""
         self.check(ids)
         slots = self._index.lookup(ids)
         unknown = (slots < 0).nonzero().squeeze(1)
-        if not len(unknown):
-            return self._slab.weights.index_select(0, slots)
-        values = self._slab.weights.index_select(0, slots.clamp_(min=0))
-        values.index_copy_(0, unknown, initial_rows(self.spec, ids[unknown]))
+        values = torch.empty(len(ids), self.spec.dim) if out is None else out
+        torch.index_select(self._slab.weights, 0, slots.clamp_(min=0) if len(unknown) else slots, out=values)
+        if len(unknown):
+            values.index_copy_(0, unknown, initial_rows(self.spec, ids.index_select(0, unknown)))
         return values
 
     def push(self, ids: torch.Tensor, grads: torch.Tensor, numbers: Numbers, clock: int) -> int:
@@ -64,10 +65,10 @@ class Table:
         slots = self._index.lookup(ids)
         new = (slots < 0).nonzero().squeeze(1)
         if len(new):
-            slots.index_copy_(0, new, self._admit(ids[new], numbers, clock))
+            slots.index_copy_(0, new, self._admit(ids.index_select(0, new), numbers))
             here = (slots >= 0).nonzero().squeeze(1)
             if len(here) < len(slots):
-                slots, grads = slots[here], grads[here]
+                slots, grads = slots.index_select(0, here), grads.index_select(0, here)
         self._about_to_change(slots)
         self._clock = max(self._clock, clock)  # a slow worker's push makes no row older
         self._slab.seen.index_fill_(0, slots, self._clock)
@@ -80,8 +81,8 @@ class Table:
         if after is None or clock % self.spec.evict_every:
             return 0
         slots = self._slab.live()
-        slots = slots[self._slab.seen[slots] <= clock - after]
-        self.remove(self._slab.ids[slots])
+        slots = slots[self._slab.seen.index_select(0, slots) <= clock - after]
+        self.remove(self._slab.ids.index_select(0, slots))
         return len(slots)
 
     def remove(self, ids: torch.Tensor) -> None:
@@ -92,10 +93,10 @@ class Table:
             return
         if self._cut is not None:
             self._cut.keep(slots)
-        gone = self._slab.ids[slots]
+        gone = self._slab.ids.index_select(0, slots)
         self._index.delete(gone)
         self._removed.append(gone)
-        self._changed[slots] = 0
+        self._changed.index_fill_(0, slots, 0)
         self._slab.give_back(slots)
 
     # -- checkpoints ---------------------------------------------------------------------------
@@ -116,7 +117,7 @@ class Table:
             raise ValueError(f"table {self.spec.name}: the cut before is still being read")
         slots = (self._changed[: self._slab.top].nonzero().squeeze(1) if changed_only else self._slab.live()).int()
         removed = torch.cat(self._removed) if self._removed else torch.empty(0, dtype=torch.int64)
-        self._cut = RowCut(self._slab, slots, removed, self._save_counts(changed_only), self._owed, not changed_only)
+        self._cut = RowCut(self._slab, slots, removed, self._save_counts(changed_only), self._owed, self._images)
         self._changed[: self._slab.top] = 0
         self._removed = []
         return self._cut
@@ -127,6 +128,7 @@ class Table:
         if cut is None:
             return
         cut.release()
+        self._images = cut.leave()
         if not kept:
             live = cut.slots.long()
             live = live[self._slab.seen[live] >= 0]
@@ -161,7 +163,7 @@ class Table:
         new = (slots < 0).nonzero().squeeze(1)
         if len(new):
             made = self._slab.take(len(new))
-            self._index.insert(rows["ids"][new], made)
+            self._index.insert(rows["ids"].index_select(0, new), made)
             slots.index_copy_(0, new, made)
         self._about_to_change(slots)
         for name, plane in planes.items():
@@ -197,18 +199,18 @@ class Table:
             if low < 0 or high >= self.spec.num_rows:
                 raise ValueError(f"table {self.spec.name}: ids are 0 to {self.spec.num_rows - 1}, got {low if low < 0 else high}")
 
-    def _admit(self, ids: torch.Tensor, numbers: Numbers, clock: int) -> torch.Tensor:
+    def _admit(self, ids: torch.Tensor, numbers: Numbers) -> torch.Tensor:
         """Slots of rows that were not there: made now, or -1 where they were not named often enough."""
         slots = torch.full_like(ids, -1)
         ready = torch.arange(len(ids))
         if self._counts is not None:
             ready = (self._counts.add(ids) >= self.spec.admit_after).nonzero().squeeze(1)
-            ids = ids[ready]
+            ids = ids.index_select(0, ready)
         if len(ids):
             made = self._slab.take(len(ids))
             self._index.insert(ids, made)
             weights = initial_rows(self.spec, ids)
-            self._slab.ids[made] = ids
+            self._slab.ids.index_copy_(0, made, ids)
             self._slab.weights.index_copy_(0, made, weights)
             first = self.rule.begin(weights, numbers)
             for name, plane in self._slab.state.items():
@@ -217,7 +219,7 @@ class Table:
                     plane.index_copy_(0, made, value)
                 else:
                     plane.index_fill_(0, made, value)
-            slots[ready] = made
+            slots.index_copy_(0, ready, made)
         return slots
 
     def _save_counts(self, changed_only: bool) -> Rows:
