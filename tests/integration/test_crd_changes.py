@@ -16,6 +16,7 @@ FULL = changed(
     GOOD,
     {
         "spec.training.updateAt": "server",
+        "spec.training.compression": {"push": "topk", "ratio": 0.05},
         "spec.ps.template": {"spec": {"nodeSelector": {"a": "b"}}},
         "spec.checkpoint": {"everySteps": 10, "volume": {"claim": "x"}, "resumeFrom": "r"},
         "spec.managedBy": "psjob.dev/operator",
@@ -53,6 +54,8 @@ def job(job_api: Api, namespace: str) -> str:
         ("spec.training.seed", 7),
         ("spec.training.updateAt", "worker"),
         ("spec.training.updateAt", None),
+        ("spec.training.compression.push", "int8"),
+        ("spec.training.compression.ratio", 0.1),
         ("spec.ps.shards", 3),
         ("spec.ps.shards", 1),
         ("spec.ps.shardTimeoutSeconds", 20),

@@ -95,6 +95,19 @@ REFUSED: list[Case] = [
         Case(f"managed-{text!r}", {"spec.managedBy": text}, "spec.managedBy", "must be a domain, '/' and a name; such as")
         for text in ("", "kueue", "a/b/c", "Ä.de/x", "/x")
     ),
+    *(
+        Case(
+            f"pull-{name}",
+            {"spec.training.compression": {"pull": name}},
+            "spec.training.compression.pull",
+            "must not be int8, topk or randomk; what they leave out of weights no later pull makes good; take bf16",
+        )
+        for name in ("int8", "topk", "randomk")
+    ),
+    *(
+        Case(f"ratio-{value}", {"spec.training.compression": {"ratio": value}}, "spec.training.compression.ratio", "must be 0.0001..0.5; ")
+        for value in (0.0, 0.51, -0.1)
+    ),
     # -- across fields
     Case(
         "async-worker-update",
@@ -225,6 +238,7 @@ REFUSED: list[Case] = [
             ("training.mode", "bounded", '"sync", "async"'),
             ("training.mode", "local", '"sync", "async"'),
             ("training.updateAt", "shard", '"server", "worker"'),
+            ("training.compression.push", "lz4", '"none", "bf16", "fp16", "int8", "topk", "randomk", "auto"'),
             ("checkpoint.accessMode", "ReadOnlyMany", '"ReadWriteOnce", "ReadWriteMany"'),
             ("runPolicy.cleanPodPolicy", "none", '"Running", "All", "None"'),
             ("runPolicy.successPolicy", "All", '"AllWorkers", "FirstWorker"'),
@@ -240,6 +254,8 @@ PASSED: list[Case] = [
     *(Case(f"interval-{text}", {"spec.checkpoint.interval": text}) for text in ("1s", "24h", "90s", "1h30m", "1h0m5s", "1440m")),
     *(Case(f"size-{text}", {"spec.checkpoint.size": text}) for text in ("1Mi", "10Gi", "2T", "500M")),
     *(Case(f"managed-{text}", {"spec.managedBy": text}) for text in ("psjob.dev/operator", "kueue.x-k8s.io/multikueue", "a.b/C_d.e")),
+    Case("compression", {"spec.training.compression": {"push": "topk", "pull": "bf16", "ratio": 0.05}}),
+    Case("compression-auto", {"spec.training.compression": {"push": "auto", "pull": "auto"}}),
     Case("async-server", {"spec.training": {"mode": "async", "updateAt": "server"}}),
     Case("sync-worker", {"spec.training": {"updateAt": "worker"}}),
     Case("disabled", {"spec.checkpoint": {"disabled": True, "volume": {"emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}}}),

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob import codecs
+from psjob import codecs, contract
 from psjob.codecs import CodecError, Key, choice
 from psjob.codecs.base import SPAN
 from psjob.codecs.randomk import places
@@ -236,7 +236,8 @@ def test_numbers_and_names_are_told_apart() -> None:
         codecs.numbered(6)
     with pytest.raises(ValueError, match="no codec 'lz4'"):
         codecs.named("lz4")
-    assert codecs.PULL == ("none", "bf16", "fp16", "auto")
+    assert ("none", *codecs.CODECS, "auto") == contract.PUSH_CODECS
+    assert ("none", *(name for name in ALL if name not in LOSSY), "auto") == contract.PULL_CODECS
 
 
 @pytest.mark.parametrize(

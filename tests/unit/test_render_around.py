@@ -44,6 +44,7 @@ def test_the_config_holds_what_the_contract_lists() -> None:
         "updateAt",
         "streams",
         "creditBytes",
+        "compression",
         "workers",
         "shards",
         "checkpoint",

@@ -48,6 +48,7 @@ class Job:
         self.session = WorkerSession(place, table, self.rule, _aliases(model, table), self.tables.specs, self.tables.first)
         self.session.rows.numbers = self.tables.numbers()
         self.overlap = self._data_path(overlap)
+        self.session.exchange.compression.check()
         self.replay = 0
         """Steps that the script makes again, without effect, to come from its record (or its beginning) to the job's clock."""
         self.cursor: dict[str, int] | None = None
@@ -74,6 +75,7 @@ class Job:
             hooks.install(self.model, self.overlap, self.carry_out, lambda: self.replay > 0)
         if self.session.record is not None:
             self.restored = record.unpack(self.session.record)
+            self.session.exchange.compression.load(self.restored.wire)
             self.replay = self.session.clock - (0 if self.restored.cursor is None else self.restored.step)
             return
         if self.session.initial is not None:
@@ -104,7 +106,7 @@ class Job:
         self.carry_out(self.session.exchange.finish)
 
     def leave(self) -> None:
-        self.carry_out(lambda: self.session.leave(lambda: record.pack(self._capture(self.cursor)), self.parameters))
+        self.carry_out(lambda: self.session.leave(lambda: record.pack(self._capture(self.cursor, last=True)), self.parameters))
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -143,6 +145,7 @@ class Job:
         numbers = [] if self.session.reduces else optimizers.numbers(self.optimizer)
         rows = [None] * len(self.tables.specs) if grads is None else self.tables.gradients(scale)
         self.carry_out(lambda: self.session.rows.offer(rows, self.tables.numbers()))
+        self.session.exchange.may_skip = getattr(self.optimizer, "found_inf", None) is not None
         if original is None:
             self.carry_out(lambda: self.session.exchange.push(grads, numbers, skip, scale, self.parameters))
             return
@@ -188,8 +191,10 @@ class Job:
         own: dict[str, Any] = {"optimizer (worker side)": _Own(self.plain, self.optimizer)} if self.session.reduces else {}
         return self.stateful | own
 
-    def _capture(self, cursor: dict[str, int] | None) -> record.Record:
-        return record.capture(cursor, self.session.clock, self.model, self._stateful(), self.optimizer)
+    def _capture(self, cursor: dict[str, int] | None, last: bool = False) -> record.Record:
+        """`last`: no push will follow, so what earlier ones left out is not needed again."""
+        wire = {} if last else self.session.exchange.compression.state()
+        return record.capture(cursor, self.session.clock, self.model, self._stateful(), self.optimizer, wire)
 
 
 class _Own:

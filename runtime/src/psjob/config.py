@@ -34,6 +34,15 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class CompressionConfig:
+    """Codecs of gradients and weights by name, or auto, and the share of elements that topk and randomk send."""
+
+    push: str = "none"
+    pull: str = "none"
+    ratio: float = 0.01
+
+
+@dataclass(frozen=True)
 class Config:
     """The job's config file, see contract.CONFIG_FORMAT."""
 
@@ -51,6 +60,7 @@ class Config:
     connect_seconds: float
     streams: int = 1
     credit: int | None = None
+    compression: CompressionConfig = CompressionConfig()
 
 
 @dataclass(frozen=True)
@@ -160,4 +170,14 @@ def _config(raw: dict[str, Any]) -> Config:
         connect_seconds=float(raw.get("connectSeconds", 600)),
         streams=int(raw.get("streams", 1)),
         credit=None if raw.get("creditBytes") is None else int(raw["creditBytes"]),
+        compression=_compression(raw.get("compression") or {}),
     )
+
+
+def _compression(raw: Mapping[str, Any]) -> CompressionConfig:
+    made = CompressionConfig(**raw)
+    if made.push not in contract.PUSH_CODECS or made.pull not in contract.PULL_CODECS or not 0 < float(made.ratio) <= 0.5:
+        raise ValueError(
+            f"compression {dict(raw)}; push is one of {contract.PUSH_CODECS}, pull of {contract.PULL_CODECS}, ratio above 0 to 0.5"
+        )
+    return made

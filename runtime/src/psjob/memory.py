@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import Any
 
 import torch
@@ -26,3 +27,16 @@ def _raw(tensor: torch.Tensor) -> Any:
     size = tensor.numel() * tensor.element_size()
     kind: Any = ctypes.c_char * size
     return kind.from_address(tensor.data_ptr()) if size else kind()
+
+
+class Scratch:
+    """Bytes of the calling thread's own, until it asks again."""
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+
+    def __call__(self, size: int) -> torch.Tensor:
+        found: torch.Tensor | None = getattr(self._own, "bytes", None)
+        if found is None or found.numel() < size:
+            found = self._own.bytes = torch.empty(size, dtype=torch.uint8)
+        return found[:size]

@@ -35,11 +35,14 @@ class Record:
     stateful: dict[str, Any]
     groups: list[dict[str, Any]]
     rng: dict[str, Any] = field(default_factory=dict)
+    wire: dict[str, Any] = field(default_factory=dict)
+    """What the data path keeps from step to step: what encoded pushes have left out so far, and the codecs taken."""
 
 
 def capture(
-    cursor: Mapping[str, int] | None, step: int, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer
-) -> Record:
+    cursor: Mapping[str, int] | None, step: int, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer,
+    wire: Mapping[str, Any] | None = None,
+) -> Record:  # fmt: skip
     """The record of this moment. It looks at the live tensors: `pack` it before training goes on."""
     return Record(
         cursor=None if cursor is None else dict(cursor),
@@ -48,6 +51,7 @@ def capture(
         stateful={name: thing.state_dict() for name, thing in stateful.items()},
         groups=[{key: value for key, value in group.items() if _is_number(value)} for group in optimizer.param_groups],
         rng=_generators(),
+        wire=dict(wire or {}),
     )
 
 
@@ -137,6 +141,7 @@ def encode(record: Record) -> tuple[bytes, dict[str, torch.Tensor]]:
         "stateful": record.stateful,
         "groups": record.groups,
         "rng": record.rng,
+        "wire": record.wire,
     }
     try:
         raw = json.dumps(tagged.encode(whole, tensors), allow_nan=False, separators=(",", ":")).encode()
@@ -149,10 +154,12 @@ def decode(raw: bytes, tensors: Mapping[str, torch.Tensor]) -> Record:
     """The record that `encode` was given. Raises ValueError on anything else."""
     try:
         whole = tagged.decode(json.loads(raw), [tensors[str(index)] for index in range(len(tensors))])
-        made = Record(whole["cursor"], whole["step"], whole["buffers"], whole["stateful"], whole["groups"], whole["rng"])
+        made = Record(
+            whole["cursor"], whole["step"], whole["buffers"], whole["stateful"], whole["groups"], whole["rng"], whole.get("wire", {})
+        )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
         raise ValueError(f"resume record is damaged: {type(error).__name__}: {str(error)[:200]}") from None
-    if type(made.step) is not int or not all(isinstance(part, dict) for part in (made.buffers, made.stateful, made.rng)):
+    if type(made.step) is not int or not all(isinstance(part, dict) for part in (made.buffers, made.stateful, made.rng, made.wire)):
         raise ValueError("resume record is damaged: a part of it has another type")
     if not (made.cursor is None or isinstance(made.cursor, dict)) or not isinstance(made.groups, list):
         raise ValueError("resume record is damaged: cursor or groups have another type")

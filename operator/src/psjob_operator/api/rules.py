@@ -74,7 +74,7 @@ def _named(value: Json, about: str) -> Json:
     return next((part for _, part in found(value, about)), None) if about else value
 
 
-def _between(at: str, low: int, high: int, remedy: str) -> Rule:
+def _between(at: str, low: float, high: float, remedy: str) -> Rule:
     return Rule(at, lambda n: low <= n <= high, f"must be {low}..{high}", remedy, cel=f"self >= {low} && self <= {high}")
 
 
@@ -121,6 +121,7 @@ _RANGES = (
     _between("spec.training.seed", 0, LARGEST, "leave it out for seed 0"),
     _between("spec.training.streams", 1, 8, "one is enough where both sides have few cores"),
     _between("spec.training.creditMebibytes", 4, 65536, "leave it out for 32; a block is up to 4"),
+    _between("spec.training.compression.ratio", 0.0001, 0.5, "leave it out for 0.01; above 0.5 nothing becomes smaller"),
     _between("spec.ps.shards", 1, 256, "one shard serves most models; more spread memory and traffic"),
     _between("spec.ps.shardTimeoutSeconds", 2, 3600, "leave it out for 10"),
     _between("spec.workers.replicas", 1, 4000, "to run none for a while set spec.suspend: true"),
@@ -163,6 +164,13 @@ _ACROSS = (
         "async updates run on the shards; leave spec.training.updateAt out or take mode: sync",
         cel="!(self.mode == 'async' && has(self.updateAt) && self.updateAt == 'worker')",
         about="updateAt",
+    ),
+    Rule(
+        "spec.training.compression.pull",
+        lambda codec: codec not in ("int8", "topk", "randomk"),
+        "must not be int8, topk or randomk",
+        "what they leave out of weights no later pull makes good; take bf16, fp16, auto or none",
+        cel="!(self in ['int8', 'topk', 'randomk'])",
     ),
     Rule(
         "spec.checkpoint",

@@ -49,6 +49,23 @@ class Training(Model):
     credit_mebibytes: int | None = None
     """MiB of gradients that a shard may hold of one worker while they wait for others (absent: 32), and again so much of what
     overlap sends before the step (absent: all of it). 4..65536."""
+    compression: Compression = Field(default_factory=lambda: Compression())
+    """In how many bits numbers travel between workers and shards."""
+
+
+Wire = Literal["none", "bf16", "fp16", "int8", "topk", "randomk", "auto"]
+
+
+class Compression(Model):
+    """In how many bits numbers travel. Weights and optimizer state on the shards keep their own."""
+
+    push: Wire = "none"
+    """Of gradients. bf16, fp16: half of float32; int8: a quarter, topk and randomk: `ratio` of them, all three with error feedback;
+    auto: by the measured speed of each link, none between processes of one address."""
+    pull: Wire = "none"
+    """Of weights: none, bf16, fp16, or auto (bf16 where the link is slow enough)."""
+    ratio: float = 0.01
+    """Share of a gradient's elements that topk and randomk send at a step; 0.0001..0.5."""
 
 
 class ParameterServers(Model):

@@ -50,6 +50,7 @@ def job_config(job: Job, shards: Sequence[tuple[str, int, int]], checkpoints: st
         "updateAt": spec.training.update_at,
         "streams": spec.training.streams,
         "creditBytes": None if spec.training.credit_mebibytes is None else spec.training.credit_mebibytes << 20,
+        "compression": spec.training.compression.to_manifest(),
         "workers": spec.workers.replicas,
         "shards": [{"host": host, "port": port, "statusPort": status} for host, port, status in shards],
         "checkpoint": {

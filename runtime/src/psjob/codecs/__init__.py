@@ -12,16 +12,11 @@ from psjob.codecs.randomk import RandomK
 from psjob.codecs.topk import TopK
 from psjob.layout import FLOATS, Block
 
-__all__ = ["AUTO", "CODECS", "NONE", "PULL", "PUSH", "Codec", "CodecError", "Key", "for_block", "named", "numbered"]
+__all__ = ["CODECS", "NONE", "Codec", "CodecError", "Key", "for_block", "named", "numbered"]
 
 NONE: Final = "none"
 """The block's own bytes; number 0 on the wire."""
-AUTO: Final = "auto"
 CODECS: Final[dict[str, Codec]] = {codec.name: codec for codec in (BF16(), FP16(), Int8(), TopK(), RandomK())}
-PUSH: Final = (NONE, *CODECS, AUTO)
-"""What a manifest may ask for gradients."""
-PULL: Final = (NONE, *(name for name, codec in CODECS.items() if not codec.feeds_back), AUTO)
-"""What it may ask for weights: an error in them is not made good by a later pull, so they keep a floating point form."""
 _BY_NUMBER: Final = {codec.number: codec for codec in CODECS.values()}
 
 

@@ -1,9 +1,8 @@
 """What `auto` takes: the measured speed of a link decides.
 
-A codec pays where the time that its bytes save on the wire is more than the time that it costs: bytes saved ÷ (encode + decode)
-is the speed
-below which it does. docs/compression.md has the measured figures. Between the codecs the cheaper one in accuracy is
-taken as long as the faster one would not save more than it.
+A codec pays where the bytes that it saves would be longer on the wire than it takes to encode and decode: bytes saved ÷ those
+seconds is the speed below which it does. docs/compression.md has the measured figures. Where several pay, the steps between
+them leave the more exact one in place until the next saves several times what it costs.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from psjob.codecs import NONE, PULL
+from psjob.codecs import NONE
+from psjob.contract import PULL_CODECS
 
 LADDER: Final = ((20e9, NONE), (5e9, "bf16"), (0.5e9, "int8"), (0.0, "topk"))
 """(bits a second, codec): the first whose speed is reached."""
@@ -57,4 +57,4 @@ def for_push(bits: float) -> str:
 def for_pull(bits: float) -> str:
     """The codec for weights: bf16 where gradients would be compressed at all."""
     name = for_push(bits)
-    return name if name in PULL else "bf16"
+    return name if name in PULL_CODECS else "bf16"

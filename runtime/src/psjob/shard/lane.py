@@ -66,7 +66,7 @@ class Lane:
                 return
             answer = self._still(cell, waiter)
             version, flags = cell.n, Flag.CUT if self.session.server.cut_step == cell.n else Flag.NONE
-            if waiter.update and cell.skipped:
+            if cell.skipped and (waiter.update or self.store.mode.rewinds_together):
                 flags |= Flag.SKIP
             if waiter.update and flags & Flag.CUT and self.session.rank == min(self.store.admission.expected(cell.n), default=-1):
                 flags |= Flag.STORE
@@ -78,6 +78,9 @@ class Lane:
             base, view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,
             version=(self.store.epoch, version), flags=flags, info=len(none),
         )  # fmt: skip
+        if waiter.update or cell.update is None:  # weights that a worker steps by itself must come back whole
+            number, answer = self.session.encoded.answer(header, cell.block, answer.view(getattr(torch, cell.block.dtype)))
+            header = replace(header, codec=number)
         self.stream.send(header, memory.view(answer))
 
     def _still(self, cell: Cell, waiter: Waiter) -> torch.Tensor:

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from psjob import memory
+from psjob.codecs import Codec
 from psjob.shard.admission import Verdict
 from psjob.shard.cell import Cell, Gradient, Info, Received
+from psjob.shard.encoded import Encoded
 from psjob.shard.lane import Lane
 from psjob.shard.rowframes import RowFrames
 from psjob.shard.store import Phase
@@ -38,6 +40,7 @@ class Session:
         self.server, self.store = server, server.store
         self.rank, self.hello = header.worker, hello
         self.incarnation = (header.start, header.rewinds)
+        self.encoded = Encoded(server.place, header.worker, hello, not stream.sums)
         self.done = threading.Event()
         self.welcomed = False
         self.generation = -1
@@ -120,6 +123,7 @@ class Session:
                 "serving": self.store.phase is Phase.SERVING,
                 "lanes": self.store.lanes,
                 "token": self._token,
+                "codecs": self.encoded.agreed,
             }
         self.welcomed = not extra.get("init")
         self.tell(Kind.WELCOME, body | extra)
@@ -196,12 +200,15 @@ class Session:
             self._to_coordinator(header, self.stream.recv_json(header))
         elif kind is Kind.STATE:
             self._state(header)
+        elif kind is Kind.CODEC:
+            self.encoded.chosen(self.stream.recv_json(header).get("pull"))
         else:
             raise WireError(f"{kind.name} is not a worker's message")
 
     def _push(self, lane: Lane, header: Header) -> None:
         store, cell = self.store, self.store.cell(header.block)
-        store.check_push(header, cell)
+        codec = self.encoded.codec_of(header, cell.block)
+        store.check_push(header, cell, codec is not None)
         if header.flags & Flag.STORE:
             weights = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype))
             lane.stream.recv_into(header, memory.view(weights))
@@ -209,7 +216,7 @@ class Session:
             return
         grad = lane.held.take(header) if header.flags & Flag.HELD else None
         if header.length:
-            grad = self._receive(lane, header, cell)
+            grad = self._receive(lane, header, cell, codec)
         lane.held.drop(header.block)
         self.judge(header, store.push(header, cell, grad, lane, self.generation), cell.name, grad)
 
@@ -227,19 +234,28 @@ class Session:
 
     def _early(self, lane: Lane, header: Header) -> None:
         cell = self.store.cell(header.block)
-        self.store.check_push(header, cell)
+        codec = self.encoded.codec_of(header, cell.block)
+        self.store.check_push(header, cell, codec is not None)
         lane.held.drop(header.block)
-        grad = self._receive(lane, header, cell)
+        grad = self._receive(lane, header, cell, codec)
         if grad is not None:
             lane.held.keep(header, grad)
 
-    def _receive(self, lane: Lane, header: Header, cell: Cell) -> Gradient | None:
-        """The gradient that follows its header; None where the push of it will be refused anyway."""
+    def _receive(self, lane: Lane, header: Header, cell: Cell, codec: Codec | None) -> Gradient | None:
+        """The gradient that follows its header, in the codec that was checked; None where the push of it will be refused anyway."""
         grad = self.store.target(header, cell)
         if grad is None:
             lane.stream.drain(header)
-        else:
+        elif codec is None:
+            began = time.monotonic()
             lane.stream.recv_into(header, memory.view(grad.flat))
+            told = self.encoded.measured(header, time.monotonic() - began, len(self.lanes))
+            if told is not None:
+                self.tell(Kind.CODEC, told)
+        else:
+            body = self.encoded.buffer(header.length)
+            lane.stream.recv_into(header, memory.view(body))
+            self.encoded.decode(codec, header, body, grad.flat)
         return grad
 
     def _info(self, lane: Lane, header: Header) -> None:

@@ -159,10 +159,10 @@ class Store:
         except KeyError:
             raise WireError(f"block {block} is not on shard {self.index}; it has {len(self.cells)} blocks") from None
 
-    def check_push(self, header: Header, cell: Cell) -> None:
-        """Refuse a push whose size or clock cannot be right, before anything of it is read."""
+    def check_push(self, header: Header, cell: Cell, encoded: bool = False) -> None:
+        """Refuse a push whose size or clock cannot be right, before anything of it is read; one that is `encoded` has its size checked."""
         expected = 0 if header.flags & (Flag.ABSENT | Flag.SKIP | Flag.HELD) else cell.block.nbytes
-        if header.length != expected:
+        if header.length != expected and not encoded:
             raise WireError(
                 f"{header.kind.name} of block {header.block} has {header.length} bytes, expected {expected} "
                 f"({cell.block.length} elements of {cell.block.dtype})"

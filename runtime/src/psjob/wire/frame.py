@@ -56,6 +56,7 @@ class Kind(IntEnum):
     STATE = 22
     EARLY = 23
     """A gradient before its step: kept for its stream under `request`, and nothing else, until a HELD push names it."""
+    CODEC = 24
     LOOKUP = 40
     """Ids of a table (raw int64, ascending) whose rows are wanted at `version` or later; none: only the word that it is reached."""
     ROWS = 41
@@ -113,6 +114,7 @@ class Header:
     version: tuple[int, int] = (0, 0)
     """(epoch, n): of a push the version its gradient was computed on, of a reply the one served."""
     codec: int = 0
+    """What the payload is written in (psjob.codecs), 0: the block's own bytes. Refused where hello did not agree on it."""
     length: int = 0
     crc: int = 0
     """crc32 of the payload, 0 where it was not summed."""
@@ -134,7 +136,7 @@ def parse(raw: bytes | memoryview) -> Header:
     """The header in the first `HEADER_BYTES` of `raw`.
 
     Raises:
-        WireError: not a psjob frame, another version, a damaged header, an unknown type or a codec that was not agreed.
+        WireError: not a psjob frame, another version, a damaged header, an unknown type, or a codec where none can be.
     """
     if len(raw) < HEADER_BYTES:
         raise WireError(f"frame header is cut: {len(raw)} bytes, expected {HEADER_BYTES}")
@@ -148,8 +150,8 @@ def parse(raw: bytes | memoryview) -> Header:
         raise WireError("frame header is damaged: its checksum does not match")
     if not HEADER_BYTES <= size <= MAX_HEADER:
         raise WireError(f"header length {size} is outside {HEADER_BYTES}..{MAX_HEADER}")
-    if codec != 0:
-        raise WireError(f"codec {codec} was not agreed in hello; only 0 (none) is")
+    if codec and kind not in (Kind.PUSH, Kind.EARLY, Kind.PARAM):
+        raise WireError(f"codec {codec} on a frame of type {kind}; only gradients and weights are encoded")
     try:
         return Header(
             Kind(kind), Flag(flags & 0x1F), run, view, epoch, worker, start, rewinds, clock, request, generation, table, info, block, part,

@@ -6,6 +6,7 @@ comes. What both sides use is guarded by the session's condition.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from psjob.layout import Block
 from psjob.packing import Pack, Packs
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
+from psjob.worker.compression import Compression
 from psjob.worker.ending import Ending
 
 if TYPE_CHECKING:
@@ -45,6 +47,9 @@ class Exchange:
         self.sources: Sequence[torch.Tensor | None] = ()
         self.targets: Sequence[torch.Tensor] = ()
         """Where blocks are copied to as they land; the script waits in a call of ours meanwhile."""
+        self.may_skip = False
+        """A GradScaler is at work: some worker may have found inf, and then this clock counts for nothing."""
+        self.compression = Compression(session.place, session.layout)
         self._scale = 1.0
         self._info: tuple[int, dict[str, Any]] = (0, {})
 
@@ -64,6 +69,8 @@ class Exchange:
         its row. Raises Ending.
         """
         self._ask(self.pushes(grads, numbers, skip, scale), targets)
+        if self.skipped:
+            self.compression.undo()
         self.session.clock += 1
 
     def pushes(
@@ -76,6 +83,7 @@ class Exchange:
         info = self.tell_numbers(numbers, none)
         flags = Flag.ABSENT if grads is None else (Flag.SKIP if skip else Flag.NONE)
         self.sources, self._scale = grads or (), scale
+        self.compression.begin(session.clock, frozenset(none), self.may_skip)
         self.skipped = False
         session.rows.push(flags, info)
         return lambda block: session.header(
@@ -101,12 +109,11 @@ class Exchange:
 
     # -- both sides ----------------------------------------------------------------------------
 
-    def payload(self, header: Header, pack: Pack) -> torch.Tensor | None:
-        """What a request carries, from where it lies or gathered into the block's `pack`; None: nothing."""
+    def payload(self, link: Link, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None]:
+        """A request as it goes to a link's shard, with what it carries, the same however often it is sent; None: nothing."""
         if header.kind not in (Kind.PUSH, Kind.EARLY) or header.flags:
-            return None
-        flat = self.gradient(header.block, pack)
-        return flat if self._scale == 1.0 else torch.mul(flat, self._scale, out=pack.flat)
+            return header, None
+        return self.compression.encode(link.index, header, lambda: self._unscaled(header.block, pack))
 
     def gradient(self, block: int, pack: Pack) -> torch.Tensor:
         """The block's gradient, 1-D, from where it lies or gathered into `pack`."""
@@ -119,20 +126,33 @@ class Exchange:
 
     def outgoing(self, lane: Lane, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None] | None:
         """The frame that a queued request has become, as its lane sends it now; None: it is not wanted any more."""
-        return header, self.payload(header, pack)
+        return self.payload(lane.link, header, pack)
 
     def sent(self, header: Header) -> None:
         """The lane is through with what `outgoing` gave it."""
 
-    def land(self, stream: Stream, header: Header, pack: Pack) -> None:
+    def land(self, link: Link, stream: Stream, header: Header, pack: Pack) -> None:
         """Read an answer's payload into the targets. Raises as Stream.recv_into."""
-        pieces = self.pieces(pack)
-        if pieces is not None:
-            stream.recv_parts(header, pieces)
-            return
-        flat, put = self.landing(header.block, pack)
-        stream.recv_into(header, memory.view(flat))
+        codec = self.compression.codec_of(header)
+        pieces = self.pieces(pack) if codec is None else None
+        flat, put = (pack.flat, lambda: None) if pieces is not None else self.landing(header.block, pack)
+        if codec is not None:
+            body = self.compression.buffer(header.length)
+            stream.recv_into(header, memory.view(body))
+            self.compression.decode(codec, header, body, flat)
+        else:
+            began = time.monotonic()
+            if pieces is not None:
+                stream.recv_parts(header, pieces)
+            else:
+                stream.recv_into(header, memory.view(flat))
+            self._measured(link, header, time.monotonic() - began)
         put()
+
+    def _measured(self, link: Link, header: Header, seconds: float) -> None:
+        asked = self.compression.measured(link.index, header, seconds, len(link.lanes))
+        if asked is not None:
+            link.send_json(self.session.header(Kind.CODEC), {"pull": asked})
 
     def pieces(self, pack: Pack) -> Sequence[memoryview] | None:
         """The targets themselves, where an answer can be received straight into them; None: it goes by `landing`."""
@@ -153,6 +173,10 @@ class Exchange:
         return Packs(self.session.layout)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _unscaled(self, block: int, pack: Pack) -> torch.Tensor:
+        flat = self.gradient(block, pack)
+        return flat if self._scale == 1.0 else torch.mul(flat, self._scale, out=pack.flat)
 
     def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
         """Send a request for each block, as many at a time as a link has credit for, and wait until every one is answered."""

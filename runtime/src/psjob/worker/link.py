@@ -161,11 +161,12 @@ class Link:
         return found[-1][1] if found else None
 
     def _hello(self) -> dict[str, Any]:
-        session = self.session
+        session, codecs = self.session, self.session.exchange.compression
         body: dict[str, Any] = {
-            "role": "worker", "scheme": "none", "transports": ["tcp"], "codecs": ["none"], "layout": session.layout.digest(),
+            "role": "worker", "scheme": "none", "transports": ["tcp"], "codecs": codecs.offered(), "layout": session.layout.digest(),
             "view": session.view, "attempt": session.attempt, "fresh": not (session.joined if self.index == 0 else self.epoch),
             "acked": self.acked if self.epoch else session.clock, "epoch": self.epoch, "init": session.initialising,
+            "push": codecs.push[self.index], "pull": codecs.pull[self.index],
         }  # fmt: skip
         if self.index == 0:
             body["rule"] = session.rule
@@ -239,6 +240,8 @@ class Link:
             none = frozenset(stream.recv_json(header)["none"])
             with session.cond:
                 self.none[header.block] = none
+        elif kind is Kind.CODEC:
+            session.exchange.compression.told(self.index, stream.recv_json(header))
         elif kind is Kind.STATE:
             session.on_state(header.request, bytes(stream.recv_body(header, MAX_RECORD)))
         else:
@@ -257,6 +260,7 @@ class Link:
             self.epoch = int(body["epoch"])
             self.welcomed = True
             self.waiting = ""
+            session.exchange.compression.agreed(self.index, [str(name) for name in body["codecs"]], not lane.stream.sums)
             session.on_welcome(self, body)
             again = [] if body.get("init") else sorted(self.outstanding.items())
         complete, opened = int(body["complete"]), set(body["open"])
@@ -296,12 +300,10 @@ class Link:
         with session.cond:
             request = self.outstanding.get(header.request)
         if request is None or request.block != header.block:
-            target = session.layout.blocks[header.block].nbytes
-            if header.length != target:
-                raise WireError(f"PARAM of block {header.block} has {header.length} bytes, expected {target}")
+            session.exchange.compression.codec_of(header)
             stream.drain(header)
             return
-        session.exchange.land(stream, header, lane.landing[header.block])
+        session.exchange.land(self, stream, header, lane.landing[header.block])
         with session.cond:
             session.exchange.note(header)
             if not header.info:

@@ -219,13 +219,15 @@ class Overlap(Staged):
             if header.kind is Kind.EARLY:
                 if header.request != self._contents[header.block] or header.clock != self.session.clock:
                     return None
+                if self.compression.feeds_back(lane.link.index, header.block, header.clock):
+                    return None  # what it leaves out would count before the step does
                 self._early[header.block] = (lane, header.request)
             elif header.kind is Kind.PUSH:
                 held = self._early.pop(header.block, None)
                 if held is not None and not header.flags and held == (lane, self._contents[header.block]):
                     return replace(header, flags=Flag.HELD, part=held[1]), None
             self._busy.append(header.block)
-        return header, self.payload(header, pack)
+        return self.payload(lane.link, header, pack)
 
     def sent(self, header: Header) -> None:
         with self._sending:

@@ -106,17 +106,21 @@ class WorkerSession:
     def edge(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """The script stands between two steps: hand in the record, take part in a cut, stop if asked. Raises Ending."""
         self.check()
-        record = make_record()
+        left_out = self.exchange.compression
+        if left_out.feeds:
+            self.exchange.finish()  # what a push leaves out is known when it has been sent
+        record = make_record() if left_out.small else None
         stops = self.stop_requested or self.stop_clock is not None
         mark = self.mark_wanted
-        if stops or mark or len(record) > SMALL_RECORD:
+        small = record is not None and len(record) <= SMALL_RECORD
+        if stops or mark or not small:
             self.exchange.finish()  # under overlap the answers that tell of a cut may still be under way
         cut = self.cut_clock == self.clock
         for link in self.links if cut and self.stores else ():
             self._store(link, self.exchange.packs, parameters)
-        if cut or stops or mark or len(record) <= SMALL_RECORD:
-            self._last_record = (self.clock, record)
-            self.links[0].send(self.header(Kind.RECORD, clock=self.clock), record)
+        if cut or stops or mark or small:
+            self._last_record = (self.clock, make_record() if record is None else record)
+            self.links[0].send(self.header(Kind.RECORD, clock=self.clock), self._last_record[1])
         if cut or mark:
             self._told.pop(Kind.CHECKPOINT, None)
         self._mark(mark)
