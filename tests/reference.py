@@ -1,7 +1,7 @@
 """The oracle: one process that does what a sync job promises, bit for bit.
 
 It sums the micro-batches' gradients in rank order, multiplies once by 1/n (n present) and applies the same rule on the same
-block layout.
+block layout. With a `Wire` each gradient is first what a codec makes of it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from psjob import rules
-from psjob.layout import Layout, TensorSpec, live_ranges
+from psjob import codecs, rules
+from psjob.layout import Block, Layout, TensorSpec, live_ranges
 from psjob.packing import Pack
 from psjob.rules.base import BlockState, check_numbers
 from psjob.rules.reduction import mean_in_rank_order
@@ -29,6 +29,7 @@ def reference(
     loss: Callable[[torch.nn.Module, Batch], torch.Tensor],
     steps: int,
     layout: Layout | None = None,
+    wire: Wire | None = None,
 ) -> dict[int, BlockState]:
     """Train `model` in place for `steps`; returns every block's state.
 
@@ -45,14 +46,17 @@ def reference(
         states[block.index] = made.init(weights)
     for step in range(steps):
         now = [check_numbers(made, group) for group in (numbers(step) if callable(numbers) else numbers)]
+        ranks = [rank for rank, batch in enumerate(micro_batches(step)) if batch is not None]
         pushes = [_gradients(model, parameters, batch, loss) for batch in micro_batches(step) if batch is not None]
         if not pushes:
             continue
         nowhere = frozenset(row for row in range(len(parameters)) if all(grads[row] is None for grads in pushes))
         for block in layout.blocks:
             flats = [torch.empty_like(states[block.index].weights) for _ in pushes]
-            for flat, grads in zip(flats, pushes, strict=True):
+            for rank, flat, grads in zip(ranks, flats, pushes, strict=True):
                 Pack(block, flat, layout.table).gather(grads)
+                if wire is not None:
+                    wire.carry(rank, step, block, flat)
             mean = torch.empty_like(flats[0])
             mean_in_rank_order(flats, mean)
             ranges = live_ranges(block, nowhere)
@@ -61,6 +65,29 @@ def reference(
                 made.apply(states[block.index], mean, now[block.group], None if whole else ranges, lag=0)
             Pack(block, states[block.index].weights, layout.table).scatter(parameters)
     return states
+
+
+class Wire:
+    """What a gradient becomes on its way to a shard: encoded and decoded, and what was left out added to the next one."""
+
+    def __init__(self, codec: str, ratio: float = 0.01, seed: int = 0) -> None:
+        self._codec, self._ratio, self._seed = codecs.named(codec), ratio, seed
+        self.left: dict[tuple[int, int], torch.Tensor] = {}
+        """By rank and block."""
+
+    def carry(self, rank: int, clock: int, block: Block, flat: torch.Tensor) -> None:
+        """Replace `flat` by what arrives."""
+        codec = codecs.for_block(self._codec, block, self._ratio)
+        if codec is None:
+            return
+        source = flat
+        if codec.feeds_back:
+            source = self.left.setdefault((rank, block.index), torch.zeros(block.length)).add_(flat)
+        body = torch.empty(codec.bound(block.length, self._ratio), dtype=torch.uint8)
+        key = codecs.Key(self._seed, clock, block.index, rank)
+        size = codec.encode(source, body, key, self._ratio)
+        assert size, "the oracle's gradients are finite"
+        codec.decode(body[:size], flat, key, self._ratio)
 
 
 def layout_of(model: torch.nn.Module) -> Layout:
