@@ -185,7 +185,7 @@ REFUSED: list[Case] = [
             f'unknown field "spec.{path}"; fields here: ',
             server_sentence=f'unknown field "spec.{path}"',
         )
-        for path in ("training.staleness", "training.compression", "workers.max", "scheduling")
+        for path in ("training.staleness", "workers.max", "scheduling")
     ),
     Case(
         "shards-text",

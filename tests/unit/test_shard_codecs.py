@@ -16,6 +16,7 @@ from psjob import codecs
 from psjob.checkpoint.final import tensors_sha256
 from psjob.config import CompressionConfig
 from psjob.shard.server import Server
+from psjob.shard.statusport import status
 from psjob.wire.frame import Kind
 from psjob.wire.tcp import Stream
 from psjob.worker import compression
@@ -75,6 +76,7 @@ def test_weights_are_the_oracles_bits_though_streams_break(tmp_path: Path, codec
         workers = workers_of(shards)
         all_well(workers, act)
         assert [server.store.counters.applied for server in shards.servers] == [24, 24]
+        assert status(shards.servers[0])["coordinator"]["codecs"] == f"push {codec}, pull none"
     model, wire = oracle(codec, 12)
     assert same(workers[0].model, model)
     for (rank, block), left in wire.left.items():

@@ -100,6 +100,7 @@ coordinator: {"step": int (lowest complete clock over live workers), "loss": flo
   "workers": [{"rank": int, "clock": int, "state": "absent" | "joined" | "left" | "lost", "start": int, "rewinds": int}],
   "checkpoint": {"step": int, "view": int, "time": float (unix), "bytes": int, "path": str, "final": bool} | null,
   "checkpointProblem": str | null, "waiting": str | null (who is missing, which block, for how long),
+  "codecs": str | null (how numbers travel between shard 0 and the workers, such as "push int8, pull bf16"; null: as they are),
   "weightsSha256": str | null (of final.safetensors' parameters, once final), "failure": str | null,
   "passed": [[step, unix time], ...] (last 64 steps completed, newest last)}
 """

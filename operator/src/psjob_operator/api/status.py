@@ -143,6 +143,8 @@ class Progress(StatusModel):
     """Steps a second."""
     eta: float | None = None
     """Seconds until the last step, where the script told how many there are."""
+    codecs: str | None = None
+    """How numbers travel between shard 0 and the workers, such as push int8, pull bf16; absent: as they are."""
     time: str | None = None
     """When this was read."""
 

@@ -25,6 +25,7 @@ def summary(ground: Ground, result: str, seconds: float) -> dict[str, Any]:
         "view": (status and status.view) or 0,
         "epochs": [shard.epoch for shard in status.shards] if status else [],
         "seconds": round(seconds, 3),
+        "codecs": told.get("codecs"),
         "loss": told.get("loss"),
         "metrics": metrics(told),
         "weights_sha256": told.get("weightsSha256"),

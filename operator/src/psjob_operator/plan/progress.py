@@ -25,6 +25,7 @@ def progress(facts: Facts) -> Progress | None:
         loss=_number(told, "loss"),
         rate=_number(told, "rate"),
         eta=_number(told, "eta"),
+        codecs=text(facts, "codecs") or None,
         time=stamp(facts.now if at is None else at),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -95,3 +96,12 @@ class Encoded:
         if name in self.agreed:
             return name
         return contract.AUTO_CODEC if asked == contract.AUTO_CODEC and not one_host else codecs.NONE
+
+
+def said_of(streams: Iterable[Encoded]) -> str | None:
+    """How the workers' numbers travel, such as `push int8, pull bf16`; several names where they differ, None where all go as they are."""
+    known = list(streams)
+    sides = [("push", sorted({stream.push for stream in known})), ("pull", sorted({stream.pull for stream in known}))]
+    if all(names in ([], [codecs.NONE]) for _, names in sides):
+        return None
+    return ", ".join(f"{side} {'+'.join(names)}" for side, names in sides)

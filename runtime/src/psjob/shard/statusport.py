@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from psjob import contract
+from psjob.shard.encoded import said_of
 from psjob.shard.store import Phase
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def status(server: Server) -> dict[str, Any]:
         body["coordinator"] = coordinator.progress.sight(time.time()) | {
             "workers": coordinator.members.sight(),
             "waiting": coordinator.views.reason(time.monotonic()),
+            "codecs": said_of(session.encoded for session in list(server.sessions.values())),
             "state": coordinator.views.state,
         }
     return body

@@ -135,17 +135,19 @@ class Exchange:
         """Read an answer's payload into the targets. Raises as Stream.recv_into."""
         codec = self.compression.codec_of(header)
         pieces = self.pieces(pack) if codec is None else None
-        flat, put = (pack.flat, lambda: None) if pieces is not None else self.landing(header.block, pack)
+        if pieces is not None:
+            began = time.monotonic()
+            stream.recv_parts(header, pieces)
+            self._measured(link, header, time.monotonic() - began)
+            return
+        flat, put = self.landing(header.block, pack)
         if codec is not None:
             body = self.compression.buffer(header.length)
             stream.recv_into(header, memory.view(body))
             self.compression.decode(codec, header, body, flat)
         else:
             began = time.monotonic()
-            if pieces is not None:
-                stream.recv_parts(header, pieces)
-            else:
-                stream.recv_into(header, memory.view(flat))
+            stream.recv_into(header, memory.view(flat))
             self._measured(link, header, time.monotonic() - began)
         put()
 
