@@ -21,6 +21,8 @@ from psjob.wire import tcp
 from psjob.wire.tcp import Stream
 from psjob.worker.link import Link
 
+OVERLAP = False
+"""Do workers overlap where nobody says? Tests whose outcome must not depend on it set both."""
 SECONDS = 60.0
 """A deadline for what takes milliseconds; a loaded machine may need seconds."""
 NEVER = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
@@ -144,11 +146,11 @@ class Worker:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         start: int = 1,
-        overlap: bool = False,
+        overlap: bool | None = None,
         **stateful: Any,
     ):
         self.rank, self.model, self.optimizer = rank, model, optimizer
-        self.job = attaching.Job(shards.place(rank, start), model, optimizer, stateful, overlap)
+        self.job = attaching.Job(shards.place(rank, start), model, optimizer, stateful, OVERLAP if overlap is None else overlap)
         self.session = self.job.session
 
     def attach(self) -> None:

@@ -20,13 +20,15 @@ from psjob.shard.store import Phase
 from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind
 from psjob.wire.tcp import Stream
+from tests.unit import live_shards
 from tests.unit.live_shards import Rewound, Shards, Worker, eventually, serving, severed
 
 
-@pytest.fixture(autouse=True)
-def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[False, True], ids=["plain", "overlap"])
+def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     torch.set_num_threads(1)
     monkeypatch.setenv("PSJOB_TERMINATION_LOG", str(tmp_path / "last-words"))
+    monkeypatch.setattr(live_shards, "OVERLAP", request.param)
 
 
 def counting(shards: Shards, rank: int, start: int = 1, lr: float = 1.0) -> Worker:
@@ -38,9 +40,13 @@ def counting(shards: Shards, rank: int, start: int = 1, lr: float = 1.0) -> Work
 
 
 def step(worker: Worker, count: int = 1) -> None:
+    """By way of a forward and a backward pass, since that is where overlap acts."""
     for _ in range(count):
+        worker.optimizer.zero_grad()
+        loss = 0.0 * worker.model(torch.ones(1, 40)).sum()
         for p in worker.model.parameters():
-            p.grad = torch.full_like(p, -1.0)
+            loss = loss - p.sum()
+        loss.backward()
         worker.optimizer.step()
 
 

@@ -10,16 +10,18 @@ import torch
 from torch import nn
 
 from psjob.worker.ending import Ending
+from tests.unit import live_shards
 from tests.unit.live_shards import NEVER, Shards, Worker, all_well, eventually, serving, severed
 from tests.unit.test_shard_relinks import aside, counting, final, numbers, step
 
 EVERY_2 = replace(NEVER, every_steps=2, keep=100)
 
 
-@pytest.fixture(autouse=True)
-def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[False, True], ids=["plain", "overlap"])
+def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     torch.set_num_threads(1)
     monkeypatch.setenv("PSJOB_TERMINATION_LOG", str(tmp_path / "last-words"))
+    monkeypatch.setattr(live_shards, "OVERLAP", request.param)
 
 
 def large(shards: Shards, start: int = 1) -> Worker:
@@ -43,6 +45,7 @@ def test_an_async_worker_without_a_record_makes_its_steps_again_without_effect(t
         first = large(shards)
         first.attach()
         rounds(first, 0, 5)
+        first.job.wait()
         first.die()
         again = large(shards, start=2)
         again.attach()
@@ -57,6 +60,7 @@ def test_an_async_worker_makes_only_the_steps_after_its_record_again(tmp_path: P
         first = counting(shards, 0)
         first.attach()
         rounds(first, 0, 4)
+        first.job.wait()
         assert eventually(lambda: 3 in shards.servers[0].coordinator.members[0].records)  # type: ignore[union-attr]
         first.die()
         again = counting(shards, 0, start=2)

@@ -214,7 +214,7 @@ class Session:
             lane.stream.recv_into(header, memory.view(weights))
             store.keep(cell, weights, header.version[1], self.generation)
             return
-        grad = lane.held.take(header) if header.flags & Flag.HELD else None
+        grad = lane.held.take(header) if header.flags & Flag.HELD and store.wanted(header, cell) else None
         if header.length:
             grad = self._receive(lane, header, cell, codec)
         lane.held.drop(header.block)

@@ -179,10 +179,13 @@ class Store:
     def target(self, header: Header, cell: Cell) -> Gradient | None:
         """Where the payload of an admissible push is received: a buffer of this worker's; None when it will be refused anyway."""
         with self.lock:
+            return Gradient(self._pools.setdefault(header.worker, []), self._largest, cell.block) if self.wanted(header, cell) else None
+
+    def wanted(self, header: Header, cell: Cell) -> bool:
+        """Would a push of now be admitted?"""
+        with self.lock:
             row = self.admission.rows[header.worker]
-            if header.clock != row.complete or cell.position in row.open or (header.start, header.rewinds) < row.incarnation:
-                return None
-            return Gradient(self._pools.setdefault(header.worker, []), self._largest, cell.block)
+            return header.clock == row.complete and cell.position not in row.open and (header.start, header.rewinds) >= row.incarnation
 
     def push(self, header: Header, cell: Cell | RowCell, grad: Received | None, replies: Replies, generation: int) -> Verdict:
         """Take a push and register its sender for the version that answers it; FENCED when a restore came between."""

@@ -77,6 +77,8 @@ class WorkerSession:
         self._said = 0.0
         self._last_record = (0, b"")
         self._told: dict[Kind, dict[str, Any]] = {}
+        self._wished = -1
+        """The clock at which the newest checkpoint was asked for."""
         """The last wish or report of each kind: a broken stream may have swallowed it."""
         os.register_at_fork(after_in_child=self._forget_streams)
         self.rows = Rows(self, tables, first_rows or {})
@@ -121,7 +123,7 @@ class WorkerSession:
         if cut or stops or mark or small:
             self._last_record = (self.clock, make_record() if record is None else record)
             self.links[0].send(self.header(Kind.RECORD, clock=self.clock), self._last_record[1])
-        if cut or mark:
+        if mark or self.cut_clock > self._wished:
             self._told.pop(Kind.CHECKPOINT, None)
         self._mark(mark)
         if stops:
@@ -174,6 +176,8 @@ class WorkerSession:
     def _tell(self, kind: Kind, body: dict[str, Any]) -> None:
         """Say it to the coordinator, and again to whoever is the coordinator on the next stream."""
         self._told[kind] = body
+        if kind is Kind.CHECKPOINT:
+            self._wished = self.clock
         self.links[0].send_json(self.header(kind, clock=self.clock), body)
 
     @property
