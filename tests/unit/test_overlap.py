@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from psjob.checkpoint.final import tensors_sha256
+from psjob.config import CompressionConfig
 from psjob.wire.frame import Flag, Kind
 from tests.reference import reference
 from tests.unit.live_shards import Rewound, Worker, all_well, eventually, serving, severed, together
@@ -485,3 +486,26 @@ def test_severed_from_a_shard_in_backward(tmp_path: Path) -> None:
         group = made(shards, 1)
         all_well(group, act)
         assert tensors_sha256(group[0].model.parameters()) == oracle(2, 1)
+
+
+@pytest.mark.parametrize(("push", "pull"), [("bf16", "fp16"), ("int8", "none"), ("topk", "bf16")])
+def test_codecs_and_streams_that_break(tmp_path: Path, push: str, pull: str) -> None:
+    """The bits are those without overlap; a codec that feeds its error back does so once a step, whatever was sent before it."""
+    found = set()
+    for overlap in (False, True):
+        folder = tmp_path / str(overlap)
+        folder.mkdir()
+        chance = random.Random(push)
+        with serving(folder, workers=2, shards=2, compression=CompressionConfig(push, pull, 0.1)) as shards:
+            models = [build() for _ in range(2)]
+            group = [Worker(shards, rank, m, OPTIMIZERS["nesterov"](m), overlap=overlap) for rank, m in enumerate(models)]
+
+            def spoil(worker: Worker, step: int, overlap: bool = overlap, chance: random.Random = chance) -> None:
+                if overlap:
+                    loss_of(worker.model, batch(100 + step, worker.rank)).backward()
+                if overlap and chance.random() < 0.4:
+                    worker.session.links[chance.randrange(2)].close()
+
+            all_well(group, steps(10, spoil))
+            found.add(tensors_sha256(group[1].model.parameters()))
+    assert len(found) == 1
