@@ -28,6 +28,8 @@ from psjob.wire.tcp import Stream
 NEVER = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
 TABLE = [TensorSpec("w", (1024,), "float32", 0)]
 """Four blocks, so that each of two shards has some."""
+SLOW = ("snapshot", "spare", "restore")
+"""Threads of a shard that answer when they are through."""
 
 
 class Clerk(Session):
@@ -77,13 +79,13 @@ class Desk:
         """Let everything that was caused happen: files are written, blocks restored, their answers heard."""
         while True:
             for thread in threading.enumerate():
-                if thread.name in ("snapshot", "restore"):
+                if thread.name in SLOW:
                     thread.join()
             try:
                 while True:
                     self.c._events.get_nowait()()
             except queue.Empty:
-                if not any(thread.name in ("snapshot", "restore") for thread in threading.enumerate()):
+                if not any(thread.name in SLOW for thread in threading.enumerate()):
                     return
 
     def hear(self) -> None:
@@ -94,6 +96,12 @@ class Desk:
     def tick(self, later: float = 0.0) -> None:
         """The coordinator looks at the clock, `later` seconds from now."""
         self.c._tick(time.monotonic() + later)
+        if self.c.cuts.prepared is not None:  # a cut that is due waits for the shards' memory
+            for thread in threading.enumerate():
+                if thread.name == "spare":
+                    thread.join()
+            self.hear()
+            self.c._tick(time.monotonic() + later)
 
     # -- shards --------------------------------------------------------------------------------
 

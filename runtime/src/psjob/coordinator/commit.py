@@ -28,6 +28,9 @@ class Committer:
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.c = coordinator
+        self.base: int | None = None
+        """The cut that the newest manifest of this coordinator holds: what has not changed since need not be written again."""
+        self._newest: Manifest | None = None
 
     def commit(self, cut: Cut) -> Manifest | None:
         """Write the manifest of a cut that every shard has written; None when that failed.
@@ -46,6 +49,7 @@ class Committer:
                 made = replace(made, extra={**made.extra, "weightsSha256": digest})
                 final.write_final(c.folder, made, made.extra.get("aliases"))
             path = manifest.commit(c.folder, made, c.place.pod)
+            self.base, self._newest = cut.number, made
             manifest.prune(c.folder, c.config.checkpoint.keep, made)
         except CheckpointProblem as problem:
             c.progress.checkpoint_problem = str(problem)
@@ -73,7 +77,7 @@ class Committer:
     def _manifest(self, cut: Cut) -> Manifest:
         c = self.c
         blocks = tuple(
-            BlockPlace(entry["index"], body["file"]["name"], entry["epoch"], entry["n"], entry["counts"])
+            BlockPlace(entry["index"], entry["file"], entry["epoch"], entry["n"], entry["counts"])
             for _shard, body in sorted(cut.written.items())
             for entry in body["blocks"]
         )
@@ -92,9 +96,23 @@ class Committer:
             final=cut.final, created=time.time(), layout=c.store.layout, rule=c.store.rule_name,
             update_at="worker" if c.store.rule_name == "reduce" else "server", shards=len(c.config.shards),
             assignment=c.store.assignment, blocks=blocks,
-            files=tuple(FileFact.from_json(body["file"]) for _shard, body in sorted(cut.written.items())), workers=workers, tables=tables,
+            files=self._files(cut, blocks), workers=workers, tables=tables,
             spec_hash=c.config.spec_hash, extra={"aliases": c.views.aliases},
         )  # fmt: skip
+
+    def _files(self, cut: Cut, blocks: tuple[BlockPlace, ...]) -> tuple[FileFact, ...]:
+        """What the shards have written, then the files of the newest manifest in which unchanged blocks lie.
+
+        Raises CheckpointProblem for any other file: nobody would keep it.
+        """
+        facts = [FileFact.from_json(body["file"]) for _shard, body in sorted(cut.written.items()) if body["file"] is not None]
+        new = {fact.name for fact in facts}
+        older = {fact.name: fact for fact in (self._newest.files if self._newest is not None else ())}
+        for name in sorted({block.file for block in blocks} - new):
+            if name not in older:
+                raise CheckpointProblem(f"a shard names blocks in {name[:80]}, which is not in the newest manifest")
+            facts.append(older[name])
+        return tuple(facts)
 
     def _clocks(self, cut: Cut, blocks: tuple[BlockPlace, ...], tables: dict[str, Any]) -> dict[int, int]:
         """Each worker's clock at the cut: the step in sync, in async the one clock all shards have of it."""

@@ -176,6 +176,9 @@ class Coordinator:
             else:
                 cut.written[index] = dict(body)
                 self.try_commit()
+        elif did == "prepared":
+            if self.cuts.prepared is not None and body.get("number") == self.cuts.number:
+                self.cuts.prepared.add(index)
         elif did == "stopping":
             self.ending.stop_job()
         else:
@@ -197,7 +200,8 @@ class Coordinator:
         if stop:
             self.stop_at(cut, cut.step or 0)
         left = {str(m.rank): m.left_at for m in self.members.all.values() if m.left_at is not None}
-        self.views.order_all({"do": "cut", "cut": cut.number, "step": step, "marks": cut.marks, "left": left})
+        base = self.committer.base
+        self.views.order_all({"do": "cut", "cut": cut.number, "step": step, "marks": cut.marks, "left": left, "base": base})
 
     def stop_at(self, cut: Cut, step: int) -> None:
         """Workers that stand still go on to `step` and end there, with this cut."""
@@ -284,5 +288,8 @@ class Coordinator:
             self.void("a worker did not reach its step edge in time", lambda at: self.cuts.timed_out(at))
         if self.ending.tick(now):
             return
-        if self.cuts.due(self.progress.step, now):
+        step = self.progress.step
+        if self.cuts.prepares(step, now):
+            self.views.order_all({"do": "prepare", "number": self.cuts.number, "base": self.committer.base})
+        if self.cuts.due(step, now) and not self.cuts.waits(step, len(self.config.shards), now):
             self.begin_cut(now)

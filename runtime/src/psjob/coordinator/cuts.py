@@ -35,6 +35,7 @@ class Cuts:
     MARK_SECONDS = 10.0
     STUCK_SECONDS = 60.0
     WRITING_SECONDS = 0.2
+    PREPARE_SECONDS = 20.0
     FIRST_LEAD = 2
     MAX_LEAD = 64
 
@@ -48,12 +49,32 @@ class Cuts:
         self._next_step: int | None = None
         self._not_before = 0.0
         self._lead = self.FIRST_LEAD
+        self.prepared: set[int] | None = None
+        """The shards that have memory for the next cut; None: nobody was asked."""
+        self._prepares_since = 0.0
         self._mark_seconds = self.MARK_SECONDS
 
     def restart(self, step: int, now: float) -> None:
         """Count on from a manifest at `step`; whatever was in flight is void."""
-        self.current = None
+        self.current = self.prepared = None
         self._schedule(step, now)
+
+    def prepares(self, step: int, now: float) -> bool:
+        """Should the shards make memory ready for a cut? Once a cut: when it is due, or half its distance in steps before."""
+        if self.prepared is not None or not self.may_begin(now):
+            return False
+        half = self._next_step is not None and step + self._lead + (self.every or 0) // 2 >= self._next_step
+        if not half and not self.due(step, now):
+            return False
+        self.prepared, self._prepares_since = set(), now
+        return True
+
+    def waits(self, step: int, shards: int, now: float) -> bool:
+        """Should a cut that is due wait for memory? One that is to stand at a multiple never does, another not for long."""
+        at_multiple = self._next_step is not None and step + self._lead >= self._next_step
+        if self.prepared is None or at_multiple:
+            return False
+        return len(self.prepared) < shards and now - self._prepares_since < self.PREPARE_SECONDS
 
     def due(self, step: int, now: float) -> bool:
         """Should a cut begin now?"""
@@ -74,6 +95,7 @@ class Cuts:
             if self.every and not (final or stop or self.requested):
                 named = -(-named // self.every) * self.every if self._next_step is not None else named
         self.requested = False
+        self.prepared = None
         self.current = Cut(self.number, named, self.marks and not still, now, final, stop)
         return self.current
 

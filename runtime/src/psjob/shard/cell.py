@@ -17,6 +17,7 @@ from psjob.layout import Block, live_ranges
 from psjob.modes import Mode
 from psjob.rules import reduction
 from psjob.rules.base import BlockState, Rule
+from psjob.shard.pins import Pin
 
 if TYPE_CHECKING:
     from psjob.shard.rows import RowCell
@@ -87,15 +88,6 @@ class Waiter:
     ids: torch.Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Copy:
-    """A block at a cut: tensors of its own, not shared with the serving ones."""
-
-    index: int
-    n: int
-    state: BlockState
-
-
 class Cell:
     """`n` is the number of updates decided for this block; in sync it is also the open clock."""
 
@@ -116,7 +108,10 @@ class Cell:
         self.stored = 0
         self.pending: dict[int, Arrived] = {}
         self.waiters: list[Waiter] = []
-        self._cut: tuple[int, int, Callable[[Copy], None]] | None = None
+        self.content = object()
+        """Stands for the bytes of the state: another one after each change of them."""
+        self._cut: tuple[int, int, Callable[[Cell], Pin]] | None = None
+        self._pin: Pin | None = None
 
     @property
     def name(self) -> str:
@@ -124,12 +119,13 @@ class Cell:
 
     def put(self, state: BlockState, n: int) -> None:
         """Set the block to a known state (initialisation or restore) and forget what waited."""
+        self.void_cut()
+        self.content = object()
         self.state, self.n, self.stored = state, n, n
         self.update = torch.empty_like(state.weights) if self.rule.name == "reduce" else None
         self.none = frozenset()
         self.pending.clear()
         self.waiters.clear()
-        self._cut = None
 
     def advance(self, expected: Callable[[int], frozenset[int]], epoch: int) -> int:
         """Apply what counts, answer who waited. Returns the number of updates made."""
@@ -142,9 +138,13 @@ class Cell:
                     arrived.grad.free()
             self.n += 1
             made += 1
-            self._copy_if_due()
+            self._pin_if_due()
         self.answer()
         return made
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Everything of the state that a checkpoint holds."""
+        return [] if self.state is None else [self.state.weights, *self.state.slots.values()]
 
     def wait_for(self, waiter: Waiter) -> None:
         self.waiters.append(waiter)
@@ -153,23 +153,28 @@ class Cell:
         """Worker-side update: these are the weights of `version`."""
         assert self.state is not None
         if version > self.stored or version == self.n:
+            self._changing()
             self.state.weights.copy_(weights)
             self.stored = version
-            self._copy_if_due()
+            self._pin_if_due()
 
-    def order_cut(self, step: int, deliver: Callable[[Copy], None], stored: int = 0) -> bool:
-        """Copy this block when it is at `step` (where that is negative: as it stands). False: too late.
+    def order_cut(self, step: int, pin: Callable[[Cell], Pin], stored: int = 0) -> bool:
+        """Hold on to this block with `pin` when it is at `step` (where that is negative: as it stands). False: too late.
 
-        Where the workers step by themselves, a block that is copied as it stands holds the weights of clock `stored` at least.
+        Where the workers step by themselves, a block that is held as it stands has the weights of clock `stored` at least.
         """
         if step >= 0 and self.n > step:
             return False
-        self._cut = (step, stored, deliver)
-        self._copy_if_due()
+        self._cut = (step, stored, pin)
+        self._pin_if_due()
         return True
 
     def void_cut(self) -> None:
+        """No cut holds this block any more."""
         self._cut = None
+        if self._pin is not None:
+            self._pin.drop(void=True)
+            self._pin = None
 
     def drop_waiters(self, to: Replies) -> None:
         self.waiters = [w for w in self.waiters if w.to is not to]
@@ -200,18 +205,26 @@ class Cell:
                 return
         base_epoch, base_n = batch[0].base
         lag = self.n - base_n if base_epoch == epoch else None
+        self._changing()
         self.rule.apply(self.state, mean, info.numbers[self.block.group], ranges=ranges, lag=lag)
 
-    def _copy_if_due(self) -> None:
+    def _changing(self) -> None:
+        """The state is about to change: a cut that holds it keeps a copy, the only one that an update ever waits for."""
+        if self._pin is not None:
+            self._pin.keep()
+            self._pin = None
+        self.content = object()
+
+    def _pin_if_due(self) -> None:
         if self._cut is None or self.state is None:
             return
-        step, stored, deliver = self._cut
+        step, stored, pin = self._cut
         if step >= 0 and (self.n != step or (self.update is not None and self.stored != step)):
             return
         if step < 0 and self.update is not None and self.stored < stored:
             return  # a worker has left, but its last weights are still on their way
         self._cut = None
-        deliver(Copy(self.block.index, self.n, self.state.copy()))
+        self._pin = pin(self)
 
     def answer(self) -> None:
         """Serve the pulls that can be served now."""

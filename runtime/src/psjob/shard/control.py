@@ -96,12 +96,15 @@ class Control:
     def _do_adopt(self, body: Mapping[str, Any]) -> None:
         self.server.store.view = max(self.server.store.view, int(body["view"]))
 
+    def _do_prepare(self, body: Mapping[str, Any]) -> None:
+        self.server.snapshots.prepare(_base(body), lambda: self.answer({"did": "prepared", "number": body["number"]}))
+
     def _do_cut(self, body: Mapping[str, Any]) -> None:
         step = int(body["step"])
         self.server.cut_step = step
         for rank, clock in dict(body.get("left", {})).items():  # its own LEAVE may still be on its way to this shard
             self.server.store.leave(int(rank), int(clock))
-        self.server.snapshots.order(int(body["cut"]), step, bool(body["marks"]), self.answer)
+        self.server.snapshots.order(int(body["cut"]), step, bool(body["marks"]), _base(body), self.answer)
 
     def _do_void(self, body: Mapping[str, Any]) -> None:
         self.server.cut_step = -1
@@ -139,6 +142,11 @@ class Control:
     def _do_fenced(self, body: Mapping[str, Any]) -> None:
         view = int(body["view"])
         self.server.fenced(Fenced(f"shard {self.server.store.index}: a newer process of this shard is here (view {view})", view))
+
+
+def _base(body: Mapping[str, Any]) -> int | None:
+    """The cut that the newest manifest holds, in an order; None: everything is to be written."""
+    return None if body.get("base") is None else int(body["base"])
 
 
 def load_table(store: Any, made: manifest.Manifest, fences: dict[int, tuple[int, int]]) -> None:

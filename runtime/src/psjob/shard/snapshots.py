@@ -1,15 +1,26 @@
-"""Copies of one cut, collected while pushes go on, then written beside the path by a thread of its own."""
+"""One cut of this shard: its blocks are held as they stood, and written beside the path while pushes go on.
+
+An update waits for at most the copy of the block that it is about to change. Two threads work beside it: one copies the blocks in the
+order in which pushes touch them, mostly while the workers compute; the other writes the file.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from psjob.checkpoint import files
-from psjob.shard.cell import Copy
+from psjob.checkpoint.files import Held
+from psjob.checkpoint.increments import EMPTY, Base, Lies, staying
+from psjob.shard.cell import Cell
+from psjob.shard.pins import Pin, Voided, room
+from psjob.shard.spare import Spare
 from psjob.shard.store import Store
 
 Answer = Callable[[dict[str, Any]], None]
@@ -25,27 +36,54 @@ class Snapshots:
         self._cut: int | None = None
         self._step = -1
         self._answer: Answer = lambda body: None
-        self._copies: list[Copy] = []
+        self._pins: list[Pin] = []
+        self._spare = Spare({})
         self._table: dict[str, Any] = {}
         self._marks: set[int] = set()
         self._wanted = False
         self._writer: threading.Thread | None = None
+        self._bases: dict[int, Base] = {}
+        """By cut: the newest one that was committed, as far as this shard was told, and the one written after it."""
+        self._base = EMPTY
 
-    def order(self, cut: int, step: int, marks: bool, answer: Answer) -> None:
-        """Begin cut `cut` at `step`; a negative one copies as it stands, with `marks` when every live worker has marked."""
+    def prepare(self, base: int | None, done: Callable[[], None]) -> None:
+        """Make memory ready for the copies of the cut that comes next; then call `done`, from a thread of its own."""
         with self._lock:
-            if self._writer is not None and self._writer.is_alive():
+            if self._cut is not None or self._busy():
+                done()
+                return
+            self._spare.close()
+            spare, changed = self._spare_for(base)
+            self._spare = spare
+
+        def warm() -> None:
+            spare.warm(changed)
+            done()
+
+        threading.Thread(target=warm, name="spare", daemon=True).start()
+
+    def order(self, cut: int, step: int, marks: bool, base: int | None, answer: Answer) -> None:
+        """Begin cut `cut` at `step`; a negative one holds blocks as they stand, with `marks` when every live worker has marked.
+
+        `base` is the cut that the newest manifest holds: what has not changed since is named where it lies.
+        """
+        with self._lock:
+            if self._busy():
                 answer({"did": "late", "cut": cut, "why": "the cut before is still being written"})
                 return
             self._cut, self._step, self._answer = cut, step, answer
-            self._copies, self._table, self._marks = [], {}, set()
+            self._pins, self._table, self._marks = [], {}, set()
             self._wanted = marks
+            if self._spare.closed:
+                self._spare, _ = self._spare_for(base)
+            self._base = EMPTY if base is None else self._bases.get(base, EMPTY)
+            self._bases = {} if base is None or base not in self._bases else {base: self._base}
         if step < 0:
             answer({"did": "ready", "cut": cut})
             self.recheck()
             return
         self._table = self._table_at(step)
-        if not self._store.order_cut(step, lambda copy: self._deliver(cut, copy)):
+        if not self._store.order_cut(step, lambda cell: self._hold(cut, cell)):
             self.void(cut)
             answer({"did": "late", "cut": cut, "why": f"blocks are at {self._store.span()[1]}, beyond {step}"})
             return
@@ -65,7 +103,7 @@ class Snapshots:
             self._release(cut)
 
     def recheck(self) -> None:
-        """Copy now if every live worker has marked (one may just have left)."""
+        """Hold the blocks now if every live worker has marked (one may just have left)."""
         with self._lock:
             if self._cut is None or self._step >= 0 or self._table:
                 return
@@ -73,20 +111,33 @@ class Snapshots:
                 return
             cut = self._cut
             self._table = {"rows": self._store.admission.save()}
-        self._store.order_cut(-1, lambda copy: self._deliver(cut, copy))
+        self._store.order_cut(-1, lambda cell: self._hold(cut, cell))
         if not self._store.cells:
             self._write(cut)
         self._release(cut)
 
     def void(self, cut: int) -> None:
-        """Forget the cut; what it holds is released."""
+        """Forget the cut; what it holds is released, and a file that is being written is given up."""
         with self._lock:
             if self._cut != cut:
                 return
             self._cut = None
-            self._copies = []
+            pins, self._pins = self._pins, []
+            self._spare.close()
         self._store.void_cut()
+        for pin in pins:
+            pin.give_up()
         self._release(cut)
+
+    def _busy(self) -> bool:
+        return self._writer is not None and self._writer.is_alive()
+
+    def _spare_for(self, base: int | None) -> tuple[Spare, list[int]]:
+        """Memory for a copy of every block, and the blocks that have changed since cut `base`."""
+        lies = EMPTY.blocks if base is None else self._bases.get(base, EMPTY).blocks
+        cells = self._store.cells
+        changed = [index for index, cell in cells.items() if index not in lies or lies[index].content is not cell.content]
+        return Spare({index: room(cell.tensors()) for index, cell in cells.items()}), changed
 
     def _table_at(self, step: int) -> dict[str, Any]:
         rows = self._store.admission.save()
@@ -97,36 +148,79 @@ class Snapshots:
             row["open"] = []
         return {"rows": rows}
 
-    def _deliver(self, cut: int, copy: Copy) -> None:
+    def _hold(self, cut: int, cell: Cell) -> Pin:
+        """A block has come to the cut, and its lock is held; with the last one the writing begins."""
+        assert cell.state is not None
+        pin = Pin(cell.block.index, cell.n, cell.state, cell.content, cell.lock, self._spare)
         with self._lock:
             if self._cut != cut:
-                return
-            self._copies.append(copy)
-            if len(self._copies) < len(self._store.cells):
-                return
+                pin.drop(void=True)
+                return pin
+            self._pins.append(pin)
+            if len(self._pins) < len(self._store.cells):
+                return pin
             if self._step >= 0:
                 self._table = self._table_at(self._step)
         self._write(cut)
+        return pin
 
     def _write(self, cut: int) -> None:
         with self._lock:
-            copies, table, answer, view = self._copies, self._table, self._answer, self._store.view
-            self._copies = []
-            self._writer = threading.Thread(target=self._save, args=(cut, copies, table, answer, view), name="snapshot", daemon=True)
+            pins = sorted(self._pins, key=lambda pin: pin.index)
+            job = (cut, pins, self._base, self._spare, self._table["rows"], self._answer, self._store.view)
+            self._writer = threading.Thread(target=self._save, args=job, name="snapshot", daemon=True)
             self._writer.start()
 
-    def _save(self, cut: int, copies: list[Copy], table: dict[str, Any], answer: Answer, view: int) -> None:
+    def _save(self, cut: int, pins: list[Pin], base: Base, spare: Spare, rows: Any, answer: Answer, view: int) -> None:
+        torch.set_num_threads(1)
         name = f"v{view:06d}-c{cut:06d}-shard{self._store.index:03d}-e{self._store.epoch}.safetensors"
         try:
-            tensors = []
-            blocks = []
-            for copy in sorted(copies, key=lambda c: c.index):
-                tensors.append((f"{copy.index}.weights", copy.state.weights))
-                tensors.extend((f"{copy.index}.{slot}", tensor) for slot, tensor in copy.state.slots.items())
-                blocks.append({"index": copy.index, "n": copy.n, "epoch": self._store.epoch, "counts": copy.state.counts()})
-            fact = files.write_blocks(self._folder, name, tensors, {"run": self._store.run})
+            stay = staying(base, {pin.index: pin.content for pin in pins})
+            for pin in pins:
+                if pin.index in stay:
+                    pin.leave()
+            written = [pin for pin in pins if pin.index not in stay]
+            threading.Thread(target=_copy_ahead, args=(written,), name="copy", daemon=True).start()
+            fact = None
+            if written or not stay:
+                tensors = [entry for pin in written for entry in _entries(pin)]
+                fact = files.write_blocks(self._folder, name, tensors, {"run": self._store.run})
+        except Voided:
+            return
         except files.CheckpointProblem as problem:
             log.warning("checkpoint not written: %s", problem)
             answer({"did": "unwritten", "cut": cut, "why": str(problem)})
             return
-        answer({"did": "written", "cut": cut, "file": fact.to_json(), "blocks": blocks, "table": table["rows"]})
+        finally:
+            spare.close()
+            for pin in pins:
+                pin.leave()
+            with self._lock:
+                if self._cut == cut:
+                    self._cut, self._pins = None, []
+        lies = {pin.index: base.blocks[pin.index] if pin.index in stay else Lies(name, pin.bytes, pin.content) for pin in pins}
+        sizes = base.files if fact is None else {**base.files, name: fact.bytes}
+        with self._lock:
+            self._bases[cut] = Base(lies, {file: sizes[file] for file in {place.file for place in lies.values()}})
+        epoch = self._store.epoch
+        blocks = [{"index": p.index, "n": p.n, "epoch": epoch, "counts": p.counts, "file": lies[p.index].file} for p in pins]
+        answer({"did": "written", "cut": cut, "file": None if fact is None else fact.to_json(), "blocks": blocks, "table": rows})
+
+
+def _entries(pin: Pin) -> list[tuple[str, torch.Tensor | Held]]:
+    """A block's tensors, taken when they are written."""
+    return [(f"{pin.index}.{name}", Held(*shape, functools.partial(_taken, pin, name))) for name, shape in pin.shapes.items()]
+
+
+def _taken(pin: Pin, name: str) -> torch.Tensor:
+    return pin.take()[name]
+
+
+def _copy_ahead(pins: list[Pin]) -> None:
+    """Copy what no update has needed yet: one that comes later does not wait for it."""
+    torch.set_num_threads(1)
+    for pin in pins:
+        try:
+            pin.take()
+        except Voided:
+            return

@@ -19,7 +19,8 @@ from psjob.layout import Layout, TensorSpec, assign
 from psjob.modes import Mode
 from psjob.rules.base import BlockState, check_numbers
 from psjob.shard.admission import Admission, Verdict
-from psjob.shard.cell import Arrived, Cell, Copy, Gradient, Info, Received, Replies, Waiter
+from psjob.shard.cell import Arrived, Cell, Gradient, Info, Received, Replies, Waiter
+from psjob.shard.pins import Pin
 from psjob.shard.rows import RowCell
 from psjob.tables import Table, TableSpec
 from psjob.wire.frame import Flag, Header, Kind, WireError
@@ -267,13 +268,13 @@ class Store:
 
     # -- cuts ----------------------------------------------------------------------------------
 
-    def order_cut(self, step: int, deliver: Callable[[Copy], None]) -> bool:
-        """Copy every block at `step` (negative: now). False, and nothing ordered, when one is already beyond it."""
+    def order_cut(self, step: int, pin: Callable[[Cell], Pin]) -> bool:
+        """Hold on to every block at `step` (negative: now). False, and nothing ordered, when one is already beyond it."""
         done: list[Cell] = []
         stored = max(row.left_at or 0 for row in self.admission.rows.values())
         for cell in self.cells.values():
             with cell.lock:
-                ordered = cell.order_cut(step, deliver, stored)
+                ordered = cell.order_cut(step, pin, stored)
             if not ordered:
                 for earlier in done:
                     with earlier.lock:
