@@ -66,6 +66,8 @@ def test_outside_a_job_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(ps.shard([1, 2, 3])) == [1, 2, 3]
     ps.report(loss=1.0)
     ps.checkpoint()
+    ps.wait()
+    assert ps.attach(mine, optimizer, overlap=True) == (mine, optimizer)
 
 
 @pytest.mark.parametrize("words", [["python"], ["python", "-"], ["python", "-i"]])

@@ -17,6 +17,7 @@ from psjob.checkpoint.final import tensors_sha256
 from psjob.config import CompressionConfig
 from psjob.wire.frame import Flag, Kind
 from tests.reference import reference
+from tests.unit import test_rows_training as rows
 from tests.unit.live_shards import Rewound, Worker, all_well, eventually, serving, severed, together
 from tests.unit.test_shard_training import OPTIMIZERS, batch, build, loss_of, plain
 
@@ -509,3 +510,31 @@ def test_codecs_and_streams_that_break(tmp_path: Path, push: str, pull: str) -> 
             all_well(group, steps(10, spoil))
             found.add(tensors_sha256(group[1].model.parameters()))
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_tables_of_rows_beside_dense_layers(tmp_path: Path, shards: int) -> None:
+    """A lookup in the next forward waits for the rows' updates; the dense blocks still leave in backward."""
+    found: dict[bool, list[torch.Tensor]] = {}
+    early: list[int] = []
+
+    def act(worker: Worker) -> None:
+        seen = sent(worker)
+        for step in range(5):
+            worker.optimizer.zero_grad()
+            rows.loss_of(worker.model, step, worker.rank).backward()
+            time.sleep(0.01)
+            worker.optimizer.step()
+        if worker.rank == 0:
+            early.append(seen.count((Kind.EARLY, Flag.NONE)))
+            found[worker.job.overlap is not None] = [*rows.rows_of(worker.model), worker.model.head.weight.detach().clone()]
+
+    for overlap in (False, True):
+        folder = tmp_path / str(overlap)
+        folder.mkdir()
+        with serving(folder, workers=2, shards=shards) as live:
+            models = [rows.offloaded() for _ in range(2)]
+            group = [Worker(live, r, m, torch.optim.SGD(m.parameters(), lr=0.1), overlap=overlap) for r, m in enumerate(models)]
+            all_well(group, act)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found[True], found[False], strict=True))
+    assert early[0] == 0 and early[1] > 0

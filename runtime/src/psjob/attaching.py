@@ -58,7 +58,8 @@ class Job:
         session = self.session
         device = next((p.device for p in self.parameters if p.is_cuda), torch.device("cpu"))
         if overlap:
-            made = Overlap(session, self.parameters, hooks.tree_of(self.model, self.parameters), Staging(session.layout, device))
+            apart = frozenset(row for row, p in enumerate(self.parameters) if id(p) in self.tables.anchors)
+            made = Overlap(session, self.parameters, hooks.tree_of(self.model, self.parameters), Staging(session.layout, device), apart)
             session.exchange = made
             return made
         if device.type == "cuda":

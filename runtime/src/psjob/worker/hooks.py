@@ -22,7 +22,7 @@ def tree_of(model: torch.nn.Module, parameters: Sequence[torch.Tensor]) -> Tree:
 def install(model: torch.nn.Module, overlap: Overlap, carry_out: CarryOut, makes_again: Callable[[], bool]) -> None:
     """Hook `overlap` in. `carry_out` runs a call that may end this process; `makes_again`: steps without effect are being made."""
     for row, p in enumerate(overlap.parameters):
-        if p.requires_grad:
+        if p.requires_grad and row not in overlap.apart:
             p.register_post_accumulate_grad_hook(_accumulated(overlap, row, makes_again))  # type: ignore[no-untyped-call]
     paths: dict[torch.nn.Module, list[str]] = {}
     for path, module in _all_of(model):

@@ -91,8 +91,13 @@ class Lane:
 
     def _send_loop(self) -> None:
         while (header := self._out.get()[2]) is not None:
-            if not self.stream.closed:
+            if self.stream.closed:
+                continue
+            try:
                 self._send_now(header)
+            except Exception:
+                log.exception("lane to shard %d: a block could not be sent; the stream is closed", self.link.index)
+                self.stream.close()
 
     def _read(self) -> None:
         try:

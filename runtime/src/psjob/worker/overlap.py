@@ -30,17 +30,24 @@ if TYPE_CHECKING:
 
 
 class Overlap(Staged):
-    """`parameters` are the table's rows, `tree` says which module holds which.
+    """`parameters` are the table's rows, `tree` says which module holds which; those in `apart` have no gradient to push.
 
     Gradients are staged (also on the CPU), so that the model's own may be changed or freed while theirs is on its way.
     """
 
     beside = True
 
-    def __init__(self, session: WorkerSession, parameters: Sequence[torch.Tensor], tree: Tree, staging: Staging) -> None:
+    def __init__(
+        self,
+        session: WorkerSession,
+        parameters: Sequence[torch.Tensor],
+        tree: Tree,
+        staging: Staging,
+        apart: frozenset[int] = frozenset(),
+    ) -> None:
         super().__init__(session, staging)
         layout = session.layout
-        self.parameters = parameters
+        self.parameters, self.apart = parameters, apart
         self.awaited: set[int] = set()
         """Blocks whose answer has not landed; changed with the session's condition held."""
         self.ran: list[str] = []
@@ -90,7 +97,7 @@ class Overlap(Staged):
     def _issue(self, index: int) -> None:
         for row in self._rows[index]:
             if not self._readiness.seen[row]:
-                self._stage(row, self.parameters[row].grad, only=index)
+                self._stage(row, None if row in self.apart else self.parameters[row].grad, only=index)
         self.staging.copied(index)
         self._renew(index)
         session = self.session
