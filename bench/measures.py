@@ -84,6 +84,7 @@ MEASURES: Sequence[Against | Alone] = (
         ((Program("psjob, one tensor of 100 MB", "psjob_ps.py", ("--tensors", "1")), 1 / 1.3),),
     ),
     Against("adam-shared", "Adam on the shard, 1 worker, shared memory", ours("--optimizer", "adam", *SHARED), ((ADAM_PASS, 1 / 1.3),)),
+    Alone("snapshot", "a checkpoint of 1.0 GB while Adam trains, TCP", Program("psjob", "snapshot_ps.py")),
     Alone("overlap", "a net that sleeps, behind a slow link: a step with overlap", Program("overlap", "overlap_ps.py")),
     Alone("no-overlap", "the same without overlap", Program("overlap", "overlap_ps.py", ("--what", "off"))),
     Against(

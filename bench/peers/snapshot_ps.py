@@ -1,18 +1,14 @@
-"""What a checkpoint takes from training: windows without and with a save, in turn.
+"""What a checkpoint of 1.0 GB takes from training: windows without and with a save, in turn.
 
-    python bench/peers/snapshot_ps.py --megabytes 334 --optimizer adam --seconds 10
-
-One worker trains with Adam on 334 MB of parameters, so that a checkpoint has 1.0 GB. A step is a sleep of `--what` milliseconds (default
-100) in place of the compute, then the optimizer's step; a window has `--seconds`, and a save is asked for a tenth of it after its begin.
-The first save makes files and memory that the machine may never have touched, and is not counted. Prints a line a pair, then JSON: `stop`,
-the longest step of a window with a save less the median of the window without, `plain`, the same inside the window without, both in ms,
-`ratio`, steps with over steps without, and `save`, seconds from asking to the commit.
+One worker trains with Adam on 334 MB of parameters. A step is a sleep of `--what` milliseconds (default 100) in place of the compute, then
+the optimizer's step; a save is asked for a second after its window's begin and must be committed within it. The first save is not counted:
+it makes files and memory that the machine may never have touched. The added stop is the longest step of a window with a save less the
+median of the window without before it; the same is told of the window without.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -25,6 +21,10 @@ import torch
 import psjob
 
 PAIRS = 3
+SECONDS = 10.0
+LEAD = 1.0
+"""Seconds of a window, and how far into it the save is asked for."""
+MEGABYTES = 334
 
 
 def main() -> None:
@@ -32,9 +32,10 @@ def main() -> None:
     if words.part:
         work(words)
         return
+    words.optimizer, words.megabytes = "adam", MEGABYTES
     saved = {"intervalSeconds": 3600.0, "everySteps": None, "keep": 2, "disabled": False, "resumeFrom": None}
     with job.running(words, checkpoint=saved) as running:
-        said, _ = running.workers[0].communicate(timeout=120 + 2.5 * PAIRS * words.seconds)
+        said, _ = running.workers[0].communicate(timeout=120 + 2 * (PAIRS + 1) * SECONDS)
     print(said, end="")
 
 
@@ -43,19 +44,18 @@ def work(words: argparse.Namespace) -> None:
     folder = Path(os.environ["PSJOB_CONFIG"]).parent / "checkpoints"
     each = words.megabytes * 250_000 // words.tensors
     model = torch.nn.ParameterList([torch.zeros(each) for _ in range(words.tensors)])
-    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
-    attached, optimizer = psjob.attach(model, kinds[words.optimizer](model.parameters(), lr=clock.RATE))
+    attached, optimizer = psjob.attach(model, torch.optim.Adam(model.parameters(), lr=clock.RATE))
     for parameter in attached.parameters():
         parameter.grad = torch.ones_like(parameter)
     compute = float(words.what or 100) / 1e3
 
-    def window(save: bool) -> tuple[list[float], float]:
-        """Seconds of each step that began in the window, and how long the save took."""
+    def window(save: bool, most: float = SECONDS) -> tuple[list[float], float]:
+        """Seconds of each step that began in the window, and how long the save took, which may take more than the window up to `most`."""
         before = newest(folder)
         steps: list[float] = []
         begin, asked, saved = time.perf_counter(), 0.0, 0.0
-        while (start := time.perf_counter()) < begin + words.seconds:
-            if save and not asked and start > begin + words.seconds / 10:
+        while (start := time.perf_counter()) < begin + (most if save and not saved else SECONDS):
+            if save and not asked and start > begin + LEAD:
                 asked = start
                 psjob.checkpoint()
             time.sleep(compute)
@@ -64,25 +64,31 @@ def work(words: argparse.Namespace) -> None:
             if asked and not saved and newest(folder) > before:
                 saved = time.perf_counter() - asked
         if save and not saved:
-            raise RuntimeError(f"no checkpoint within {words.seconds * 0.9:.0f} s")
+            raise RuntimeError(f"no checkpoint within {most - LEAD:.0f} s")
         return steps, saved
 
-    window(True)
-    found: dict[str, list[float]] = {"stop": [], "plain": [], "ratio": [], "save": []}
+    window(True, most=6 * SECONDS)
+    pairs = []
     for _ in range(PAIRS):
         without, _ = window(False)
-        beside, seconds = window(True)
-        usual = statistics.median(without)
-        row = {"stop": (max(beside) - usual) * 1e3, "plain": (max(without) - usual) * 1e3}
-        row |= {"ratio": len(beside) / len(without), "save": seconds}
-        for key, value in row.items():
-            found[key].append(value)
-        print(
-            f"step {usual * 1e3:.0f} ms; longest +{row['plain']:.0f} ms without a save, +{row['stop']:.0f} ms with one of {seconds:.1f} s; "
-            f"steps {len(beside)}/{len(without)} = {row['ratio']:.2f}", flush=True,
-        )  # fmt: skip
-    print(json.dumps(found), flush=True)
+        pairs.append((without, *window(True)))
+    usual = [statistics.median(without) for without, _, _ in pairs]
+    stops = [(max(beside) - one) * 1e3 for (_, beside, _), one in zip(pairs, usual, strict=True)]
+    plain = [(max(without) - one) * 1e3 for (without, _, _), one in zip(pairs, usual, strict=True)]
+    ratios = [len(beside) / len(without) for without, beside, _ in pairs]
+    every = f"{_each(stops)}; without a save {_each(plain)}; a step {statistics.median(usual) * 1e3:.0f} ms"
+    saves = f"{_each(ratios, 2)}; a save takes {_each([seconds for _, _, seconds in pairs], 1)} s"
+    clock.answer_rows(
+        [
+            clock.row("longest added stop of a step", statistics.median(stops), "ms", most=30.0, note=every),
+            clock.row("steps beside a save", statistics.median(ratios), "of those without", least=0.85, note=saves),
+        ]
+    )
     os._exit(0)  # without a last checkpoint
+
+
+def _each(values: list[float], digits: int = 0) -> str:
+    return ", ".join(f"{value:.{digits}f}" for value in values)
 
 
 def newest(folder: Path) -> int:

@@ -7,6 +7,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -36,7 +37,8 @@ class Clerk(Session):
     """A worker as shard 0 has it: it keeps what it is told."""
 
     def __init__(self, server: Server, rank: int, start: int, rewinds: int, hello: dict[str, Any]) -> None:
-        super().__init__(server, cast(Stream, None), Header(Kind.HELLO, worker=rank, start=start, rewinds=rewinds), hello)
+        nowhere = cast(Stream, SimpleNamespace(sums=False))
+        super().__init__(server, nowhere, Header(Kind.HELLO, worker=rank, start=start, rewinds=rewinds), hello)
         self.heard: list[Kind] = []
         self.placed: dict[str, Any] = {}
         """The body of the last WELCOME."""

@@ -29,6 +29,31 @@ def test_a_late_cut_is_named_further_ahead_next_time() -> None:
     assert cuts.begin(9, 1.0).step == 13
 
 
+def test_a_cut_by_time_waits_for_memory_but_not_for_long() -> None:
+    cuts = Cuts(10.0, None, marks=False)
+    cuts.restart(0, 0.0)
+    assert not cuts.prepares(3, 9.0)
+    assert cuts.prepares(5, 10.0) and not cuts.prepares(5, 10.1), "asked once a cut"
+    assert cuts.due(5, 10.1) and cuts.waits(5, 2, 10.1)
+    cuts.prepared = {0}
+    assert cuts.waits(5, 2, 11.0)
+    cuts.prepared = {0, 1}
+    assert not cuts.waits(5, 2, 11.0)
+    cuts.prepared = {0}
+    assert not cuts.waits(5, 2, 10.0 + cuts.PREPARE_SECONDS)
+    cuts.begin(5, 11.0)
+    cuts.committed(7, 12.0)
+    assert not cuts.prepares(8, 13.0) and cuts.prepares(9, 22.0)
+
+
+def test_a_cut_by_steps_asks_for_memory_ahead_and_stands_on_its_multiple() -> None:
+    cuts = Cuts(None, 20, marks=False)
+    cuts.restart(0, 0.0)
+    assert not cuts.prepares(7, 1.0) and cuts.prepares(8, 1.0)
+    assert not cuts.due(8, 1.0) and cuts.due(18, 2.0) and not cuts.waits(18, 2, 2.0)
+    assert cuts.begin(18, 2.0).step == 20
+
+
 def test_a_failed_write_waits_before_it_is_tried_again() -> None:
     cuts = Cuts(1.0, None, marks=False)
     cuts.restart(0, 0.0)

@@ -35,7 +35,7 @@ class Spare:
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
 
     def warm(self, indices: Iterable[int]) -> None:
-        """Have the pages of these places made, a third of the time; a kernel that cannot makes them as they are used.
+        """Have the pages of these places made, half of the time; a kernel that cannot makes them as they are used.
 
         No lower priority: a thread that waits for a core while it holds the interpreter's lock, or is owed it, holds up all others.
         """
@@ -50,7 +50,7 @@ class Spare:
                 since = time.monotonic()
                 if self._memory is None or libc.madvise(ctypes.c_void_p(start + at), size, _POPULATE_WRITE):
                     return
-                time.sleep(2 * (time.monotonic() - since))
+                time.sleep(time.monotonic() - since)
 
     @property
     def closed(self) -> bool:
