@@ -15,10 +15,13 @@ pytestmark = pytest.mark.timeout(2000)  # nearly all of it is Pythons that impor
 CHECKPOINTS = {"everySteps": 25, "interval": "1h", "keep": 100}
 
 
-def run(folder: Path, *what: str, gates: str = "", overlap: bool = False) -> Ran:
+def run(folder: Path, *what: str, gates: str = "", way: str = "shared") -> Ran:
     folder.mkdir()
-    job = manifest(folder, ["stateful.py", str(EPOCHS), gates, "overlap" if overlap else ""], workers=2, shards=2, checkpoint=CHECKPOINTS)
-    return train(folder, job, *faults(*what))
+    words = ["stateful.py", str(EPOCHS), gates, "overlap" if way == "overlap" else ""]
+    training = {"transport": "tcp"} if way == "tcp" else {}
+    ran = train(folder, manifest(folder, words, workers=2, shards=2, checkpoint=CHECKPOINTS, training=training), *faults(*what))
+    assert ran.summary["transport"] == ("shared" if way == "shared" else "tcp")
+    return ran
 
 
 def check(recovery: dict[str, Any], manifests: int = 2) -> None:
@@ -38,10 +41,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return ran
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
-def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path, plain: Ran, overlap: bool) -> None:
+@pytest.mark.parametrize("way", ["shared", "tcp", "overlap"])
+def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path, plain: Ran, way: str) -> None:
     what = ("kill:ps-1@step=70", "kill:ps-0@step=145", "kill:worker-1@step=190")
-    hit = run(tmp_path / "hit", *what, gates="55:50,130:125", overlap=overlap)
+    hit = run(tmp_path / "hit", *what, gates="55:50,130:125", way=way)
     assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
     for recovery in hit.summary["recoveries"][:2]:
         check(recovery)
@@ -52,15 +55,15 @@ def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path, plain: 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
-def test_twenty_kills_change_no_bit(tmp_path: Path, plain: Ran, overlap: bool) -> None:
+@pytest.mark.parametrize("way", ["shared", "tcp", "overlap"])
+def test_twenty_kills_change_no_bit(tmp_path: Path, plain: Ran, way: str) -> None:
     """Ten runs of two kills each, at steps drawn by chance, ps-0 as often as ps-1."""
     for number in range(10):
         chance = random.Random(number)
         first, second = chance.sample([0, 1], 2)
         one, two = chance.randint(70, 95), chance.randint(140, 230)
         gates = f"{one - 15}:50,{two - 15}:{(two - 18) // 25 * 25}"
-        hit = run(tmp_path / f"hit{number}", f"kill:ps-{first}@step={one}", f"kill:ps-{second}@step={two}", gates=gates, overlap=overlap)
+        hit = run(tmp_path / f"hit{number}", f"kill:ps-{first}@step={one}", f"kill:ps-{second}@step={two}", gates=gates, way=way)
         for recovery in hit.summary["recoveries"]:
             check(recovery)
         assert hit.summary["epochs"] == [2, 2]

@@ -24,18 +24,23 @@ def _one_thread() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "workers", "shards"),
+    ("optimizer", "workers", "shards", "transport"),
     [
-        ("sgd", 3, 2),
-        ("adam", 4, 1),
-        *(pytest.param("sgd", workers, shards, marks=LONG) for workers, shards in ((3, 1), (4, 1), (4, 2))),
-        *(pytest.param("adam", workers, shards, marks=LONG) for workers, shards in ((3, 1), (3, 2), (4, 2))),
+        ("sgd", 3, 2, "tcp"),
+        ("sgd", 3, 2, "auto"),
+        ("adam", 4, 1, "tcp"),
+        ("adam", 4, 1, "auto"),
+        *(pytest.param("sgd", workers, shards, "auto", marks=LONG) for workers, shards in ((3, 1), (4, 1), (4, 2))),
+        *(pytest.param("adam", workers, shards, "auto", marks=LONG) for workers, shards in ((3, 1), (3, 2), (4, 2))),
     ],
 )
-def test_final_weights_are_the_oracles_bits(tmp_path: Path, optimizer: str, workers: int, shards: int) -> None:
+def test_final_weights_are_the_oracles_bits(tmp_path: Path, optimizer: str, workers: int, shards: int, transport: str) -> None:
     """The last round has one batch only: the other ranks are absent there, and the divisor is 1."""
-    job = manifest(tmp_path, ["mlp.py", optimizer, str(STEPS), "--last", "1"], workers=workers, shards=shards)
+    job = manifest(
+        tmp_path, ["mlp.py", optimizer, str(STEPS), "--last", "1"], workers=workers, shards=shards, training={"transport": transport}
+    )
     ran = train(tmp_path, job)
+    assert ran.summary["transport"] == ("tcp" if transport == "tcp" else "shared")
     assert ran.summary["steps"] == STEPS and ran.summary["restarts"] == {} and ran.summary["updates_lost"] == 0
     # A shard counts a worker's clock once: `applied` is in worker-clocks, and every absent mark is one.
     assert ran.summary["applied"] == STEPS * workers * shards and ran.summary["duplicates_refused"] == 0

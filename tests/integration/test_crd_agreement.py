@@ -71,7 +71,7 @@ pods = st.fixed_dictionaries(
 )
 PATHS = {
     "spec.training": st.fixed_dictionaries(
-        {}, optional={"mode": texts, "seed": numbers, "updateAt": st.sampled_from(["server", "worker", None])}
+        {}, optional={"mode": texts, "seed": numbers, "updateAt": st.sampled_from(["server", "worker", None]), "transport": texts}
     ),
     "spec.training.mode": st.sampled_from(["sync", "async", "bounded"]),
     "spec.training.updateAt": st.sampled_from(["server", "worker", None]),

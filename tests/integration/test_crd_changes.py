@@ -53,6 +53,7 @@ def job(job_api: Api, namespace: str) -> str:
         ("spec.training.mode", "async"),
         ("spec.training.seed", 7),
         ("spec.training.updateAt", "worker"),
+        ("spec.training.transport", "tcp"),
         ("spec.training.updateAt", None),
         ("spec.training.compression.push", "int8"),
         ("spec.training.compression.ratio", 0.1),

@@ -34,14 +34,29 @@ class Shards:
     def __init__(
         self, folder: Path, workers: int = 2, shards: int = 2, mode: str = "sync", update_at: str | None = None,
         checkpoint: CheckpointConfig = NEVER, run: str = "run-1", streams: int = 1,
-        credit: int | None = None,
+        credit: int | None = None, transport: str = "auto",
         compression: CompressionConfig = CompressionConfig(),
     ) -> None:  # fmt: skip
         held = [_free() for _ in range(2 * shards)]
         ports = [int(sock.getsockname()[1]) for sock in held]
         peers = tuple(Peer("127.0.0.1", ports[2 * i], ports[2 * i + 1]) for i in range(shards))
         self.config = Config(
-            "job", run, "0" * 64, mode, 5, update_at, workers, peers, checkpoint, "AllWorkers", 10.0, 60.0, streams, credit, compression
+            "job",
+            run,
+            "0" * 64,
+            mode,
+            5,
+            update_at,
+            workers,
+            peers,
+            checkpoint,
+            "AllWorkers",
+            10.0,
+            60.0,
+            streams,
+            credit,
+            compression,
+            transport,
         )
         self.folder = folder / run
         self.folder.mkdir(exist_ok=True)

@@ -119,13 +119,14 @@ def same_state(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
             torch.testing.assert_close(mine["state"][row][key], value, rtol=1e-4, atol=1e-6)
 
 
-def test_the_order_of_arrival_changes_no_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_the_order_of_arrival_changes_no_bit(tmp_path: Path, transport: str) -> None:
     """Sums run in rank order whoever comes first; also against the oracle."""
     hashes = set()
     for seed in range(4):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        with serving(folder, workers=4, shards=1 + seed % 3) as shards:
+        with serving(folder, workers=4, shards=1 + seed % 3, transport=transport) as shards:
             workers = [Worker(shards, rank, model, OPTIMIZERS["nesterov"](model)) for rank, model in enumerate(build() for _ in range(4))]
             all_well(workers, lambda worker, seed=seed: steps(10, random.Random(10 * seed + worker.rank))(worker))  # type: ignore[misc]
             hashes |= {tensors_sha256(worker.model.parameters()) for worker in workers}
@@ -226,9 +227,10 @@ def test_async_takes_every_push_once(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, torch.full_like(tensor, 60.0)) for tensor in final.values())
 
 
-def test_a_broken_stream_is_mended_and_nothing_counts_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_broken_stream_is_mended_and_nothing_counts_twice(tmp_path: Path, transport: str) -> None:
     """Streams are cut under both workers again and again; the weights are those of the quiet run."""
-    with serving(tmp_path, workers=2, shards=2) as shards:
+    with serving(tmp_path, workers=2, shards=2, transport=transport) as shards:
         chance = random.Random(1)
 
         def act(worker: Worker) -> None:

@@ -170,6 +170,7 @@ class Job:
         except Ending as ending:
             how, message = ending.how, ending.message
         self.session.ended = True
+        self.session.exchange.sharing.withdraw()
         for link in self.session.links:
             link.close()
         if how == "rewind":

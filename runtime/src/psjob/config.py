@@ -61,6 +61,8 @@ class Config:
     streams: int = 1
     credit: int | None = None
     compression: CompressionConfig = CompressionConfig()
+    transport: str = "auto"
+    """auto: shared memory where both ends are on one host, else TCP; tcp: only that."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ def _config(raw: dict[str, Any]) -> Config:
         streams=int(raw.get("streams", 1)),
         credit=None if raw.get("creditBytes") is None else int(raw["creditBytes"]),
         compression=_compression(raw.get("compression") or {}),
+        transport=_word(raw, "transport", "auto", "tcp"),
     )
 
 
@@ -181,3 +184,11 @@ def _compression(raw: Mapping[str, Any]) -> CompressionConfig:
             f"compression {dict(raw)}; push is one of {contract.PUSH_CODECS}, pull of {contract.PULL_CODECS}, ratio above 0 to 0.5"
         )
     return made
+
+
+def _word(raw: dict[str, Any], key: str, *words: str) -> str:
+    """One of `words`; the first where the key is absent."""
+    word = raw.get(key, words[0])
+    if word not in words:
+        raise ValueError(f"{key} {word!r}; it is one of {', '.join(words)}")
+    return str(word)

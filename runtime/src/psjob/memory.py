@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from psjob.layout import SIZES
+from psjob.wire.shared import Region, Window
+
 
 def view(tensor: torch.Tensor) -> memoryview:
     """A writable byte view of a contiguous CPU tensor, which lives as long as its view. Raises ValueError for another tensor."""
@@ -27,6 +30,16 @@ def _raw(tensor: torch.Tensor) -> Any:
     size = tensor.numel() * tensor.element_size()
     kind: Any = ctypes.c_char * size
     return kind.from_address(tensor.data_ptr()) if size else kind()
+
+
+def lent(region: Region | Window, offset: int, length: int, dtype: str) -> torch.Tensor:
+    """`length` elements of lent memory from byte `offset`, 1-D, with a storage of its own that keeps the memory mapped.
+
+    Raises WireError outside of it.
+    """
+    if not length:
+        return torch.empty(0, dtype=getattr(torch, dtype))
+    return torch.frombuffer(region.buffer(offset, length * SIZES[dtype]), dtype=getattr(torch, dtype))
 
 
 class Scratch:

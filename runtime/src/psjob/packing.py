@@ -23,6 +23,7 @@ class Pack:
         self._whole: list[tuple[int, torch.Tensor]] = []
         """Row and view of its shape, where the block holds all of a tensor."""
         self._parts: list[tuple[int, slice, torch.Tensor]] = []
+        self.rows = frozenset(piece.tensor for piece in block.pieces)
         self._single = (block.pieces[0].tensor, block.pieces[0].tensor_offset) if len(block.pieces) == 1 else None
         for piece in block.pieces:
             view = flat[piece.block_offset : piece.block_offset + piece.length]
@@ -62,16 +63,18 @@ class Pack:
     def _plain(self, tensor: torch.Tensor) -> bool:
         return tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.dtype == self.flat.dtype and tensor.is_contiguous()
 
-    def gather(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """Copy the block's elements of `tensors` (by table row; None: zeros) into the buffer, which is given back."""
+    def gather(self, tensors: Sequence[torch.Tensor | None], leave: frozenset[int] = frozenset()) -> torch.Tensor:
+        """Copy the block's elements of `tensors` (by table row; None: zeros) into the buffer, which is given back; rows in `leave` stay."""
         with torch.no_grad():
-            if self._even is None or not _joined([tensors[row] for row, _ in self._whole], self._even):
-                self._gather_each(tensors)
+            if leave or self._even is None or not _joined([tensors[row] for row, _ in self._whole], self._even):
+                self._gather_each(tensors, leave)
         return self.flat
 
-    def _gather_each(self, tensors: Sequence[torch.Tensor | None]) -> None:
+    def _gather_each(self, tensors: Sequence[torch.Tensor | None], leave: frozenset[int]) -> None:
         views, sources = [], []
         for row, view in self._whole:
+            if row in leave:
+                continue
             source = tensors[row]
             if source is None:
                 view.zero_()
@@ -81,6 +84,8 @@ class Pack:
         if views:
             torch._foreach_copy_(views, sources)
         for row, span, view in self._parts:
+            if row in leave:
+                continue
             source = tensors[row]
             if source is None:
                 view.zero_()

@@ -44,6 +44,9 @@ class Training(Model):
     """Seed of the order of the data and of the workers' random numbers; 0..2147483647."""
     update_at: Literal["server", "worker"] | None = None
     """Where the optimizer runs. Absent: on the shards where psjob has a rule for it, else on the workers (sync only)."""
+    transport: Literal["auto", "tcp"] = "auto"
+    """auto: a worker and a shard in one pod or on one laptop give each other gradients and weights in shared memory, all others
+    over TCP; tcp: all over TCP."""
     streams: int = 1
     """TCP streams between each worker and each shard, both ways at once; more of them use more cores on both sides. 1..8."""
     credit_mebibytes: int | None = None

@@ -145,6 +145,8 @@ class Progress(StatusModel):
     """Seconds until the last step, where the script told how many there are."""
     codecs: str | None = None
     """How numbers travel between shard 0 and the workers, such as push int8, pull bf16; absent: as they are."""
+    transport: str | None = None
+    """How blocks go between the workers and shard 0: shared, tcp, or mixed."""
     time: str | None = None
     """When this was read."""
 

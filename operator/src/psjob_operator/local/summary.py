@@ -26,6 +26,7 @@ def summary(ground: Ground, result: str, seconds: float) -> dict[str, Any]:
         "epochs": [shard.epoch for shard in status.shards] if status else [],
         "seconds": round(seconds, 3),
         "codecs": told.get("codecs"),
+        "transport": told.get("transport"),
         "loss": told.get("loss"),
         "metrics": metrics(told),
         "weights_sha256": told.get("weightsSha256"),

@@ -26,6 +26,7 @@ def progress(facts: Facts) -> Progress | None:
         rate=_number(told, "rate"),
         eta=_number(told, "eta"),
         codecs=text(facts, "codecs") or None,
+        transport=text(facts, "transport") or None,
         time=stamp(facts.now if at is None else at),
     )
 

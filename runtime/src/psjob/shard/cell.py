@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from psjob import memory
 from psjob.layout import Block, live_ranges
 from psjob.modes import Mode
 from psjob.rules import reduction
@@ -21,6 +22,7 @@ from psjob.shard.pins import Pin
 
 if TYPE_CHECKING:
     from psjob.shard.rows import RowCell
+_room = memory.Scratch()
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class Info:
 
 
 class Gradient:
-    """A received gradient in a buffer of its worker's, to which it goes back when it has been applied."""
+    """A received gradient in a buffer of its worker's, to which it goes back when it has been applied. `own`: it may be written to."""
+
+    own = True
 
     def __init__(self, pool: list[torch.Tensor], size: int, block: Block) -> None:
         self._pool, self._buffer = pool, pool.pop() if pool else torch.empty(size, dtype=torch.uint8)
@@ -42,6 +46,18 @@ class Gradient:
     def free(self) -> None:
         """The buffer may take another block."""
         self._pool.append(self._buffer)
+
+
+class Lent(Gradient):
+    """A gradient where its worker has it: the script may look at it until its step is answered."""
+
+    own = False
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self.flat = flat
+
+    def free(self) -> None:
+        """Nothing: the worker writes there again when it has been answered."""
 
 
 class Received(Protocol):
@@ -86,6 +102,8 @@ class Waiter:
     since: float
     update: bool = False
     ids: torch.Tensor | None = None
+    lent: bool = False
+    """The answer may lie in memory that this shard lends to the worker."""
 
 
 class Cell:
@@ -99,6 +117,8 @@ class Cell:
         self.mode = mode
         self.lock = threading.Lock()
         self.state: BlockState | None = None
+        self.home: torch.Tensor | None = None
+        """Where that which workers are answered with lives: this block's place in memory that the shard lends them."""
         self.update: torch.Tensor | None = None
         self.none: frozenset[int] = frozenset()
         """Tensors of this block for which no worker had a gradient at the last update; said only where the workers step."""
@@ -122,7 +142,12 @@ class Cell:
         self.void_cut()
         self.content = object()
         self.state, self.n, self.stored = state, n, n
-        self.update = torch.empty_like(state.weights) if self.rule.name == "reduce" else None
+        self.update = None
+        if self.rule.name == "reduce":
+            self.update = torch.empty_like(state.weights) if self.home is None else self.home
+        elif self.home is not None:
+            self.home.copy_(state.weights)
+            state.weights = self.home
         self.none = frozenset()
         self.pending.clear()
         self.waiters.clear()
@@ -192,6 +217,8 @@ class Cell:
         none &= {piece.tensor for piece in self.block.pieces} if none else none
         mean = present[0]
         if len(present) > 1:
+            first = next(a.grad for a in batch if isinstance(a.grad, Gradient))
+            mean = first.flat if first.own else self._sum()
             reduction.mean_in_rank_order(present, mean)
         if self.update is not None:
             self.update.copy_(mean)
@@ -207,6 +234,11 @@ class Cell:
         lag = self.n - base_n if base_epoch == epoch else None
         self._changing()
         self.rule.apply(self.state, mean, info.numbers[self.block.group], ranges=ranges, lag=lag)
+
+    def _sum(self) -> torch.Tensor:
+        """Room for a sum that may not be written over a gradient; the thread's own, used up before it goes on."""
+        assert self.state is not None
+        return _room(self.block.nbytes).view(self.state.weights.dtype)
 
     def _changing(self) -> None:
         """The state is about to change: a cut that holds it keeps a copy, the only one that an update ever waits for."""

@@ -28,6 +28,8 @@ class Lane:
         self.session, self.store, self.stream = session, session.store, stream
         self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.held = Held()
+        self._lent = 0
+        """Answers that were put in lent memory."""
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._sender = threading.Thread(target=self._send_loop, name=f"to-worker-{session.rank}", daemon=True)
 
@@ -64,7 +66,8 @@ class Lane:
         with cell.lock:
             if cell.state is None:
                 return
-            answer = self._still(cell, waiter)
+            place = self._lend(cell, waiter)
+            answer = self._still(cell, waiter) if place is None else None
             version, flags = cell.n, Flag.CUT if self.session.server.cut_step == cell.n else Flag.NONE
             if cell.skipped and (waiter.update or self.store.mode.rewinds_together):
                 flags |= Flag.SKIP
@@ -78,15 +81,26 @@ class Lane:
             base, view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,
             version=(self.store.epoch, version), flags=flags, info=len(none),
         )  # fmt: skip
+        if answer is None:
+            self.stream.send_lent(header, place or 0, cell.block.nbytes)
+            return
         if waiter.update or cell.update is None:  # weights that a worker steps by itself must come back whole
             number, answer = self.session.encoded.answer(header, cell.block, answer.view(getattr(torch, cell.block.dtype)))
             header = replace(header, codec=number)
         self.stream.send(header, memory.view(answer))
 
+    def _lend(self, cell: Cell, waiter: Waiter) -> int | None:
+        """Where in lent memory the answer lies; None: it goes over the stream."""
+        lending = self.session.lending if waiter.lent else None
+        if lending is None:
+            return None
+        place = lending.place(cell, _source(cell, waiter), self.session.lanes.index(self), self._lent)
+        self._lent += 1
+        return place
+
     def _still(self, cell: Cell, waiter: Waiter) -> torch.Tensor:
         """The answer, in memory that stays as it is while it is sent: the block's own where the mode holds it still, else a copy."""
-        assert cell.state is not None
-        source = cell.update if waiter.update and cell.update is not None else cell.state.weights
+        source = _source(cell, waiter)
         if (self.store.mode.steady or self.store.workers == 1) and (cell.update is None or source is cell.update):
             return source
         raw = source.view(torch.uint8)
@@ -102,3 +116,8 @@ class Lane:
             except StreamClosed:
                 self.stream.close()
                 return
+
+
+def _source(cell: Cell, waiter: Waiter) -> torch.Tensor:
+    assert cell.state is not None
+    return cell.update if waiter.update and cell.update is not None else cell.state.weights

@@ -24,7 +24,9 @@ from psjob.shard.session import WAITING_SECONDS, Session
 from psjob.shard.snapshots import Snapshots
 from psjob.shard.statusport import status
 from psjob.shard.store import Phase, Store
+from psjob.wire import shared
 from psjob.wire.frame import Header, Kind, WireError, dump, run_digest
+from psjob.wire.handover import Counter
 from psjob.wire.tcp import Stream, StreamClosed
 
 NOTICE_SECONDS = 60.0
@@ -38,8 +40,11 @@ class Server:
         config = place.config
         self.place, self.folder = place, folder
         self.run = run_digest(place.run)
+        lends = config.transport != "tcp" and shared.possible()
+        self.counter = Counter(f"shard-{place.index}-lends") if lends else None
+        """Where workers of this host come for the memory that this shard lends."""
         self.store = Store(
-            place.index, len(config.shards), config.workers, place.number, mode_named(config.mode), place.run, config.streams
+            place.index, len(config.shards), config.workers, place.number, mode_named(config.mode), place.run, config.streams, lends
         )
         self.store.view = place.view
         self.changed = threading.Event()
@@ -230,7 +235,7 @@ def last_words(server: Server) -> None:
     """The last status as termination message: a shard ends between two polls of those who look."""
     words = status(server)
     sight = words.get("coordinator", {})
-    kept = ("step", "loss", "metrics", "checkpoint", "weightsSha256", "committed", "checkpointProblem")
+    kept = ("step", "loss", "metrics", "checkpoint", "weightsSha256", "committed", "checkpointProblem", "transport")
     body: dict[str, Any] = {"status": {"epoch": words["epoch"], "index": words["index"], "counters": words["counters"]}}
     if sight:
         body["status"]["coordinator"] = {key: sight[key] for key in kept} | {"passed": sight["passed"][-4:]}

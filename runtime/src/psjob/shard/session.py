@@ -21,6 +21,7 @@ from psjob.shard.admission import Verdict
 from psjob.shard.cell import Cell, Gradient, Info, Received
 from psjob.shard.encoded import Encoded
 from psjob.shard.lane import Lane
+from psjob.shard.lending import Lending, lent_bytes
 from psjob.shard.rowframes import RowFrames
 from psjob.shard.store import Phase
 from psjob.wire.frame import MAX_RECORD, ROW_KINDS, Flag, Header, Kind, WireError, dump
@@ -50,6 +51,9 @@ class Session:
         self.row_frames = RowFrames(self)
         self._token = secrets.token_hex(16)
         """Who knows it may open further lanes of this very session."""
+        self.lending: Lending | None = None
+        """Where this worker's blocks lie, once it has come for memory that this shard lends."""
+        self._ticket = ""
         self._lock = threading.Lock()
         self._reading = 1
 
@@ -96,6 +100,8 @@ class Session:
                 self._reading -= 1
                 if not self._reading:
                     self.done.set()
+                    if self.server.counter is not None:
+                        self.server.counter.forget(self._ticket)
             self.close(but=lane)  # its own may still have to tell the worker what was wrong
 
     # -- out -----------------------------------------------------------------------------------
@@ -126,7 +132,30 @@ class Session:
                 "codecs": self.encoded.agreed,
             }
         self.welcomed = not extra.get("init")
-        self.tell(Kind.WELCOME, body | extra)
+        self.tell(Kind.WELCOME, body | self._offer() | extra)
+
+    @property
+    def transport(self) -> str:
+        """How this worker's blocks come and go: shared or tcp."""
+        return "tcp" if self.lending is None else "shared"
+
+    def _offer(self) -> dict[str, Any]:
+        """Where a worker of this host may come for shared memory; nothing for any other."""
+        counter, store = self.server.counter, self.store
+        if counter is None or store.places is None or self.stream.sums or "shared" not in self.hello.get("transports", ()):
+            return {}
+        span, region, slots = store.places, store.region, int(self.hello.get("slots", 1))
+
+        def give(fd: int) -> int:
+            lending = Lending(store, span, fd, slots)
+            if store.region is not region:
+                raise WireError("this shard has taken other memory meanwhile")
+            self.lending = lending
+            return lending.answers.fd
+
+        counter.forget(self._ticket)
+        self._ticket = counter.expect(give)
+        return {"shared": {"name": counter.address, "token": self._ticket, "bytes": lent_bytes(store, slots)}}
 
     # -- in ------------------------------------------------------------------------------------
 
@@ -246,6 +275,11 @@ class Session:
         grad = self.store.target(header, cell)
         if grad is None:
             lane.stream.drain(header)
+        elif header.flags & Flag.LENT:
+            grad.free()
+            if self.lending is None:
+                raise WireError(f"push of block {header.block} lies in lent memory, and none was handed over")
+            grad = self.lending.gradient(header, cell.block)
         elif codec is None:
             began = time.monotonic()
             lane.stream.recv_into(header, memory.view(grad.flat))

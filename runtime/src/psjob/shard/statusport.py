@@ -69,6 +69,7 @@ def status(server: Server) -> dict[str, Any]:
             "updatesLost": counters.lost, "acknowledged": {str(r): c for r, c in store.clocks().items()},
             "firstApplied": counters.first_applied, "badConnections": server.bad_connections, "blocks": len(store.cells),
         },
+        "transports": {str(rank): session.transport for rank, session in sorted(server.sessions.items())},
         "memory": {"rssBytes": _rss()},
     }  # fmt: skip
     coordinator = server.coordinator
@@ -78,6 +79,7 @@ def status(server: Server) -> dict[str, Any]:
             "waiting": coordinator.views.reason(time.monotonic()),
             "codecs": said_of(session.encoded for session in list(server.sessions.values())),
             "state": coordinator.views.state,
+            "transport": _transport(server),
         }
     return body
 
@@ -89,6 +91,11 @@ def _state(server: Server) -> str:
     if phase is Phase.SERVING:
         return "serving"
     return "restoring" if server.place.number > 1 and phase is not Phase.INIT else "waiting"
+
+
+def _transport(server: Server) -> str | None:
+    ways = {session.transport for session in list(server.sessions.values())}
+    return "mixed" if len(ways) > 1 else next(iter(ways), None)
 
 
 def _rss() -> int:

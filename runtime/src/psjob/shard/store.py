@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from psjob import rules
+from psjob import memory, rules
 from psjob.layout import Layout, TensorSpec, assign
 from psjob.modes import Mode
 from psjob.rules.base import BlockState, check_numbers
@@ -22,7 +22,9 @@ from psjob.shard.admission import Admission, Verdict
 from psjob.shard.cell import Arrived, Cell, Gradient, Info, Received, Replies, Waiter
 from psjob.shard.pins import Pin
 from psjob.shard.rows import RowCell
+from psjob.span import Span
 from psjob.tables import Table, TableSpec
+from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, Kind, WireError
 
 
@@ -51,7 +53,9 @@ class Counters:
 class Store:
     """Blocks, versions and admission of shard `index`. `view` and `attempt` name the set of processes it serves."""
 
-    def __init__(self, index: int, shards: int, workers: int, epoch: int, mode: Mode, run: str, lanes: int = 1) -> None:
+    def __init__(
+        self, index: int, shards: int, workers: int, epoch: int, mode: Mode, run: str, lanes: int = 1, lends: bool = False
+    ) -> None:
         self.index, self.shards, self.workers = index, shards, workers
         self.epoch, self.mode, self.run = epoch, mode, run
         self.lanes = lanes
@@ -75,7 +79,13 @@ class Store:
         self._missing: set[int] = set()
         self._pools: dict[int, list[torch.Tensor]] = {}
         """Buffers of the size of the largest block, by rank; a worker's credit bounds how many it needs."""
-        self._largest = 0
+        self.largest = 0
+        """Bytes of the largest block here."""
+        self.lends = lends
+        """Blocks are kept in memory that workers of this host may borrow."""
+        self.places: Span | None = None
+        self.region: shared.Region | None = None
+        """In a steady mode: the memory of all answers. No block in it changes before every worker has pushed again."""
         self._reported = 0
 
     # -- becoming ready ------------------------------------------------------------------------
@@ -110,6 +120,8 @@ class Store:
         known = tuple(cell.spec for cell in self.row_cells.values())
         if self.layout is None or self.layout.digest() != layout.digest() or self.rule_name != rule or known != specs:
             self._lay_out(layout, rule, specs)
+        else:
+            self._settle()  # workers may read what they borrowed until they rewind
         for index, cell in self.cells.items():
             state, n = states[index]
             with cell.lock:
@@ -138,7 +150,19 @@ class Store:
         }
         self.admission = Admission(self.workers, len(mine) + len(tables))
         self._pools.clear()
-        self._largest = max((b.nbytes for b in mine), default=0)
+        self.largest = max((b.nbytes for b in mine), default=0)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Give every block a place in new memory that can be lent."""
+        if not self.lends or self.layout is None:
+            return
+        self.places = Span.of(self.layout, shared.PAGE)
+        if not self.mode.steady:
+            return
+        self.region = shared.Region.lend(self.places.size)
+        for index, cell in self.cells.items():
+            cell.home = memory.lent(self.region, self.places.offsets[index], cell.block.length, cell.block.dtype)
 
     # -- serving -------------------------------------------------------------------------------
 
@@ -180,7 +204,7 @@ class Store:
     def target(self, header: Header, cell: Cell) -> Gradient | None:
         """Where the payload of an admissible push is received: a buffer of this worker's; None when it will be refused anyway."""
         with self.lock:
-            return Gradient(self._pools.setdefault(header.worker, []), self._largest, cell.block) if self.wanted(header, cell) else None
+            return Gradient(self._pools.setdefault(header.worker, []), self.largest, cell.block) if self.wanted(header, cell) else None
 
     def wanted(self, header: Header, cell: Cell) -> bool:
         """Would a push of now be admitted?"""
@@ -216,7 +240,8 @@ class Store:
 
     def waiter(self, header: Header, replies: Replies, version: int, ids: torch.Tensor | None = None) -> Waiter:
         """Who asked by `header`, and wants `version` or later."""
-        return Waiter(replies, header.worker, header.request, version, header.clock, time.monotonic(), ids=ids)
+        lent = bool(header.flags & Flag.LENT)
+        return Waiter(replies, header.worker, header.request, version, header.clock, time.monotonic(), lent=lent, ids=ids)
 
     def keep(self, cell: Cell, weights: torch.Tensor, version: int, generation: int) -> None:
         """Worker-side update: weights that a worker stores, unless a restore came between."""

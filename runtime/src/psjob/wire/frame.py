@@ -81,6 +81,8 @@ class Flag(IntFlag):
     """Of a push without payload: its gradient is the early data whose number is in `part`."""
     CUT = 8
     """The reply's version is the step of a cut: send the resume record for it."""
+    LENT = 32
+    """The payload does not follow: it lies in memory that its sender lends, at `part`. Of a request also: so may its answer."""
 
 
 ROW_KINDS: Final = (Kind.LOOKUP, Kind.ROW_PUSH, Kind.ROW_INIT)
@@ -154,7 +156,7 @@ def parse(raw: bytes | memoryview) -> Header:
         raise WireError(f"codec {codec} on a frame of type {kind}; only gradients and weights are encoded")
     try:
         return Header(
-            Kind(kind), Flag(flags & 0x1F), run, view, epoch, worker, start, rewinds, clock, request, generation, table, info, block, part,
+            Kind(kind), Flag(flags & 0x3F), run, view, epoch, worker, start, rewinds, clock, request, generation, table, info, block, part,
             (vepoch, vn), codec, length, crc,
         )  # fmt: skip
     except ValueError:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from psjob.wire.frame import HEADER_BYTES, MAX_JSON, ROW_KINDS, Header, Kind, WireError, dump, extra_header_bytes, load, parse
+from psjob.wire.frame import HEADER_BYTES, MAX_JSON, ROW_KINDS, Flag, Header, Kind, WireError, dump, extra_header_bytes, load, parse
+from psjob.wire.shared import Region, copy_out
 
 HELLO_SECONDS = 5.0
 """A stranger has this long to say a whole hello."""
@@ -41,6 +42,8 @@ class Stream:
         self.sock = sock
         self.peer = _peer_name(sock)
         self.sums = not _one_host(sock)
+        self.borrowed: Region | None = None
+        """Memory that the peer lends: where payloads lie that do not follow their header."""
         self.closed = False
         self._send_lock = threading.Lock()
         self._raw = bytearray(HEADER_BYTES)
@@ -91,6 +94,16 @@ class Stream:
                 self.close()
                 raise StreamClosed(f"{self.peer}: {error}") from error
 
+    def send_lent(self, header: Header, offset: int, length: int) -> None:
+        """Write a frame whose payload lies in the memory that this side lends. Raises StreamClosed."""
+        raw = replace(header, flags=header.flags | Flag.LENT, part=offset, length=length).pack()
+        with self._send_lock:
+            try:
+                self.sock.sendall(raw)
+            except (OSError, ValueError) as error:
+                self.close()
+                raise StreamClosed(f"{self.peer}: {error}") from error
+
     def send_json(self, header: Header, body: Any) -> None:
         raw = dump(body)
         self.send(header, raw)
@@ -136,9 +149,21 @@ class Stream:
         size = sum(map(len, parts))
         if size != header.length:
             raise WireError(f"{header.kind.name} of {of} has {header.length} bytes, expected {size}")
+        if header.flags & Flag.LENT:
+            at = header.part
+            for part in parts:
+                copy_out(self.lent(header, at, len(part)), part)
+                at += len(part)
+            return
         self._fill(parts, SEND_SECONDS)
         if header.crc and functools.reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0) != header.crc:
             raise WireError(f"{header.kind.name} of {of} is damaged: its checksum does not match")
+
+    def lent(self, header: Header, offset: int, length: int) -> Any:
+        """Bytes of a LENT frame where they lie, a ctypes array. Raises WireError where they are not in what the peer lends."""
+        if self.borrowed is None:
+            raise WireError(f"{header.kind.name} of block {header.block} lies in lent memory, and none was handed over")
+        return self.borrowed.buffer(offset, length)
 
     def recv_body(self, header: Header, limit: int = MAX_JSON) -> bytearray:
         """Read a payload of at most `limit` bytes; the limit is checked before anything is allocated."""
@@ -153,7 +178,7 @@ class Stream:
 
     def drain(self, header: Header) -> None:
         """Read a payload and forget it (a duplicate, or a frame that was refused). The caller has checked its length."""
-        left = header.length
+        left = 0 if header.flags & Flag.LENT else header.length
         scratch = memoryview(bytearray(min(left, 1 << 20)))
         while left:
             part = scratch[: min(left, len(scratch))]
@@ -265,11 +290,13 @@ def listen(bind: str | None, port: int) -> socket.socket:
     return sock
 
 
-def accept_forever(server: socket.socket, handle: Callable[[Stream], None], limit: int, name: str) -> threading.Thread:
+def accept_forever(
+    server: socket.socket, handle: Callable[[Any], None], limit: int, name: str, wrap: Callable[[socket.socket], Any] = Stream
+) -> threading.Thread:
     """Accept in a thread of its own and give each stream to `handle` in another; above `limit` streams a newcomer is closed."""
     slots = threading.BoundedSemaphore(limit)
 
-    def serve(stream: Stream) -> None:
+    def serve(stream: Any) -> None:
         try:
             handle(stream)
         finally:
@@ -289,7 +316,7 @@ def accept_forever(server: socket.socket, handle: Callable[[Stream], None], limi
                 sock.close()
                 continue
             try:
-                threading.Thread(target=serve, args=(Stream(sock),), name=f"{name}-stream", daemon=True).start()
+                threading.Thread(target=serve, args=(wrap(sock),), name=f"{name}-stream", daemon=True).start()
             except (OSError, RuntimeError):
                 sock.close()
                 slots.release()

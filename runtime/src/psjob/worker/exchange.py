@@ -19,6 +19,7 @@ from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
 from psjob.worker.compression import Compression
 from psjob.worker.ending import Ending
+from psjob.worker.sharing import SLOTS, Sharing
 
 if TYPE_CHECKING:
     from psjob.worker.lane import Lane
@@ -37,6 +38,9 @@ class Exchange:
     beside = False
     """Blocks are sent by threads of the lanes even where there is one lane."""
 
+    lends = True
+    """Blocks may lie in memory that this worker and a shard of its host lend each other."""
+
     def __init__(self, session: WorkerSession) -> None:
         self.session = session
         self.credit = CREDIT if session.place.config.credit is None else session.place.config.credit
@@ -50,6 +54,7 @@ class Exchange:
         self.may_skip = False
         """A GradScaler is at work: some worker may have found inf, and then this clock counts for nothing."""
         self.compression = Compression(session.place, session.layout)
+        self.sharing = Sharing(session.layout, session.mode.steady)
         self._scale = 1.0
         self._info: tuple[int, dict[str, Any]] = (0, {})
 
@@ -85,6 +90,7 @@ class Exchange:
         self.sources, self._scale = grads or (), scale
         self.compression.begin(session.clock, frozenset(none), self.may_skip)
         self.skipped = False
+        self.sharing.begin(grads, scale != 1.0)
         session.rows.push(flags, info)
         return lambda block: session.header(
             Kind.PUSH, block=block.index, clock=session.clock, flags=flags, info=info, version=self.versions.get(block.index, (0, 0))
@@ -93,6 +99,8 @@ class Exchange:
     def pull(self, parameters: Sequence[torch.Tensor]) -> None:
         """Take the weights as the shards have them. Raises Ending."""
         session = self.session
+        if not session.reduces:
+            self.sharing.adopt(parameters)
         self._ask(lambda block: session.header(Kind.PULL, block=block.index, clock=session.clock, version=(0, 0)), parameters)
         if session.mode.rewinds_together and any(n != session.clock for _, n in self.versions.values()):
             raise Ending("rewind")  # a block moved on while this worker was placed
@@ -108,6 +116,17 @@ class Exchange:
             link.send_json(self.session.header(Kind.INFO, info=number), body, everywhere=True)
 
     # -- both sides ----------------------------------------------------------------------------
+
+    def stage(self, link: Link, header: Header) -> tuple[int, int] | None:
+        """Bring what a request carries into lent memory; its place there, of length 0 where it carries nothing. None: send it."""
+        beyond = not self.sharing.steady and len(link.outstanding) > SLOTS  # for those answers there is no room
+        if not link.shared or header.kind not in (Kind.PUSH, Kind.PULL) or beyond:
+            return None
+        offset, length = self.sharing.place(header.block)
+        if header.kind is not Kind.PUSH or header.flags:
+            return offset, 0
+        self.sharing.stage(header.block, self.sources, self._scale)
+        return offset, length
 
     def payload(self, link: Link, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None]:
         """A request as it goes to a link's shard, with what it carries, the same however often it is sent; None: nothing."""
@@ -132,7 +151,9 @@ class Exchange:
         """The lane is through with what `outgoing` gave it."""
 
     def land(self, link: Link, stream: Stream, header: Header, pack: Pack) -> None:
-        """Read an answer's payload into the targets. Raises as Stream.recv_into."""
+        """Bring an answer's payload into the targets. Raises as Stream.recv_into."""
+        if header.flags & Flag.LENT and self.sharing.land(header):
+            return
         codec = self.compression.codec_of(header)
         pieces = self.pieces(pack) if codec is None else None
         if pieces is not None:
@@ -152,6 +173,8 @@ class Exchange:
         put()
 
     def _measured(self, link: Link, header: Header, seconds: float) -> None:
+        if header.flags & Flag.LENT:
+            return
         asked = self.compression.measured(link.index, header, seconds, len(link.lanes))
         if asked is not None:
             link.send_json(self.session.header(Kind.CODEC), {"pull": asked})
@@ -185,15 +208,18 @@ class Exchange:
         session = self.session
         session.check()
         self.targets = targets
+        self.sharing.aim(targets)
         with session.cond:
             for link in session.links:
                 link.unsent = session.owner.count(link.index)
         for block in session.layout.blocks:
             link = session.links[session.owner[block.index]]
-            self._await_credit(link, block.nbytes)
+            if not (link.shared and session.mode.steady):  # what is lent fills no queue
+                self._await_credit(link, block.nbytes)
             with session.cond:
                 header = link.ask(make(block))
             link.send_block(header)
+        self.sharing.refresh()
         Exchange.finish(self)
         _count_change(targets)
 

@@ -83,11 +83,21 @@ class Lane:
     def _send_now(self, header: Header) -> None:
         exchange = self.link.session.exchange
         try:
+            place = exchange.stage(self.link, header)
+            if place is not None:
+                self._send_lent(header, *place)
+                return
             frame = exchange.outgoing(self, header, self._leaving[header.block])
             if frame is not None:
                 self.send(*frame)
         finally:
             exchange.sent(header)
+
+    def _send_lent(self, header: Header, offset: int, length: int) -> None:
+        try:
+            self.stream.send_lent(self.link.dated(header), offset, length)
+        except StreamClosed:
+            pass
 
     def _send_loop(self) -> None:
         while (header := self._out.get()[2]) is not None:

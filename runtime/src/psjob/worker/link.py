@@ -21,6 +21,7 @@ from psjob.wire import tcp
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
 from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
 from psjob.worker.lane import Lane
+from psjob.worker.sharing import SLOTS
 
 if TYPE_CHECKING:
     from psjob.worker.session import WorkerSession
@@ -45,6 +46,9 @@ class Link:
         self.welcomed = False
         self.released = 0
         self.waiting = ""
+        self.shared = False
+        """Blocks to and from this shard lie in lent memory; only their headers are sent."""
+        self._told: bool | None = None
         self.none: dict[int, frozenset[int]] = {}
         """By block: tensors for which no worker had a gradient, told before the block's reply where the workers step."""
         self.unsent = 0
@@ -163,8 +167,9 @@ class Link:
     def _hello(self) -> dict[str, Any]:
         session, codecs = self.session, self.session.exchange.compression
         body: dict[str, Any] = {
-            "role": "worker", "scheme": "none", "transports": ["tcp"], "codecs": codecs.offered(), "layout": session.layout.digest(),
-            "view": session.view, "attempt": session.attempt, "fresh": not (session.joined if self.index == 0 else self.epoch),
+            "role": "worker", "scheme": "none", "transports": session.transports, "slots": SLOTS, "codecs": codecs.offered(),
+            "layout": session.layout.digest(), "view": session.view, "attempt": session.attempt,
+            "fresh": not (session.joined if self.index == 0 else self.epoch),
             "acked": self.acked if self.epoch else session.clock, "epoch": self.epoch, "init": session.initialising,
             "push": codecs.push[self.index], "pull": codecs.pull[self.index],
         }  # fmt: skip
@@ -202,7 +207,7 @@ class Link:
     def _drop_lanes(self) -> None:
         """Close every stream, and wait until no thread lands a block any more."""
         with self.session.cond:
-            self.welcomed = False
+            self.welcomed = self.shared = False
             lanes, self.lanes = self.lanes, []
             self.session.cond.notify_all()
         for lane in lanes:
@@ -252,6 +257,8 @@ class Link:
         session = self.session
         if len(self.lanes) == 1 and not body.get("init"):
             self._open_lanes(lane, body)
+        session.on_assignment(self, body)
+        self._share(body)
         with session.cond:
             pushing = (self._pushed_clock == session.clock and self.unsent) or self._pushed.keys() & self.outstanding.keys()
             if self.epoch and int(body["epoch"]) > self.epoch and pushing:
@@ -294,6 +301,22 @@ class Link:
         if not self.outstanding and not self.unsent and request.kind is not Kind.PULL:
             self.acked = request.clock + 1
         self.session.cond.notify_all()
+
+    def _share(self, body: dict[str, Any]) -> None:
+        """Exchange memory with a shard that offers it; where that cannot be done, blocks go over the streams."""
+        session, offer = self.session, body.get("shared")
+        if offer is not None:
+            blocks = [block for block, owner in enumerate(session.owner) if owner == self.index]
+            try:
+                region = session.exchange.sharing.take(self.index, blocks, offer)
+                for lane in self.lanes:
+                    lane.stream.borrowed = region
+                self.shared = True
+            except (OSError, WireError) as error:
+                log.warning("shard %d: its memory is out of reach: %s", self.index, error)
+        if self._told != self.shared:
+            self._told = self.shared
+            log.info("blocks to and from shard %d go over %s", self.index, "shared memory" if self.shared else "TCP")
 
     def _param(self, lane: Lane, header: Header) -> None:
         session, stream = self.session, lane.stream

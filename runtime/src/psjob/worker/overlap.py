@@ -36,6 +36,7 @@ class Overlap(Staged):
     """
 
     beside = True
+    lends = False  # bytes are sent while others are made
 
     def __init__(
         self,

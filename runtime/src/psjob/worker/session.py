@@ -21,6 +21,7 @@ from psjob.layout import Layout, TensorSpec
 from psjob.modes import named as mode_named
 from psjob.packing import Packs
 from psjob.tables import TableSpec
+from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, Kind, run_digest
 from psjob.worker.ending import Ending
 from psjob.worker.exchange import Exchange
@@ -199,11 +200,25 @@ class WorkerSession:
         return Header(kind, **(base | fields))
 
     @property
+    def transports(self) -> list[str]:
+        """Ways by which blocks may go, as a hello names them."""
+        config = self.place.config
+        coded = not {config.compression.push, config.compression.pull} <= {"none", "auto"}  # only what is sent has a codec
+        lends = self.exchange.lends and not coded and config.transport != "tcp" and shared.possible()
+        return ["shared", "tcp"] if lends else ["tcp"]
+
+    @property
     def initialising(self) -> bool:
         """Rank 0 was asked for the run's first values, and is not in the job yet."""
         return self._init > 0 and not self.joined
 
     # -- the links' threads --------------------------------------------------------------------
+
+    def on_assignment(self, link: Link, body: dict[str, Any]) -> None:
+        """Shard 0 tells which shard has which block."""
+        if link.index == 0:
+            with self.cond:
+                self.owner = [int(i) for i in body.get("assignment", self.owner)]
 
     def on_welcome(self, link: Link, body: dict[str, Any]) -> None:
         """Called with the condition held."""
@@ -213,7 +228,6 @@ class WorkerSession:
             self._init += 1  # of another shard: what this link has sent may be lost, or of a set-up before this one
         if link.index == 0:
             self.attempt = int(body["attempt"])
-            self.owner = [int(i) for i in body.get("assignment", self.owner)]
             if not body.get("init") and not self.joined:
                 self.clock = int(body["clock"])
                 if not body.get("record"):
@@ -307,6 +321,7 @@ class WorkerSession:
         for link in self.links:
             for lane in link.lanes:
                 lane.stream.sock.close()
+        self.exchange.sharing.withdraw()
 
     def _begin_run(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes]) -> int:
         for link in self.links[1:]:

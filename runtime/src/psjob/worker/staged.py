@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class Staged(Exchange):
     """`staging` is between the model and the wire; the copies of a block go on while others are sent or received."""
 
+    lends = False  # they leave from pinned memory
+
     def __init__(self, session: WorkerSession, staging: Staging) -> None:
         super().__init__(session)
         self.staging = staging

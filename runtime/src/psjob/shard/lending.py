@@ -1,0 +1,57 @@
+"""Blocks to and from one worker of this host in memory that the two lend each other."""
+
+from __future__ import annotations
+
+import torch
+
+from psjob import memory
+from psjob.layout import Block
+from psjob.shard.cell import Cell, Lent
+from psjob.shard.store import Store
+from psjob.span import Span
+from psjob.wire.frame import Header, WireError
+from psjob.wire.shared import Region
+
+MOST_SLOTS = 64
+
+
+class Lending:
+    """Made when a worker has come for the handover. `gradients` is what it lends.
+
+    In a steady mode every answer lies where the block itself lives, for all workers alike: in sync no block moves before every worker
+    has pushed again, and a worker pushes when its script is done with the weights; so they need no second buffer. Otherwise an
+    answer is copied to one of a lane's slots, in turn: the worker takes a lane's answers in the order in which they are sent and asks
+    for no more at a time than there are slots, so the one that comes next is one that it has read.
+    """
+
+    def __init__(self, store: Store, span: Span, fd: int, slots: int) -> None:
+        self.gradients = Region.borrow(fd, span.size)
+        self._span = span
+        self._blocks: dict[int, torch.Tensor] = {}
+        self._slots, self._largest = slots, max(store.largest, 1)
+        self.answers = store.region or Region.lend(lent_bytes(store, slots))
+        self._room = None if store.region is not None else memory.lent(self.answers, 0, self.answers.size, "uint8")
+
+    def gradient(self, header: Header, block: Block) -> Lent:
+        """The gradient of a push where its worker has it. Raises WireError for any other place than the block's."""
+        if header.part != self._span.offsets[block.index]:
+            raise WireError(f"push of block {block.index} lies at byte {header.part}, expected {self._span.offsets[block.index]}")
+        flat = self._blocks.get(block.index)
+        if flat is None:
+            flat = self._blocks[block.index] = memory.lent(self.gradients, header.part, block.length, block.dtype)
+        return Lent(flat)
+
+    def place(self, cell: Cell, answer: torch.Tensor, lane: int, number: int) -> int | None:
+        """Offset of answer `number` of a lane in what this shard lends, copied there where it must be; None: it is not to be lent."""
+        if self._room is None:
+            return self._span.offsets[cell.block.index] if answer is cell.home else None
+        offset = (lane * self._slots + number % self._slots) * self._largest
+        self._room[offset : offset + cell.block.nbytes].view(answer.dtype).copy_(answer)
+        return offset
+
+
+def lent_bytes(store: Store, slots: int) -> int:
+    """Size of the memory of a worker's answers. Raises WireError for a number of slots that no worker has."""
+    if not 1 <= slots <= MOST_SLOTS:
+        raise WireError(f"a worker takes 1..{MOST_SLOTS} answers at a time, got {slots}")
+    return store.region.size if store.region is not None else store.lanes * slots * max(store.largest, 1)

@@ -1,0 +1,95 @@
+"""Two processes of one host give each other the memory they lend, by a local socket that only the kernel knows.
+
+A shard tells a worker the socket's name and a token of one use in WELCOME, on the stream that they speak on already. The name
+is no file and holds 16 random bytes; a process elsewhere cannot reach it, one that lacks the token is hung up on.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+
+from psjob.wire.frame import WireError
+from psjob.wire.tcp import accept_forever
+
+SECONDS = 5.0
+LIMIT = 64
+"""Handovers at one time."""
+TOKEN_BYTES = 32
+Give = Callable[[int], int]
+"""Takes over the worker's descriptor; returns the one to lend to it. Raises WireError or OSError."""
+
+
+class Counter:
+    """The lending side's socket, and who may come to it."""
+
+    def __init__(self, name: str) -> None:
+        self.address = f"psjob-{secrets.token_hex(16)}"
+        self._expected: dict[str, Give] = {}
+        self._lock = threading.Lock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind("\0" + self.address)
+        self._socket.listen(LIMIT)
+        accept_forever(self._socket, self._serve, LIMIT, name, Caller)
+
+    def expect(self, give: Give) -> str:
+        """A token for one handover to `give`."""
+        token = secrets.token_hex(TOKEN_BYTES // 2)
+        with self._lock:
+            self._expected[token] = give
+        return token
+
+    def forget(self, token: str) -> None:
+        with self._lock:
+            self._expected.pop(token, None)
+
+    def close(self) -> None:
+        """Nobody is served any more."""
+        self._socket.shutdown(socket.SHUT_RDWR)  # or the thread that accepts would take one more
+        self._socket.close()
+
+    def _serve(self, caller: Caller) -> None:
+        fds: list[int] = []
+        try:
+            raw, fds, _, _ = socket.recv_fds(caller.sock, TOKEN_BYTES, 1)
+            if len(raw) != TOKEN_BYTES or len(fds) != 1:
+                return
+            with self._lock:
+                give = self._expected.pop(raw.decode("ascii", "replace"), None)
+            if give is None:
+                return
+            lent = give(fds.pop())
+            socket.send_fds(caller.sock, [b"+"], [lent])
+        except (OSError, WireError, ValueError):
+            pass  # the worker hears the end of the stream, and stays with TCP
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+
+class Caller:
+    """One connection to the counter."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        sock.settimeout(SECONDS)
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def fetch(address: str, token: str, fd: int) -> int:
+    """Lend `fd` to the shard that listens at `address`; the descriptor that it lends. Raises OSError where it is out of reach."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(SECONDS)
+        sock.connect("\0" + address)
+        socket.send_fds(sock, [token.encode("ascii")], [fd])
+        raw, fds, _, _ = socket.recv_fds(sock, 1, 1)
+        if raw != b"+" or len(fds) != 1:
+            for got in fds:
+                os.close(got)
+            raise OSError("the shard did not take what was lent")
+        return fds[0]

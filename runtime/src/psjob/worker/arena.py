@@ -1,0 +1,84 @@
+"""The memory in which a worker lends its gradients to the shards of its host.
+
+It has a place for every block. A gradient that the script keeps from step to step (it zeroes it instead of dropping it) comes
+to live there, and then no byte is copied; any other is copied in before its push is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from psjob import memory
+from psjob.packing import Pack
+from psjob.span import Span
+from psjob.wire.shared import Region
+
+_SEEN = "_psjob_pushed"
+"""Set on a gradient that was pushed: where the next step finds it again, the script keeps it."""
+
+
+class Arena:
+    """Used by the script's thread. Nothing in it changes between the push of a clock and its answer."""
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self.region = Region.lend(span.size)
+        layout = span.layout
+        self.packs = [Pack(b, memory.lent(self.region, span.offsets[b.index], b.length, b.dtype), layout.table) for b in layout.blocks]
+        self._homes: dict[int, torch.Tensor] = {}
+        for row, spec in enumerate(layout.table):
+            place = span.place(row)
+            if place is not None:
+                self._homes[row] = memory.lent(self.region, place, spec.numel, spec.dtype).view(spec.shape)
+        self._kept: dict[int, torch.Tensor] = {}
+        """Gradients of the script that live here, by row."""
+
+    def begin(self, grads: Sequence[torch.Tensor | None], scaled: bool) -> frozenset[int]:
+        """Rows whose gradient lies in its place already. One that is to be pushed `scaled` may not: the script would see the factor."""
+        for row, old in list(self._kept.items()):
+            if scaled or grads[row] is not old or old.data_ptr() != self._homes[row].data_ptr():
+                del self._kept[row]
+                if old.data_ptr() == self._homes[row].data_ptr():  # perhaps the script holds it still
+                    old.data = old.detach().clone()
+        if not scaled:
+            for row, grad in enumerate(grads):
+                if grad is not None and row not in self._kept and row in self._homes:
+                    self._settle(row, grad)
+        return frozenset(self._kept)
+
+    def _settle(self, row: int, grad: torch.Tensor) -> None:
+        home = self._homes[row]
+        if not hasattr(grad, _SEEN):
+            setattr(grad, _SEEN, True)
+        elif is_alone(grad, home):
+            home.copy_(grad)
+            grad.data = home
+            self._kept[row] = grad
+
+    def stage(self, block: int, grads: Sequence[torch.Tensor | None], scale: float, kept: frozenset[int]) -> bool:
+        """Bring a block's gradients into its place, but for the rows that are `kept` there. False: nothing was to be done."""
+        pack = self.packs[block]
+        if kept and pack.rows <= kept:
+            return False
+        pack.gather(grads, kept)
+        if scale != 1.0:
+            pack.flat.mul_(scale)
+        return True
+
+    def withdraw(self) -> None:
+        """Nothing that this process writes from now on reaches a shard, which may still hold a push of the clock in hand."""
+        self.region.withdraw()
+
+
+def is_alone(tensor: torch.Tensor, like: torch.Tensor) -> bool:
+    """Could `tensor` have its memory changed for that of `like`, and nobody else see it? Not where other tensors share its memory."""
+    if type(tensor.data) is not torch.Tensor or tensor.device != like.device or tensor.dtype != like.dtype or tensor.shape != like.shape:
+        return False
+    if tensor.layout is not torch.strided or not tensor.is_contiguous() or tensor.is_inference():
+        return False
+    storage: Any = tensor.untyped_storage()
+    whole = not storage.is_shared() and storage.resizable() and storage.nbytes() == tensor.numel() * tensor.element_size()
+    return bool(whole and torch._C._storage_Use_Count(storage._cdata) <= 2)  # the tensor, and the object asked here

@@ -1,0 +1,87 @@
+"""What a worker and the shards of its host lend each other: its gradients, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from psjob.layout import Layout
+from psjob.span import Span
+from psjob.wire import handover, shared
+from psjob.wire.frame import Header, WireError
+from psjob.wire.shared import Region
+from psjob.worker.arena import Arena
+from psjob.worker.mirror import Mirror
+
+SLOTS = 8
+"""Answers in lent memory that this worker takes at a time from a shard whose blocks do not hold still."""
+
+
+class Sharing:
+    """Empty until a shard offers. `steady`: answers lie in the shards' blocks, which hold still until this worker pushes again."""
+
+    def __init__(self, layout: Layout, steady: bool) -> None:
+        self.steady = steady
+        self.span = Span.of(layout, shared.PAGE)
+        self._arena: Arena | None = None
+        self._mirror: Mirror | None = None
+        self._kept: frozenset[int] = frozenset()
+        self._outside: Sequence[torch.Tensor | None] | None = ()
+        """The targets to which answers must be copied, None for the others; None: all see them as they are."""
+
+    def take(self, index: int, blocks: Sequence[int], offer: Mapping[str, Any]) -> Region:
+        """Hand over the gradients' memory to shard `index` and take that of its answers. Raises OSError or WireError."""
+        size = int(offer["bytes"])
+        if self.steady and size != self.span.size:
+            raise WireError(f"shard {index} lends {size} bytes, expected {self.span.size}")
+        if self._arena is None:
+            self._arena = Arena(self.span)
+        region = Region.borrow(handover.fetch(str(offer["name"]), str(offer["token"]), self._arena.region.fd), size)
+        if self.steady:
+            self._mirror = self._mirror or Mirror(self.span)
+            self._mirror.show(index, region, blocks)
+        return region
+
+    def adopt(self, parameters: Sequence[torch.Tensor]) -> None:
+        """In a steady mode, let the model's parameters live where the shards have them."""
+        if self._mirror is not None:
+            self._mirror.adopt(parameters)
+
+    def begin(self, grads: Sequence[torch.Tensor | None] | None, scaled: bool) -> None:
+        """A clock begins with these gradients (None: this rank is absent)."""
+        self._kept = self._arena.begin(grads, scaled) if self._arena is not None and grads is not None else frozenset()
+
+    def aim(self, targets: Sequence[torch.Tensor]) -> None:
+        """Answers that come from now on are for these."""
+        self._outside = targets if self._mirror is None else self._mirror.outside(targets)
+
+    def place(self, block: int) -> tuple[int, int]:
+        """Offset and length of a block where both sides lend it."""
+        return self.span.offsets[block], self.span.layout.blocks[block].nbytes
+
+    def stage(self, block: int, grads: Sequence[torch.Tensor | None], scale: float) -> None:
+        """Bring a block's gradients where the shards read them, before they are told."""
+        assert self._arena is not None
+        self._arena.stage(block, grads, scale, self._kept)
+
+    def land(self, header: Header) -> bool:
+        """An answer lies in lent memory: copy it to those targets that do not live there. False: it has to be read as any other."""
+        if self._mirror is None:
+            return False
+        if (header.part, header.length) != self.place(header.block):
+            raise WireError(f"PARAM of block {header.block}: {header.length} bytes at {header.part}, expected {self.place(header.block)}")
+        if self._outside is not None:
+            self._mirror.scatter(header.block, self._outside)
+        return True
+
+    def refresh(self) -> None:
+        """Parameters that live in the shards' memory are as the shards have them, whatever the script has written there."""
+        if self._mirror is not None:
+            self._mirror.refresh()
+
+    def withdraw(self) -> None:
+        """The script goes on without an answer, or this is a fork: what it writes must not reach a push that a shard still holds."""
+        if self._arena is not None:
+            self._arena.withdraw()

@@ -1,0 +1,341 @@
+"""Memory that workers and shards of one host lend each other: what may be borrowed, what a script sees, what a death leaves."""
+
+from __future__ import annotations
+
+import copy
+import fcntl
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from psjob import memory
+from psjob.checkpoint.final import tensors_sha256
+from psjob.wire import handover, shared
+from psjob.wire.frame import Flag, Header, Kind, WireError, dump
+from psjob.wire.handover import Counter
+from psjob.wire.shared import PAGE, Region
+from psjob.worker.arena import is_alone
+from tests.unit.live_shards import Worker, all_well, serving
+
+Act = Callable[[Worker], None]
+
+
+@pytest.fixture(autouse=True)
+def _last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setenv("PSJOB_TERMINATION_LOG", str(tmp_path / "last-words"))
+
+
+def build() -> nn.Module:
+    """Two tensors that lie at whole pages, two that are packed behind others."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    for number, p in enumerate(model.parameters()):
+        torch.nn.init.constant_(p, float(number))
+    return model
+
+
+def sgd(model: nn.Module, lr: float = 1.0) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+def lives_shared(worker: Worker, p: torch.Tensor) -> bool:
+    mirror = worker.session.exchange.sharing._mirror
+    assert mirror is not None
+    return mirror.window.address <= p.data_ptr() < mirror.window.address + mirror.window.size
+
+
+# -- regions ---------------------------------------------------------------------------------------
+
+
+def test_a_region_is_seen_by_both_and_outlives_its_lender() -> None:
+    lent = Region.lend(3 * PAGE)
+    borrowed = Region.borrow(os.dup(lent.fd), 3 * PAGE)
+    memory.lent(lent, PAGE, 8, "float32").fill_(2.5)
+    seen = memory.lent(borrowed, PAGE, 8, "float32")
+    del lent, borrowed
+    assert seen.tolist() == [2.5] * 8
+
+
+def test_what_could_be_taken_back_is_not_borrowed(tmp_path: Path) -> None:
+    lent = Region.lend(PAGE)
+    with pytest.raises(OSError):
+        os.ftruncate(lent.fd, 0)
+    with pytest.raises(WireError, match=f"has {PAGE} bytes, expected {2 * PAGE}"):
+        Region.borrow(os.dup(lent.fd), 2 * PAGE)
+    loose = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
+    os.ftruncate(loose, PAGE)
+    with pytest.raises(WireError, match="not sealed"):
+        Region.borrow(loose, PAGE)
+    path = tmp_path / "file"
+    path.write_bytes(b"\0" * PAGE)
+    with pytest.raises(WireError, match="sealed"):
+        Region.borrow(os.open(path, os.O_RDWR), PAGE)
+    for offset, length in ((-1, 1), (0, PAGE + 1), (PAGE, 1), (1, -1)):
+        with pytest.raises(WireError, match="outside of lent memory"):
+            lent.buffer(offset, length)
+
+
+def test_a_borrower_cannot_write() -> None:
+    lent = Region.lend(PAGE)
+    if not fcntl.fcntl(lent.fd, fcntl.F_GET_SEALS) & shared._FUTURE_WRITE:
+        pytest.skip("this kernel has no F_SEAL_FUTURE_WRITE")
+    with pytest.raises(OSError):
+        os.write(lent.fd, b"x")
+    with pytest.raises(OSError):
+        shared._map(None, PAGE, 3, 1, lent.fd, 0)
+
+
+def test_what_is_withdrawn_is_the_lenders_own() -> None:
+    lent = Region.lend(PAGE)
+    borrowed = memory.lent(Region.borrow(os.dup(lent.fd), PAGE), 0, 4, "float32")
+    mine = memory.lent(lent, 0, 4, "float32")
+    mine.fill_(1.0)
+    lent.withdraw()
+    assert mine.tolist() == [1.0] * 4
+    mine.fill_(7.0)
+    assert borrowed.tolist() == [1.0] * 4
+
+
+def test_a_token_opens_one_handover() -> None:
+    counter = Counter("test")
+    ours, theirs = Region.lend(PAGE), Region.lend(2 * PAGE)
+    got: list[int] = []
+
+    def give(fd: int) -> int:
+        got.append(os.fstat(fd).st_size)
+        os.close(fd)
+        return theirs.fd
+
+    token = counter.expect(give)
+    with pytest.raises(OSError):
+        handover.fetch(counter.address, "0" * len(token), ours.fd)
+    fd = handover.fetch(counter.address, token, ours.fd)
+    assert (got, os.fstat(fd).st_size) == ([PAGE], 2 * PAGE)
+    os.close(fd)
+    with pytest.raises(OSError):
+        handover.fetch(counter.address, token, ours.fd)
+    counter.forget(counter.expect(give))
+    assert not counter._expected
+    counter.close()
+
+
+# -- what a script sees ----------------------------------------------------------------------------
+
+
+def test_weights_live_with_the_shard_and_a_scripts_writes_last_a_step(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=1, shards=2) as shards:
+        model = build()
+        worker = Worker(shards, 0, model, sgd(model))
+
+        def act(worker: Worker) -> None:
+            weight = model[0].weight
+            assert lives_shared(worker, weight) and [s.sessions[0].transport for s in shards.servers] == ["shared", "shared"]
+            with torch.no_grad():
+                weight.fill_(100.0)
+            assert float(model(torch.ones(1, 64)).detach()[0, 0]) != 0.0
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+            worker.optimizer.step()
+            for number, p in enumerate(model.parameters()):
+                assert torch.equal(p, torch.full_like(p, number - 1.0)), number
+            one, saved = copy.deepcopy(model), io.BytesIO()
+            torch.save(model.state_dict(), saved)
+            assert len(saved.getvalue()) < 3 * sum(p.numel() * 4 for p in model.parameters())
+            worker.optimizer.step()
+            assert float(one[0].weight[0, 0]) == -1.0 and float(weight[0, 0]) == -2.0
+            saved.seek(0)
+            assert float(torch.load(saved, weights_only=True)["0.weight"][0, 0]) == -1.0
+
+        all_well([worker], act)
+        shards.close()
+    assert float(model[0].weight[5, 5]) == -2.0  # the job is over
+
+
+def test_memory_that_others_see_too_stays_where_it_is(tmp_path: Path) -> None:
+    """A view that the script holds, weights of two names, and a parameter that is not contiguous."""
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        model = nn.ModuleList([nn.Linear(256, 256, bias=False) for _ in range(4)])
+        model[1].weight = model[0].weight
+        model[2].weight = nn.Parameter(torch.zeros(256, 256).t()[::1])
+        model[2].weight.data = torch.zeros(256, 256).t()
+        view = model[3].weight.detach()[0]
+        worker = Worker(shards, 0, model, sgd(model))
+
+        def act(worker: Worker) -> None:
+            assert [lives_shared(worker, model[i].weight) for i in (0, 2, 3)] == [True, False, False]
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+            before = view.clone()
+            worker.optimizer.step()
+            assert torch.equal(view, before - 1.0) and torch.equal(model[2].weight, torch.full((256, 256), -1.0))
+            assert model[1].weight is model[0].weight
+
+        all_well([worker], act)
+
+
+def test_a_kept_gradient_comes_to_live_in_lent_memory_and_is_not_changed(tmp_path: Path) -> None:
+    """Two workers, so that a sum is made; each sees its own gradient after every step."""
+    with serving(tmp_path, workers=2, shards=1) as shards:
+        workers = [Worker(shards, rank, model, sgd(model)) for rank, model in enumerate(build() for _ in range(2))]
+
+        def act(worker: Worker) -> None:
+            grads = [torch.full_like(p, worker.rank + 1.0) for p in worker.model.parameters()]
+            for step in range(5):
+                for p, grad in zip(worker.model.parameters(), grads, strict=True):
+                    p.grad = grad
+                worker.optimizer.step()
+                assert all(torch.equal(grad, torch.full_like(grad, worker.rank + 1.0)) for grad in grads), step
+            arena = worker.session.exchange.sharing._arena
+            assert arena is not None and set(arena._kept) == {0, 2, 3} | ({1} if 1 in arena._homes else set())
+            held = grads[0]
+            for p in worker.model.parameters():
+                p.grad = torch.zeros_like(p)  # the old ones are the script's still
+            worker.optimizer.step()
+            assert torch.equal(held, torch.full_like(held, worker.rank + 1.0)) and 0 not in arena._kept
+
+        all_well(workers, act)
+    for number, p in enumerate(workers[0].model.parameters()):
+        assert torch.equal(p, torch.full_like(p, number - 5 * 1.5))
+
+
+def test_a_scaled_gradient_stays_scaled_for_the_script(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        model = build()
+
+        def act(worker: Worker) -> None:
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
+            grads = [torch.full_like(p, 4.0) for p in model.parameters()]
+            scaler.scale(torch.ones(()))  # it makes its scale at the first use
+            for _ in range(3):
+                for p, grad in zip(model.parameters(), grads, strict=True):
+                    p.grad = grad
+                worker.optimizer.grad_scale, worker.optimizer.found_inf = torch.tensor(4.0), torch.tensor(0.0)  # type: ignore[attr-defined]
+                worker.optimizer.step()
+                assert all(torch.equal(grad, torch.full_like(grad, 4.0)) for grad in grads)
+
+        all_well([Worker(shards, 0, model, sgd(model))], act)
+    assert float(model[0].weight[0, 0]) == -3.0
+
+
+def test_what_is_not_alone_is_seen() -> None:
+    like = torch.zeros(4)
+    assert is_alone(torch.ones(4), like)
+    whole = torch.ones(8)
+    assert not is_alone(whole[:4], like) and not is_alone(torch.ones(4, dtype=torch.float64), like)
+    other = torch.ones(4)
+    view = other.view(2, 2)
+    assert not is_alone(other, like)
+    del view
+    assert is_alone(other, like)
+
+
+def test_a_fork_has_gradients_of_its_own(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        model = build()
+
+        def act(worker: Worker) -> None:
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+            for _ in range(3):
+                worker.optimizer.step()
+            region = worker.session.exchange.sharing._arena.region  # type: ignore[union-attr]
+            read, write = os.pipe()
+            if (child := os.fork()) == 0:
+                model[0].weight.grad.fill_(9.0)
+                os.write(write, b"%d" % int(model[0].weight.grad[0, 0]))
+                os._exit(0)
+            os.waitpid(child, 0)
+            assert os.read(read, 8) == b"9" and float(memory.lent(region, 0, 1, "float32")[0]) == 1.0
+            os.close(read)
+            os.close(write)
+            worker.optimizer.step()
+
+        all_well([Worker(shards, 0, model, sgd(model))], act)
+    assert float(model[0].weight[0, 0]) == -4.0
+
+
+# -- the other side --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_out_of_reach_means_tcp(tmp_path: Path, mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Shard 1's counter is closed: its blocks go over the stream, the others' do not, and the log says so."""
+    hashes = set()
+    for reach in (True, False):
+        folder = tmp_path / str(reach)
+        folder.mkdir()
+        with serving(folder, workers=1, shards=2, mode=mode) as shards:
+            if not reach:
+                shards.servers[1].counter.close()  # type: ignore[union-attr]
+            model = build()
+
+            def act(worker: Worker) -> None:
+                for step in range(4):
+                    for p in worker.model.parameters():
+                        p.grad = torch.full_like(p, 0.5 + step)
+                    worker.optimizer.step()
+
+            all_well([Worker(shards, 0, model, sgd(model))], act)
+            assert [s.sessions[0].transport for s in shards.servers] == ["shared", "shared" if reach else "tcp"]
+            hashes.add(tensors_sha256(model.parameters()))
+    assert len(hashes) == 1 and "its memory is out of reach" in caplog.text
+
+
+def test_tcp_is_kept_to_where_the_job_says_so(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=1, shards=1, transport="tcp") as shards:
+        model = build()
+        all_well([Worker(shards, 0, model, sgd(model))], lambda worker: None)
+        assert shards.servers[0].counter is None and shards.servers[0].sessions[0].transport == "tcp"
+
+
+def test_lent_frames_without_or_outside_of_lent_memory_end_their_stream(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        model = build()
+        worker = Worker(shards, 0, model, sgd(model))
+
+        def act(worker: Worker) -> None:
+            block = worker.session.layout.blocks[0]
+            (lane,) = worker.session.links[0].lanes
+            worker.session.exchange.tell_numbers([{"lr": 1.0}], [])
+            bad = shards.servers[0].bad_connections
+            lane.stream.send_lent(lane.link.dated(worker.session.header(Kind.PUSH, block=0, info=1)), 64, block.nbytes)
+            for p in worker.model.parameters():
+                p.grad = torch.ones_like(p)
+            worker.optimizer.step()  # on a new stream
+            assert shards.servers[0].bad_connections == bad + 1
+
+        all_well([worker], act)
+        assert float(model[0].weight[0, 0]) == -1.0
+    raw = dump({})
+    stray = Header(Kind.PARAM, flags=Flag.LENT, part=0, length=len(raw))
+    from psjob.wire.tcp import Stream
+
+    with pytest.raises(WireError, match="none was handed over"):
+        Stream.lent(_Bare(), stray, 0, 2)  # type: ignore[arg-type]
+
+
+class _Bare:
+    borrowed = None
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    """No file in /dev/shm while it is used, and no memory of a finished job kept open."""
+
+    def open_regions() -> int:
+        return sum("memfd:psjob" in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd))
+
+    before = sorted(os.listdir("/dev/shm"))
+    with serving(tmp_path, workers=1, shards=2) as shards:
+        model = build()
+        all_well([Worker(shards, 0, model, sgd(model))], lambda worker: None)
+        assert sorted(os.listdir("/dev/shm")) == before
+        assert open_regions() > 0
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
