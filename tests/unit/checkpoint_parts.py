@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -39,14 +40,21 @@ def save(
     final: bool = False,
     run: str = RUN,
     seed: int | None = None,
+    base: Manifest | None = None,
 ) -> Manifest:
-    """Write the files of one checkpoint; the manifest that is returned is not committed yet."""
+    """Write the files of one checkpoint; the manifest that is returned is not committed yet.
+
+    With `base` half of the blocks have not changed since, and are named in its files.
+    """
     cut = step if cut is None else cut
     states = blocks(step if seed is None else seed)
     owner = assign(LAYOUT, shards)
     facts, places = [], []
+    if base is not None:
+        places = [replace(place, n=step) for place in base.blocks if stays(place.index)]
+        facts = [base.fact(name) for name in sorted({place.file for place in places})]
     for shard in range(shards):
-        mine = [index for index in states if owner[index] == shard]
+        mine = [index for index in states if owner[index] == shard and not (base is not None and stays(index))]
         tensors = [(f"{i}.{name}", t) for i in mine for name, t in {"weights": states[i].weights, **states[i].slots}.items()]
         fact = files.write_blocks(folder, f"v{view:06d}-c{cut:06d}-shard{shard:03d}-e1.safetensors", tensors, {"run": run})
         facts.append(fact)
@@ -60,6 +68,11 @@ def save(
         assignment=owner, blocks=tuple(places), files=tuple(facts), workers={"0": {"clock": step, "record": True}},
         tables={"0": {"0": {"complete": step}}}, counters={"applied": 3}, spec_hash="ab", records=records, buffers=buffers,
     )  # fmt: skip
+
+
+def stays(index: int) -> bool:
+    """Is this one of the blocks that do not change where there is a base?"""
+    return index % 2 == 0
 
 
 def same(one: BlockState, other: BlockState) -> bool:

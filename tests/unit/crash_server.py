@@ -1,8 +1,9 @@
 """A process that has torch loaded and forks one child per save, so that a test can kill many of them quickly.
 
-Reads a JSON line {"folder", "step", "stop": [function of disk, n-th call, "before" | "half"] | null, "wait": bool, "large": bool};
-answers {"pid"}, then {"status"}: 0 committed, 3 a CheckpointProblem (its text in problem.txt), -9 killed. With "wait" the child
-begins when a file named go appears; with "large" files are written as large ones are.
+Reads a JSON line {"folder", "step", "stop": [function of disk, n-th call, "before" | "half"] | null, "wait": bool, "large": bool,
+"base": bool}; answers {"pid"}, then {"status"}: 0 committed, 3 a CheckpointProblem (its text in problem.txt), -9 killed. With "wait" the
+child begins when a file named go appears; with "large" files are written as large ones are; with "base" half of the blocks are named
+where they lie.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 
 from psjob.checkpoint import disk, manifest
 from psjob.checkpoint.problems import CheckpointProblem
-from tests.unit.checkpoint_parts import blocks, save
+from tests.unit.checkpoint_parts import RUN, blocks, save
 
 PRIMITIVES = ("_create", "_write", "_sync", "_rename")
 
@@ -46,7 +47,8 @@ def child(order: dict[str, Any]) -> int:
     if order["stop"]:
         stop_at(*order["stop"])
     try:
-        made = save(folder, order["step"])
+        base = manifest.newest(folder, RUN)[0] if order["base"] else None
+        made = save(folder, order["step"], base=base)
         manifest.commit(folder, made)
         manifest.prune(folder, 1, made)
     except CheckpointProblem as problem:

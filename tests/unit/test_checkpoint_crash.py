@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from psjob.checkpoint import disk, manifest, states
-from tests.unit.checkpoint_parts import LAYOUT, RUN, blocks, names, same, save
+from tests.unit.checkpoint_parts import LAYOUT, RUN, blocks, names, same, save, stays
 
 OLD, NEW = 10, 20
 STRACE = shutil.which("strace")
@@ -33,9 +33,9 @@ class Server:
             cwd=Path(__file__).parents[2],
         )  # fmt: skip
 
-    def start(self, folder: Path, step: int = NEW, stop: list[Any] | None = None, wait: bool = False, large: bool = False) -> int:
+    def start(self, folder: Path, step: int = NEW, stop: list[Any] | None = None, wait: bool = False, **more: bool) -> int:
         assert self.process.stdin is not None
-        order = {"folder": str(folder), "step": step, "stop": stop, "wait": wait, "large": large}
+        order = {"folder": str(folder), "step": step, "stop": stop, "wait": wait, "large": False, "base": False} | more
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         return int(self.hear()["pid"])
@@ -74,13 +74,15 @@ def fresh(template: Path, name: str) -> Path:
     return folder
 
 
-def check_old_or_new(folder: Path, must: int | None = None) -> int:
+def check_old_or_new(folder: Path, must: int | None = None, base: bool = False) -> int:
     """The newest checkpoint is whole and is one of the two; returns its step. `must`: which."""
     made, _ = manifest.newest(folder, RUN)
     assert made is not None, "no checkpoint is left"
     assert made.step in ((OLD, NEW) if must is None else (must,))
     found = states.read_states(folder, made, range(len(LAYOUT.blocks)))
     expected = blocks(made.step)
+    if base:
+        expected |= {index: state for index, state in blocks(OLD).items() if stays(index)}
     assert all(same(found[i][0], expected[i]) and found[i][1] == made.step for i in expected)
     return made.step
 
@@ -94,14 +96,17 @@ def check_goes_on(server: Server, folder: Path) -> None:
     assert set(names(folder)) == {made.name, *(fact.name for fact in made.listed())}
 
 
-@pytest.mark.parametrize(("name", "side", "large"), [("any", "before", False), ("_write", "half", False), ("any", "before", True)])
-def test_killed_at_each_call(server: Server, template: Path, name: str, side: str, large: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "side", "large", "base"),
+    [("any", "before", False, False), ("_write", "half", False, False), ("any", "before", True, False), ("any", "before", False, True)],
+)
+def test_killed_at_each_call(server: Server, template: Path, name: str, side: str, large: bool, base: bool) -> None:
     outcomes = []
     for number in range(1, 200):
         folder = fresh(template, f"n{number}")
-        server.start(folder, stop=[name, number, side], large=large)
+        server.start(folder, stop=[name, number, side], large=large, base=base)
         status = server.status()
-        outcomes.append(check_old_or_new(folder, NEW if status == 0 else None))
+        outcomes.append(check_old_or_new(folder, NEW if status == 0 else None, base))
         if number % 7 == 0:
             check_goes_on(server, folder)
         if status == 0:
