@@ -1,6 +1,6 @@
 """Each worker counts its own steps in every block: SGD with rate 1 and a gradient of -1 at the worker's coordinate adds 1 a push.
 
-As a script: `python ledger.py STEPS PACE GATES`. It prints the time of every step that came back.
+As a script: `python ledger.py STEPS PACE GATES [overlap]`. It prints the time of every step that came back.
 """
 
 from __future__ import annotations
@@ -24,6 +24,14 @@ class Ledger(nn.Module):
         super().__init__()
         self.book = nn.Parameter(torch.zeros(ELEMENTS))
         self.groups = nn.Parameter(torch.zeros(300, dtype=torch.float64))
+
+    def forward(self, places: list[tuple[int, str, int]]) -> torch.Tensor:
+        """The loss whose gradient is -1 at these places, and 0 elsewhere."""
+        named = dict(self.named_parameters())
+        total = torch.zeros((), dtype=torch.float64)
+        for _, tensor, element in places:
+            total = total - named[tensor][element]
+        return total
 
 
 def layout() -> Layout:
@@ -54,20 +62,15 @@ def counted(weights: dict[str, torch.Tensor], workers: int, shards: int) -> dict
     return table
 
 
-def main(steps: int, pace: float, gates: Gates) -> None:
+def main(steps: int, pace: float, gates: Gates, overlap: bool) -> None:
     model = Ledger()
-    named = dict(model.named_parameters())
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    model, optimizer = ps.attach(model, optimizer)
+    model, optimizer = ps.attach(model, optimizer, overlap=overlap)
     mine = places(ps.rank())
     data = TensorDataset(torch.zeros(steps * ps.world()))
     for _ in ps.shard(DataLoader(data, batch_size=1)):
-        for parameter in named.values():
-            parameter.grad = torch.zeros_like(parameter)
-        for _, tensor, element in mine:
-            grad = named[tensor].grad
-            assert grad is not None
-            grad[element] = -1.0
+        optimizer.zero_grad()
+        model(mine).backward()
         optimizer.step()
         print(f"step {ps.step()} at {time.time():.6f}", flush=True)
         time.sleep(pace)
@@ -75,4 +78,4 @@ def main(steps: int, pace: float, gates: Gates) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), Gates(sys.argv[3] if len(sys.argv) > 3 else ""))
+    main(int(sys.argv[1]), float(sys.argv[2]), Gates(sys.argv[3] if len(sys.argv) > 3 else ""), "overlap" in sys.argv[4:])

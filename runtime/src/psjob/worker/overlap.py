@@ -56,6 +56,7 @@ class Overlap(Staged):
         self.use = nothing_learned(layout)
         self.learning = True
         self._tree = tree
+        self._places = [frozenset(block.index for block, _ in layout.pieces_of(row)) for row in range(len(layout.table))]
         self._rows = [tuple(dict.fromkeys(piece.tensor for piece in block.pieces)) for block in layout.blocks]
         self._readiness = Readiness(layout)
         self._staged: dict[int, tuple[torch.Tensor | None, int]] = {}
@@ -76,7 +77,7 @@ class Overlap(Staged):
         """A gradient has been accumulated: stage it, and send the blocks that are whole with it."""
         if not self._free(row):
             return
-        for index in self._blocks_of(row) & self._issued:
+        for index in self._places[row] & self._issued:
             self._renew(index)
         self._stage(row, gradient)
         for index in self._readiness.told(row):
@@ -85,11 +86,14 @@ class Overlap(Staged):
     def _free(self, row: int) -> bool:
         """Wait until the push before has no need of the row's staging memory; False where this process's turn is over."""
         session = self.session
-        links = [session.links[session.owner[index]] for index in self._blocks_of(row)]
-        with session.cond:
-            while any(link.outstanding for link in links) and not session.over:
-                session.cond.wait(0.5)
+        links = {session.links[session.owner[index]] for index in self._places[row]}
+        if not any(link.outstanding for link in links):
             return not session.over
+        try:
+            session.wait(lambda: not any(link.outstanding for link in links), WAITS_FOR)
+        except Ending:
+            return False  # it is carried out at step(), not inside a backward pass
+        return not session.over
 
     def _stage(self, row: int, gradient: torch.Tensor | None, only: int | None = None) -> None:
         self.staging.put(row, gradient, only)
@@ -120,9 +124,6 @@ class Overlap(Staged):
             while index in self._busy:
                 self._sending.wait(1.0)
             self._contents[index] += 1
-
-    def _blocks_of(self, row: int) -> set[int]:
-        return {block.index for block, _ in self.session.layout.pieces_of(row)}
 
     # -- at step() -----------------------------------------------------------------------------
 
