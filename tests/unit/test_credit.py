@@ -75,7 +75,7 @@ class Meter:
 def test_four_workers_at_once_stay_within_their_credit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, overlap: bool) -> None:
     """One is late at every step, so the others push all that they may; with overlap early data has as much once more."""
     meter = Meter(monkeypatch)
-    with serving(tmp_path, workers=4, shards=1, credit=blocks * BLOCK) as shards:
+    with serving(tmp_path, workers=4, shards=1, credit=blocks * BLOCK, transport="tcp") as shards:
         models = [Layers(list(range(BLOCKS))) for _ in range(4)]
         workers = [Worker(shards, rank, model, sgd(model), overlap=overlap) for rank, model in enumerate(models)]
 
