@@ -31,14 +31,19 @@ class Bucket:
 
 
 class SlowLink:
-    """Listens on `port` of 127.0.0.1 and passes on to `target`: through `up` what a client sends, through `down` what it gets."""
+    """Listens on `port` of `host` and passes on to `target`: through `up` what a client sends, through `down` what it gets.
 
-    def __init__(self, target: tuple[str, int], up: Bucket, down: Bucket) -> None:
+    `apart`: both ends see an address that is not their own, as if they were on two hosts.
+    """
+
+    def __init__(self, target: tuple[str, int], up: Bucket, down: Bucket, apart: bool = False) -> None:
         self._target, self._up, self._down = target, up, down
+        self.host = "127.0.0.2" if apart else "127.0.0.1"
+        self._from = "127.0.0.3" if apart else ""
         self._listener = socket.socket()
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
             self._listener.setsockopt(socket.SOL_SOCKET, option, BUFFER)
-        self._listener.bind(("127.0.0.1", 0))
+        self._listener.bind((self.host, 0))
         self._listener.listen(64)
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, name=f"slow-{self.port}", daemon=True).start()
@@ -57,6 +62,7 @@ class SlowLink:
             for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
                 server.setsockopt(socket.SOL_SOCKET, option, BUFFER)
             try:
+                server.bind((self._from, 0))
                 server.connect(self._target)
             except OSError:
                 client.close()

@@ -15,10 +15,11 @@ pytestmark = pytest.mark.timeout(2000)  # nearly all of it is Pythons that impor
 CHECKPOINTS = {"everySteps": 25, "interval": "1h", "keep": 100}
 
 
-def run(folder: Path, *what: str, gates: str = "", way: str = "shared") -> Ran:
+def run(folder: Path, *what: str, gates: str = "", way: str = "shared", codecs: tuple[str, str] = ("none", "none")) -> Ran:
+    """`way`: shared memory, tcp, or overlap; `codecs` are of pushes and pulls."""
     folder.mkdir()
     words = ["stateful.py", str(EPOCHS), gates, "overlap" if way == "overlap" else ""]
-    training = {"transport": "tcp"} if way == "tcp" else {}
+    training = {"compression": {"push": codecs[0], "pull": codecs[1], "ratio": 0.05}, "transport": "tcp" if way == "tcp" else "auto"}
     ran = train(folder, manifest(folder, words, workers=2, shards=2, checkpoint=CHECKPOINTS, training=training), *faults(*what))
     assert ran.summary["transport"] == ("shared" if way == "shared" else "tcp")
     return ran
@@ -52,6 +53,28 @@ def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path, plain: 
     assert sum(hit.summary["restarts"].values()) == 3
     assert hit.sha == plain.sha
     assert_same_file(hit, plain)
+
+
+@pytest.mark.parametrize(
+    ("push", "pull"),
+    [
+        ("topk", "bf16"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.soak)
+            for pair in (("bf16", "fp16"), ("fp16", "none"), ("int8", "bf16"), ("randomk", "fp16"))
+        ),
+    ],
+)
+def test_kills_change_no_bit_of_a_run_with_codecs(tmp_path: Path, push: str, pull: str) -> None:
+    """What was left out of pushes is put back with the workers, whoever dies."""
+    undisturbed = run(tmp_path / "plain", way="tcp", codecs=(push, pull))
+    what = ("kill:ps-0@step=70", "kill:worker-1@step=145")
+    hit = run(tmp_path / "hit", *what, gates="55:50,130:125", way="tcp", codecs=(push, pull))
+    assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
+    check(hit.summary["recoveries"][0])
+    assert hit.summary["codecs"] == undisturbed.summary["codecs"] == f"push {push}, pull {pull}"
+    assert hit.summary["epochs"] == [2, 1] and hit.sha == undisturbed.sha
+    assert_same_file(hit, undisturbed)
 
 
 @pytest.mark.soak

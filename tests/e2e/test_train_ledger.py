@@ -17,17 +17,26 @@ pytestmark = pytest.mark.timeout(1500)
 CHECKPOINTS = {"everySteps": 25, "interval": "1h", "keep": 100}
 
 
-def run(folder: Path, *what: str, gates: str, transport: str = "auto") -> Ran:
-    training = {"mode": "async", "transport": transport}
+def run(folder: Path, *what: str, gates: str, transport: str = "auto", codec: str = "none") -> Ran:
+    training = {"mode": "async", "transport": transport, "compression": {"push": codec, "pull": codec}}
     words = ["ledger.py", str(STEPS), "0.02", gates]
     ran = train(folder, manifest(folder, words, workers=WORKERS, shards=SHARDS, training=training, checkpoint=CHECKPOINTS), *faults(*what))
     assert ran.summary["transport"] == ("tcp" if transport == "tcp" else "shared")
     return ran
 
 
-@pytest.mark.parametrize(("shard", "transport"), [(0, "auto"), (1, "auto"), (0, "tcp"), (1, "tcp")])
-def test_what_a_killed_shard_lost_is_what_is_missing(tmp_path: Path, shard: int, transport: str) -> None:
-    check(run(tmp_path, f"kill:ps-{shard}@step=88", gates="58:50", transport=transport), shard)
+@pytest.mark.parametrize(
+    ("shard", "transport", "codec"),
+    [
+        (0, "auto", "none"),
+        (1, "auto", "none"),
+        (0, "tcp", "none"),
+        (1, "tcp", "bf16"),
+        pytest.param(1, "tcp", "none", marks=pytest.mark.soak),
+    ],
+)
+def test_what_a_killed_shard_lost_is_what_is_missing(tmp_path: Path, shard: int, transport: str, codec: str) -> None:
+    check(run(tmp_path, f"kill:ps-{shard}@step=88", gates="58:50", transport=transport, codec=codec), shard)
 
 
 @pytest.mark.soak

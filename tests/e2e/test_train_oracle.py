@@ -11,7 +11,7 @@ from psjob.checkpoint.final import tensors_sha256
 from psjob.optimizers import describe
 from tests.e2e.workloads import mlp
 from tests.e2e.workloads.running import Ran, manifest, train
-from tests.reference import reference
+from tests.reference import Wire, reference
 
 STEPS = 200
 LONG = pytest.mark.soak
@@ -54,12 +54,30 @@ def test_final_weights_are_the_oracles_bits(tmp_path: Path, optimizer: str, work
     assert worst <= 1e-5 * scale
 
 
-def oracle(optimizer: str, workers: int, steps: int = STEPS, last: int | None = None) -> torch.nn.Module:
+@pytest.mark.parametrize(
+    ("codec", "workers", "shards"),
+    [
+        ("int8", 3, 2),
+        *(pytest.param(codec, 3, shards, marks=LONG) for codec, shards in (("bf16", 1), ("fp16", 2), ("topk", 1), ("randomk", 2))),
+    ],
+)
+def test_final_weights_with_a_codec_are_the_oracles_bits(tmp_path: Path, codec: str, workers: int, shards: int) -> None:
+    """The oracle encodes and decodes each gradient, and adds what was left out to the next one of its rank."""
+    training = {"compression": {"push": codec, "ratio": 0.05}}
+    job = manifest(tmp_path, ["mlp.py", "sgd", str(STEPS), "--last", "1"], workers=workers, shards=shards, training=training)
+    ran = train(tmp_path, job)
+    assert ran.summary["applied"] == STEPS * workers * shards and ran.summary["codecs"] == f"push {codec}, pull none"
+    encoded, plain = oracle("sgd", workers, last=1, wire=Wire(codec, 0.05)), oracle("sgd", workers, last=1)
+    assert_same_bits(ran, encoded)
+    assert any(not torch.equal(one, other) for one, other in zip(plain.parameters(), encoded.parameters(), strict=True))
+
+
+def oracle(optimizer: str, workers: int, steps: int = STEPS, last: int | None = None, wire: Wire | None = None) -> torch.nn.Module:
     """One process: sums in rank order, one multiplication, the same kernel on the same blocks."""
     model = mlp.build()
     rule, numbers = describe(mlp.optimizer_for(optimizer, model))
     assert rule is not None
-    reference(model, rule, numbers, lambda step: mlp.micro_batches(steps, workers, step, last), mlp.loss_of, steps)
+    reference(model, rule, numbers, lambda step: mlp.micro_batches(steps, workers, step, last), mlp.loss_of, steps, wire=wire)
     return model
 
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bench.peers.slow_link import Bucket, SlowLink
 from psjob import codecs
 from psjob.checkpoint.final import tensors_sha256
-from psjob.config import CompressionConfig
+from psjob.config import CompressionConfig, Peer, Place
 from psjob.shard.server import Server
 from psjob.shard.statusport import status
 from psjob.wire.frame import Kind
@@ -357,3 +358,41 @@ def test_a_codec_that_was_not_agreed_costs_the_stream(tmp_path: Path, monkeypatc
     words = " | ".join(sentences)
     for sentence in ("codec 3 was not agreed in hello; none, topk were", "codec 9 was not agreed", "expected a multiple of 8", "places"):
         assert sentence in words
+
+
+def test_auto_encodes_nothing_between_processes_of_one_address(tmp_path: Path) -> None:
+    with serving(tmp_path, shards=2, compression=asked("auto", "auto")) as shards:
+        workers = workers_of(shards)
+        all_well(workers, steps(6))
+        assert status(shards.servers[0])["coordinator"]["codecs"] is None
+    assert same(workers[0].model, oracle("none", 6)[0])
+
+
+@pytest.mark.parametrize(("megabytes", "push", "pull"), [(25, "topk", "bf16"), (200, "int8", "bf16")])
+def test_auto_takes_what_the_measured_link_is_good_for(tmp_path: Path, megabytes: int, push: str, pull: str) -> None:
+    """A link of 0.2 and of 1.6 Gb/s, between two addresses; the choice goes with the record."""
+
+    class Far(Shards):
+        def place(self, rank: int, start: int = 1) -> Place:
+            near = super().place(rank, start)
+            return replace(near, config=replace(near.config, shards=(Peer(link.host, link.port, 0),)))
+
+    link: SlowLink
+
+    def act(worker: Worker) -> None:
+        for _ in range(26):
+            for p in worker.model.parameters():
+                p.grad = torch.ones_like(p)
+            worker.optimizer.step()
+
+    with serving(tmp_path, workers=1, shards=1, compression=asked("auto", "auto")) as shards:
+        shards.__class__ = Far
+        rate = megabytes * 1e6
+        link = SlowLink(shards.address(0), Bucket(rate), Bucket(rate), apart=True)
+        model = torch.nn.Linear(700, 700)
+        worker = Worker(shards, 0, model, sgd(model))
+        all_well([worker], act)
+        assert status(shards.servers[0])["coordinator"]["codecs"] == f"push {push}, pull {pull}"
+        link.close()
+    saved = worker.session.exchange.compression.state()
+    assert (saved["push"], saved["pull"], bool(saved["left"])) == ([push], [pull], True)
