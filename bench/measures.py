@@ -86,6 +86,7 @@ MEASURES: Sequence[Against | Alone] = (
     Against("adam-shared", "Adam on the shard, 1 worker, shared memory", ours("--optimizer", "adam", *SHARED), ((ADAM_PASS, 1 / 1.3),)),
     Alone("snapshot", "a checkpoint of 1.0 GB while Adam trains, TCP", Program("psjob", "snapshot_ps.py")),
     Alone("overlap", "a net that sleeps, behind a slow link: a step with overlap", Program("overlap", "overlap_ps.py")),
+    Alone("codecs", "a cycle of 10 MB with each codec, by the speed of its link", Program("codecs", "codecs_ps.py")),
     Alone("no-overlap", "the same without overlap", Program("overlap", "overlap_ps.py", ("--what", "off"))),
     Against(
         "overlap-dense", "100 MB of dense layers, batches of 32, TCP: with overlap", Program("psjob", "overlap_ps.py", DENSE),
