@@ -54,6 +54,9 @@ PASS = Program("the optimizer's own pass", "floor.py", ("--what", "pass"))
 ADAM_PASS = Program("one fused Adam pass", "floor.py", ("--what", "pass", "--optimizer", "adam"))
 MEMCPY = Program("memcpy of the bytes", "floor.py", ("--what", "memcpy"))
 ALL_REDUCE = Program("gloo all_reduce, SGD on each rank", "gloo.py", (*TWO, "--what", "allreduce"))
+ROWS = Program("psjob", "psjob_rows.py")
+FBGEMM = Program("FBGEMM on the CPU, 1 thread", "fbgemm_rows.py", env="fbgemm")
+ROW_FLOOR = Program("gather, update, put back in one process", "floor.py", ("--what", "rows"))
 MEASURES: Sequence[Against | Alone] = (
     Against(
         "one-worker", "1 worker, 1 shard, TCP: push 100 MB, SGD, pull 100 MB", ours(),
@@ -85,6 +88,11 @@ MEASURES: Sequence[Against | Alone] = (
     ),
     Against("adam-shared", "Adam on the shard, 1 worker, shared memory", ours("--optimizer", "adam", *SHARED), ((ADAM_PASS, 1 / 1.3),)),
     Alone("snapshot", "a checkpoint of 1.0 GB while Adam trains, TCP", Program("psjob", "snapshot_ps.py")),
+    Against(
+        "rows", "100,000 unique rows of 2,000,000 x 64, 1 worker, 1 shard, TCP: pull, push, row-wise Adagrad", ROWS,
+        ((FBGEMM, 4.0), (ROW_FLOOR, 0.5)),
+    ),
+    Against("rows-shared", "the same with shared memory", Program("psjob", "psjob_rows.py", SHARED), ((FBGEMM, 8.0), (ROW_FLOOR, 0.5))),
     Alone("overlap", "a net that sleeps, behind a slow link: a step with overlap", Program("overlap", "overlap_ps.py")),
     Alone("codecs", "a cycle of 10 MB with each codec, by the speed of its link", Program("codecs", "codecs_ps.py")),
     Alone("no-overlap", "the same without overlap", Program("overlap", "overlap_ps.py", ("--what", "off"))),
