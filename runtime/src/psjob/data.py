@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils import data as torch_data
 
-from psjob import attaching
+from psjob import attaching, record
+from psjob.ahead import Ahead
 from psjob.errors import Refused
 
 
-def shard(loader: Any) -> Iterator[Any]:
+def shard(loader: Any, prefetch: Callable[[Any], Any] | None = None) -> Iterator[Any]:
     """Iterate over this worker's batches of `loader` (a torch DataLoader); outside a job over all of them, as they are.
 
     Call it once an epoch: the n-th call is epoch n, and epochs that are already done yield nothing after a restart. The
     batch size is per worker. The order is the loader's own where it does not shuffle, else a permutation from
     (training.seed, epoch).
+
+    Where the model has `ps.Embedding`s, one batch is read ahead, so that its rows are on their way while the one before is trained;
+    `prefetch` names them: of a batch it gives pairs (module, ids). Without it they are found where the ids of a module are a tensor
+    of the batch, or a view of one. A batch that is read ahead is made with random generators of its own, from (seed, epoch, batch).
 
     Ends the script with a sentence (exit status 77) for an IterableDataset or a sampler of your own, whose place could not
     be found again.
@@ -38,7 +43,8 @@ def shard(loader: Any) -> Iterator[Any]:
     except Refused as refused:
         job.refuse(str(refused))
         return
-    yield from _epoch(job, plan)
+    ahead = Ahead(job.tables.modules, prefetch) if job.tables.modules else None
+    yield from _epoch(job, plan, ahead)
 
 
 _calls = 0
@@ -49,7 +55,7 @@ def epoch() -> int:
     return max(0, _calls - 1)
 
 
-def _epoch(job: attaching.Job, plan: _Plan) -> Iterator[Any]:
+def _epoch(job: attaching.Job, plan: _Plan, ahead: Ahead | None) -> Iterator[Any]:
     global _calls
     number = _calls
     _calls += 1
@@ -60,7 +66,9 @@ def _epoch(job: attaching.Job, plan: _Plan) -> Iterator[Any]:
             return
         begin = back.cursor["round"]
     rounds = plan.rounds()
-    batches = iter(plan.loader(number, begin))
+    batches: Iterator[Any] = iter(plan.loader(number, begin, apart=ahead is not None))
+    if ahead is not None:
+        batches = _looking_ahead(batches, ahead)
     made, given = job.made, 0
     for turn in range(begin, rounds):
         if back is not None:
@@ -75,6 +83,19 @@ def _epoch(job: attaching.Job, plan: _Plan) -> Iterator[Any]:
     if back is not None:
         job.put_back()
     job.edge({"epoch": number, "round": rounds})
+
+
+def _looking_ahead(batches: Iterator[Any], ahead: Ahead) -> Iterator[Any]:
+    """Each batch when the one after it has been read."""
+    held = next(batches, _NONE)
+    while held is not _NONE:
+        following = next(batches, _NONE)
+        ahead.handing(held, None if following is _NONE else following)
+        yield held
+        held = following
+
+
+_NONE = object()
 
 
 def _trains(job: attaching.Job, given: int, steps: int) -> bool:
@@ -129,8 +150,8 @@ class _Plan:
                 batch.seed = (self._seed, epoch_number, number)
                 yield batch
 
-    def loader(self, epoch_number: int, begin: int) -> Any:
-        """A DataLoader over this rank's batches, otherwise like the user's."""
+    def loader(self, epoch_number: int, begin: int, apart: bool = False) -> Any:
+        """A DataLoader over this rank's batches, otherwise like the user's. `apart`: the script's generators are left as they are."""
         old = self._loader
         options: dict[str, Any] = {
             "num_workers": old.num_workers, "collate_fn": old.collate_fn, "pin_memory": old.pin_memory, "timeout": old.timeout,
@@ -138,7 +159,7 @@ class _Plan:
         }  # fmt: skip
         if old.num_workers:
             options["prefetch_factor"] = old.prefetch_factor
-        return torch_data.DataLoader(_Seeded(old.dataset), batch_sampler=_Sampler(self, epoch_number, begin), **options)
+        return torch_data.DataLoader(_Seeded(old.dataset, apart), batch_sampler=_Sampler(self, epoch_number, begin), **options)
 
 
 class _Batch(list[int]):
@@ -159,14 +180,24 @@ class _Sampler(torch_data.Sampler[list[int]]):
 
 
 class _Seeded(torch_data.Dataset[Any]):
-    """The user's dataset; in a loader process every batch is fetched with generators seeded from (seed, epoch, batch)."""
+    """The user's dataset; in a loader process, or `apart`, every batch is fetched with generators seeded from (seed, epoch, batch)."""
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Any, apart: bool = False) -> None:
+        self._dataset, self._apart = dataset, apart
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         if torch_data.get_worker_info() is not None and isinstance(indices, _Batch):
             _seed(indices.seed)
+        elif self._apart and isinstance(indices, _Batch):  # when it is read must not show in what the script draws
+            kept = record.generators()
+            _seed(indices.seed)
+            try:
+                return self._fetch(indices)
+            finally:
+                record.put_generators(kept)
+        return self._fetch(indices)
+
+    def _fetch(self, indices: list[int]) -> list[Any]:
         many = getattr(self._dataset, "__getitems__", None)
         found = many(indices) if many is not None else [self._dataset[i] for i in indices]
         return list(found)

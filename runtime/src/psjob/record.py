@@ -50,7 +50,7 @@ def capture(
         buffers={name: buffer.detach() for name, buffer in model.named_buffers()},
         stateful={name: thing.state_dict() for name, thing in stateful.items()},
         groups=[{key: value for key, value in group.items() if _is_number(value)} for group in optimizer.param_groups],
-        rng=_generators(),
+        rng=generators(),
         wire=dict(wire or {}),
     )
 
@@ -72,7 +72,7 @@ def restore(record: Record, model: torch.nn.Module, stateful: Mapping[str, Any],
                 group[key].copy_(value)
             else:
                 group[key] = value
-    _put_generators(record.rng)
+    put_generators(record.rng)
 
 
 def restore_buffers(record: Record, model: torch.nn.Module) -> None:
@@ -166,7 +166,7 @@ def decode(raw: bytes, tensors: Mapping[str, torch.Tensor]) -> Record:
     return made
 
 
-def _generators() -> dict[str, Any]:
+def generators() -> dict[str, Any]:
     """State of every random generator that a script may have drawn from."""
     version, words, gauss = random.getstate()
     found: dict[str, Any] = {"python": (version, torch.tensor(words, dtype=torch.int64), gauss), "torch": torch.get_rng_state()}
@@ -178,7 +178,8 @@ def _generators() -> dict[str, Any]:
     return found
 
 
-def _put_generators(found: Mapping[str, Any]) -> None:
+def put_generators(found: Mapping[str, Any]) -> None:
+    """Put back what `generators` gave."""
     if "python" in found:
         version, words, gauss = found["python"]
         random.setstate((version, tuple(words.tolist()), gauss))

@@ -89,6 +89,8 @@ class RowModule(torch.nn.Module):
         self._landed: _Landed | None = None
         self._early: tuple[torch.Tensor, Asked] | None = None
         self._unique: _Unique | None = None
+        self.given: torch.Tensor | None = None
+        """The ids of the last forward pass that trained."""
 
     def bind(self, road: Road, table: int) -> None:
         """Take rows of table number `table` from `road`."""
@@ -159,6 +161,7 @@ class RowModule(torch.nn.Module):
                 raise RuntimeError(
                     "rows of a ps.Embedding are updated by an attached optimizer: call ps.attach(model, opt) before training"
                 )
+            self.given = ids
             rows = rows.detach().requires_grad_()
             rows.register_post_accumulate_grad_hook(functools.partial(self._land, asked, padding))  # type: ignore[no-untyped-call]
         return position.view(ids.shape).to(rows.device), rows, padding
