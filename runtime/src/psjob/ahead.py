@@ -76,7 +76,7 @@ def _place(ids: torch.Tensor, batch: Any) -> _Place | None:
             return _Place(path, True, ((), ()), (), (), 0)
         if tensor.device == ids.device and tensor.dtype == ids.dtype and tensor.numel() and _storage(tensor) == _storage(ids):
             of = (tuple(tensor.shape), tensor.stride())
-            return _Place(path, False, of, tuple(ids.shape), ids.stride(), ids.storage_offset() - tensor.storage_offset())
+            return _Place(path, False, of, tuple(ids.shape), ids.stride(), int(ids.storage_offset() - tensor.storage_offset()))
     return None
 
 
