@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from psjob.worker.staged import Staged
 from psjob.worker.staging import Staging
 from psjob.worker.states import block_states, without_gradient
 
+JOIN_SECONDS = 5.0
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T", bound=torch.optim.Optimizer)
 
@@ -173,6 +175,9 @@ class Job:
         self.session.exchange.sharing.withdraw()
         for link in self.session.links:
             link.close()
+        deadline = time.monotonic() + JOIN_SECONDS
+        for link in self.session.links:
+            link.join(max(0.0, deadline - time.monotonic()))
         if how == "rewind":
             rewind.again(self.place.rewinds)
         if how == "refused":

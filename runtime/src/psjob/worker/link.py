@@ -118,6 +118,14 @@ class Link:
         for lane in self.lanes:
             lane.stream.close()
 
+    def join(self, seconds: float) -> None:
+        """Wait for this link's threads, which end soon after `close` once the session has ended.
+
+        A thread that frees a tensor while the interpreter ends would abort the process.
+        """
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+
     def dated(self, header: Header) -> Header:
         """The header with the view and epoch of now."""
         return replace(header, view=self.session.view, epoch=self.epoch)
