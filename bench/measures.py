@@ -93,6 +93,7 @@ MEASURES: Sequence[Against | Alone] = (
         ((FBGEMM, 4.0), (ROW_FLOOR, 0.5)),
     ),
     Against("rows-shared", "the same with shared memory", Program("psjob", "psjob_rows.py", SHARED), ((FBGEMM, 8.0), (ROW_FLOOR, 0.5))),
+    Alone("lookup", "ids of rows to their places in a shard's table", Program("psjob", "lookup_rows.py")),
     Alone("overlap", "a net that sleeps, behind a slow link: a step with overlap", Program("overlap", "overlap_ps.py")),
     Alone("codecs", "a cycle of 10 MB with each codec, by the speed of its link", Program("codecs", "codecs_ps.py")),
     Alone("no-overlap", "the same without overlap", Program("overlap", "overlap_ps.py", ("--what", "off"))),
@@ -104,5 +105,8 @@ MEASURES: Sequence[Against | Alone] = (
         "credit", "4 workers push at once: what a credit of 32 MiB costs", ours(*FOUR),
         ((Program("psjob without a credit", "psjob_ps.py", (*FOUR, "--set", f"creditBytes={1 << 40}")), 1 / 1.1),),
     ),
+    Alone("memory", "100 MB, SGD, 1 worker, 1 shard: memory beyond what the work itself holds", Program("psjob", "memory_ps.py")),
+    Alone("memory-adam", "the same with Adam", Program("psjob", "memory_ps.py", ("--optimizer", "adam"))),
+    Alone("sharding", "a step against max(M/B_worker, m·M/(n·B_server)), links of 48 and 32 MB/s", Program("psjob", "sharding_ps.py")),
     Against("floor", "how far TCP is from memory itself", ours(), ((PASS, 0.0), (MEMCPY, 0.0))),
 )  # fmt: skip

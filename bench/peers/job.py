@@ -17,6 +17,8 @@ from typing import Any
 
 import clock
 
+from psjob import attaching
+
 
 @dataclass
 class Running:
@@ -37,10 +39,12 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(words: argparse.Namespace, to_workers: Callable[[dict[str, Any]], dict[str, Any]] = dict, **changes: Any) -> Iterator[Running]:
+def running(
+    words: argparse.Namespace, to_worker: Callable[[dict[str, Any], int], dict[str, Any]] = lambda config, rank: config, **changes: Any
+) -> Iterator[Running]:
     """Shards of psjob and workers of the calling program (part `worker`), with `changes` and `--set` in the config; killed in the end.
 
-    `to_workers` gives the config that workers have, where that is another one: their road to the shards.
+    `to_worker` gives the config that the worker of a rank has, where that is another one: its road to the shards.
     """
     with tempfile.TemporaryDirectory() as folder:
         job = Running(folder, config(words) | changes)
@@ -53,12 +57,12 @@ def running(words: argparse.Namespace, to_workers: Callable[[dict[str, Any]], di
             place[last] = json.loads(value)
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(job.config))
-        theirs = Path(folder) / "workers.json"
-        theirs.write_text(json.dumps(to_workers(job.config)))
         shared = {"OMP_NUM_THREADS": "1", "PSJOB_RUN": job.config["run"], "PSJOB_CONFIG": str(path)}
         try:
             job.shards += [shard(index, shared, folder) for index in range(words.shards)]
             for rank in range(words.workers):
+                theirs = Path(folder) / f"worker-{rank}.json"
+                theirs.write_text(json.dumps(to_worker(job.config, rank)))
                 own = {"PSJOB_ROLE": "worker", "PSJOB_INDEX": str(rank), "PSJOB_POD": f"worker-{rank}", "PSJOB_START": "1"}
                 own |= {"PSJOB_TERMINATION_LOG": f"{folder}/worker-{rank}", "PSJOB_CONFIG": str(theirs)}
                 job.workers.append(clock.spawn(words, "worker", rank, **(shared | own)))
@@ -74,6 +78,13 @@ def shard(index: int, shared: dict[str, str], folder: str) -> subprocess.Popen[A
     own |= {"PSJOB_CHECKPOINTS": f"{folder}/checkpoints", "PSJOB_BIND": "127.0.0.1", "PSJOB_TERMINATION_LOG": f"{folder}/shard-{index}"}
     with open(f"{folder}/shard-{index}.log", "w") as log:
         return subprocess.Popen([sys.executable, "-m", "psjob.shard"], env={**os.environ, **shared, **own}, stdout=log, stderr=log)
+
+
+def check_road() -> None:
+    """Raise RuntimeError in a worker whose job asks for shared memory and that sends its blocks over TCP all the same."""
+    attached = attaching.current
+    if attached is not None and attached.place.config.transport == "auto" and not all(link.shared for link in attached.session.links):
+        raise RuntimeError("the job was to use shared memory, and uses TCP")
 
 
 def config(words: argparse.Namespace) -> dict[str, Any]:

@@ -55,13 +55,13 @@ def measure(words: argparse.Namespace, transfer: float) -> list[float]:
     rate = NUMEL * 4 / (transfer / 2)
     links: list[slow_link.SlowLink] = []
 
-    def slowly(config: dict[str, Any]) -> dict[str, Any]:
+    def slowly(config: dict[str, Any], rank: int) -> dict[str, Any]:
         links.extend(
             slow_link.SlowLink((peer["host"], peer["port"]), slow_link.Bucket(rate), slow_link.Bucket(rate)) for peer in config["shards"]
         )
         return config | {"shards": [peer | {"port": link.port} for peer, link in zip(config["shards"], links, strict=True)]}
 
-    with job.running(words, to_workers=slowly) as running:
+    with job.running(words, to_worker=slowly) as running:
         found = running.answers()[0]
     for link in links:
         link.close()

@@ -30,6 +30,7 @@ def work(words: argparse.Namespace) -> None:
     for parameter in attached.parameters():
         parameter.grad = torch.ones_like(parameter)
     found = clock.cycles(optimizer.step, words.seconds) if words.workers == 1 else clock.rounds(optimizer.step)
+    job.check_road()
     if words.optimizer == "sgd":
         clock.check((float(parameter[at].detach()) for parameter in attached.parameters() for at in (0, -1)), clock.moved(found))
     clock.answer(found)
