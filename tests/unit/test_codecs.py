@@ -242,7 +242,7 @@ def test_numbers_and_names_are_told_apart() -> None:
 
 @pytest.mark.parametrize(
     ("bits", "push", "pull"),
-    [(30e9, "none", "none"), (9.4e9, "bf16", "bf16"), (0.94e9, "int8", "bf16"), (90e6, "topk", "bf16"), (0.0, "none", "none")],
+    [(30e9, "none", "none"), (9.4e9, "bf16", "bf16"), (0.4e9, "int8", "bf16"), (90e6, "topk", "bf16"), (0.0, "none", "none")],
 )
 def test_auto_takes_what_pays_at_the_measured_speed(bits: float, push: str, pull: str) -> None:
     assert (choice.for_push(bits), choice.for_pull(bits)) == (push, pull)

@@ -13,7 +13,7 @@ from typing import Final
 from psjob.codecs import NONE
 from psjob.contract import PULL_CODECS
 
-LADDER: Final = ((20e9, NONE), (5e9, "bf16"), (0.5e9, "int8"), (0.0, "topk"))
+LADDER: Final = ((20e9, NONE), (5e9, "bf16"), (0.1e9, "int8"), (0.0, "topk"))
 """(bits a second, codec): the first whose speed is reached."""
 ENOUGH_BYTES: Final = 16 << 20
 ENOUGH_CLOCKS: Final = 20
