@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.manifest import BlockPlace, Manifest
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.coordinator.cuts import Cut
+from psjob.coordinator.rowtables import row_places
 
 if TYPE_CHECKING:
     from psjob.coordinator.coordinator import Coordinator
@@ -82,7 +83,8 @@ class Committer:
             for entry in body["blocks"]
         )
         tables = {str(shard): body["table"] for shard, body in sorted(cut.written.items())}
-        clocks = self._clocks(cut, blocks, tables)
+        rows = row_places(cut.written, [cell.spec for cell in c.store.row_cells.values()], self._newest)
+        clocks = self._clocks([*(place.n for place in blocks), *(n for of in (rows.versions if rows else ()) for n in of)], tables)
         workers: dict[str, Any] = {}
         for member in c.members.all.values():
             left = _left(tables, member.rank)
@@ -96,7 +98,7 @@ class Committer:
             final=cut.final, created=time.time(), layout=c.store.layout, rule=c.store.rule_name,
             update_at="worker" if c.store.rule_name == "reduce" else "server", shards=len(c.config.shards),
             assignment=c.store.assignment, blocks=blocks,
-            files=self._files(cut, blocks), workers=workers, tables=tables,
+            files=self._files(cut, blocks), rows=rows, workers=workers, tables=tables,
             spec_hash=c.config.spec_hash, extra={"aliases": c.views.aliases},
         )  # fmt: skip
 
@@ -114,15 +116,19 @@ class Committer:
             facts.append(older[name])
         return tuple(facts)
 
-    def _clocks(self, cut: Cut, blocks: tuple[BlockPlace, ...], tables: dict[str, Any]) -> dict[int, int]:
+    def _clocks(self, versions: Sequence[int], tables: dict[str, Any]) -> dict[int, int]:
         """Each worker's clock at the cut: the step in sync, in async the one clock all shards have of it."""
         ranks = list(self.c.members.all)
         if not self.c.mode.marks():
-            step = max((place.n for place in blocks), default=0)
+            step = max(versions, default=0)
             return dict.fromkeys(ranks, step)
         clocks: dict[int, int] = {}
         for rank in ranks:
-            seen = {int(rows[str(rank)]["complete"]) for shard, rows in tables.items() if self.c.store.assignment.count(int(shard))}
+            seen = {
+                int(rows[str(rank)]["complete"])
+                for shard, rows in tables.items()
+                if self.c.store.row_cells or self.c.store.assignment.count(int(shard))
+            }
             if len(seen) > 1:
                 raise CheckpointProblem(f"shards disagree on worker {rank}'s clock at a cut, a stream broke in it: {sorted(seen)}")
             clocks[rank] = seen.pop() if seen else 0

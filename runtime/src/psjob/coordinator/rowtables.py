@@ -1,13 +1,39 @@
-"""Are a worker's tables of rows the job's?"""
+"""Tables of rows as the coordinator knows them: are a worker's the job's, and where do a cut's rows lie?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from psjob.tables import TableSpec
+from psjob.checkpoint.files import FileFact
+from psjob.checkpoint.manifest import Manifest
+from psjob.checkpoint.problems import CheckpointProblem
+from psjob.checkpoint.rowplaces import RowPlaces
+from psjob.tables import Partition, TableSpec
 
 MAX_TABLES = 10_000
+
+
+def tables_of(made: Manifest) -> tuple[TableSpec, ...]:
+    """The tables of a manifest."""
+    return () if made.rows is None else made.rows.specs
+
+
+def row_places(written: Mapping[int, Mapping[str, Any]], specs: Sequence[TableSpec], newest: Manifest | None) -> RowPlaces | None:
+    """Where a cut's rows lie, from what each shard has written; older files are those of the newest manifest. None without tables.
+
+    Raises CheckpointProblem for any other file: nobody would keep it.
+    """
+    if not specs:
+        return None
+    bodies = [written[shard]["rows"] for shard in sorted(written)]
+    known = {fact.name: fact for fact in (newest.rows.files if newest is not None and newest.rows is not None else ())}
+    known |= {fact.name: fact for fact in (FileFact.from_json(body["file"]) for body in bodies)}
+    chains = tuple(tuple(str(name) for name in body["chain"]) for body in bodies)
+    for name in sorted({name for chain in chains for name in chain} - set(known)):
+        raise CheckpointProblem(f"a shard names rows in {name[:80]}, which is not in the newest manifest")
+    files = tuple(known[name] for name in sorted({name for chain in chains for name in chain}))
+    return RowPlaces(tuple(specs), Partition.even(len(bodies)), chains, tuple(tuple(body["versions"]) for body in bodies), files)
 
 
 def table_problem(theirs: Any) -> str | None:

@@ -17,7 +17,7 @@ from psjob import contract
 from psjob.checkpoint import claim, manifest
 from psjob.checkpoint.manifest import Manifest
 from psjob.coordinator.joining import Joining, difference, read_initial, read_records, rule_for
-from psjob.coordinator.rowtables import table_difference, table_problem
+from psjob.coordinator.rowtables import table_difference, table_problem, tables_of
 from psjob.errors import Fenced
 from psjob.layout import TensorSpec
 from psjob.shard.session import WAITING_SECONDS, Session
@@ -257,7 +257,7 @@ class Views:
         saved = made.workers
         if made.run != c.place.run:  # another run's processes say nothing about this one's
             saved = {rank: {**entry, "start": 0, "rewinds": 0} for rank, entry in saved.items()}
-        self.table = made.layout.table
+        self.table, self.tables = made.layout.table, tables_of(made)
         self.aliases = dict(made.extra.get("aliases", {}))
         self.initial = read_initial(folder, made) or self.initial
         if together or self._only == set(self.peers):
@@ -316,10 +316,12 @@ class Views:
         hello = session.hello
         if not isinstance(hello.get("table"), list):
             return "this worker's hello has no parameter table"
-        table = self.table or (self.source[1].layout.table if self.source else ())
-        if not table:
+        known = (self.table, self.tables)
+        if known == ((), ()) and self.source:
+            known = (self.source[1].layout.table, tables_of(self.source[1]))
+        if known == ((), ()):
             return table_problem(hello.get("tables"))
-        return difference(session.rank, table, hello["table"]) or table_difference(session.rank, self.tables, hello.get("tables", []))
+        return difference(session.rank, known[0], hello["table"]) or table_difference(session.rank, known[1], hello.get("tables", []))
 
     def _newest(self) -> tuple[Path, Manifest] | None:
         """The newest valid manifest of this run; of the run to resume from when this one has none yet."""

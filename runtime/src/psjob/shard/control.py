@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from psjob import contract
 from psjob.checkpoint import manifest
 from psjob.checkpoint.problems import CheckpointProblem
+from psjob.checkpoint.rows import read_tables
 from psjob.checkpoint.states import read_states
 from psjob.errors import Fenced
 from psjob.layout import TensorSpec, assign
@@ -82,7 +83,7 @@ class Control:
                 fences = {}
             owner = assign(made.layout, store.shards)
             states = read_states(folder, made, [index for index, shard in enumerate(owner) if shard == store.index])
-            store.restore(made.layout, made.rule, states)
+            store.restore(made.layout, made.rule, states, read_tables(folder, made, store.index, store.shards))
             load_table(store, made, fences)
         except (CheckpointProblem, OSError, ValueError) as error:
             self.answer({"did": "unrestored", "attempt": body["attempt"], "why": str(error)})

@@ -52,6 +52,7 @@ class RowCell:
         self.n = 0
         self.pending: dict[int, Arrived] = {}
         self.waiters: list[Waiter] = []
+        self._cut: tuple[int, Callable[[RowCell], None]] | None = None
 
     @property
     def name(self) -> str:
@@ -62,6 +63,7 @@ class RowCell:
         self.table, self.n = table, n
         self.pending.clear()
         self.waiters.clear()
+        self._cut = None
 
     def begin(self, ids: torch.Tensor, weights: torch.Tensor, numbers: Sequence[Mapping[str, Any]]) -> None:
         """First values of rows, with the state that the rule gives to new ones."""
@@ -78,12 +80,25 @@ class RowCell:
                     arrived.grad.free()
             self.n += 1
             made += 1
+            self._hold_if_due()
             self.answer()
         return made
 
     def wait_for(self, waiter: Waiter) -> None:
         self.waiters.append(waiter)
         self.answer()
+
+    def order_cut(self, step: int, hold: Callable[[RowCell], None]) -> bool:
+        """Hold on to the table with `hold` when it is at `step` (where that is negative: as it stands). False: too late."""
+        if step >= 0 and self.n > step:
+            return False
+        self._cut = (step, hold)
+        self._hold_if_due()
+        return True
+
+    def void_cut(self) -> None:
+        """No cut waits for this table any more."""
+        self._cut = None
 
     def drop_waiters(self, to: Replies) -> None:
         self.waiters = [w for w in self.waiters if w.to is not to]
@@ -95,6 +110,11 @@ class RowCell:
             self.waiters = [w for w in self.waiters if self.n < w.version]
             for waiter in ready:
                 waiter.to.rows(self, waiter)
+
+    def _hold_if_due(self) -> None:
+        if self._cut is not None and self._cut[0] in (self.n, -1):
+            hold, self._cut = self._cut[1], None
+            hold(self)
 
     def _apply(self, batch: list[Arrived]) -> None:
         clock = batch[0].clock

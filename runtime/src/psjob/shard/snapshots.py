@@ -20,8 +20,10 @@ from psjob.checkpoint.files import Held
 from psjob.checkpoint.increments import EMPTY, Base, Lies, staying
 from psjob.shard.cell import Cell
 from psjob.shard.pins import Pin, Voided, room
+from psjob.shard.rows import RowCell
 from psjob.shard.spare import Spare
 from psjob.shard.store import Store
+from psjob.shard.tables import RowCuts
 
 Answer = Callable[[dict[str, Any]], None]
 log = logging.getLogger("psjob.shard")
@@ -45,6 +47,7 @@ class Snapshots:
         self._bases: dict[int, Base] = {}
         """By cut: the newest one that was committed, as far as this shard was told, and the one written after it."""
         self._base = EMPTY
+        self._rows = RowCuts(folder, store.run)
 
     def prepare(self, base: int | None, done: Callable[[], None]) -> None:
         """Make memory ready for the copies of the cut that comes next; then call `done`, from a thread of its own."""
@@ -78,17 +81,18 @@ class Snapshots:
                 self._spare, _ = self._spare_for(base)
             self._base = EMPTY if base is None else self._bases.get(base, EMPTY)
             self._bases = {} if base is None or base not in self._bases else {base: self._base}
+        self._rows.begin(list(self._store.row_cells.values()), base)
         if step < 0:
             answer({"did": "ready", "cut": cut})
             self.recheck()
             return
         self._table = self._table_at(step)
-        if not self._store.order_cut(step, lambda cell: self._hold(cut, cell)):
+        if not self._store.order_cut(step, lambda cell: self._hold(cut, cell), lambda table: self._hold_rows(cut, table)):
             self.void(cut)
             answer({"did": "late", "cut": cut, "why": f"blocks are at {self._store.span()[1]}, beyond {step}"})
             return
         answer({"did": "ready", "cut": cut})
-        if not self._store.cells:
+        if not self._store.all_cells():
             self._write(cut)
 
     def mark(self, rank: int, cut: int) -> None:
@@ -111,8 +115,8 @@ class Snapshots:
                 return
             cut = self._cut
             self._table = {"rows": self._store.admission.save()}
-        self._store.order_cut(-1, lambda cell: self._hold(cut, cell))
-        if not self._store.cells:
+        self._store.order_cut(-1, lambda cell: self._hold(cut, cell), lambda table: self._hold_rows(cut, table))
+        if not self._store.all_cells():
             self._write(cut)
         self._release(cut)
 
@@ -127,6 +131,7 @@ class Snapshots:
         self._store.void_cut()
         for pin in pins:
             pin.give_up()
+        self._rows.void()
         self._release(cut)
 
     def _busy(self) -> bool:
@@ -157,12 +162,28 @@ class Snapshots:
                 pin.drop(void=True)
                 return pin
             self._pins.append(pin)
-            if len(self._pins) < len(self._store.cells):
-                return pin
-            if self._step >= 0:
-                self._table = self._table_at(self._step)
-        self._write(cut)
+            whole = self._whole()
+        if whole:
+            self._write(cut)
         return pin
+
+    def _hold_rows(self, cut: int, table: RowCell) -> None:
+        """The same of a table."""
+        with self._lock:
+            if self._cut != cut:
+                return
+            self._rows.hold(table)
+            whole = self._whole()
+        if whole:
+            self._write(cut)
+
+    def _whole(self) -> bool:
+        """Is everything held? Then the admission table of that moment is too."""
+        if len(self._pins) < len(self._store.cells) or not self._rows.complete():
+            return False
+        if self._step >= 0:
+            self._table = self._table_at(self._step)
+        return True
 
     def _write(self, cut: int) -> None:
         with self._lock:
@@ -173,7 +194,8 @@ class Snapshots:
 
     def _save(self, cut: int, pins: list[Pin], base: Base, spare: Spare, rows: Any, answer: Answer, view: int) -> None:
         torch.set_num_threads(1)
-        name = f"v{view:06d}-c{cut:06d}-shard{self._store.index:03d}-e{self._store.epoch}.safetensors"
+        stem = f"v{view:06d}-c{cut:06d}-shard{self._store.index:03d}-e{self._store.epoch}"
+        name = f"{stem}.safetensors"
         try:
             stay = staying(base, {pin.index: pin.content for pin in pins})
             for pin in pins:
@@ -181,6 +203,7 @@ class Snapshots:
                     pin.leave()
             written = [pin for pin in pins if pin.index not in stay]
             threading.Thread(target=_copy_ahead, args=(written,), name="copy", daemon=True).start()
+            chain = self._rows.write(cut, stem)
             fact = None
             if written or not stay:
                 tensors = [entry for pin in written for entry in _entries(pin)]
@@ -195,6 +218,7 @@ class Snapshots:
             spare.close()
             for pin in pins:
                 pin.leave()
+            self._rows.release()
             with self._lock:
                 if self._cut == cut:
                     self._cut, self._pins = None, []
@@ -204,7 +228,8 @@ class Snapshots:
             self._bases[cut] = Base(lies, {file: sizes[file] for file in {place.file for place in lies.values()}})
         epoch = self._store.epoch
         blocks = [{"index": p.index, "n": p.n, "epoch": epoch, "counts": p.counts, "file": lies[p.index].file} for p in pins]
-        answer({"did": "written", "cut": cut, "file": None if fact is None else fact.to_json(), "blocks": blocks, "table": rows})
+        file = None if fact is None else fact.to_json()
+        answer({"did": "written", "cut": cut, "file": file, "blocks": blocks, "table": rows, "rows": chain})
 
 
 def _entries(pin: Pin) -> list[tuple[str, torch.Tensor | Held]]:

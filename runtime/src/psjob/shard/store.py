@@ -293,13 +293,13 @@ class Store:
 
     # -- cuts ----------------------------------------------------------------------------------
 
-    def order_cut(self, step: int, pin: Callable[[Cell], Pin]) -> bool:
-        """Hold on to every block at `step` (negative: now). False, and nothing ordered, when one is already beyond it."""
-        done: list[Cell] = []
+    def order_cut(self, step: int, pin: Callable[[Cell], Pin], hold: Callable[[RowCell], None]) -> bool:
+        """Hold on to every block and table at `step` (-1: now). False, and nothing ordered, when one is already beyond it."""
+        done: list[Cell | RowCell] = []
         stored = max(row.left_at or 0 for row in self.admission.rows.values())
-        for cell in self.cells.values():
+        for cell in self.all_cells():
             with cell.lock:
-                ordered = cell.order_cut(step, pin, stored)
+                ordered = cell.order_cut(step, pin, stored) if isinstance(cell, Cell) else cell.order_cut(step, hold)
             if not ordered:
                 for earlier in done:
                     with earlier.lock:
@@ -309,7 +309,7 @@ class Store:
         return True
 
     def void_cut(self) -> None:
-        for cell in self.cells.values():
+        for cell in self.all_cells():
             with cell.lock:
                 cell.void_cut()
 

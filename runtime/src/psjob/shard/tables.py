@@ -16,12 +16,9 @@ import torch
 
 from psjob.checkpoint.rowplaces import MAX_CHAIN
 from psjob.checkpoint.rows import write_rows
+from psjob.shard.pins import Voided
 from psjob.tables import Table, TableSpec
 from psjob.tables.cut import Rows
-
-
-class Voided(Exception):
-    """The cut was given up: there is nothing to write."""
 
 
 class Serving(Protocol):
@@ -113,6 +110,11 @@ class RowCuts:
         """Has every table come to the cut?"""
         return len(self._held) == len(self._cells)
 
+    def release(self) -> None:
+        """The cut is written, or will not be: pushes keep nothing for it any more. Not with a table's lock held."""
+        for held in list(self._held.values()):
+            held.release()
+
     def void(self) -> None:
         """The cut is given up: what it holds is still to be saved. Not with a table's lock held."""
         with self._lock:
@@ -129,11 +131,8 @@ class RowCuts:
         if not self._cells:
             return None
         held = [self._held[number] for number in sorted(self._held)]
-        try:
-            fact = write_rows(self._folder, f"{stem}-rows.safetensors", held, {"run": self._run})
-        finally:
-            for table in held:
-                table.release()
+        fact = write_rows(self._folder, f"{stem}-rows.safetensors", held, {"run": self._run})
+        self.release()
         files = () if self._full else self._saved.files
         chain = Chain(cut, tuple(table.table for table in held), (*files, (fact.name, fact.bytes)))
         with self._lock:
