@@ -93,6 +93,11 @@ MEASURES: Sequence[Against | Alone] = (
         ((FBGEMM, 4.0), (ROW_FLOOR, 0.5)),
     ),
     Against("rows-shared", "the same with shared memory", Program("psjob", "psjob_rows.py", SHARED), ((FBGEMM, 8.0), (ROW_FLOOR, 0.5))),
+    Against(
+        "rows-in-process", "pull, push, row-wise Adagrad of the same rows in one process, look-ups included",
+        Program("psjob's table", "table.py"),
+        ((ROW_FLOOR, 0.9),),
+    ),
     Alone("lookup", "ids of rows to their places in a shard's table", Program("psjob", "lookup_rows.py")),
     Alone("overlap", "a net that sleeps, behind a slow link: a step with overlap", Program("overlap", "overlap_ps.py")),
     Alone("codecs", "a cycle of 10 MB with each codec, by the speed of its link", Program("codecs", "codecs_ps.py")),

@@ -53,6 +53,8 @@ class RowCell:
         self.pending: dict[int, Arrived] = {}
         self.waiters: list[Waiter] = []
         self._cut: tuple[int, Callable[[RowCell], None]] | None = None
+        self._sum = torch.empty(0, spec.dim)
+        """Where the rows of several workers are added; it grows to the largest step."""
 
     @property
     def name(self) -> str:
@@ -123,7 +125,10 @@ class RowCell:
             return
         ids, grads = present[0].ids, present[0].grads
         if len(present) > 1:
-            ids, grads = merge([(part.ids, part.grads) for part in present], len(present))
+            named = sum(len(part.ids) for part in present)
+            if len(self._sum) < named:
+                self._sum = torch.empty(named, self.spec.dim)
+            ids, grads = merge([(part.ids, part.grads) for part in present], len(present), self._sum)
         self.table.push(ids, grads, batch[0].info.rows[self.number], clock)
         self.table.evict(clock)
 
