@@ -199,7 +199,8 @@ class Compression:
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Put back what `state` gave. Of another codec or number of shards only what still fits is taken."""
-        for index, left in dict(saved.get("left", {})).items():
+        feeds = any(codecs.CODECS[name].feeds_back for name in self.offered() if name != codecs.NONE)
+        for index, left in dict(saved.get("left", {})).items() if feeds else ():
             block = self._layout.blocks[index] if 0 <= index < len(self._layout.blocks) else None
             if block is not None and left.shape == (block.length,) and left.dtype == torch.float32:
                 self._left[index] = left.clone()
