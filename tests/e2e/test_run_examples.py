@@ -37,6 +37,15 @@ def judged(weights: dict[str, object]) -> float:
     return float(((hidden @ w["2.weight"].T + w["2.bias"]).argmax(1) == wanted).mean())
 
 
+def test_clicks_learns_rows_that_no_worker_holds(tmp_path: Path) -> None:
+    ended = run(tmp_path, EXAMPLES / "clicks" / "job.yaml", "--set", "spec.workers.replicas=1")
+    assert ended.code == 0, ended.told
+    words = ended.output.splitlines()[-1].rsplit(" ", 1)
+    assert words[0] == "test auc" and 0.8 <= float(words[1]) <= 1
+    assert ended.summary["result"] == "Complete" and ended.summary["restarts"] == {}
+    assert "head.0.weight" in ended.weights and "user.weight" not in ended.weights
+
+
 def test_minimal_is_ten_lines_and_two_more(tmp_path: Path) -> None:
     script = (EXAMPLES / "minimal" / "train.py").read_text()
     lines = [line for line in script.splitlines() if line.strip()]
@@ -53,9 +62,9 @@ def test_gpu_trains_here_too(tmp_path: Path) -> None:
     assert ended.summary["metrics"]["accuracy"] >= 0.9 and "resources" in ended.told
 
 
-@pytest.mark.parametrize("example", ["digits", "minimal", "gpu"])
+@pytest.mark.parametrize("example", ["clicks", "digits", "minimal", "gpu"])
 def test_an_example_is_plain_torch_outside_a_job(tmp_path: Path, example: str) -> None:
-    args = ["--epochs", "2"] if example == "digits" else []
+    args = ["--epochs", "2"] if example in ("clicks", "digits") else []
     ended = subprocess.run(
         [sys.executable, str(EXAMPLES / example / "train.py"), *args], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )

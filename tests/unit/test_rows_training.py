@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 
 import psjob as ps
 from psjob.rowmodule import RowModule
-from tests.unit.live_shards import Worker, all_well, eventually, serving, severed
+from tests.unit.live_shards import Rewound, Worker, all_well, eventually, serving, severed
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 ROWS, DIM = 60, 5
@@ -338,3 +339,20 @@ def test_held_lookups_say_who_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
         assert "workers [0, 1] have not pushed step 0 (table user)" in str(serve.servers[0].waiting_for)
         for worker in workers:
             worker.die()
+
+
+def test_a_rewind_that_comes_while_rows_are_awaited_is_carried_out(tmp_path: Path) -> None:
+    """A shard is lost in the middle of a forward pass: the script begins anew, and does not die of it."""
+    with serving(tmp_path, workers=1, shards=1) as serve:
+        model = offloaded()
+        worker = Worker(serve, 0, model, OPTIMIZERS["sgd"](model))
+        worker.attach()
+        asked = worker.session.rows.ask(0, torch.arange(3), 5)  # of a step that nobody makes
+
+        def rewind() -> None:
+            time.sleep(0.1)
+            serve.servers[0].drop_sessions(rewind=True)
+
+        threading.Thread(target=rewind, daemon=True).start()
+        with pytest.raises(Rewound):
+            worker.model.user._road.collect(asked)

@@ -19,6 +19,7 @@ from psjob.layout import TensorSpec
 from psjob.worker import exits, hooks, rewind
 from psjob.worker.ending import EXIT_OF, Ending
 from psjob.worker.overlap import Overlap
+from psjob.worker.rows import Carried
 from psjob.worker.session import WorkerSession
 from psjob.worker.staged import Staged
 from psjob.worker.staging import Staging
@@ -72,7 +73,7 @@ class Job:
 
     def join(self) -> None:
         self.carry_out(lambda: self.session.join(self.parameters, lambda: record.pack(self._capture(None))))
-        self.tables.bind(self.session.rows)
+        self.tables.bind(Carried(self.session.rows, self.carry_out))
         self.session.rows.first = {}
         if self.overlap is not None:
             hooks.install(self.model, self.overlap, self.carry_out, lambda: self.replay > 0)

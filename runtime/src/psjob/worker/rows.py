@@ -65,7 +65,6 @@ class Rows:
 
     def __init__(self, session: WorkerSession, specs: Sequence[TableSpec], first: Mapping[int, torch.Tensor]) -> None:
         self.session, self.specs, self.first = session, tuple(specs), first
-        self.steps = True
         self._shards = len(session.place.config.shards)
         self.partition = Partition.even(self._shards)
         self._asked: list[dict[int, _Lookup]] = [{} for _ in range(self._shards)]
@@ -228,3 +227,25 @@ class Rows:
 
     def _send(self, link: Link, lookup: _Lookup) -> None:
         link.send(lookup.header, lookup.asked.ids[lookup.begin : lookup.end])
+
+
+class Carried:
+    """The road of a script's modules: an ending that comes while they wait for rows is carried out by `carry_out`."""
+
+    steps = True
+
+    def __init__(self, rows: Rows, carry_out: Callable[[Callable[[], Any]], Any]) -> None:
+        self._rows, self._carry_out = rows, carry_out
+
+    def ask(self, table: int, ids: torch.Tensor, ahead: int = 0) -> Asked:
+        return self._rows.ask(table, ids, ahead)
+
+    def collect(self, asked: Asked) -> torch.Tensor:
+        self._carry_out(lambda: self._rows.collect(asked))
+        return asked.rows
+
+    def fits(self, asked: Asked) -> bool:
+        return self._rows.fits(asked)
+
+    def split(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]:
+        return self._rows.split(ids)
