@@ -14,7 +14,7 @@ from psjob.checkpoint import files, manifest
 from psjob.checkpoint.rows import read_tables
 from psjob.checkpoint.states import read_states
 from tests.unit.live_shards import NEVER, Worker, all_well, serving, together
-from tests.unit.test_rows_training import ROWS, loss_of, offloaded, rows_of
+from tests.unit.test_rows_training import ROWS, Clicks, loss_of, offloaded, rows_of
 
 EVERY_2 = replace(NEVER, every_steps=2, keep=100)
 STEPS = 12
@@ -92,6 +92,9 @@ def test_a_checkpoint_has_rows_and_blocks_of_one_step(tmp_path: Path) -> None:
     assert len(steps) >= 2 and max(steps) == STEPS
     final = files.read_blocks(shards.folder / "final.safetensors")
     assert final["user.weight"].shape[0] == final["pages.weight"].shape[0] == ROWS
+    plain = Clicks()
+    plain.load_state_dict(final)
+    assert torch.equal(plain.user.weight, final["user.weight"])
     assert same([final["user.weight"], final["pages.weight"][1:]], held[STEPS][0])
 
 

@@ -32,6 +32,8 @@ def write_final(folder: Path, made: Manifest, aliases: Mapping[str, str] | None 
         if name not in names:
             raise Damage(made.name, f"tied parameter {alias}", f"no parameter {name} in the table")
         wanted[alias] = names[name]
+    for table in made.rows.specs if made.rows is not None else ():
+        wanted.pop(f"{table.name}.anchor", None)  # the plain module has none
     source = source or folder
     entries: list[tuple[str, torch.Tensor | Held]] = []
     with _Blocks(source, made) as blocks:
