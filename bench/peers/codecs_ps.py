@@ -14,7 +14,7 @@ import torch
 
 import psjob
 
-LINKS = ((0.1, 0.1), (1.0, 1.0), (0.05, 1.0))
+LINKS = ((0.1, 0.1), (0.05, 1.0))
 """Gb/s up (pushes) and down (answers)."""
 CODECS = (("none", "none"), ("bf16", "bf16"), ("int8", "bf16"), ("topk", "bf16"), ("randomk", "bf16"))
 MEGABYTES = 10
