@@ -46,6 +46,19 @@ def test_clicks_learns_rows_that_no_worker_holds(tmp_path: Path) -> None:
     assert "head.0.weight" in ended.weights and "user.weight" not in ended.weights
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("shard", [0, 1])
+def test_clicks_has_the_same_bits_across_a_killed_shard(tmp_path: Path, shard: int) -> None:
+    hashes = []
+    for number, faults in enumerate([[], ["--fault", f"kill:ps-{shard}@step=250"]]):
+        (tmp_path / str(number)).mkdir()
+        ended = run(tmp_path / str(number), EXAMPLES / "clicks" / "job.yaml", *faults)
+        assert ended.code == 0, ended.told
+        assert ended.summary["restarts"] == ({"Signal": 1} if faults else {})
+        hashes.append(ended.summary["weights_sha256"])
+    assert hashes[0] == hashes[1]
+
+
 def test_minimal_is_ten_lines_and_two_more(tmp_path: Path) -> None:
     script = (EXAMPLES / "minimal" / "train.py").read_text()
     lines = [line for line in script.splitlines() if line.strip()]
