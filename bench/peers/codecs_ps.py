@@ -41,12 +41,12 @@ def measure(words: argparse.Namespace, gigabits: tuple[float, float], push: str,
     up, down = (1e9 / 8 * way for way in gigabits)
     links: list[slow_link.SlowLink] = []
 
-    def slowly(config: dict[str, Any]) -> dict[str, Any]:
+    def slowly(config: dict[str, Any], rank: int) -> dict[str, Any]:
         for peer in config["shards"]:
             links.append(slow_link.SlowLink((peer["host"], peer["port"]), slow_link.Bucket(up), slow_link.Bucket(down)))
         return config | {"shards": [peer | {"port": link.port} for peer, link in zip(config["shards"], links, strict=True)]}
 
-    with job.running(words, to_workers=slowly, compression={"push": push, "pull": pull, "ratio": 0.01}) as running:
+    with job.running(words, to_worker=slowly, compression={"push": push, "pull": pull, "ratio": 0.01}) as running:
         found = running.answers()[0]
     for link in links:
         link.close()
