@@ -3,6 +3,7 @@
     python -m bench                         every measure
     python -m bench one-worker adam-shared  these
     python -m bench --pairs 9 --json out.json
+    python -m bench.table out.json          the tables of docs/performance.md
 
 A ratio is the peer's time over psjob's: 2.0 means that psjob takes half as long. Each pair is two whole runs, one after the other, so that
 a machine that is busy for a while is busy for both. A row that could not be made is named as missing, with the reason; the others go on.
@@ -59,7 +60,8 @@ def line(row: dict[str, Any]) -> str:
     title = row.get("peer") or row["what"]
     if "missing" in row:
         return f"  {title:<34} missing: {row['missing']}"
-    wanted = next((f"{sign} {row[name]:.3g} {row['verdict']}" for name, sign in (("least", ">="), ("most", "<=")) if row.get(name)), "")
+    limits = [f"{sign} {row[name]:.3g}" for name, sign in (("least", ">="), ("most", "<=")) if row.get(name) is not None]
+    wanted = f"{' and '.join(limits)} {row['verdict']}" if limits else ""
     if "ratios" not in row:
         note = f"  ({row['note']})" if row.get("note") else ""
         return f"  {title:<58} {row['figure']:>10.4g} {row['unit']:<6} {wanted}{note}"

@@ -56,14 +56,13 @@ def compare(ours: Program, peer: Program, pairs: int) -> dict[str, Any]:
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """`ok`, `missed`, or nothing where the row has no limit."""
+    """`ok`, `missed`, `missing`, or nothing where the row has no limit."""
     if "missing" in row:
         return "missing"
-    if row.get("least") is not None:
-        return "ok" if row["figure"] >= row["least"] else "missed"
-    if row.get("most") is not None:
-        return "ok" if row["figure"] <= row["most"] else "missed"
-    return ""
+    least, most = row.get("least"), row.get("most")
+    if least is None and most is None:
+        return ""
+    return "ok" if (least is None or row["figure"] >= least) and (most is None or row["figure"] <= most) else "missed"
 
 
 def seconds(program: Program) -> float:
