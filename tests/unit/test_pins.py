@@ -17,6 +17,7 @@ from psjob.modes import named as mode_named
 from psjob.shard.cell import Arrived, Cell, Gradient, Info
 from psjob.shard.pins import Pin, Voided, room
 from psjob.shard.spare import Spare
+from psjob.shard.store import Store
 
 LAYOUT = Layout.of((TensorSpec("w", (300_000,), "float32", 0),))
 INFO = Info(({**rules.named("adam").numbers, "lr": 0.25},), frozenset())
@@ -177,3 +178,24 @@ def test_a_checkpoint_names_less_than_twice_what_it_needs(files: list[list[tuple
     if unchanged == set(blocks) and len(files) <= MAX_FILES:
         assert stay == unchanged
     assert staying(EMPTY, contents) == frozenset()
+
+
+def test_first_values_given_again_leave_the_cut_of_the_first() -> None:
+    """After a broken stream rank 0 gives all values again, also to a shard that is saving them already."""
+    store = Store(0, 1, 1, 1, mode_named("sync"), "run")
+    store.set_up((TensorSpec("w", (256,), "float32"),), "sgd")
+    for index, cell in store.cells.items():
+        store.initialise(index, torch.full((cell.block.length,), 2.0))
+    voided: list[bool] = []
+
+    class Noting:
+        def keep(self) -> None: ...
+
+        def drop(self, void: bool = False) -> None:
+            voided.append(void)
+
+    assert store.order_cut(0, lambda cell: Noting(), lambda cell: None)  # type: ignore[arg-type,return-value]
+    for index, cell in store.cells.items():
+        assert store.initialise(index, torch.zeros(cell.block.length))
+        assert cell.state is not None and torch.equal(cell.state.weights, torch.full((cell.block.length,), 2.0))
+    assert not voided

@@ -97,10 +97,14 @@ class Store:
         self.phase = Phase.INIT
 
     def initialise(self, block: int, weights: torch.Tensor) -> bool:
-        """Rank 0's values of a block. True when this was the last one missing."""
+        """Rank 0's values of a block, which are kept, no copy. True when this was the last one missing.
+
+        Values that are given again are left: a cut of the first ones may hold the block already.
+        """
         cell = self.cells[block]
         with cell.lock:
-            cell.put(cell.rule.init(weights.clone()), 0)
+            if cell.state is None:
+                cell.put(cell.rule.init(weights), 0)
         return self.initialised_one(block)
 
     def initialised_one(self, index: int) -> bool:
