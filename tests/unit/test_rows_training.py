@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from torch import nn
 
 import psjob as ps
 from psjob.rowmodule import RowModule
+from psjob.worker.ending import Ending
 from tests.unit.live_shards import Rewound, Worker, all_well, eventually, serving, severed
+from tests.unit.test_shard_relinks import aside
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 ROWS, DIM = 60, 5
@@ -282,6 +285,30 @@ def test_broken_streams_lose_and_double_no_row(tmp_path: Path, mode: str) -> Non
             now[rows["ids"]] = rows["weights"]
     pushes = count if mode == "sync" else 2 * count
     torch.testing.assert_close(now, Clicks().user.weight.detach() - 0.1 * pushes, rtol=0, atol=1e-4)
+
+
+def test_who_returns_to_a_table_that_has_moved_on_rewinds(tmp_path: Path) -> None:
+    """A process died when its rows were pushed and its blocks were not; its successor must not mix rows and weights of two clocks."""
+    with serving(tmp_path, workers=2, shards=1) as serve:
+        models = [offloaded() for _ in range(3)]
+        stays, dies = (Worker(serve, rank, models[rank], OPTIMIZERS["sgd"](models[rank])) for rank in range(2))
+        for starting in [aside(stays.attach), aside(dies.attach)]:
+            starting.join(20)
+        loss_of(dies.model, 0, 1).backward()
+        with mock.patch.object(dies.session.links[0], "send_block"):
+            pushing = aside(dies.optimizer.step)
+            assert eventually(lambda: len(serve.servers[0].store.admission.rows[1].open) == 2)
+            dies.session._end(Ending("lost"))
+            pushing.join(20)
+            dies.die()
+        again = Worker(serve, 1, models[2], OPTIMIZERS["sgd"](models[2]), start=2)
+        again.attach()
+        assert again.session.clock == 0
+        loss_of(stays.model, 0, 0).backward()
+        aside(stays.optimizer.step)
+        assert eventually(lambda: serve.servers[0].store.row_cells[0].n == 1)
+        with pytest.raises(Rewound):
+            loss_of(again.model, 0, 1)
 
 
 def test_rows_of_the_next_step_are_asked_for_early_and_never_stale(tmp_path: Path) -> None:

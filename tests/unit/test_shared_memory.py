@@ -15,12 +15,16 @@ from torch import nn
 
 from psjob import memory
 from psjob.checkpoint.final import tensors_sha256
+from psjob.layout import Layout, TensorSpec
+from psjob.span import Span
 from psjob.wire import handover, shared
 from psjob.wire.frame import Flag, Header, Kind, WireError, dump
 from psjob.wire.handover import Counter
 from psjob.wire.shared import PAGE, Region
-from psjob.worker.arena import is_alone
-from tests.unit.live_shards import Worker, all_well, serving
+from psjob.worker.arena import Arena, is_alone
+from psjob.worker.ending import Ending
+from tests.unit.live_shards import Worker, all_well, eventually, serving, severed
+from tests.unit.test_shard_relinks import aside
 
 Act = Callable[[Worker], None]
 
@@ -321,6 +325,47 @@ def test_lent_frames_without_or_outside_of_lent_memory_end_their_stream(tmp_path
 
 class _Bare:
     borrowed = None
+
+
+def test_who_returns_in_the_middle_of_a_clock_computes_on_the_weights_of_that_clock(tmp_path: Path) -> None:
+    """A shard that has its predecessor's pushes goes on without it; what it reads must not move before its own step."""
+    with serving(tmp_path, workers=2, shards=2) as shards:
+        models = [build() for _ in range(3)]
+        stays, dies = (Worker(shards, rank, models[rank], sgd(models[rank])) for rank in range(2))
+        for starting in [aside(stays.attach), aside(dies.attach)]:
+            starting.join(20)
+        with severed(dies.session.links[1]):
+            pushing = aside(lambda: push_ones(dies))
+            assert eventually(lambda: shards.servers[0].store.clocks()[1] == 1)
+            dies.session._end(Ending("lost"))
+            pushing.join(20)
+            dies.die()
+        again = Worker(shards, 1, models[2], sgd(models[2]), start=2)
+        again.attach()
+        begun = [p.detach().clone() for p in again.model.parameters()]
+        assert again.session.clock == 0 and lives_shared(again, again.model[0].weight)
+        waiting = aside(lambda: push_ones(stays))
+        assert eventually(lambda: shards.servers[0].store.span() == (1, 1)) and shards.servers[1].store.span() == (0, 0)
+        assert all(torch.equal(p, old) for p, old in zip(again.model.parameters(), begun, strict=True))
+        push_ones(again)
+        waiting.join(20)
+        assert all(torch.equal(p, old - 1) for p, old in zip(again.model.parameters(), begun, strict=True))
+
+
+def push_ones(worker: Worker) -> None:
+    for p in worker.model.parameters():
+        p.grad = torch.ones_like(p)
+    worker.optimizer.step()
+
+
+def test_what_is_pushed_again_stays_as_a_shard_reads_it() -> None:
+    layout = Layout.of((TensorSpec("weight", (8,), "float32", 0),))
+    arena = Arena(Span.of(layout, PAGE))
+    grad = torch.ones(8)
+    kept = arena.begin([grad], True)
+    assert arena.stage(0, [grad], 0.5, kept) and not arena.stage(0, [grad], 0.5, kept), "it would be unscaled for a moment"
+    kept = arena.begin([grad], True)
+    assert arena.stage(0, [grad * 3], 0.5, kept) and arena.packs[0].flat.tolist() == [1.5] * 8
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -9,6 +10,9 @@ import torch
 
 from psjob import memory
 from psjob.layout import Block, Layout, TensorSpec
+
+_whole_at_a_time = threading.Lock()
+"""Blocks of one tensor land side by side; where one is put in by way of all of it, another must not be between."""
 
 
 class Pack:
@@ -110,9 +114,10 @@ class Pack:
                 if target.is_contiguous():
                     target.view(-1)[span].copy_(view, non_blocking)
                 else:
-                    whole = target.reshape(-1).clone()
-                    whole[span].copy_(view)
-                    target.copy_(whole.view(target.shape))
+                    with _whole_at_a_time:
+                        whole = target.reshape(-1).clone()
+                        whole[span].copy_(view)
+                        target.copy_(whole.view(target.shape))
 
 
 class Packs:

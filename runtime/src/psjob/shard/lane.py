@@ -92,7 +92,7 @@ class Lane:
     def _lend(self, cell: Cell, waiter: Waiter) -> int | None:
         """Where in lent memory the answer lies; None: it goes over the stream."""
         lending = self.session.lending if waiter.lent else None
-        if lending is None:
+        if lending is None or _moves(cell, waiter):
             return None
         place = lending.place(cell, _source(cell, waiter), self.session.lanes.index(self), self._lent)
         self._lent += 1
@@ -101,7 +101,8 @@ class Lane:
     def _still(self, cell: Cell, waiter: Waiter) -> torch.Tensor:
         """The answer, in memory that stays as it is while it is sent: the block's own where the mode holds it still, else a copy."""
         source = _source(cell, waiter)
-        if (self.store.mode.steady or self.store.workers == 1) and (cell.update is None or source is cell.update):
+        holds = (self.store.mode.steady and not _moves(cell, waiter)) or self.store.workers == 1
+        if holds and (cell.update is None or source is cell.update):
             return source
         raw = source.view(torch.uint8)
         if self._scratch.numel() < raw.numel():
@@ -121,3 +122,8 @@ class Lane:
 def _source(cell: Cell, waiter: Waiter) -> torch.Tensor:
     assert cell.state is not None
     return cell.update if waiter.update and cell.update is not None else cell.state.weights
+
+
+def _moves(cell: Cell, waiter: Waiter) -> bool:
+    """Does the block wait for others only? A process before this one of the rank has pushed its open clock and died meanwhile."""
+    return waiter.rank in cell.pending

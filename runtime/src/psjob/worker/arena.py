@@ -6,6 +6,7 @@ to live there, and then no byte is copied; any other is copied in before its pus
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ _SEEN = "_psjob_pushed"
 
 
 class Arena:
-    """Used by the script's thread. Nothing in it changes between the push of a clock and its answer."""
+    """Used by the script's thread, and by a link's where it pushes again. Nothing in it changes between a push and its answer."""
 
     def __init__(self, span: Span) -> None:
         self.span = span
@@ -35,9 +36,14 @@ class Arena:
                 self._homes[row] = memory.lent(self.region, place, spec.numel, spec.dtype).view(spec.shape)
         self._kept: dict[int, torch.Tensor] = {}
         """Gradients of the script that live here, by row."""
+        self._lock = threading.Lock()
+        self._staged: set[int] = set()
+        """Blocks of the clock in hand that are in their places: a shard may be reading them, so what is pushed again stays as it is."""
 
     def begin(self, grads: Sequence[torch.Tensor | None], scaled: bool) -> frozenset[int]:
         """Rows whose gradient lies in its place already. One that is to be pushed `scaled` may not: the script would see the factor."""
+        with self._lock:
+            self._staged.clear()
         for row, old in list(self._kept.items()):
             if scaled or grads[row] is not old or old.data_ptr() != self._homes[row].data_ptr():
                 del self._kept[row]
@@ -61,11 +67,13 @@ class Arena:
     def stage(self, block: int, grads: Sequence[torch.Tensor | None], scale: float, kept: frozenset[int]) -> bool:
         """Bring a block's gradients into its place, but for the rows that are `kept` there. False: nothing was to be done."""
         pack = self.packs[block]
-        if kept and pack.rows <= kept:
-            return False
-        pack.gather(grads, kept)
-        if scale != 1.0:
-            pack.flat.mul_(scale)
+        with self._lock:
+            if block in self._staged or (kept and pack.rows <= kept):
+                return False
+            pack.gather(grads, kept)
+            if scale != 1.0:
+                pack.flat.mul_(scale)
+            self._staged.add(block)
         return True
 
     def withdraw(self) -> None:

@@ -209,6 +209,7 @@ class Exchange:
         session.check()
         self.targets = targets
         self.sharing.aim(targets)
+        self.sharing.refresh()  # before anything lands: what comes over a stream is this worker's own until its next push
         with session.cond:
             for link in session.links:
                 link.unsent = session.owner.count(link.index)
@@ -219,7 +220,6 @@ class Exchange:
             with session.cond:
                 header = link.ask(make(block))
             link.send_block(header)
-        self.sharing.refresh()
         Exchange.finish(self)
         _count_change(targets)
 

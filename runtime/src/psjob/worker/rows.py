@@ -41,6 +41,8 @@ class Asked:
     """The clock whose rows these are, in sync."""
     left: int = 0
     """Lookups without an answer."""
+    moved: bool = False
+    """In sync: the table has moved on from `version`, for which a process before this one had pushed."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ class Rows:
         """Wait until all rows of `asked` are there. Raises Ending."""
         if asked.left:
             self.session.wait(lambda: not asked.left, f"rows of table {self.specs[asked.table].name}")
+        if asked.moved:
+            raise Ending("rewind")
         return asked.rows
 
     def offer(self, grads: Sequence[RowGrads | None], numbers: Sequence[Mapping[str, Any]]) -> None:
@@ -203,6 +207,7 @@ class Rows:
         with session.cond:
             if self._asked[link.index].pop(header.request, None) is not None:
                 lookup.asked.left -= 1
+                lookup.asked.moved |= session.mode.rewinds_together and header.version[1] != lookup.asked.version
                 if not lookup.asked.left:
                     session.cond.notify_all()
         self._pump(link)
