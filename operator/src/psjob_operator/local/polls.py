@@ -56,8 +56,8 @@ async def _strike(ground: Ground, fault: Fault, story: Story) -> bool:
     if child is None:
         return False  # It is being replaced; its next start is hit.
     told = await ground.watch.look(child, ground.ports.status[fault.index]) if fault.role == "shard" else None
-    if not child.running:
-        return False
+    if not child.running or (fault.role == "shard" and not ground.watch.ready(child)):
+        return False  # One that has ended or does not serve yet would show how a start fails, not how training does.
     child.send(fault.signal)
     at = time.time()
     checkpoint = part(ground.watch.coordinator, "checkpoint")
