@@ -51,7 +51,13 @@ def test_defaults_that_the_api_server_stores(job_api: Api, namespace: str) -> No
     job = job_api.get(namespace, "digits")
     assert job["spec"] == {
         **GOOD["spec"],
-        "training": {"mode": "sync", "seed": 0},
+        "training": {
+            "mode": "sync",
+            "seed": 0,
+            "streams": 1,
+            "transport": "auto",
+            "compression": {"push": "none", "pull": "none", "ratio": 0.01},
+        },
         "ps": {"shards": 2, "shardTimeoutSeconds": 10},
         "checkpoint": {"interval": "30s", "keep": 3, "accessMode": "ReadWriteOnce", "size": "10Gi", "retain": True},
         "runPolicy": {"backoffLimit": 6, "cleanPodPolicy": "Running", "successPolicy": "AllWorkers"},

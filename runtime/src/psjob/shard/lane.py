@@ -51,7 +51,23 @@ class Lane:
         self._out.put(lambda: self.stream.send(header, raw))
 
     def param(self, cell: Cell, waiter: Waiter) -> None:
-        self._out.put(lambda: self._send_param(cell, waiter))
+        if not self._told(cell, waiter):
+            self._out.put(lambda: self._send_param(cell, waiter))
+
+    def _told(self, cell: Cell, waiter: Waiter) -> bool:
+        """Answer at once, by a frame without payload, where the block itself is lent and nothing is before it.
+
+        It costs less than to wake the sending thread. Called with the cell's lock held, by whichever thread has moved the block on.
+        """
+        if not (waiter.lent and self.store.mode.steady and self._out.empty()) or cell.none:
+            return False
+        place = self._lend(cell, waiter)
+        if place is None:
+            return False
+        try:
+            return self.stream.offer_lent(self._answer(cell, waiter), place, cell.block.nbytes)
+        except StreamClosed:
+            return True
 
     def rows(self, cell: RowCell, waiter: Waiter) -> None:
         self.session.row_frames.answer(cell, waiter)
@@ -62,25 +78,16 @@ class Lane:
         self.tell(header, dump(body))
 
     def _send_param(self, cell: Cell, waiter: Waiter) -> None:
-        base = self.session.base
         with cell.lock:
             if cell.state is None:
                 return
             place = self._lend(cell, waiter)
             answer = self._still(cell, waiter) if place is None else None
-            version, flags = cell.n, Flag.CUT if self.session.server.cut_step == cell.n else Flag.NONE
-            if cell.skipped and (waiter.update or self.store.mode.rewinds_together):
-                flags |= Flag.SKIP
-            if waiter.update and flags & Flag.CUT and self.session.rank == min(self.store.admission.expected(cell.n), default=-1):
-                flags |= Flag.STORE
+            header = self._answer(cell, waiter)
             none = sorted(cell.none) if waiter.update else []
         if none:
             raw_none = dump({"none": none})
-            self.stream.send(replace(base, kind=Kind.INFO, view=self.store.view, block=cell.block.index), raw_none)
-        header = replace(
-            base, view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,
-            version=(self.store.epoch, version), flags=flags, info=len(none),
-        )  # fmt: skip
+            self.stream.send(replace(self.session.base, kind=Kind.INFO, view=self.store.view, block=cell.block.index), raw_none)
         if answer is None:
             self.stream.send_lent(header, place or 0, cell.block.nbytes)
             return
@@ -88,6 +95,18 @@ class Lane:
             number, answer = self.session.encoded.answer(header, cell.block, answer.view(getattr(torch, cell.block.dtype)))
             header = replace(header, codec=number)
         self.stream.send(header, memory.view(answer))
+
+    def _answer(self, cell: Cell, waiter: Waiter) -> Header:
+        """What an answer says of the block as it stands; called with its lock held."""
+        flags = Flag.CUT if self.session.server.cut_step == cell.n else Flag.NONE
+        if cell.skipped and (waiter.update or self.store.mode.rewinds_together):
+            flags |= Flag.SKIP
+        if waiter.update and flags & Flag.CUT and self.session.rank == min(self.store.admission.expected(cell.n), default=-1):
+            flags |= Flag.STORE
+        return replace(
+            self.session.base, view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,
+            version=(self.store.epoch, cell.n), flags=flags, info=len(cell.none) if waiter.update else 0,
+        )  # fmt: skip
 
     def _lend(self, cell: Cell, waiter: Waiter) -> int | None:
         """Where in lent memory the answer lies; None: it goes over the stream."""

@@ -104,6 +104,24 @@ class Stream:
                 self.close()
                 raise StreamClosed(f"{self.peer}: {error}") from error
 
+    def offer_lent(self, header: Header, offset: int, length: int) -> bool:
+        """As `send_lent`, but only where that takes no waiting; False: nothing was written. Raises StreamClosed."""
+        if not self._send_lock.acquire(blocking=False):
+            return False
+        try:
+            raw = replace(header, flags=header.flags | Flag.LENT, part=offset, length=length).pack()
+            sent = self.sock.send(raw, socket.MSG_DONTWAIT)
+            if sent < len(raw):
+                self.sock.sendall(raw[sent:])
+            return True
+        except BlockingIOError:
+            return False
+        except (OSError, ValueError) as error:
+            self.close()
+            raise StreamClosed(f"{self.peer}: {error}") from error
+        finally:
+            self._send_lock.release()
+
     def send_json(self, header: Header, body: Any) -> None:
         raw = dump(body)
         self.send(header, raw)

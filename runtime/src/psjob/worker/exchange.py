@@ -35,6 +35,8 @@ WAITS_FOR = "the shards' answer"
 class Exchange:
     """`packs` are the script's thread's own; each lane has its own, since all may gather at once."""
 
+    watched = True
+    """The script may wait for less than a link's last answer; where it does not, the others wake nobody."""
     beside = False
     """Blocks are sent by threads of the lanes even where there is one lane."""
 
@@ -107,7 +109,11 @@ class Exchange:
 
     def finish(self) -> None:
         """Wait until all that was asked has landed. Raises Ending."""
-        self.session.wait(lambda: not any(link.outstanding for link in self.session.links), WAITS_FOR)
+        self.watched = False
+        try:
+            self.session.wait(lambda: not any(link.outstanding for link in self.session.links), WAITS_FOR)
+        finally:
+            self.watched = True
 
     def send_info(self, link: Link) -> None:
         """Tell a shard the numbers that pushes name."""

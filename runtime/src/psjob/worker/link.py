@@ -308,7 +308,8 @@ class Link:
         self.outstanding.pop(request.request, None)
         if not self.outstanding and not self.unsent and request.kind is not Kind.PULL:
             self.acked = request.clock + 1
-        self.session.cond.notify_all()
+        if not self.outstanding or self.session.exchange.watched:
+            self.session.cond.notify_all()
 
     def _share(self, body: dict[str, Any]) -> None:
         """Exchange memory with a shard that offers it; where that cannot be done, blocks go over the streams."""
