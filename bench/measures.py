@@ -50,6 +50,8 @@ DENSE = ("--what", "dense")
 FOUR = ("--workers", "4")
 TWO = ("--workers", "2")
 SHARED = ("--set", 'transport="auto"')
+LONE = (*SHARED, "--set", "streams=2")
+"""A lone worker's blocks are updated on one core for each of its streams."""
 PASS = Program("the optimizer's own pass", "floor.py", ("--what", "pass"))
 ADAM_PASS = Program("one fused Adam pass", "floor.py", ("--what", "pass", "--optimizer", "adam"))
 MEMCPY = Program("memcpy of the bytes", "floor.py", ("--what", "memcpy"))
@@ -75,7 +77,7 @@ MEASURES: Sequence[Against | Alone] = (
     ),
     Against("two-workers-shared", "2 workers, 1 shard, sync, shared memory", ours(*TWO, *SHARED), ((ALL_REDUCE, 1.8),)),
     Against(
-        "one-worker-shared", "1 worker, 1 shard, shared memory", ours(*SHARED),
+        "one-worker-shared", "1 worker, 1 shard, shared memory, 2 streams", ours(*LONE),
         (
             (PASS, 0.8),
             (Program("Ray actor", "ray_ps.py", env="ray"), 0.0),
@@ -86,7 +88,9 @@ MEASURES: Sequence[Against | Alone] = (
         "small-tensors", "10,000 tensors of 10 KB in one cycle, TCP", ours("--tensors", "10000"),
         ((Program("psjob, one tensor of 100 MB", "psjob_ps.py", ("--tensors", "1")), 1 / 1.3),),
     ),
-    Against("adam-shared", "Adam on the shard, 1 worker, shared memory", ours("--optimizer", "adam", *SHARED), ((ADAM_PASS, 1 / 1.3),)),
+    Against(
+        "adam-shared", "Adam on the shard, 1 worker, shared memory, 2 streams", ours("--optimizer", "adam", *LONE), ((ADAM_PASS, 1 / 1.3),)
+    ),
     Alone("snapshot", "a checkpoint of 1.0 GB while Adam trains, TCP", Program("psjob", "snapshot_ps.py")),
     Against(
         "rows", "100,000 unique rows of 2,000,000 x 64, 1 worker, 1 shard, TCP: pull, push, row-wise Adagrad", ROWS,

@@ -53,8 +53,10 @@ class Lane:
 
     def send_block(self, header: Header) -> None:
         """Send a request and what it carries, now or, once the lane was started, in its turn."""
-        if self._threads:
-            self._out.put((self.link.session.exchange.order(header.block), next(self._count), header))
+        exchange = self.link.session.exchange
+        lent = self.link.shared and exchange.sharing.steady and not exchange.beside  # a header alone: not worth waking a thread for
+        if self._threads and not lent:
+            self._out.put((exchange.order(header.block), next(self._count), header))
         else:
             self._send_now(header)
 
