@@ -215,12 +215,12 @@ class Exchange:
         session.check()
         self.targets = targets
         self.sharing.aim(targets)
-        self.sharing.refresh()  # before anything lands: what comes over a stream is this worker's own until its next push
         with session.cond:
             for link in session.links:
                 link.unsent = session.owner.count(link.index)
         for block in session.layout.blocks:
             link = session.links[session.owner[block.index]]
+            self.sharing.refresh(block.index)  # before its answer lands: what comes over a stream is the worker's own until its next push
             if not (link.shared and session.mode.steady):  # what is lent fills no queue
                 self._await_credit(link, block.nbytes)
             with session.cond:

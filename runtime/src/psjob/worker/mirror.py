@@ -17,9 +17,7 @@ from psjob.span import Span
 from psjob.wire.frame import WireError
 from psjob.wire.shared import Region, Window
 from psjob.worker.arena import is_alone
-
-_PAGEMAP = "/proc/self/pagemap"
-_PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
+from psjob.worker.pagemap import Pagemap, joined
 
 
 class Mirror:
@@ -35,7 +33,7 @@ class Mirror:
         """Over the shards' memory itself: a page of the window may be the script's."""
         self._homes: dict[int, int] = {}
         """By row, the address of a parameter that lives here."""
-        self._entries = torch.empty(span.size // span.page, dtype=torch.int64)
+        self._pagemap = Pagemap(span.page)
 
     def show(self, index: int, region: Region, blocks: Iterable[int]) -> None:
         """Show what shard `index` lends for its `blocks`. Raises WireError where the model lies in other memory of it.
@@ -49,7 +47,7 @@ class Mirror:
         if self._homes:
             raise WireError(f"shard {index} lends other memory than the model lies in")
         self._blocks |= set(blocks)
-        self.window.show(region.fd, _joined(self.span.pages(block) for block in sorted(blocks)))
+        self.window.show(region.fd, joined(self.span.pages(block) for block in sorted(blocks)))
         self._shown[index] = which
         layout = self.span.layout
         for number in blocks:
@@ -78,31 +76,11 @@ class Mirror:
         """Copy a block's answer to the targets that are not None."""
         self._packs[block].scatter(targets)
 
-    def refresh(self) -> None:
-        """Forget what the script wrote into parameters that live here: they are the shards' again."""
+    def refresh(self, block: int) -> None:
+        """Forget what the script wrote into parameters that live here: the block is the shard's again."""
         if not self._homes:
             return
-        page = self.span.page
-        try:
-            with open(_PAGEMAP, "rb", buffering=0) as pagemap:
-                done = os.preadv(pagemap.fileno(), [memory.view(self._entries)], self.window.address // page * 8)
-        except OSError:
-            done = 0
-        if done != self._entries.numel() * 8:  # a system that does not tell: every page is read anew
-            self.window.forget(0, self.span.size)
-            return
-        own = ((self._entries & (_PRESENT - (1 << 64) | _SWAPPED)) != 0) & ((self._entries & _OF_FILE) == 0)
-        if own.any():
-            for offset, length in _joined((number * page, page) for number in own.nonzero().flatten().tolist()):
-                self.window.forget(offset, length)
-
-
-def _joined(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(offset, length) in rising order, neighbours made one."""
-    found: list[tuple[int, int]] = []
-    for offset, length in pieces:
-        if found and sum(found[-1]) == offset:
-            found[-1] = (found[-1][0], found[-1][1] + length)
-        else:
-            found.append((offset, length))
-    return found
+        begin, size = self.span.pages(block)
+        own = self._pagemap.own(self.window.address + begin, size)
+        for offset, length in [(0, size)] if own is None else own:  # what is not told is read anew as a whole
+            self.window.forget(begin + offset, length)

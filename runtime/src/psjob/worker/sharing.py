@@ -76,10 +76,10 @@ class Sharing:
             self._mirror.scatter(header.block, self._outside)
         return True
 
-    def refresh(self) -> None:
-        """Parameters that live in the shards' memory are as the shards have them, whatever the script has written there."""
+    def refresh(self, block: int) -> None:
+        """What of a block lives in its shard's memory is as the shard has it, whatever the script has written there."""
         if self._mirror is not None:
-            self._mirror.refresh()
+            self._mirror.refresh(block)
 
     def withdraw(self) -> None:
         """The script goes on without an answer, or this is a fork: what it writes must not reach a push that a shard still holds."""
