@@ -70,7 +70,7 @@ class Compression:
             return
         raise Refused(
             f"training.compression.push {codec.name} leaves out up to {self._left_bytes(codec)} bytes that go with each worker's resume "
-            f"record, at most {LIMIT} fit; take bf16 or fp16, which leave nothing for later, or more workers of smaller models"
+            f"record, at most {LIMIT} fit; take bf16 or fp16, which leave nothing for later"
         )
 
     # -- out -----------------------------------------------------------------------------------
