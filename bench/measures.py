@@ -40,12 +40,6 @@ def ours(*words: str) -> Program:
     return Program("psjob", "psjob_ps.py", words)
 
 
-def mxnet(*words: str) -> tuple[Program, Program]:
-    """MXNet with its own number of threads, and with one."""
-    as_it_comes = Program("MXNet dist_sync", "mxnet_ps.py", (*words, "--what", "as-it-comes"), "mxnet")
-    return as_it_comes, Program("MXNet, 1 OpenMP thread", "mxnet_ps.py", words, "mxnet")
-
-
 DENSE = ("--what", "dense")
 FOUR = ("--workers", "4")
 TWO = ("--workers", "2")
@@ -63,8 +57,7 @@ MEASURES: Sequence[Against | Alone] = (
     Against(
         "one-worker", "1 worker, 1 shard, TCP: push 100 MB, SGD, pull 100 MB", ours(),
         (
-            (mxnet()[0], 2.5),
-            (mxnet()[1], 2.5),
+            (Program("MXNet dist_sync", "mxnet_ps.py", env="mxnet"), 2.5),
             (Program("torch RPC, one call, TCP", "rpc.py", ("--what", "whole-tcp")), 2.0),
             (Program("torch RPC, a call a tensor, TCP", "rpc.py", ("--what", "each-tcp")), 0.0),
             (Program("TensorFlow PSS", "tensorflow_ps.py", env="tensorflow"), 2.2),
@@ -73,7 +66,7 @@ MEASURES: Sequence[Against | Alone] = (
     ),
     Against(
         "two-workers", "2 workers, 1 shard, sync, TCP", ours(*TWO),
-        ((mxnet(*TWO)[0], 4.0), (mxnet(*TWO)[1], 4.0), (ALL_REDUCE, 0.8)),
+        ((Program("MXNet dist_sync", "mxnet_ps.py", TWO, "mxnet"), 4.0), (ALL_REDUCE, 0.8)),
     ),
     Against("two-workers-shared", "2 workers, 1 shard, sync, shared memory", ours(*TWO, *SHARED), ((ALL_REDUCE, 1.8),)),
     Against(

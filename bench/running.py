@@ -15,7 +15,7 @@ from typing import Any
 from bench.envs import HERE, Missing, python_of
 from bench.measures import Against, Alone, Program
 
-RUN_SECONDS = 180
+RUN_SECONDS = 300
 RETRIES = 2
 """A row bears so many runs that fail; it has its pairs all the same."""
 

@@ -1,11 +1,7 @@
-"""MXNet 1.9.1, kvstore dist_sync: push and pull of every tensor, the first with the highest priority; SGD on the server, which sums.
-
-`--what as-it-comes`: with as many OpenMP threads a process as there are cores, which is MXNet's default; else with one, which is faster
-where several processes share two cores."""
+"""MXNet 1.9.1, kvstore dist_sync: push and pull of every tensor, the first with the highest priority; SGD on the server, which sums."""
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import Any
 
@@ -15,8 +11,6 @@ import numpy
 
 def main() -> None:
     words = clock.asked(__doc__)
-    if words.what == "as-it-comes":
-        os.environ.pop("OMP_NUM_THREADS", None)
     if not words.part:
         (port,) = clock.free_ports(1)
         roles = ["scheduler", *["server"] * words.shards, *["worker"] * words.workers]
