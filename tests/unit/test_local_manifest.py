@@ -71,6 +71,7 @@ def test_a_setting_is_typed_as_yaml_and_makes_the_objects_on_its_way(tmp_path: P
         (("metadata.name=Tiny_1",), ["metadata.name", "lower-case"]),
         (("kind=Job",), ["kind", "PSTrainingJob"]),
         (("spec",), ["--set spec", "path=value"]),
+        (("training.mode=async",), ["--set training.mode=async", "perhaps --set spec.training.mode=async"]),
         (("a..b=3",), ["--set a..b=3", "path=value"]),
         (("a[b]=3",), ["--set a[b]=3", "path=value"]),
         (("=3",), ["--set =3", "path=value"]),

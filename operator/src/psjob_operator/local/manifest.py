@@ -13,6 +13,7 @@ from psjob_operator.api.load import LARGEST_TEXT, load_job
 from psjob_operator.local.errors import BadInput
 
 STEP = r"(?:\\.|[^.\[\]\\])+|\[\d+\]"
+ROOTS = ("spec", "metadata", "apiVersion", "kind")
 """One step of a path: a name, in which `\\.` is a dot (as in Helm), or `[number]`."""
 
 
@@ -59,6 +60,8 @@ def _lay(raw: Any, setting: str) -> None:
         typed = yaml.safe_load(value)
     except yaml.YAMLError:
         raise BadInput(f"--set {setting}: {value!r} is not a YAML value; quote it, such as --set '{where}=\"…\"'") from None
+    if steps[0] not in ROOTS:
+        raise BadInput(f"--set {setting}: a path begins with {', '.join(ROOTS)}; perhaps --set spec.{setting}")
     part = raw
     for i, step in enumerate(steps):
         last = i == len(steps) - 1
