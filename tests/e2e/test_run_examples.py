@@ -43,7 +43,8 @@ def test_clicks_learns_rows_that_no_worker_holds(tmp_path: Path) -> None:
     words = ended.output.splitlines()[-1].rsplit(" ", 1)
     assert words[0] == "test auc" and 0.8 <= float(words[1]) <= 1
     assert ended.summary["result"] == "Complete" and ended.summary["restarts"] == {}
-    assert "head.0.weight" in ended.weights and "user.weight" not in ended.weights
+    rows = {name: ended.weights[name].shape for name in ("user.ids", "user.weight", "item.weight")}
+    assert rows["user.weight"] == (rows["user.ids"][0], 16) and rows["item.weight"] == (300, 16), "rows are whole in the final file"
 
 
 @pytest.mark.soak
