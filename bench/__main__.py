@@ -29,6 +29,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measures", nargs="*", metavar="measure", help=", ".join(measure.name for measure in MEASURES))
     parser.add_argument("--pairs", type=int, default=5, help="pairs a peer (default 5)")
+    parser.add_argument(
+        "--calm", type=float, default=1.0, metavar="SHARE",
+        help="make a pair again in which more than this share of the cores' time was stolen by others of the host (default 1: never)",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, help="write the figures here too, after every row")
     asked = parser.parse_args()
     unknown = sorted(set(asked.measures) - {measure.name for measure in MEASURES})
@@ -44,8 +48,8 @@ def main() -> int:
             continue
         print(f"\n{measure.name}: {measure.about}")
         if isinstance(measure, Against):
-            print(f"  {'against':<34} {'psjob ms':>9} {'peer ms':>9} {'ratio':>6} {'spread':>13}  wanted")
-        for row in rows_of(measure, asked.pairs):
+            print(f"  {'against':<34} {'psjob ms':>9} {'peer ms':>9} {'ratio':>6} {'spread':>13} {'stolen':>7}  wanted")
+        for row in rows_of(measure, asked.pairs, asked.calm):
             rows.append(row | {"verdict": verdict(row)})
             print(line(rows[-1]), flush=True)
             if asked.json:
@@ -62,11 +66,12 @@ def line(row: dict[str, Any]) -> str:
         return f"  {title:<34} missing: {row['missing']}"
     limits = [f"{sign} {row[name]:.3g}" for name, sign in (("least", ">="), ("most", "<=")) if row.get(name) is not None]
     wanted = f"{' and '.join(limits)} {row['verdict']}" if limits else ""
+    stolen = f"{row['stolen']:>7.1%}"
     if "ratios" not in row:
         note = f"  ({row['note']})" if row.get("note") else ""
-        return f"  {title:<58} {row['figure']:>10.4g} {row['unit']:<6} {wanted}{note}"
-    spread = f"{min(row['ratios']):.2f}..{max(row['ratios']):.2f}"
-    return f"  {title:<34} {row['oursMs']:>9.1f} {row['peerMs']:>9.1f} {statistics.median(row['ratios']):>6.2f} {spread:>13}  {wanted}"
+        return f"  {title:<58} {row['figure']:>10.4g} {row['unit']:<6} {stolen}  {wanted}{note}"
+    ratio, spread = statistics.median(row["ratios"]), f"{min(row['ratios']):.2f}..{max(row['ratios']):.2f}"
+    return f"  {title:<34} {row['oursMs']:>9.1f} {row['peerMs']:>9.1f} {ratio:>6.2f} {spread:>13} {stolen}  {wanted}"
 
 
 def machine() -> str:

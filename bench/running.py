@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from bench.envs import HERE, Missing, python_of
@@ -18,41 +19,80 @@ from bench.measures import Against, Alone, Program
 RUN_SECONDS = 300
 RETRIES = 2
 """A row bears so many runs that fail; it has its pairs all the same."""
+TRIES = 4
+"""A row that is to be calm has at most so many tries for each of its pairs."""
 
 
-def rows_of(measure: Against | Alone, pairs: int) -> Iterator[dict[str, Any]]:
-    """The rows of a measure, each as soon as it is there; one that could not be made says why under `missing`."""
+def rows_of(measure: Against | Alone, pairs: int, calm: float) -> Iterator[dict[str, Any]]:
+    """The rows of a measure, each as soon as it is there; one that could not be made says why under `missing`.
+
+    `stolen` is the share of the cores' time that a hypervisor gave to others meanwhile. Pairs above `calm` are made again.
+    """
     if isinstance(measure, Against):
         for peer, target in measure.peers:
-            yield {"measure": measure.name, "peer": peer.title, "least": target or None} | compare(measure.ours, peer, pairs)
+            yield {"measure": measure.name, "peer": peer.title, "least": target or None} | compare(measure.ours, peer, pairs, calm)
         return
     try:
-        for row in last_line(measure.program)["rows"]:
-            yield {"measure": measure.name, **row}
+        with Stolen() as stolen:
+            rows = last_line(measure.program)["rows"]
+        for row in rows:
+            yield {"measure": measure.name, **row, "stolen": stolen.share}
     except Missing as missing:
         yield {"measure": measure.name, "what": measure.about, "missing": str(missing)}
 
 
-def compare(ours: Program, peer: Program, pairs: int) -> dict[str, Any]:
+def compare(ours: Program, peer: Program, pairs: int, calm: float) -> dict[str, Any]:
     """Medians in ms and the ratio of each pair (peer over ours), or `missing` with the reason."""
     mine: list[float] = []
     theirs: list[float] = []
+    stolen: list[float] = []
     failed: list[str] = []
+    disturbed = 0
     while len(mine) < pairs:
         try:
-            pair = seconds(ours), seconds(peer)
+            with Stolen() as now:
+                pair = seconds(ours), seconds(peer)
         except Missing as missing:
             failed.append(str(missing))
             if len(failed) > RETRIES or not mine:
                 return {"missing": failed[-1]}
             continue
+        if now.share > calm:
+            disturbed += 1
+            if disturbed > (TRIES - 1) * pairs:
+                return {"missing": f"more than {calm:.0%} of the cores' time was stolen in {disturbed} of {disturbed + len(mine)} pairs"}
+            continue
         mine.append(pair[0])
         theirs.append(pair[1])
+        stolen.append(now.share)
     ratios = [their / my for my, their in zip(mine, theirs, strict=True)]
     return {
         "oursMs": statistics.median(mine) * 1e3, "peerMs": statistics.median(theirs) * 1e3,
         "figure": statistics.median(ratios), "ratios": ratios, "failedRuns": len(failed),
+        "stolen": statistics.median(stolen), "disturbedPairs": disturbed,
     }  # fmt: skip
+
+
+class Stolen:
+    """The `share` of all cores' time that others of the same host had while this was entered; 0 where the system does not say."""
+
+    def __enter__(self) -> Stolen:
+        self.share = 0.0
+        self._before = _cpu_times()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        spent = [now - then for now, then in zip(_cpu_times(), self._before, strict=True)]
+        if sum(spent):
+            self.share = spent[7] / sum(spent)
+
+
+def _cpu_times() -> list[int]:
+    """user, nice, system, idle, iowait, irq, softirq, steal: since boot, in ticks (proc(5))."""
+    try:
+        return [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except OSError:
+        return [0] * 8
 
 
 def verdict(row: dict[str, Any]) -> str:

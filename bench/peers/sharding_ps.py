@@ -27,6 +27,8 @@ NUMEL = 1 << 16
 BYTES = TENSORS * NUMEL * 4
 WORKER_RATE, SERVER_RATE = 48e6, 32e6
 """Bytes a second, each direction."""
+BURST = 256 << 10
+"""Bytes that a link which was late may catch up, so that a machine that wakes a sleeper late is not taken for a slower link."""
 STEPS = 3
 
 
@@ -59,11 +61,11 @@ class Both(slow_link.Bucket):
 
 def measure(words: argparse.Namespace) -> list[float]:
     """Seconds of each step of rank 0."""
-    shards = [(slow_link.Bucket(SERVER_RATE), slow_link.Bucket(SERVER_RATE)) for _ in range(words.shards)]
+    shards = [(slow_link.Bucket(SERVER_RATE, BURST), slow_link.Bucket(SERVER_RATE, BURST)) for _ in range(words.shards)]
     links: list[slow_link.SlowLink] = []
 
     def slowly(config: dict[str, Any], rank: int) -> dict[str, Any]:
-        up, down = slow_link.Bucket(WORKER_RATE), slow_link.Bucket(WORKER_RATE)
+        up, down = slow_link.Bucket(WORKER_RATE, BURST), slow_link.Bucket(WORKER_RATE, BURST)
         peers = []
         for peer, (into, out) in zip(config["shards"], shards, strict=True):
             links.append(slow_link.SlowLink((peer["host"], peer["port"]), Both(up, into), Both(down, out)))
