@@ -7,10 +7,21 @@ from typing import Final
 from psjob.rules.adagrad import Adagrad
 from psjob.rules.adam import Adam, AdamW
 from psjob.rules.base import Rule
+from psjob.rules.dana import DanaZero
+from psjob.rules.multi import MultiMomentum
 from psjob.rules.reduce import Reduce
-from psjob.rules.sgd import SGD
+from psjob.rules.sgd import SGD, HeavyBall, Nag, Plain
 
-RULES: Final[dict[str, Rule]] = {rule.name: rule for rule in (SGD(), Adam(), AdamW(), Adagrad(), Reduce())}
+_OPTIMIZERS: Final[tuple[Rule, ...]] = (SGD(), Adam(), AdamW(), Adagrad(), Reduce())
+"""What a script's optimizer can be on the shards."""
+_ASYNC: Final[tuple[Rule, ...]] = (
+    Plain(),
+    HeavyBall(),
+    Nag(),
+    MultiMomentum(),
+    DanaZero(),
+)
+RULES: Final[dict[str, Rule]] = {rule.name: rule for rule in (*_OPTIMIZERS, *_ASYNC)}
 
 
 def named(name: str) -> Rule:

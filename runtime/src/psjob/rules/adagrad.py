@@ -7,15 +7,15 @@ from typing import Final
 
 import torch
 
-from psjob.rules.base import BlockState, Fused, Numbers, Range
+from psjob.rules.arrays import Array
+from psjob.rules.base import BaseRule, BlockState, Numbers, Range
 
 
-class Adagrad(Fused):
+class Adagrad(BaseRule):
     """Steps scaled by the sum of squared gradients so far."""
 
     name = "adagrad"
     slots = ("sum",)
-    needs_lag = False
     numbers: Final[Mapping[str, float | bool]] = {
         "lr": 1e-2,
         "lr_decay": 0.0,
@@ -26,7 +26,13 @@ class Adagrad(Fused):
     }
 
     def apply(
-        self, state: BlockState, grad: torch.Tensor, numbers: Numbers, ranges: Sequence[Range] | None = None, lag: int | None = None
+        self,
+        state: BlockState,
+        grad: Array,
+        numbers: Numbers,
+        ranges: Sequence[Range] | None = None,
+        lag: int | None = None,
+        worker: int | None = None,
     ) -> None:
         """One step; the learning rate falls with the count where lr_decay is not 0."""
         total = state.slot("sum", float(numbers["initial_accumulator_value"]))

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from psjob.rules.base import BlockState, Fused, Numbers, Range
+from psjob.rules.arrays import Array
+from psjob.rules.base import BaseRule, BlockState, Numbers, Range
 
 
-class Adam(Fused):
+class Adam(BaseRule):
     """Steps scaled by running moments of the gradient; weight decay is added to the gradient."""
 
     name = "adam"
     slots = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-    needs_lag = False
     numbers: Mapping[str, float | bool] = {
         "lr": 1e-3,
         "beta1": 0.9,
@@ -27,7 +27,13 @@ class Adam(Fused):
     _kernel = "_fused_adam_"
 
     def apply(
-        self, state: BlockState, grad: torch.Tensor, numbers: Numbers, ranges: Sequence[Range] | None = None, lag: int | None = None
+        self,
+        state: BlockState,
+        grad: Array,
+        numbers: Numbers,
+        ranges: Sequence[Range] | None = None,
+        lag: int | None = None,
+        worker: int | None = None,
     ) -> None:
         """One step; each stretch of equal count has its own bias correction."""
         kernel = getattr(torch, self._kernel)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
 
-import torch
-
 from psjob.layout import FLOATS
+from psjob.rules import arrays
+from psjob.rules.arrays import Array
 
 Numbers = Mapping[str, float | bool]
 Range = tuple[int, int]
@@ -22,27 +22,29 @@ class BlockState:
 
     `segments` are (length, count) from the first element to the last: a tensor without a gradient is skipped, so its
     count may stay behind; neighbours with equal counts are one segment. `count` is what a rule's own step number is.
+    A state tensor that belongs to worker 3 has the name `v@3` (`of_worker`).
     """
 
-    weights: torch.Tensor
-    slots: dict[str, torch.Tensor] = field(default_factory=dict)
+    weights: Array
+    slots: dict[str, Array] = field(default_factory=dict)
     steps: int = 0
     segments: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.segments:
-            self.segments = [(self.weights.numel(), 0)]
+            self.segments = [(len(self.weights), 0)]
 
     def copy(self) -> BlockState:
         """The same with tensors of its own."""
-        return BlockState(self.weights.clone(), {name: slot.clone() for name, slot in self.slots.items()}, self.steps, list(self.segments))
+        slots = {name: arrays.copy(slot) for name, slot in self.slots.items()}
+        return BlockState(arrays.copy(self.weights), slots, self.steps, list(self.segments))
 
     def counts(self) -> dict[str, Any]:
         """What is not a tensor, as JSON: {"steps": int, "segments": [[length, count], ...]}."""
         return {"steps": self.steps, "segments": [list(segment) for segment in self.segments]}
 
     @classmethod
-    def of(cls, weights: torch.Tensor, slots: Mapping[str, torch.Tensor], counts: Mapping[str, Any]) -> BlockState:
+    def of(cls, weights: Array, slots: Mapping[str, Array], counts: Mapping[str, Any]) -> BlockState:
         """Put a state together from its tensors and what `counts` gave. Raises ValueError where they do not fit."""
         for name, slot in slots.items():
             if slot.shape != weights.shape or slot.dtype != weights.dtype:
@@ -52,14 +54,14 @@ class BlockState:
         steps, rows = counts.get("steps"), counts.get("segments")
         if type(steps) is not int or steps < 0 or not isinstance(rows, list) or not all(_is_segment(row) for row in rows):
             raise ValueError("counts of a block are {steps, segments: [[length, count], ...]} in whole numbers")
-        if sum(row[0] for row in rows) != weights.numel():
-            raise ValueError(f"segments of a block have {sum(row[0] for row in rows)} elements, its weights {weights.numel()}")
+        if sum(row[0] for row in rows) != len(weights):
+            raise ValueError(f"segments of a block have {sum(row[0] for row in rows)} elements, its weights {len(weights)}")
         return cls(weights, dict(slots), steps, [(row[0], row[1]) for row in rows])
 
-    def slot(self, name: str, fill: float = 0.0) -> torch.Tensor:
+    def slot(self, name: str, fill: float = 0.0) -> Array:
         """State tensor `name`, made full of `fill` at its first use."""
         if name not in self.slots:
-            self.slots[name] = torch.full_like(self.weights, fill)
+            self.slots[name] = arrays.full_like(self.weights, fill)
         return self.slots[name]
 
     def advance(self, ranges: Sequence[Range] | None) -> Iterator[tuple[slice, int]]:
@@ -70,7 +72,7 @@ class BlockState:
             self.segments[0] = (length, count + 1)
             yield slice(0, length), count + 1
             return
-        stretches = list(_split(self.segments, [(0, self.weights.numel())] if ranges is None else ranges))
+        stretches = list(_split(self.segments, [(0, len(self.weights))] if ranges is None else ranges))
         self.segments = _merge((length, count) for _, length, count, _ in stretches)
         for offset, length, count, live in stretches:
             if live:
@@ -98,33 +100,103 @@ class Numbered(Protocol):
 class Rule(Numbered, Protocol):
     """What a push does to the parameters. One object serves every block; all state is in BlockState.
 
-    `slots` names the state tensors that a block of this rule may have. A rule with `needs_lag` refuses `lag=None` with ValueError.
+    `slots` names the state tensors that a block of this rule may have, `per_worker` those that it may have once a worker.
+    A rule with `needs_lag` refuses `lag=None` with ValueError.
     """
 
     @property
     def slots(self) -> tuple[str, ...]: ...
     @property
+    def per_worker(self) -> tuple[str, ...]: ...
+    @property
     def needs_lag(self) -> bool: ...
 
-    def init(self, weights: torch.Tensor) -> BlockState:
+    def init(self, weights: Array) -> BlockState:
         """State before the first update; keeps `weights` itself, no copy. Raises ValueError for a dtype it cannot update."""
 
     def apply(
-        self, state: BlockState, grad: torch.Tensor, numbers: Numbers, ranges: Sequence[Range] | None = None, lag: int | None = None
+        self,
+        state: BlockState,
+        grad: Array,
+        numbers: Numbers,
+        ranges: Sequence[Range] | None = None,
+        lag: int | None = None,
+        worker: int | None = None,
     ) -> None:
-        """Update `state` in place by the mean gradient `grad` (same length and dtype), in `ranges` only where given."""
+        """Update `state` in place by the gradient `grad` (same length and dtype, left as it is), in `ranges` only where given.
+
+        `lag`: updates between what the gradient was computed on and now; None: not known. `worker`: the rank that pushed; None: `grad` is
+        the mean of several. Raises ValueError where the rule cannot do without what is None.
+        """
+
+    def reply(self, state: BlockState, numbers: Numbers, worker: int) -> Array:
+        """What that worker computes its next gradient on, at its start and after each of its pushes.
+
+        Either `state.weights` itself, which later pushes change, or an array that nobody changes.
+        """
+
+    def forget(self, state: BlockState, worker: int) -> None:
+        """That worker is gone: its state tensors are removed and sums over workers are without it. One that returns begins with none."""
 
 
-class Fused:
-    """What the rules with a fused kernel share: the dtypes they take."""
+class BaseRule:
+    """What most rules are: floating point weights, no state a worker, and the weights themselves as reply."""
 
     name: str
+    slots: tuple[str, ...] = ()
+    per_worker: tuple[str, ...] = ()
+    needs_lag = False
 
-    def init(self, weights: torch.Tensor) -> BlockState:
+    def init(self, weights: Array) -> BlockState:
         """State before the first update."""
-        if str(weights.dtype).removeprefix("torch.") not in FLOATS:
+        if arrays.dtype_of(weights) not in FLOATS:
             raise ValueError(f"rule {self.name} updates floating point weights, got {weights.dtype}")
         return BlockState(weights)
+
+    def reply(self, state: BlockState, numbers: Numbers, worker: int) -> Array:
+        """The weights themselves."""
+        return state.weights
+
+    def forget(self, state: BlockState, worker: int) -> None:
+        """Remove what this worker has here."""
+        for name in self.per_worker:
+            state.slots.pop(of_worker(name, worker), None)
+
+
+def of_worker(name: str, worker: int) -> str:
+    """The name of worker `worker`'s state tensor `name`."""
+    return f"{name}@{worker}"
+
+
+def one_worker(rule: Numbered, worker: int | None) -> int:
+    """The rank whose push it is. Raises ValueError where it is a mean of several."""
+    if worker is None:
+        raise ValueError(
+            f"rule {rule.name} keeps state for each worker and takes the push of one, not a mean of several; sgd, adam take both"
+        )
+    return worker
+
+
+def known_lag(rule: Numbered, lag: int | None) -> int:
+    """The lag. Raises ValueError where it is not known."""
+    if lag is None:
+        raise ValueError(f"rule {rule.name} needs the lag of a push; it is not known of one that is based on an earlier epoch of the shard")
+    return lag
+
+
+def pieces(ranges: Sequence[Range] | None, *wholes: Array) -> Iterator[tuple[Array, ...]]:
+    """The arrays themselves, or their views of each range."""
+    if ranges is None:
+        yield wholes
+        return
+    for offset, length in ranges:
+        yield tuple(whole[offset : offset + length] for whole in wholes)
+
+
+def decayed(grad: Array, weights: Array, numbers: Numbers) -> Array:
+    """grad + weight_decay * weights: a new array, or `grad` itself where there is no decay."""
+    decay = float(numbers["weight_decay"])
+    return arrays.added(grad, weights, decay) if decay else grad
 
 
 def check_numbers(rule: Numbered, numbers: Mapping[str, Any]) -> dict[str, float | bool]:

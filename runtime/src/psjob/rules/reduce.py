@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import torch
+from psjob.rules.arrays import Array
+from psjob.rules.base import BaseRule, BlockState, Numbers, Range
 
-from psjob.rules.base import BlockState, Numbers, Range
 
-
-class Reduce:
+class Reduce(BaseRule):
     """The workers step; the shard counts."""
 
     name = "reduce"
-    slots: tuple[str, ...] = ()
-    needs_lag = False
     numbers: Final[Mapping[str, float | bool]] = {}
 
-    def init(self, weights: torch.Tensor) -> BlockState:
+    def init(self, weights: Array) -> BlockState:
         """State before the first update."""
         return BlockState(weights)
 
     def apply(
-        self, state: BlockState, grad: torch.Tensor, numbers: Numbers, ranges: Sequence[Range] | None = None, lag: int | None = None
+        self,
+        state: BlockState,
+        grad: Array,
+        numbers: Numbers,
+        ranges: Sequence[Range] | None = None,
+        lag: int | None = None,
+        worker: int | None = None,
     ) -> None:
         """Count; the weights change only when a worker stores them."""
         state.steps += 1

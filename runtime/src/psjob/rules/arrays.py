@@ -1,0 +1,97 @@
+"""The few operations on arrays that rules are written in: one rule runs on torch tensors (a shard) and on numpy arrays (a simulator).
+
+Beside these, rules use only what both spell alike: `x *= number`, `x += y`, `x -= y`, `x /= y`, `x * y`, slices and `len`.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TypeAlias
+
+import torch
+
+Array: TypeAlias = torch.Tensor
+"""A 1-D torch.Tensor, or a numpy.ndarray of float32 or float64 with the same bits of meaning; typed as the first."""
+
+
+def add_scaled(out: Array, x: Array, alpha: float) -> None:
+    """out += alpha * x, in place."""
+    if isinstance(out, torch.Tensor):
+        out.add_(x, alpha=alpha)
+    else:
+        out += alpha * x
+
+
+def add_product(out: Array, x: Array, y: Array, alpha: float = 1.0) -> None:
+    """out += alpha * x * y, in place."""
+    if isinstance(out, torch.Tensor):
+        out.addcmul_(x, y, value=alpha)
+    else:
+        product = x * y
+        if alpha != 1.0:
+            product *= alpha
+        out += product
+
+
+def added(x: Array, y: Array, alpha: float) -> Array:
+    """x + alpha * y, a new array."""
+    if isinstance(x, torch.Tensor):
+        return torch.add(x, y, alpha=alpha)
+    total = alpha * y
+    total += x
+    return total
+
+
+def put(out: Array, x: Array) -> None:
+    """out = x, element by element."""
+    if isinstance(out, torch.Tensor):
+        out.copy_(x)
+    else:
+        out[:] = x
+
+
+def copy(x: Array) -> Array:
+    """The same values in memory of its own."""
+    return x.clone() if isinstance(x, torch.Tensor) else x.copy()
+
+
+def full_like(x: Array, fill: float) -> Array:
+    """As long as `x` and of its dtype, every element `fill`."""
+    full: Array = _library(x).full_like(x, fill)
+    return full
+
+
+def sqrt(x: Array) -> Array:
+    """Square roots, a new array."""
+    return x.sqrt() if isinstance(x, torch.Tensor) else _library(x).sqrt(x)
+
+
+def absolute(x: Array) -> Array:
+    """|x|, a new array."""
+    return abs(x)
+
+
+def sign(x: Array) -> Array:
+    """-1, 0 or 1, a new array."""
+    return x.sign() if isinstance(x, torch.Tensor) else _library(x).sign(x)
+
+
+def shrunk(x: Array, by: float) -> Array:
+    """x pulled towards zero by `by`, and 0 within it (the soft threshold), a new array."""
+    if isinstance(x, torch.Tensor):
+        return torch.nn.functional.softshrink(x, by)
+    return x - x.clip(-by, by)
+
+
+def dtype_of(x: Array) -> str:
+    """The name of its dtype, as layouts spell it."""
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _library(x: Array) -> types.ModuleType:
+    """torch or numpy, whose functions of these names are the same."""
+    if isinstance(x, torch.Tensor):
+        return torch
+    import numpy
+
+    return numpy

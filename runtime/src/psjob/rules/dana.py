@@ -1,0 +1,53 @@
+"""DANA-Zero: one momentum a worker, and workers are sent where all momenta will have taken the weights (Hakimi 2019, arXiv 1907.11612)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from psjob.rules import arrays
+from psjob.rules.arrays import Array
+from psjob.rules.base import BaseRule, BlockState, Numbers, Range, decayed, of_worker, one_worker, pieces
+
+
+class DanaZero(BaseRule):
+    """v_i = momentum v_i + g; weights -= lr v_i; the reply is weights - lr momentum S, where S is the sum of all v_j.
+
+    S is kept up to date (O(k) a push, whatever the number of workers).
+    """
+
+    name = "dana-zero"
+    slots = ("sum",)
+    per_worker = ("v",)
+    numbers: Mapping[str, float | bool] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
+
+    def apply(
+        self,
+        state: BlockState,
+        grad: Array,
+        numbers: Numbers,
+        ranges: Sequence[Range] | None = None,
+        lag: int | None = None,
+        worker: int | None = None,
+    ) -> None:
+        """One step of the momentum of `worker`."""
+        own = state.slot(of_worker("v", one_worker(self, worker)))
+        momentum = float(numbers["momentum"])
+        state.steps += 1
+        for weights, part, v, total in pieces(ranges, state.weights, grad, own, state.slot("sum")):
+            step = decayed(part, weights, numbers)
+            arrays.add_scaled(total, v, momentum - 1)
+            total += step
+            v *= momentum
+            v += step
+            arrays.add_scaled(weights, v, -float(numbers["lr"]))
+
+    def reply(self, state: BlockState, numbers: Numbers, worker: int) -> Array:
+        """Where the weights will be when every worker's momentum has been applied once more."""
+        return arrays.added(state.weights, state.slot("sum"), -float(numbers["lr"]) * float(numbers["momentum"]))
+
+    def forget(self, state: BlockState, worker: int) -> None:
+        """The sum is without this worker's momentum."""
+        own = state.slots.pop(of_worker("v", worker), None)
+        if own is not None:
+            total = state.slot("sum")
+            total -= own

@@ -1,0 +1,35 @@
+"""Multi-momentum: one heavy ball a worker over shared weights (Multi-ASGD of Hakimi et al. 2019, arXiv 1907.11612)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from psjob.rules import arrays
+from psjob.rules.arrays import Array
+from psjob.rules.base import BaseRule, BlockState, Numbers, Range, decayed, of_worker, one_worker, pieces
+
+
+class MultiMomentum(BaseRule):
+    """v_i = momentum v_i + g; weights -= lr v_i."""
+
+    name = "multi-momentum"
+    per_worker = ("v",)
+    numbers: Mapping[str, float | bool] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
+
+    def apply(
+        self,
+        state: BlockState,
+        grad: Array,
+        numbers: Numbers,
+        ranges: Sequence[Range] | None = None,
+        lag: int | None = None,
+        worker: int | None = None,
+    ) -> None:
+        """One step of the momentum of `worker`."""
+        own = state.slot(of_worker("v", one_worker(self, worker)))
+        state.steps += 1
+        for weights, part, v in pieces(ranges, state.weights, grad, own):
+            step = decayed(part, weights, numbers)
+            v *= float(numbers["momentum"])
+            v += step
+            arrays.add_scaled(weights, v, -float(numbers["lr"]))
