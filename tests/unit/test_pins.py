@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from psjob import rules
 from psjob.checkpoint.increments import EMPTY, MAX_FILES, Base, Lies, staying
 from psjob.layout import Layout, TensorSpec
+from psjob.modes import Push
 from psjob.modes import named as mode_named
 from psjob.shard.cell import Arrived, Cell, Gradient, Info
 from psjob.shard.pins import Pin, Voided, room
@@ -35,8 +36,8 @@ def push(cell: Cell, skip: bool = False) -> None:
     grad = Gradient([], cell.block.nbytes, cell.block)
     grad.flat.fill_(1.0)
     with cell.lock:
-        cell.pending[0] = Arrived(cell.n, grad, skip, INFO, (1, cell.n))
-        cell.advance(lambda clock: frozenset([0]), 1)
+        cell.pending[0] = Arrived(Push(0, cell.n, cell.n), grad, skip, INFO)
+        cell.advance(lambda clock: frozenset([0]))
 
 
 def held(cell: Cell, step: int, spare: Spare) -> list[Pin]:

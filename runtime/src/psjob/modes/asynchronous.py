@@ -1,20 +1,32 @@
-"""Async: each push is an update of its own, and only its sender waits for it (ASGD; algorithms C1)."""
+"""Async: each push is an update of its own, and only its sender waits for it (ASGD)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psjob.modes.base import Batch, Push
 
 
+@dataclass(frozen=True)
 class Async:
-    """See `Mode`."""
+    """See `Served`."""
 
-    name = "async"
-    rewinds_together = False
-    steady = False
-    worker_update = False
+    name: ClassVar[str] = "async"
+    inner_steps: ClassVar[int] = 0
+    rewinds_together: ClassVar[bool] = False
+    steady: ClassVar[bool] = False
+    worker_update: ClassVar[bool] = False
 
-    def takes(self, arrived: Sequence[int], expected: Set[int]) -> Sequence[int]:
-        return arrived[:1]
+    def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
+        return Batch((arrived[0],)) if arrived else None
+
+    def stale(self, base: int | None, version: int) -> bool:
+        return False
+
+    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
+        return not waiting
 
     def version_for(self, clock: int) -> int:
         return 0

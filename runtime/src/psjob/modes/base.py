@@ -1,24 +1,84 @@
-"""What a mode decides: when a push counts, and who may go on. Pure; one object serves shard, simulator and reference."""
+"""What a mode decides: which pushes count, together and now, and who may go on. Pure; one object serves shard, simulator and reference.
+
+A mode decides for whole pushes (every block of a worker's clock), once: so an update by some of the workers is an update by the same ones
+in every block. A *version* is a number of updates; the *lag* of a push is the updates between the weights it was computed on and now.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class Push(NamedTuple):
+    """A push that arrived and has not been decided on. Pushes sort by worker: the order in which gradients are summed."""
+
+    worker: int
+    clock: int
+    """The worker's step number, from 0."""
+    base: int | None
+    """Version of the weights that it was computed on; None: of weights that a restore has undone, so that its lag is not known."""
+    at: float = 0.0
+    """When it arrived, in the caller's seconds."""
+
+
+class Batch(NamedTuple):
+    """A decision: an update is the sum of `weights` × gradient over `kept`, in that order; `dropped` have no effect; others wait on."""
+
+    kept: tuple[Push, ...] = ()
+    dropped: tuple[Push, ...] = ()
+    weights: tuple[float, ...] | None = None
+    """None: the mean (a sum in that order, multiplied once by 1/n)."""
+    until: float | None = None
+    """Nothing yet (both empty), but ask again at this time, even if nothing more arrives."""
 
 
 class Mode(Protocol):
-    """A way to synchronise. Clocks are step numbers from 0; `expected` are the ranks that have not left at that clock."""
+    """A way to synchronise. Its numbers are its dataclass fields."""
 
-    name: str
-    rewinds_together: bool
-    """A lost shard sends every worker back to the checkpoint (else only that shard's blocks go back)."""
-    steady: bool
-    """No block moves on before every worker that was sent its version has pushed again."""
-    worker_update: bool
-    """The workers may step by themselves on the reduced gradient."""
+    @property
+    def name(self) -> str: ...
 
-    def takes(self, arrived: Sequence[int], expected: Set[int]) -> Sequence[int]:
-        """Of the ranks whose pushes arrived at this block (in order of arrival): those that make the next update now; none: wait."""
+    @property
+    def inner_steps(self) -> int:
+        """0: a push is a gradient. H: it is the difference of weights after H steps of the worker's own."""
+        ...
+
+    def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
+        """Decide on pushes that arrived, given in order of arrival; None: they wait. Asked at each arrival and after each decision.
+
+        `expected` are the workers that have not left, `version` is the number of updates made, `now` is the caller's time in seconds.
+        """
+        ...
+
+    def stale(self, base: int | None, version: int) -> bool:
+        """Is a push dropped that was computed on weights of version `base`? Never decided otherwise at a later version."""
+        ...
+
+    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
+        """May a worker that has pushed `clock` times begin its next step?
+
+        `lowest` is the least such number over the workers that have not left; `waiting`: its last push has not been decided on.
+        """
+        ...
+
+
+class Served(Mode, Protocol):
+    """A mode that jobs can run today: each block can decide by itself, and all come to the same decision."""
+
+    @property
+    def rewinds_together(self) -> bool:
+        """A lost shard sends every worker back to the checkpoint (else only that shard's blocks go back)."""
+        ...
+
+    @property
+    def steady(self) -> bool:
+        """No block moves on before every worker that was sent its version has pushed again."""
+        ...
+
+    @property
+    def worker_update(self) -> bool:
+        """The workers may step by themselves on the reduced gradient."""
         ...
 
     def version_for(self, clock: int) -> int:

@@ -1,20 +1,34 @@
-"""Sync: an update is the mean over every rank that is there; nobody goes on before it (BSP; algorithms B1)."""
+"""Sync: an update is the mean over every worker that is there; nobody goes on before it (BSP)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psjob.modes.base import Batch, Push
 
 
+@dataclass(frozen=True)
 class Sync:
-    """See `Mode`."""
+    """See `Served`."""
 
-    name = "sync"
-    rewinds_together = True
-    steady = True
-    worker_update = True
+    name: ClassVar[str] = "sync"
+    inner_steps: ClassVar[int] = 0
+    rewinds_together: ClassVar[bool] = True
+    steady: ClassVar[bool] = True
+    worker_update: ClassVar[bool] = True
 
-    def takes(self, arrived: Sequence[int], expected: Set[int]) -> Sequence[int]:
-        return sorted(arrived) if arrived and expected <= set(arrived) else ()
+    def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
+        if not arrived or len(arrived) < len(expected) or not expected <= {push.worker for push in arrived}:
+            return None
+        return Batch(tuple(sorted(arrived)))
+
+    def stale(self, base: int | None, version: int) -> bool:
+        return False
+
+    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
+        return not waiting
 
     def version_for(self, clock: int) -> int:
         return clock + 1

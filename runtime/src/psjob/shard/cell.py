@@ -15,7 +15,7 @@ import torch
 
 from psjob import memory
 from psjob.layout import Block, live_ranges
-from psjob.modes import Mode
+from psjob.modes import Push, Served
 from psjob.rules import reduction
 from psjob.rules.base import BlockState, Rule
 from psjob.shard.pins import Pin
@@ -70,11 +70,10 @@ class Received(Protocol):
 class Arrived:
     """A push that was admitted and is not yet applied. `grad` is None for an absent rank."""
 
-    clock: int
+    push: Push
     grad: Received | None
     skip: bool
     info: Info
-    base: tuple[int, int]
 
 
 class Replies(Protocol):
@@ -109,7 +108,7 @@ class Waiter:
 class Cell:
     """`n` is the number of updates decided for this block; in sync it is also the open clock."""
 
-    def __init__(self, block: Block, position: int, rule: Rule, mode: Mode) -> None:
+    def __init__(self, block: Block, position: int, rule: Rule, mode: Served) -> None:
         self.block = block
         self.index = block.index
         self.position = position
@@ -152,12 +151,12 @@ class Cell:
         self.pending.clear()
         self.waiters.clear()
 
-    def advance(self, expected: Callable[[int], frozenset[int]], epoch: int) -> int:
+    def advance(self, expected: Callable[[int], frozenset[int]]) -> int:
         """Apply what counts, answer who waited. Returns the number of updates made."""
         made = 0
-        while ranks := self.mode.takes(list(self.pending), expected(self.n)):
-            batch = [self.pending.pop(rank) for rank in ranks]
-            self._apply(batch, epoch)
+        while taken := self.mode.takes([a.push for a in self.pending.values()], expected(self.n), self.n):
+            batch = [self.pending.pop(push.worker) for push in taken.kept]
+            self._apply(batch)
             for arrived in batch:
                 if arrived.grad is not None:
                     arrived.grad.free()
@@ -204,7 +203,7 @@ class Cell:
     def drop_waiters(self, to: Replies) -> None:
         self.waiters = [w for w in self.waiters if w.to is not to]
 
-    def _apply(self, batch: list[Arrived], epoch: int) -> None:
+    def _apply(self, batch: list[Arrived]) -> None:
         assert self.state is not None
         present = [a.grad.flat for a in batch if isinstance(a.grad, Gradient)]
         self.skipped = not present or any(a.skip for a in batch)
@@ -230,8 +229,8 @@ class Cell:
             ranges = live_ranges(self.block, none)
             if not ranges:
                 return
-        base_epoch, base_n = batch[0].base
-        lag = self.n - base_n if base_epoch == epoch else None
+        base = batch[0].push.base
+        lag = self.n - base if base is not None else None
         self._changing()
         self.rule.apply(self.state, mean, info.numbers[self.block.group], ranges=ranges, lag=lag)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from psjob.modes import Mode
+from psjob.modes import Served
 from psjob.shard.cell import Arrived, Replies, Waiter
 from psjob.tables import Table, TableSpec, merge
 from psjob.tables.cut import Rows
@@ -45,7 +45,7 @@ class RowCell:
     update: None = None
     """A table has no reduced gradient to give: its rows are always updated here."""
 
-    def __init__(self, number: int, index: int, position: int, spec: TableSpec, mode: Mode) -> None:
+    def __init__(self, number: int, index: int, position: int, spec: TableSpec, mode: Served) -> None:
         self.number, self.index, self.position, self.spec, self.mode = number, index, position, spec, mode
         self.lock = threading.Lock()
         self.table = Table(spec)
@@ -71,11 +71,11 @@ class RowCell:
         """First values of rows, with the state that the rule gives to new ones."""
         self.table.load(first_rows(self.table, ids, weights, numbers[self.number]))
 
-    def advance(self, expected: Callable[[int], frozenset[int]], epoch: int) -> int:
+    def advance(self, expected: Callable[[int], frozenset[int]]) -> int:
         """Apply what counts, answer who waited. Returns the number of updates made."""
         made = 0
-        while ranks := self.mode.takes(list(self.pending), expected(self.n)):
-            batch = [self.pending.pop(rank) for rank in ranks]
+        while taken := self.mode.takes([a.push for a in self.pending.values()], expected(self.n), self.n):
+            batch = [self.pending.pop(push.worker) for push in taken.kept]
             self._apply(batch)
             for arrived in batch:
                 if arrived.grad is not None:
@@ -119,7 +119,7 @@ class RowCell:
             hold(self)
 
     def _apply(self, batch: list[Arrived]) -> None:
-        clock = batch[0].clock
+        clock = batch[0].push.clock
         present = [a.grad for a in batch if isinstance(a.grad, RowGradient)]
         if not present or any(a.skip for a in batch):
             return

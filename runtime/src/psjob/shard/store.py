@@ -16,7 +16,7 @@ import torch
 
 from psjob import memory, rules
 from psjob.layout import Layout, TensorSpec, assign
-from psjob.modes import Mode
+from psjob.modes import Push, Served
 from psjob.rules.base import BlockState, check_numbers
 from psjob.shard.admission import Admission, Verdict
 from psjob.shard.cell import Arrived, Cell, Gradient, Info, Received, Replies, Waiter
@@ -54,7 +54,7 @@ class Store:
     """Blocks, versions and admission of shard `index`. `view` and `attempt` name the set of processes it serves."""
 
     def __init__(
-        self, index: int, shards: int, workers: int, epoch: int, mode: Mode, run: str, lanes: int = 1, lends: bool = False
+        self, index: int, shards: int, workers: int, epoch: int, mode: Served, run: str, lanes: int = 1, lends: bool = False
     ) -> None:
         self.index, self.shards, self.workers = index, shards, workers
         self.epoch, self.mode, self.run = epoch, mode, run
@@ -234,7 +234,8 @@ class Store:
             if verdict in (Verdict.ADMIT, Verdict.DUPLICATE):
                 if verdict is Verdict.ADMIT:
                     info = self.infos.get((rank, header.info), Info((), frozenset()))
-                    cell.pending[rank] = Arrived(header.clock, grad, bool(header.flags & Flag.SKIP), info, header.version)
+                    base = header.version[1] if header.version[0] == self.epoch else None
+                    cell.pending[rank] = Arrived(Push(rank, header.clock, base), grad, bool(header.flags & Flag.SKIP), info)
                 waiter = self.waiter(header, replies, self.mode.version_for(header.clock))
                 waiter.update = cell.update is not None
                 cell.wait_for(waiter)
@@ -336,7 +337,7 @@ class Store:
             return min((self.admission.rows[rank].complete for rank in live), default=0)
 
     def _advance(self, cell: Cell | RowCell) -> None:
-        made = cell.advance(self.admission.expected, self.epoch)
+        made = cell.advance(self.admission.expected)
         if made and self.counters.first_applied is None:
             self.counters.first_applied = time.time()
 

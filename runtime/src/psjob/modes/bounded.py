@@ -1,0 +1,39 @@
+"""Bounded staleness: as async, but nobody is more than `staleness` clocks ahead of the slowest (SSP; Ho et al. 2013)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psjob.modes.asynchronous import Async
+from psjob.modes.base import Batch, Push
+from psjob.modes.sync import Sync
+
+_together, _each = Sync(), Async()
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A worker begins step c when every other has made c - `staleness` steps. See `Mode`.
+
+    With 0 it is sync by definition: pushes of one clock are one mean in rank order, not an update each.
+    """
+
+    staleness: int = 3
+
+    name: ClassVar[str] = "bounded"
+    inner_steps: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if self.staleness < 0:
+            raise ValueError(f"bounded: staleness is {self.staleness}, must be 0 or more")
+
+    def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
+        return (_each if self.staleness else _together).takes(arrived, expected, version, now)
+
+    def stale(self, base: int | None, version: int) -> bool:
+        return False
+
+    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
+        return not waiting and clock - lowest <= self.staleness

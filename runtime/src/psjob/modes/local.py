@@ -1,0 +1,49 @@
+"""Local SGD: workers make steps of their own, and an outer rule takes the mean of how far they went (DiLoCo; Douillard et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psjob.modes.base import Batch, Push
+
+
+@dataclass(frozen=True)
+class Local:
+    """Each push is weights taken − weights reached after `inner_steps` steps; the outer rule sees the mean as a gradient. See `Mode`.
+
+    A round ends when all have pushed, or `grace` seconds after the first `quorum` have (0: all are needed).
+    What comes after that is dropped, and its worker begins the round that is open.
+    """
+
+    inner_steps: int = 50
+    quorum: int = 0
+    grace: float = 0.0
+
+    name: ClassVar[str] = "local"
+
+    def __post_init__(self) -> None:
+        if self.inner_steps < 1:
+            raise ValueError(f"local: inner_steps is {self.inner_steps}, must be 1 or more")
+        if self.quorum < 0:
+            raise ValueError(f"local: quorum is {self.quorum}, must be 0 (all) or more")
+        if not self.grace >= 0:
+            raise ValueError(f"local: grace is {self.grace}, must be 0 seconds or more")
+
+    def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
+        late = tuple(push for push in arrived if self.stale(push.base, version))
+        if late:
+            return Batch(dropped=late)
+        if arrived and len(arrived) >= len(expected):
+            return Batch(tuple(sorted(arrived)))
+        if not self.quorum or len(arrived) < self.quorum:
+            return None
+        end = arrived[self.quorum - 1].at + self.grace
+        return Batch(tuple(sorted(arrived))) if now >= end else Batch(until=end)
+
+    def stale(self, base: int | None, version: int) -> bool:
+        return base != version
+
+    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
+        return not waiting

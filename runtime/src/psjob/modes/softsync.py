@@ -1,0 +1,45 @@
+"""n-softsync: an update is made of the first ⌊m/n⌋ pushes, each divided by its lag; nobody waits (Zhang et al. 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psjob.modes.base import Batch, Push
+
+
+@dataclass(frozen=True)
+class Softsync:
+    """`splits` is the paper's n: 1 takes as many pushes as there are workers, m takes each by itself. See `Mode`.
+
+    A push counts 1 / (c · max(1, lag)) where c = ⌊m/n⌋ pushes make an update, the paper's learning rate over the staleness;
+    `by_lag=False` leaves the lag out. One whose lag is not known is dropped.
+    """
+
+    splits: int = 1
+    by_lag: bool = True
+
+    name: ClassVar[str] = "softsync"
+    inner_steps: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if self.splits < 1:
+            raise ValueError(f"softsync: splits is {self.splits}, must be 1 or more")
+
+    def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
+        enough = max(1, len(expected) // self.splits)
+        if len(arrived) < enough:
+            return None
+        first = arrived[:enough]
+        kept = tuple(sorted(push for push in first if not self.stale(push.base, version)))
+        dropped = tuple(push for push in first if self.stale(push.base, version))
+        if not self.by_lag:
+            return Batch(kept, dropped)
+        return Batch(kept, dropped, tuple(1 / (enough * max(1, version - (push.base or 0))) for push in kept))
+
+    def stale(self, base: int | None, version: int) -> bool:
+        return base is None
+
+    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
+        return True

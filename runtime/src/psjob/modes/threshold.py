@@ -1,0 +1,35 @@
+"""Delay-thresholded async: as async, but a push that lags too far behind is dropped (Ringmaster ASGD; Maranjyan et al. 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import ClassVar
+
+from psjob.modes.base import Batch, Push
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A push counts when its lag is `lag` at most; nobody waits. One whose lag is not known is dropped. See `Mode`."""
+
+    lag: int = 16
+
+    name: ClassVar[str] = "threshold"
+    inner_steps: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if self.lag < 0:
+            raise ValueError(f"threshold: lag is {self.lag}, must be 0 or more")
+
+    def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
+        if not arrived:
+            return None
+        first = arrived[0]
+        return Batch(dropped=(first,)) if self.stale(first.base, version) else Batch((first,))
+
+    def stale(self, base: int | None, version: int) -> bool:
+        return base is None or version - base > self.lag
+
+    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
+        return not waiting
