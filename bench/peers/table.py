@@ -20,19 +20,19 @@ def main() -> None:
 
 
 def row_cycle() -> Callable[[], object]:
-    """As the floor's rows: every row of the table is there, and the gradient is used up by each push."""
+    """As the floor's rows: every row of the table is there."""
     numbers = check_numbers("rowwise_adagrad", {"lr": rows.RATE, "eps": rows.EPS})
     table = Table(TableSpec("rows", rows.WIDTH, "rowwise_adagrad", num_rows=rows.TABLE, init="zeros"))
-    grad, pulled, held = rows.gradient(), torch.empty(rows.UNIQUE, rows.WIDTH), torch.empty(rows.UNIQUE, rows.WIDTH)
+    grad, pulled = rows.gradient(), torch.empty(rows.UNIQUE, rows.WIDTH)
     for start in range(0, rows.TABLE, rows.UNIQUE):
-        table.push(torch.arange(start, start + rows.UNIQUE), grad.clone(), numbers, 0)
+        table.push(torch.arange(start, start + rows.UNIQUE), grad, numbers, 0)
     turns = itertools.cycle(rows.batches())
     clocks = itertools.count(1)
 
     def cycle() -> None:
         ids = next(turns)
         table.pull(ids, out=pulled)
-        table.push(ids, held.copy_(grad), numbers, next(clocks))
+        table.push(ids, grad, numbers, next(clocks))
 
     return cycle
 

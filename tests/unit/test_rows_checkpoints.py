@@ -106,7 +106,7 @@ def test_a_run_that_goes_on_elsewhere_ends_with_the_same_bits(tmp_path: Path, ot
         if worker.rank == 0 and step == STEPS:
             ends.append(rows_of(worker.model))
 
-    with serving(tmp_path, workers=2, shards=2, run="whole", checkpoint=EVERY_2) as shards:
+    with serving(tmp_path, workers=2, shards=2, run="whole", checkpoint=EVERY_2, transport="tcp") as shards:
         all_well([adagrad(shards, rank) for rank in range(2)], training(STEPS, end))
 
     def die(worker: Worker, step: int) -> None:

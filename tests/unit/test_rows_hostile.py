@@ -12,17 +12,18 @@ import torch
 from torch import nn
 
 import psjob as ps
-from psjob.wire.frame import Kind
-from psjob.wire.rows import LOOKUP_BYTES, MAX_PUSH_BYTES
+from psjob.wire.frame import Flag, Kind
+from psjob.wire.rows import LENT_ANSWERS, LENT_PUSHES, LOOKUP_BYTES, MAX_PUSH_BYTES
 from tests.unit.live_shards import Shards, Worker, eventually, serving
 
 ROWS, DIM = 50, 4
 ROW = 8 + 4 * DIM
 
 
-@pytest.fixture(scope="module")
-def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Shards, Worker]]:
-    with serving(tmp_path_factory.mktemp("rows"), workers=1, shards=1) as shards:
+@pytest.fixture(scope="module", params=["tcp", "auto"])
+def training(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[tuple[Shards, Worker]]:
+    """With memory that rows lie in, and without."""
+    with serving(tmp_path_factory.mktemp("rows"), workers=1, shards=1, transport=request.param) as shards:
         model = nn.ModuleDict({"user": ps.Embedding(ROWS, DIM)})
         worker = Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=0.1))
         worker.attach()
@@ -46,6 +47,14 @@ CASES: dict[str, tuple[dict[str, Any], bytes | int]] = {
     "push of a gigabyte": ({"kind": Kind.ROW_PUSH}, (MAX_PUSH_BYTES // ROW + 1) * ROW),
     "push with numbers that were not told": ({"kind": Kind.ROW_PUSH, "info": 99}, ids(1) + bytes(4 * DIM)),
     "push of a later clock": ({"kind": Kind.ROW_PUSH, "clock": 7}, ids(1) + bytes(4 * DIM)),
+    "push that ends outside of lent memory": ({"kind": Kind.ROW_PUSH, "flags": Flag.LENT, "part": LENT_PUSHES - 8}, ROW),
+    "push that begins far outside of it": ({"kind": Kind.ROW_PUSH, "flags": Flag.LENT, "part": (1 << 64) - 64}, ROW),
+    "push at an odd byte": ({"kind": Kind.ROW_PUSH, "flags": Flag.LENT, "part": 4}, ROW),
+    "push of lent ids that repeat": ({"kind": Kind.ROW_PUSH, "flags": Flag.LENT, "part": 1 << 20}, 2 * ROW),
+    "lookup into a place that is not lent": ({"kind": Kind.LOOKUP, "flags": Flag.PLACE, "part": LENT_ANSWERS}, ids(1)),
+    "lookup into an odd place": ({"kind": Kind.LOOKUP, "flags": Flag.PLACE, "part": 4}, ids(1)),
+    "lookup of ids in lent memory": ({"kind": Kind.LOOKUP, "flags": Flag.LENT}, 8),
+    "first values in lent memory": ({"kind": Kind.ROW_INIT, "flags": Flag.LENT}, ROW),
     "first values while training": ({"kind": Kind.ROW_INIT}, ids(1) + bytes(4 * DIM)),
     "an answer from a worker": ({"kind": Kind.ROWS}, ids(1)),
 }

@@ -126,7 +126,7 @@ def test_runs_are_equal_bit_for_bit_whoever_comes_first(tmp_path: Path) -> None:
     for seed in range(3):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        with serving(folder, workers=3, shards=2) as serve:
+        with serving(folder, workers=3, shards=2, transport=("auto", "tcp", "auto")[seed]) as serve:
             model = offloaded(optimizer="rowwise_adagrad", lr=0.2)
             workers = [Worker(serve, 0, model, OPTIMIZERS["sgd"](model))]
             for rank in (1, 2):
@@ -257,8 +257,9 @@ def test_async_workers_see_their_own_updates(tmp_path: Path) -> None:
         assert [server.store.counters.duplicates for server in serve.servers] == [0, 0]
 
 
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_broken_streams_lose_and_double_no_row(tmp_path: Path, mode: str) -> None:
+def test_broken_streams_lose_and_double_no_row(tmp_path: Path, mode: str, transport: str) -> None:
     """Links are cut in the middle of training, with lookups and pushes on their way; the sum of all updates is exact."""
     count = 12
 
@@ -276,7 +277,7 @@ def test_broken_streams_lose_and_double_no_row(tmp_path: Path, mode: str) -> Non
                     pass
             worker.optimizer.step()
 
-    with serving(tmp_path, workers=2, shards=2, mode=mode) as serve:
+    with serving(tmp_path, workers=2, shards=2, mode=mode, transport=transport) as serve:
         workers = [Worker(serve, rank, model, OPTIMIZERS["sgd"](model)) for rank, model in enumerate(offloaded() for _ in range(2))]
         all_well(workers, act)
         now = torch.empty(ROWS, DIM)

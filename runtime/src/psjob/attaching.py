@@ -173,7 +173,7 @@ class Job:
         except Ending as ending:
             how, message = ending.how, ending.message
         self.session.ended = True
-        self.session.exchange.sharing.withdraw()
+        self.session.withdraw()
         for link in self.session.links:
             link.close()
         deadline = time.monotonic() + JOIN_SECONDS

@@ -94,7 +94,7 @@ run, index, epoch, view, pod, state: "starting" | "restoring" | "waiting" | "ser
 counters: {"pushes": int (frames with a gradient or absent mark seen), "applied": int (pushes that counted, in worker-clocks of this shard),
            "duplicatesRefused": int, "fenced": int, "updatesLost": int, "acknowledged": {rank: clock},
            "firstApplied": float | null (unix time of the first push applied in this epoch), "badConnections": int}
-transports: {rank: "shared" | "tcp"} (how that worker's blocks go)
+transports: {rank: "shared" | "tcp" | "mixed"} (how that worker's blocks and rows go)
 memory: {"rssBytes": int}
 and from shard 0 only:
 coordinator: {"step": int (lowest complete clock over live workers), "loss": float | null, "rate": float (steps per second) | null,
@@ -104,7 +104,7 @@ coordinator: {"step": int (lowest complete clock over live workers), "loss": flo
   "checkpointProblem": str | null, "waiting": str | null (who is missing, which block, for how long),
   "codecs": str | null (how numbers travel between shard 0 and the workers, such as "push int8, pull bf16"; null: as they are),
   "weightsSha256": str | null (of final.safetensors' parameters, once final), "failure": str | null,
-  "transport": "shared" | "tcp" | "mixed" | null (how blocks go between the workers and shard 0),
+  "transport": "shared" | "tcp" | "mixed" | null (how blocks and rows go between the workers and shard 0),
   "passed": [[step, unix time], ...] (last 64 steps completed, newest last)}
 """
 

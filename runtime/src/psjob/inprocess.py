@@ -49,7 +49,7 @@ class Alone:
         """Update every table by what has landed since the last `zero_grad`."""
         for held, given, numbers in zip(self.tables, tables.gradients(scale), tables.numbers(), strict=True):
             if given is not None:
-                held.push(given.ids, given.grads.clone(), numbers, self._clock)
+                held.push(given.ids, given.grads, numbers, self._clock)
             held.evict(self._clock)
         self._clock += 1
 

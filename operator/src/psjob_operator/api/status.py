@@ -146,7 +146,7 @@ class Progress(StatusModel):
     codecs: str | None = None
     """How numbers travel between shard 0 and the workers, such as push int8, pull bf16; absent: as they are."""
     transport: str | None = None
-    """How blocks go between the workers and shard 0: shared, tcp, or mixed."""
+    """How blocks and rows go between the workers and shard 0: shared, tcp, or mixed."""
     time: str | None = None
     """When this was read."""
 

@@ -101,6 +101,8 @@ class Waiter:
     since: float
     update: bool = False
     ids: torch.Tensor | None = None
+    place: tuple[int, torch.Tensor] | None = None
+    """Where in lent memory the rows are to be put, offset and memory itself; None: they are sent."""
     lent: bool = False
     """The answer may lie in memory that this shard lends to the worker."""
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from psjob import memory
 from psjob.shard.cell import Waiter
+from psjob.shard.rowlending import RowLending
 from psjob.shard.rows import Buffers, RowCell, RowGradient
 from psjob.shard.store import Phase
 from psjob.wire.frame import Flag, Header, Kind, WireError
-from psjob.wire.rows import ID_BYTES, lookup_limit, push_limit, row_bytes
+from psjob.wire.rows import ID_BYTES, LENT_ANSWERS, lookup_limit, push_limit, row_bytes
 from psjob.wire.tcp import StreamClosed
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ class RowFrames:
         self._pushes: list[Buffers] = []
         self._queued = 0
         self._sent = threading.Condition()
+        self._lending: RowLending | None = None
+        """Where this worker's rows lie, once it has come for memory that this shard lends."""
+        self._ticket = ""
 
     def handle(self, header: Header) -> None:
         """A frame of this worker about rows. Raises WireError."""
@@ -43,14 +47,44 @@ class RowFrames:
         else:
             self._initial(header)
 
+    @property
+    def transport(self) -> str:
+        """How this worker's rows come and go: shared or tcp."""
+        return "tcp" if self._lending is None else "shared"
+
+    def offer(self) -> dict[str, Any]:
+        """Where a worker of this host may come for memory of rows; nothing for any other, and where there is no table."""
+        session, counter = self._session, self._session.server.counter
+        if counter is None or session.stream.sums or not self._store.row_cells or "shared" not in session.hello.get("rowTransports", ()):
+            return {}
+        counter.forget(self._ticket)
+        self._ticket = counter.expect(self._give)
+        return {"sharedRows": {"name": counter.address, "token": self._ticket, "bytes": LENT_ANSWERS}}
+
+    def close(self) -> None:
+        """The session is over: nobody comes for its memory any more."""
+        if self._session.server.counter is not None:
+            self._session.server.counter.forget(self._ticket)
+
+    def _give(self, fd: int) -> int:
+        lending = self._lending = RowLending(fd)
+        return lending.answers.fd
+
+    def _lent(self, header: Header, cell: RowCell) -> RowLending:
+        if self._lending is None:
+            raise WireError(f"{header.kind.name} of {cell.name} names a place in lent memory, and none was handed over")
+        return self._lending
+
     def _lookup(self, header: Header) -> None:
         """Serve rows at `header.version[1]` or later; without ids, tell when the table is there."""
         cell = self._store.row_cell(header.table)
         limit = lookup_limit(cell.spec.dim) * ID_BYTES
         if header.length % ID_BYTES or header.length > limit:
             raise WireError(f"lookup in {cell.name} has {header.length} bytes, expected ids of {ID_BYTES} bytes, at most {limit} together")
-        ids = None
+        ids = place = None
         if header.length:
+            if header.flags & Flag.PLACE:
+                place = self._lent(header, cell).place(header, cell.spec, header.length // ID_BYTES)
             ids = torch.empty(header.length // ID_BYTES, dtype=torch.int64)
             self._session.stream.recv_into(header, memory.view(ids))
             _check_ids(cell, ids)
@@ -58,7 +92,9 @@ class RowFrames:
         with cell.lock:
             if sum(w.rank == header.worker for w in cell.waiters) >= MAX_HELD:
                 raise WireError(f"worker {header.worker} has {MAX_HELD} lookups in {cell.name} that are held already")
-            cell.wait_for(self._store.waiter(header, self._session.lanes[0], header.version[1], ids))
+            waiter = self._store.waiter(header, self._session.lanes[0], header.version[1], ids)
+            waiter.place = place
+            cell.wait_for(waiter)
 
     def _push(self, header: Header) -> None:
         """Take a clock's gradient rows."""
@@ -72,10 +108,22 @@ class RowFrames:
         if not header.flags & Flag.ABSENT:
             store.check_info(header, cell.name)
         if not header.flags & (Flag.ABSENT | Flag.SKIP):
-            grad = RowGradient(self._pushes, rows, cell.spec.dim)
-            session.stream.recv_parts(header, [memory.view(grad.ids), memory.view(grad.grads)])
-            _check_ids(cell, grad.ids)
+            grad = self._received(header, cell, rows)
         session.judge(header, store.push(header, cell, grad, session.lanes[0], session.generation), cell.name, grad)
+
+    def _received(self, header: Header, cell: RowCell, rows: int) -> RowGradient | None:
+        """The rows of a push; None where they lie in lent memory and the push will be refused anyway."""
+        if not header.flags & Flag.LENT:
+            grad = RowGradient(self._pushes, rows, cell.spec.dim)
+            self._session.stream.recv_parts(header, [memory.view(grad.ids), memory.view(grad.grads)])
+        elif self._store.wanted(header, cell):
+            ids, grads = self._lent(header, cell).pushed(header, cell.spec, rows)
+            grad = RowGradient(self._pushes, rows, cell.spec.dim, grads)
+            grad.ids.copy_(ids)  # before the check: nobody may change them after it
+        else:
+            return None
+        _check_ids(cell, grad.ids)
+        return grad
 
     def _initial(self, header: Header) -> None:
         """Take first values of rows from rank 0."""
@@ -102,6 +150,11 @@ class RowFrames:
         )  # fmt: skip
         if waiter.ids is None:
             self._session.lanes[0].put(lambda: self._session.stream.send(header))
+            return
+        if waiter.place is not None:
+            at, out = waiter.place
+            cell.table.pull(waiter.ids, out)
+            self._session.lanes[0].put(lambda: self._session.stream.send_lent(header, at, out.nbytes))
             return
         rows = cell.table.pull(waiter.ids)
         with self._sent:

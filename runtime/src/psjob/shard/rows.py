@@ -22,17 +22,20 @@ Buffers = tuple[torch.Tensor, torch.Tensor]
 
 
 class RowGradient:
-    """Ids and gradient rows of one push, in buffers of its worker's, to which they go back when they have been applied."""
+    """Ids and gradient rows of one push, in buffers of its worker's, to which they go back when they have been applied.
 
-    def __init__(self, pool: list[Buffers], rows: int, dim: int) -> None:
+    `lent` are gradients that lie in memory of the worker's, and are only read; the ids are always this shard's own.
+    """
+
+    def __init__(self, pool: list[Buffers], rows: int, dim: int, lent: torch.Tensor | None = None) -> None:
         ids, flat = pool.pop() if pool else (torch.empty(0, dtype=torch.int64), torch.empty(0))
         if ids.numel() < rows:
             ids = torch.empty(rows, dtype=torch.int64)
-        if flat.numel() < rows * dim:
+        if lent is None and flat.numel() < rows * dim:
             flat = torch.empty(rows * dim)
         self._pool, self._buffers = pool, (ids, flat)
         self.ids = ids[:rows]
-        self.grads = flat[: rows * dim].view(rows, dim)
+        self.grads = flat[: rows * dim].view(rows, dim) if lent is None else lent
 
     def free(self) -> None:
         """The buffers may take another push."""

@@ -102,6 +102,7 @@ class Session:
                     self.done.set()
                     if self.server.counter is not None:
                         self.server.counter.forget(self._ticket)
+                    self.row_frames.close()
             self.close(but=lane)  # its own may still have to tell the worker what was wrong
 
     # -- out -----------------------------------------------------------------------------------
@@ -132,12 +133,13 @@ class Session:
                 "codecs": self.encoded.agreed,
             }
         self.welcomed = not extra.get("init")
-        self.tell(Kind.WELCOME, body | self._offer() | extra)
+        self.tell(Kind.WELCOME, body | self._offer() | self.row_frames.offer() | extra)
 
     @property
     def transport(self) -> str:
-        """How this worker's blocks come and go: shared or tcp."""
-        return "tcp" if self.lending is None else "shared"
+        """How this worker's blocks and rows come and go: shared, tcp, or mixed."""
+        blocks = "tcp" if self.lending is None else "shared"
+        return blocks if not self.store.row_cells or self.row_frames.transport == blocks else "mixed"
 
     def _offer(self) -> dict[str, Any]:
         """Where a worker of this host may come for shared memory; nothing for any other."""

@@ -210,7 +210,7 @@ class Store:
         with self.lock:
             return Gradient(self._pools.setdefault(header.worker, []), self.largest, cell.block) if self.wanted(header, cell) else None
 
-    def wanted(self, header: Header, cell: Cell) -> bool:
+    def wanted(self, header: Header, cell: Cell | RowCell) -> bool:
         """Would a push of now be admitted?"""
         with self.lock:
             row = self.admission.rows[header.worker]

@@ -52,7 +52,7 @@ class Table:
         return values
 
     def push(self, ids: torch.Tensor, grads: torch.Tensor, numbers: Numbers, clock: int) -> int:
-        """Update rows `ids` (int64 [n], each there once) by `grads` (float32 [n, dim], used up) with the rule's whole numbers.
+        """Update rows `ids` (int64 [n], each there once) by `grads` (float32 [n, dim], left as they are) with the rule's whole numbers.
 
         A row that does not exist is counted, and made when it was named in `admit_after` pushes; before that its gradient is dropped.
         Returns the rows updated. Raises ValueError for other shapes and ids that are not the table's, MemoryError where it is full.

@@ -83,6 +83,8 @@ class Flag(IntFlag):
     """The reply's version is the step of a cut: send the resume record for it."""
     LENT = 32
     """The payload does not follow: it lies in memory that its sender lends, at `part`. Of a request also: so may its answer."""
+    PLACE = 64
+    """Of a LOOKUP: the rows may be put into the memory that the shard lends for them, at `part`."""
 
 
 ROW_KINDS: Final = (Kind.LOOKUP, Kind.ROW_PUSH, Kind.ROW_INIT)
@@ -156,7 +158,7 @@ def parse(raw: bytes | memoryview) -> Header:
         raise WireError(f"codec {codec} on a frame of type {kind}; only gradients and weights are encoded")
     try:
         return Header(
-            Kind(kind), Flag(flags & 0x3F), run, view, epoch, worker, start, rewinds, clock, request, generation, table, info, block, part,
+            Kind(kind), Flag(flags & 0x7F), run, view, epoch, worker, start, rewinds, clock, request, generation, table, info, block, part,
             (vepoch, vn), codec, length, crc,
         )  # fmt: skip
     except ValueError:

@@ -9,6 +9,14 @@ LOOKUP_BYTES: Final = 4 << 20
 """A lookup asks for at most so many bytes of rows; a larger one is several."""
 MAX_PUSH_BYTES: Final = 1 << 30
 """A clock's rows of one table and shard, ids and gradients."""
+LOOKUPS: Final = 12
+"""Lookups on their way between a worker and one shard."""
+LENT_ANSWERS: Final = LOOKUPS * LOOKUP_BYTES
+"""Memory that a shard lends to a worker of its host for rows, a place for each lookup."""
+LENT_PUSHES: Final = 1 << 30
+"""Memory that a worker lends for what it pushes in a clock, to all shards. Like the other it costs what is touched of it."""
+ALIGNED: Final = 64
+"""What is lent begins at a multiple of so many bytes."""
 
 
 def row_bytes(dim: int) -> int:

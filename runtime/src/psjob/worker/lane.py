@@ -74,6 +74,13 @@ class Lane:
         except StreamClosed:
             pass
 
+    def send_lent(self, header: Header, offset: int, length: int) -> None:
+        """As `send`, of a payload that lies in memory which this worker lends."""
+        try:
+            self.stream.send_lent(self.link.dated(header), offset, length)
+        except StreamClosed:
+            pass
+
     def close(self) -> None:
         """Close the stream and wait for the lane's threads."""
         self.stream.close()
@@ -87,19 +94,13 @@ class Lane:
         try:
             place = exchange.stage(self.link, header)
             if place is not None:
-                self._send_lent(header, *place)
+                self.send_lent(header, *place)
                 return
             frame = exchange.outgoing(self, header, self._leaving[header.block])
             if frame is not None:
                 self.send(*frame)
         finally:
             exchange.sent(header)
-
-    def _send_lent(self, header: Header, offset: int, length: int) -> None:
-        try:
-            self.stream.send_lent(self.link.dated(header), offset, length)
-        except StreamClosed:
-            pass
 
     def _send_loop(self) -> None:
         while (header := self._out.get()[2]) is not None:

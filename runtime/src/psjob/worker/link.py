@@ -108,6 +108,12 @@ class Link:
         if self.welcomed and lanes:
             lanes[0].send_parts(header, parts)
 
+    def send_lent(self, header: Header, offset: int, length: int) -> None:
+        """As `send`, of a payload that lies in memory which this worker lends."""
+        lanes = self.lanes
+        if self.welcomed and lanes:
+            lanes[0].send_lent(header, offset, length)
+
     def send_json(self, header: Header, body: Any, everywhere: bool = False) -> None:
         """Send on the first stream (`everywhere`: on each, ahead of the blocks to come), if the link is up."""
         raw = dump(body)
@@ -175,7 +181,8 @@ class Link:
     def _hello(self) -> dict[str, Any]:
         session, codecs = self.session, self.session.exchange.compression
         body: dict[str, Any] = {
-            "role": "worker", "scheme": "none", "transports": session.transports, "slots": SLOTS, "codecs": codecs.offered(),
+            "role": "worker", "scheme": "none", "codecs": codecs.offered(),
+            "transports": session.transports, "rowTransports": session.row_transports, "slots": SLOTS,
             "layout": session.layout.digest(), "view": session.view, "attempt": session.attempt,
             "fresh": not (session.joined if self.index == 0 else self.epoch),
             "acked": self.acked if self.epoch else session.clock, "epoch": self.epoch, "init": session.initialising,
@@ -216,6 +223,7 @@ class Link:
         """Close every stream, and wait until no thread lands a block any more."""
         with self.session.cond:
             self.welcomed = self.shared = False
+            self.session.rows.sharing.lose(self.index)
             lanes, self.lanes = self.lanes, []
             self.session.cond.notify_all()
         for lane in lanes:
@@ -267,6 +275,7 @@ class Link:
             self._open_lanes(lane, body)
         session.on_assignment(self, body)
         self._share(body)
+        session.rows.share(self, body.get("sharedRows"))
         with session.cond:
             pushing = (self._pushed_clock == session.clock and self.unsent) or self._pushed.keys() & self.outstanding.keys()
             if self.epoch and int(body["epoch"]) > self.epoch and pushing:

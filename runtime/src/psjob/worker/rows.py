@@ -6,6 +6,7 @@ shard has welcomed this worker anew. What both use is guarded by the session's c
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,16 +17,18 @@ import torch
 from psjob import memory
 from psjob.tables import Partition, TableSpec
 from psjob.wire.frame import Flag, Header, Kind, WireError
-from psjob.wire.rows import LOOKUP_BYTES, lookup_limit, push_limit
+from psjob.wire.rows import LOOKUP_BYTES, LOOKUPS, lookup_limit, push_limit
+from psjob.wire.shared import copy_out
 from psjob.wire.tcp import Stream
 from psjob.worker.ending import Ending
+from psjob.worker.rowsharing import RowSharing
 
 if TYPE_CHECKING:
+    from psjob.worker.lane import Lane
     from psjob.worker.link import Link
     from psjob.worker.session import WorkerSession
 
-LOOKUPS = 12
-"""Lookups on their way between this worker and one shard."""
+log = logging.getLogger("psjob.worker")
 
 
 @dataclass
@@ -45,12 +48,16 @@ class Asked:
     """In sync: the table has moved on from `version`, for which a process before this one had pushed."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Lookup:
     header: Header
     asked: Asked
     begin: int
     end: int
+    slot: int = -1
+    """Its place among the lookups on their way to the shard, and in the memory that this lends; given anew when it is answered."""
+    sent: Lane | None = None
+    """By which it was sent last. Never twice by one: the answer to the second would come when the slot is another's."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,10 @@ class Rows:
         self.session, self.specs, self.first = session, tuple(specs), first
         self._shards = len(session.place.config.shards)
         self.partition = Partition.even(self._shards)
+        self.sharing = RowSharing(self._shards)
+        self._told: list[bool | None] = [None] * self._shards
+        self._free = [list(range(LOOKUPS)) for _ in range(self._shards)]
+        """Slots of no lookup."""
         self._asked: list[dict[int, _Lookup]] = [{} for _ in range(self._shards)]
         self._queued: list[deque[_Lookup]] = [deque() for _ in range(self._shards)]
         self._offered: tuple[RowGrads | None, ...] = ()
@@ -129,6 +140,7 @@ class Rows:
         """Send what was offered to every shard; the caller waits until links owe no answer."""
         session = self.session
         self._pushed, self._offered = self._offered, ()
+        self.sharing.begin()
         with session.cond:
             for link in session.links:
                 link.unsent = session.owner.count(link.index) + len(self.specs)
@@ -176,9 +188,28 @@ class Rows:
             return
         begin = sum(given.counts[: link.index])
         span = slice(begin, begin + given.counts[link.index])
-        link.send_parts(header, [memory.view(given.ids[span]), memory.view(given.grads[span])])
+        ids, grads = given.ids[span], given.grads[span]
+        place = self.sharing.stage(link.index, header.table, ids, grads)
+        if place is not None:
+            link.send_lent(header, *place)
+        else:
+            link.send_parts(header, [memory.view(ids), memory.view(grads)])
 
     # -- the links' threads --------------------------------------------------------------------
+
+    def share(self, link: Link, offer: Mapping[str, Any] | None) -> None:
+        """Exchange memory with a shard that offers it; where that cannot be done, rows go over the stream."""
+        if not self.specs:
+            return
+        try:
+            if offer is not None:
+                self.sharing.take(link.index, offer)
+        except (OSError, WireError) as error:
+            log.warning("shard %d: its memory for rows is out of reach: %s", link.index, error)
+        shared = self.sharing.answers(link.index) is not None
+        if self._told[link.index] != shared:
+            self._told[link.index] = shared
+            log.info("rows to and from shard %d go over %s", link.index, "shared memory" if shared else "TCP")
 
     def waits(self, link: Link) -> bool:
         """Does this shard owe rows?"""
@@ -187,8 +218,8 @@ class Rows:
     def again(self, link: Link) -> None:
         """A shard has welcomed this worker: ask again for the rows that it owes."""
         with self.session.cond:
-            owed = list(self._asked[link.index].items())
-        for _, lookup in owed:
+            owed = list(self._asked[link.index].values())
+        for lookup in owed:
             self._send(link, lookup)
         self._pump(link)
 
@@ -203,9 +234,14 @@ class Rows:
             stream.drain(header)
             applied(header)
             return
-        stream.recv_into(header, memory.view(lookup.asked.rows[lookup.begin : lookup.end]))
+        rows = memory.view(lookup.asked.rows[lookup.begin : lookup.end])
+        if header.flags & Flag.LENT:
+            self._copy(link, lookup, header, rows)
+        else:
+            stream.recv_into(header, rows)
         with session.cond:
             if self._asked[link.index].pop(header.request, None) is not None:
+                self._free[link.index].append(lookup.slot)
                 lookup.asked.left -= 1
                 lookup.asked.moved |= session.mode.rewinds_together and header.version[1] != lookup.asked.version
                 if not lookup.asked.left:
@@ -223,15 +259,32 @@ class Rows:
         while True:
             with self.session.cond:
                 queued, asked = self._queued[link.index], self._asked[link.index]
-                if not queued or len(asked) >= LOOKUPS:
+                if not queued or not self._free[link.index]:
                     return
                 lookup = queued.popleft()
-                number = link.number()
-                asked[number] = lookup = replace(lookup, header=replace(lookup.header, request=number))
+                number, lookup.slot = link.number(), self._free[link.index].pop()
+                lookup.header = replace(lookup.header, request=number)
+                asked[number] = lookup
             yield lookup
 
     def _send(self, link: Link, lookup: _Lookup) -> None:
-        link.send(lookup.header, lookup.asked.ids[lookup.begin : lookup.end])
+        with self.session.cond:
+            lane = link.lanes[0] if link.welcomed and link.lanes else None
+            if lane is None or lookup.sent is lane:
+                return
+            lookup.sent = lane
+            shared = self.sharing.answers(link.index) is not None
+        header = lookup.header
+        if shared:
+            header = replace(header, flags=Flag.PLACE, part=lookup.slot * LOOKUP_BYTES)
+        lane.send(header, lookup.asked.ids[lookup.begin : lookup.end])
+
+    def _copy(self, link: Link, lookup: _Lookup, header: Header, rows: memoryview) -> None:
+        """Take rows out of lent memory. Raises WireError where they lie anywhere else than they were asked to."""
+        answers, at = self.sharing.answers(link.index), lookup.slot * LOOKUP_BYTES
+        if answers is None or (header.part, header.length) != (at, len(rows)):
+            raise WireError(f"ROWS of table {header.table}: {header.length} lent bytes at {header.part}, expected {len(rows)} at {at}")
+        copy_out(answers.buffer(at, len(rows)), rows)
 
 
 class Carried:

@@ -202,10 +202,19 @@ class WorkerSession:
     @property
     def transports(self) -> list[str]:
         """Ways by which blocks may go, as a hello names them."""
+        return self.row_transports if self.exchange.lends else ["tcp"]
+
+    @property
+    def row_transports(self) -> list[str]:
+        """Ways by which rows may go."""
         config = self.place.config
         coded = not {config.compression.push, config.compression.pull} <= {"none", "auto"}  # only what is sent has a codec
-        lends = self.exchange.lends and not coded and config.transport != "tcp" and shared.possible()
-        return ["shared", "tcp"] if lends else ["tcp"]
+        return ["tcp"] if coded or config.transport == "tcp" or not shared.possible() else ["shared", "tcp"]
+
+    def withdraw(self) -> None:
+        """The script goes on without an answer, or this is a fork: what it writes must not reach a push that a shard still holds."""
+        self.exchange.sharing.withdraw()
+        self.rows.sharing.withdraw()
 
     @property
     def initialising(self) -> bool:
@@ -321,7 +330,7 @@ class WorkerSession:
         for link in self.links:
             for lane in link.lanes:
                 lane.stream.sock.close()
-        self.exchange.sharing.withdraw()
+        self.withdraw()
 
     def _begin_run(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes]) -> int:
         for link in self.links[1:]:

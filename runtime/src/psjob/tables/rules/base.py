@@ -28,14 +28,16 @@ class RowRule(Numbered, Protocol):
         """State of new rows with these weights, where it is not zero."""
 
     def apply(self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, numbers: Numbers) -> None:
-        """Update rows `slots` (int64, each there once) of `weights` and `state` in place by `grads`, which it may overwrite."""
+        """Update rows `slots` (int64, each there once) of `weights` and `state` in place by `grads`, which stay as they are."""
 
 
 def parts(slots: torch.Tensor, grads: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Slots and gradients in parts that stay in the cache."""
+    """Slots and copies of their gradients, in parts that stay in the cache; a part's copy may be written to until the next."""
     step = max(1, PART // max(1, grads.shape[1]))
+    room = torch.empty(min(step, len(slots)), grads.shape[1])
     for start in range(0, len(slots), step):
-        yield slots[start : start + step], grads[start : start + step]
+        grad = grads[start : start + step]
+        yield slots[start : start + step], room[: len(grad)].copy_(grad)
 
 
 def put_rows(plane: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
