@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.workloads.running import Ran, faults, manifest, train
+from tests.e2e.workloads.running import Ran, check_torn, faults, manifest, train
 
 EPOCHS, STEPS = 6, 240
 pytestmark = pytest.mark.timeout(2000)  # nearly all of it is Pythons that import torch; a busy machine takes minutes for them
@@ -92,6 +92,18 @@ def test_twenty_kills_change_no_bit(tmp_path: Path, plain: Ran, way: str) -> Non
         assert hit.summary["epochs"] == [2, 2]
         assert hit.sha == plain.sha, f"seed {number}"
         assert_same_file(hit, plain)
+
+
+@pytest.mark.parametrize(
+    ("shard", "way"),
+    [(1, "shared"), *(pytest.param(shard, way, marks=pytest.mark.soak) for shard, way in ((0, "shared"), (0, "tcp"), (1, "tcp")))],
+)
+def test_a_shard_killed_while_it_writes_a_checkpoint_changes_no_bit(tmp_path: Path, plain: Ran, shard: int, way: str) -> None:
+    """Its blocks are held, and the manifest that would name them never comes: the checkpoint before counts."""
+    hit = run(tmp_path / "hit", f"kill:ps-{shard}@cut=3", way=way)
+    check_torn(hit, shard)
+    assert hit.summary["updates_lost"] == 0 and hit.sha == plain.sha
+    assert_same_file(hit, plain)
 
 
 def assert_same_file(one: Ran, other: Ran) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.workloads import ledger
-from tests.e2e.workloads.running import Ran, faults, manifest, train
+from tests.e2e.workloads.running import Ran, check_torn, faults, manifest, train
 
 WORKERS, SHARDS, STEPS = 2, 2, 220
 pytestmark = pytest.mark.timeout(1500)
@@ -47,6 +47,17 @@ def test_twenty_four_kills_leave_the_ledger_right(tmp_path: Path, seed: int) -> 
     transport, codec = (("auto", "none"), ("tcp", "none"), ("tcp", "bf16"), ("tcp", "fp16"))[seed // 2 % 4]
     gates = f"{step - 15}:{max(50, (step - 20) // 25 * 25)}"
     check(run(tmp_path, f"kill:ps-{shard}@step={step}", gates=gates, transport=transport, codec=codec), shard)
+
+
+@pytest.mark.parametrize(
+    ("shard", "transport"),
+    [(0, "tcp"), *(pytest.param(shard, way, marks=pytest.mark.soak) for shard, way in ((0, "auto"), (1, "auto"), (1, "tcp")))],
+)
+def test_a_shard_killed_while_it_writes_a_checkpoint_loses_what_it_says(tmp_path: Path, shard: int, transport: str) -> None:
+    """It goes back to the checkpoint before; the workers, which had marked, are released."""
+    ran = run(tmp_path, f"kill:ps-{shard}@cut=3", gates="", transport=transport)
+    check_torn(ran, shard)
+    check(ran, shard)
 
 
 def check(ran: Ran, shard: int) -> None:

@@ -13,7 +13,7 @@ from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.cli import main
 from psjob_operator.local.command import worker_command
 from psjob_operator.local.errors import BadInput
-from psjob_operator.local.faults import parse_faults
+from psjob_operator.local.faults import parse_faults, unfinished
 from psjob_operator.local.manifest import read_job
 
 GOOD: dict[str, Any] = {
@@ -147,7 +147,10 @@ def test_references_expand_as_on_a_cluster(tmp_path: Path, word: str, expanded: 
         ("kill:worker-3@step=1", "worker-0 to worker-2"),
         ("stop:worker-0@step=1", "use kill"),
         ("kill:ps-0@step=0", "1 or more"),
+        ("stop:ps-1@cut=0", "1 or more"),
+        ("kill:worker-0@cut=2", "name a shard"),
         ("kill:ps-0", "such as kill:ps-1@step=200"),
+        ("kill:ps-0@view=2", "a step or a cut"),
         ("burn:ps-0@step=5", "kill or stop"),
         ("", "kill or stop"),
         ("kill:ps-0@step=٣", "kill or stop"),
@@ -159,9 +162,45 @@ def test_a_fault_that_cannot_be_done(text: str, words: str) -> None:
     assert len(refused.value.lines) == 1 and words in refused.value.lines[0] and f"--fault {text}" in refused.value.lines[0]
 
 
-def test_faults_come_in_the_order_of_their_steps() -> None:
-    faults = parse_faults(["kill:ps-1@step=9", "stop:ps-0@step=3", "kill:worker-2@step=9"], shards=2, workers=3)
-    assert [(fault.target, fault.step) for fault in faults] == [("ps-0", 3), ("ps-1", 9), ("worker-2", 9)]
+def test_faults_come_in_the_order_of_their_numbers() -> None:
+    faults = parse_faults(["kill:ps-1@step=9", "stop:ps-0@cut=3", "kill:worker-2@step=9"], shards=2, workers=3)
+    assert [(fault.target, fault.when, fault.number) for fault in faults] == [
+        ("ps-0", "cut", 3),
+        ("ps-1", "step", 9),
+        ("worker-2", "step", 9),
+    ]
+
+
+def test_a_fault_in_a_cut_is_due_from_the_checkpoint_before_on() -> None:
+    (fault,) = parse_faults(["kill:ps-0@cut=2"], shards=1, workers=1)
+    assert [fault.due(500, checkpoints) for checkpoints in range(3)] == [False, True, True]
+
+
+PART = "v000002-c000007-shard{:03d}-e{}.safetensors"
+OTHERS = [
+    PART.format(1, 3),
+    PART.format(0, 2) + ".tmp",
+    PART.format(1, 2) + ".tmp",
+    PART.format(11, 3) + ".tmp",
+    "CLAIM-000002",
+    ".status.json.part",
+]
+
+
+@pytest.mark.parametrize(
+    ("shard", "epoch", "more", "expected"),
+    [
+        (1, 3, [], None),
+        (1, 3, [PART.format(1, 3) + ".tmp"], PART.format(1, 3) + ".tmp"),
+        (1, 3, ["v000002-c000007-records.safetensors.tmp", "manifest-v000002-s000000000050.json.tmp"], None),
+        (0, 3, ["v000002-c000007-shard000-e3-rows.safetensors.tmp"], "v000002-c000007-shard000-e3-rows.safetensors.tmp"),
+        (0, 3, ["v000002-c000007-records.safetensors.tmp"], "v000002-c000007-records.safetensors.tmp"),
+        (0, 3, ["manifest-v000002-s000000000050.json.tmp"], "manifest-v000002-s000000000050.json.tmp"),
+        (0, 3, ["manifest-v000002-s000000000050.json"], None),
+    ],
+)
+def test_what_a_shard_has_begun_to_write_and_not_finished(shard: int, epoch: int, more: list[str], expected: str | None) -> None:
+    assert unfinished([*OTHERS, *more], shard, epoch) == expected
 
 
 @pytest.mark.parametrize(

@@ -111,3 +111,7 @@ coordinator: {"step": int (lowest complete clock over live workers), "loss": flo
 
 # -- files of a run --------------------------------------------------------------------------------
 FINAL_WEIGHTS: Final = "final.safetensors"
+TEMP: Final = ".tmp"
+"""What the name of a checkpoint's file ends in until the file is whole."""
+SHARD_PART: Final = "-shard{shard:03d}-e{epoch}"
+"""What the names of a shard's files of a checkpoint hold; all others are the coordinator's."""

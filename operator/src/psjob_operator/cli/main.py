@@ -86,7 +86,10 @@ def run(
     ] = None,
     fault: Annotated[
         list[str] | None,
-        typer.Option(metavar="WHAT:PROCESS@step=N", help="kill or stop ps-<i>, or kill worker-<i>, when step N is complete. Repeatable."),
+        typer.Option(
+            metavar="WHAT:PROCESS@step=N|cut=N",
+            help="kill or stop ps-<i>, or kill worker-<i>, when step N is complete; or a shard while it writes checkpoint N. Repeatable.",
+        ),
     ] = None,
     summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a summary of the run as JSON.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Start from the last checkpoint of this run's folder.")] = None,

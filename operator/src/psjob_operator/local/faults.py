@@ -1,31 +1,39 @@
-"""`--fault`: what to do to which process at which step, and how long the job took to come back."""
+"""`--fault`: what to do to which process, and when; and how long the job took to come back."""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from psjob_operator import contract
 from psjob_operator.local.errors import BadInput
 from psjob_operator.local.probe import numbers, part
 from psjob_operator.plan.snapshot import Role
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-EXAMPLES = "such as kill:ps-1@step=200, stop:ps-0@step=50 or kill:worker-2@step=100"
+EXAMPLES = "such as kill:ps-1@step=200, stop:ps-0@step=50, kill:worker-2@step=100 or kill:ps-0@cut=2"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing to do, once, when the lowest complete clock reaches `step`."""
+    """One thing to do, once: when the lowest complete clock reaches a step, or to a shard while it writes a checkpoint."""
 
     text: str
     """As the user wrote it."""
     what: str
     role: Role
     index: int
-    step: int
+    when: str
+    """`step` or `cut`."""
+    number: int
+    """The step; or the number of the checkpoint, 1 for the first one above step 0."""
+
+    def due(self, step: int, checkpoints: int) -> bool:
+        """Is its time come, or may it come at any moment? `checkpoints`: so many above step 0 are committed."""
+        return step >= self.number if self.when == "step" else checkpoints >= self.number - 1
 
     @property
     def signal(self) -> signal.Signals:
@@ -38,18 +46,18 @@ class Fault:
 
 
 def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault, ...]:
-    """The faults of `--fault`, in order of their steps.
+    """The faults of `--fault`, in order of their numbers.
 
     Raises:
         BadInput: one line for each that cannot be done to a job of so many shards and workers.
     """
     faults, problems = [], []
     for text in texts:
-        found = re.fullmatch(r"(kill|stop):(ps|worker)-([0-9]{1,4})@step=([0-9]{1,12})", text, re.ASCII)
+        found = re.fullmatch(r"(kill|stop):(ps|worker)-([0-9]{1,4})@(step|cut)=([0-9]{1,12})", text, re.ASCII)
         if found is None:
-            problems.append(f"--fault {text}: must be kill or stop, a process and a step, {EXAMPLES}")
+            problems.append(f"--fault {text}: must be kill or stop, a process, and a step or a cut, {EXAMPLES}")
             continue
-        what, kind, index, step = found[1], found[2], int(found[3]), int(found[4])
+        what, kind, index, when, number = found[1], found[2], int(found[3]), found[4], int(found[5])
         count = shards if kind == "ps" else workers
         if index >= count:
             problems.append(f"--fault {text}: there is no {kind}-{index}; this job has {kind}-0 to {kind}-{count - 1}")
@@ -57,13 +65,24 @@ def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault
             problems.append(
                 f"--fault {text}: a stopped worker is not replaced, nobody asks workers for a heartbeat; use kill, or stop a shard"
             )
-        elif step < 1:
-            problems.append(f"--fault {text}: the step must be 1 or more; the first clock is complete then")
+        elif when == "cut" and kind == "worker":
+            problems.append(f"--fault {text}: a worker writes no part of a checkpoint; name a shard, or a step")
+        elif number < 1:
+            first = "first clock is complete then" if when == "step" else "first checkpoint above step 0 has this number"
+            problems.append(f"--fault {text}: the {when} must be 1 or more; the {first}")
         else:
-            faults.append(Fault(text, what, "shard" if kind == "ps" else "worker", index, step))
+            faults.append(Fault(text, what, "shard" if kind == "ps" else "worker", index, when, number))
     if problems:
         raise BadInput(*problems)
-    return tuple(sorted(faults, key=lambda fault: fault.step))
+    return tuple(sorted(faults, key=lambda fault: fault.number))
+
+
+def unfinished(names: Iterable[str], shard: int, epoch: int) -> str | None:
+    """Of the files in a run's folder, one that this shard has begun and not finished: the checkpoint is not committed before it is."""
+    own = contract.SHARD_PART.format(shard=shard, epoch=epoch)
+    every = contract.SHARD_PART.partition("{")[0]
+    begun = (name for name in names if name.endswith(contract.TEMP))
+    return next((name for name in begun if own in name or (shard == 0 and every not in name)), None)
 
 
 @dataclass
@@ -81,6 +100,8 @@ class Recovery:
     """Step of the last committed checkpoint at that moment."""
     manifests: int = 0
     """Committed checkpoints with a step above 0 that had been seen by then."""
+    torn: str | None = None
+    """The file of a checkpoint that the process had not finished at that moment, where the fault was to fall there."""
     acknowledged: Mapping[str, Any] = field(default_factory=dict)
     """The shard's own counter at that moment: last clock acknowledged to each rank."""
     first_push: float | None = None
@@ -110,6 +131,7 @@ class Recovery:
             "step": self.step,
             "checkpointStep": self.checkpoint_step,
             "manifests": self.manifests,
+            "torn": self.torn,
             "acknowledged": dict(self.acknowledged),
             "secondsToFirstPush": self.first_push,
             "secondsToPassStep": self.passed,

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import time
+from pathlib import Path
 
-from psjob_operator.local.faults import Fault, Recovery
+from psjob_operator import contract
+from psjob_operator.local.children import Child
+from psjob_operator.local.faults import Fault, Recovery, unfinished
 from psjob_operator.local.ground import Ground
 from psjob_operator.local.probe import numbers, part
 from psjob_operator.local.story import Story
@@ -16,6 +21,10 @@ CLOSE = 0.1
 """The same while a recovery is measured."""
 ARMED = 0.03
 """The same with the coordinator while a fault waits for its step."""
+GLANCE, GLANCES = 0.002, 100
+"""Seconds between two looks at a run's folder while a fault waits for a cut, and how many of them come between two rounds."""
+SETTLE = 0.01
+"""Seconds in which every thread of a process that was stopped stands still."""
 
 
 async def poll_shards(ground: Ground, wake: asyncio.Event) -> None:
@@ -26,7 +35,7 @@ async def poll_shards(ground: Ground, wake: asyncio.Event) -> None:
 
 
 async def strike_at(ground: Ground, faults: tuple[Fault, ...], story: Story, wake: asyncio.Event) -> None:
-    """Do each fault when the lowest complete clock reaches its step."""
+    """Do each fault when its time has come."""
     waiting = list(faults)
     while waiting:
         await asyncio.sleep(ARMED)
@@ -34,7 +43,8 @@ async def strike_at(ground: Ground, faults: tuple[Fault, ...], story: Story, wak
         told = coordinator and await ground.watch.look(coordinator, ground.ports.status[0])
         if not told:
             continue
-        for fault in [fault for fault in waiting if numbers(told, "coordinator", "step") >= fault.step]:
+        step, checkpoints = int(numbers(told, "coordinator", "step")), ground.watch.checkpoints
+        for fault in [fault for fault in waiting if fault.due(step, checkpoints)]:
             if await _strike(ground, fault, story):
                 waiting.remove(fault)
                 wake.set()
@@ -58,6 +68,9 @@ async def _strike(ground: Ground, fault: Fault, story: Story) -> bool:
     told = await ground.watch.look(child, ground.ports.status[fault.index]) if fault.role == "shard" else None
     if not child.running or (fault.role == "shard" and not ground.watch.ready(child)):
         return False  # One that has ended or does not serve yet would show how a start fails, not how training does.
+    torn = await _stopped_in_cut(ground, child) if fault.when == "cut" else None
+    if fault.when == "cut" and torn is None:
+        return False
     child.send(fault.signal)
     at = time.time()
     checkpoint = part(ground.watch.coordinator, "checkpoint")
@@ -68,10 +81,36 @@ async def _strike(ground: Ground, fault: Fault, story: Story) -> bool:
         at,
         ground.watch.step,
         checkpoint_step=int(numbers(checkpoint, "step")) if checkpoint else None,
-        manifests=sum(step > 0 for _, step in ground.watch.manifests),
+        manifests=ground.watch.checkpoints,
+        torn=torn,
         acknowledged=part(told, "counters", "acknowledged"),
     )
     ground.watch.recoveries.append(recovery)
     kept = "no checkpoint yet" if recovery.checkpoint_step is None else f"last checkpoint at step {recovery.checkpoint_step}"
-    story.display.say(f"fault {fault.text}: {fault.signal.name} to {child.name} at step {recovery.step}, {kept}", "yellow")
+    where = "" if torn is None else f", while it wrote {torn}"
+    story.display.say(f"fault {fault.text}: {fault.signal.name} to {child.name} at step {recovery.step}, {kept}{where}", "yellow")
     return True
+
+
+async def _stopped_in_cut(ground: Ground, child: Child) -> str | None:
+    """Stop a shard with a file of a checkpoint begun and not finished, and name that file; None: it began none, or was quicker."""
+    for _ in range(GLANCES):
+        torn = unfinished(_written_since(ground.folder.path, child.created), child.index, child.number)
+        if torn is not None:
+            child.send(signal.SIGSTOP)
+            await asyncio.sleep(SETTLE)
+            if (ground.folder.path / torn).exists():
+                return torn
+            child.send(signal.SIGCONT)
+        await asyncio.sleep(GLANCE)
+    return None
+
+
+def _written_since(folder: Path, created: float) -> list[str]:
+    """Temp files of checkpoints, but for what a killed process has left there."""
+    found = []
+    for path in folder.glob(f"*{contract.TEMP}"):
+        with contextlib.suppress(FileNotFoundError):  # it was given its name meanwhile
+            if path.stat().st_mtime >= created:
+                found.append(path.name)
+    return found

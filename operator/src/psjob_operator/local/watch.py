@@ -118,6 +118,11 @@ class Watch:
         return probe.part(self.progress, "coordinator")
 
     @property
+    def checkpoints(self) -> int:
+        """Committed checkpoints above step 0 that were seen."""
+        return sum(step > 0 for _, step in self.manifests)
+
+    @property
     def step(self) -> int:
         """Lowest complete clock, as last heard."""
         return int(probe.numbers(self.coordinator, "step"))

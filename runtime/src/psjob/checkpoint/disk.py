@@ -16,9 +16,10 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from psjob import contract
 from psjob.checkpoint.problems import CheckpointProblem, Damage, explain
 
-TEMP = ".tmp"
+TEMP = contract.TEMP
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 CHUNK = 8 << 20
 LARGE = 16 << 20

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from psjob import contract
 from psjob.checkpoint import files
 from psjob.checkpoint.files import Held
 from psjob.checkpoint.increments import EMPTY, Base, Lies, staying
@@ -194,7 +195,7 @@ class Snapshots:
 
     def _save(self, cut: int, pins: list[Pin], base: Base, spare: Spare, rows: Any, answer: Answer, view: int) -> None:
         torch.set_num_threads(1)
-        stem = f"v{view:06d}-c{cut:06d}-shard{self._store.index:03d}-e{self._store.epoch}"
+        stem = f"v{view:06d}-c{cut:06d}" + contract.SHARD_PART.format(shard=self._store.index, epoch=self._store.epoch)
         name = f"{stem}.safetensors"
         try:
             stay = staying(base, {pin.index: pin.content for pin in pins})
