@@ -352,6 +352,40 @@ def test_who_returns_in_the_middle_of_a_clock_computes_on_the_weights_of_that_cl
         assert all(torch.equal(p, old - 1) for p, old in zip(again.model.parameters(), begun, strict=True))
 
 
+def test_who_has_left_keeps_the_weights_of_its_last_step(tmp_path: Path) -> None:
+    """The other worker goes on in the memory in which the model lives."""
+    with serving(tmp_path, workers=2, shards=2) as shards:
+        models = [build() for _ in range(2)]
+        held: list[torch.Tensor] = []
+
+        def act(worker: Worker) -> None:
+            assert lives_shared(worker, worker.model[0].weight)
+            if worker.rank == 0:
+                held.append(worker.model[0].weight.detach()[0])
+            for _ in range(2 + 3 * worker.rank):
+                push_ones(worker)
+
+        all_well([Worker(shards, rank, model, sgd(model)) for rank, model in enumerate(models)], act)
+        for model, steps in zip(models, (2, 5), strict=True):
+            for number, p in enumerate(model.parameters()):
+                assert torch.equal(p, torch.full_like(p, number - steps)), number
+        assert torch.equal(held[0], torch.full_like(held[0], -2.0))
+
+
+@pytest.mark.parametrize("populates", [True, False])
+def test_pages_that_are_kept_stay_as_they_were(populates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not populates:
+        monkeypatch.setattr(shared, "populate", lambda address, size: False)
+    region = Region.lend(3 * PAGE)
+    window = shared.Window(3 * PAGE)
+    window.show(region.fd, [(0, 3 * PAGE)])
+    lender, seen = (memory.lent(at, 0, 3 * PAGE, "uint8") for at in (region, window))
+    lender.fill_(5)
+    window.keep(PAGE, 2 * PAGE)
+    lender.fill_(6)
+    assert seen[:PAGE].unique().tolist() == [6] and seen[PAGE:].unique().tolist() == [5]
+
+
 def push_ones(worker: Worker) -> None:
     for p in worker.model.parameters():
         p.grad = torch.ones_like(p)

@@ -21,6 +21,7 @@ PAGE: Final = 4096 if not hasattr(os, "sysconf") else os.sysconf("SC_PAGE_SIZE")
 _READ, _WRITE = 1, 2
 _SHARED, _PRIVATE, _FIXED, _ANONYMOUS, _NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
 _DONTNEED = 4
+_POPULATE_WRITE = 23
 _FUTURE_WRITE = 0x10
 """F_SEAL_FUTURE_WRITE (Linux 5.1): who gets the region's descriptor cannot map it for writing."""
 
@@ -91,6 +92,12 @@ class Window:
         if _libc().madvise(self.address + offset, length, _DONTNEED):
             raise OSError(ctypes.get_errno(), "madvise of borrowed memory")
 
+    def keep(self, offset: int, length: int) -> None:
+        """Make these pages this process's own as they are: what their lender writes from now on is not seen."""
+        if not populate(self.address + offset, length):
+            for at in range(offset, offset + length, PAGE):
+                self._raw[at] = self._raw[at]
+
     def buffer(self, offset: int, length: int) -> Any:
         """As Region.buffer."""
         return _part(self._raw, self.size, offset, length)
@@ -107,6 +114,20 @@ def check(fd: int, size: int) -> None:
         raise WireError(f"what the peer lent is not memory that can be sealed: {error}") from None
     if not seals & fcntl.F_SEAL_SHRINK:
         raise WireError("lent memory is not sealed against shrinking")
+
+
+def populate(address: int, size: int) -> bool:
+    """Have these pages made, ready to be written to, with what is seen there; False: this kernel cannot (Linux before 5.14)."""
+    return sys.platform == "linux" and not _libc().madvise(address, size, _POPULATE_WRITE)
+
+
+def available() -> int:
+    """Bytes that programs can still have without driving others out; 0 where the system does not tell."""
+    try:
+        with open("/proc/meminfo") as file:
+            return next((int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:")), 0)
+    except OSError:
+        return 0
 
 
 def copy_out(buffer: Any, target: memoryview) -> None:

@@ -15,7 +15,7 @@ from psjob import memory
 from psjob.packing import Pack
 from psjob.span import Span
 from psjob.wire.frame import WireError
-from psjob.wire.shared import Region, Window
+from psjob.wire.shared import Region, Window, available
 from psjob.worker.arena import is_alone
 from psjob.worker.pagemap import Pagemap, joined
 
@@ -75,6 +75,13 @@ class Mirror:
     def scatter(self, block: int, targets: Sequence[torch.Tensor | None]) -> None:
         """Copy a block's answer to the targets that are not None."""
         self._packs[block].scatter(targets)
+
+    def settle(self, others: int) -> None:
+        """The model stays as it is: what lives here becomes this process's own, where there is memory for that and for `others` alike."""
+        pages = [self.span.pages(block) for block in self._blocks] if self._homes else []
+        if (1 + others) * sum(size for _, size in pages) < available():
+            for begin, size in pages:
+                self.window.keep(begin, size)
 
     def refresh(self, block: int) -> None:
         """Forget what the script wrote into parameters that live here: the block is the shard's again."""

@@ -163,6 +163,7 @@ class WorkerSession:
         self.exchange.finish()
         self._last_record = (self.clock, make_record())
         self.exchange.sources = parameters
+        self.exchange.sharing.settle(self.place.config.workers - 1)  # the others may go on as soon as this worker has left
         self.leaving = True
         for link in reversed(self.links):  # the coordinator's last: it may act on it at once
             self.on_relinked(link)

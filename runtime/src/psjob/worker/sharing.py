@@ -81,6 +81,11 @@ class Sharing:
         if self._mirror is not None:
             self._mirror.refresh(block)
 
+    def settle(self, others: int) -> None:
+        """No update reaches the model any more: who reads it later sees what it holds. `others` may do the same at this moment."""
+        if self._mirror is not None:
+            self._mirror.settle(others)
+
     def withdraw(self) -> None:
         """The script goes on without an answer, or this is a fork: what it writes must not reach a push that a shard still holds."""
         if self._arena is not None:
