@@ -16,6 +16,7 @@ from psjob.layout import Layout, TensorSpec
 from psjob.modes import Push
 from psjob.modes import named as mode_named
 from psjob.shard.cell import Arrived, Cell, Gradient, Info
+from psjob.shard.gaps import Gaps
 from psjob.shard.pins import Pin, Voided, room
 from psjob.shard.spare import Spare
 from psjob.shard.store import Store
@@ -153,6 +154,20 @@ def test_a_copy_of_a_block_that_has_outgrown_its_place_is_whole() -> None:
     assert {name: tensor.numel() for name, tensor in pin.take().items()} == dict.fromkeys(
         ("weights", "exp_avg", "exp_avg_sq"), cell.block.length
     )
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_work_beside_pushes_waits_for_a_gap_but_not_for_ever(busy: bool) -> None:
+    asked: list[float] = []
+
+    def pushed() -> float:
+        asked.append(time.monotonic())
+        return asked[-1] if busy else 0.0
+
+    gaps = Gaps(pushed)
+    time.sleep(0.02)
+    gaps.wait()
+    assert len(asked) > 1 if busy else len(asked) == 1
 
 
 FILES = st.lists(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=6), max_size=14)

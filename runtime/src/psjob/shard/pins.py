@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -33,11 +34,17 @@ class Pin:
         self._lock, self._spare = lock, spare
         self._settled = False
         self._void = False
+        self.stopped = 0.0
+        """Seconds for which an update waited for the copy."""
 
     def keep(self) -> None:
         """Copy the block, which is as it was at the cut, unless that is done or needless: afterwards it may change."""
-        if self._settled:
-            return
+        if not self._settled:
+            began = time.monotonic()
+            self._copy()
+            self.stopped = time.monotonic() - began
+
+    def _copy(self) -> None:
         whole = self._spare.place(self.index, room(self._tensors.values()))
         copies = {}
         at = 0
@@ -68,7 +75,8 @@ class Pin:
         with self._lock:
             if self._void:
                 raise Voided
-            self.keep()
+            if not self._settled:
+                self._copy()
             return self._tensors
 
 

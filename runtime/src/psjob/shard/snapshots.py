@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from psjob.checkpoint import files
 from psjob.checkpoint.files import Held
 from psjob.checkpoint.increments import EMPTY, Base, Lies, staying
 from psjob.shard.cell import Cell
+from psjob.shard.gaps import Gaps
 from psjob.shard.pins import Pin, Voided, room
 from psjob.shard.rows import RowCell
 from psjob.shard.spare import Spare
@@ -56,9 +58,7 @@ class Snapshots:
             if self._cut is not None or self._busy():
                 done()
                 return
-            self._spare.close()
             spare, changed = self._spare_for(base)
-            self._spare = spare
 
         def warm() -> None:
             spare.warm(changed)
@@ -78,8 +78,7 @@ class Snapshots:
             self._cut, self._step, self._answer = cut, step, answer
             self._pins, self._table, self._marks = [], {}, set()
             self._wanted = marks
-            if self._spare.closed:
-                self._spare, _ = self._spare_for(base)
+            self._spare_for(base)
             self._base = EMPTY if base is None else self._bases.get(base, EMPTY)
             self._bases = {} if base is None or base not in self._bases else {base: self._base}
         self._rows.begin(list(self._store.row_cells.values()), base)
@@ -128,7 +127,6 @@ class Snapshots:
                 return
             self._cut = None
             pins, self._pins = self._pins, []
-            self._spare.close()
         self._store.void_cut()
         for pin in pins:
             pin.give_up()
@@ -139,11 +137,14 @@ class Snapshots:
         return self._writer is not None and self._writer.is_alive()
 
     def _spare_for(self, base: int | None) -> tuple[Spare, list[int]]:
-        """Memory for a copy of every block, and the blocks that have changed since cut `base`."""
+        """Memory for a copy of every block, and the blocks that have changed since cut `base`. Nobody may be copying or writing."""
         lies = EMPTY.blocks if base is None else self._bases.get(base, EMPTY).blocks
         cells = self._store.cells
         changed = [index for index, cell in cells.items() if index not in lies or lies[index].content is not cell.content]
-        return Spare({index: room(cell.tensors()) for index, cell in cells.items()}), changed
+        sizes = {index: room(cell.tensors()) for index, cell in cells.items()}
+        if self._spare.sizes != sizes:
+            self._spare = Spare(sizes)
+        return self._spare, changed
 
     def _table_at(self, step: int) -> dict[str, Any]:
         rows = self._store.admission.save()
@@ -189,12 +190,13 @@ class Snapshots:
     def _write(self, cut: int) -> None:
         with self._lock:
             pins = sorted(self._pins, key=lambda pin: pin.index)
-            job = (cut, pins, self._base, self._spare, self._table["rows"], self._answer, self._store.view)
+            job = (cut, pins, self._base, self._table["rows"], self._answer, self._store.view)
             self._writer = threading.Thread(target=self._save, args=job, name="snapshot", daemon=True)
             self._writer.start()
 
-    def _save(self, cut: int, pins: list[Pin], base: Base, spare: Spare, rows: Any, answer: Answer, view: int) -> None:
+    def _save(self, cut: int, pins: list[Pin], base: Base, rows: Any, answer: Answer, view: int) -> None:
         torch.set_num_threads(1)
+        began = time.monotonic()
         stem = f"v{view:06d}-c{cut:06d}" + contract.SHARD_PART.format(shard=self._store.index, epoch=self._store.epoch)
         name = f"{stem}.safetensors"
         try:
@@ -207,7 +209,8 @@ class Snapshots:
             chain = self._rows.write(cut, stem)
             fact = None
             if written or not stay:
-                tensors = [entry for pin in written for entry in _entries(pin)]
+                gaps = Gaps(lambda: self._store.pushed)
+                tensors = [entry for pin in written for entry in _entries(pin, gaps)]
                 fact = files.write_blocks(self._folder, name, tensors, {"run": self._store.run})
         except Voided:
             return
@@ -216,7 +219,6 @@ class Snapshots:
             answer({"did": "unwritten", "cut": cut, "why": str(problem)})
             return
         finally:
-            spare.close()
             for pin in pins:
                 pin.leave()
             self._rows.release()
@@ -227,18 +229,22 @@ class Snapshots:
         sizes = base.files if fact is None else {**base.files, name: fact.bytes}
         with self._lock:
             self._bases[cut] = Base(lies, {file: sizes[file] for file in {place.file for place in lies.values()}})
+        stops = [pin.stopped for pin in pins if pin.stopped]
+        took = time.monotonic() - began
+        log.info("cut %d: %.2f s; pushes copied %d of %d blocks, %.1f ms", cut, took, len(stops), len(pins), 1e3 * sum(stops))
         epoch = self._store.epoch
         blocks = [{"index": p.index, "n": p.n, "epoch": epoch, "counts": p.counts, "file": lies[p.index].file} for p in pins]
         file = None if fact is None else fact.to_json()
         answer({"did": "written", "cut": cut, "file": file, "blocks": blocks, "table": rows, "rows": chain})
 
 
-def _entries(pin: Pin) -> list[tuple[str, torch.Tensor | Held]]:
+def _entries(pin: Pin, gaps: Gaps) -> list[tuple[str, torch.Tensor | Held]]:
     """A block's tensors, taken when they are written."""
-    return [(f"{pin.index}.{name}", Held(*shape, functools.partial(_taken, pin, name))) for name, shape in pin.shapes.items()]
+    return [(f"{pin.index}.{name}", Held(*shape, functools.partial(_taken, pin, name, gaps))) for name, shape in pin.shapes.items()]
 
 
-def _taken(pin: Pin, name: str) -> torch.Tensor:
+def _taken(pin: Pin, name: str, gaps: Gaps) -> torch.Tensor:
+    gaps.wait()
     return pin.take()[name]
 
 

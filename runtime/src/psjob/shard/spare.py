@@ -1,6 +1,7 @@
-"""Memory for the copies of one cut, made ready before it is needed and given back after it.
+"""Memory for the copies of a cut, made ready before it is needed and kept for the cuts that follow.
 
-Fresh pages cost more than the copy that goes into them; large ones that were touched ahead cost nothing when the cut comes.
+Fresh pages cost more than the copy that goes into them, on a virtual machine whose free pages are its host's a hundred times more. Those
+that were touched ahead cost nothing when the cut comes, and a shard must have room for them at every cut.
 """
 
 from __future__ import annotations
@@ -8,21 +9,25 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
+from psjob.wire.shared import populate
+
 PAGE = 4096
 PIECE = 2 << 20
-"""So much is made ready at a time: what needs the process's memory map waits for that, and so does a spare that is closed meanwhile."""
-_POPULATE_WRITE = 23
+"""So much is made ready at a time: what needs the process's memory map waits for that."""
 
 
 class Spare:
-    """A place of `sizes[index]` bytes for each block. Everything is given back when nobody holds the spare or a copy any more."""
+    """A place of `sizes[index]` bytes for each block, for one cut at a time. It is given back when nobody holds the spare or a copy."""
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
+        self.sizes = dict(sizes)
+        self._warming = threading.Lock()
         self._places: dict[int, tuple[int, int]] = {}
         at = 0
         for index, size in sizes.items():
@@ -42,24 +47,14 @@ class Spare:
         memory = self._memory
         if memory is None:
             return
-        libc = ctypes.CDLL(None, use_errno=True)
         start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        for begin, end in _joined(sorted(self._places[index] for index in indices)):
-            for at in range(begin, end, PIECE):
-                size = ctypes.c_size_t(min(PIECE, end - at))
-                since = time.monotonic()
-                if self._memory is None or libc.madvise(ctypes.c_void_p(start + at), size, _POPULATE_WRITE):
-                    return
-                time.sleep(time.monotonic() - since)
-
-    @property
-    def closed(self) -> bool:
-        """No memory: closed, or there is nothing to copy."""
-        return self._memory is None
-
-    def close(self) -> None:
-        """No copy will be made any more."""
-        self._memory = None
+        with self._warming:  # whoever comes meanwhile finds them made
+            for begin, end in _joined(sorted(self._places[index] for index in indices)):
+                for at in range(begin, end, PIECE):
+                    since = time.monotonic()
+                    if not populate(start + at, min(PIECE, end - at)):
+                        return
+                    time.sleep(time.monotonic() - since)
 
     def place(self, index: int, size: int) -> torch.Tensor:
         """`size` bytes for block `index`, in its place; elsewhere where it has outgrown that."""

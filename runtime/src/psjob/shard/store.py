@@ -83,6 +83,8 @@ class Store:
         """Bytes of the largest block here."""
         self.lends = lends
         """Blocks are kept in memory that workers of this host may borrow."""
+        self.pushed = 0.0
+        """When the last push came, by the monotonic clock."""
         self.places: Span | None = None
         self.region: shared.Region | None = None
         """In a steady mode: the memory of all answers. No block in it changes before every worker has pushed again."""
@@ -219,6 +221,7 @@ class Store:
     def push(self, header: Header, cell: Cell | RowCell, grad: Received | None, replies: Replies, generation: int) -> Verdict:
         """Take a push and register its sender for the version that answers it; FENCED when a restore came between."""
         rank = header.worker
+        self.pushed = time.monotonic()
         with cell.lock:
             if generation != self.generation or self.phase is not Phase.SERVING:
                 return Verdict.FENCED
