@@ -85,6 +85,7 @@ MEASURES: Sequence[Against | Alone] = (
         "adam-shared", "Adam on the shard, 1 worker, shared memory, 2 streams", ours("--optimizer", "adam", *LONE), ((ADAM_PASS, 1 / 1.3),)
     ),
     Alone("snapshot", "a checkpoint of 1.0 GB while Adam trains, TCP", Program("psjob", "snapshot_ps.py")),
+    Alone("snapshot-shared", "the same with shared memory", Program("psjob", "snapshot_ps.py", SHARED)),
     Against(
         "rows", "100,000 unique rows of 2,000,000 x 64, 1 worker, 1 shard, TCP: pull, push, row-wise Adagrad", ROWS,
         ((FBGEMM, 4.0), (ROW_FLOOR, 0.5)),
