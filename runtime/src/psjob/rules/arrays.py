@@ -6,7 +6,8 @@ Beside these, rules use only what both spell alike: `x *= number`, `x += y`, `x 
 from __future__ import annotations
 
 import types
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -55,6 +56,33 @@ def copy(x: Array) -> Array:
     return x.clone() if isinstance(x, torch.Tensor) else x.copy()
 
 
+Joining = Literal["add", "multiply", "maximum", "minimum", "logical_or", "logical_and", "logaddexp"]
+
+
+def join(operation: Joining, x: Array, y: Array, out: Array) -> Array:
+    """out = x operation y, element by element; `out`, which may be either of them. Logical operations give 0 and 1."""
+    if operation in ("logical_or", "logical_and") and not isinstance(out, torch.Tensor):
+        out[:] = getattr(_library(x), operation)(x, y)
+        return out
+    getattr(_library(x), operation)(x, y, out=out)
+    return out
+
+
+def as_flags(x: Array) -> Array:
+    """1 where x is not 0, else 0; in its dtype, a new array."""
+    flags = full_like(x, 0)
+    flags[x != 0] = 1
+    return flags
+
+
+def sorted_by_element(wholes: Sequence[Array]) -> Array:
+    """The values of each element in rising order: a matrix of as many rows as there are arrays. NaN is the highest."""
+    if isinstance(wholes[0], torch.Tensor):
+        return torch.stack(list(wholes)).sort(0).values
+    rows: Array = _library(wholes[0]).sort(_library(wholes[0]).stack(wholes), axis=0)
+    return rows
+
+
 def full_like(x: Array, fill: float) -> Array:
     """As long as `x` and of its dtype, every element `fill`."""
     full: Array = _library(x).full_like(x, fill)
@@ -81,6 +109,11 @@ def shrunk(x: Array, by: float) -> Array:
     if isinstance(x, torch.Tensor):
         return torch.nn.functional.softshrink(x, by)
     return x - x.clip(-by, by)
+
+
+def is_torchs(x: Array) -> bool:
+    """Is it a tensor (else it is an array of numpy's)?"""
+    return isinstance(x, torch.Tensor)
 
 
 def dtype_of(x: Array) -> str:
