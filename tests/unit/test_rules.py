@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,5 +184,10 @@ def test_refusals_say_what_there_is() -> None:
         BlockState.of(torch.zeros(4), {"sum": torch.zeros(5)}, {"steps": 1, "segments": [[4, 1]]})
     with pytest.raises(ValueError, match="whole numbers"):
         BlockState.of(torch.zeros(4), {}, {"steps": -1, "segments": [[4, 1]]})
-    with pytest.raises(ValueError, match="at least one gradient"):
+    with pytest.raises(ValueError, match="at least one push"):
         mean_in_rank_order([], torch.zeros(1))
+
+
+def test_every_rule_has_a_page() -> None:
+    pages = {page.stem for page in (Path(__file__).resolve().parents[2] / "docs" / "rules").glob("*.md")}
+    assert pages == {*rules.RULES, "index", "reductions"}

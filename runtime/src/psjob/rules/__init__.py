@@ -6,9 +6,16 @@ from typing import Final
 
 from psjob.rules.adagrad import Adagrad
 from psjob.rules.adam import Adam, AdamW
+from psjob.rules.adam_async import AsyncAdam
 from psjob.rules.base import Rule
+from psjob.rules.compensated import DelayCompensated
 from psjob.rules.dana import DanaZero
+from psjob.rules.dana_slim import DanaSlim
+from psjob.rules.ftrl import Ftrl
+from psjob.rules.gap_aware import GapAware
+from psjob.rules.lr_over_lag import LrOverLag
 from psjob.rules.multi import MultiMomentum
+from psjob.rules.outer import DelayedNesterov, OuterNesterov
 from psjob.rules.reduce import Reduce
 from psjob.rules.sgd import SGD, HeavyBall, Nag, Plain
 
@@ -20,6 +27,16 @@ _ASYNC: Final[tuple[Rule, ...]] = (
     Nag(),
     MultiMomentum(),
     DanaZero(),
+    DanaSlim(),
+    DelayCompensated("dana-dc", DanaZero(), adaptive=False),
+    DelayCompensated("dc-asgd", HeavyBall(), adaptive=True),
+    GapAware("gap-aware", Nag(), momentum="momentum_buffer"),
+    GapAware("gap-aware-dana", DanaZero(), momentum="v"),
+    LrOverLag(),
+    AsyncAdam(),
+    Ftrl(),
+    OuterNesterov(),
+    DelayedNesterov(),
 )
 RULES: Final[dict[str, Rule]] = {rule.name: rule for rule in (*_OPTIMIZERS, *_ASYNC)}
 

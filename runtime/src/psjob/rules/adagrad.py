@@ -15,6 +15,7 @@ class Adagrad(BaseRule):
     """Steps scaled by the sum of squared gradients so far."""
 
     name = "adagrad"
+    on_torch = True
     slots = ("sum",)
     numbers: Final[Mapping[str, float | bool]] = {
         "lr": 1e-2,

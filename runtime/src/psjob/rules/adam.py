@@ -14,6 +14,7 @@ class Adam(BaseRule):
     """Steps scaled by running moments of the gradient; weight decay is added to the gradient."""
 
     name = "adam"
+    on_torch = True
     slots = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
     numbers: Mapping[str, float | bool] = {
         "lr": 1e-3,

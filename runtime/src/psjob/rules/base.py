@@ -139,6 +139,16 @@ class Rule(Numbered, Protocol):
         """That worker is gone: its state tensors are removed and sums over workers are without it. One that returns begins with none."""
 
 
+class WorkerHalf(Numbered, Protocol):
+    """What a rule does in the worker before a push; `worker_slots` names its state tensors, which the worker's checkpoint must hold."""
+
+    @property
+    def worker_slots(self) -> tuple[str, ...]: ...
+
+    def outgoing(self, state: BlockState, grad: Array, numbers: Numbers, ranges: Sequence[Range] | None = None) -> Array:
+        """What is pushed in place of `grad`: a new array, 0 outside `ranges`. `state` is the worker's: its weights and its slots."""
+
+
 class BaseRule:
     """What most rules are: floating point weights, no state a worker, and the weights themselves as reply."""
 
@@ -146,9 +156,13 @@ class BaseRule:
     slots: tuple[str, ...] = ()
     per_worker: tuple[str, ...] = ()
     needs_lag = False
+    on_torch = False
+    """Its kernel is torch's: no numpy arrays."""
 
     def init(self, weights: Array) -> BlockState:
         """State before the first update."""
+        if self.on_torch and not arrays.is_torchs(weights):
+            raise ValueError(f"rule {self.name} is a kernel of torch's and takes its tensors, got {type(weights).__name__}")
         if arrays.dtype_of(weights) not in FLOATS:
             raise ValueError(f"rule {self.name} updates floating point weights, got {weights.dtype}")
         return BlockState(weights)

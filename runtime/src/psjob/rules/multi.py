@@ -1,4 +1,4 @@
-"""Multi-momentum: one heavy ball a worker over shared weights (Multi-ASGD of Hakimi et al. 2019, arXiv 1907.11612)."""
+"""Multi-momentum: one momentum a worker over shared weights (Multi-ASGD of Hakimi et al. 2019, arXiv 1907.11612)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psjob.rules.base import BaseRule, BlockState, Numbers, Range, decayed, of_w
 
 
 class MultiMomentum(BaseRule):
-    """v_i = momentum v_i + g; weights -= lr v_i."""
+    """v_i = momentum v_i + g; weights -= lr v_i; the reply is weights - lr momentum v_i: Nesterov's, blind to the other workers."""
 
     name = "multi-momentum"
     per_worker = ("v",)
@@ -33,3 +33,8 @@ class MultiMomentum(BaseRule):
             v *= float(numbers["momentum"])
             v += step
             arrays.add_scaled(weights, v, -float(numbers["lr"]))
+
+    def reply(self, state: BlockState, numbers: Numbers, worker: int) -> Array:
+        """Where this worker's own momentum will take the weights."""
+        own = state.slot(of_worker("v", worker))
+        return arrays.added(state.weights, own, -float(numbers["lr"]) * float(numbers["momentum"]))

@@ -1,0 +1,37 @@
+"""Adam for pushes that come one by one: its averages reach back as many rounds as they would over means of all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from psjob.rules.adam import Adam
+from psjob.rules.arrays import Array
+from psjob.rules.base import BlockState, Numbers, Range
+
+
+class AsyncAdam(Adam):
+    """Adam with beta1^(1/m) and beta2^(1/m), where m is `workers`.
+
+    A round of m pushes makes m updates; with betas to the power 1/m it fades the past by beta1 and beta2 as one update by their mean
+    would, and the bias correction 1 - beta^(updates/m) counts rounds (the rule rho^kappa for a batch kappa times as large, of Busbridge
+    et al. 2023, arXiv 2307.13813). Weight decay is added to the gradient.
+    """
+
+    name = "adam-async"
+    numbers: Mapping[str, float | bool] = {**Adam.numbers, "workers": 1.0}
+
+    def apply(
+        self,
+        state: BlockState,
+        grad: Array,
+        numbers: Numbers,
+        ranges: Sequence[Range] | None = None,
+        lag: int | None = None,
+        worker: int | None = None,
+    ) -> None:
+        """One step. Raises ValueError where `workers` is less than 1."""
+        workers = float(numbers["workers"])
+        if workers < 1:
+            raise ValueError(f"rule {self.name}: workers is 1 or more, got {workers:g}")
+        betas = {name: float(numbers[name]) ** (1 / workers) for name in ("beta1", "beta2")}
+        super().apply(state, grad, {**numbers, **betas}, ranges, lag, worker)

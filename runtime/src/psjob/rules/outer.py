@@ -1,0 +1,54 @@
+"""Outer optimizers of local SGD: what is pushed is not a gradient but d = weights before - weights after a worker's own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from psjob.rules import arrays
+from psjob.rules.arrays import Array
+from psjob.rules.base import BaseRule, BlockState, Numbers, Range, pieces
+from psjob.rules.sgd import Nag
+
+
+class OuterNesterov(Nag):
+    """v = momentum v + d; weights -= lr (d + momentum v), d the mean over workers (DiLoCo: Douillard et al. 2023, arXiv 2311.08105)."""
+
+    name = "outer-nesterov"
+    numbers: Mapping[str, float | bool] = {"lr": 0.7, "momentum": 0.9}
+
+
+class DelayedNesterov(BaseRule):
+    """For deltas that come one by one (Liu et al. 2024, arXiv 2401.09135, algorithm 3). With N = `every`:
+
+    each push: p += d; weights -= lr d / N; every N-th also: v = momentum v + p / N, p = 0, weights -= lr momentum v.
+    So N pushes move the weights as one push of their mean would with Nesterov's momentum. `activation` (c, from 0 to 1/N) gives a share of
+    the momentum to each push: weights -= lr c momentum v, and 1 - c (N - 1) of it to the N-th.
+    """
+
+    name = "delayed-nesterov"
+    slots = ("momentum_buffer", "pending")
+    numbers: Mapping[str, float | bool] = {"lr": 0.7, "momentum": 0.9, "every": 4.0, "activation": 0.0}
+
+    def apply(
+        self,
+        state: BlockState,
+        grad: Array,
+        numbers: Numbers,
+        ranges: Sequence[Range] | None = None,
+        lag: int | None = None,
+        worker: int | None = None,
+    ) -> None:
+        """One push. The block counts to N by its own updates."""
+        every, momentum, lr = max(1, round(numbers["every"])), float(numbers["momentum"]), float(numbers["lr"])
+        state.steps += 1
+        full = state.steps % every == 0
+        part = 1 - float(numbers["activation"]) * (every - 1) if full else float(numbers["activation"])
+        for weights, d, v, pending in pieces(ranges, state.weights, grad, state.slot("momentum_buffer"), state.slot("pending")):
+            pending += d
+            if full:
+                v *= momentum
+                arrays.add_scaled(v, pending, 1 / every)
+                pending *= 0
+            arrays.add_scaled(weights, d, -lr / every)
+            if part:
+                arrays.add_scaled(weights, v, -lr * part * momentum)
