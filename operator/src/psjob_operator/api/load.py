@@ -18,6 +18,12 @@ MOST_NODES = 100_000
 
 def load_job(text: str | bytes) -> tuple[PSTrainingJob | None, list[Problem]]:
     """The one job that `text` (YAML or JSON, UTF-8) holds, or every problem found; never an exception."""
+    raw, problems = load_document(text, "PSTrainingJob")
+    return (None, problems) if problems else validate_job(raw)
+
+
+def load_document(text: str | bytes, kind: str) -> tuple[Any, list[Problem]]:
+    """The one document that `text` holds, as plain values, or every problem found; never an exception. `kind`: what it should be."""
     if len(text) > LARGEST_TEXT:
         return None, [
             Problem("", None, f"the manifest is {len(text)} bytes, the limit is {LARGEST_TEXT}", "keep scripts and data out of it")
@@ -39,8 +45,8 @@ def load_job(text: str | bytes) -> tuple[PSTrainingJob | None, list[Problem]]:
         return None, [Problem("", None, f"the manifest cannot be read: {error}", "mend that value")]
     if len(documents) != 1:
         count = "holds no document" if not documents else f"holds {len(documents)} documents"
-        return None, [Problem("", None, f"the manifest {count}, not one PSTrainingJob", "keep other objects in files of their own")]
-    return validate_job(documents[0])
+        return None, [Problem("", None, f"the manifest {count}, not one {kind}", "keep other objects in files of their own")]
+    return documents[0], []
 
 
 class _Expands(Exception):

@@ -23,7 +23,7 @@ def read_job(path: Path, settings: tuple[str, ...] = ()) -> PSTrainingJob:
     Raises:
         BadInput: one line a problem; of the file, of a setting, or of a value in the manifest.
     """
-    text: str | bytes = _text(path)
+    text: str | bytes = read_text(path, "a PSTrainingJob manifest")
     job, problems = load_job(text)
     if settings and not any(problem.field == "" for problem in problems):
         raw = yaml.safe_load(text)
@@ -39,7 +39,8 @@ def read_job(path: Path, settings: tuple[str, ...] = ()) -> PSTrainingJob:
     return job
 
 
-def _text(path: Path) -> bytes:
+def read_text(path: Path, what: str) -> bytes:
+    """The bytes of `path`, one more than are taken at most. Raises BadInput, which says that it should be `what`."""
     try:
         if path.is_dir():
             raise BadInput(f"{path} is a folder; give the manifest in it, such as {path / 'job.yaml'}")
@@ -47,7 +48,7 @@ def _text(path: Path) -> bytes:
             # One byte more than is taken, so that load_job says the limit; a device or a huge file is not read to its end.
             return file.read(LARGEST_TEXT + 1)
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}; give the path of a PSTrainingJob manifest") from None
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}; give the path of {what}") from None
 
 
 def _lay(raw: Any, setting: str) -> None:
