@@ -45,7 +45,7 @@ def test_folder_operator_shadows_nothing() -> None:
     assert answer.returncode == 0, answer.stderr
 
 
-@pytest.mark.parametrize("room", ["api", "plan", "render", "cluster", "local", "cli"])
+@pytest.mark.parametrize("room", ["api", "plan", "topology", "render", "cluster", "local", "cli"])
 def test_operator_has_its_rooms(room: str) -> None:
     assert (OPERATOR / room / "__init__.py").is_file()
 
