@@ -194,7 +194,7 @@ def _show(machine: Machine, choice: Choice, size: float) -> None:
     if console.is_terminal:
         table = Table(title=title, title_justify="left")
         for i, name in enumerate(COLUMNS):
-            table.add_column(name, justify="right" if 0 < i < 5 else "left", no_wrap=i < 5)
+            table.add_column(name, justify="right" if 0 < i < 5 else "left", no_wrap=i < 5, overflow="fold")
         for row, given in zip(rows, choice.estimates, strict=True):
             table.add_row(*(Text(cell) for cell in row), style="bold green" if given is choice.pick else "")
         console.print(table)

@@ -172,7 +172,7 @@ def _pipelined(routes: Routes, size: float, order: tuple[str, ...], strategy: st
     pace = routes.pace(flows)
     chunks = costs.best_chunks(size, len(order), pace.bandwidth, pace.latency)
     seconds = costs.pipelined_tree(size, len(order), pace.bandwidth, pace.latency, chunks=chunks)
-    formula = f"(2⌊log₂n⌋+c-1)({'M/2' if strategy == 'double-tree' else 'M'}/(cB) + α)"
+    formula = f"(2⌊log₂n⌋+c-1)(M/({'2cB' if strategy == 'double-tree' else 'cB'}) + α)"
     return Estimate(strategy, seconds, pace.bandwidth, pace.latency, formula, order, flows, f"c = {chunks}, root {order[0]}")
 
 
