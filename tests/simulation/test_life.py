@@ -34,7 +34,14 @@ def pause(world: World, tick: int) -> None:
         world.version += 1
 
 
-STORIES: dict[str, Story] = {"quiet": quiet, "crash": crash, "pause": pause}
+def late(world: World, tick: int) -> None:
+    """A worker has left and crashes then: the one that follows it comes when the shards have gone."""
+    worker = world.current("worker", 1)
+    if world.final and worker is not None and not any(pod.exit for pod in world.pods_of("worker", 1)):
+        world.end(worker.name, 5)
+
+
+STORIES: dict[str, Story] = {"quiet": quiet, "crash": crash, "pause": pause, "late": late}
 
 
 def live(world: World, brain: Brain, story: Story, limit: int = 400) -> Brain:
@@ -93,6 +100,15 @@ def test_a_suspended_life() -> None:
     assert status.phase == "Complete" and status.restarts.total == 0
     assert [shard.epoch for shard in status.shards] == [2, 2] and status.view == 2 and status.workers.start == 2
     assert [event.reason for event in brain.events] == ["Running", "Suspending", "Suspended", "Resumed", "Running", "Completed"]
+
+
+def test_a_worker_that_crashes_after_it_has_left_is_told_soon() -> None:
+    world, _ = REFERENCES["late"]
+    status = stored(world)
+    assert status.phase == "Complete" and status.workers.succeeded_indexes == "0-2"
+    assert status.restarts.causes == {"Error": 1, "Finished": 2} and status.restarts.counted == 1
+    assert [shard.epoch for shard in status.shards] == [2, 2] and status.workers.start == 2
+    assert world.now < 1_000_000.0 + world.steps + 120, "nobody looked for the shards in vain for ten minutes"
 
 
 @pytest.mark.parametrize("reply_lost", [False, True])

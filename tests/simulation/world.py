@@ -8,7 +8,8 @@ from typing import Any
 
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import TERMINAL, JobStatus
-from psjob_operator.plan import naming
+from psjob_operator.contract import EXIT_RETRY
+from psjob_operator.plan import naming, starts
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.config import Job, cluster_config, digest
 from psjob_operator.plan.snapshot import Claim, Exit, Process
@@ -22,6 +23,9 @@ def make_spec(**overrides: Any) -> JobSpec:
     for key, value in overrides.items():
         base[key] = {**base.get(key, {}), **value} if isinstance(value, dict) else value
     return JobSpec.model_validate(base)
+
+
+CONNECT_SECONDS = 600.0
 
 
 class Conflict(Exception):
@@ -47,6 +51,10 @@ class World:
     step: float = 0.0
     committed: int | None = None
     final: bool = False
+    met: dict[int, int] = field(default_factory=dict)
+    """Start of the newest process of each worker that shard 0 has met."""
+    goes_at: dict[str, float] = field(default_factory=dict)
+    """When a shard that has the last manifest ends."""
     created: Counter[str] = field(default_factory=Counter)
     history: list[JobStatus] = field(default_factory=list)
     requests: Counter[str] = field(default_factory=Counter)
@@ -111,21 +119,34 @@ class World:
 
     def _train(self, seconds: float) -> None:
         if self.final:
-            # Whoever comes back finds the last manifest: workers are told first, shards leave after them.
-            workers = [pod for pod in self.pods.values() if pod.role == "worker" and self.alive(pod)]
-            for pod in workers or [pod for pod in self.pods.values() if self.alive(pod)]:
-                self.end(pod.name, 0)
+            self._finish()
             return
         shards = [self.current("shard", index) for index in range(self.spec.ps.shards)]
         workers = [self.current("worker", index) for index in range(self.spec.workers.replicas)]
         if not all(pod is not None and pod.ready for pod in [*shards, *workers]):
             return
+        self.met |= {pod.index: pod.number for pod in workers if pod is not None}
         self.step = min(self.step + seconds, self.steps)
         if int(self.step) // 5 * 5 > (self.committed or 0) or self.committed is None:
             self.committed = int(self.step) // 5 * 5
         if self.step >= self.steps:
             self.final = True
+            self.goes_at = {pod.name: self.now + 2 for pod in shards if pod is not None}
             self.committed = self.steps
+
+    def _finish(self) -> None:
+        """Shards that have the last manifest tell whoever comes, and go after a while: soon at the end, later where they came back."""
+        for pod in list(self.pods.values()):
+            if not (self.alive(pod) and pod.ready):
+                continue
+            first = self.current("shard", 0)
+            if pod.role == "worker" and first is not None and first.ready:
+                self.met[pod.index] = pod.number
+                self.end(pod.name, 0)
+            elif pod.role == "worker" and self.now >= pod.created + CONNECT_SECONDS:
+                self.end(pod.name, EXIT_RETRY)
+            elif pod.role == "shard" and self.now >= self.goes_at.setdefault(pod.name, self.now + 60):
+                self.end(pod.name, 0, message=f'{{"met": "{starts.to_text(self.met)}"}}')
 
     def alive(self, pod: Process) -> bool:
         return pod.started is not None and pod.exit is None and not pod.node_lost and pod.phase == "Running"

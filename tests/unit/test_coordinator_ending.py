@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from psjob import contract
+from psjob.coordinator.ending import COMPANY_SECONDS, FINISHED_SECONDS
 from psjob.wire.frame import Kind
 from tests.unit.desk import Clerk, Desk
 from tests.unit.test_coordinator_beginning import in_the_way
@@ -157,3 +159,22 @@ def test_a_checkpoint_that_lost_something_on_the_way_is_given_up_and_tried_again
     desk.tick(later=desk.c.cuts.STUCK_SECONDS + 1.0)
     assert clerks[1].heard[-1] is Kind.RELEASE
     assert desk.c.cuts.current is not None and desk.c.cuts.current.number == cut.number + 1
+
+
+def test_a_shard_0_that_comes_back_to_a_finished_run_tells_whoever_comes_and_goes_soon_after(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, workers=3)
+    clerks = desk.begun()
+    for clerk in clerks:
+        desk.push(clerk, 0)
+        desk.leave(clerk, 1)
+    desk.tick(1.0)
+    desk.settle()
+    assert desk.manifests()[-1].final and desk.c.members.met() == "1:0-2"
+    back = Desk(tmp_path, workers=3, number=2)
+    assert back.c.members.met() == "1:0-2", "who was met before is in the manifest"
+    assert back.c.ending.due_to_go(time.monotonic() + FINISHED_SECONDS - 1) is None
+    clerk = back.hello(1, start=2)
+    assert clerk.heard == [Kind.FINISHED] and back.c.members.met() == "1:0,2 2:1"
+    clerk.done.set()
+    assert back.c.ending.due_to_go(time.monotonic() + 1) is None, "another one may be on its way"
+    assert back.c.ending.due_to_go(time.monotonic() + COMPANY_SECONDS) == contract.EXIT_DONE

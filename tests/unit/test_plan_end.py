@@ -8,7 +8,7 @@ import pytest
 
 from psjob_operator.plan.actions import DeleteJob, DeleteProcess
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Objects, Snapshot
+from psjob_operator.plan.snapshot import Objects, Process, Snapshot
 from psjob_operator.plan.times import stamp, unix
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said, stands
 
@@ -67,6 +67,57 @@ def test_a_worker_that_failed_after_the_last_manifest_brings_the_shards_back() -
     decided = plan(running(**{**OVER, "worker_2": pod("worker", 2, **ended(1))}), NOW)
     assert names(decided) == ["job-ps-0-e2", "job-ps-1-e2", "job-worker-2-r2"]
     assert decided.status.restarts.causes == {"Error": 1, "Finished": 2} and decided.status.restarts.counted == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "last_words", "back"),
+    [
+        (2, '{"met": "1:0-2", "status": {}}', True),
+        (2, '{"met": "1:0-1 2:2", "status": {}}', False),
+        (1, '{"met": "1:0-2", "status": {}}', False),
+        (2, '{"met": 1}', False),
+        (2, '{"met": "nobody"}', True),
+        (2, "", False),
+    ],
+    ids=["comes too late", "was told", "takes long to end", "no text", "met nobody", "no words"],
+)
+def test_shards_come_back_for_a_worker_that_has_not_met_them(number: int, last_words: str, back: bool) -> None:
+    over = {**OVER, "shard_0": pod("shard", 0, **ended(0, message=last_words)), "worker_2": pod("worker", 2, number)}
+    snapshot = started_again(running(**over), number)
+    decided = plan(snapshot, NOW)
+    assert names(decided) == (["job-ps-0-e2", "job-ps-1-e2"] if back else [])
+    assert decided.intent == back and decided.status.workers.start == number
+    assert decided.status.restarts.causes == ({"Finished": 2} if back else {}) and decided.status.restarts.counted == 0
+    assert not after(snapshot, decided).intent, "raised once"
+
+
+def test_shards_do_not_come_back_before_the_worker_does() -> None:
+    """It waits in the queue of its node, or for its turn after a second failure."""
+    over = {**OVER, "shard_0": pod("shard", 0, **ended(0, message='{"met": "1:0-2"}'))}
+    queued = started_again(running(**{**over, "worker_2": pod("worker", 2, 2, phase="Pending", started=None, ready=False)}), 2)
+    assert not names(plan(queued, NOW))
+    failed = running(**{**over, "worker_2": pod("worker", 2, **ended(1))})
+    assert failed.status is not None
+    once = failed.status.restarts.model_copy(update={"counted": 1, "last_counted": stamp(NOW - 4)})
+    failed = replace(failed, status=failed.status.model_copy(update={"restarts": once}))
+    assert not names(plan(failed, NOW)) and plan(failed, NOW).wake_at == NOW + 6
+    assert names(plan(failed, NOW + 6)) == ["job-ps-0-e2", "job-ps-1-e2", "job-worker-2-r2"]
+
+
+@pytest.mark.parametrize(("worker", "words"), [(pod("worker", 2, **ended(5)), "exit code 5"), (pod("worker", 2, 2), "started again")])
+def test_without_checkpoints_nothing_could_tell_a_late_worker(worker: Process, words: str) -> None:
+    over = {**OVER, "shard_0": pod("shard", 0, **ended(0, message='{"met": "1:0-2"}')), "worker_2": worker}
+    decided = plan(started_again(running(job(checkpoint={"disabled": True}), **over), worker.number), NOW)
+    failed = said(decided.status)["Failed"]
+    assert failed.reason == "WorkerFailed" and "worker 2" in failed.message and words in failed.message
+    assert "spec.checkpoint.disabled" in failed.message
+
+
+def started_again(snapshot: Snapshot, start: int) -> Snapshot:
+    """The status has given this start."""
+    assert snapshot.status is not None
+    workers = snapshot.status.workers.model_copy(update={"start": start})
+    return replace(snapshot, status=snapshot.status.model_copy(update={"workers": workers}))
 
 
 FINISHED = ["job-ps-0-e1", "job-ps-1-e1", "job-worker-0-r1"]

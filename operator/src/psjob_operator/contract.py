@@ -81,7 +81,8 @@ ENV_MIN_STEP: Final = "PSJOB_MIN_STEP"
 
 TERMINATION_LOG: Final = "/dev/termination-log"
 ENV_TERMINATION_LOG: Final = "PSJOB_TERMINATION_LOG"
-"""File for the termination message; absent means TERMINATION_LOG. At most 2,048 bytes of JSON are written."""
+"""File for the termination message; absent means TERMINATION_LOG. At most 2,048 bytes of JSON are written. A shard leaves
+`{"status": {...}}` with what fits of STATUS_KEYS, and shard 0 before it `"met": "1:0-2,5 2:3-4"`: by start, the ranks it has met so."""
 
 # -- the status port (HTTP, read-only, every shard) ----------------------------------------------
 STATUS_PATH: Final = "/status"

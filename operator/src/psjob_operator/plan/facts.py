@@ -167,6 +167,13 @@ class Facts:
         told = progress.get("coordinator")
         return told if isinstance(told, Mapping) else {}
 
+    @cached_property
+    def met_starts(self) -> Mapping[int, int] | None:
+        """Start by rank of the workers that shard 0 had met when it ended; None where it does not say."""
+        first = self.shards[0].process if self.shards else None
+        met = None if first is None or first.exit is None else read_message(first.exit).get("met")
+        return starts.to_map(met, self.snapshot.spec.workers.replicas, self.stored.workers.start) if isinstance(met, str) else None
+
     def _seat(self, role: Role, index: int, number: int, there: Process | None) -> Seat:
         name = self._name(role, index, number)
         may_create = there is None and name in self.snapshot.granted

@@ -21,7 +21,7 @@ def invalid(facts: Facts) -> Ending | None:
 
 def fatal(facts: Facts) -> Ending | None:
     """The first of: a template that the API server refuses, a process that says going on is no use, a shard lost without
-    checkpoints, one counted failure more than backoffLimit."""
+    checkpoints, a worker that ended too late without them, one counted failure more than backoffLimit."""
     if facts.first_seen:
         return None
     for seat in facts.shards if success.met(facts) else facts.seats:
@@ -43,6 +43,10 @@ def _lost_for_good(facts: Facts) -> Ending | None:
         if lost or vanished:
             words = f"{seat} was lost ({_why(seat)}) and spec.checkpoint.disabled is true: its parameters are gone"
             return Ending("Failed", "ShardLost", words)
+    late = [*(seat for seat in facts.workers if seat.fate.kind == "lost"), *success.too_late(facts)] if success.shards_done(facts) else []
+    if late:
+        words = f"{late[0]} ({_why(late[0]) or 'started again'}) is not through, the shards are, and spec.checkpoint.disabled is true: "
+        return Ending("Failed", "WorkerFailed", words + "nothing is left that could tell it so")
     return None
 
 

@@ -59,15 +59,16 @@ class Raising:
 
 def decide(facts: Facts, afresh: bool) -> Raising:
     """Raises everything when `afresh`, else what was lost, did not appear, or failed and has waited long enough."""
-    seats = [seat for seat in facts.seats if afresh or _needs(seat, facts)]
-    if not afresh and success.shards_done(facts) and any(seat.role == "worker" for seat in seats):
-        # Nobody is left to tell those workers that training is done: the shards come back for that.
-        seats = [*facts.shards, *(seat for seat in seats if seat.role == "worker")]
+    held: tuple[Seat, ...] = ()
     if afresh:
-        seats = [seat for seat in seats if seat.role == "shard" or seat.fate.kind != "done"]
-    held = () if afresh else tuple(seat for seat in seats if facts.now < again_at(facts, seat))
-    waiting = {(seat.role, seat.index) for seat in held}
-    raised = tuple(seat for seat in seats if (seat.role, seat.index) not in waiting)
+        raised = tuple(seat for seat in facts.seats if seat.role == "shard" or seat.fate.kind != "done")
+    else:
+        lost = [(again_at(facts, seat), seat) for seat in facts.seats if _needs(seat, facts)]
+        held = tuple(seat for at, seat in lost if facts.now < at)
+        raised = tuple(seat for at, seat in lost if facts.now >= at)
+        if success.too_late(facts) or (raised and success.shards_done(facts)):
+            # Nobody is left to tell those workers that training is done: the shards come back for that.
+            raised = (*facts.shards, *raised)
     shards = [seat for seat in raised if seat.role == "shard"]
     epochs = list(facts.epochs)
     for seat in shards:

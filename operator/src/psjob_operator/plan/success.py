@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from psjob_operator.plan.ending import Ending
-from psjob_operator.plan.facts import Facts
+from psjob_operator.plan.facts import Facts, Seat
 
 
 def complete(facts: Facts) -> Ending | None:
@@ -24,3 +24,11 @@ def met(facts: Facts) -> bool:
 def shards_done(facts: Facts) -> bool:
     """Every shard has ended with exit code 0."""
     return all(seat.fate.kind == "done" for seat in facts.shards)
+
+
+def too_late(facts: Facts) -> tuple[Seat, ...]:
+    """Workers that look for shards that have ended well before they came: nobody is left to tell them that training is done."""
+    met = facts.met_starts
+    if met is None or not shards_done(facts):
+        return ()
+    return tuple(seat for seat in facts.workers if seat.fate.kind == "running" and seat.number > met.get(seat.index, 0))

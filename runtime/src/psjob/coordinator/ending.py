@@ -19,6 +19,9 @@ TOGETHER_SECONDS = 0.3
 STOP_SECONDS = 22.0
 LINGER_SECONDS = 1.5
 FINISHED_SECONDS = 60.0
+"""A shard 0 that comes back to a run that is over waits so long for the first worker,"""
+COMPANY_SECONDS = 5.0
+"""and so long after each for the next. The planner starts it again for whoever comes later."""
 
 
 class Ending:
@@ -56,6 +59,10 @@ class Ending:
         self.over = True
         self._quit_at = time.monotonic() + FINISHED_SECONDS
         self.c.server.finishing()
+
+    def came_back(self) -> None:
+        """A worker was told that the run is over: others may be on their way."""
+        self._quit_at = time.monotonic() + COMPANY_SECONDS
 
     def committed(self, cut: Cut, made: Manifest) -> None:
         """A manifest is on disk: let go who waited for it."""

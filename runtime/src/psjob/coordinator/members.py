@@ -81,6 +81,18 @@ class Members:
         """Lowest incarnations that may speak after all now known have rewound; those `waiting` to be placed come as they are."""
         return {m.rank: [m.incarnation[0], m.incarnation[1] + (m.rank not in waiting)] for m in self.all.values() if m.incarnation > (0, 0)}
 
+    def met(self) -> str:
+        """The ranks whose processes have said hello, by their newest start: `1:0-2,5 2:3-4`."""
+        starts: dict[int, list[list[int]]] = {}
+        for rank, member in sorted(self.all.items()):
+            spans = starts.setdefault(member.incarnation[0], [])
+            if spans and spans[-1][1] == rank - 1:
+                spans[-1][1] = rank
+            else:
+                spans.append([rank, rank])
+        texts = {start: ",".join(f"{low}-{high}" if low < high else f"{low}" for low, high in spans) for start, spans in starts.items()}
+        return " ".join(f"{start}:{texts[start]}" for start in sorted(texts) if start)
+
     def sight(self) -> list[dict[str, Any]]:
         return [
             {"rank": m.rank, "clock": m.clock, "state": m.state.value, "start": m.incarnation[0], "rewinds": m.incarnation[1]}

@@ -88,6 +88,7 @@ class Views:
                 c.committer.adopt(found[1])
                 if found[1].final:
                     self.state = "finished"
+                    c.members.rewound(found[1].step, found[1].workers, {})
                     c.ending.already_over()
                     return
         self._gather()
@@ -153,6 +154,7 @@ class Views:
         """A worker said hello: welcome it, make it rewind, or let it wait."""
         if self.state == "finished":
             session.tell(Kind.FINISHED)
+            self.c.ending.came_back()
             return
         problem = self._check(session)
         if problem:

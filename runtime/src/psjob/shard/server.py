@@ -236,10 +236,11 @@ def last_words(server: Server) -> None:
     words = status(server)
     sight = words.get("coordinator", {})
     kept = ("step", "loss", "metrics", "checkpoint", "weightsSha256", "committed", "checkpointProblem", "transport")
-    body: dict[str, Any] = {"status": {"epoch": words["epoch"], "index": words["index"], "counters": words["counters"]}}
+    said = {"epoch": words["epoch"], "index": words["index"], "counters": words["counters"]}
     if sight:
-        body["status"]["coordinator"] = {key: sight[key] for key in kept} | {"passed": sight["passed"][-4:]}
-    leave_message(server.words | body)
+        said["coordinator"] = {key: sight[key] for key in kept} | {"passed": sight["passed"][-4:]}
+    met = {} if server.coordinator is None else {"met": server.coordinator.members.met()}
+    leave_message(server.words | met | {"status": said})
 
 
 def exit_now(code: int) -> None:
