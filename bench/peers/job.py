@@ -38,6 +38,16 @@ class Running:
             raise RuntimeError(f"{error}; shards: {logs!r}") from None
 
 
+def measure(doc: str | None, work: Callable[[argparse.Namespace], None]) -> None:
+    """The whole of a program that answers with what worker 0 of one job has measured; its workers do `work`."""
+    words = clock.asked(doc)
+    if words.part:
+        work(words)
+        return
+    with running(words) as job:
+        clock.answer(job.answers()[0])
+
+
 @contextlib.contextmanager
 def running(
     words: argparse.Namespace, to_worker: Callable[[dict[str, Any], int], dict[str, Any]] = lambda config, rank: config, **changes: Any

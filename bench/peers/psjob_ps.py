@@ -13,12 +13,7 @@ import psjob
 
 
 def main() -> None:
-    words = clock.asked(__doc__)
-    if words.part:
-        work(words)
-        return
-    with job.running(words) as running:
-        clock.answer(running.answers()[0])
+    job.measure(__doc__, work)
 
 
 def work(words: argparse.Namespace) -> None:

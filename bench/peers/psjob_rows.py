@@ -19,12 +19,7 @@ from psjob.worker.rows import RowGrads
 
 
 def main() -> None:
-    words = clock.asked(__doc__)
-    if words.part:
-        work(words)
-        return
-    with job.running(words) as running:
-        clock.answer(running.answers()[0])
+    job.measure(__doc__, work)
 
 
 def work(words: argparse.Namespace) -> None:

@@ -20,10 +20,7 @@ from tests.unit.live_shards import SECONDS, Shards, Worker, serving, together
 EVERY_2 = CheckpointConfig(interval_seconds=3600.0, every_steps=2, keep=3, disabled=False, resume_from=None)
 
 
-@pytest.fixture(autouse=True)
-def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
-    monkeypatch.setenv("PSJOB_TERMINATION_LOG", str(tmp_path / "last-words"))
+pytestmark = pytest.mark.usefixtures("last_words")
 
 
 class Killed(Exception):

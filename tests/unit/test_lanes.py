@@ -23,10 +23,7 @@ from tests.unit.live_shards import SECONDS, Shards, Worker, all_well, eventually
 STREAMS = 3
 
 
-@pytest.fixture(autouse=True)
-def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
-    monkeypatch.setenv("PSJOB_TERMINATION_LOG", str(tmp_path / "last-words"))
+pytestmark = pytest.mark.usefixtures("last_words")
 
 
 def worker_of(shards: Shards, rank: int) -> Worker:

@@ -24,11 +24,7 @@ from tests.unit.test_shard_training import OPTIMIZERS, batch, build, loss_of, pl
 NUMBERS = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3}
 
 
-@pytest.fixture(autouse=True)
-def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    torch.set_num_threads(1)
-    monkeypatch.setenv("PSJOB_TERMINATION_LOG", str(tmp_path / "last-words"))
-    return tmp_path / "last-words"
+pytestmark = pytest.mark.usefixtures("last_words")
 
 
 def made(shards: Any, count: int, name: str = "nesterov", make: Callable[[], nn.Module] = build) -> list[Worker]:

@@ -24,12 +24,7 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 ROWS, DIM = 60, 5
 
 
-@pytest.fixture(autouse=True)
-def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a refused worker leaves its sentence."""
-    torch.set_num_threads(1)
-    monkeypatch.setenv("PSJOB_TERMINATION_LOG", str(tmp_path / "last-words"))
-    return tmp_path / "last-words"
+pytestmark = pytest.mark.usefixtures("last_words")
 
 
 class Clicks(nn.Module):

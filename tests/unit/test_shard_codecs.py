@@ -23,17 +23,13 @@ from psjob.wire.tcp import Stream
 from psjob.worker import compression
 from tests.reference import Wire, reference
 from tests.unit.live_shards import NEVER, Rewound, Shards, Worker, all_well, eventually, serving, severed, together
-from tests.unit.test_shard_training import batch, build, loss_of, steps
+from tests.unit.test_shard_training import batch, build, loss_of, one_inf, steps
 
 RATIO = 0.1
 LOSSY = [name for name, codec in codecs.CODECS.items() if codec.feeds_back]
 
 
-@pytest.fixture(autouse=True)
-def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    torch.set_num_threads(1)
-    monkeypatch.setenv("PSJOB_TERMINATION_LOG", str(tmp_path / "last-words"))
-    return tmp_path / "last-words"
+pytestmark = pytest.mark.usefixtures("last_words")
 
 
 def asked(push: str = "none", pull: str = "none") -> CompressionConfig:
@@ -166,20 +162,9 @@ class Gone(Exception):
 @pytest.mark.parametrize("codec", ["topk"])
 def test_a_skipped_clock_leaves_alone_what_was_left_out(tmp_path: Path, codec: str) -> None:
     """Rank 1 finds inf at step 2: nobody's push counts, on neither side, and the oracle never made that step."""
-
-    def act(worker: Worker) -> None:
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-        for step in range(6):
-            worker.optimizer.zero_grad()
-            scaler.scale(loss_of(worker.model, batch(step, worker.rank))).backward()
-            if step == 2 and worker.rank == 1:
-                worker.model[0].weight.grad[0, 0] = float("inf")
-            scaler.step(worker.optimizer)
-            scaler.update()
-
     with serving(tmp_path, shards=2, compression=asked(codec)) as shards:
         workers = workers_of(shards)
-        all_well(workers, act)
+        all_well(workers, one_inf({}))
     model, wire = oracle(codec, 6, batches=lambda step, rank: None if step == 2 else batch(step, rank))
     assert same(workers[0].model, model)
     for (rank, block), left in wire.left.items():

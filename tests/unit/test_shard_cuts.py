@@ -26,10 +26,7 @@ OFTEN = CheckpointConfig(interval_seconds=0.02, every_steps=None, keep=1000, dis
 EVERY_5 = CheckpointConfig(interval_seconds=3600.0, every_steps=5, keep=1000, disabled=False, resume_from=None)
 
 
-@pytest.fixture(autouse=True)
-def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
-    monkeypatch.setenv("PSJOB_TERMINATION_LOG", str(tmp_path / "last-words"))
+pytestmark = pytest.mark.usefixtures("last_words")
 
 
 def counting(shards: Shards, rank: int) -> Worker:

@@ -19,10 +19,7 @@ TURN, STEPS = 20, 50
 """At step TURN the second parameter moves, once."""
 
 
-@pytest.fixture(autouse=True)
-def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
-    monkeypatch.setenv("PSJOB_TERMINATION_LOG", str(tmp_path / "last-words"))
+pytestmark = pytest.mark.usefixtures("last_words")
 
 
 def often(keep: int) -> CheckpointConfig:

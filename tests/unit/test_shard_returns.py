@@ -18,9 +18,7 @@ EVERY_2 = replace(NEVER, every_steps=2, keep=100)
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["plain", "overlap"])
-def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    torch.set_num_threads(1)
-    monkeypatch.setenv("PSJOB_TERMINATION_LOG", str(tmp_path / "last-words"))
+def both_ways(last_words: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.setattr(live_shards, "OVERLAP", request.param)
 
 

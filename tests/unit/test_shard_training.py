@@ -19,12 +19,7 @@ from tests.unit.live_shards import Worker, all_well, serving, together
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
-@pytest.fixture(autouse=True)
-def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a refused worker leaves its sentence."""
-    torch.set_num_threads(1)
-    monkeypatch.setenv("PSJOB_TERMINATION_LOG", str(tmp_path / "last-words"))
-    return tmp_path / "last-words"
+pytestmark = pytest.mark.usefixtures("last_words")
 
 
 def build(width: int = 40) -> nn.Module:
@@ -53,6 +48,23 @@ def steps(count: int, jitter: random.Random | None = None) -> Callable[[Worker],
             worker.optimizer.zero_grad()
             loss_of(worker.model, batch(step, worker.rank)).backward()
             worker.optimizer.step()
+
+    return act
+
+
+def one_inf(scales: dict[int, float]) -> Callable[[Worker], None]:
+    """Six steps with a GradScaler; rank 1 finds inf in the third. `scales` takes each rank's scale at the end."""
+
+    def act(worker: Worker) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+        for step in range(6):
+            worker.optimizer.zero_grad()
+            scaler.scale(loss_of(worker.model, batch(step, worker.rank))).backward()
+            if step == 2 and worker.rank == 1:
+                worker.model[0].weight.grad[0, 0] = float("inf")
+            scaler.step(worker.optimizer)
+            scaler.update()
+        scales[worker.rank] = scaler.get_scale()
 
     return act
 
@@ -162,22 +174,10 @@ def test_a_parameter_without_a_gradient_anywhere_is_left_alone(tmp_path: Path, n
 @pytest.mark.parametrize("name", ["nesterov", "rmsprop"])
 def test_one_workers_inf_skips_the_step_for_all(tmp_path: Path, name: str) -> None:
     """A GradScaler on each worker; clocks stay together and every model is the same, as is torch's that never made the step."""
-
-    def act(worker: Worker) -> None:
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-        for step in range(6):
-            worker.optimizer.zero_grad()
-            scaler.scale(loss_of(worker.model, batch(step, worker.rank))).backward()
-            if step == 2 and worker.rank == 1:
-                worker.model[0].weight.grad[0, 0] = float("inf")
-            scaler.step(worker.optimizer)
-            scaler.update()
-        scales[worker.rank] = scaler.get_scale()
-
     scales: dict[int, float] = {}
     with serving(tmp_path, workers=2, shards=2) as shards:
         workers = [Worker(shards, rank, model, OPTIMIZERS[name](model)) for rank, model in enumerate(build() for _ in range(2))]
-        all_well(workers, act)
+        all_well(workers, one_inf(scales))
     assert scales[1] == 512.0
     assert [worker.session.clock for worker in workers] == [6, 6]
     assert tensors_sha256(workers[0].model.parameters()) == tensors_sha256(workers[1].model.parameters())

@@ -29,10 +29,7 @@ from tests.unit.test_shard_relinks import aside
 Act = Callable[[Worker], None]
 
 
-@pytest.fixture(autouse=True)
-def _last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
-    monkeypatch.setenv("PSJOB_TERMINATION_LOG", str(tmp_path / "last-words"))
+pytestmark = pytest.mark.usefixtures("last_words")
 
 
 def build() -> nn.Module:

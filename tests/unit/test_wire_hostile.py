@@ -27,6 +27,7 @@ from psjob.checkpoint.final import tensors_sha256
 from psjob.wire.frame import HEADER_BYTES, MAX_JSON, Flag, Header, Kind, WireError, dump, parse, run_digest
 from tests.reference import reference
 from tests.unit.live_shards import Worker, all_well, serving
+from tests.unit.test_shard_training import batch, loss_of
 
 RUN = "run-9"
 HELLO = {"role": "worker", "scheme": "none", "fresh": True, "view": 0, "attempt": 0, "table": [], "layout": "x", "rule": "sgd"}
@@ -261,15 +262,6 @@ def build() -> nn.Module:
         for p in model.parameters():
             p.copy_(torch.randn(p.shape, generator=generator) * 0.2)
     return model
-
-
-def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(6, 12, generator=generator), torch.randint(0, 3, (6,), generator=generator)
-
-
-def loss_of(model: nn.Module, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    return nn.functional.cross_entropy(model(pair[0]), pair[1])
 
 
 STEPS = 44
