@@ -13,6 +13,7 @@ import typer
 
 from psjob_operator.cli.crd import crd
 from psjob_operator.cli.render import render
+from psjob_operator.cli.simulate import PASS_ON, simulate
 from psjob_operator.cli.topology import EXAMPLES as TOPOLOGY_EXAMPLES
 from psjob_operator.cli.topology import plan_topology
 from psjob_operator.cli.verbs import resume, suspend
@@ -104,6 +105,7 @@ def run(
 cli.command(epilog="Example: psjob crd | kubectl apply -f -")(crd)
 cli.command(epilog="Example: psjob render examples/digits/job.yaml | less")(render)
 cli.command(epilog=TOPOLOGY_EXAMPLES)(plan_topology)
+cli.command(context_settings=PASS_ON, epilog="Example: psjob simulate schedule --workers 8 --slow 0=4")(simulate)
 cli.command(epilog="Example: psjob suspend digits -n team-a")(suspend)
 cli.command(epilog="Example: kubectl psjob resume digits -n team-a")(resume)
 

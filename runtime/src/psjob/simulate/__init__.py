@@ -1,0 +1,1 @@
+"""The same modes and rules on a virtual clock: `psjob simulate`."""

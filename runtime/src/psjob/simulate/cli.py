@@ -1,0 +1,254 @@
+"""The command line of the simulator: schedules, single trainings, the table of digits-64, and what a trace says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from psjob import rules
+from psjob.rules.base import Numbers, check_numbers
+from psjob.simulate import protocol, schedule, show, table, trace, words
+from psjob.simulate.digits import Digits
+from psjob.simulate.engine import simulate
+from psjob.simulate.speeds import Speeds
+from psjob.simulate.training import Inner, Training
+
+EXIT_GATE, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+EXAMPLES = """examples:
+  psjob simulate schedule --workers 8 --slow 0=4
+  psjob simulate schedule --workers 16 --speeds heterogeneous --stall 0.05x5 --mode sync --mode bounded:3 --mode async
+  psjob simulate train --problem digits --workers 32 --rule dana-zero --set lr=0.05 --trace trace.csv
+  psjob simulate digits-64
+  psjob simulate trace trace.csv
+
+exit codes: 0 done, 1 the gate of digits-64 failed, 2 bad input, 130 interrupted"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Do what `argv` asks for; the exit code. No traceback for what a user got wrong."""
+    options = _parser().parse_args(argv)
+    try:
+        return int(options.does(options))
+    except (ValueError, OSError) as error:
+        print(f"psjob simulate: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        print("psjob simulate: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _schedule(options: argparse.Namespace) -> int:
+    modes = [words.mode_of(text) for text in options.mode] or schedule.usual(options.workers)
+    if options.trace and len(modes) > 1:
+        raise ValueError(f"--trace {options.trace}: is of one mode; give one --mode")
+    pushes = options.pushes or 400 * max(1, options.workers)
+    bar = show.Bar(pushes * len(modes), "pushes")
+    try:
+        lines = schedule.compare(
+            modes, options.workers, _speeds(options), pushes, options.time_seed, trace.Trace(options.trace), options.interrupt, bar.at
+        )
+    finally:
+        bar.close()
+    if options.json:
+        _print_json(schedule.as_json(lines))
+    else:
+        print(schedule.text(lines))
+    return 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    modes = [words.mode_of(text) for text in options.mode or ["async"]]
+    if len(modes) > 1:
+        raise ValueError("--mode: is given more than once; a training has one")
+    problem, rule, speeds = words.problem_of(options.problem, options.seed), rules.named(options.rule), _speeds(options)
+    numbers: Numbers = check_numbers(rule, words.numbers_of(options.set))
+    steps = modes[0].inner_steps
+    inner = None
+    if steps:
+        own = rules.named(options.inner)
+        inner = Inner(own, check_numbers(own, words.numbers_of(options.inner_set)), steps)
+    elif options.inner_set:
+        raise ValueError(
+            f"--inner-set {options.inner_set[0]}: is for --mode local:…; with {modes[0].name} workers make no steps of their own"
+        )
+    follows = isinstance(problem, Digits) and not steps
+    given = protocol.schedule(numbers, options.workers) if follows else lambda batches: numbers
+    pushes = options.pushes or max(options.workers, protocol.PUSHES // (steps or 1))
+    bar = show.Bar(pushes, "pushes")
+    began = time.perf_counter()
+    try:
+        with np.errstate(all="ignore"):  # what diverges says so by its score
+            training = Training(problem, rule, given, options.library, inner)
+            written = protocol.Gaps(options.trace)
+            outcome = simulate(modes[0], options.workers, speeds, pushes, options.time_seed, training, written, bar.at, options.interrupt)
+            score, gap = training.score(), written.mean()
+    finally:
+        bar.close()
+    line = schedule.line(modes[0], options.workers, speeds, outcome)
+    found = {
+        "problem": options.problem, "rule": options.rule, "mode": line.mode, "workers": options.workers, "score": score, "gap": gap,
+        "lag": line.lag, "lag_p95": line.lag_p95, "useful": line.useful, "pushes": outcome.pushes, "updates": outcome.updates,
+        "dropped": outcome.dropped, "elapsed": outcome.elapsed, "sha256": outcome.sha256,
+        "pushes_per_second": outcome.pushes / (time.perf_counter() - began),
+    }  # fmt: skip
+    if options.json:
+        _print_json(found)
+    else:
+        print("\n".join(f"{name:18} {value:.6g}" if isinstance(value, float) else f"{name:18} {value}" for name, value in found.items()))
+    return 0
+
+
+def _digits64(options: argparse.Namespace) -> int:
+    entries, workers, seeds = protocol.QUICK if options.quick else (tuple(protocol.ENTRIES), protocol.WORKERS, protocol.SEEDS)
+    entries = tuple(options.only.split(",")) if options.only else entries
+    workers = tuple(_counts(options.workers)) if options.workers else workers
+    unknown = [entry for entry in entries if entry not in protocol.ENTRIES]
+    if unknown:
+        raise ValueError(f"--only {unknown[0]}: there are {', '.join(protocol.ENTRIES)}")
+    seeds = tuple(range(options.seeds)) if options.seeds else seeds
+    speeds = _speeds(options)
+    speeds.draws(max(workers), 0)  # say at once what does not fit
+    tasks = [
+        protocol.Task(entry, n, seed, options.lr, speeds) for n in sorted(workers, reverse=True) for entry in entries for seed in seeds
+    ]
+    bar = show.Bar(len(tasks), "trainings")
+    began = time.perf_counter()
+    try:
+        filled = table.fill(tasks, min(options.processes or table.cores(), len(tasks)), bar.at)
+    finally:
+        bar.close()
+    gate = protocol.gate(filled)
+    if options.json:
+        rows = [
+            {"entry": key, "workers": n, "accuracy": [one.accuracy for one in ones], "gap": protocol.mean(ones, "gap"),
+             "lag": protocol.mean(ones, "lag"), "sha256": [one.sha256 for one in ones]}
+            for (key, n), ones in filled.items()
+        ]  # fmt: skip
+        _print_json({"table": rows, "gate": gate, "seconds": time.perf_counter() - began})
+    else:
+        print(f"test accuracy in %, mean of {len(seeds)} seeds; gap x 10,000\n\n{table.text(filled)}\n")
+        told = {True: "holds", False: "FAILS", None: "not asked"}
+        print("\n".join(f"{told[held]:9}  {words}" for words, held in gate.items()))
+        print(f"\n{len(tasks)} trainings in {time.perf_counter() - began:.0f} s")
+    return EXIT_GATE if False in gate.values() else 0
+
+
+def _trace(options: argparse.Namespace) -> int:
+    again, lags = trace.Trace(), Counter[int]()
+    pushes = dropped = 0
+    for record in trace.read(options.file):
+        again.rows.append(record)
+        again.flush()
+        pushes += 1
+        dropped += record.weight == 0
+        lags[record.lag] += record.weight != 0
+    if not pushes:
+        raise ValueError(f"{options.file}: has no records")
+    kept = sum(lags.values())
+    mean = sum(lag * count for lag, count in lags.items()) / max(1, kept)
+    histogram = {lag: lags[lag] for lag in sorted(lags) if lags[lag]}
+    found = {"sha256": again.close(), "pushes": pushes, "dropped": dropped, "lag": mean, "lags": histogram}
+    if options.json:
+        _print_json(found)
+        return 0
+    print("\n".join(f"{name:8} {found[name]}" for name in ("sha256", "pushes", "dropped", "lag")))
+    rows = [[str(lag), str(count), f"{100 * count / kept:.2f}"] for lag, count in histogram.items()]
+    print("\n" + show.table(["lag", "pushes", "%"], rows))
+    return 0
+
+
+def _print_json(told: object) -> None:
+    """As JSON; a gap that is not finite is null there."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, dict):
+            return {str(name): plain(one) for name, one in value.items()}
+        if isinstance(value, list):
+            return [plain(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    print(json.dumps(plain(told), indent=2))
+
+
+def _counts(text: str) -> list[int]:
+    counts = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
+    if not all(counts):
+        raise ValueError(f"--workers {text}: must be whole numbers of 1 or more, as 1,16,32")
+    return counts
+
+
+def _speeds(options: argparse.Namespace) -> Speeds:
+    return words.speeds_of(
+        options.speeds, options.mean, options.shape, options.spread, options.slow, options.stall, options.crash, options.up, options.down
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="psjob simulate", description="Parameter-server training on a virtual clock.", epilog=EXAMPLES, formatter_class=raw
+    )
+    verbs = parser.add_subparsers(metavar="WHAT", required=True)
+
+    def verb(name: str, does: object, about: str, example: str) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=about, description=about, epilog="example: psjob simulate " + example, formatter_class=raw)
+        added.set_defaults(does=does)
+        added.add_argument("--json", action="store_true", help="print JSON")
+        return added
+
+    modes = ", ".join(words.forms())
+    plan = verb("schedule", _schedule, "Compare modes on the same step times, without gradients.", "schedule --workers 8 --slow 0=4")
+    train = verb("train", _train, "Train once on a simulated schedule.", "train --workers 32 --rule dana-zero --set lr=0.05")
+    whole = verb("digits-64", _digits64, "The table of ten rules with 1 to 64 workers, and its gate.", "digits-64 --quick")
+    read = verb("trace", _trace, "Mean lag, histogram and SHA-256 of a trace file.", "trace trace.csv")
+    read.add_argument("file", type=Path, metavar="FILE")
+    for one in (plan, train):
+        one.add_argument("--workers", type=int, default=8, metavar="N", help="default 8")
+        one.add_argument("--mode", action="append", default=[], metavar="MODE", help=f"one of {modes}")
+        one.add_argument("--pushes", type=int, metavar="N", help="how many pushes to simulate")
+        one.add_argument("--trace", type=Path, metavar="FILE", help="write every push: CSV by its suffix, else JSON lines")
+        one.add_argument("--time-seed", type=int, default=0, metavar="N", help="seed of the step times")
+        one.add_argument("--interrupt", action="store_true", help="workers give up a step whose push would be dropped")
+    for one in (plan, train, whole):
+        _add_speeds(one)
+    train.add_argument("--problem", default="digits", metavar="WHAT", help="digits (its lr follows digits-64), fixed:N or quadratic:N")
+    train.add_argument("--rule", default="plain", metavar="RULE", help=f"one of {', '.join(rules.RULES)}")
+    train.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a number of the rule, as lr=0.05; repeatable")
+    train.add_argument("--inner", default="plain", metavar="RULE", help="the workers' own rule in local mode")
+    train.add_argument("--inner-set", action="append", default=[], metavar="NAME=VALUE", help="a number of that rule; repeatable")
+    train.add_argument("--library", choices=("numpy", "torch"), default="numpy", help="the arrays that the rule runs on")
+    train.add_argument("--seed", type=int, default=0, metavar="N", help="seed of first weights and batches")
+    whole.add_argument("--quick", action="store_true", help="4 rules, 1, 16 and 32 workers, 2 seeds: seconds")
+    whole.add_argument("--only", metavar="A,B", help=f"some of {', '.join(protocol.ENTRIES)}")
+    whole.add_argument("--workers", metavar="1,16", help="numbers of workers")
+    whole.add_argument("--seeds", type=int, metavar="N", help="how many, from 0")
+    whole.add_argument("--lr", type=float, default=0.05, help="default 0.05")
+    whole.add_argument("--processes", type=int, metavar="N", help="default: one a core")
+    return parser
+
+
+def _add_speeds(verb: argparse.ArgumentParser) -> None:
+    group = verb.add_argument_group("step times")
+    group.add_argument(
+        "--speeds", default="homogeneous", metavar="HOW", help="homogeneous, heterogeneous, constant, or a file: a line a worker, its times"
+    )
+    group.add_argument("--mean", type=float, default=128.0, metavar="T", help="mean time of a step, in any unit; default 128")
+    group.add_argument(
+        "--shape", type=float, default=100.0, metavar="K", help="shape of the gamma distribution; default 100: a spread of 10 %%"
+    )
+    group.add_argument("--spread", type=float, metavar="V", help="coefficient of variation between machines; 0.6 when heterogeneous")
+    group.add_argument("--slow", action="append", default=[], metavar="W=F", help="worker W takes F times as long; repeatable")
+    group.add_argument(
+        "--stall", metavar="PxF", help="of all steps the part P takes F times as long; P+M: M mean steps longer, exponential"
+    )
+    group.add_argument("--crash", action="append", default=[], metavar="W@T+A", help="worker W is lost at T for A (without +A: for good)")
+    group.add_argument("--up", type=float, default=0.0, metavar="T", help="time of a push on its way")
+    group.add_argument("--down", type=float, default=0.0, metavar="T", help="time of weights on their way")

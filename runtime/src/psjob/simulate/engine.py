@@ -1,0 +1,217 @@
+"""Discrete events on a virtual clock: workers step, push and wait as the mode says. The same mode objects as on a shard."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import islice, repeat
+from typing import Protocol
+
+from psjob.modes import Batch, Mode, Push
+from psjob.simulate.speeds import Speeds
+from psjob.simulate.trace import Trace
+
+EVERY = 1024
+"""Pushes between two calls of `told`."""
+NOT_TRAINED = (math.nan, math.nan)
+
+
+class Work(Protocol):
+    """What is trained on the schedule. Without any the schedule alone is simulated."""
+
+    def begin(self, worker: int) -> None:
+        """The worker takes the weights as they stand for it."""
+
+    def push(self, push: Push) -> None:
+        """The worker's gradient arrives; it waits to be decided on."""
+
+    def decide(self, batch: Batch, version: int) -> list[tuple[float, float]]:
+        """Apply what is kept, forget what is dropped. Returns (gap, loss) of each, kept ones first."""
+
+    def leave(self, worker: int) -> None:
+        """The worker is gone for good."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a simulation came to. Times are in the unit of the speeds."""
+
+    elapsed: float
+    pushes: int
+    kept: int
+    dropped: int
+    updates: int
+    lags: array[int]
+    """Of the pushes that were kept, in order."""
+    sha256: str
+    """Of the trace."""
+
+
+def simulate(
+    mode: Mode,
+    workers: int,
+    speeds: Speeds,
+    pushes: int,
+    seed: int = 0,
+    work: Work | None = None,
+    trace: Trace | None = None,
+    told: Callable[[int], None] | None = None,
+    interrupt: bool = False,
+) -> Outcome:
+    """Let `workers` go on until `pushes` have arrived, or nobody can go on. `seed` is that of the times.
+
+    Events are ordered by (time, worker): at one time the lower worker comes first. `told` hears now and then how many pushes came.
+    `interrupt`: workers hear of each update, and give up a step whose push would be dropped; else they finish it first, as a job's do.
+    Raises ValueError for numbers that do not fit, and what `work` raises.
+    """
+    if workers < 1 or pushes < 1:
+        raise ValueError(f"simulate: workers is {workers} and pushes is {pushes}, both must be 1 or more")
+    run = _Run(mode, workers, speeds, seed, work, trace or Trace(), interrupt)
+    heap, due = run.heap, run.due
+    while run.pushed < pushes and heap:
+        now, who = heappop(heap)
+        if who < workers:
+            if due[who] != now:
+                continue  # its worker was lost on the way
+            run.arrive(who, now)
+            if run.pushed % EVERY == 0:
+                run.trace.flush()
+                if told:
+                    told(run.pushed)
+        elif who > workers:
+            run.outage(who - workers - 1, now)
+        run.now = now
+        run.decide(now, who)
+    return Outcome(run.now, run.pushed, len(run.lags), run.dropped, run.version, run.lags, run.trace.close())
+
+
+class _Run:
+    """All that changes while the clock goes on. `idle` have pushed and not begun again; `behind` is how many are at `lowest`."""
+
+    def __init__(self, mode: Mode, workers: int, speeds: Speeds, seed: int, work: Work | None, trace: Trace, interrupt: bool) -> None:
+        self.takes, self.may_go, self.inner = mode.takes, mode.may_go, mode.inner_steps
+        self.stale = mode.stale if interrupt else None
+        self.work, self.trace, self.outages = work, trace, speeds.outages
+        self.workers, self.draws, self.delay = workers, speeds.draws(workers, seed), speeds.up + speeds.down
+        self.heap: list[tuple[float, int]] = []
+        """(time, w): push of worker w arrives; w = workers: the mode wants to be asked; above: an outage begins (even) or ends (odd)."""
+        self.due = [0.0] * workers
+        self.base, self.clocks = [0] * workers, [0] * workers
+        self.waiting, self.away = [False] * workers, [False] * workers
+        self.idle: set[int] = set()
+        self.pending: list[Push] = []
+        self.expected = frozenset(range(workers))
+        self.lowest, self.behind = 0, workers
+        self.risen = False
+        self.now, self.version, self.pushed, self.dropped, self.until = 0.0, 0, 0, 0, -1.0
+        self.lags: array[int] = array("q")
+        for worker in range(workers):
+            self.begin(worker, 0.0)
+        for number, outage in enumerate(self.outages):
+            heappush(self.heap, (outage.at, workers + 1 + 2 * number))
+
+    def begin(self, who: int, now: float) -> None:
+        """The worker takes the weights and starts a step (in local mode H of them)."""
+        draws = self.draws[who]
+        time = now + self.delay + (sum(islice(draws, self.inner)) if self.inner else next(draws))
+        self.base[who], self.due[who] = self.version, time
+        heappush(self.heap, (time, who))
+        if self.work:
+            self.work.begin(who)
+
+    def arrive(self, who: int, now: float) -> None:
+        clock = self.clocks[who]
+        push = Push(who, clock, self.base[who], now)
+        self.pending.append(push)
+        self.clocks[who] = clock + 1
+        self.waiting[who] = True
+        self.idle.add(who)
+        self.pushed += 1
+        if clock == self.lowest:
+            self._less_behind()
+        if self.work:
+            self.work.push(push)
+
+    def decide(self, now: float, who: int) -> None:
+        """Ask the mode until it has nothing more to say; then let go who may, of those for whom something has changed."""
+        freed = sorted(self.idle) if self.risen else [who]
+        self.risen = False
+        while self.pending and (batch := self.takes(self.pending, self.expected, self.version, now)) is not None:
+            if batch.kept or batch.dropped:
+                self._settle(batch, now, freed)
+                continue
+            if batch.until is not None and batch.until != self.until:
+                self.until = batch.until
+                heappush(self.heap, (batch.until, self.workers))
+            break
+        for free in freed:
+            if free in self.idle and not self.away[free] and self.may_go(self.clocks[free], self.lowest, self.waiting[free]):
+                self.idle.remove(free)
+                self.begin(free, now)
+
+    def outage(self, number: int, now: float) -> None:
+        outage = self.outages[number // 2]
+        who = outage.worker
+        if who not in self.expected:
+            return
+        if number % 2:
+            self.away[who] = False
+            if who in self.idle:
+                self.risen = True  # it may be asked whether it may go
+            else:
+                self.begin(who, now)  # the step in hand is made again
+            return
+        self.away[who], self.due[who] = True, math.nan
+        if math.isfinite(outage.away):
+            heappush(self.heap, (now + outage.away, self.workers + 2 + number))
+            return
+        self.expected -= {who}
+        if self.clocks[who] == self.lowest:
+            self._less_behind()
+        if self.work:
+            self.work.leave(who)
+
+    def _less_behind(self) -> None:
+        """One worker less is at the lowest clock; where none is left there, the lowest rises."""
+        self.behind -= 1
+        if not self.behind and self.expected:
+            clocks = [self.clocks[who] for who in self.expected]
+            self.lowest = min(clocks)
+            self.behind = clocks.count(self.lowest)
+            self.risen = True
+
+    def _settle(self, batch: Batch, now: float, freed: list[int]) -> None:
+        """Apply a decision and write it down."""
+        kept, dropped, weights, _ = batch
+        version, rows = self.version, self.trace.rows
+        notes = iter(self.work.decide(batch, version)) if self.work else repeat(NOT_TRAINED)
+        mean = 1 / len(kept) if kept else 0.0
+        for place, (who, clock, base, _) in enumerate(kept):
+            lag = version - (base or 0)  # nothing is restored here: a base is always known
+            self.lags.append(lag)
+            rows.append((now, clock, who, lag, weights[place] if weights else mean, *next(notes)))
+        for who, clock, base, _ in dropped:
+            rows.append((now, clock, who, version - (base or 0), 0.0, *next(notes)))
+        for who, clock, _, _ in kept + dropped:
+            if clock == self.clocks[who] - 1:
+                self.waiting[who] = False
+            freed.append(who)
+        if kept:
+            self.version = version + 1
+            if self.stale:
+                self._interrupt(now)
+        self.dropped += len(dropped)
+        if len(kept) + len(dropped) == len(self.pending):
+            self.pending.clear()
+        else:
+            gone = {*kept, *dropped}
+            self.pending = [push for push in self.pending if push not in gone]
+
+    def _interrupt(self, now: float) -> None:
+        assert self.stale
+        for who in self.expected - self.idle:
+            if not self.away[who] and self.stale(self.base[who], self.version):
+                self.begin(who, now)

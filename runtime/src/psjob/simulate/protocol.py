@@ -1,0 +1,157 @@
+"""The protocol digits-64: ten ways to train the same digits with 1 to 64 workers, and what must come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from psjob import rules
+from psjob.modes import Async, Mode, Sync
+from psjob.rules.base import Numbers
+from psjob.simulate.digits import Digits
+from psjob.simulate.engine import simulate
+from psjob.simulate.speeds import Speeds
+from psjob.simulate.trace import Trace
+from psjob.simulate.training import Training
+
+EPOCHS = 60
+DROPS = (30, 45)
+"""Epochs after which lr is a tenth of what it was."""
+WORKERS: tuple[int, ...] = (1, 4, 8, 16, 24, 32, 48, 64)
+SEEDS: tuple[int, ...] = (0, 1, 2, 3, 4)
+PUSHES = EPOCHS * Digits.updates_per_epoch
+"""Batches of a training, whatever the number of workers."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the table."""
+
+    title: str
+    rule: str
+    mode: Mode = field(default_factory=Async)
+
+
+ENTRIES = {
+    "asgd": Entry("ASGD, no momentum", "plain"),
+    "nag-asgd": Entry("NAG-ASGD", "nag"),
+    "multi-asgd": Entry("Multi-ASGD", "multi-momentum"),
+    "dana-zero": Entry("DANA-Zero", "dana-zero"),
+    "dana-slim": Entry("DANA-Slim", "dana-slim"),
+    "dana-dc": Entry("DANA-DC", "dana-dc"),
+    "dc-asgd": Entry("DC-ASGD-a + heavy ball", "dc-asgd"),
+    "ga-nag": Entry("GA + NAG", "gap-aware"),
+    "ga-dana": Entry("GA + DANA", "gap-aware-dana"),
+    "ssgd": Entry("SSGD, lr not scaled", "nag", Sync()),
+}
+QUICK: tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]] = ("asgd", "nag-asgd", "multi-asgd", "dana-zero"), (1, 16, 32), (0, 1)
+"""Entries, workers and seeds of the small table: seconds."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training of `entry`, a key of ENTRIES."""
+
+    entry: str
+    workers: int
+    seed: int
+    lr: float = 0.05
+    speeds: Speeds = field(default_factory=Speeds)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training came to: accuracy from 0 to 1, mean gap and lag over its pushes, SHA-256 of its trace."""
+
+    accuracy: float
+    gap: float
+    lag: float
+    sha256: str
+
+
+def train(task: Task) -> Trained:
+    """Train once. The seed of the data is the task's, that of the times is another one made from it."""
+    entry, problem = ENTRIES[task.entry], Digits(task.seed)
+    rule = rules.named(entry.rule)
+    training = Training(problem, rule, schedule({**rule.numbers, "lr": task.lr}, task.workers))
+    trace = Gaps()
+    with np.errstate(all="ignore"):  # a rule may diverge; that is what the table shows
+        outcome = simulate(entry.mode, task.workers, task.speeds, PUSHES, 1000 + task.seed, training, trace)
+        return Trained(training.score(), trace.mean(), float(np.mean(outcome.lags)), outcome.sha256)
+
+
+def schedule(numbers: Numbers, workers: int) -> Callable[[int], Numbers]:
+    """Hyperparameters after so many batches: `numbers`, with the protocol's momentum, decay and highest lr where the rule has them.
+
+    lr / workers to lr in the first epoch, a tenth of it after 30 and again after 45.
+    """
+    lr = float(numbers["lr"])
+    ours: Mapping[str, float] = {"momentum": 0.9, "weight_decay": 1e-4, "max_lr": lr}
+    common = {**numbers, **{name: value for name, value in ours.items() if name in numbers}}
+    steps = [{**common, "lr": lr * 0.1**drops} for drops in range(len(DROPS) + 1)]
+    return partial(_numbers, common, steps, lr, workers)
+
+
+def _numbers(common: Numbers, steps: Sequence[Numbers], lr: float, workers: int, batches: int) -> Numbers:
+    if batches < Digits.updates_per_epoch:
+        least = lr / workers
+        return {**common, "lr": least + (lr - least) * batches / Digits.updates_per_epoch}
+    return steps[sum(batches >= epoch * Digits.updates_per_epoch for epoch in DROPS)]
+
+
+class Gaps(Trace):
+    """A trace that keeps the sum of gaps."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        super().__init__(path)
+        self._total, self._count = 0.0, 0
+
+    def flush(self) -> None:
+        self._total += sum(row[5] for row in self.rows)
+        self._count += len(self.rows)
+        super().flush()
+
+    def mean(self) -> float:
+        """The mean gap of all pushes; inf where one was not finite."""
+        return self._total / self._count if np.isfinite(self._total) else float("inf")
+
+
+def mean(trainings: Sequence[Trained], what: Literal["accuracy", "gap", "lag"]) -> float:
+    """Over seeds."""
+    return float(np.mean([getattr(one, what) for one in trainings]))
+
+
+Table = Mapping[tuple[str, int], list[Trained]]
+
+
+def gate(table: Table) -> dict[str, bool | None]:
+    """What must hold of the means over seeds, in words; None where the table does not have what it takes."""
+
+    def accuracy(key: str, workers: int) -> float:
+        return 100 * mean(table[key, workers], "accuracy")
+
+    nag, multi, dana = "nag-asgd", "multi-asgd", "dana-zero"
+    both = [n for n in WORKERS if n >= 24 and (dana, n) in table and (multi, n) in table]
+    tests: dict[str, Callable[[], bool]] = {
+        "NAG-ASGD collapses: below 80 % at 32 workers": lambda: accuracy(nag, 32) < 80,
+        "DANA-Zero does not: above 97 % at 32 workers": lambda: accuracy(dana, 32) > 97,
+        "DANA-Zero is within 0.5 of Multi-ASGD or above from 24 workers on": lambda: all(
+            accuracy(dana, n) >= accuracy(multi, n) - 0.5 for n in both or [24]
+        ),
+        "the gap of NAG-ASGD is at least 10 times DANA-Zero's at 32 workers": lambda: (
+            mean(table[nag, 32], "gap") >= 10 * mean(table[dana, 32], "gap")
+        ),
+        "DANA-Zero with 16 workers is within 0.5 of one worker": lambda: abs(accuracy(dana, 16) - accuracy(dana, 1)) <= 0.5,
+    }
+    found: dict[str, bool | None] = {}
+    for words, test in tests.items():
+        try:
+            found[words] = test()
+        except KeyError:
+            found[words] = None
+    return found

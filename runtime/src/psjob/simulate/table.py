@@ -1,0 +1,62 @@
+"""The whole table of digits-64, its trainings spread over this machine's cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+
+from psjob.simulate import show
+from psjob.simulate.protocol import ENTRIES, Table, Task, Trained, mean, train
+
+GAP_AT = (16, 32)
+
+
+def fill(tasks: Sequence[Task], processes: int, told: Callable[[int], None] = lambda done: None) -> Table:
+    """Train all of `tasks`; `told` hears how many are done. One process trains here, more in processes of their own.
+
+    Raises ValueError when a process was killed.
+    """
+    found: dict[int, Trained] = {}
+    if processes == 1:
+        for place, task in enumerate(tasks):
+            found[place] = train(task)
+            told(len(found))
+    else:
+        with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+            waiting = {pool.submit(train, task): place for place, task in enumerate(tasks)}
+            try:
+                for future in as_completed(waiting):
+                    found[waiting[future]] = future.result()
+                    told(len(found))
+            except BrokenProcessPool:
+                raise ValueError("simulate digits-64: a training's process was killed, perhaps for memory; try --processes 1") from None
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+    table: dict[tuple[str, int], list[Trained]] = {}
+    for place, task in enumerate(tasks):
+        table.setdefault((task.entry, task.workers), []).append(found[place])
+    return table
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def text(table: Table) -> str:
+    """Test accuracy in %, the mean over seeds, and the mean gap x 10,000 at 16 and 32 workers."""
+    keys = [key for key in ENTRIES if any(key == entry for entry, _ in table)]
+    counts = sorted({workers for _, workers in table})
+    gaps = [n for n in GAP_AT if n in counts]
+    rows = [
+        [
+            ENTRIES[key].title,
+            *(f"{100 * mean(table[key, n], 'accuracy'):.1f}" for n in counts),
+            *(f"{1e4 * mean(table[key, n], 'gap'):.0f}" for n in gaps),
+        ]
+        for key in keys
+    ]
+    return show.table(["workers", *map(str, counts), *(f"gap at {n}" for n in gaps)], rows)

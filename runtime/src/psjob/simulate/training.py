@@ -1,0 +1,133 @@
+"""Training on a simulated schedule: what workers hold and push, and the rule that applies it. The same rule objects as on a shard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+
+from psjob.modes import Batch, Push
+from psjob.rules import arrays
+from psjob.rules.arrays import Array
+from psjob.rules.base import BlockState, Numbers, Rule, WorkerHalf
+from psjob.simulate.problems import Floats, Problem
+
+Library = Literal["numpy", "torch"]
+
+
+@dataclass(frozen=True)
+class Inner:
+    """The steps that a worker makes by itself in local mode. Its optimizer state is the worker's and lasts."""
+
+    rule: Rule
+    numbers: Numbers
+    steps: int
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A push on its way: what it brings, what it was computed on (as numpy), the loss there."""
+
+    grad: Array
+    used: Floats
+    loss: float
+
+
+class Training:
+    """See `Work`. `numbers` gives the rule's hyperparameters after so many batches of the stream.
+
+    A worker's gradient is computed when its push arrives, on the weights that it took, with the next batch of the shared stream.
+    Raises ValueError for a rule that cannot take what the mode gives (several pushes at once, say) or the arrays of this library.
+    """
+
+    def __init__(
+        self, problem: Problem, rule: Rule, numbers: Callable[[int], Numbers], library: Library = "numpy", inner: Inner | None = None
+    ) -> None:
+        self.problem, self.rule, self.numbers, self.inner = problem, rule, numbers, inner
+        self.state = rule.init(_array(problem.begin(), library))
+        self.weights = _floats(self.state.weights)
+        self.batches = 0
+        self._half = cast(WorkerHalf, rule) if hasattr(rule, "outgoing") else None
+        self._library = library
+        self._held: dict[int, Array] = {}
+        self._own: dict[int, BlockState] = {}
+        self._sent: dict[tuple[int, int], _Sent] = {}
+
+    def begin(self, worker: int) -> None:
+        taken = self.rule.reply(self.state, self.numbers(self.batches), worker)
+        self._held[worker] = arrays.copy(taken) if taken is self.state.weights else taken
+
+    def push(self, push: Push) -> None:
+        held = self._held[push.worker]
+        grad, loss = self._local(push.worker, held) if self.inner else self._gradient(held)
+        if self._half:
+            state = self._own.get(push.worker) or self._own.setdefault(push.worker, BlockState(held))
+            state.weights = held
+            grad = self._half.outgoing(state, grad, self.numbers(self.batches))
+        self._sent[push.worker, push.clock] = _Sent(grad, _floats(held), loss)
+
+    def decide(self, batch: Batch, version: int) -> list[tuple[float, float]]:
+        kept = [self._sent.pop((push.worker, push.clock)) for push in batch.kept]
+        dropped = [self._sent.pop((push.worker, push.clock)) for push in batch.dropped]
+        notes = [(self._gap(sent.used), sent.loss) for sent in (*kept, *dropped)]
+        if kept:
+            lag = max(version - (push.base or 0) for push in batch.kept)
+            worker = batch.kept[0].worker if len(kept) == 1 else None
+            self.rule.apply(self.state, _combined(kept, batch), self.numbers(self.batches), lag=lag, worker=worker)
+        return notes
+
+    def leave(self, worker: int) -> None:
+        self.rule.forget(self.state, worker)
+        self._own.pop(worker, None)
+
+    def score(self) -> float:
+        """The problem's score of the weights as they stand."""
+        return self.problem.score(self.weights)
+
+    def _gradient(self, weights: Array) -> tuple[Array, float]:
+        self.batches += 1
+        grad, loss = self.problem.gradient(_floats(weights))
+        return _array(grad, self._library), loss
+
+    def _local(self, worker: int, held: Array) -> tuple[Array, float]:
+        """How far the worker goes by itself (weights before - weights after), and the mean loss on its way."""
+        assert self.inner
+        state = self._own.get(worker) or self._own.setdefault(worker, self.inner.rule.init(held))
+        state.weights = arrays.copy(held)
+        losses = 0.0
+        for _ in range(self.inner.steps):
+            grad, loss = self._gradient(state.weights)
+            self.inner.rule.apply(state, grad, self.inner.numbers, lag=0, worker=worker)
+            losses += loss
+        return held - state.weights, losses / self.inner.steps
+
+    def _gap(self, used: Floats) -> float:
+        moved = self.weights - used
+        return math.sqrt(float(moved @ moved) / len(moved))
+
+
+def _combined(kept: list[_Sent], batch: Batch) -> Array:
+    """The update's gradient: a mean (summed in the order of `kept`, multiplied once) or a sum with weights."""
+    if batch.weights is None and len(kept) == 1:
+        return kept[0].grad
+    total = arrays.copy(kept[0].grad)
+    if batch.weights is None:
+        for sent in kept[1:]:
+            total += sent.grad
+        total *= 1 / len(kept)
+        return total
+    total *= batch.weights[0]
+    for sent, weight in zip(kept[1:], batch.weights[1:], strict=True):
+        arrays.add_scaled(total, sent.grad, weight)
+    return total
+
+
+def _array(values: Floats, library: Library) -> Array:
+    return torch.from_numpy(values) if library == "torch" else values  # type: ignore[return-value]
+
+
+def _floats(values: Array) -> Floats:
+    return values.numpy() if isinstance(values, torch.Tensor) else values

@@ -1,0 +1,209 @@
+"""The engine: order of events, who waits, outages and delays; golden values of whole schedules."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psjob.modes import Async, Backup, Bounded, Local, Mode, Softsync, Sync, Threshold
+from psjob.simulate.engine import Outcome, simulate
+from psjob.simulate.speeds import Outage, Speeds, Stall
+from psjob.simulate.trace import Record, Trace, read
+
+CONSTANT = Speeds(mean=100.0, shape=math.inf)
+ROUGH = Speeds(spread=0.6, stall=Stall(0.05, 5), slow={2: 1.5}, outages=(Outage(0, 300, 400), Outage(3, 900)), up=3, down=5)
+MODES: list[Mode] = [
+    Sync(), Backup(1), Bounded(0), Bounded(2), Softsync(2), Softsync(2, by_lag=False), Async(), Threshold(3), Local(3), Local(3, 2, 20.0),
+]  # fmt: skip
+
+
+def records(mode: Mode, workers: int, speeds: Speeds, pushes: int, path: Path, **more: bool) -> tuple[list[Record], Outcome]:
+    outcome = simulate(mode, workers, speeds, pushes, trace=Trace(path), **more)
+    return list(read(path)), outcome
+
+
+GOLDEN = {
+    "Sync()": "8a14b628fb498b6a73b7c3e51b43ec472352a812b5603cfa1e432928ce589962",
+    "Backup(backup_workers=1)": "37fbdd34f3fd3c0cc21ac9ca88a603ccf3c4fcd6f1a3343a400cd22d92164b5d",
+    "Bounded(staleness=0)": "8a14b628fb498b6a73b7c3e51b43ec472352a812b5603cfa1e432928ce589962",
+    "Bounded(staleness=2)": "240b77768be7de67a934826f5df1bc8b2d47fdcc90b028c9f871cfb3b0d9fbfb",
+    "Softsync(splits=2, by_lag=True)": "278d171df1fc5dedfe06938f18246c855ee1a2f18006473a9bd71c14a2fbb68c",
+    "Softsync(splits=2, by_lag=False)": "bb7095fe7249a31d54ef3ee92d0a081b0c392da0d2682202c38ea3c443b1e209",
+    "Async()": "01c724f4b9c07c8fc87756285160cf9cedb8bd575888f30820ecc4d8cc59f606",
+    "Threshold(lag=3)": "a402fdb86d6d25868d934d246c0269be77b7fa10e31c7ad0da8da7af57bf0c0d",
+    "Local(inner_steps=3, quorum=0, grace=0.0)": "2fc62ac3764c7d21483efb5b3a8285c170332c30450952bdfca09e81881ae1ff",
+    "Local(inner_steps=3, quorum=2, grace=20.0)": "85ccca5e7248d43aba4fb0ef57e7835cfcf1a94df3269d7238d3d6afa0ce8363",
+}
+
+
+@pytest.mark.parametrize("mode", MODES, ids=repr)
+def test_a_schedule_is_its_golden_value(mode: Mode) -> None:
+    assert simulate(mode, 5, ROUGH, 400, seed=7).sha256 == GOLDEN[repr(mode)]
+
+
+def test_seeds_of_the_times_decide() -> None:
+    first, again, other = (simulate(Async(), 4, Speeds(), 200, seed).sha256 for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_one_time_goes_by_worker(tmp_path: Path) -> None:
+    rows, _ = records(Async(), 3, CONSTANT, 7, tmp_path / "t.jsonl")
+    assert [(row.t, row.worker, row.clock, row.lag) for row in rows] == [
+        (100, 0, 0, 0), (100, 1, 0, 1), (100, 2, 0, 2), (200, 0, 1, 2), (200, 1, 1, 2), (200, 2, 1, 2), (300, 0, 2, 2),
+    ]  # fmt: skip
+
+
+def test_delays_are_paid_once_a_step() -> None:
+    speeds = Speeds(mean=100.0, shape=math.inf, up=7, down=5)
+    assert simulate(Sync(), 4, speeds, 40).elapsed == 10 * 112
+
+
+def test_sync_waits_for_who_comes_back_and_not_for_who_left(tmp_path: Path) -> None:
+    back = Speeds(mean=100.0, shape=math.inf, outages=(Outage(1, 250, 400),))
+    rows, outcome = records(Sync(), 3, back, 12, tmp_path / "back.jsonl")
+    assert [row.t for row in rows] == [100] * 3 + [200] * 3 + [750] * 3 + [850] * 3, "its step in hand is made again"
+    assert outcome.updates == 4
+    gone = Speeds(mean=100.0, shape=math.inf, outages=(Outage(1, 250),))
+    rows, _ = records(Sync(), 3, gone, 10, tmp_path / "gone.jsonl")
+    assert [(row.t, row.worker) for row in rows[6:]] == [(300, 0), (300, 2), (400, 0), (400, 2)]
+
+
+def test_the_last_one_of_a_clock_may_leave_while_all_wait(tmp_path: Path) -> None:
+    speeds = Speeds(mean=100.0, shape=math.inf, slow={1: 3.0}, outages=(Outage(1, 250),))
+    rows, _ = records(Sync(), 2, speeds, 3, tmp_path / "t.jsonl")
+    assert [(row.t, row.worker) for row in rows] == [(250, 0), (350, 0), (450, 0)]
+
+
+def test_when_all_have_left_it_ends() -> None:
+    speeds = Speeds(mean=100.0, shape=math.inf, outages=(Outage(0, 250), Outage(1, 320)))
+    outcome = simulate(Async(), 2, speeds, 1000)
+    assert (outcome.pushes, outcome.elapsed) == (5, 320)
+
+
+def test_bounded_goes_on_when_the_slowest_does(tmp_path: Path) -> None:
+    speeds = Speeds(mean=100.0, shape=math.inf, slow={0: 4.0})
+    rows, _ = records(Bounded(1), 2, speeds, 8, tmp_path / "t.jsonl")
+    assert [(row.t, row.worker, row.clock) for row in rows if row.worker == 1] == [
+        (100, 1, 0), (200, 1, 1), (500, 1, 2), (900, 1, 3), (1300, 1, 4),
+    ]  # fmt: skip
+
+
+def test_backup_drops_the_late_and_interrupts_when_asked(tmp_path: Path) -> None:
+    speeds = Speeds(mean=100.0, shape=math.inf, slow={2: 1.5})
+    rows, outcome = records(Backup(1), 3, speeds, 7, tmp_path / "a.jsonl")
+    assert [(row.t, row.worker, row.weight) for row in rows] == [
+        (100, 0, 0.5), (100, 1, 0.5), (150, 2, 0), (200, 0, 0.5), (200, 1, 0.5), (300, 0, 0.5), (300, 1, 0.5),
+    ]  # fmt: skip
+    assert (outcome.kept, outcome.dropped) == (6, 1)
+    rows, outcome = records(Backup(1), 3, speeds, 6, tmp_path / "b.jsonl", interrupt=True)
+    assert outcome.dropped == 0 and {row.worker for row in rows} == {0, 1}
+
+
+def test_local_waits_for_its_grace(tmp_path: Path) -> None:
+    speeds = Speeds(mean=100.0, shape=math.inf, slow={2: 1.1, 3: 2.0})
+    rows, outcome = records(Local(2, quorum=2, grace=30.0), 4, speeds, 8, tmp_path / "t.jsonl")
+    assert [(row.t, row.worker, round(row.weight, 3)) for row in rows[:4]] == [
+        (230, 0, 0.333),
+        (230, 1, 0.333),
+        (230, 2, 0.333),
+        (400, 3, 0),
+    ]
+    assert outcome.updates == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(MODES), st.integers(1, 6), st.integers(0, 1000), st.sampled_from([0.0, 0.6]), st.booleans(),
+    st.lists(st.tuples(st.integers(0, 5), st.floats(0, 2000), st.sampled_from([50.0, 500.0, math.inf])), max_size=3),
+)  # fmt: skip
+def test_every_push_is_decided_on_once_and_in_order(
+    mode: Mode, workers: int, seed: int, spread: float, interrupt: bool, lost: list[tuple[int, float, float]]
+) -> None:
+    outages = tuple(Outage(worker, at, away) for worker, at, away in lost if worker < workers)
+    trace = _Kept()
+    outcome = simulate(mode, workers, Speeds(spread=spread, outages=outages), 120, seed, trace=trace, interrupt=interrupt)
+    clocks = [0] * workers
+    for row in trace.all:
+        assert row.clock == clocks[row.worker], "a worker's pushes are decided on in its order, none is left out"
+        clocks[row.worker] += 1
+        assert row.lag >= 0
+    assert outcome.kept + outcome.dropped == len(trace.all) <= outcome.pushes
+    times = [row.t for row in trace.all]
+    assert times == sorted(times)
+    if isinstance(mode, Sync | Backup | Local):
+        assert all(row.lag == 0 for row in trace.all if row.weight)
+    if len({outage.worker for outage in outages if outage.away == math.inf}) < workers:
+        assert outcome.pushes == 120, "nobody hangs"
+
+
+class _Kept(Trace):
+    """A trace that keeps its records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[Record] = []
+
+    def flush(self) -> None:
+        self.all += [Record(*row) for row in self.rows]
+        super().flush()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 4), st.integers(2, 8), st.integers(0, 1000))
+def test_bounded_keeps_its_bound_on_the_clock(staleness: int, workers: int, seed: int) -> None:
+    trace = _Kept()
+    simulate(Bounded(staleness), workers, Speeds(spread=0.6, stall=Stall(0.1, 5)), 200, seed, trace=trace)
+    clocks = [0] * workers
+    for row in trace.all:
+        if staleness:
+            assert row.clock - min(clocks) <= staleness
+        clocks[row.worker] = row.clock + 1
+        assert max(clocks) - min(clocks) <= staleness + 1
+
+
+def test_bounded_keeps_its_bound_on_100_000_random_schedules() -> None:
+    rng = random.Random(5)
+    for schedule in range(100_000):
+        mode, clocks = Bounded(schedule % 4), [0] * (2 + schedule % 3)
+        for _ in range(8):
+            who, lowest = int(rng.random() * len(clocks)), min(clocks)
+            if not mode.may_go(clocks[who], lowest, False):
+                who = clocks.index(lowest)
+                assert mode.may_go(lowest, lowest, False), "the slowest may always go"
+            clocks[who] += 1
+            assert max(clocks) - min(clocks) <= mode.staleness + 1
+
+
+@pytest.mark.parametrize(
+    ("speeds", "sentence"),
+    [
+        (lambda: Speeds(mean=0), "mean is 0, must be a number above 0"),
+        (lambda: Speeds(spread=math.nan), "spread is nan"),
+        (lambda: Speeds(up=-1), "up is -1, must be 0 or more"),
+        (lambda: Speeds(slow={1: 0}), "slow factor of worker 1 is 0, must be above 0"),
+        (lambda: Speeds(stall=Stall(2)), "chance of 0 to 1"),
+        (lambda: Speeds(outages=(Outage(0, -1),)), "must begin at 0 or later"),
+        (lambda: Speeds(measured=((),)), "measured times must be above 0"),
+        (lambda: Speeds(slow={9: 2}), "worker 9 is not one of the 4 workers"),
+    ],
+)
+def test_speeds_that_cannot_be_are_named(speeds, sentence: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=sentence):
+        simulate(Sync(), 4, speeds(), 10)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_trace_is_read_as_it_was_written(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"trace{suffix}"
+    rows, outcome = records(Softsync(2), 4, Speeds(), 300, path)
+    again = Trace()
+    again.rows += rows
+    assert again.close() == outcome.sha256
+    path.write_text(path.read_text().replace("\n", "\nrubbish\n", 1) + "")
+    with pytest.raises(ValueError, match=r"trace\.\w+: record 1 is not one of a trace|record 2 is not one of a trace"):
+        list(read(path))

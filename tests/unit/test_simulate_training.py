@@ -1,0 +1,230 @@
+"""Training on the schedule: modes against what they are equal to, rules with their workers' halves, digits, the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psjob import rules
+from psjob.modes import Async, Backup, Batch, Bounded, Local, Mode, Push, Softsync, Sync
+from psjob.rules.base import BlockState, Numbers
+from psjob.simulate import cli, protocol
+from psjob.simulate.digits import BATCH, SIZE, Digits
+from psjob.simulate.engine import simulate
+from psjob.simulate.problems import Fixed, Floats, Quadratic
+from psjob.simulate.speeds import Outage, Speeds
+from psjob.simulate.training import Inner, Library, Training
+from psjob.simulate.words import label, mode_of
+
+UNEVEN = Speeds(spread=0.6)
+
+
+def trained(mode: Mode, rule: str = "plain", pushes: int = 200, library: Library = "numpy", **numbers: float) -> Training:
+    one = rules.named(rule)
+    given: Numbers = {**one.numbers, "lr": 0.05, **numbers}
+    work = Training(Digits(3), one, lambda batches: given, library)
+    simulate(mode, 5, UNEVEN, pushes, 1, work)
+    return work
+
+
+def test_no_staleness_is_sync_bit_for_bit() -> None:
+    assert trained(Bounded(0), "nag").weights.tobytes() == trained(Sync(), "nag").weights.tobytes()
+
+
+class Written(Training):
+    """Writes down the gradients of each update."""
+
+    updates: list[list[Floats]]
+
+    def decide(self, batch: Batch, version: int) -> list[tuple[float, float]]:
+        if batch.kept:
+            self.updates.append([self._sent[push.worker, push.clock].grad for push in batch.kept])
+        return super().decide(batch, version)
+
+
+@pytest.mark.parametrize("mode", [Sync(), Backup(2), Softsync(2, by_lag=False)], ids=repr)
+def test_an_update_is_one_of_the_kept_gradients_alone(mode: Mode) -> None:
+    """So backup workers and softsync are a run with batches of N over what was kept."""
+    rule = rules.named("nag")
+    numbers: Numbers = {**rule.numbers, "lr": 0.05}
+    work = Written(Digits(3), rule, lambda batches: numbers)
+    work.updates = []
+    outcome = simulate(mode, 5, UNEVEN, 200, 1, work)
+    state = rule.init(Digits(3).begin())
+    for grads in work.updates:
+        total = grads[0] + grads[1] if len(grads) > 1 else grads[0].copy()
+        for grad in grads[2:]:
+            total = total + grad
+        rule.apply(state, total * np.float32(1 / len(grads)), numbers)
+    assert state.weights.tobytes() == work.weights.tobytes()
+    assert outcome.updates == len(work.updates) > 30
+
+
+def test_softsync_divides_by_the_lag() -> None:
+    work = Training(Fixed(4, 1), rules.named("plain"), lambda batches: {"lr": 1.0, "weight_decay": 0.0})
+    gradient = work.problem.gradient(work.weights)[0]
+    for worker in (0, 1):
+        work.begin(worker)
+        work.push(Push(worker, 0, 0))
+    work.decide(Softsync(2).takes([Push(0, 0, 0), Push(1, 0, 0)], frozenset(range(4)), 4) or Batch(), 4)
+    np.testing.assert_allclose(work.weights, -gradient / 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["plain", "nag", "dana-zero"])
+def test_numpy_and_torch_come_to_the_same(rule: str) -> None:
+    one, other = (trained(Async(), rule, pushes=60, library=library) for library in ("numpy", "torch"))
+    np.testing.assert_allclose(one.weights, other.weights, atol=2e-5)
+
+
+def test_who_leaves_is_forgotten() -> None:
+    rule = rules.named("dana-zero")
+    work = Training(Quadratic(3), rule, lambda batches: {**rule.numbers, "lr": 0.01})
+    simulate(Async(), 3, Speeds(outages=(Outage(1, 2000),)), 120, work=work)
+    own = [slot for name, slot in work.state.slots.items() if name.startswith("v@")]
+    assert len(own) == 2
+    np.testing.assert_allclose(work.state.slot("sum"), sum(own), rtol=1e-12)
+
+
+def test_local_steps_are_the_worker_s_own() -> None:
+    """One worker, an outer rule that takes the difference as it is: the same as those steps at once."""
+    inner, numbers = rules.named("heavy-ball"), {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.0}
+    work = Training(Digits(3), rules.named("plain"), lambda batches: {"lr": 1.0, "weight_decay": 0.0}, inner=Inner(inner, numbers, 6))
+    simulate(Local(6), 1, Speeds(), 5, work=work)
+    problem = Digits(3)
+    state = BlockState(problem.begin())
+    for _ in range(30):
+        inner.apply(state, problem.gradient(state.weights)[0], numbers)
+    np.testing.assert_allclose(work.weights, state.weights, atol=1e-5)
+
+
+def test_a_rule_for_single_pushes_refuses_a_mean() -> None:
+    with pytest.raises(ValueError, match="dana-zero keeps state for each worker"):
+        trained(Sync(), "dana-zero")
+
+
+def test_gradients_of_digits_are_those_of_torch() -> None:
+    import torch
+
+    problem, again = Digits(1), Digits(1)
+    flat = problem.begin()
+    gradient, loss = problem.gradient(flat)
+    batch = again._rng.permutation(len(again._labels))[:BATCH]
+    weights = torch.from_numpy(again.begin()).requires_grad_()
+    w1, b1, w2, b2 = torch.split(weights, [64 * 64, 64, 640, 10])
+    hidden = (torch.from_numpy(again._images[batch]) @ w1.view(64, 64) + b1).relu()
+    found = torch.nn.functional.cross_entropy(hidden @ w2.view(64, 10) + b2, torch.from_numpy(again._labels[batch]))
+    found.backward()
+    assert weights.grad is not None and len(flat) == SIZE
+    assert loss == pytest.approx(found.item(), rel=1e-5)
+    np.testing.assert_allclose(gradient, weights.grad.numpy(), atol=1e-6)
+
+
+def test_the_small_table_passes_its_gate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["digits-64", "--quick", "--seeds", "1", "--processes", "1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["table"]) == 12
+    assert list(told["gate"].values()) == [True] * 5
+
+
+def test_the_gate_can_fail() -> None:
+    good, bad = (protocol.Trained(accuracy, 1.0, 1.0, "") for accuracy in (0.98, 0.5))
+    table = {
+        ("nag-asgd", 32): [good],
+        ("dana-zero", 32): [bad],
+        ("dana-zero", 16): [bad],
+        ("dana-zero", 1): [good],
+        ("multi-asgd", 32): [good],
+    }
+    assert list(protocol.gate(table).values()) == [False] * 5
+    assert list(protocol.gate({}).values())[:2] == [None, None]
+
+
+def test_the_schedule_of_lr() -> None:
+    given = protocol.schedule({**rules.named("nag").numbers, "lr": 0.05}, 10)
+    rates = [given(44 * epoch)["lr"] for epoch in (0, 1, 29, 30, 45, 59)]
+    assert rates == pytest.approx([0.005, 0.05, 0.05, 0.005, 0.0005, 0.0005])
+    assert given(22)["lr"] == pytest.approx(0.0275)
+    assert (given(0)["momentum"], given(0)["weight_decay"]) == (0.9, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ("sync", Sync()), ("backup", Backup(1)), ("backup:4", Backup(4)), ("bounded:staleness=2", Bounded(2)),
+        ("softsync:8,by_lag=false", Softsync(8, by_lag=False)), ("local:20,quorum=6,grace=2.5", Local(20, 6, 2.5)),
+    ],
+)  # fmt: skip
+def test_modes_as_they_are_written(text: str, mode: Mode) -> None:
+    assert mode_of(text) == mode
+    assert mode_of(label(mode)) == mode
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["schedule", "--mode", "turbo"], "there is no mode 'turbo'; there are sync, backup:BACKUP_WORKERS"),
+        (["schedule", "--mode", "backup:x"], "backup_workers is 'x', must be a whole number"),
+        (["schedule", "--mode", "sync:1"], "'1' is not a number of sync; write sync"),
+        (["schedule", "--mode", "bounded:-1"], "staleness is -1, must be 0 or more"),
+        (["schedule", "--mode", "softsync:2,by_lag=no"], "by_lag is 'no', must be true or false"),
+        (["schedule", "--workers", "0"], "workers is 0"),
+        (["schedule", "--slow", "4"], "write WORKER=FACTOR"),
+        (["schedule", "--slow", "9=2"], "worker 9 is not one of the 8 workers"),
+        (["schedule", "--stall", "0.1"], "write CHANCExFACTOR"),
+        (["schedule", "--crash", "1"], "write WORKER@TIME"),
+        (["schedule", "--speeds", "no-such-file"], "there is no such file of step times"),
+        (["schedule", "--trace", "t.csv"], "is of one mode"),
+        (["train", "--rule", "magic"], "there is no rule 'magic'"),
+        (["train", "--set", "lr"], "write NAME=VALUE"),
+        (["train", "--set", "speed=1"], "has no number 'speed'"),
+        (["train", "--problem", "go"], "there are digits, fixed:PARAMETERS"),
+        (["train", "--mode", "sync", "--mode", "async"], "a training has one"),
+        (["train", "--inner-set", "lr=1"], "workers make no steps of their own"),
+        (["train", "--rule", "adam", "--pushes", "9"], "takes its tensors, got ndarray"),
+        (["digits-64", "--only", "sgd"], "there are asgd, nag-asgd"),
+        (["digits-64", "--workers", "1,x"], "must be whole numbers"),
+        (["trace", "no-such-file"], "no-such-file"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(argv: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(argv) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("psjob simulate: ") and sentence in told
+
+
+def test_modes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    times = tmp_path / "times.txt"
+    times.write_text("# seconds\n0.1 0.11 0.12\n0.1, 0.12\n0.4 0.41\n")
+    argv = ["schedule", "--workers", "3", "--speeds", str(times), "--pushes", "300", "--json"]
+    assert cli.run(argv) == 0
+    found = {one["mode"]: one for one in json.loads(capsys.readouterr().out)}
+    assert [mode for mode, one in found.items() if one["jobs"]] == ["sync", "async"]
+    assert found["async"]["useful"] > found["backup:1"]["useful"] > 1.4 * found["sync"]["useful"]
+    assert cli.run(argv[:-1]) == 0
+    assert "Without lag: backup:1" in capsys.readouterr().out
+
+
+def test_a_training_and_its_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.csv"
+    train = ["train", "--problem", "fixed:10", "--workers", "4", "--pushes", "100", "--rule", "dana-zero", "--set", "lr=0.01", "--json"]
+    assert cli.run([*train, "--trace", str(path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert cli.run(["trace", str(path), "--json"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert (read["sha256"], read["pushes"], sum(read["lags"].values())) == (told["sha256"], 100, 100)
+    assert cli.run([*train, "--seed", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["sha256"] != told["sha256"], "gaps are another problem's"
+
+
+def test_psjob_passes_its_words_on() -> None:
+    psjob = Path(sys.executable).parent / "psjob"
+    done = subprocess.run(
+        [psjob, "simulate", "schedule", "--workers", "2", "--mode", "sync", "--json"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0]["mode"] == "sync"
