@@ -337,6 +337,20 @@ def test_rows_of_the_next_step_are_asked_for_early_and_never_stale(tmp_path: Pat
     assert used == [True] * 10
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ps.Embedding(3, 2, max_norm=1.0), "max_norm changes rows in the forward pass"),  # type: ignore[arg-type]
+        (lambda: ps.EmbeddingBag(3, 2, mode="min"), "mode of an EmbeddingBag is sum, mean or max, got 'min'"),
+        (lambda: ps.Embedding(3, 2, 3), "padding_idx is 3, it must be within the 3 rows"),
+        (lambda: ps.EmbeddingBag.from_pretrained(torch.zeros(3, 2, dtype=torch.float64)), "first values of rows are float32"),
+    ],
+)
+def test_what_rows_cannot_be_is_named(make: Callable[[], RowModule], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
 def test_a_worker_with_other_tables_is_refused_by_the_first_name(tmp_path: Path, last_words: Path) -> None:
     model, other = offloaded(), offloaded(optimizer="ftrl", lr=0.1)
     with serving(tmp_path, workers=2, shards=1) as serve:

@@ -50,8 +50,8 @@ class RowTables:
         """Hyperparameters by table as they are now, whole. Raises ValueError naming one that is not finite."""
         found: list[Mapping[str, Any]] = []
         for module, rule, group in zip(self.modules, self.rules, self._groups, strict=True):
-            chosen = dict(module.options.numbers)
-            if module.options.rule is None:
+            chosen = dict(module.numbers)
+            if module.options.optimizer is None:
                 taken = optimizers.numbers(self.optimizer)[group]
                 chosen = {name: taken[name] for name in row_rules.named(rule).numbers if name in taken}
             found.append(check_numbers(row_rules.named(rule), chosen))
@@ -63,16 +63,16 @@ class RowTables:
 
     def _rule(self, index: int) -> str:
         module, name = self.modules[index], self.names[index]
-        options = module.options
-        if options.rule is not None:
+        chosen = module.options.optimizer
+        if chosen is not None:
             try:
-                check_numbers(row_rules.named(options.rule), options.numbers)
+                check_numbers(row_rules.named(chosen), module.numbers)
             except ValueError as error:
                 raise Refused(f"rows of {name}: {error}") from None
-            return options.rule
-        if options.numbers:
+            return chosen
+        if module.numbers:
             raise Refused(
-                f"rows of {name} follow the attached optimizer, but have numbers of their own ({', '.join(options.numbers)}); "
+                f"rows of {name} follow the attached optimizer, but have numbers of their own ({', '.join(module.numbers)}); "
                 "name a rule too"
             )
         rule, groups = optimizers.describe(self.optimizer)

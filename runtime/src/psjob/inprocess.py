@@ -79,7 +79,7 @@ def attach_alone(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> No
 
 def look_alone(module: RowModule) -> None:
     """Before attach: rows of this process, as they would begin."""
-    rule = module.options.rule or "sgd"
+    rule = module.options.optimizer or "sgd"
     road = Alone([spec_of("_", module, rule, SEED)], False)
     if module.first is not None:
         road.begin(0, module.first, row_rules.named(rule).numbers)

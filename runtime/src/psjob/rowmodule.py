@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -35,15 +35,25 @@ class Road(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """What a table is beside its shape. `rule` None follows the attached optimizer; `numbers` are then its own."""
+    """What a table is beside its shape."""
 
-    init: str
-    scale: float
-    seed: int | None
-    admit_after: int
-    evict_after: int | None
-    rule: str | None
-    numbers: dict[str, float | bool]
+    init: str = "normal"
+    """How a row begins: normal (standard deviation `scale`), uniform (-scale to scale) or zeros. It follows from (seed, table, id)."""
+    scale: float = 1.0
+    seed: int | None = None
+    """None: training.seed."""
+    admit_after: int = 1
+    """A row of open ids is kept from so many-th step that names it."""
+    evict_after: int | None = None
+    """It is dropped when so many steps did not name it."""
+    optimizer: str | None = None
+    """A rule of the rows' own: sgd, adagrad, rowwise_adagrad, adam or ftrl. None: they follow the attached optimizer."""
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> tuple[Options, dict[str, float | bool]]:
+        """The options among a caller's keywords, and the rest: numbers of the rows' own rule."""
+        names = {field.name for field in fields(cls)}
+        return cls(**{k: v for k, v in given.items() if k in names}), {k: v for k, v in given.items() if k not in names}
 
 
 @dataclass
@@ -67,20 +77,34 @@ class _Unique:
 
 
 class RowModule(torch.nn.Module):
-    """A table of rows of `embedding_dim` numbers; see `Embedding`."""
+    """A table of rows of `embedding_dim` numbers; see `Embedding`. `table` are `Options`, and numbers of the rule that they name."""
 
     num_embeddings: int | None
     embedding_dim: int
     padding_idx: int | None
 
-    def __init__(self, num_embeddings: int | None, embedding_dim: int, padding_idx: int | None, options: Options, device: Any) -> None:
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: None = None,
+        scale_grad_by_freq: bool = False,
+        device: Any = None,
+        **table: Any,
+    ) -> None:
         super().__init__()
+        if max_norm is not None:
+            raise ValueError(
+                "max_norm changes rows in the forward pass, which rows on shards cannot; use weight_decay, or normalise the output"
+            )
         if num_embeddings is not None and padding_idx is not None:
             if not -num_embeddings <= padding_idx < num_embeddings:
                 raise ValueError(f"padding_idx is {padding_idx}, it must be within the {num_embeddings} rows")
             padding_idx %= num_embeddings
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
-        self.options = options
+        self.scale_grad_by_freq = scale_grad_by_freq
+        self.options, self.numbers = Options.of(table)
         self.first: torch.Tensor | None = None
         """Values with which rows 0, 1, … begin, until a table has taken them."""
         self.anchor = torch.nn.Parameter(torch.zeros(1, device=device))
@@ -91,6 +115,14 @@ class RowModule(torch.nn.Module):
         self._unique: _Unique | None = None
         self.given: torch.Tensor | None = None
         """The ids of the last forward pass that trained."""
+
+    @classmethod
+    def from_pretrained(cls, embeddings: torch.Tensor, freeze: bool = True, padding_idx: int | None = None, **options: Any) -> Self:
+        """Rows that begin as those of `embeddings` (float32 [rows, dim]); `options` as in the constructor."""
+        made = cls(embeddings.shape[0], embeddings.shape[1], padding_idx=padding_idx, **options)
+        made.begin_with(embeddings)
+        made.requires_grad_(not freeze)
+        return made
 
     def bind(self, road: Road, table: int) -> None:
         """Take rows of table number `table` from `road`."""
