@@ -14,19 +14,23 @@ from psjob.version import __version__
 
 if TYPE_CHECKING:
     from psjob.attaching import attach
+    from psjob.collectives.mirroring import mirror
+    from psjob.collectives.reducing import all_reduce
+    from psjob.collectives.runner import PeerLost
     from psjob.data import epoch, shard
     from psjob.embedding import Embedding, EmbeddingBag
     from psjob.offload import offload_embeddings
     from psjob.reporting import checkpoint, export, is_first, rank, report, step, wait, world
 
 __all__ = [
-    "__version__", "Embedding", "EmbeddingBag", "attach", "checkpoint", "epoch", "export", "is_first", "offload_embeddings", "rank",
-    "report", "shard", "step", "wait", "world",
+    "__version__", "Embedding", "EmbeddingBag", "PeerLost", "all_reduce", "attach", "checkpoint", "epoch", "export", "is_first", "mirror",
+    "offload_embeddings", "rank", "report", "shard", "step", "wait", "world",
 ]  # fmt: skip
 
 _HOME = {
     "attach": "attaching", "shard": "data", "epoch": "data", "Embedding": "embedding", "EmbeddingBag": "embedding",
-    "offload_embeddings": "offload",
+    "offload_embeddings": "offload", "mirror": "collectives.mirroring", "all_reduce": "collectives.reducing",
+    "PeerLost": "collectives.runner",
 }  # fmt: skip
 
 
