@@ -6,6 +6,7 @@ import copy
 import fcntl
 import io
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from psjob.wire.handover import Counter
 from psjob.wire.shared import PAGE, Region
 from psjob.worker.arena import Arena, is_alone
 from psjob.worker.ending import Ending
+from psjob.worker.sharing import Sharing
 from tests.unit.live_shards import Worker, all_well, eventually, serving, severed
 from tests.unit.test_shard_relinks import aside
 
@@ -122,6 +124,32 @@ def test_a_token_opens_one_handover() -> None:
         handover.fetch(counter.address, token, ours.fd)
     counter.forget(counter.expect(give))
     assert not counter._expected
+    counter.close()
+
+
+def test_shards_that_offer_at_once_are_lent_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each link has a thread of its own; a worker that gathers into one region must not have lent another to a shard."""
+    span = Span.of(Layout.of((TensorSpec("weight", (8,), "float32", 0),)), PAGE)
+    counter, theirs, got = Counter("test"), Region.lend(span.size), set[int]()
+
+    def slow(span: Span) -> Arena:
+        time.sleep(0.05)
+        return Arena(span)
+
+    def give(fd: int) -> int:
+        got.add(os.fstat(fd).st_ino)
+        os.close(fd)
+        return theirs.fd
+
+    monkeypatch.setattr("psjob.worker.sharing.Arena", slow)
+    sharing = Sharing(span.layout, steady=True)
+
+    def take(index: int) -> None:
+        sharing.take(index, [0], {"name": counter.address, "token": counter.expect(give), "bytes": span.size})
+
+    for taking in [aside(lambda index=index: take(index)) for index in range(4)]:
+        taking.join(20)
+    assert sharing._arena is not None and got == {os.fstat(sharing._arena.region.fd).st_ino}
     counter.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ class Sharing:
     def __init__(self, layout: Layout, steady: bool) -> None:
         self.steady = steady
         self.span = Span.of(layout, shared.PAGE)
+        self._making = threading.Lock()
+        """Links come each by a thread of its own, and all lend the same memory."""
         self._arena: Arena | None = None
         self._mirror: Mirror | None = None
         self._kept: frozenset[int] = frozenset()
@@ -36,12 +39,13 @@ class Sharing:
         size = int(offer["bytes"])
         if self.steady and size != self.span.size:
             raise WireError(f"shard {index} lends {size} bytes, expected {self.span.size}")
-        if self._arena is None:
-            self._arena = Arena(self.span)
-        region = Region.borrow(handover.fetch(str(offer["name"]), str(offer["token"]), self._arena.region.fd), size)
+        with self._making:
+            arena = self._arena = self._arena or Arena(self.span)
+        region = Region.borrow(handover.fetch(str(offer["name"]), str(offer["token"]), arena.region.fd), size)
         if self.steady:
-            self._mirror = self._mirror or Mirror(self.span)
-            self._mirror.show(index, region, blocks)
+            with self._making:
+                self._mirror = self._mirror or Mirror(self.span)
+                self._mirror.show(index, region, blocks)
         return region
 
     def adopt(self, parameters: Sequence[torch.Tensor]) -> None:
