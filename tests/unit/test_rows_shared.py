@@ -14,8 +14,9 @@ import psjob as ps
 from psjob import memory
 from psjob.shard.rows import RowGradient
 from psjob.wire.frame import Kind, WireError
+from psjob.wire.handover import Counter
 from psjob.wire.rows import LENT_ANSWERS, LENT_PUSHES
-from psjob.wire.shared import PAGE
+from psjob.wire.shared import PAGE, Region
 from psjob.worker import rowsharing
 from psjob.worker.ending import Ending
 from tests.unit.live_shards import Shards, Worker, all_well, eventually, serving, severed
@@ -242,6 +243,24 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
         lending = shards.servers[0].sessions[0].row_frames._lending
         assert lending is not None and os.fstat(lending.answers.fd).st_size == LENT_ANSWERS
         assert os.fstat(lending.answers.fd).st_blocks * 512 < 1 << 20, "memory comes as it is touched"
+
+
+def test_what_is_withdrawn_takes_no_push_more() -> None:
+    """A link may push again just then: what is there stays there, what is not is sent."""
+    counter, theirs = Counter("test"), Region.lend(LENT_ANSWERS)
+
+    def give(fd: int) -> int:
+        os.close(fd)
+        return theirs.fd
+
+    sharing = rowsharing.RowSharing(1)
+    sharing.take(0, {"name": counter.address, "token": counter.expect(give), "bytes": LENT_ANSWERS})
+    ids, grads = torch.arange(3), torch.ones(3, DIM)
+    place = sharing.stage(0, 0, ids, grads)
+    assert place == (0, 3 * (8 + 4 * DIM))
+    sharing.withdraw()
+    assert sharing.stage(0, 0, ids, grads) == place and sharing.stage(0, 1, ids, grads) is None
+    counter.close()
 
 
 def test_only_what_was_agreed_is_borrowed() -> None:
