@@ -71,7 +71,14 @@ pods = st.fixed_dictionaries(
 )
 PATHS = {
     "spec.training": st.fixed_dictionaries(
-        {}, optional={"mode": texts, "seed": numbers, "updateAt": st.sampled_from(["server", "worker", None]), "transport": texts}
+        {},
+        optional={
+            "mode": texts,
+            "seed": numbers,
+            "updateAt": st.sampled_from(["server", "worker", None]),
+            "transport": texts,
+            "updateRule": st.sampled_from(["dana-slim", "nag", None]),
+        },
     ),
     "spec.training.mode": st.sampled_from(["sync", "async", "bounded"]),
     "spec.training.updateAt": st.sampled_from(["server", "worker", None]),

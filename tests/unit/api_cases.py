@@ -115,6 +115,15 @@ REFUSED: list[Case] = [
         "spec.training.updateAt",
         "must not be worker with spec.training.mode: async; ",
     ),
+    *(
+        Case(
+            f"update-rule-{name}",
+            {"spec.training": {"updateRule": "dana-slim", **given}},
+            "spec.training.updateRule",
+            "must not be given without spec.training.mode: async, nor with updateAt: worker; ",
+        )
+        for name, given in {"sync": {"mode": "sync"}, "by-default": {}}.items()
+    ),
     Case(
         "claim-disabled",
         {"spec.checkpoint": {"disabled": True, "volume": {"claim": "x"}}},

@@ -35,7 +35,7 @@ class Shards:
         self, folder: Path, workers: int = 2, shards: int = 2, mode: str = "sync", update_at: str | None = None,
         checkpoint: CheckpointConfig = NEVER, run: str = "run-1", streams: int = 1,
         credit: int | None = None, transport: str = "auto",
-        compression: CompressionConfig = CompressionConfig(),
+        compression: CompressionConfig = CompressionConfig(), update_rule: str | None = None,
     ) -> None:  # fmt: skip
         held = [_free() for _ in range(2 * shards)]
         ports = [int(sock.getsockname()[1]) for sock in held]
@@ -57,6 +57,7 @@ class Shards:
             credit,
             compression,
             transport,
+            update_rule,
         )
         self.folder = folder / run
         self.folder.mkdir(exist_ok=True)

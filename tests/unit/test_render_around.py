@@ -42,6 +42,7 @@ def test_the_config_holds_what_the_contract_lists() -> None:
         "mode",
         "seed",
         "updateAt",
+        "updateRule",
         "transport",
         "streams",
         "creditBytes",

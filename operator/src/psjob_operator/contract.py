@@ -44,6 +44,7 @@ CONFIG_FORMAT: Final = 1
 
 format: 1 · job: name · run: str · specHash: sha256 hex of the spec's training-relevant part
 mode: "sync" | "async" · seed: int · updateAt: "server" | "worker" | null (null: server where the optimizer is known)
+updateRule: one of UPDATE_RULES | null (null: that of the script's optimizer)
 compression: {"push": one of PUSH_CODECS, "pull": one of PULL_CODECS, "ratio": float (share of a gradient that topk and randomk send)}
 workers: int (how many ranks)
 shards: [{"host": str, "port": int, "statusPort": int}] in index order
@@ -56,6 +57,8 @@ streams: int (TCP streams between a worker and a shard)
 creditBytes: int | null (pushes of a worker that may wait at a shard, and early data beside them; null: the runtime's defaults)
 connectSeconds: float (600; how long a process tries to find its peers before it exits with EXIT_RETRY)
 """
+UPDATE_RULES: Final = ("dana-slim",)
+"""Rules that a job may name; they take an SGD's numbers and need mode async."""
 PUSH_CODECS: Final = ("none", "bf16", "fp16", "int8", "topk", "randomk", "auto")
 """How gradients travel; none: as they are; auto: by the measured speed of the link."""
 AUTO_CODEC: Final = "auto"

@@ -16,8 +16,10 @@ from psjob.errors import Refused, exit_refused, leave_message
 from psjob.following import RowTables
 from psjob.inprocess import attach_alone
 from psjob.layout import TensorSpec
+from psjob.rulechoice import rule_of
 from psjob.worker import exits, hooks, rewind
 from psjob.worker.ending import EXIT_OF, Ending
+from psjob.worker.half import Half
 from psjob.worker.overlap import Overlap
 from psjob.worker.rows import Carried
 from psjob.worker.session import WorkerSession
@@ -45,11 +47,15 @@ class Job:
         self.plain: type[torch.optim.Optimizer] = type(optimizer)
         """The optimizer's class before attach: its own step and state."""
         self.parameters, table = _table(model, optimizer)
-        rule, _ = optimizers.describe(optimizer)
-        self.rule = _rule(rule, optimizer, place.config)
+        self.rule = rule_of(optimizer, place.config)
+        self.half = Half.of(self.rule, self.parameters, [spec.group for spec in table])
         self.tables = RowTables(model, optimizer, place.config.seed)
         self.session = WorkerSession(place, table, self.rule, _aliases(model, table), self.tables.specs, self.tables.first)
         self.session.rows.numbers = self.tables.numbers()
+        if overlap and self.half is not None:
+            raise Refused(
+                f"overlap=True sends gradients as they are; training.updateRule {self.rule} changes them first; attach without it"
+            )
         self.overlap = self._data_path(overlap)
         self.session.exchange.compression.check()
         self.replay = 0
@@ -103,7 +109,7 @@ class Job:
         if self.replay:
             self.carry_out(self.session.check)
             return
-        self.carry_out(lambda: self.session.edge(lambda: record.pack(self._capture(cursor)), self.parameters))
+        self.carry_out(lambda: self.session.edge(lambda: record.pack(self._capture(cursor)), self.parameters, self.half is not None))
 
     def wait(self) -> None:
         """The model holds the weights of the last step when this returns."""
@@ -148,6 +154,10 @@ class Job:
     def _exchange(self, grads: list[torch.Tensor | None] | None, skip: bool, scale: float, original: Callable[[], Any] | None) -> None:
         numbers = [] if self.session.reduces else optimizers.numbers(self.optimizer)
         rows = [None] * len(self.tables.specs) if grads is None else self.tables.gradients(scale)
+        if self.half is not None:
+            numbers = self.half.numbers(numbers)
+            if grads is not None and not skip:
+                grads, scale = self.half.outgoing(grads, numbers, scale), 1.0
         self.carry_out(lambda: self.session.rows.offer(rows, self.tables.numbers()))
         self.session.exchange.may_skip = getattr(self.optimizer, "found_inf", None) is not None
         if original is None:
@@ -197,7 +207,8 @@ class Job:
 
     def _stateful(self) -> dict[str, Any]:
         own: dict[str, Any] = {"optimizer (worker side)": _Own(self.plain, self.optimizer)} if self.session.reduces else {}
-        return self.stateful | own
+        half: dict[str, Any] = {} if self.half is None else {f"{self.rule} (worker side)": self.half}
+        return self.stateful | own | half
 
     def _capture(self, cursor: dict[str, int] | None, last: bool = False) -> record.Record:
         """`last`: no push will follow, so what earlier ones left out is not needed again."""
@@ -314,22 +325,6 @@ def _aliases(model: torch.nn.Module, table: list[TensorSpec]) -> dict[str, str]:
     names = {id(named[spec.name]): spec.name for spec in table}
     state = model.state_dict(keep_vars=True)
     return {alias: names[id(p)] for alias, p in state.items() if id(p) in names and names[id(p)] != alias}
-
-
-def _rule(rule: str | None, optimizer: torch.optim.Optimizer, job: config.Config) -> str:
-    name = type(optimizer).__name__
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise Refused("LBFGS evaluates the loss several times in one step, which a job cannot synchronise; use another optimizer")
-    if job.update_at == "worker" or (rule is None and job.update_at is None):
-        if job.mode != "sync":
-            raise Refused(
-                f"{name} has no rule on the shards, and training.mode {job.mode} needs one; use SGD, Adam, AdamW or Adagrad, "
-                "or training.mode sync"
-            )
-        return "reduce"
-    if rule is None:
-        raise Refused(f"training.updateAt is server, but {name} has no rule on the shards; use SGD, Adam, AdamW or Adagrad, or drop it")
-    return rule
 
 
 def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: dict[str, Any]) -> None:

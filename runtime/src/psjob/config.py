@@ -63,6 +63,8 @@ class Config:
     compression: CompressionConfig = CompressionConfig()
     transport: str = "auto"
     """auto: shared memory where both ends are on one host, else TCP; tcp: only that."""
+    update_rule: str | None = None
+    """None: that of the script's optimizer."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,7 @@ def _config(raw: dict[str, Any]) -> Config:
         credit=None if raw.get("creditBytes") is None else int(raw["creditBytes"]),
         compression=_compression(raw.get("compression") or {}),
         transport=_word(raw, "transport", "auto", "tcp"),
+        update_rule=None if raw.get("updateRule") is None else _word(raw, "updateRule", *contract.UPDATE_RULES),
     )
 
 

@@ -166,6 +166,14 @@ _ACROSS = (
         about="updateAt",
     ),
     Rule(
+        "spec.training",
+        lambda training: training.get("updateRule") is None or (training.get("mode") == "async" and training.get("updateAt") != "worker"),
+        "must not be given without spec.training.mode: async, nor with updateAt: worker",
+        "it takes the pushes of one worker at a time; leave spec.training.updateRule out or take mode: async",
+        cel="!has(self.updateRule) || (self.mode == 'async' && !(has(self.updateAt) && self.updateAt == 'worker'))",
+        about="updateRule",
+    ),
+    Rule(
         "spec.training.compression.pull",
         lambda codec: codec not in ("int8", "topk", "randomk"),
         "must not be int8, topk or randomk",

@@ -44,6 +44,9 @@ class Training(Model):
     """Seed of the order of the data and of the workers' random numbers; 0..2147483647."""
     update_at: Literal["server", "worker"] | None = None
     """Where the optimizer runs. Absent: on the shards where psjob has a rule for it, else on the workers (sync only)."""
+    update_rule: Literal["dana-slim"] | None = None
+    """What a push does to the parameters. Absent: what the script's optimizer does. dana-slim (mode async, torch.optim.SGD with momentum):
+    each worker keeps its own momentum and looks ahead, which many workers need."""
     transport: Literal["auto", "tcp"] = "auto"
     """auto: a worker and a shard in one pod or on one laptop give each other gradients and weights in shared memory, all others
     over TCP; tcp: all over TCP."""

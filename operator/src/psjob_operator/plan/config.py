@@ -48,6 +48,7 @@ def job_config(job: Job, shards: Sequence[tuple[str, int, int]], checkpoints: st
         "mode": spec.training.mode,
         "seed": spec.training.seed,
         "updateAt": spec.training.update_at,
+        "updateRule": spec.training.update_rule,
         "transport": spec.training.transport,
         "streams": spec.training.streams,
         "creditBytes": None if spec.training.credit_mebibytes is None else spec.training.credit_mebibytes << 20,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from psjob.layout import FLOATS
 from psjob.rules import arrays
@@ -139,6 +139,7 @@ class Rule(Numbered, Protocol):
         """That worker is gone: its state tensors are removed and sums over workers are without it. One that returns begins with none."""
 
 
+@runtime_checkable
 class WorkerHalf(Numbered, Protocol):
     """What a rule does in the worker before a push; `worker_slots` names its state tensors, which the worker's checkpoint must hold."""
 

@@ -106,13 +106,16 @@ class WorkerSession:
                 header = self.header(Kind.PUSH, block=block.index, clock=self.clock, flags=Flag.STORE, version=(0, self.clock))
                 link.send(header, packs[block.index].gather(parameters))
 
-    def edge(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
-        """The script stands between two steps: hand in the record, take part in a cut, stop if asked. Raises Ending."""
+    def edge(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor], large: bool = False) -> None:
+        """The script stands between two steps: hand in the record, take part in a cut, stop if asked. Raises Ending.
+
+        `large`: a record holds state of the model's size, so it is made for cuts only.
+        """
         self.check()
         left_out = self.exchange.compression
         if left_out.feeds:
             self.exchange.finish()  # what a push leaves out is known when it has been sent
-        record = make_record() if left_out.small else None
+        record = make_record() if left_out.small and not large else None
         stops = self.stop_requested or self.stop_clock is not None
         mark = self.mark_wanted
         small = record is not None and len(record) <= SMALL_RECORD
