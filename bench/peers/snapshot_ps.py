@@ -38,6 +38,7 @@ def main() -> None:
         work(words)
         return
     words.optimizer, words.megabytes = "adam", MEGABYTES
+    os.environ["PSJOB_LOG"] = "DEBUG"  # a shard tells of every save
     saved = {"intervalSeconds": 3600.0, "everySteps": None, "keep": 2, "disabled": False, "resumeFrom": None}
     with job.running(words, checkpoint=saved) as running:
         said, _ = running.workers[0].communicate(timeout=150 + 2 * (PAIRS + 1) * SECONDS)

@@ -230,8 +230,8 @@ class Snapshots:
         with self._lock:
             self._bases[cut] = Base(lies, {file: sizes[file] for file in {place.file for place in lies.values()}})
         stops = [pin.stopped for pin in pins if pin.stopped]
-        took = time.monotonic() - began
-        log.info("cut %d: %.2f s; pushes copied %d of %d blocks, %.1f ms", cut, took, len(stops), len(pins), 1e3 * sum(stops))
+        level, took = logging.INFO if stops else logging.DEBUG, time.monotonic() - began
+        log.log(level, "cut %d: %.2f s; pushes copied %d of %d blocks, %.1f ms", cut, took, len(stops), len(pins), 1e3 * sum(stops))
         epoch = self._store.epoch
         blocks = [{"index": p.index, "n": p.n, "epoch": epoch, "counts": p.counts, "file": lies[p.index].file} for p in pins]
         file = None if fact is None else fact.to_json()
