@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 
 import pytest
@@ -41,7 +40,7 @@ def test_http_is_told_what_this_is() -> None:
 
 @pytest.mark.parametrize(("field", "value", "words"), [("codec", 3, "codec 3"), ("kind", 250, "unknown frame type 250")])
 def test_what_was_not_agreed_is_named(field: str, value: int, words: str) -> None:
-    header = dataclasses.replace(Header(Kind.HELLO), **{field: value})
+    header = Header(Kind.HELLO)._replace(**{field: value})
     with pytest.raises(WireError, match=words):
         parse(header.pack())
 

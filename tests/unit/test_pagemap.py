@@ -1,18 +1,17 @@
-"""Pages of a private map that this process has written to, by both ways in which Linux tells of them."""
+"""Pages of a private map that this process has written to, as Linux tells of them."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import random
-from collections.abc import Callable
 
 import pytest
 
 from psjob.worker import pagemap
 
 PAGE = mmap.PAGESIZE
-PAGES = 4 * pagemap.REGIONS
+PAGES = 2048
 
 
 def _address(mapped: mmap.mmap) -> int:
@@ -21,20 +20,8 @@ def _address(mapped: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
 
 
-@pytest.fixture(params=["as it is", "without the scan"])
-def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[mmap.mmap], list[tuple[int, int]] | None]:
-    def refused(*_: object) -> list[tuple[int, int]]:
-        raise OSError("inappropriate ioctl")
-
-    if request.param != "as it is":
-        monkeypatch.setattr(pagemap, "_scanned", refused)
-    return lambda mapped: pagemap.Pagemap(PAGE).own(_address(mapped), len(mapped))
-
-
 @pytest.mark.parametrize("count", [0, 1, 7, PAGES // 2])
-def test_written_pages_are_found_and_those_that_were_read_are_not(
-    own: Callable[[mmap.mmap], list[tuple[int, int]] | None], count: int
-) -> None:
+def test_written_pages_are_found_and_those_that_were_read_are_not(count: int) -> None:
     fd = os.memfd_create("pages")
     os.ftruncate(fd, PAGES * PAGE)
     mapped = mmap.mmap(fd, PAGES * PAGE, mmap.MAP_PRIVATE)
@@ -45,7 +32,7 @@ def test_written_pages_are_found_and_those_that_were_read_are_not(
     written = set(draw.sample(range(PAGES), count)) if count < PAGES // 2 else set(range(0, PAGES, 2))
     for number in written:
         mapped[number * PAGE + 5] = 1
-    found = own(mapped)
+    found = pagemap.Pagemap(PAGE).own(_address(mapped), len(mapped))
     assert found is not None
     assert {at // PAGE for offset, length in found for at in range(offset, offset + length, PAGE)} == written
     assert found == sorted(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,10 +68,10 @@ def test_a_frame_that_cannot_be_ends_its_stream_alone(training: tuple[Shards, Wo
     bad, pushes = server.bad_connections, server.store.counters.applied
     worker.session.exchange.tell_numbers([{"lr": 0.1}], [])
     header = link.dated(worker.session.header(fields["kind"]))
-    header = replace(header, **{"info": worker.session.exchange._info[0]} | {k: v for k, v in fields.items() if k != "kind"})
+    header = header._replace(**{"info": worker.session.exchange._info[0]} | {k: v for k, v in fields.items() if k != "kind"})
     body = b"" if isinstance(payload, int) else payload
     stream = link.lanes[0].stream
-    stream.sock.sendall(replace(header, length=payload if isinstance(payload, int) else len(body)).pack() + body)
+    stream.sock.sendall(header._replace(length=payload if isinstance(payload, int) else len(body)).pack() + body)
     assert eventually(lambda: server.bad_connections == bad + 1), "the shard took it"
     assert server.store.counters.applied == pushes
     before = worker.model["user"](torch.arange(ROWS)).detach()  # by the stream that was dialled anew

@@ -14,7 +14,7 @@ import time
 import urllib.request
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ def resealed(offset: int, form: str, value: int) -> bytes:
 
 
 def sized(kind: Kind, length: int) -> bytes:
-    return replace(Header(kind, run=run_digest(RUN), start=1), length=length).pack()
+    return Header(kind, run=run_digest(RUN), start=1, length=length).pack()
 
 
 def client_hello() -> bytes:
@@ -335,24 +335,24 @@ def test_a_workers_bad_frames_cost_it_its_stream_and_nothing_else(tmp_path: Path
         )
         good = head.sized(payload)
         return [
-            replace(good, length=good.length + 4).pack(),
-            replace(good, length=(1 << 64) - 1).pack(),
-            replace(good, block=4_000_000_000).pack() + payload,
-            replace(good, clock=session.clock + 5).pack() + payload,
-            replace(good, crc=1).pack() + payload,
-            replace(good, info=99).pack() + payload,
-            replace(good, worker=1 - worker.rank).pack() + payload,
-            replace(good, start=77).pack() + payload,
-            replace(good, run=run_digest("another")).pack() + payload,
-            replace(good, kind=Kind.WELCOME).pack() + payload,
-            replace(good, kind=Kind.INIT).pack() + payload,
-            replace(good, kind=Kind.EARLY, length=good.length - 4).pack() + payload,
-            replace(good, kind=Kind.EARLY, block=4_000_000_000).pack() + payload,
-            replace(head, flags=Flag.HELD, part=3).pack(),
-            replace(head, kind=Kind.RECORD, length=1 << 62).pack(),
-            replace(head, kind=Kind.REPORT, length=MAX_JSON + 1).pack(),
-            replace(head, kind=Kind.INFO, info=3).sized(b"{}").pack() + b"{}",
-            replace(head, kind=Kind.PUSH, flags=Flag.STORE).sized(b"1234").pack() + b"1234",
+            good._replace(length=good.length + 4).pack(),
+            good._replace(length=(1 << 64) - 1).pack(),
+            good._replace(block=4_000_000_000).pack() + payload,
+            good._replace(clock=session.clock + 5).pack() + payload,
+            good._replace(crc=1).pack() + payload,
+            good._replace(info=99).pack() + payload,
+            good._replace(worker=1 - worker.rank).pack() + payload,
+            good._replace(start=77).pack() + payload,
+            good._replace(run=run_digest("another")).pack() + payload,
+            good._replace(kind=Kind.WELCOME).pack() + payload,
+            good._replace(kind=Kind.INIT).pack() + payload,
+            good._replace(kind=Kind.EARLY, length=good.length - 4).pack() + payload,
+            good._replace(kind=Kind.EARLY, block=4_000_000_000).pack() + payload,
+            head._replace(flags=Flag.HELD, part=3).pack(),
+            head._replace(kind=Kind.RECORD, length=1 << 62).pack(),
+            head._replace(kind=Kind.REPORT, length=MAX_JSON + 1).pack(),
+            head._replace(kind=Kind.INFO, info=3).sized(b"{}").pack() + b"{}",
+            head._replace(kind=Kind.PUSH, flags=Flag.STORE).sized(b"1234").pack() + b"1234",
             b"\0" * HEADER_BYTES,
             NOISE.randbytes(HEADER_BYTES * 3),
         ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -74,7 +73,7 @@ class Lane:
 
     def waiting(self, waiter: Waiter, cell: Cell | RowCell, missing: list[int], seconds: float) -> None:
         body = {"workers": missing, "for": cell.name, "seconds": round(seconds, 1)}
-        header = replace(self.session.base, kind=Kind.WAITING, view=self.store.view, request=waiter.request)
+        header = self.session.base._replace(kind=Kind.WAITING, view=self.store.view, request=waiter.request)
         self.tell(header, dump(body))
 
     def _send_param(self, cell: Cell, waiter: Waiter) -> None:
@@ -87,13 +86,13 @@ class Lane:
             none = sorted(cell.none) if waiter.update else []
         if none:
             raw_none = dump({"none": none})
-            self.stream.send(replace(self.session.base, kind=Kind.INFO, view=self.store.view, block=cell.block.index), raw_none)
+            self.stream.send(self.session.base._replace(kind=Kind.INFO, view=self.store.view, block=cell.block.index), raw_none)
         if answer is None:
             self.stream.send_lent(header, place or 0, cell.block.nbytes)
             return
         if waiter.update or cell.update is None:  # weights that a worker steps by itself must come back whole
             number, answer = self.session.encoded.answer(header, cell.block, answer.view(getattr(torch, cell.block.dtype)))
-            header = replace(header, codec=number)
+            header = header._replace(codec=number)
         self.stream.send(header, memory.view(answer))
 
     def _answer(self, cell: Cell, waiter: Waiter) -> Header:
@@ -103,8 +102,8 @@ class Lane:
             flags |= Flag.SKIP
         if waiter.update and flags & Flag.CUT and self.session.rank == min(self.store.admission.expected(cell.n), default=-1):
             flags |= Flag.STORE
-        return replace(
-            self.session.base, view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,
+        return self.session.base._replace(
+            view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,
             version=(self.store.epoch, cell.n), flags=flags, info=len(cell.none) if waiter.update else 0,
         )  # fmt: skip
 

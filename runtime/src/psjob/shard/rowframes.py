@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -144,8 +143,8 @@ class RowFrames:
 
     def answer(self, cell: RowCell, waiter: Waiter) -> None:
         """Gather a lookup's rows now (the table's lock is held) and queue them."""
-        header = replace(
-            self._session.base, kind=Kind.ROWS, view=self._store.view, clock=waiter.clock, request=waiter.request, table=cell.number,
+        header = self._session.base._replace(
+            kind=Kind.ROWS, view=self._store.view, clock=waiter.clock, request=waiter.request, table=cell.number,
             block=cell.index, version=(self._store.epoch, cell.n),
         )  # fmt: skip
         if waiter.ids is None:

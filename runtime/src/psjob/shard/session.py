@@ -10,7 +10,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -110,7 +109,7 @@ class Session:
     def tell(self, kind: Kind, body: Any = None, payload: bytes | None = None, **fields: Any) -> None:
         """Queue a control frame: JSON `body`, or raw `payload`."""
         raw = payload if payload is not None else (b"" if body is None else dump(body))
-        self.lanes[0].tell(replace(self.base, kind=kind, view=self.store.view, **fields), raw)
+        self.lanes[0].tell(self.base._replace(kind=kind, view=self.store.view, **fields), raw)
 
     def hang_up(self) -> None:
         """Close after what is queued has been sent."""

@@ -11,9 +11,8 @@ import hashlib
 import json
 import struct
 import zlib
-from dataclasses import dataclass, replace
-from enum import IntEnum, IntFlag
-from typing import Any, Final
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
 
 MAGIC: Final = b"PSJ1"
 VERSION: Final = 1
@@ -67,26 +66,27 @@ class Kind(IntEnum):
     """First values of rows, laid out as in ROW_PUSH; the last frame of a table has Flag.STORE."""
 
 
-class Flag(IntFlag):
-    """What a frame says beside its type."""
+class Flag:
+    """What a frame says beside its type: bits of a plain number, since the operators of an IntFlag take a microsecond each."""
 
-    NONE = 0
-    ABSENT = 1
+    NONE: Final = 0
+    ABSENT: Final = 1
     """A push without a gradient: this rank has no batch at this clock."""
-    SKIP = 2
+    SKIP: Final = 2
     """The gradient held inf or nan under a GradScaler: the step is skipped for all."""
-    STORE = 4
+    STORE: Final = 4
     """Worker-side update. Of a push: the payload replaces the weights. Of a reply at a cut: this worker is to store its weights."""
-    HELD = 16
+    HELD: Final = 16
     """Of a push without payload: its gradient is the early data whose number is in `part`."""
-    CUT = 8
+    CUT: Final = 8
     """The reply's version is the step of a cut: send the resume record for it."""
-    LENT = 32
+    LENT: Final = 32
     """The payload does not follow: it lies in memory that its sender lends, at `part`. Of a request also: so may its answer."""
-    PLACE = 64
+    PLACE: Final = 64
     """Of a LOOKUP: the rows may be put into the memory that the shard lends for them, at `part`."""
 
 
+_KINDS: Final = {int(kind): kind for kind in Kind}
 ROW_KINDS: Final = (Kind.LOOKUP, Kind.ROW_PUSH, Kind.ROW_INIT)
 """What a worker sends of rows."""
 
@@ -95,12 +95,11 @@ class WireError(Exception):
     """The peer broke the protocol; the stream must be closed. The text names what was read and what was expected."""
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """One frame's header. `worker` is a rank, or -1 - index for a shard. `length` counts payload bytes."""
 
     kind: Kind
-    flags: Flag = Flag.NONE
+    flags: int = Flag.NONE
     run: bytes = b"\0" * 16
     view: int = 0
     epoch: int = 0
@@ -133,7 +132,7 @@ class Header:
 
     def sized(self, payload: bytes | memoryview, sums: bool = True) -> Header:
         """This header with the length of `payload` and, if `sums`, its crc."""
-        return replace(self, length=len(payload), crc=zlib.crc32(payload) if sums and len(payload) else 0)
+        return self._replace(length=len(payload), crc=zlib.crc32(payload) if sums and len(payload) else 0)
 
 
 def parse(raw: bytes | memoryview) -> Header:
@@ -158,10 +157,10 @@ def parse(raw: bytes | memoryview) -> Header:
         raise WireError(f"codec {codec} on a frame of type {kind}; only gradients and weights are encoded")
     try:
         return Header(
-            Kind(kind), Flag(flags & 0x7F), run, view, epoch, worker, start, rewinds, clock, request, generation, table, info, block, part,
+            _KINDS[kind], flags & 0x7F, run, view, epoch, worker, start, rewinds, clock, request, generation, table, info, block, part,
             (vepoch, vn), codec, length, crc,
         )  # fmt: skip
-    except ValueError:
+    except KeyError:
         raise WireError(f"unknown frame type {kind}") from None
 
 

@@ -13,7 +13,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from psjob.wire.frame import HEADER_BYTES, MAX_JSON, ROW_KINDS, Flag, Header, Kind, WireError, dump, extra_header_bytes, load, parse
@@ -68,48 +67,25 @@ class Stream:
     def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
         """Write one frame, with the payload's length and, where it leaves this host, its checksum. Raises StreamClosed."""
         raw = header.sized(payload, self.sums).pack()
-        with self._send_lock:
-            try:
-                if len(payload) <= 16384:
-                    self.sock.sendall(raw + bytes(payload))
-                else:
-                    self.sock.sendall(raw)
-                    self.sock.sendall(payload)
-            except (OSError, ValueError) as error:
-                self.close()
-                raise StreamClosed(f"{self.peer}: {error}") from error
+        self._write(*((raw + bytes(payload),) if len(payload) <= 16384 else (raw, payload)))
 
     def send_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
         """As `send`, of a payload that lies in several places."""
         crc = 0
         for part in parts if self.sums else ():
             crc = zlib.crc32(part, crc)
-        raw = replace(header, length=sum(len(part) for part in parts), crc=crc).pack()
-        with self._send_lock:
-            try:
-                self.sock.sendall(raw)
-                for part in parts:
-                    self.sock.sendall(part)
-            except (OSError, ValueError) as error:
-                self.close()
-                raise StreamClosed(f"{self.peer}: {error}") from error
+        self._write(header._replace(length=sum(map(len, parts)), crc=crc).pack(), *parts)
 
     def send_lent(self, header: Header, offset: int, length: int) -> None:
         """Write a frame whose payload lies in the memory that this side lends. Raises StreamClosed."""
-        raw = replace(header, flags=header.flags | Flag.LENT, part=offset, length=length).pack()
-        with self._send_lock:
-            try:
-                self.sock.sendall(raw)
-            except (OSError, ValueError) as error:
-                self.close()
-                raise StreamClosed(f"{self.peer}: {error}") from error
+        self._write(_lent(header, offset, length))
 
     def offer_lent(self, header: Header, offset: int, length: int) -> bool:
         """As `send_lent`, but only where that takes no waiting; False: nothing was written. Raises StreamClosed."""
         if not self._send_lock.acquire(blocking=False):
             return False
         try:
-            raw = replace(header, flags=header.flags | Flag.LENT, part=offset, length=length).pack()
+            raw = _lent(header, offset, length)
             sent = self.sock.send(raw, socket.MSG_DONTWAIT)
             if sent < len(raw):
                 self.sock.sendall(raw[sent:])
@@ -121,6 +97,15 @@ class Stream:
             raise StreamClosed(f"{self.peer}: {error}") from error
         finally:
             self._send_lock.release()
+
+    def _write(self, *parts: bytes | memoryview) -> None:
+        with self._send_lock:
+            try:
+                for part in parts:
+                    self.sock.sendall(part)
+            except (OSError, ValueError) as error:
+                self.close()
+                raise StreamClosed(f"{self.peer}: {error}") from error
 
     def send_json(self, header: Header, body: Any) -> None:
         raw = dump(body)
@@ -252,6 +237,11 @@ class Stream:
         if wanted != self._receive_seconds:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(wanted))
             self._receive_seconds = wanted
+
+
+def _lent(header: Header, offset: int, length: int) -> bytes:
+    """The frame of a payload that lies in lent memory."""
+    return header._replace(flags=header.flags | Flag.LENT, part=offset, length=length).pack()
 
 
 def addresses(host: str, port: int) -> Iterator[tuple[socket.AddressFamily, Any]]:

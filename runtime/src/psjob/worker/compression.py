@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -96,10 +96,10 @@ class Compression:
                 kept = self._kept.get(block.index)
                 if kept is None or kept.clock != header.clock:
                     kept = self._kept[block.index] = self._feed(codec, header.clock, block, flat())
-            return replace(header, codec=kept.codec), kept.body
+            return header._replace(codec=kept.codec), kept.body
         body, numbers = self.buffer(codec.bound(block.length, self._config.ratio)), flat()
         size = codec.encode(numbers, body, self._key(header.clock, block.index), self._config.ratio)
-        return (replace(header, codec=codec.number), body[:size]) if size else (header, numbers)
+        return (header._replace(codec=codec.number), body[:size]) if size else (header, numbers)
 
     def undo(self) -> None:
         """The clock counted for nothing: what was left out before it is left out again."""

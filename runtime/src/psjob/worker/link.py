@@ -12,7 +12,6 @@ import select
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,7 +70,7 @@ class Link:
 
     def ask(self, header: Header) -> Header:
         """Register a request that PARAM or ROWS answers; call with the session's condition held, send after releasing it."""
-        header = replace(header, request=self.number())
+        header = header._replace(request=self.number())
         if not self.outstanding:
             self._last = time.monotonic()
         self.outstanding[self._request] = header
@@ -134,7 +133,7 @@ class Link:
 
     def dated(self, header: Header) -> Header:
         """The header with the view and epoch of now."""
-        return replace(header, view=self.session.view, epoch=self.epoch)
+        return header._replace(view=self.session.view, epoch=self.epoch)
 
     # -- the thread ----------------------------------------------------------------------------
 

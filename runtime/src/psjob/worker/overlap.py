@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -234,7 +233,7 @@ class Overlap(Staged):
             elif header.kind is Kind.PUSH:
                 held = self._early.pop(header.block, None)
                 if held is not None and not header.flags and held == (lane, self._contents[header.block]):
-                    return replace(header, flags=Flag.HELD, part=held[1]), None
+                    return header._replace(flags=Flag.HELD, part=held[1]), None
             self._busy.append(header.block)
         return self.payload(lane.link, header, pack)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -136,7 +136,7 @@ class Rows:
                 )
         self._offered, self.numbers = tuple(grads), numbers
 
-    def push(self, flags: Flag, info: int) -> None:
+    def push(self, flags: int, info: int) -> None:
         """Send what was offered to every shard; the caller waits until links owe no answer."""
         session = self.session
         self._pushed, self._offered = self._offered, ()
@@ -263,7 +263,7 @@ class Rows:
                     return
                 lookup = queued.popleft()
                 number, lookup.slot = link.number(), self._free[link.index].pop()
-                lookup.header = replace(lookup.header, request=number)
+                lookup.header = lookup.header._replace(request=number)
                 asked[number] = lookup
             yield lookup
 
@@ -276,7 +276,7 @@ class Rows:
             shared = self.sharing.answers(link.index) is not None
         header = lookup.header
         if shared:
-            header = replace(header, flags=Flag.PLACE, part=lookup.slot * LOOKUP_BYTES)
+            header = header._replace(flags=Flag.PLACE, part=lookup.slot * LOOKUP_BYTES)
         lane.send(header, lookup.asked.ids[lookup.begin : lookup.end])
 
     def _copy(self, link: Link, lookup: _Lookup, header: Header, rows: memoryview) -> None:
