@@ -2,6 +2,7 @@
 
     python -m bench                         every measure
     python -m bench one-worker adam-shared  these
+    python -m bench one-worker --peer gloo  only the rows against peers with this word in their title
     python -m bench --pairs 9 --json out.json
     python -m bench.table out.json          the tables of docs/performance.md
 
@@ -33,6 +34,7 @@ def main() -> int:
         "--calm", type=float, default=1.0, metavar="SHARE",
         help="make a pair again in which more than this share of the cores' time was stolen by others of the host (default 1: never)",
     )  # fmt: skip
+    parser.add_argument("--peer", default="", metavar="WORD", help="only rows against peers with this word in their title")
     parser.add_argument("--json", type=Path, help="write the figures here too, after every row")
     asked = parser.parse_args()
     unknown = sorted(set(asked.measures) - {measure.name for measure in MEASURES})
@@ -49,7 +51,7 @@ def main() -> int:
         print(f"\n{measure.name}: {measure.about}")
         if isinstance(measure, Against):
             print(f"  {'against':<34} {'psjob ms':>9} {'peer ms':>9} {'ratio':>6} {'spread':>13} {'stolen':>7}  wanted")
-        for row in rows_of(measure, asked.pairs, asked.calm):
+        for row in rows_of(measure, asked.pairs, asked.calm, asked.peer):
             rows.append(row | {"verdict": verdict(row)})
             print(line(rows[-1]), flush=True)
             if asked.json:

@@ -23,13 +23,16 @@ TRIES = 4
 """A row that is to be calm has at most so many tries for each of its pairs."""
 
 
-def rows_of(measure: Against | Alone, pairs: int, calm: float) -> Iterator[dict[str, Any]]:
+def rows_of(measure: Against | Alone, pairs: int, calm: float, word: str) -> Iterator[dict[str, Any]]:
     """The rows of a measure, each as soon as it is there; one that could not be made says why under `missing`.
 
     `stolen` is the share of the cores' time that a hypervisor gave to others meanwhile. Pairs above `calm` are made again.
+    A comparison is made with those peers that have `word` in their title.
     """
     if isinstance(measure, Against):
         for peer, target in measure.peers:
+            if word.lower() not in peer.title.lower():
+                continue
             yield {"measure": measure.name, "peer": peer.title, "least": target or None} | compare(measure.ours, peer, pairs, calm)
         return
     try:

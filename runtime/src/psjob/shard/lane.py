@@ -29,6 +29,10 @@ class Lane:
         self.held = Held()
         self._lent = 0
         """Answers that were put in lent memory."""
+        self._collected: list[bytes] = []
+        """Answers without payload that the reading thread will send: it has frames at hand that it handles first."""
+        self._collects = False
+        self._collecting = threading.Lock()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._sender = threading.Thread(target=self._send_loop, name=f"to-worker-{session.rank}", daemon=True)
 
@@ -40,6 +44,17 @@ class Lane:
         self.store.drop_waiters(self)
         self.held.clear()
         self._out.put(None)
+
+    def next(self) -> Header:
+        """The header of the next frame. Before it waits for one, what was answered meanwhile is sent, all at once. Raises as Stream."""
+        if not self.stream.ahead():
+            with self._collecting:
+                collected, self._collected, self._collects = self._collected, [], False
+            if collected:
+                self.stream.write(b"".join(collected))
+        header = self.stream.recv_header(None)
+        self._collects = True
+        return header
 
     def put(self, act: Callable[[], None]) -> None:
         """Let the sending thread do `act` in its turn."""
@@ -63,8 +78,13 @@ class Lane:
         place = self._lend(cell, waiter)
         if place is None:
             return False
+        raw = self._answer(cell, waiter).lent(place, cell.block.nbytes).pack()
+        with self._collecting:
+            if self._collects:
+                self._collected.append(raw)
+                return True
         try:
-            return self.stream.offer_lent(self._answer(cell, waiter), place, cell.block.nbytes)
+            return self.stream.offer(raw)
         except StreamClosed:
             return True
 

@@ -27,7 +27,7 @@ class Lending:
     def __init__(self, store: Store, span: Span, fd: int, slots: int) -> None:
         self.gradients = Region.borrow(fd, span.size)
         self._span = span
-        self._blocks: dict[int, torch.Tensor] = {}
+        self._blocks: dict[int, Lent] = {}
         self._slots, self._largest = slots, max(store.largest, 1)
         self.answers = store.region or Region.lend(lent_bytes(store, slots))
         self._room = None if store.region is not None else memory.lent(self.answers, 0, self.answers.size, "uint8")
@@ -36,10 +36,10 @@ class Lending:
         """The gradient of a push where its worker has it. Raises WireError for any other place than the block's."""
         if header.part != self._span.offsets[block.index]:
             raise WireError(f"push of block {block.index} lies at byte {header.part}, expected {self._span.offsets[block.index]}")
-        flat = self._blocks.get(block.index)
-        if flat is None:
-            flat = self._blocks[block.index] = memory.lent(self.gradients, header.part, block.length, block.dtype)
-        return Lent(flat)
+        lent = self._blocks.get(block.index)
+        if lent is None:
+            lent = self._blocks[block.index] = Lent(memory.lent(self.gradients, header.part, block.length, block.dtype))
+        return lent
 
     def place(self, cell: Cell, answer: torch.Tensor, lane: int, number: int) -> int | None:
         """Offset of answer `number` of a lane in what this shard lends, copied there where it must be; None: it is not to be lent."""

@@ -90,7 +90,7 @@ class Session:
         try:
             first()
             while True:
-                self._handle(lane, lane.stream.recv_header(None))
+                self._handle(lane, lane.next())
         except StreamClosed:
             pass
         finally:
@@ -273,14 +273,13 @@ class Session:
 
     def _receive(self, lane: Lane, header: Header, cell: Cell, codec: Codec | None) -> Gradient | None:
         """The gradient that follows its header, in the codec that was checked; None where the push of it will be refused anyway."""
+        if header.flags & Flag.LENT and self.store.wanted(header, cell):
+            if self.lending is None:
+                raise WireError(f"push of block {header.block} lies in lent memory, and none was handed over")
+            return self.lending.gradient(header, cell.block)
         grad = self.store.target(header, cell)
         if grad is None:
             lane.stream.drain(header)
-        elif header.flags & Flag.LENT:
-            grad.free()
-            if self.lending is None:
-                raise WireError(f"push of block {header.block} lies in lent memory, and none was handed over")
-            grad = self.lending.gradient(header, cell.block)
         elif codec is None:
             began = time.monotonic()
             lane.stream.recv_into(header, memory.view(grad.flat))

@@ -134,6 +134,10 @@ class Header(NamedTuple):
         """This header with the length of `payload` and, if `sums`, its crc."""
         return self._replace(length=len(payload), crc=zlib.crc32(payload) if sums and len(payload) else 0)
 
+    def lent(self, offset: int, length: int) -> Header:
+        """This header for a payload that does not follow, but lies in the memory that its sender lends."""
+        return self._replace(flags=self.flags | Flag.LENT, part=offset, length=length)
+
 
 def parse(raw: bytes | memoryview) -> Header:
     """The header in the first `HEADER_BYTES` of `raw`.

@@ -26,6 +26,8 @@ SEND_SECONDS = 60.0
 """A peer that takes no byte for this long counts as gone."""
 
 
+AHEAD = 32 * HEADER_BYTES
+"""Bytes that may be received with a header: where no payloads follow, many headers come by one call."""
 WINDOW = 512
 """Places that one call receives into (the kernel takes 1024)."""
 
@@ -45,7 +47,9 @@ class Stream:
         """Memory that the peer lends: where payloads lie that do not follow their header."""
         self.closed = False
         self._send_lock = threading.Lock()
-        self._raw = bytearray(HEADER_BYTES)
+        self._ahead = memoryview(bytearray(AHEAD))
+        self._begin = self._end = 0
+        """Between them lies in `_ahead` what was received and is not read yet."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _keepalive(sock)
         if not self.sums:
@@ -67,25 +71,34 @@ class Stream:
     def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
         """Write one frame, with the payload's length and, where it leaves this host, its checksum. Raises StreamClosed."""
         raw = header.sized(payload, self.sums).pack()
-        self._write(*((raw + bytes(payload),) if len(payload) <= 16384 else (raw, payload)))
+        self.write(*((raw + bytes(payload),) if len(payload) <= 16384 else (raw, payload)))
 
     def send_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
         """As `send`, of a payload that lies in several places."""
         crc = 0
         for part in parts if self.sums else ():
             crc = zlib.crc32(part, crc)
-        self._write(header._replace(length=sum(map(len, parts)), crc=crc).pack(), *parts)
+        self.write(header._replace(length=sum(map(len, parts)), crc=crc).pack(), *parts)
 
     def send_lent(self, header: Header, offset: int, length: int) -> None:
         """Write a frame whose payload lies in the memory that this side lends. Raises StreamClosed."""
-        self._write(_lent(header, offset, length))
+        self.write(header.lent(offset, length).pack())
 
-    def offer_lent(self, header: Header, offset: int, length: int) -> bool:
-        """As `send_lent`, but only where that takes no waiting; False: nothing was written. Raises StreamClosed."""
+    def write(self, *raw: bytes | memoryview) -> None:
+        """Write bytes of whole frames. Raises StreamClosed."""
+        with self._send_lock:
+            try:
+                for part in raw:
+                    self.sock.sendall(part)
+            except (OSError, ValueError) as error:
+                self.close()
+                raise StreamClosed(f"{self.peer}: {error}") from error
+
+    def offer(self, raw: bytes) -> bool:
+        """As `write`, but only where that takes no waiting; False: nothing was written. Raises StreamClosed."""
         if not self._send_lock.acquire(blocking=False):
             return False
         try:
-            raw = _lent(header, offset, length)
             sent = self.sock.send(raw, socket.MSG_DONTWAIT)
             if sent < len(raw):
                 self.sock.sendall(raw[sent:])
@@ -98,28 +111,24 @@ class Stream:
         finally:
             self._send_lock.release()
 
-    def _write(self, *parts: bytes | memoryview) -> None:
-        with self._send_lock:
-            try:
-                for part in parts:
-                    self.sock.sendall(part)
-            except (OSError, ValueError) as error:
-                self.close()
-                raise StreamClosed(f"{self.peer}: {error}") from error
-
     def send_json(self, header: Header, body: Any) -> None:
         raw = dump(body)
         self.send(header, raw)
+
+    def ahead(self) -> bool:
+        """Has the next header been received already?"""
+        return self._end - self._begin >= HEADER_BYTES
 
     def recv_header(self, seconds: float | None) -> Header:
         """The next header; `seconds` bounds the wait for its whole arrival, None waits as long as the stream lives.
 
         Raises: StreamClosed, TimeoutError (nothing or too little came), WireError.
         """
-        view = memoryview(self._raw)
-        self._fill([view], seconds)
-        header = parse(view)
-        extra = extra_header_bytes(view)
+        if not self.ahead():
+            self._receive_ahead(seconds)
+        view = self._ahead[self._begin : self._begin + HEADER_BYTES]
+        header, extra = parse(view), extra_header_bytes(view)
+        self._begin += HEADER_BYTES
         if extra:
             self._fill([memoryview(bytearray(extra))], HELLO_SECONDS)
         return header
@@ -205,14 +214,34 @@ class Stream:
             pass
         self.sock.close()
 
-    def _fill(self, parts: Sequence[memoryview], seconds: float | None) -> None:
+    def _receive_ahead(self, seconds: float | None) -> None:
+        """Receive a header, and what has come after it."""
+        held = self._end - self._begin
+        self._ahead[:held] = self._ahead[self._begin : self._end]
+        self._begin = self._end = held
+        came = self._fill([self._ahead[held:]], seconds, HEADER_BYTES - held)
+        self._begin, self._end = 0, held + came
+
+    def _take(self, parts: Sequence[memoryview]) -> int:
+        """Bring to `parts` what was received ahead; how many bytes that are."""
+        begin = self._begin
+        for part in parts:
+            size = min(len(part), self._end - self._begin)
+            part[:size] = self._ahead[self._begin : self._begin + size]
+            self._begin += size
+        return self._begin - begin
+
+    def _fill(self, parts: Sequence[memoryview], seconds: float | None, least: int = 0) -> int:
+        """Receive all of `parts`, or where it is given at least so many bytes; how many came. Raises StreamClosed, TimeoutError."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        size, done, at = sum(map(len, parts)), 0, 0
+        size, done, at = least or sum(map(len, parts)), 0, 0
         window = list(parts[:WINDOW])
         while done < size:
             try:
-                self._receive_within(None if deadline is None else deadline - time.monotonic())
-                count = self.sock.recvmsg_into(window, 0, socket.MSG_WAITALL)[0]
+                count = self._take(window) if self._begin < self._end else 0
+                if not count:
+                    self._receive_within(None if deadline is None else deadline - time.monotonic())
+                    count = self.sock.recvmsg_into(window, 0, 0 if least else socket.MSG_WAITALL)[0]
             except BlockingIOError:
                 raise TimeoutError(f"{self.peer}: {done} of {size} bytes came in {seconds} s") from None
             except (OSError, ValueError) as error:
@@ -230,6 +259,7 @@ class Stream:
             window = [*window[full:], *parts[at + len(window) - full : at + WINDOW]]
             if count:
                 window[0] = window[0][count:]
+        return done
 
     def _receive_within(self, seconds: float | None) -> None:
         # Not settimeout(): it also changes the mode under a sendall() of another thread.
@@ -237,11 +267,6 @@ class Stream:
         if wanted != self._receive_seconds:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(wanted))
             self._receive_seconds = wanted
-
-
-def _lent(header: Header, offset: int, length: int) -> bytes:
-    """The frame of a payload that lies in lent memory."""
-    return header._replace(flags=header.flags | Flag.LENT, part=offset, length=length).pack()
 
 
 def addresses(host: str, port: int) -> Iterator[tuple[socket.AddressFamily, Any]]:

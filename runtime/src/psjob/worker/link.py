@@ -209,7 +209,7 @@ class Link:
         except ValueError:
             raise StreamClosed(f"{lane.stream.peer}: closed before it was read") from None
         while not self.session.ended:
-            if not poll.poll(1000):
+            if not lane.stream.ahead() and not poll.poll(1000):
                 if (
                     self.outstanding or self.session.rows.waits(self) or not self.welcomed
                 ) and time.monotonic() - self._last > SILENCE_SECONDS:

@@ -200,8 +200,7 @@ class WorkerSession:
 
     def header(self, kind: Kind, **fields: Any) -> Header:
         place = self.place
-        base: dict[str, Any] = {"run": self.run, "view": self.view, "worker": place.index, "start": place.number, "rewinds": place.rewinds}
-        return Header(kind, **(base | fields))
+        return Header(kind, run=self.run, worker=place.index, start=place.number, rewinds=place.rewinds, view=self.view, **fields)
 
     @property
     def transports(self) -> list[str]:
