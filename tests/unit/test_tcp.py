@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from psjob.wire.frame import Header, Kind, WireError
-from psjob.wire.tcp import WINDOW, Stream, StreamClosed
+from psjob.wire.tcp import AHEAD, WINDOW, Stream, StreamClosed
 
 
 @pytest.fixture
@@ -35,6 +35,19 @@ def test_a_payload_lands_in_its_places(ends: tuple[Stream, Stream], sizes: list[
     parts = [memoryview(bytearray(size)) for size in sizes]
     other.recv_parts(header, parts)
     assert b"".join(parts) == payload
+
+
+def test_frames_that_come_together_are_read_one_by_one(ends: tuple[Stream, Stream]) -> None:
+    one, other = ends
+    sizes = [0, 5, 0, 0, 3 * AHEAD, 1, *[0] * 100]
+    frames = [Header(Kind.PARAM, block=number).sized(bytes([number] * size)) for number, size in enumerate(sizes)]
+    one.write(b"".join(frame.pack() + bytes([number] * frame.length) for number, frame in enumerate(frames)))
+    ahead = 0
+    for number, frame in enumerate(frames):
+        header = other.recv_header(5.0)
+        assert header == frame and other.recv_body(header) == bytes([number] * frame.length)
+        ahead += other.ahead()
+    assert ahead > 90 and not other.ahead()
 
 
 def test_a_payload_in_crumbs_lands_too(ends: tuple[Stream, Stream]) -> None:

@@ -85,7 +85,7 @@ class Stream:
         self.write(header.lent(offset, length).pack())
 
     def write(self, *raw: bytes | memoryview) -> None:
-        """Write bytes of whole frames. Raises StreamClosed."""
+        """Write whole frames, whose bytes lie in these places. Raises StreamClosed."""
         with self._send_lock:
             try:
                 for part in raw:
