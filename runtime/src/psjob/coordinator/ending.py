@@ -20,7 +20,7 @@ STOP_SECONDS = 22.0
 LINGER_SECONDS = 1.5
 FINISHED_SECONDS = 60.0
 """A shard 0 that comes back to a run that is over waits so long for the first worker,"""
-COMPANY_SECONDS = 5.0
+COMPANY_SECONDS = 10.0
 """and so long after each for the next. The planner starts it again for whoever comes later."""
 
 
