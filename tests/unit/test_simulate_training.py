@@ -145,11 +145,13 @@ def test_the_gate_can_fail() -> None:
 
 
 def test_the_schedule_of_lr() -> None:
-    given = protocol.schedule({**rules.named("nag").numbers, "lr": 0.05}, 10)
+    given = protocol.schedule(protocol.numbers(rules.named("nag"), {}), 10)
     rates = [given(44 * epoch)["lr"] for epoch in (0, 1, 29, 30, 45, 59)]
     assert rates == pytest.approx([0.005, 0.05, 0.05, 0.005, 0.0005, 0.0005])
     assert given(22)["lr"] == pytest.approx(0.0275)
     assert (given(0)["momentum"], given(0)["weight_decay"]) == (0.9, 1e-4)
+    assert protocol.numbers(rules.named("lr-over-lag"), {"lr": 1.0})["momentum"] == 0
+    assert protocol.numbers(rules.named("nag"), {"momentum": 0.5})["momentum"] == 0.5
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,6 @@ def _train(options: argparse.Namespace) -> int:
     if len(modes) > 1:
         raise ValueError("--mode: is given more than once; a training has one")
     problem, rule, speeds = words.problem_of(options.problem, options.seed), rules.named(options.rule), _speeds(options)
-    numbers: Numbers = check_numbers(rule, words.numbers_of(options.set))
     steps = modes[0].inner_steps
     inner = None
     if steps:
@@ -79,8 +78,12 @@ def _train(options: argparse.Namespace) -> int:
         raise ValueError(
             f"--inner-set {options.inner_set[0]}: is for --mode local:…; with {modes[0].name} workers make no steps of their own"
         )
-    follows = isinstance(problem, Digits) and not steps
-    given = protocol.schedule(numbers, options.workers) if follows else lambda batches: numbers
+    asked = words.numbers_of(options.set)
+    if isinstance(problem, Digits) and not steps:
+        given = protocol.schedule(protocol.numbers(rule, asked), options.workers)
+    else:
+        numbers: Numbers = check_numbers(rule, asked)
+        given = lambda batches: numbers  # noqa: E731
     pushes = options.pushes or max(options.workers, protocol.PUSHES // (steps or 1))
     bar = show.Bar(pushes, "pushes")
     began = time.perf_counter()
@@ -219,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("--interrupt", action="store_true", help="workers give up a step whose push would be dropped")
     for one in (plan, train, whole):
         _add_speeds(one)
-    train.add_argument("--problem", default="digits", metavar="WHAT", help="digits (its lr follows digits-64), fixed:N or quadratic:N")
+    train.add_argument("--problem", default="digits", metavar="WHAT", help="digits (numbers as in digits-64), fixed:N or quadratic:N")
     train.add_argument("--rule", default="plain", metavar="RULE", help=f"one of {', '.join(rules.RULES)}")
     train.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a number of the rule, as lr=0.05; repeatable")
     train.add_argument("--inner", default="plain", metavar="RULE", help="the workers' own rule in local mode")
@@ -230,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
     whole.add_argument("--only", metavar="A,B", help=f"some of {', '.join(protocol.ENTRIES)}")
     whole.add_argument("--workers", metavar="1,16", help="numbers of workers")
     whole.add_argument("--seeds", type=int, metavar="N", help="how many, from 0")
-    whole.add_argument("--lr", type=float, default=0.05, help="default 0.05")
+    whole.add_argument("--lr", type=float, default=protocol.LR, help="default 0.05")
     whole.add_argument("--processes", type=int, metavar="N", help="default: one a core")
     return parser
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 from typing import Protocol
 
 from psjob.modes import Batch, Mode, Push
@@ -186,17 +186,18 @@ class _Run:
     def _settle(self, batch: Batch, now: float, freed: list[int]) -> None:
         """Apply a decision and write it down."""
         kept, dropped, weights, _ = batch
-        version, rows = self.version, self.trace.rows
-        notes = iter(self.work.decide(batch, version)) if self.work else repeat(NOT_TRAINED)
-        mean = 1 / len(kept) if kept else 0.0
-        for place, (who, clock, base, _) in enumerate(kept):
+        version, rows, lags, clocks = self.version, self.trace.rows, self.lags, self.clocks
+        notes: Iterable[tuple[float, float]] = self.work.decide(batch, version) if self.work else repeat(NOT_TRAINED)
+        parts: Iterable[float] = weights or repeat(1 / len(kept) if kept else 0.0, len(kept))
+        decided = kept
+        if dropped:
+            decided, parts = kept + dropped, chain(parts, repeat(0.0))
+        for (who, clock, base, _), part, (gap, loss) in zip(decided, parts, notes, strict=False):
             lag = version - (base or 0)  # nothing is restored here: a base is always known
-            self.lags.append(lag)
-            rows.append((now, clock, who, lag, weights[place] if weights else mean, *next(notes)))
-        for who, clock, base, _ in dropped:
-            rows.append((now, clock, who, version - (base or 0), 0.0, *next(notes)))
-        for who, clock, _, _ in kept + dropped:
-            if clock == self.clocks[who] - 1:
+            if part:
+                lags.append(lag)
+            rows.append((now, clock, who, lag, part, gap, loss))
+            if clock == clocks[who] - 1:
                 self.waiting[who] = False
             freed.append(who)
         if kept:
@@ -204,10 +205,10 @@ class _Run:
             if self.stale:
                 self._interrupt(now)
         self.dropped += len(dropped)
-        if len(kept) + len(dropped) == len(self.pending):
+        if len(decided) == len(self.pending):
             self.pending.clear()
         else:
-            gone = {*kept, *dropped}
+            gone = set(decided)
             self.pending = [push for push in self.pending if push not in gone]
 
     def _interrupt(self, now: float) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from psjob import rules
 from psjob.modes import Async, Mode, Sync
-from psjob.rules.base import Numbers
+from psjob.rules.base import Numbered, Numbers, check_numbers
 from psjob.simulate.digits import Digits
 from psjob.simulate.engine import simulate
 from psjob.simulate.speeds import Speeds
@@ -20,6 +20,7 @@ from psjob.simulate.trace import Trace
 from psjob.simulate.training import Training
 
 EPOCHS = 60
+LR = 0.05
 DROPS = (30, 45)
 """Epochs after which lr is a tenth of what it was."""
 WORKERS: tuple[int, ...] = (1, 4, 8, 16, 24, 32, 48, 64)
@@ -60,7 +61,7 @@ class Task:
     entry: str
     workers: int
     seed: int
-    lr: float = 0.05
+    lr: float = LR
     speeds: Speeds = field(default_factory=Speeds)
 
 
@@ -78,23 +79,28 @@ def train(task: Task) -> Trained:
     """Train once. The seed of the data is the task's, that of the times is another one made from it."""
     entry, problem = ENTRIES[task.entry], Digits(task.seed)
     rule = rules.named(entry.rule)
-    training = Training(problem, rule, schedule({**rule.numbers, "lr": task.lr}, task.workers))
+    training = Training(problem, rule, schedule(numbers(rule, {"lr": task.lr}), task.workers))
     trace = Gaps()
     with np.errstate(all="ignore"):  # a rule may diverge; that is what the table shows
         outcome = simulate(entry.mode, task.workers, task.speeds, PUSHES, 1000 + task.seed, training, trace)
         return Trained(training.score(), trace.mean(), float(np.mean(outcome.lags)), outcome.sha256)
 
 
-def schedule(numbers: Numbers, workers: int) -> Callable[[int], Numbers]:
-    """Hyperparameters after so many batches: `numbers`, with the protocol's momentum, decay and highest lr where the rule has them.
+def numbers(rule: Numbered, given: Numbers) -> Numbers:
+    """The rule's hyperparameters: the protocol's where the rule has such (momentum: where it has one by default), and `given` before them.
 
-    lr / workers to lr in the first epoch, a tenth of it after 30 and again after 45.
+    Raises ValueError for one that the rule does not have.
     """
+    lr = given.get("lr", LR)
+    ours = {"lr": lr, "max_lr": lr, "weight_decay": 1e-4, "momentum": 0.9 if rule.numbers.get("momentum") else 0.0}
+    return check_numbers(rule, {**{name: value for name, value in ours.items() if name in rule.numbers}, **given})
+
+
+def schedule(numbers: Numbers, workers: int) -> Callable[[int], Numbers]:
+    """`numbers` after so many batches: lr / workers to lr in the first epoch, a tenth of it after 30 and again after 45."""
     lr = float(numbers["lr"])
-    ours: Mapping[str, float] = {"momentum": 0.9, "weight_decay": 1e-4, "max_lr": lr}
-    common = {**numbers, **{name: value for name, value in ours.items() if name in numbers}}
-    steps = [{**common, "lr": lr * 0.1**drops} for drops in range(len(DROPS) + 1)]
-    return partial(_numbers, common, steps, lr, workers)
+    steps = [{**numbers, "lr": lr * 0.1**drops} for drops in range(len(DROPS) + 1)]
+    return partial(_numbers, numbers, steps, lr, workers)
 
 
 def _numbers(common: Numbers, steps: Sequence[Numbers], lr: float, workers: int, batches: int) -> Numbers:
