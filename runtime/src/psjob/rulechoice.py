@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from psjob import optimizers
@@ -34,9 +36,14 @@ def _named_rule(wanted: str, rule: str | None, optimizer: torch.optim.Optimizer,
     if mode != "async":
         raise Refused(f"training.updateRule {wanted} takes one worker's push at a time; take training.mode async, or leave updateRule out")
     groups = optimizers.numbers(optimizer) if rule == "sgd" else []
-    if not groups or any(group["dampening"] or group["maximize"] or not group["momentum"] for group in groups):
+    odd = [group for group in groups if group["dampening"] or group["maximize"] or not group["momentum"]]
+    if odd or not groups:
         raise Refused(
             f"training.updateRule {wanted} takes lr, momentum and weight_decay from torch.optim.SGD with a momentum, without dampening and "
-            f"maximize; the script has {type(optimizer).__name__}"
+            f"maximize; the script has {type(optimizer).__name__}{_told(odd[0]) if odd else ''}"
         )
     return wanted
+
+
+def _told(group: Mapping[str, float | bool]) -> str:
+    return " with " + ", ".join(f"{name} {group[name]:g}" for name in ("momentum", "dampening", "maximize"))
