@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from psjob.collectives.doublering import EIGHT_GPUS, disjoint_rings
 from psjob.collectives.schedule import Link, Schedule, part
 from psjob.collectives.strategies import STRATEGIES, chunks_for, planner, schedule
 from psjob.collectives.tree import broadcast_from_first, reduce_to_first
+from psjob_operator.topology import costs
 from tests.unit.collectives_symbolic import busiest, carried_out, contributions, seconds
 
 RANKS = range(2, 17)
@@ -108,21 +107,22 @@ def took(plan: Schedule) -> float:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_times_are_those_of_the_formulas(ranks: int) -> None:
-    height, piece = int(math.log2(ranks)), ALPHA + M / (CHUNKS * B)
-    ring = 2 * (ranks - 1) * (ALPHA + M / (ranks * B))
-    assert took(schedule("ring", ranks)) == pytest.approx(ring, rel=1e-4)
+    link = (M, ranks, B, ALPHA)
+    assert took(schedule("ring", ranks)) == pytest.approx(costs.ring(*link), rel=1e-4)
     if ranks > 2:
-        assert took(schedule("both-ways-ring", ranks)) == pytest.approx(2 * (ranks - 1) * (ALPHA + M / (2 * ranks * B)), rel=1e-4)
-    assert took(schedule("tree", ranks)) == pytest.approx(2 * height * (ALPHA + M / B))
-    assert took(schedule("pipelined-tree", ranks, CHUNKS)) == pytest.approx((2 * height + CHUNKS - 1) * piece, rel=1e-4)
-    assert took(schedule("mirrored", ranks, CHUNKS)) == pytest.approx((2 * (ranks - 1) + CHUNKS - 1) * piece, rel=1e-4)
+        assert took(schedule("both-ways-ring", ranks)) == pytest.approx(costs.both_ways_ring(*link), rel=1e-4)
+    assert took(schedule("tree", ranks)) == pytest.approx(costs.tree(*link))
+    pipelined = costs.pipelined_tree(*link, chunks=CHUNKS)
+    assert took(schedule("pipelined-tree", ranks, CHUNKS)) == pytest.approx(pipelined, rel=1e-4)
+    chain = (2 * (ranks - 1) + CHUNKS - 1) * (ALPHA + M / (CHUNKS * B))
+    assert took(schedule("mirrored", ranks, CHUNKS)) == pytest.approx(chain, rel=1e-4)
 
 
 def test_hierarchical_is_the_sum_of_its_levels() -> None:
     nodes, devices = 4, 4
-    inside = (int(math.log2(devices)) + nodes - 1) * (ALPHA + M / (nodes * B))
-    across = 2 * (nodes - 1) * (ALPHA + M / (nodes * B))
-    assert took(schedule("hierarchical", nodes * devices, 1, devices)) == pytest.approx(2 * inside + across, rel=1e-4)
+    inside = 2 * costs.tree_one_way(M, devices, B, ALPHA, chunks=nodes)
+    whole = costs.levels(inside, costs.ring(M, nodes, B, ALPHA))
+    assert took(schedule("hierarchical", nodes * devices, 1, devices)) == pytest.approx(whole, rel=1e-4)
 
 
 def test_eight_gpus_take_as_long_as_one_ring_over_54_gb_a_second() -> None:
@@ -135,6 +135,7 @@ def test_eight_gpus_take_as_long_as_one_ring_over_54_gb_a_second() -> None:
     nbytes = 160_000_000
     double = seconds(schedule("double-ring", 8), nbytes, rate, 0.0)
     assert double == pytest.approx(5.19e-3, rel=1e-3)
+    assert double == pytest.approx(costs.double_ring(nbytes, 8, (36e9, 18e9)), rel=1e-4)
     assert seconds(schedule("ring", 8), nbytes, rate, 0.0) == pytest.approx(1.5 * double, rel=1e-3)
     assert seconds(schedule("both-ways-ring", 8), nbytes, lambda _link: 54e9, 0.0) == pytest.approx(2.59e-3, rel=2e-3)
     used = {frozenset(link) for link in schedule("double-ring", 8).link_elements(nbytes)}
