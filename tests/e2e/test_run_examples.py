@@ -48,14 +48,15 @@ def test_clicks_learns_rows_that_no_worker_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("shard", [0, 1])
-def test_clicks_has_the_same_bits_across_a_killed_shard(tmp_path: Path, shard: int) -> None:
+@pytest.mark.parametrize("killed", ["ps-0", "ps-1", "worker-1"])
+def test_clicks_has_the_same_bits_across_a_kill_and_another_transport(tmp_path: Path, killed: str) -> None:
     hashes = []
-    for number, faults in enumerate([[], ["--fault", f"kill:ps-{shard}@step=250"]]):
-        (tmp_path / str(number)).mkdir()
-        ended = run(tmp_path / str(number), EXAMPLES / "clicks" / "job.yaml", *faults)
+    for way, words in {"tcp": ["--set", "spec.training.transport=tcp"], "shared": ["--fault", f"kill:{killed}@step=250"]}.items():
+        (tmp_path / way).mkdir()
+        ended = run(tmp_path / way, EXAMPLES / "clicks" / "job.yaml", *words)
         assert ended.code == 0, ended.told
-        assert ended.summary["restarts"] == ({"Signal": 1} if faults else {})
+        assert ended.summary["transport"] == way
+        assert ended.summary["restarts"] == ({"Signal": 1} if way == "shared" else {})
         hashes.append(ended.summary["weights_sha256"])
     assert hashes[0] == hashes[1]
 
