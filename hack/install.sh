@@ -13,7 +13,8 @@ main() {
   local uv; uv=$(find_uv "$python")
   [ -x .venv/bin/python ] || "$uv" venv -q --python "$python" .venv
   echo "installing the pinned requirements into .venv (torch is a few GB the first time)"
-  "$uv" pip install -q --python .venv/bin/python --require-hashes -r requirements/dev.txt
+  # Compiled here once: where PYTHONDONTWRITEBYTECODE is set, each of the hundreds of processes that tests start would compile torch itself (5 s).
+  "$uv" pip install -q --compile-bytecode --python .venv/bin/python --require-hashes -r requirements/dev.txt
   "$uv" pip install -q --python .venv/bin/python --no-deps --no-build-isolation -e operator -e runtime
   .venv/bin/python hack/tools.py "$uv"
   printf '%s' "$want" >"$STAMP"
