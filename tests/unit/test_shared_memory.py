@@ -422,9 +422,21 @@ def test_what_is_pushed_again_stays_as_a_shard_reads_it() -> None:
     arena = Arena(Span.of(layout, PAGE))
     grad = torch.ones(8)
     kept = arena.begin([grad], True)
-    assert arena.stage(0, [grad], 0.5, kept) and not arena.stage(0, [grad], 0.5, kept), "it would be unscaled for a moment"
+    assert arena.stage(0, [grad], 0.5, kept) and arena.packs[0].flat.tolist() == [0.5] * 8
+    assert arena.stage(0, [grad * 7], 0.5, kept) and arena.packs[0].flat.tolist() == [0.5] * 8, "it would be unscaled for a moment"
     kept = arena.begin([grad], True)
     assert arena.stage(0, [grad * 3], 0.5, kept) and arena.packs[0].flat.tolist() == [1.5] * 8
+
+
+def test_what_is_withdrawn_takes_no_block_more() -> None:
+    """A link may push again just then: what is there stays there, what is not is sent."""
+    layout = Layout.of((TensorSpec("weight", (8,), "float32", 0), TensorSpec("bias", (8,), "float64", 1)))
+    arena = Arena(Span.of(layout, PAGE))
+    grads = [torch.ones(8), torch.ones(8, dtype=torch.float64)]
+    kept = arena.begin(grads, False)
+    assert arena.stage(0, grads, 1.0, kept)
+    arena.withdraw()
+    assert arena.stage(0, grads, 1.0, kept) and not arena.stage(1, grads, 1.0, kept)
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:

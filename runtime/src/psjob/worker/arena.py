@@ -39,6 +39,7 @@ class Arena:
         self._lock = threading.Lock()
         self._staged: set[int] = set()
         """Blocks of the clock in hand that are in their places: a shard may be reading them, so what is pushed again stays as it is."""
+        self._withdrawn = False
 
     def begin(self, grads: Sequence[torch.Tensor | None], scaled: bool) -> frozenset[int]:
         """Rows whose gradient lies in its place already. One that is to be pushed `scaled` may not: the script would see the factor."""
@@ -65,19 +66,25 @@ class Arena:
             self._kept[row] = grad
 
     def stage(self, block: int, grads: Sequence[torch.Tensor | None], scale: float, kept: frozenset[int]) -> bool:
-        """Bring a block's gradients into its place, but for the rows that are `kept` there. False: nothing was to be done."""
+        """Bring a block's gradients into its place, but for the rows that are `kept` there. False: shards do not see them there."""
         pack = self.packs[block]
         with self._lock:
             if block in self._staged or (kept and pack.rows <= kept):
-                return False
+                return True
             pack.gather(grads, kept)
             if scale != 1.0:
                 pack.flat.mul_(scale)
+            if self._withdrawn:
+                return False  # the region may have become private before all of it was there
             self._staged.add(block)
         return True
 
     def withdraw(self) -> None:
-        """Nothing that this process writes from now on reaches a shard, which may still hold a push of the clock in hand."""
+        """Nothing that this process writes from now on reaches a shard, which may still hold a push of the clock in hand.
+
+        A fork may call it under any lock.
+        """
+        self._withdrawn = True
         self.region.withdraw()
 
 

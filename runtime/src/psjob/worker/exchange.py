@@ -131,8 +131,7 @@ class Exchange:
         offset, length = self.sharing.place(header.block)
         if header.kind is not Kind.PUSH or header.flags:
             return offset, 0
-        self.sharing.stage(header.block, self.sources, self._scale)
-        return offset, length
+        return (offset, length) if self.sharing.stage(header.block, self.sources, self._scale) else None
 
     def payload(self, link: Link, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None]:
         """A request as it goes to a link's shard, with what it carries, the same however often it is sent; None: nothing."""

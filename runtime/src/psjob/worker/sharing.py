@@ -65,10 +65,10 @@ class Sharing:
         """Offset and length of a block where both sides lend it."""
         return self.span.offsets[block], self.span.layout.blocks[block].nbytes
 
-    def stage(self, block: int, grads: Sequence[torch.Tensor | None], scale: float) -> None:
-        """Bring a block's gradients where the shards read them, before they are told."""
+    def stage(self, block: int, grads: Sequence[torch.Tensor | None], scale: float) -> bool:
+        """Bring a block's gradients where the shards read them, before they are told. False: they have to be sent."""
         assert self._arena is not None
-        self._arena.stage(block, grads, scale, self._kept)
+        return self._arena.stage(block, grads, scale, self._kept)
 
     def land(self, header: Header) -> bool:
         """An answer lies in lent memory: copy it to those targets that do not live there. False: it has to be read as any other."""
