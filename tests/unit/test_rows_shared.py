@@ -19,6 +19,7 @@ from psjob.wire.rows import LENT_ANSWERS, LENT_PUSHES
 from psjob.wire.shared import PAGE, Region
 from psjob.worker import rowsharing
 from psjob.worker.ending import Ending
+from psjob.worker.rows import LOOKUPS
 from tests.unit.live_shards import Shards, Worker, all_well, eventually, serving, severed
 from tests.unit.test_rows_checkpoints import adagrad
 from tests.unit.test_rows_training import rows_of, steps
@@ -118,6 +119,26 @@ def test_more_lookups_than_there_are_places_bring_every_row(tmp_path: Path, monk
             assert sorted(worker.session.rows._free[0]) == [0, 1]
 
         all_well([worker], act)
+
+
+def test_rows_asked_for_early_hold_up_none_of_this_step(tmp_path: Path) -> None:
+    """More tables than a shard takes lookups at a time: those of the next step are held until this one is made."""
+    names = [f"t{number}" for number in range(LOOKUPS + 2)]
+    model = nn.ModuleDict({name: ps.Embedding(ROWS, DIM, init="zeros") for name in names})
+    ids = torch.arange(4)
+
+    def act(worker: Worker) -> None:
+        for step in range(3):
+            for name in names:
+                model[name].prefetch(ids)
+            worker.optimizer.zero_grad()
+            rows = torch.stack([model[name](ids + 1) for name in names])
+            assert bool((rows[:, :3] == -0.1 * step).all())
+            rows.sum().backward()
+            worker.optimizer.step()
+
+    with serving(tmp_path, workers=1, shards=1) as serve:
+        all_well([Worker(serve, 0, model, torch.optim.SGD(model.parameters(), lr=0.1))], act)
 
 
 def test_a_push_that_does_not_fit_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from psjob.worker.link import Link
     from psjob.worker.session import WorkerSession
 
+LEFT_TO_NOW = 3
+"""Places among the lookups on their way to a shard that none of a later step takes."""
 log = logging.getLogger("psjob.worker")
 
 
@@ -122,6 +124,8 @@ class Rows:
     def collect(self, asked: Asked) -> torch.Tensor:
         """Wait until all rows of `asked` are there. Raises Ending."""
         if asked.left:
+            for link in self.session.links:
+                self._pump(link)  # what was of a later step when it was asked for may be of this one
             self.session.wait(lambda: not asked.left, f"rows of table {self.specs[asked.table].name}")
         if asked.moved:
             raise Ending("rewind")
@@ -258,14 +262,22 @@ class Rows:
     def _take(self, link: Link) -> Iterator[_Lookup]:
         while True:
             with self.session.cond:
-                queued, asked = self._queued[link.index], self._asked[link.index]
-                if not queued or not self._free[link.index]:
+                lookup = self._next(link.index)
+                if lookup is None:
                     return
-                lookup = queued.popleft()
                 number, lookup.slot = link.number(), self._free[link.index].pop()
                 lookup.header = lookup.header._replace(request=number)
-                asked[number] = lookup
+                self._asked[link.index][number] = lookup
             yield lookup
+
+    def _next(self, shard: int) -> _Lookup | None:
+        """The first that may go. What a shard may hold until this step is made leaves places to what this step needs."""
+        queued, free = self._queued[shard], len(self._free[shard])
+        for at, lookup in enumerate(queued if free else ()):
+            if free > LEFT_TO_NOW or lookup.asked.version <= self.session.clock or not self.session.mode.rewinds_together:
+                del queued[at]
+                return lookup
+        return None
 
     def _send(self, link: Link, lookup: _Lookup) -> None:
         with self.session.cond:
