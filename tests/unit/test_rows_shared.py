@@ -284,6 +284,23 @@ def test_what_is_withdrawn_takes_no_push_more() -> None:
     counter.close()
 
 
+def test_a_handover_that_fails_leaves_none_before_it() -> None:
+    """The shard may have gone over to the memory that did not arrive."""
+    counter, theirs = Counter("test"), Region.lend(LENT_ANSWERS)
+
+    def give(fd: int) -> int:
+        os.close(fd)
+        return theirs.fd
+
+    sharing = rowsharing.RowSharing(1)
+    sharing.take(0, {"name": counter.address, "token": counter.expect(give), "bytes": LENT_ANSWERS})
+    assert sharing.answers(0) is not None
+    with pytest.raises(OSError, match="did not take"):
+        sharing.take(0, {"name": counter.address, "token": "0" * 32, "bytes": LENT_ANSWERS})
+    assert sharing.answers(0) is None
+    counter.close()
+
+
 def test_only_what_was_agreed_is_borrowed() -> None:
     sharing = rowsharing.RowSharing(1)
     with pytest.raises(WireError, match=f"lends {LENT_PUSHES} bytes for rows, expected {LENT_ANSWERS}"):

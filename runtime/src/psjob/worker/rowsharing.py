@@ -31,6 +31,7 @@ class RowSharing:
         """Hand over the memory of pushes to shard `index` and take that of its answers. Raises OSError or WireError."""
         if int(offer["bytes"]) != LENT_ANSWERS:
             raise WireError(f"shard {index} lends {offer['bytes']} bytes for rows, expected {LENT_ANSWERS}")
+        self.lose(index)  # what it lent before is not where it puts answers once it has been asked again, whatever comes of that
         with self._lock:
             if self._pushes is None:
                 self._pushes = Region.lend(LENT_PUSHES)
