@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from psjob.coordinator.joining import rule_difference
 from psjob.shard.store import Phase
 from psjob.wire.frame import Kind
 from tests.unit.desk import NEVER, Desk
@@ -48,6 +49,37 @@ def test_where_workers_step_a_lone_return_at_a_stored_step_goes_on(tmp_path: Pat
     again = desk.hello(1, start=2)
     desk.settle()
     assert again.placed["clock"] == 1 and desk.versions() == {1}
+
+
+def test_a_worker_that_came_before_there_was_a_model_is_asked_for_it_too(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    early = desk.hello(1, table=[{"name": "other", "shape": [1024], "dtype": "float32", "group": 0}])
+    assert not early.heard
+    desk.give(desk.hello(0))
+    desk.settle()
+    assert desk.c.views.open and early.heard[-1] is Kind.ERROR and early.done.is_set()
+
+
+def test_a_worker_of_another_rule_is_refused(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    at_clock_one(desk)
+    again = desk.hello(1, start=2, rule="dana-slim")
+    desk.settle()
+    assert again.heard == [Kind.ERROR] and again.done.is_set()
+
+
+def test_a_run_goes_on_from_anothers_checkpoint_with_its_rule(tmp_path: Path) -> None:
+    """The shards would take a worker's numbers for those of the rule that the checkpoint has: one with momentum would have it twice."""
+    at_clock_one(Desk(tmp_path))
+    begin = replace(NEVER, resume_from=str(tmp_path / "run-1"))
+    desk = Desk(tmp_path, run="run-2", checkpoint=begin)
+    other = desk.hello(0, rule="dana-slim")
+    desk.settle()
+    assert other.heard == [Kind.ERROR]
+    same = desk.hello(0, start=2)
+    desk.settle()
+    assert Kind.ERROR not in same.heard and same.heard[-1] in (Kind.WELCOME, Kind.RECORD)
+    assert rule_difference(0, "sgd", "dana-slim") and not rule_difference(0, "sgd", "sgd")
 
 
 def test_a_worker_that_had_not_joined_when_all_shards_were_lost_comes_again(tmp_path: Path) -> None:

@@ -171,6 +171,16 @@ def rule_for(hello: Mapping[str, Any], update_at: str | None) -> str:
     return "reduce" if update_at == "worker" else str(hello["rule"])
 
 
+def rule_difference(rank: int, rule: str, theirs: str) -> str | None:
+    """Where a worker's rule is not the job's, a sentence: the shards would take its numbers for those of theirs."""
+    if theirs == rule:
+        return None
+    return (
+        f"worker {rank}'s updates are of rule {theirs}, the job's of {rule}; every worker must make the same optimizer, and a run that "
+        "goes on from another's checkpoint keeps its optimizer, training.updateAt and training.updateRule"
+    )
+
+
 def difference(rank: int, table: Sequence[TensorSpec], theirs: Sequence[Mapping[str, Any]]) -> str | None:
     """The first tensor in which a worker's table differs from the job's, as a sentence."""
     for position, ours in enumerate(table):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from psjob import contract
 from psjob.checkpoint import claim, manifest
 from psjob.checkpoint.manifest import Manifest
-from psjob.coordinator.joining import Joining, difference, read_initial, read_records, rule_for
+from psjob.coordinator.joining import Joining, difference, read_initial, read_records, rule_difference, rule_for
 from psjob.coordinator.rowtables import table_difference, table_problem, tables_of
 from psjob.errors import Fenced
 from psjob.layout import TensorSpec
@@ -55,6 +55,8 @@ class Views:
         self.aliases: dict[str, str] = {}
         self.table: tuple[TensorSpec, ...] = ()
         self.tables: tuple[TableSpec, ...] = ()
+        self.rule = ""
+        """The shards' rule, once there is a model."""
         self.source: tuple[Path, Manifest] | None = None
         self.waiting: dict[int, Session] = {}
         self.joining = Joining(self)
@@ -156,10 +158,7 @@ class Views:
             session.tell(Kind.FINISHED)
             self.c.ending.came_back()
             return
-        problem = self._check(session)
-        if problem:
-            session.tell(Kind.ERROR, {"code": "refused", "error": problem})
-            session.hang_up()
+        if self._refused(session):
             return
         fresh = bool(session.hello.get("fresh"))
         if not fresh and self.c.mode.rewinds_together and int(session.hello.get("attempt", 0)) != self.attempt:
@@ -219,12 +218,12 @@ class Views:
         c.drop_cut("rank 0 begins anew")
         self.table = tuple(TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in session.hello["table"])
         self.tables = tuple(TableSpec.from_json(spec) for spec in session.hello.get("tables", []))
-        rule = rule_for(session.hello, c.config.update_at)
+        self.rule = rule_for(session.hello, c.config.update_at)
         self.aliases = {str(k): str(v) for k, v in dict(session.hello.get("aliases", {})).items()}
         self._enter("initialising")
         self._done, self._only, self.initial = set(), set(range(len(c.config.shards))), b""
         self._setup += 1
-        self.order_all({"do": "setup", "setup": self._setup, "table": session.hello["table"], "rule": rule, "view": self.view,
+        self.order_all({"do": "setup", "setup": self._setup, "table": session.hello["table"], "rule": self.rule, "view": self.view,
                         "tables": [spec.to_json() for spec in self.tables]})  # fmt: skip
         session.welcome(init=True, view=self.view, clock=0, attempt=self.attempt, assignment=list(c.store.assignment))
 
@@ -259,7 +258,7 @@ class Views:
         saved = made.workers
         if made.run != c.place.run:  # another run's processes say nothing about this one's
             saved = {rank: {**entry, "start": 0, "rewinds": 0} for rank, entry in saved.items()}
-        self.table, self.tables = made.layout.table, tables_of(made)
+        self.table, self.tables, self.rule = made.layout.table, tables_of(made), made.rule
         self.aliases = dict(made.extra.get("aliases", {}))
         self.initial = read_initial(folder, made) or self.initial
         if together or self._only == set(self.peers):
@@ -293,7 +292,7 @@ class Views:
         c.cuts.restart(c.progress.step, time.monotonic())
         waiting, self.waiting = self.waiting, {}
         for session in waiting.values():
-            if c.sessions.get(session.rank) is session:
+            if c.sessions.get(session.rank) is session and not self._refused(session):  # it may have come before there was a model
                 self.joining.join(session)
 
     def _rise(self, view: int) -> None:
@@ -314,6 +313,14 @@ class Views:
             self._since = time.monotonic()
         self.state = state
 
+    def _refused(self, session: Session) -> bool:
+        """Has a worker another model or rule than the job? Then it is told so."""
+        problem = self._check(session)
+        if problem:
+            session.tell(Kind.ERROR, {"code": "refused", "error": problem})
+            session.hang_up()
+        return problem is not None
+
     def _check(self, session: Session) -> str | None:
         hello = session.hello
         if not isinstance(hello.get("table"), list):
@@ -323,7 +330,12 @@ class Views:
             known = (self.source[1].layout.table, tables_of(self.source[1]))
         if known == ((), ()):
             return table_problem(hello.get("tables"))
-        return difference(session.rank, known[0], hello["table"]) or table_difference(session.rank, known[1], hello.get("tables", []))
+        rule = self.rule or (self.source[1].rule if self.source else "")
+        return (
+            difference(session.rank, known[0], hello["table"])
+            or table_difference(session.rank, known[1], hello.get("tables", []))
+            or rule_difference(session.rank, rule, rule_for(hello, self.c.config.update_at))
+        )
 
     def _newest(self) -> tuple[Path, Manifest] | None:
         """The newest valid manifest of this run; of the run to resume from when this one has none yet."""
