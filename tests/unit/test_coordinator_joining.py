@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from psjob.coordinator.joining import rule_difference
 from psjob.shard.store import Phase
-from psjob.wire.frame import Kind
+from psjob.wire.frame import Kind, WireError
 from tests.unit.desk import NEVER, Desk
 
 
@@ -80,6 +82,20 @@ def test_a_run_goes_on_from_anothers_checkpoint_with_its_rule(tmp_path: Path) ->
     desk.settle()
     assert Kind.ERROR not in same.heard and same.heard[-1] in (Kind.WELCOME, Kind.RECORD)
     assert rule_difference(0, "sgd", "dana-slim") and not rule_difference(0, "sgd", "sgd")
+
+
+def test_a_hello_with_numbers_that_none_has_ends_no_coordinator(tmp_path: Path) -> None:
+    """JSON knows Infinity; and the memory that a worker of this host asks for is checked before anyone works with it."""
+    desk = Desk(tmp_path)
+    desk.begun()
+
+    def say_hello() -> None:
+        desk.hello(1, start=2, fresh=False, attempt=float("inf"))
+
+    desk.c._carry_out(say_hello)
+    for slots in (0, 65, 1.5, True):
+        with pytest.raises(WireError, match=r"takes 1.*64 answers at a time"):
+            desk.hello(1, start=3, slots=slots)
 
 
 def test_a_worker_that_had_not_joined_when_all_shards_were_lost_comes_again(tmp_path: Path) -> None:

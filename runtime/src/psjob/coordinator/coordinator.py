@@ -92,7 +92,7 @@ class Coordinator:
     def _carry_out(self, event: Callable[[], None]) -> None:
         try:
             event()
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
             log.exception("a message that could not be understood was left out")
 
     # -- from other threads --------------------------------------------------------------------

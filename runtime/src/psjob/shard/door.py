@@ -53,7 +53,7 @@ class Door:
                 self._meet(stream, header, hello)
         except (WireError, TimeoutError) as error:
             self.refused(stream, error)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             self.refused(stream, WireError(f"a frame's body is not in shape: {error!r}"))
         except StreamClosed:
             pass

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from psjob import memory
@@ -50,8 +53,14 @@ class Lending:
         return offset
 
 
+def slots_of(hello: Mapping[str, Any]) -> int:
+    """How many answers a worker takes at a time. Raises WireError for a number that no worker has."""
+    slots = hello.get("slots", 1)
+    if type(slots) is not int or not 1 <= slots <= MOST_SLOTS:
+        raise WireError(f"a worker takes 1..{MOST_SLOTS} answers at a time, got {str(slots)[:40]}")
+    return slots
+
+
 def lent_bytes(store: Store, slots: int) -> int:
-    """Size of the memory of a worker's answers. Raises WireError for a number of slots that no worker has."""
-    if not 1 <= slots <= MOST_SLOTS:
-        raise WireError(f"a worker takes 1..{MOST_SLOTS} answers at a time, got {slots}")
+    """Size of the memory of a worker's answers."""
     return store.region.size if store.region is not None else store.lanes * slots * max(store.largest, 1)

@@ -20,7 +20,7 @@ from psjob.shard.admission import Verdict
 from psjob.shard.cell import Cell, Gradient, Info, Received
 from psjob.shard.encoded import Encoded
 from psjob.shard.lane import Lane
-from psjob.shard.lending import Lending, lent_bytes
+from psjob.shard.lending import Lending, lent_bytes, slots_of
 from psjob.shard.rowframes import RowFrames
 from psjob.shard.store import Phase
 from psjob.wire.frame import MAX_RECORD, ROW_KINDS, Flag, Header, Kind, WireError, dump
@@ -34,7 +34,10 @@ log = logging.getLogger("psjob.shard")
 
 
 class Session:
-    """A worker's conversation with this shard. `welcomed` is set by the coordinator (shard 0) or by `_admit` (others)."""
+    """A worker's conversation with this shard. `welcomed` is set by the coordinator (shard 0) or by `_admit` (others).
+
+    Raises WireError for a hello that asks for what no worker has.
+    """
 
     def __init__(self, server: Server, stream: Stream, header: Header, hello: dict[str, Any]) -> None:
         self.server, self.store = server, server.store
@@ -53,6 +56,7 @@ class Session:
         self.lending: Lending | None = None
         """Where this worker's blocks lie, once it has come for memory that this shard lends."""
         self._ticket = ""
+        self._slots = slots_of(hello)
         self._lock = threading.Lock()
         self._reading = 1
 
@@ -145,7 +149,7 @@ class Session:
         counter, store = self.server.counter, self.store
         if counter is None or store.places is None or self.stream.sums or "shared" not in self.hello.get("transports", ()):
             return {}
-        span, region, slots = store.places, store.region, int(self.hello.get("slots", 1))
+        span, region, slots = store.places, store.region, self._slots
 
         def give(fd: int) -> int:
             lending = Lending(store, span, fd, slots)
