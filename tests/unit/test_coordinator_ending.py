@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 from psjob import contract
 from psjob.coordinator.ending import COMPANY_SECONDS, FINISHED_SECONDS
+from psjob.errors import LONGEST_MESSAGE
+from psjob.shard.server import last_words as leave_last_words
 from psjob.wire.frame import Kind
 from tests.unit.desk import Clerk, Desk
 from tests.unit.test_coordinator_beginning import in_the_way
@@ -159,6 +162,16 @@ def test_a_checkpoint_that_lost_something_on_the_way_is_given_up_and_tried_again
     desk.tick(later=desk.c.cuts.STUCK_SECONDS + 1.0)
     assert clerks[1].heard[-1] is Kind.RELEASE
     assert desk.c.cuts.current is not None and desk.c.cuts.current.number == cut.number + 1
+
+
+def test_the_last_words_of_many_workers_fit(tmp_path: Path, last_words: Path) -> None:
+    """Acknowledged clocks and reported numbers are as many as there are; the step and the checkpoint are told all the same."""
+    desk = Desk(tmp_path, workers=400)
+    desk.c.progress.report(0, {f"metric-{number}": 1.0 for number in range(200)})
+    leave_last_words(desk.servers[0])
+    told = json.loads(last_words.read_text())
+    assert len(last_words.read_bytes()) <= LONGEST_MESSAGE
+    assert told["status"]["coordinator"]["step"] == 0 and told["status"]["counters"]["pushes"] == 0 and "met" in told
 
 
 def test_a_shard_0_that_comes_back_to_a_finished_run_tells_whoever_comes_and_goes_soon_after(tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ import sys
 
 from psjob import contract
 
+LONGEST_MESSAGE = 2048
+"""Bytes of a termination message."""
+
 
 class Refused(Exception):
     """What the script or the environment asks cannot be done, and starting again would not help. The text says what to change."""
@@ -25,7 +28,7 @@ def leave_message(body: dict[str, object]) -> None:
     """Write the termination message that the planner reads; silently nothing where there is no such file."""
     path = os.environ.get(contract.ENV_TERMINATION_LOG, contract.TERMINATION_LOG)
     raw = json.dumps(body)
-    while len(raw) > 2048 and len(body) > 1:
+    while len(raw) > LONGEST_MESSAGE and len(body) > 1:
         body = dict(list(body.items())[:-1])  # the first says most
         raw = json.dumps(body)
     try:

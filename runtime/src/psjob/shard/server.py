@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -14,7 +15,7 @@ from psjob.checkpoint import manifest
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.config import Place
 from psjob.coordinator.coordinator import Coordinator
-from psjob.errors import Fenced, leave_message
+from psjob.errors import LONGEST_MESSAGE, Fenced, leave_message
 from psjob.modes import named as mode_named
 from psjob.shard.cell import Cell, Waiter
 from psjob.shard.control import Control
@@ -240,7 +241,11 @@ def last_words(server: Server) -> None:
     if sight:
         said["coordinator"] = {key: sight[key] for key in kept} | {"passed": sight["passed"][-4:]}
     met = {} if server.coordinator is None else {"met": server.coordinator.members.met()}
-    leave_message(server.words | met | {"status": said})
+    body = server.words | met | {"status": said}
+    for part, name in ((said["counters"], "acknowledged"), (said.get("coordinator", {}), "metrics")):
+        if len(json.dumps(body)) > LONGEST_MESSAGE:  # as long as there are workers, or numbers reported
+            part.pop(name, None)
+    leave_message(body)
 
 
 def exit_now(code: int) -> None:
