@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.config import CheckpointConfig
+from psjob import record
+from psjob.config import CheckpointConfig, CompressionConfig
+from psjob.errors import Refused
+from psjob.worker import compression, half
 from tests.unit.live_shards import Worker, all_well, eventually, serving
 from tests.unit.test_shard_training import batch, build, loss_of, steps
 
@@ -122,6 +125,41 @@ def recorded(worker: Worker) -> int:
     """The clock of the last record that a worker has handed in, after it stood between two steps once more."""
     worker.job.edge(None)
     return worker.session._last_record[0]
+
+
+def test_what_two_keep_for_the_record_is_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either would fit: a codec's left-out numbers, and the momentum."""
+    needs = sum(p.nbytes for p in build().parameters())
+    for module in (half, compression):
+        monkeypatch.setattr(module, "LIMIT", needs + 100)
+    with serving(tmp_path, workers=1, compression=CompressionConfig("int8"), **SLIM) as shards:
+        model = build()
+        with pytest.raises(Refused, match=r"at most 100 fit beside the state of training.updateRule; take bf16"):
+            Worker(shards, 0, model, slim(model), overlap=False)
+    with serving(tmp_path, workers=1, run="run-2", compression=CompressionConfig("bf16"), **SLIM) as shards:
+        model = build()
+        all_well([Worker(shards, 0, model, slim(model), overlap=False)], steps(2))
+
+
+def test_a_record_that_cannot_be_kept_or_put_back_ends_the_script_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(tmp_path, workers=1) as shards:
+        model = build()
+        worker = Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=0.1), overlap=False)
+        worker.attach()
+        steps(1)(worker)
+        worker.job.restored = worker.job._capture(None)
+        worker.job.restored.stateful["dana-slim (worker side)"] = {}
+        with pytest.raises(SystemExit) as end:
+            worker.job.put_back()
+        said = (tmp_path / "last-words").read_text()
+        assert end.value.code == 77 and "attach was given 'dana-slim (worker side)' only when the record was taken" in said
+        model = build()
+        worker = Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=0.1), start=2, overlap=False)
+        worker.attach()
+        monkeypatch.setattr(record, "MAX_BYTES", 100)
+        with pytest.raises(SystemExit) as end:
+            steps(3)(worker)
+        assert end.value.code == 77 and "keep less in buffers and in what attach is given" in (tmp_path / "last-words").read_text()
 
 
 def test_many_workers_train_together(tmp_path: Path) -> None:

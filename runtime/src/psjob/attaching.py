@@ -57,7 +57,7 @@ class Job:
                 f"overlap=True sends gradients as they are; training.updateRule {self.rule} changes them first; attach without it"
             )
         self.overlap = self._data_path(overlap)
-        self.session.exchange.compression.check()
+        self.session.exchange.compression.check(0 if self.half is None else self.half.nbytes)
         self.replay = 0
         """Steps that the script makes again, without effect, to come from its record (or its beginning) to the job's clock."""
         self.cursor: dict[str, int] | None = None
@@ -89,7 +89,8 @@ class Job:
             self.replay = self.session.clock - (0 if self.restored.cursor is None else self.restored.step)
             return
         if self.session.initial is not None:
-            record.restore_buffers(record.unpack(self.session.initial), self.model)
+            initial = record.unpack(self.session.initial)
+            self.carry_out(lambda: record.restore_buffers(initial, self.model))
         self.replay = self.session.clock
 
     @property
@@ -99,9 +100,9 @@ class Job:
 
     def put_back(self) -> None:
         """The script stands where its record was taken: restore what the record holds."""
-        if self.restored is not None:
-            record.restore(self.restored, self.model, self._stateful(), self.optimizer)
-            self.restored = None
+        restored, self.restored = self.restored, None
+        if restored is not None:
+            self.carry_out(lambda: record.restore(restored, self.model, self._stateful(), self.optimizer))
 
     def edge(self, cursor: dict[str, int] | None) -> None:
         """The script asks for its next batch (or, without `shard`, has made a step)."""
@@ -182,6 +183,8 @@ class Job:
             return call()
         except Ending as ending:
             how, message = ending.how, ending.message
+        except Refused as refused:  # a record that has grown too large, or one of other objects than attach was given
+            how, message = "refused", str(refused)
         self.session.ended = True
         self.session.withdraw()
         for link in self.session.links:

@@ -61,16 +61,18 @@ class Compression:
         self._none: frozenset[int] = frozenset()
         self._may_skip = False
         self._clock = -1
-        self._large = max((self._left_bytes(codec) for codec in codecs.CODECS.values() if codec.feeds_back), default=0) > LIMIT
+        self._large = False
 
-    def check(self) -> None:
-        """Raise Refused where what is left out could not be saved."""
+    def check(self, beside: int = 0) -> None:
+        """Raise Refused where what is left out could not be saved with the `beside` bytes of a rule's state."""
+        self._large = max((self._left_bytes(codec) for codec in codecs.CODECS.values() if codec.feeds_back), default=0) + beside > LIMIT
         codec = None if self._config.push == contract.AUTO_CODEC else codecs.named(self._config.push)
         if codec is None or not codec.feeds_back or not self._large:
             return
         raise Refused(
             f"training.compression.push {codec.name} leaves out up to {self._left_bytes(codec)} bytes that go with each worker's resume "
-            f"record, at most {LIMIT} fit; take bf16 or fp16, which leave nothing for later"
+            f"record, at most {LIMIT - beside} fit{' beside the state of training.updateRule' if beside else ''}; "
+            "take bf16 or fp16, which leave nothing for later"
         )
 
     # -- out -----------------------------------------------------------------------------------

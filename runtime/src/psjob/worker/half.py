@@ -26,13 +26,18 @@ class Half:
         made = rules.named(rule)
         if not isinstance(made, WorkerHalf):
             return None
-        needs = len(made.worker_slots) * sum(p.nbytes for p in parameters)
-        if needs > LIMIT:
+        half = cls(made, parameters, groups)
+        if half.nbytes > LIMIT:
             raise Refused(
-                f"training.updateRule {rule} keeps {needs} bytes that go with each worker's resume record, at most {LIMIT} fit; "
+                f"training.updateRule {rule} keeps {half.nbytes} bytes that go with each worker's resume record, at most {LIMIT} fit; "
                 "leave updateRule out"
             )
-        return cls(made, parameters, groups)
+        return half
+
+    @property
+    def nbytes(self) -> int:
+        """Most bytes of its state."""
+        return len(self._rule.worker_slots) * sum(p.nbytes for p in self._parameters)
 
     def numbers(self, optimizers: Sequence[Numbers]) -> list[dict[str, Any]]:
         """Of the optimizer's numbers those of the rule, a parameter group each."""
