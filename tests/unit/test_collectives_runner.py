@@ -204,6 +204,21 @@ def test_a_lost_peer_is_a_sentence_within_the_deadline(tmp_path: Path, strategy:
 # -- alone and refused -------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("tensors", "asked", "sentence"),
+    [
+        (torch.ones(3), {"strategy": "star"}, "no strategy 'star'; there are mirrored, ring"),
+        (torch.ones(3), {"deadline": float("nan")}, "deadline is nan; it must be a number of seconds above 0"),
+        (torch.ones(3), {"deadline": -1}, "deadline is -1; it must be"),
+        (torch.ones(3), {"deadline": 1e30}, "1000000 at most"),
+        ("abc", {}, "all_reduce of a str; give a tensor"),
+    ],
+)
+def test_what_is_wrong_with_any_number_of_ranks(tensors: Any, asked: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        ps.all_reduce(tensors, **asked)
+
+
 def test_a_lone_process_has_its_own_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     vector = torch.arange(3.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -174,7 +175,17 @@ def test_modes_as_they_are_written(text: str, mode: Mode) -> None:
         (["schedule", "--mode", "sync:1"], "'1' is not a number of sync; write sync"),
         (["schedule", "--mode", "bounded:-1"], "staleness is -1, must be 0 or more"),
         (["schedule", "--mode", "softsync:2,by_lag=no"], "by_lag is 'no', must be true or false"),
-        (["schedule", "--workers", "0"], "workers is 0"),
+        (["schedule", "--workers", "0"], "--workers 0: must be 1 to 10000"),
+        (["schedule", "--workers", "-3"], "--workers -3: must be 1 to 10000"),
+        (["schedule", "--pushes", "0"], "--pushes 0: must be 1 to"),
+        (["schedule", "--pushes", "-1"], "--pushes -1: must be 1 to"),
+        (["schedule", "--time-seed", "-1"], "--time-seed -1: must be 0 to"),
+        (["schedule", "--stall", "2x5"], "stall has chance 2.0"),
+        (["schedule", "--crash", "0@-1"], "crash of worker 0 begins at -1.0"),
+        (
+            ["schedule", "--trace", "no-such-folder/t.csv", "--mode", "sync"],
+            "no-such-folder/t.csv: No such file or directory; name another",
+        ),
         (["schedule", "--slow", "4"], "write WORKER=FACTOR"),
         (["schedule", "--slow", "9=2"], "worker 9 is not one of the 8 workers"),
         (["schedule", "--stall", "0.1"], "write CHANCExFACTOR"),
@@ -187,7 +198,16 @@ def test_modes_as_they_are_written(text: str, mode: Mode) -> None:
         (["train", "--problem", "go"], "there are digits, fixed:PARAMETERS"),
         (["train", "--mode", "sync", "--mode", "async"], "a training has one"),
         (["train", "--inner-set", "lr=1"], "workers make no steps of their own"),
-        (["train", "--rule", "adam", "--pushes", "9"], "takes its tensors, got ndarray"),
+        (["train", "--inner", "adamw"], "--inner adamw: is for --mode local:…"),
+        (["train", "--mode", "local:5", "--inner-set", "lr"], "--inner-set lr: write NAME=VALUE"),
+        (["train", "--mode", "local:5", "--inner", "adamw"], "--inner adamw: is a kernel of torch's; add --library torch"),
+        (["train", "--rule", "adam", "--pushes", "9"], "--rule adam: is a kernel of torch's; add --library torch"),
+        (["train", "--rule", "reduce", "--pushes", "9"], "--rule reduce: changes no weights"),
+        (["train", "--problem", "fixed:1000000000000"], "must have 1 to 100000000 parameters"),
+        (["train", "--seed", "-1"], "--seed -1: must be 0 to"),
+        (["digits-64", "--seeds", "-1"], "--seeds -1: must be 1 to"),
+        (["digits-64", "--processes", "0"], "--processes 0: must be 1 to"),
+        (["digits-64", "--lr", "nan"], "--lr nan: must be a finite number"),
         (["digits-64", "--only", "sgd"], "there are asgd, nag-asgd"),
         (["digits-64", "--workers", "1,x"], "must be whole numbers"),
         (["trace", "no-such-file"], "no-such-file"),
@@ -197,6 +217,34 @@ def test_what_cannot_be_is_said_in_a_sentence(argv: list[str], sentence: str, ca
     assert cli.run(argv) == 2
     told = capsys.readouterr().err
     assert told.startswith("psjob simulate: ") and sentence in told
+
+
+@pytest.mark.parametrize(("name", "content"), [("t.csv", b"a" * 200_000), ("t.csv", b"\xff\xfe"), ("t.jsonl", b"\xff\xfe")])
+def test_what_is_no_trace(name: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert cli.run(["trace", str(tmp_path / name)]) == 2
+    assert f"{tmp_path / name}: is no trace after record 0" in capsys.readouterr().err
+
+
+def test_step_times_that_are_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "times").write_bytes(b"\xff\xfe")
+    assert cli.run(["schedule", "--speeds", str(tmp_path / "times")]) == 2
+    assert "times: is not text in UTF-8" in capsys.readouterr().err
+
+
+def test_a_wrong_word_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.run(["schedule", "--workers", "1.5"])
+    assert capsys.readouterr().err == ("psjob simulate: argument --workers: invalid int value: '1.5'; see psjob simulate schedule --help\n")
+
+
+def test_a_reader_that_has_gone_is_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = [sys.executable, "-m", "psjob.simulate", "schedule", "--workers", "2", "--mode", "sync"]
+    done = subprocess.run(argv, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_modes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

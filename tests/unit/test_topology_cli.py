@@ -81,7 +81,9 @@ def test_a_described_machine_is_planned_and_its_json_can_be_given_again(tmp_path
         (["--preset", "d2l", "--probe", "2"], "--preset and --probe given: give one of"),
         (["--preset", "dgx9"], "--preset dgx9: no such machine; known are d2l, dgx1, ethernet-1"),
         (["--preset", "d2l", "--bytes", "3x"], "--bytes 3x: must be a size such as 160MB"),
-        (["--preset", "d2l", "--bytes", "0"], "--bytes 0: must be at least 1 byte"),
+        (["--preset", "d2l", "--bytes", "0"], "--bytes 0: must be 1 byte to 1000000TB"),
+        (["--preset", "d2l", "--bytes", "9e99TB"], "--bytes 9e99TB: must be 1 byte to 1000000TB"),
+        (["."], ". is a folder; give the path of a machine's description"),
         (["--preset", "d2l", "--workers", "3"], "--workers 3: only the ethernet presets"),
         (["--preset", "ethernet-1", "--workers", "1"], "--workers 1: must be 2..128"),
         (["--preset", "ethernet-1", "--servers", "129"], "--servers 129: must be 0..128"),
@@ -109,6 +111,7 @@ def test_what_cannot_be_planned_is_refused_in_a_sentence(words: list[str], line:
         ("hosts: [a", "the manifest is not YAML"),
         ("a: 1\n---\nb: 2", "the manifest holds 2 documents, not one machine"),
         ("[1]", 'Invalid value: "array": must be an object'),
+        ("[]", 'Invalid value: "array": must be an object'),
         ("name: x\nhosts: [a, b]", ": nothing joins a and b; describe the link or the switch between them"),
     ],
 )

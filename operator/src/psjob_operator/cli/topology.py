@@ -108,7 +108,7 @@ def _machines(
     if problems:
         raise BadInput(*(f"{path}: {problem}" for problem in problems))
     # What --json printed is a list of plans, each with its machine.
-    if isinstance(raw, list) and all(isinstance(plan, dict) and "machine" in plan for plan in raw):
+    if isinstance(raw, list) and raw and all(isinstance(plan, dict) and "machine" in plan for plan in raw):
         return [_read(plan["machine"], str(path), figures) for plan in raw]
     return [_read(raw, str(path), figures)]
 

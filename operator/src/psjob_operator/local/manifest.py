@@ -43,7 +43,7 @@ def read_text(path: Path, what: str) -> bytes:
     """The bytes of `path`, one more than are taken at most. Raises BadInput, which says that it should be `what`."""
     try:
         if path.is_dir():
-            raise BadInput(f"{path} is a folder; give the manifest in it, such as {path / 'job.yaml'}")
+            raise BadInput(f"{path} is a folder; give the path of {what}")
         with path.open("rb") as file:
             # One byte more than is taken, so that load_job says the limit; a device or a huge file is not read to its end.
             return file.read(LARGEST_TEXT + 1)

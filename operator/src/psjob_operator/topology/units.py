@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+MOST_BYTES = 1e18
 _NUMBER = r"([0-9]{1,18}(?:\.[0-9]{1,18})?(?:[eE][+-]?[0-9]{1,2})?)"
 _PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -32,8 +33,8 @@ def size(given: object) -> float:
     """Bytes of a number, or of text such as 160MB or 64KiB. Raises ValueError."""
     found = re.fullmatch(rf"{_NUMBER} ?([kKMGT]i?)?B", given) if isinstance(given, str) else None
     value = float(found[1]) * _PREFIX[found[2] or ""] if found is not None else _plain(given, "a size such as 160MB or 64KiB")
-    if not value >= 1:
-        raise ValueError(f"must be at least 1 byte, not {given}")
+    if not 1 <= value <= MOST_BYTES:
+        raise ValueError(f"must be 1 byte to {MOST_BYTES / 1e12:.0f}TB, not {given}")
     return value
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from psjob import contract
-from psjob.collectives.reducing import DEADLINE, connected, flattened, local_ranks, put_back
+from psjob.collectives.reducing import DEADLINE, check, connected, flattened, local_ranks, put_back
 from psjob.collectives.runner import PeerLost, PointToPoint, Transport, run
 from psjob.collectives.strategies import Planner, chunks_for, planner
 from psjob.collectives.tree import broadcast_from_first
@@ -41,6 +41,7 @@ def mirror(
     """
 
     def begin() -> None:
+        check(strategy, deadline)
         group = connected(deadline)
         if group is None or group.size() == 1:
             return

@@ -11,10 +11,11 @@ import torch.distributed as dist
 
 from psjob import contract
 from psjob.collectives.runner import PeerLost, PointToPoint, first_line, run
-from psjob.collectives.strategies import planner
+from psjob.collectives.strategies import known, planner
 
 DEADLINE = 300.0
 """Seconds a rank waits for a peer."""
+LONGEST = 1e6
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -36,10 +37,13 @@ def all_reduce(
 
     Raises PeerLost where a peer has gone or does not answer within `deadline` seconds; ValueError for what cannot be done.
     """
+    given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    for other in (t for t in given if not isinstance(t, torch.Tensor)):
+        raise ValueError(f"all_reduce of a {type(other).__name__}; give a tensor or a list of tensors")
+    check(strategy, deadline)
     group = group or connected(deadline)
     if group is None or group.size() == 1:
         return
-    given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     for strange in (t for t in given if t.layout is not torch.strided):
         raise ValueError(f"all_reduce of a {strange.layout} tensor of shape {tuple(strange.shape)}; only dense tensors are summed")
     transport, plan = PointToPoint(group), planner(strategy, group.size(), local_ranks() if devices is None else devices, order)
@@ -52,6 +56,13 @@ def all_reduce(
         if mean:
             flat.mul_(1.0 / group.size())
         put_back(flat, same)
+
+
+def check(strategy: str, deadline: float) -> None:
+    """Raises ValueError for what is wrong with any number of ranks, so that a lone process finds it too."""
+    known(strategy)
+    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 < deadline <= LONGEST:
+        raise ValueError(f"deadline is {deadline!r}; it must be a number of seconds above 0, {LONGEST:.0f} at most")
 
 
 def connected(deadline: float) -> dist.ProcessGroup | None:

@@ -34,9 +34,14 @@ def schedule(strategy: str, ranks: int, chunks: int = 1, devices: int = 1) -> Sc
         "double-tree": lambda: double_tree(ranks, chunks),
         "hierarchical": lambda: hierarchical(ranks, devices),
     }
-    if strategy not in makers:
+    return makers[known(strategy)]()
+
+
+def known(strategy: str) -> str:
+    """The name itself. Raises ValueError for one that is none."""
+    if strategy not in STRATEGIES:
         raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
-    return makers[strategy]()
+    return strategy
 
 
 Planner = Callable[[int], Schedule]

@@ -9,15 +9,27 @@ for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")  # small arrays: a second thread costs more than it brings; read when numpy is imported
 
 
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+
+
 def main() -> int:
-    """Run the command line. What is not installed is named in a sentence."""
+    """Run the command line. What is not installed is named in a sentence; who stops reading, or stops all, gets no traceback."""
     try:
         from psjob.simulate.cli import run
 
-        return run(sys.argv[1:])
+        code = run(sys.argv[1:])
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Our reader has gone, as with `psjob simulate … | head`; nothing may be written to it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        print("psjob simulate: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except ModuleNotFoundError as error:
         print(f"psjob simulate: needs {error.name}, which is not installed here: pip install 'psjob[simulate]'", file=sys.stderr)
-        return 2
+        return EXIT_BAD_INPUT
 
 
 if __name__ == "__main__":

@@ -10,18 +10,28 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
 from psjob import rules
-from psjob.rules.base import Numbers, check_numbers
+from psjob.rules.base import Numbers, Rule, check_numbers
 from psjob.simulate import protocol, schedule, show, table, trace, words
 from psjob.simulate.digits import Digits
 from psjob.simulate.engine import simulate
 from psjob.simulate.speeds import Speeds
 from psjob.simulate.training import Inner, Training
 
-EXIT_GATE, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_GATE, EXIT_BAD_INPUT = 1, 2
+LIMITS = {
+    "workers": (1, 10_000),
+    "pushes": (1, 10**12),
+    "seeds": (1, 1000),
+    "processes": (1, 1024),
+    "seed": (0, 2**63),
+    "time_seed": (0, 2**63),
+}
+"""Of options that are whole numbers."""
 EXAMPLES = """examples:
   psjob simulate schedule --workers 8 --slow 0=4
   psjob simulate schedule --workers 16 --speeds heterogeneous --stall 0.05x5 --mode sync --mode bounded:3 --mode async
@@ -36,20 +46,33 @@ def run(argv: Sequence[str]) -> int:
     """Do what `argv` asks for; the exit code. No traceback for what a user got wrong."""
     options = _parser().parse_args(argv)
     try:
+        _check_whole(options)
         return int(options.does(options))
-    except (ValueError, OSError) as error:
-        print(f"psjob simulate: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
-    except KeyboardInterrupt:
-        print("psjob simulate: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except MemoryError:
+        told = "there is not enough memory here; take fewer --workers or a smaller --problem"
+    except OSError as error:
+        told = f"{error.filename}: {error.strerror}; name another file" if error.filename else str(error)
+    except ValueError as error:
+        told = str(error)
+    print(f"psjob simulate: {told}", file=sys.stderr)
+    return EXIT_BAD_INPUT
+
+
+def _check_whole(options: argparse.Namespace) -> None:
+    """Raises ValueError naming the option, its value and what it may be."""
+    for name, (least, most) in LIMITS.items():
+        value = getattr(options, name, None)
+        if isinstance(value, int) and not least <= value <= most:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: must be {least} to {most}")
 
 
 def _schedule(options: argparse.Namespace) -> int:
     modes = [words.mode_of(text) for text in options.mode] or schedule.usual(options.workers)
     if options.trace and len(modes) > 1:
         raise ValueError(f"--trace {options.trace}: is of one mode; give one --mode")
-    pushes = options.pushes or 400 * max(1, options.workers)
+    pushes = options.pushes or 400 * options.workers
     bar = show.Bar(pushes * len(modes), "pushes")
     try:
         lines = schedule.compare(
@@ -68,17 +91,16 @@ def _train(options: argparse.Namespace) -> int:
     modes = [words.mode_of(text) for text in options.mode or ["async"]]
     if len(modes) > 1:
         raise ValueError("--mode: is given more than once; a training has one")
-    problem, rule, speeds = words.problem_of(options.problem, options.seed), rules.named(options.rule), _speeds(options)
+    problem, rule, speeds = words.problem_of(options.problem, options.seed), _rule("--rule", options), _speeds(options)
     steps = modes[0].inner_steps
     inner = None
     if steps:
-        own = rules.named(options.inner)
-        inner = Inner(own, check_numbers(own, words.numbers_of(options.inner_set)), steps)
-    elif options.inner_set:
-        raise ValueError(
-            f"--inner-set {options.inner_set[0]}: is for --mode local:…; with {modes[0].name} workers make no steps of their own"
-        )
-    asked = words.numbers_of(options.set)
+        own = _rule("--inner", options)
+        inner = Inner(own, check_numbers(own, words.numbers_of("--inner-set", options.inner_set)), steps)
+    elif options.inner_set or options.inner != "plain":
+        given_for = f"--inner-set {options.inner_set[0]}" if options.inner_set else f"--inner {options.inner}"
+        raise ValueError(f"{given_for}: is for --mode local:…; with {modes[0].name} workers make no steps of their own")
+    asked = words.numbers_of("--set", options.set)
     if isinstance(problem, Digits) and not steps:
         given = protocol.schedule(protocol.numbers(rule, asked), options.workers)
     else:
@@ -119,6 +141,8 @@ def _digits64(options: argparse.Namespace) -> int:
     seeds = tuple(range(options.seeds)) if options.seeds else seeds
     speeds = _speeds(options)
     speeds.draws(max(workers), 0)  # say at once what does not fit
+    if not math.isfinite(options.lr):
+        raise ValueError(f"--lr {options.lr}: must be a finite number, as {protocol.LR}")
     tasks = [
         protocol.Task(entry, n, seed, options.lr, speeds) for n in sorted(workers, reverse=True) for entry in entries for seed in seeds
     ]
@@ -182,10 +206,22 @@ def _print_json(told: object) -> None:
 
 
 def _counts(text: str) -> list[int]:
-    counts = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
-    if not all(counts):
-        raise ValueError(f"--workers {text}: must be whole numbers of 1 or more, as 1,16,32")
-    return counts
+    least, most = LIMITS["workers"]
+    counts = [int(word) if word.isdecimal() and len(word) < 19 else 0 for word in text.split(",")]
+    if not all(least <= count <= most for count in counts):
+        raise ValueError(f"--workers {text}: must be whole numbers of {least} to {most}, as 1,16,32")
+    return list(dict.fromkeys(counts))
+
+
+def _rule(option: str, options: argparse.Namespace) -> Rule:
+    """The rule that `option` names. Raises ValueError for one that this simulation cannot run, with what to take instead."""
+    name = getattr(options, option.strip("-"))
+    rule = rules.named(name)
+    if "lr" not in rule.numbers:
+        raise ValueError(f"{option} {name}: changes no weights, the workers' own optimizers do; take sgd, adam or another rule")
+    if getattr(rule, "on_torch", False) and options.library != "torch":
+        raise ValueError(f"{option} {name}: is a kernel of torch's; add --library torch")
+    return rule
 
 
 def _speeds(options: argparse.Namespace) -> Speeds:
@@ -194,9 +230,16 @@ def _speeds(options: argparse.Namespace) -> Speeds:
     )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without the list of options."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_BAD_INPUT, f"psjob simulate: {message}; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="psjob simulate", description="Parameter-server training on a virtual clock.", epilog=EXAMPLES, formatter_class=raw
     )
     verbs = parser.add_subparsers(metavar="WHAT", required=True)

@@ -58,10 +58,17 @@ class Speeds:
             if not 0 <= value < math.inf or (name.startswith("slow") and value == 0):
                 raise ValueError(f"speeds: {name} is {value}, must be {'above 0' if name.startswith('slow') else '0 or more'}")
         if self.stall and not (0 <= self.stall.chance <= 1 and 0 < self.stall.factor < math.inf and 0 <= self.stall.extra < math.inf):
-            raise ValueError(f"speeds: {self.stall} must have a chance of 0 to 1, a factor above 0 and an extra of 0 or more")
+            chance, factor, extra = self.stall.chance, self.stall.factor, self.stall.extra
+            raise ValueError(
+                f"speeds: stall has chance {chance}, factor {factor} and extra {extra}: "
+                "must be a chance of 0 to 1, a factor above 0 and an extra of 0 or more"
+            )
         for outage in self.outages:
             if not (0 <= outage.at < math.inf and outage.away > 0):
-                raise ValueError(f"speeds: {outage} must begin at 0 or later and last longer than 0")
+                raise ValueError(
+                    f"speeds: crash of worker {outage.worker} begins at {outage.at} and lasts {outage.away}: "
+                    "must begin at 0 or later and last longer than 0"
+                )
         if any(not times or not all(0 < t < math.inf for t in times) for times in self.measured):
             raise ValueError("speeds: measured times must be above 0, at least one a worker")
 

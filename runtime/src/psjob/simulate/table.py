@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 
 from psjob.simulate import show
 from psjob.simulate.protocol import ENTRIES, Table, Task, Trained, mean, train
@@ -26,11 +28,16 @@ def fill(tasks: Sequence[Task], processes: int, told: Callable[[int], None] = la
             told(len(found))
     else:
         with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-            waiting = {pool.submit(train, task): place for place, task in enumerate(tasks)}
+            with _deaf():
+                waiting = {pool.submit(train, task): place for place, task in enumerate(tasks)}
             try:
                 for future in as_completed(waiting):
                     found[waiting[future]] = future.result()
                     told(len(found))
+            except KeyboardInterrupt:
+                for process in multiprocessing.active_children():
+                    process.terminate()
+                raise
             except BrokenProcessPool:
                 raise ValueError("simulate digits-64: a training's process was killed, perhaps for memory; try --processes 1") from None
             finally:
@@ -39,6 +46,16 @@ def fill(tasks: Sequence[Task], processes: int, told: Callable[[int], None] = la
     for place, task in enumerate(tasks):
         table.setdefault((task.entry, task.workers), []).append(found[place])
     return table
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes started here do not hear Ctrl-C: this one does, and ends them."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def cores() -> int:

@@ -63,16 +63,24 @@ class Trace:
 
 def read(path: Path) -> Iterator[Record]:
     """The records of a trace file. Raises ValueError naming the line that is none, OSError where the file cannot be read."""
-    with path.open(encoding="utf-8", newline="") as file:
-        lines: Iterator[dict[str, Any]] = csv.DictReader(file) if path.suffix == ".csv" else map(_json, file)
-        for number, row in enumerate(lines, 1):
-            try:
-                yield Record(
-                    float(row["t"]), int(row["clock"]), int(row["worker"]), int(row["lag"]), float(row["weight"]),
-                    _float(row["gap"]), _float(row["loss"]),
-                )  # fmt: skip
-            except (KeyError, TypeError, ValueError, OverflowError) as error:
-                raise ValueError(f"{path}: record {number} is not one of a trace ({type(error).__name__}: {error})") from None
+    number = 0
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines: Iterator[dict[str, Any]] = csv.DictReader(file) if path.suffix == ".csv" else map(_json, file)
+            for number, row in enumerate(lines, 1):
+                yield _record(path, number, row)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: is no trace after record {number} ({error}); give a file that --trace wrote") from None
+
+
+def _record(path: Path, number: int, row: dict[str, Any]) -> Record:
+    try:
+        return Record(
+            float(row["t"]), int(row["clock"]), int(row["worker"]), int(row["lag"]), float(row["weight"]),
+            _float(row["gap"]), _float(row["loss"]),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{path}: record {number} is not one of a trace ({type(error).__name__}: {error})") from None
 
 
 def _named(row: Record) -> dict[str, float | None]:

@@ -12,6 +12,8 @@ from psjob.simulate.digits import Digits
 from psjob.simulate.problems import Fixed, Problem, Quadratic
 from psjob.simulate.speeds import Outage, Speeds, Stall
 
+MOST_PARAMETERS = 100_000_000
+
 
 def mode_of(text: str) -> Mode:
     """`sync`, `backup:2`, `local:50,quorum=6,grace=30`: a name, then its numbers; the first may go without its name.
@@ -79,18 +81,20 @@ def problem_of(text: str, seed: int) -> Problem:
         return Digits(seed)
     if name in ("fixed", "quadratic"):
         count = int(_number(f"--problem {text}: size", size or "5000", whole=True))
+        if not 1 <= count <= MOST_PARAMETERS:
+            raise ValueError(f"--problem {text}: must have 1 to {MOST_PARAMETERS} parameters")
         return Fixed(count, seed) if name == "fixed" else Quadratic(count)
     raise ValueError(f"--problem {text}: there are digits, fixed:PARAMETERS and quadratic:PARAMETERS")
 
 
-def numbers_of(settings: Sequence[str]) -> dict[str, float | bool]:
-    """`lr=0.1`, `nesterov=true`. Raises ValueError naming the one that is not such."""
+def numbers_of(option: str, settings: Sequence[str]) -> dict[str, float | bool]:
+    """`lr=0.1`, `nesterov=true`, as `option` has them. Raises ValueError naming the one that is not such."""
     given: dict[str, float | bool] = {}
     for text in settings:
         name, equals, value = text.partition("=")
         if not equals:
-            raise ValueError(f"--set {text}: write NAME=VALUE, as lr=0.1")
-        given[name] = value == "true" if value in ("true", "false") else _number(f"--set {name}", value)
+            raise ValueError(f"{option} {text}: write NAME=VALUE, as lr=0.1")
+        given[name] = value == "true" if value in ("true", "false") else _number(f"{option} {name}", value)
     return given
 
 
@@ -152,7 +156,11 @@ def _measured(path: Path) -> tuple[tuple[float, ...], ...]:
             f"--speeds {path}: is not homogeneous, heterogeneous or constant, and there is no such file of step times (a line a worker)"
         )
     rows = []
-    for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"--speeds {path}: is not text in UTF-8; write a line a worker, its times in one unit") from None
+    for line, text in enumerate(lines, 1):
         if text.strip() and not text.startswith("#"):
             rows.append(tuple(_number(f"--speeds {path}: line {line}: time", word) for word in text.replace(",", " ").split()))
     if not rows:
