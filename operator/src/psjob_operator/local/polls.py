@@ -97,11 +97,16 @@ async def _stopped_in_cut(ground: Ground, child: Child) -> str | None:
     for _ in range(GLANCES):
         torn = unfinished(_written_since(ground.folder.path, child.created), child.index, child.number)
         if torn is not None:
+            caught = False
             child.send(signal.SIGSTOP)
-            await asyncio.sleep(SETTLE)
-            if (ground.folder.path / torn).exists():
+            try:
+                await asyncio.sleep(SETTLE)
+                caught = (ground.folder.path / torn).exists()
+            finally:
+                if not caught:  # also where the run ends at this moment
+                    child.send(signal.SIGCONT)
+            if caught:
                 return torn
-            child.send(signal.SIGCONT)
         await asyncio.sleep(GLANCE)
     return None
 

@@ -330,6 +330,7 @@ class Link:
                     lane.stream.borrowed = region
                 self.shared = True
             except (OSError, WireError) as error:
+                self.shared = False  # what was lent before is not where the shard puts answers, once it has been asked again
                 log.warning("shard %d: its memory is out of reach: %s", self.index, error)
         if self._told != self.shared:
             self._told = self.shared
