@@ -111,6 +111,6 @@ MEASURES: Sequence[Against | Alone] = (
     Alone("memory", "100 MB, SGD, 1 worker, 1 shard: memory beyond what the work itself holds", Program("psjob", "memory_ps.py")),
     Alone("memory-adam", "the same with Adam", Program("psjob", "memory_ps.py", ("--optimizer", "adam"))),
     Alone("sharding", "a step against max(M/B_worker, m·M/(n·B_server)), links of 48 and 32 MB/s", Program("psjob", "sharding_ps.py")),
-    Alone("collectives", "4 processes, links of 40 MB/s and 4 ms: sums against their cost model", Program("psjob", "collectives.py")),
+    Alone("collectives", "4 processes, links of 10 MB/s and 4 ms: sums against their cost model", Program("psjob", "collectives.py")),
     Against("floor", "how far TCP is from memory itself", ours(), ((PASS, 0.0), (MEMCPY, 0.0))),
 )  # fmt: skip
