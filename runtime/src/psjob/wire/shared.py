@@ -31,6 +31,7 @@ class Region:
 
     def __init__(self, fd: int, size: int, address: int) -> None:
         self.fd, self.size, self.address = fd, size, address
+        self.withdrawn = False
         self._raw = (ctypes.c_char * size).from_address(address)
         weakref.finalize(self._raw, _forget, address, size, fd).atexit = False  # at exit buffers may still be in use
 
@@ -66,7 +67,11 @@ class Region:
         return _part(self._raw, self.size, offset, length)
 
     def withdraw(self) -> None:
-        """What this process writes from now on no longer reaches those who borrowed the region; they keep what it holds."""
+        """What this process writes from now on no longer reaches those who borrowed the region; they keep what it holds.
+
+        `withdrawn` is set before: what was written and then found it unset has reached them whole. A fork may call it under any lock.
+        """
+        self.withdrawn = True
         _map(self.address, self.size, _READ | _WRITE, _PRIVATE | _FIXED | _NORESERVE, self.fd, 0)
 
 

@@ -39,7 +39,6 @@ class Arena:
         self._lock = threading.Lock()
         self._staged: set[int] = set()
         """Blocks of the clock in hand that are in their places: a shard may be reading them, so what is pushed again stays as it is."""
-        self._withdrawn = False
 
     def begin(self, grads: Sequence[torch.Tensor | None], scaled: bool) -> frozenset[int]:
         """Rows whose gradient lies in its place already. One that is to be pushed `scaled` may not: the script would see the factor."""
@@ -74,17 +73,13 @@ class Arena:
             pack.gather(grads, kept)
             if scale != 1.0:
                 pack.flat.mul_(scale)
-            if self._withdrawn:
+            if self.region.withdrawn:
                 return False  # the region may have become private before all of it was there
             self._staged.add(block)
         return True
 
     def withdraw(self) -> None:
-        """Nothing that this process writes from now on reaches a shard, which may still hold a push of the clock in hand.
-
-        A fork may call it under any lock.
-        """
-        self._withdrawn = True
+        """Nothing that this process writes from now on reaches a shard, which may still hold a push of the clock in hand."""
         self.region.withdraw()
 
 

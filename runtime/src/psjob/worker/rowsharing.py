@@ -24,7 +24,6 @@ class RowSharing:
         self._places: dict[tuple[int, int], tuple[int, int]] = {}
         """Offset and length of what was pushed in the clock in hand, by shard and table."""
         self._used = 0
-        self._withdrawn = False
         self._lock = threading.Lock()
 
     def take(self, index: int, offer: Mapping[str, Any]) -> None:
@@ -62,14 +61,13 @@ class RowSharing:
                     return None
                 memory.lent(self._pushes, self._used, ids.numel(), "int64").copy_(ids)
                 memory.lent(self._pushes, self._used + ids.nbytes, grads.numel(), "float32").copy_(grads.view(-1))
-                if self._withdrawn:
+                if self._pushes.withdrawn:
                     return None  # the region may have become private before all of it was there
                 self._places[key] = (self._used, length)
                 self._used += -(-length // ALIGNED) * ALIGNED
             return self._places[key]
 
     def withdraw(self) -> None:
-        """As Arena.withdraw: nothing that this process writes from now on reaches a shard. A fork may call it under any lock."""
-        self._withdrawn = True
+        """As Arena.withdraw: nothing that this process writes from now on reaches a shard."""
         if self._pushes is not None:
             self._pushes.withdraw()
