@@ -21,16 +21,17 @@ if TYPE_CHECKING:
     from psjob.embedding import Embedding, EmbeddingBag
     from psjob.offload import offload_embeddings
     from psjob.reporting import checkpoint, export, is_first, rank, report, step, wait, world
+    from psjob.statetable import Table
 
 __all__ = [
-    "__version__", "Embedding", "EmbeddingBag", "PeerLost", "all_reduce", "attach", "checkpoint", "epoch", "export", "is_first", "mirror",
-    "offload_embeddings", "rank", "report", "shard", "step", "wait", "world",
+    "__version__", "Embedding", "EmbeddingBag", "PeerLost", "Table", "all_reduce", "attach", "checkpoint", "epoch", "export", "is_first",
+    "mirror", "offload_embeddings", "rank", "report", "shard", "step", "wait", "world",
 ]  # fmt: skip
 
 _HOME = {
     "attach": "attaching", "shard": "data", "epoch": "data", "Embedding": "embedding", "EmbeddingBag": "embedding",
     "offload_embeddings": "offload", "mirror": "collectives.mirroring", "all_reduce": "collectives.reducing",
-    "PeerLost": "collectives.runner",
+    "PeerLost": "collectives.runner", "Table": "statetable",
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from psjob.rowmodule import RowModule
+from psjob.lookup import Lookup
 
 Path = tuple[Any, ...]
 
@@ -29,7 +29,7 @@ class _Place:
 class Ahead:
     """Told of each batch before the script has it. `extract` gives [(module, ids), …] of a batch; without it places are learned."""
 
-    def __init__(self, modules: Sequence[RowModule], extract: Callable[[Any], Any] | None) -> None:
+    def __init__(self, modules: Sequence[Lookup], extract: Callable[[Any], Any] | None) -> None:
         self._modules, self._extract = modules, extract
         self._batch: Any = None
 
@@ -48,7 +48,7 @@ class Ahead:
                     module.prefetch(ids)
         self._batch = batch
 
-    def _found(self, module: RowModule, following: Any) -> torch.Tensor | None:
+    def _found(self, module: Lookup, following: Any) -> torch.Tensor | None:
         """The ids that `module` will be given, if they lie where they lay in the batch before."""
         if not module.training or module.given is None:
             return None

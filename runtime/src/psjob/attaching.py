@@ -7,20 +7,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 
 from psjob import config, optimizers, record
+from psjob.attachable import aliases, check, stepper, table_of
 from psjob.errors import Refused, exit_refused, leave_message
 from psjob.following import RowTables
 from psjob.inprocess import attach_alone
-from psjob.layout import TensorSpec
-from psjob.rulechoice import rule_of
+from psjob.lrscaling import LrScaling
+from psjob.rulechoice import as_it_runs, check_reduction, check_state, check_tables, chosen
 from psjob.worker import exits, hooks, rewind
 from psjob.worker.ending import EXIT_OF, Ending
 from psjob.worker.half import Half
 from psjob.worker.overlap import Overlap
+from psjob.worker.rounds import Rounds
 from psjob.worker.rows import Carried
 from psjob.worker.session import WorkerSession
 from psjob.worker.staged import Staged
@@ -28,6 +30,7 @@ from psjob.worker.staging import Staging
 from psjob.worker.states import block_states, without_gradient
 
 JOIN_SECONDS = 5.0
+ROUNDS = "rounds (worker side)"
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T", bound=torch.optim.Optimizer)
 
@@ -43,15 +46,22 @@ class Job:
         stateful: dict[str, Any],
         overlap: bool = False,
     ) -> None:
+        place = as_it_runs(place, optimizer)
         self.place, self.model, self.optimizer, self.stateful = place, model, optimizer, stateful
         self.plain: type[torch.optim.Optimizer] = type(optimizer)
         """The optimizer's class before attach: its own step and state."""
-        self.parameters, table = _table(model, optimizer)
-        self.rule = rule_of(optimizer, place.config)
+        self.parameters, table = table_of(model, optimizer)
+        self.choice = chosen(optimizer, place.config)
+        self.rule = self.choice.rule
+        self.lr = LrScaling.of(place.config, optimizer)
         self.half = Half.of(self.rule, self.parameters, [spec.group for spec in table])
         self.tables = RowTables(model, optimizer, place.config.seed)
-        self.session = WorkerSession(place, table, self.rule, _aliases(model, table), self.tables.specs, self.tables.first)
+        check_reduction(place.config, self.tables.specs)
+        check_tables(place.config, self.tables.specs)
+        self.session = WorkerSession(place, table, self.rule, aliases(model, table), self.tables.specs, self.tables.first)
+        check_state(self.rule, len(self.session.layout.blocks), place.config.workers)
         self.session.rows.numbers = self.tables.numbers()
+        self.rounds = Rounds.of(self.session, self.parameters, self._numbers, overlap)
         if overlap and self.half is not None:
             raise Refused(
                 f"overlap=True sends gradients as they are; training.updateRule {self.rule} changes them first; attach without it"
@@ -78,7 +88,9 @@ class Job:
     # -- in and out ----------------------------------------------------------------------------
 
     def join(self) -> None:
-        self.carry_out(lambda: self.session.join(self.parameters, lambda: record.pack(self._capture(None))))
+        self.carry_out(lambda: self.session.join(self.parameters, lambda: record.pack(self._capture(None)), self._numbers()))
+        if self.rounds is not None:
+            self.rounds.begin()
         self.tables.bind(Carried(self.session.rows, self.carry_out))
         self.session.rows.first = {}
         if self.overlap is not None:
@@ -86,17 +98,27 @@ class Job:
         if self.session.record is not None:
             self.restored = record.unpack(self.session.record)
             self.session.exchange.compression.load(self.restored.wire)
-            self.replay = self.session.clock - (0 if self.restored.cursor is None else self.restored.step)
-            return
-        if self.session.initial is not None:
+        elif self.session.initial is not None:
             initial = record.unpack(self.session.initial)
             self.carry_out(lambda: record.restore_buffers(initial, self.model))
-        self.replay = self.session.clock
+        self.replay = self._to_replay(self.restored)
+
+    def _to_replay(self, restored: record.Record | None) -> int:
+        """Steps since the record was taken, and without a place in the data those before it too."""
+        before, now = 0 if restored is None else restored.step, self.session.clock
+        if self.rounds is not None:
+            before, now = self.rounds.resume(0 if restored is None else int(restored.stateful[ROUNDS]["steps"]), now - before)
+        return now if restored is None or restored.cursor is None else now - before
 
     @property
     def made(self) -> int:
         """Steps that the script has come through, those without effect included."""
-        return self.session.clock - self.replay
+        return (self.session.clock if self.rounds is None else self.rounds.steps) - self.replay
+
+    @property
+    def steps_alone(self) -> bool:
+        """The script's optimizer steps in this process, and its state is here."""
+        return self.session.reduces or self.rounds is not None
 
     def put_back(self) -> None:
         """The script stands where its record was taken: restore what the record holds."""
@@ -105,18 +127,21 @@ class Job:
             self.carry_out(lambda: record.restore(restored, self.model, self._stateful(), self.optimizer))
 
     def edge(self, cursor: dict[str, int] | None) -> None:
-        """The script asks for its next batch (or, without `shard`, has made a step)."""
+        """The script asks for its next batch (or, without `shard`, has made a step). A record belongs to the start of a round."""
         self.cursor = cursor
-        if self.replay:
-            self.carry_out(self.session.check)
+        if self.replay or (self.rounds is not None and self.rounds.open):
+            self.carry_out(self.session.check if self.replay else self.session.inside_round)
             return
         self.carry_out(lambda: self.session.edge(lambda: record.pack(self._capture(cursor)), self.parameters, self.half is not None))
 
     def wait(self) -> None:
         """The model holds the weights of the last step when this returns."""
+        if self._end_round() and self.cursor is None:
+            self.edge(None)
         self.carry_out(self.session.exchange.finish)
 
     def leave(self) -> None:
+        self._end_round()
         self.carry_out(lambda: self.session.leave(lambda: record.pack(self._capture(self.cursor, last=True)), self.parameters))
 
     # -- steps ---------------------------------------------------------------------------------
@@ -125,20 +150,43 @@ class Job:
         """One clock. `original` makes the optimizer's own step (worker-side update)."""
         if self._replayed():
             return
+        if self.rounds is None:
+            self._push_step(original)
+        else:
+            self._inner_step(self.rounds, original)
+        if self.cursor is None:
+            self.edge(None)
+
+    def _push_step(self, original: Callable[[], Any] | None) -> None:
         grads = [None if id(p) in self.tables.anchors else p.grad for p in self.parameters]
         if {g.layout for g in grads if g is not None} - {torch.strided}:
             sparse = next(p for p, g in zip(self.parameters, grads, strict=True) if g is not None and g.layout is not torch.strided)
             self.refuse(f"a parameter of shape {tuple(sparse.shape)} has a sparse gradient; use dense gradients (sparse=False)")
-        scale, skip = amp(self.optimizer)
+        scale, skip = optimizers.amp(self.optimizer)
         if self.overlap is not None and getattr(self.optimizer, "found_inf", None) is not None:
             self.refuse("overlap=True sends gradients before a GradScaler has unscaled them; attach without it, or train in bfloat16")
+        if self.tables.counts and getattr(self.optimizer, "found_inf", None) is not None:
+            self.refuse("a GradScaler skips steps, and what a ps.Table was given would be lost with them; train in bfloat16")
         self._exchange(grads, skip, scale, original)
-        if self.cursor is None:
-            self.edge(None)
+
+    def _inner_step(self, rounds: Rounds, original: Callable[[], Any] | None) -> None:
+        """A step of the worker's own; one that a GradScaler skips counts too, so that all end their rounds at the same step."""
+        scale, skip = optimizers.amp(self.optimizer)
+        for p in self.parameters:
+            if p.grad is not None and scale != 1.0:
+                p.grad.mul_(scale)
+        self._clear_marks()
+        self.carry_out(lambda: rounds.step(original, skip))
+
+    def _end_round(self) -> bool:
+        return self.rounds is not None and bool(self.carry_out(self.rounds.end))
 
     def absent_step(self) -> None:
         """This rank has no batch in the round: it counts as absent and takes the new weights."""
         if self._replayed():
+            return
+        if self.rounds is not None:
+            self._inner_step(self.rounds, None)
             return
         own = (lambda: self.plain.step(self.optimizer)) if self.session.reduces else None
         self._exchange(None, False, 1.0, own)
@@ -148,18 +196,21 @@ class Job:
         if not self.replay:
             return False
         self.replay -= 1
+        self.tables.forget()
         if self.replay == 0:
             self.put_back()
         return True
 
+    def _numbers(self) -> list[dict[str, float | bool]]:
+        """What the shards' rule works with as optimizer and clock are now, a parameter group each; none where the workers step."""
+        return [] if self.session.reduces else self.lr.numbers(self.choice.numbers(self.optimizer), self.session.clock)
+
     def _exchange(self, grads: list[torch.Tensor | None] | None, skip: bool, scale: float, original: Callable[[], Any] | None) -> None:
-        numbers = [] if self.session.reduces else optimizers.numbers(self.optimizer)
+        clock, numbers = self.session.clock, self.carry_out(self._numbers)
         rows = [None] * len(self.tables.specs) if grads is None else self.tables.gradients(scale)
-        if self.half is not None:
-            numbers = self.half.numbers(numbers)
-            if grads is not None and not skip:
-                grads, scale = self.half.outgoing(grads, numbers, scale), 1.0
-        self.carry_out(lambda: self.session.rows.offer(rows, self.tables.numbers()))
+        if self.half is not None and grads is not None and not skip:
+            grads, scale = self.half.outgoing(grads, numbers, scale), 1.0
+        self.carry_out(lambda: self.session.rows.offer(rows, self.lr.numbers(self.tables.numbers(), clock)))
         self.session.exchange.may_skip = getattr(self.optimizer, "found_inf", None) is not None
         if original is None:
             self.carry_out(lambda: self.session.exchange.push(grads, numbers, skip, scale, self.parameters))
@@ -169,11 +220,16 @@ class Job:
         nowhere = without_gradient(self.session)
         for index, (p, mean) in enumerate(zip(self.parameters, means, strict=True)):
             p.grad = mean if p.requires_grad and index not in nowhere else None
-        for mark in ("grad_scale", "found_inf"):  # the gradients are unscaled already
+        self._clear_marks()
+        if not self.session.exchange.skipped:
+            with self.lr.on(self.optimizer, clock):
+                original()
+
+    def _clear_marks(self) -> None:
+        """The gradients are unscaled already: the optimizer's own step shall not do it again."""
+        for mark in ("grad_scale", "found_inf"):
             if hasattr(self.optimizer, mark):
                 setattr(self.optimizer, mark, None)
-        if not self.session.exchange.skipped:
-            original()
 
     # -- endings -------------------------------------------------------------------------------
 
@@ -193,7 +249,7 @@ class Job:
         for link in self.session.links:
             link.join(max(0.0, deadline - time.monotonic()))
         if how == "rewind":
-            rewind.again(self.place.rewinds)
+            rewind.again(self.place.rewinds, message)
         if how == "refused":
             self.refuse(message)
         if message:
@@ -209,9 +265,10 @@ class Job:
     # -- records -------------------------------------------------------------------------------
 
     def _stateful(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"optimizer (worker side)": _Own(self.plain, self.optimizer)} if self.session.reduces else {}
+        own: dict[str, Any] = {"optimizer (worker side)": _Own(self.plain, self.optimizer)} if self.steps_alone else {}
         half: dict[str, Any] = {} if self.half is None else {f"{self.rule} (worker side)": self.half}
-        return self.stateful | own | half
+        rounds: dict[str, Any] = {} if self.rounds is None else {ROUNDS: self.rounds}
+        return self.stateful | own | half | rounds
 
     def _capture(self, cursor: dict[str, int] | None, last: bool = False) -> record.Record:
         """`last`: no push will follow, so what earlier ones left out is not needed again."""
@@ -236,10 +293,17 @@ current: Job | None = None
 _attaching = threading.Lock()
 
 
-def attach(model: M, optimizer: T, *, overlap: bool = False, **stateful: Any) -> tuple[M, T]:
+@overload
+def attach(model: M, optimizer: T, *, overlap: bool = False, **stateful: Any) -> tuple[M, T]: ...
+@overload
+def attach(model: M, *, overlap: bool = False, **stateful: Any) -> tuple[M, torch.optim.Optimizer]: ...
+def attach(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, *, overlap: bool = False, **stateful: Any
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Make this script a worker of the job around it; outside a job both come back as they are.
 
     Afterwards `model` holds the job's weights and `optimizer.step()` pushes the gradients and takes the new weights.
+    A model of `Table`s alone needs no optimizer: what comes back in its place has `step()`, at which pushes count.
     `stateful` names what else a restart must put back (schedulers, a GradScaler …): objects with `state_dict` and
     `load_state_dict`.
 
@@ -252,6 +316,7 @@ def attach(model: M, optimizer: T, *, overlap: bool = False, **stateful: Any) ->
     global current
     try:
         place = config.place()
+        optimizer = stepper(model) if optimizer is None else optimizer
         if place is None:
             attach_alone(model, optimizer)
             return model, optimizer
@@ -261,11 +326,11 @@ def attach(model: M, optimizer: T, *, overlap: bool = False, **stateful: Any) ->
             if place.role != "worker":
                 raise Refused(f"attach was called in a process of role {place.role}")
             rewind.check_possible()
-            _check(model, optimizer, stateful)
+            check(model, optimizer, stateful)
             current = Job(place, model, optimizer, stateful, overlap)
     except Refused as refused:
         exit_refused(str(refused))
-    assert current is not None
+    assert current is not None and optimizer is not None
     _watch_exit(current)
     current.join()
     _take_over(current, optimizer)
@@ -281,16 +346,16 @@ def _take_over(job: Job, optimizer: torch.optim.Optimizer) -> None:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        own = (lambda: original.step(self)) if job.session.reduces else None
+        own = (lambda: original.step(self)) if job.steps_alone else None
         self._opt_called = True
         job.step(own)
         return loss
 
     def state_dict(self: Any) -> dict[str, Any]:
-        if job.session.reduces:
+        if job.steps_alone:
             return dict(original.state_dict(self))
         raw = job.carry_out(lambda: block_states(job.session))
-        return optimizers.assemble_state(original.state_dict(self), job.rule, job.session.layout, raw)
+        return optimizers.assemble_state(original.state_dict(self), job.choice.like or job.rule, job.session.layout, raw)
 
     def load_state_dict(self: Any, state: dict[str, Any]) -> None:
         job.refuse("load_state_dict after attach: the shards hold the optimizer state; begin from a checkpoint with checkpoint.resumeFrom")
@@ -306,55 +371,6 @@ def _take_over(job: Job, optimizer: torch.optim.Optimizer) -> None:
     optimizer.__dict__.pop("step", None)
     optimizer.__dict__["_opt_called"] = True  # epochs that are already done make a scheduler's first step come before ours
     optimizer.__class__ = type(original.__name__, (original,), names)
-
-
-def _table(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[torch.Tensor], list[TensorSpec]]:
-    names = {p: name for name, p in model.named_parameters()}
-    parameters: list[torch.Tensor] = []
-    table: list[TensorSpec] = []
-    for number, group in enumerate(optimizer.param_groups):
-        for p in group["params"]:
-            name = names.get(p)
-            if name is None:
-                raise Refused(f"the optimizer has a parameter of shape {tuple(p.shape)} that is not in the model given to attach")
-            parameters.append(p)
-            table.append(TensorSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), number))
-    return parameters, table
-
-
-def _aliases(model: torch.nn.Module, table: list[TensorSpec]) -> dict[str, str]:
-    """Further names under which the model's state_dict holds a parameter of the table (tied weights)."""
-    named = dict(model.named_parameters())
-    names = {id(named[spec.name]): spec.name for spec in table}
-    state = model.state_dict(keep_vars=True)
-    return {alias: names[id(p)] for alias, p in state.items() if id(p) in names and names[id(p)] != alias}
-
-
-def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: dict[str, Any]) -> None:
-    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
-        raise Refused(f"attach takes a torch Module and a torch Optimizer, got {type(model).__name__} and {type(optimizer).__name__}")
-    trained = {p for group in optimizer.param_groups for p in group["params"]}
-    for name, p in model.named_parameters():
-        if p.requires_grad and p not in trained:
-            raise Refused(f"parameter {name} needs a gradient but is in no group of the optimizer; add it, or set requires_grad to False")
-    if optimizer.state:
-        raise Refused(
-            "the optimizer holds state from steps before attach, which the shards could not take over; attach it new, "
-            "and begin from a checkpoint with checkpoint.resumeFrom"
-        )
-    for name, thing in stateful.items():
-        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-            raise Refused(f"attach(…, {name}=…): {type(thing).__name__} has no state_dict and load_state_dict")
-    problems = record.verify_round_trip(stateful)
-    if problems:
-        raise Refused("what attach was given could not be put back after a restart: " + "; ".join(problems))
-
-
-def amp(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
-    """What a GradScaler left on the optimizer: the factor that unscales, and whether the step must be skipped."""
-    scale = getattr(optimizer, "grad_scale", None)
-    found = getattr(optimizer, "found_inf", None)
-    return (1.0 if scale is None else 1.0 / float(scale)), bool(found is not None and float(found) > 0)
 
 
 def _watch_exit(job: Job) -> None:

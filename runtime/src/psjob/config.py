@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from psjob import contract
+from psjob import contract, modes
 from psjob.errors import Refused
 
 
@@ -43,6 +43,17 @@ class CompressionConfig:
 
 
 @dataclass(frozen=True)
+class LocalConfig:
+    """Mode local: steps between two exchanges, workers that a round needs (0: all), seconds that it waits for others."""
+
+    inner_steps: int = 50
+    quorum: int = 0
+    grace_seconds: float = 0.0
+    lr: float = 0.7
+    momentum: float = 0.9
+
+
+@dataclass(frozen=True)
 class Config:
     """The job's config file, see contract.CONFIG_FORMAT."""
 
@@ -65,6 +76,14 @@ class Config:
     """auto: shared memory where both ends are on one host, else TCP; tcp: only that."""
     update_rule: str | None = None
     """None: that of the script's optimizer."""
+    rule_options: Mapping[str, float] = field(default_factory=dict)
+    backup_workers: int = 0
+    staleness: int | None = None
+    splits: int | None = None
+    local: LocalConfig = LocalConfig()
+    reduction: str = "mean"
+    lr_scaling: str = "none"
+    warmup_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,6 +101,8 @@ class Place:
     bind: str | None
     checkpoints: Path | None
     min_step: int
+    config_path: str = ""
+    """Where the config lies: what a running job is told is in it."""
 
 
 def place(environ: Mapping[str, str] = os.environ) -> Place | None:
@@ -117,8 +138,10 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
     if not run:
         problems.append(f"{contract.ENV_RUN} is not set")
     checkpoints = environ.get(contract.ENV_CHECKPOINTS)
-    config = _read(environ.get(contract.ENV_CONFIG, ""), problems)
+    path = environ.get(contract.ENV_CONFIG, "")
+    config = _read(path, problems)
     if config is not None:
+        config = _in_mode(config, environ.get(contract.ENV_MODE, ""), problems)
         if run and config.run != run:
             problems.append(f"{contract.ENV_RUN} is {run}, but the config is of run {config.run}")
         limit = len(config.shards) if role == "shard" else config.workers
@@ -128,8 +151,26 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
         raise Refused("this process was not started as part of a job in the right way: " + "; ".join(problems))
     return Place(
         role, index, run, count, view, rewinds, environ.get(contract.ENV_POD, f"{role}-{index}"), config,
-        environ.get(contract.ENV_BIND) or None, Path(checkpoints) if checkpoints else None, min_step,
+        environ.get(contract.ENV_BIND) or None, Path(checkpoints) if checkpoints else None, min_step, path,
     )  # fmt: skip
+
+
+def wished(here: Place) -> Config | None:
+    """The config as it lies there now; None where it cannot be read this time, or is of another run."""
+    found = _read(here.config_path, [])
+    return found if found is not None and found.run == here.run else None
+
+
+def _in_mode(config: Config, word: str, problems: list[str]) -> Config:
+    """The config of a process that was told a mode, which may be another than its file names."""
+    try:
+        if not word or word == modes.written(modes.of(config)):
+            return config
+        mode = modes.read(word)
+    except ValueError as error:
+        problems.append(f"{contract.ENV_MODE}: {error}")
+        return config
+    return replace(config, mode=mode.name, staleness=mode.ahead)
 
 
 def _read(path: str, problems: list[str]) -> Config | None:
@@ -177,6 +218,25 @@ def _config(raw: dict[str, Any]) -> Config:
         compression=_compression(raw.get("compression") or {}),
         transport=_word(raw, "transport", "auto", "tcp"),
         update_rule=None if raw.get("updateRule") is None else _word(raw, "updateRule", *contract.UPDATE_RULES),
+        rule_options={str(name): float(value) for name, value in (raw.get("ruleOptions") or {}).items()},
+        backup_workers=int(raw.get("backupWorkers") or 0),
+        staleness=None if raw.get("staleness") is None else int(raw["staleness"]),
+        splits=None if raw.get("splits") is None else int(raw["splits"]),
+        local=_local(raw.get("local") or {}),
+        reduction=str(raw.get("reduction") or "mean"),
+        lr_scaling=_word(raw, "lrScaling", "none", "linear"),
+        warmup_steps=int(raw.get("warmupSteps") or 0),
+    )
+
+
+def _local(raw: Mapping[str, Any]) -> LocalConfig:
+    own = LocalConfig()
+    return LocalConfig(
+        int(raw.get("innerSteps", own.inner_steps)),
+        int(raw.get("quorum", own.quorum)),
+        float(raw.get("graceSeconds", own.grace_seconds)),
+        float(raw.get("lr", own.lr)),
+        float(raw.get("momentum", own.momentum)),
     )
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from psjob import contract
 
@@ -43,3 +46,22 @@ def exit_refused(message: str) -> None:
     print(f"psjob: {message}", file=sys.stderr, flush=True)
     leave_message({"error": message})
     raise SystemExit(contract.EXIT_REFUSED)
+
+
+@contextmanager
+def refused_after(seconds: float, message: str) -> Iterator[None]:
+    """Foreign code runs inside, in this thread: where it does not come back in time, the process ends as by `exit_refused`."""
+
+    def end() -> None:
+        try:
+            exit_refused(message)
+        finally:
+            os._exit(contract.EXIT_REFUSED)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -10,8 +10,9 @@ import torch
 
 from psjob import optimizers
 from psjob.errors import Refused
-from psjob.rowmodule import Road, RowModule
+from psjob.lookup import Lookup, Road
 from psjob.rules.base import check_numbers
+from psjob.statetable import Table
 from psjob.tables import TableSpec
 from psjob.tables import rules as row_rules
 from psjob.worker.rows import RowGrads
@@ -22,7 +23,7 @@ _AT_REST: Final = ("momentum", "dampening", "nesterov", "maximize", "amsgrad", "
 
 
 class RowTables:
-    """The row modules of a model, in its order. Raises Refused, naming the module, for one whose rows cannot be trained so."""
+    """The modules of a model whose rows are on the shards, in its order. Raises Refused, naming the module, where one's cannot be."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
         self.optimizer = optimizer
@@ -32,6 +33,8 @@ class RowTables:
         self.rules = [self._rule(index) for index in range(len(self.modules))]
         for name, module, rule in zip(self.names, self.modules, self.rules, strict=True):
             self.specs.append(spec_of(name, module, rule, seed))
+        self.counts = any(isinstance(module, Table) for module in self.modules)
+        """Are there tables of what is no gradient?"""
         self.anchors = {id(module.anchor) for module in self.modules}
         self.numbers()
 
@@ -60,6 +63,11 @@ class RowTables:
     def gradients(self, scale: float) -> list[RowGrads | None]:
         """By table: the rows' gradients since the last `zero_grad`, times `scale`; None where there are none."""
         return [module.gradients(scale) for module in self.modules]
+
+    def forget(self) -> None:
+        """The step in hand was made before: what it would push counts already."""
+        for module in self.modules:
+            module.forget()
 
     def _rule(self, index: int) -> str:
         module, name = self.modules[index], self.names[index]
@@ -92,29 +100,29 @@ _CHOICE: Final = (
 )
 
 
-def spec_of(name: str, module: RowModule, rule: str, seed: int) -> TableSpec:
+def spec_of(name: str, module: Lookup, rule: str, seed: int) -> TableSpec:
     """The table of a module. Raises Refused where it cannot be."""
     options = module.options
     try:
         return TableSpec(
-            name, module.embedding_dim, rule, module.num_embeddings, "float32", options.init, float(options.scale),
+            name, module.dim, rule, module.num_rows, module.dtype, options.init, float(options.scale),
             seed if options.seed is None else options.seed, options.admit_after, options.evict_after,
         )  # fmt: skip
     except (ValueError, TypeError) as error:
         raise Refused(f"rows of {name} cannot be: {error}") from None
 
 
-def _found(model: torch.nn.Module) -> tuple[list[str], list[RowModule]]:
+def _found(model: torch.nn.Module) -> tuple[list[str], list[Lookup]]:
     names, modules = [], []
     for path, module in model.named_modules():
-        if isinstance(module, RowModule):
+        if isinstance(module, Lookup):
             plain = re.sub(r"[^A-Za-z0-9_.\-]", "_", path)
             names.append(plain if re.match(r"[A-Za-z_]", plain) else "_" + plain)
             modules.append(module)
     return names, modules
 
 
-def _group(name: str, module: RowModule, optimizer: torch.optim.Optimizer) -> int:
+def _group(name: str, module: Lookup, optimizer: torch.optim.Optimizer) -> int:
     for number, group in enumerate(optimizer.param_groups):
         if any(p is module.anchor for p in group["params"]):
             return number

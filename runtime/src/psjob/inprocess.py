@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from psjob import optimizers
 from psjob.following import RowTables, spec_of
-from psjob.rowmodule import RowModule
+from psjob.lookup import Lookup
 from psjob.shard.rows import first_rows
 from psjob.tables import Table, TableSpec
 from psjob.tables import rules as row_rules
@@ -28,7 +29,7 @@ class Alone:
     def ask(self, table: int, ids: torch.Tensor, ahead: int = 0) -> Asked:
         """The rows at once; those of a later step are not known yet."""
         held = self.tables[table]
-        rows = held.pull(ids) if ahead == 0 else torch.empty(0, held.spec.dim)
+        rows = held.pull(ids) if ahead == 0 else torch.empty(0, held.spec.dim, dtype=held.spec.torch_dtype)
         return Asked(table, ids, None, [len(ids)], rows, self._clock + ahead if ahead == 0 else -1)
 
     def collect(self, asked: Asked) -> torch.Tensor:
@@ -66,9 +67,7 @@ def attach_alone(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> No
     tables.bind(road)
 
     def after(stepped: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        from psjob.attaching import amp
-
-        scale, skip = amp(stepped)
+        scale, skip = optimizers.amp(stepped)
         if not skip:
             road.step(tables, scale)
         for module in tables.modules:
@@ -77,7 +76,7 @@ def attach_alone(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> No
     optimizer.register_step_post_hook(after)
 
 
-def look_alone(module: RowModule) -> None:
+def look_alone(module: Lookup) -> None:
     """Before attach: rows of this process, as they would begin."""
     rule = module.options.optimizer or "sgd"
     road = Alone([spec_of("_", module, rule, SEED)], False)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from psjob import memory
+from psjob import memory, rules
 from psjob.layout import FLOATS, Block, Layout
 from psjob.rules.base import BlockState
 
@@ -21,7 +21,7 @@ def describe(optimizer: torch.optim.Optimizer) -> tuple[str | None, list[dict[st
     `differentiable` say how to compute, not what, and are not looked at.
     """
     kind = type(optimizer)
-    if kind not in _READERS or not all(_updatable(p) for group in optimizer.param_groups for p in group["params"]):
+    if kind not in _READERS or not all(updatable(p) for group in optimizer.param_groups for p in group["params"]):
         return None, []
     names = {_name(kind, group) for group in optimizer.param_groups}
     if len(names) != 1:
@@ -45,6 +45,7 @@ def numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, float | bool]]:
 def assemble_state(state_dict: Mapping[str, Any], rule: str, layout: Layout, raw: Mapping[int, bytes]) -> dict[str, Any]:
     """`state_dict` of torch's optimizer with its state taken from the shards' blocks.
 
+    `rule` is that of the optimizer; of shards that run another one, state that the optimizer does not have is left out.
     `raw` has a STATE body for each block: 4 bytes length, JSON {slots: {name: bytes}, steps, segments}, then the slots' bytes.
     Parameters are numbered as rows of the table. Raises ValueError on a body that does not fit its block.
     """
@@ -68,7 +69,7 @@ def _entry(rule: str, layout: Layout, row: int, states: Mapping[int, BlockState]
         return {}
     spec = layout.table[row]
     entry: dict[str, Any] = {} if rule == "sgd" else {"step": torch.tensor(float(count))}
-    for slot in states[block.index].slots:
+    for slot in [name for name in states[block.index].slots if name in rules.named(rule).slots]:
         flat = torch.empty(spec.numel, dtype=getattr(torch, spec.dtype))
         for block, piece in places:
             part = states[block.index].slots[slot][piece.block_offset : piece.block_offset + piece.length]
@@ -96,7 +97,8 @@ def _parse(block: Block, raw: bytes) -> BlockState:
     return BlockState.of(weights, slots, head)
 
 
-def _updatable(parameter: torch.Tensor) -> bool:
+def updatable(parameter: torch.Tensor) -> bool:
+    """Can a rule on the shards update it?"""
     return str(parameter.dtype).removeprefix("torch.") in FLOATS
 
 
@@ -134,3 +136,10 @@ _READERS: Final[dict[type, Callable[[Mapping[str, Any]], dict[str, float | bool]
     torch.optim.AdamW: _adam,
     torch.optim.Adagrad: _adagrad,
 }
+
+
+def amp(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
+    """What a GradScaler left on the optimizer: the factor that unscales, and whether the step must be skipped."""
+    scale = getattr(optimizer, "grad_scale", None)
+    found = getattr(optimizer, "found_inf", None)
+    return (1.0 if scale is None else 1.0 / float(scale)), bool(found is not None and float(found) > 0)

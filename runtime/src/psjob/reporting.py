@@ -32,12 +32,12 @@ def is_first() -> bool:
 
 
 def step() -> int:
-    """This worker's clock: steps made since the job began, restarts included; 0 outside a job."""
+    """This worker's clock: steps (in mode local: rounds) made since the job began, restarts included; 0 outside a job."""
     return 0 if attaching.current is None else attaching.current.session.clock
 
 
 def report(**numbers: float | int | torch.Tensor) -> None:
-    """Tell the job numbers for its status and display: `loss`, `total` (steps in all, for an ETA) and metrics of your own.
+    """Tell the job numbers for its status and display: `loss`, `total` (optimizer steps in all, for an ETA) and metrics of your own.
 
     Rank 0's numbers hold where several ranks report one name. Values are finite numbers or tensors of one element; what is
     not is left out. Costs one small message; outside a job nothing.
@@ -46,6 +46,8 @@ def report(**numbers: float | int | torch.Tensor) -> None:
     if job is None or job.replay:
         return
     plain = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in numbers.items()}
+    if job.rounds is not None and "total" in plain:
+        plain["total"] = job.rounds.rounds_in(float(plain["total"]))
     job.session.report({name[:64]: float(value) for name, value in list(plain.items())[:256]})
 
 
@@ -56,8 +58,11 @@ def checkpoint() -> None:
 
 
 def wait() -> None:
-    """Wait until the attached model holds the weights of its last step. Needed after `attach(…, overlap=True)` only, by who reads
-    parameters in another way than by a forward pass or `state_dict`; elsewhere it costs nothing.
+    """Wait until the attached model holds the job's weights.
+
+    In mode local it ends the round that is open, and every worker should call it at the same step: before an evaluation, say. Elsewhere
+    it is needed after `attach(…, overlap=True)` only, by who reads parameters in another way than by a forward pass or `state_dict`, and
+    costs nothing without it.
     """
     if attaching.current is not None:
         attaching.current.wait()

@@ -1,49 +1,219 @@
-"""Which rule a job's shards run: that of the script's optimizer, or the one that the manifest names."""
+"""Which rule a job's shards run, that of the script's optimizer or the one that the manifest names, and where its numbers come from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import torch
 
-from psjob import optimizers
-from psjob.config import Config
+from psjob import contract, modes, optimizers, rules
+from psjob.config import Config, Place
 from psjob.errors import Refused
+from psjob.rules.base import Numbers, check_numbers
+from psjob.tables import TableSpec
+from psjob.tables import rules as row_rules
+
+MOST_LISTED: Final = 200_000
+"""Tensors of workers in a manifest, where each takes up to 70 bytes of 16 MiB."""
 
 
-def rule_of(optimizer: torch.optim.Optimizer, job: Config) -> str:
-    """The name of the shards' rule: what the manifest names, else the optimizer's, else `reduce`. Raises Refused where none will do."""
+@dataclass(frozen=True)
+class Choice:
+    """`rule` is the shards'; `like` is the rule of the script's own optimizer, in whose terms `state_dict` speaks (None: it has none).
+
+    `options` are the numbers of the rule that the optimizer does not have; with `like` None all are.
+    """
+
+    rule: str
+    like: str | None
+    options: Numbers = field(default_factory=dict)
+    rates: tuple[float, ...] = ()
+    """Learning rates by parameter group that must stay: where the weights follow from sums and the rate, another rate scales them all."""
+
+    def numbers(self, optimizer: torch.optim.Optimizer) -> list[dict[str, float | bool]]:
+        """The rule's numbers as the optimizer is now, a parameter group each. Raises Refused naming one that cannot be."""
+        rule = rules.named(self.rule)
+        own = {**rule.numbers, **self.options}
+        if self.like is None:
+            return [dict(own) for _ in optimizer.param_groups]
+        try:
+            groups = optimizers.numbers(optimizer)
+            made = [check_numbers(rule, {name: group.get(name, value) for name, value in own.items()}) for group in groups]
+        except ValueError as error:
+            raise Refused(str(error)) from None
+        if self.rates and self.rates != (now := tuple(group["lr"] for group in made)):
+            raise Refused(f"training.updateRule {self.rule} scales its weights with lr, which was {_rates(self.rates)} at attach and is "
+                          f"{_rates(now)}; leave the scheduler out")  # fmt: skip
+        return made
+
+
+@dataclass(frozen=True)
+class _Goes:
+    """What a rule goes with: torch's optimizer of this rule, with numbers that are not 0 (True) or are (False)."""
+
+    like: str
+    numbers: Mapping[str, bool] = field(default_factory=dict)
+
+    def words(self) -> str:
+        given = [f"a {name}" for name, there in self.numbers.items() if there]
+        left_out = [name for name, there in self.numbers.items() if not there]
+        parts = [f"with {_listed(given)}"] * bool(given) + [f"without {_listed(left_out)}"] * bool(left_out)
+        return f"torch.optim.{'Adam' if self.like == 'adam' else 'SGD'} {', '.join(parts)}".rstrip()
+
+
+_HEAVY: Final = _Goes("sgd", {"momentum": True, "dampening": False, "maximize": False})
+_UNDAMPENED: Final = _Goes("sgd", {"nesterov": False, "dampening": False, "maximize": False})
+_GOES: Final[Mapping[str, _Goes]] = {
+    "plain": _Goes("sgd", {"momentum": False, "maximize": False}),
+    "heavy-ball": _UNDAMPENED,
+    "dc-asgd": _UNDAMPENED,
+    "lr-over-lag": _UNDAMPENED,
+    "ftrl": _Goes("sgd", {"momentum": False, "weight_decay": False, "maximize": False}),
+    "adam-async": _Goes("adam"),
+}
+"""Those that go with something else than an SGD with momentum."""
+
+
+def chosen(optimizer: torch.optim.Optimizer, job: Config) -> Choice:
+    """The shards' rule: what the manifest names, else the optimizer's, else `reduce`. Raises Refused where none will do."""
     rule, _ = optimizers.describe(optimizer)
     name = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
         raise Refused("LBFGS evaluates the loss several times in one step, which a job cannot synchronise; use another optimizer")
+    if job.mode == "local":
+        return _outer_rule(optimizer, job)
     if job.update_rule is not None:
-        return _named_rule(job.update_rule, rule, optimizer, job.mode)
-    if job.update_at == "worker" or (rule is None and job.update_at is None):
-        if job.mode != "sync":
+        return _named(job.update_rule, rule, optimizer, job)
+    if _steps_alone(rule, job):
+        if not modes.of(job).worker_update:
+            wish = f"mode {job.mode}" if job.mode != "sync" else f"backupWorkers {job.backup_workers}"
             raise Refused(
-                f"{name} has no rule on the shards, and training.mode {job.mode} needs one; use SGD, Adam, AdamW or Adagrad, "
-                "or training.mode sync"
+                f"{name} has no rule on the shards, and training.{wish} needs one; use SGD, Adam, AdamW or Adagrad, "
+                "or training.mode sync without backupWorkers"
             )
-        return "reduce"
+        return Choice("reduce", rule)
     if rule is None:
         raise Refused(f"training.updateAt is server, but {name} has no rule on the shards; use SGD, Adam, AdamW or Adagrad, or drop it")
-    return rule
+    return Choice(rule, rule)
 
 
-def _named_rule(wanted: str, rule: str | None, optimizer: torch.optim.Optimizer, mode: str) -> str:
-    """The rule that the manifest names. Raises Refused where the script's optimizer or the mode does not go with it."""
-    if mode != "async":
-        raise Refused(f"training.updateRule {wanted} takes one worker's push at a time; take training.mode async, or leave updateRule out")
-    groups = optimizers.numbers(optimizer) if rule == "sgd" else []
-    odd = [group for group in groups if group["dampening"] or group["maximize"] or not group["momentum"]]
-    if odd or not groups:
+def as_it_runs(here: Place, optimizer: torch.optim.Optimizer) -> Place:
+    """The place of a worker that comes back: where its optimizer steps by itself the job is in sync, whatever its config asks for since."""
+    came_back, job = here.number > 1 or here.rewinds > 0, here.config
+    if came_back and job.mode in contract.GOES_ON and job.update_rule is None and _steps_alone(optimizers.describe(optimizer)[0], job):
+        return replace(here, config=replace(job, mode="sync"))
+    return here
+
+
+def _steps_alone(rule: str | None, job: Config) -> bool:
+    return job.update_at == "worker" or (rule is None and job.update_at is None)
+
+
+def check_tables(job: Config, tables: Sequence[TableSpec]) -> None:
+    """Raise Refused where this job could drop what a table of no gradients is given, or scale the rows of one."""
+    scaled = next((spec.name for spec in tables if spec.rule == "ftrl"), None)
+    if scaled is not None and job.warmup_steps:
+        raise Refused(f"training.warmupSteps changes lr, with which ftrl scales all rows of table {scaled}; leave one of the two out")
+    counting = next((spec.name for spec in tables if spec.rule in row_rules.COMBINES), None)
+    if counting is not None and (job.mode not in ("sync", "bounded", "async") or job.backup_workers):
+        what = "training.backupWorkers" if job.backup_workers else f"training.mode {job.mode}"
+        raise Refused(f"{what} may leave a push out, and with it what ps.Table {counting} was given; take mode sync, bounded or async")
+
+
+def check_state(rule: str, blocks: int, workers: int) -> None:
+    """Raise Refused where a checkpoint's manifest could not list what the shards keep of each worker."""
+    listed = blocks * workers * len(rules.named(rule).per_worker)
+    if listed > MOST_LISTED:
         raise Refused(
-            f"training.updateRule {wanted} takes lr, momentum and weight_decay from torch.optim.SGD with a momentum, without dampening and "
-            f"maximize; the script has {type(optimizer).__name__}{_told(odd[0]) if odd else ''}"
+            f"training.updateRule {rule} keeps {listed} tensors for {workers} workers and {blocks} blocks on the shards, "
+            f"at most {MOST_LISTED} can be listed in a checkpoint; take dana-slim, or fewer workers"
         )
-    return wanted
 
 
-def _told(group: Mapping[str, float | bool]) -> str:
-    return " with " + ", ".join(f"{name} {group[name]:g}" for name in ("momentum", "dampening", "maximize"))
+def check_reduction(job: Config, tables: Sequence[TableSpec]) -> None:
+    """Raise Refused where the pushes of this job cannot be joined as the manifest says."""
+    if job.reduction in ("mean", "sum"):
+        return
+    what = f"training.reduction {job.reduction} compares the pushes of all ranks element by element"
+    if job.compression.push in ("topk", "randomk", "auto"):
+        raise Refused(
+            f"{what}, and compression.push {job.compression.push} may leave most elements out; take none, bf16, fp16 or int8, "
+            "or training.reduction mean or sum"
+        )
+    ours = next((spec.name for spec in tables if spec.rule not in row_rules.COMBINES), None)
+    if ours is not None:
+        raise Refused(f"{what}, and a rank pushes only the rows of table {ours} that its batch names; take mean or sum")
+
+
+def _outer_rule(optimizer: torch.optim.Optimizer, job: Config) -> Choice:
+    """Of mode local, where the script's optimizer steps on the worker, whichever it is. Raises Refused."""
+    if job.update_at is not None or job.update_rule is not None:
+        field = f"updateAt {job.update_at}" if job.update_at is not None else f"updateRule {job.update_rule}"
+        raise Refused(
+            f"in training.mode local the optimizer steps on the workers and an outer rule on the shards; leave training.{field} out"
+        )
+    odd = next((p for group in optimizer.param_groups for p in group["params"] if not optimizers.updatable(p)), None)
+    if odd is not None:
+        raise Refused(
+            f"a parameter of shape {tuple(odd.shape)} is {odd.dtype}; the outer rule of training.mode local takes floating point ones"
+        )
+    return Choice("outer-nesterov", None, {"lr": job.local.lr, "momentum": job.local.momentum})
+
+
+def _named(wanted: str, like: str | None, optimizer: torch.optim.Optimizer, job: Config) -> Choice:
+    """The rule that the manifest names. Raises Refused where the script's optimizer, the mode or an option does not go with it."""
+    if job.mode != "async":
+        raise Refused(f"training.updateRule {wanted} takes one worker's push at a time; take training.mode async, or leave updateRule out")
+    if wanted == "ftrl" and job.warmup_steps:
+        raise Refused("training.warmupSteps changes lr, with which updateRule ftrl scales all weights; leave one of the two out")
+    goes = _GOES.get(wanted, _HEAVY)
+    groups = optimizers.numbers(optimizer) if like == goes.like else []
+    odd = [group for group in groups if any(bool(group[name]) != there for name, there in goes.numbers.items())]
+    if odd or not groups:
+        taken = [name for name in rules.named(wanted).numbers if name not in _own(wanted)]
+        raise Refused(
+            f"training.updateRule {wanted} takes {_listed(taken)} from {goes.words()}; "
+            f"the script has {type(optimizer).__name__}{_told(odd[0], goes) if odd else ''}"
+        )
+    own = {"workers": float(job.workers)} if wanted == "adam-async" else {}
+    made = Choice(wanted, like, {**_options(wanted, job.rule_options), **own})
+    rates = tuple(float(group["lr"]) for group in made.numbers(optimizer))
+    return replace(made, rates=rates) if wanted == "ftrl" else made
+
+
+def _own(wanted: str) -> tuple[str, ...]:
+    """Numbers of a rule that no optimizer of the script's has."""
+    return (*contract.UPDATE_RULES[wanted], "workers")
+
+
+def _options(wanted: str, given: Mapping[str, float]) -> Numbers:
+    """training.ruleOptions as the rule takes them; Refused names one that it does not know, or whose value cannot be."""
+    rule, known = rules.named(wanted), contract.UPDATE_RULES[wanted]
+    for name in sorted(set(given) - set(known)):
+        taken = "; that is the script's optimizer's" if name in rule.numbers else ""
+        raise Refused(
+            f"training.ruleOptions has {name}, which updateRule {wanted} does not take{taken}; it takes {_listed(known) or 'none'}"
+        )
+    flags = {name for name in given if isinstance(rule.numbers[name], bool)}
+    for name in sorted(flags):
+        if given[name] not in (0, 1):
+            raise Refused(f"training.ruleOptions: {name} of updateRule {wanted} is 0 or 1, got {given[name]:g}")
+    try:
+        checked = check_numbers(rule, {name: bool(value) if name in flags else value for name, value in given.items()})
+    except ValueError as error:
+        raise Refused(f"training.ruleOptions: {error}") from None
+    return {name: checked[name] for name in given}
+
+
+def _listed(names: list[str] | tuple[str, ...]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def _rates(rates: tuple[float, ...]) -> str:
+    return ", ".join(f"{rate:g}" for rate in rates)
+
+
+def _told(group: Mapping[str, float | bool], goes: _Goes) -> str:
+    return " with " + ", ".join(f"{name} {group[name]:g}" for name in goes.numbers)

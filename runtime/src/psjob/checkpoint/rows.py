@@ -78,13 +78,13 @@ def final_rows(folder: Path, made: Manifest) -> list[tuple[str, Held]]:
     for number, spec in enumerate(made.rows.specs if made.rows is not None else ()):
         if spec.num_rows is not None:
             found.append(
-                (f"{spec.name}.weight", Held("float32", (spec.num_rows, spec.dim), functools.partial(_dense, folder, made, number)))
+                (f"{spec.name}.weight", Held(spec.dtype, (spec.num_rows, spec.dim), functools.partial(_dense, folder, made, number)))
             )
             continue
         order = torch.cat([rows["ids"] for rows in _rows(folder, made, number)]).argsort()
         for name, plane, shape in (("ids", "ids", ()), ("weight", "weights", (spec.dim,))):
             make = functools.partial(_ordered, folder, made, number, plane, order)
-            found.append((f"{spec.name}.{name}", Held("int64" if name == "ids" else "float32", (len(order), *shape), make)))
+            found.append((f"{spec.name}.{name}", Held("int64" if name == "ids" else spec.dtype, (len(order), *shape), make)))
     return found
 
 
@@ -109,7 +109,8 @@ def unpacked(spec: TableSpec, part: torch.Tensor) -> Rows:
     }
     at = _HEAD
     for name, wide in {"weights": True, **rules.named(spec.rule).planes}.items():
-        plane = part[:, at : at + (spec.dim if wide else 1)].contiguous().view(torch.float32)
+        plane = part[:, at : at + (spec.dim if wide else 1)].contiguous()
+        plane = plane.view(spec.torch_dtype if name == "weights" else torch.float32)
         rows[name] = plane if wide else plane.view(-1)
         at += spec.dim if wide else 1
     return rows
@@ -155,7 +156,7 @@ def _dense(folder: Path, made: Manifest, number: int) -> torch.Tensor:
     assert made.rows is not None
     spec = made.rows.specs[number]
     assert spec.num_rows is not None
-    whole = torch.empty(spec.num_rows, spec.dim)
+    whole = torch.empty(spec.num_rows, spec.dim, dtype=spec.torch_dtype)
     for start in range(0, spec.num_rows, PART):
         end = min(start + PART, spec.num_rows)
         whole[start:end] = initial_rows(spec, torch.arange(start, end))

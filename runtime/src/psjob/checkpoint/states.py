@@ -9,9 +9,12 @@ import torch
 
 from psjob import rules
 from psjob.checkpoint import files
+from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.manifest import BlockPlace, Manifest
 from psjob.checkpoint.problems import Damage
-from psjob.rules.base import BlockState
+from psjob.rules.base import BlockState, Rule
+
+WEIGHTS = "weights"
 
 
 def read_states(folder: Path, made: Manifest, indices: Iterable[int]) -> dict[int, tuple[BlockState, int]]:
@@ -24,30 +27,39 @@ def read_states(folder: Path, made: Manifest, indices: Iterable[int]) -> dict[in
         by_file.setdefault(places[index].file, []).append(places[index])
     found: dict[int, tuple[BlockState, int]] = {}
     try:
-        slots = rules.named(made.rule).slots
+        rule = rules.named(made.rule)
     except ValueError as error:
         raise Damage(made.name, "a rule of this psjob", str(error)) from None
     for file, here in by_file.items():
         fact = made.fact(file)
-        wanted = [name for place in here for name in names_of(place.index, slots) if name in fact.tensors]
-        tensors = files.read_blocks(folder / file, wanted, fact)
+        held = _names(made, rule, fact)
+        tensors = files.read_blocks(folder / file, [f"{place.index}.{name}" for place in here for name in held[place.index]], fact)
         for place in here:
-            found[place.index] = (_state(made, place, slots, tensors), place.n)
+            found[place.index] = (_state(made, place, {name: tensors[f"{place.index}.{name}"] for name in held[place.index]}), place.n)
     return found
 
 
-def names_of(index: int, slots: Iterable[str]) -> list[str]:
-    """Names in its file of the tensors that a block may have."""
-    return [f"{index}.weights", *(f"{index}.{slot}" for slot in slots)]
+def _names(made: Manifest, rule: Rule, fact: FileFact) -> dict[int, list[str]]:
+    """What a file has of each block: its weights, and state by the names that the rule gives it. Raises Damage for any other name."""
+    indices = {str(block.index): block.index for block in made.layout.blocks}
+    held: dict[int, list[str]] = {}
+    for tensor in fact.tensors:
+        index, _, name = tensor.partition(".")
+        slot, of, rank = name.partition("@")
+        known = (slot in rule.per_worker and rank in made.workers) if of else slot in (WEIGHTS, *rule.slots)
+        if not known or index not in indices:
+            expected = f"weights and state of rule {made.rule} for {len(made.workers)} workers and {len(indices)} blocks"
+            raise Damage(fact.name, expected, f"a tensor {tensor[:80]!r}")
+        held.setdefault(indices[index], []).append(name)
+    return held
 
 
-def _state(made: Manifest, place: BlockPlace, slots: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> BlockState:
+def _state(made: Manifest, place: BlockPlace, tensors: dict[str, torch.Tensor]) -> BlockState:
     block = made.layout.blocks[place.index]
-    weights = tensors[f"{place.index}.weights"]
+    weights = tensors.pop(WEIGHTS)
     if weights.shape != (block.length,) or str(weights.dtype) != f"torch.{block.dtype}":
         raise Damage(place.file, f"block {place.index} of {block.length} {block.dtype}", f"{tuple(weights.shape)} {weights.dtype}")
     try:
-        here = {slot: tensors[f"{place.index}.{slot}"] for slot in slots if f"{place.index}.{slot}" in tensors}
-        return BlockState.of(weights, here, place.counts)
+        return BlockState.of(weights, tensors, place.counts)
     except ValueError as error:
         raise Damage(made.name, f"counts and state of block {place.index}", str(error)) from None

@@ -11,10 +11,10 @@ from psjob.collectives.schedule import Schedule, at_once, in_turn, relabelled
 from psjob.collectives.tree import broadcast_from_first, reduce_to_first
 
 
-def hierarchical(ranks: int, devices: int) -> Schedule:
+def hierarchical(ranks: int, devices: int, across: Callable[[int], Schedule] = ring) -> Schedule:
     """All-reduce of `ranks` ranks, where ranks i·devices … i·devices + devices-1 are those of node i.
 
-    A binary tree inside each node, a ring across them; in as many chunks as nodes. Raises ValueError where a node would be incomplete.
+    A binary tree inside each node, a ring or servers across them; in as many chunks as nodes. Raises ValueError for an incomplete node.
     """
     if devices < 1 or ranks % devices:
         raise ValueError(f"hierarchical with {ranks} ranks, {devices} to a node: every node must have the same number")
@@ -23,5 +23,5 @@ def hierarchical(ranks: int, devices: int) -> Schedule:
     def inside(make: Callable[[int, int], Schedule]) -> Schedule:
         return at_once([relabelled(make(devices, nodes), range(node * devices, (node + 1) * devices), ranks) for node in range(nodes)])
 
-    across = relabelled(ring(nodes), range(0, ranks, devices), ranks)
-    return in_turn([inside(reduce_to_first), across, inside(broadcast_from_first)])
+    between = relabelled(across(nodes), range(0, ranks, devices), ranks)
+    return in_turn([inside(reduce_to_first), between, inside(broadcast_from_first)])

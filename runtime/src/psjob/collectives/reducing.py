@@ -32,7 +32,7 @@ def all_reduce(
     """Replace `tensors` in place by their sums (or means) over all ranks of `group`; all ranks have the same bits then.
 
     Every rank gives tensors of the same shapes and dtypes, in the same order. They may lie on a GPU: sums are made in host memory.
-    `devices` is the number of ranks of a node, for hierarchical (LOCAL_WORLD_SIZE if not given); `order` names the ranks as a plan
+    `devices` is the number of ranks of a node, for the hierarchical ones (LOCAL_WORLD_SIZE if not given); `order` names the ranks as a plan
     does, the first as the strategy's rank 0. With one process nothing happens.
 
     Raises PeerLost where a peer has gone or does not answer within `deadline` seconds; ValueError for what cannot be done.

@@ -9,16 +9,18 @@ from psjob.collectives.doublering import double_ring
 from psjob.collectives.hierarchical import hierarchical
 from psjob.collectives.ring import both_ways_ring, ring
 from psjob.collectives.schedule import Schedule, relabelled
+from psjob.collectives.servers import servers
 from psjob.collectives.tree import double_tree, rank_order, tree
 
 CHUNK_BYTES = 1 << 20
 MOST_CHUNKS = 64
-STRATEGIES = ("mirrored", "ring", "both-ways-ring", "double-ring", "tree", "pipelined-tree", "double-tree", "hierarchical")
+STRATEGIES = ("mirrored", "ring", "both-ways-ring", "double-ring", "tree", "pipelined-tree", "double-tree", "servers",
+              "hierarchical", "hierarchical-servers")  # fmt: skip
 
 
 @lru_cache(maxsize=64)
 def schedule(strategy: str, ranks: int, chunks: int = 1, devices: int = 1) -> Schedule:
-    """The schedule of an all-reduce by name. `chunks`: of the strategies that pipeline; `devices`: ranks of a node, for hierarchical.
+    """The schedule of an all-reduce by name. `chunks`: of those that pipeline; `devices`: ranks of a node, for the hierarchical ones.
 
     Raises ValueError for an unknown name and for numbers that the strategy cannot do.
     """
@@ -32,7 +34,9 @@ def schedule(strategy: str, ranks: int, chunks: int = 1, devices: int = 1) -> Sc
         "tree": lambda: tree(ranks),
         "pipelined-tree": lambda: tree(ranks, chunks),
         "double-tree": lambda: double_tree(ranks, chunks),
+        "servers": lambda: servers(ranks),
         "hierarchical": lambda: hierarchical(ranks, devices),
+        "hierarchical-servers": lambda: hierarchical(ranks, devices, servers),
     }
     return makers[known(strategy)]()
 

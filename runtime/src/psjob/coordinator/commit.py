@@ -84,7 +84,9 @@ class Committer:
         )
         tables = {str(shard): body["table"] for shard, body in sorted(cut.written.items())}
         rows = row_places(cut.written, [cell.spec for cell in c.store.row_cells.values()], self._newest)
-        clocks = self._clocks([*(place.n for place in blocks), *(n for of in (rows.versions if rows else ()) for n in of)], tables)
+        clocks = cut.clocks or self._clocks(
+            [*(place.n for place in blocks), *(n for of in (rows.versions if rows else ()) for n in of)], tables
+        )
         workers: dict[str, Any] = {}
         for member in c.members.all.values():
             left = _left(tables, member.rank)
@@ -92,9 +94,12 @@ class Committer:
                 "clock": clocks[member.rank], "start": member.incarnation[0], "rewinds": member.incarnation[1], "leftAt": left,
             }  # fmt: skip
         live = [clocks[m.rank] for m in c.members.all.values() if workers[str(m.rank)]["leftAt"] is None]
+        step = min(live) if live else max(clocks.values())
+        if cut.clocks is not None:
+            step = max((place.n for place in blocks), default=0)  # updates, whoever made them
         assert c.store.layout is not None
         return Manifest(
-            run=c.place.run, view=c.views.view, step=min(live) if live else max(clocks.values()), mode=c.config.mode,
+            run=c.place.run, view=c.views.view, step=step, mode=c.mode.name,
             final=cut.final, created=time.time(), layout=c.store.layout, rule=c.store.rule_name,
             update_at="worker" if c.store.rule_name == "reduce" else "server", shards=len(c.config.shards),
             assignment=c.store.assignment, blocks=blocks,
@@ -117,9 +122,9 @@ class Committer:
         return tuple(facts)
 
     def _clocks(self, versions: Sequence[int], tables: dict[str, Any]) -> dict[int, int]:
-        """Each worker's clock at the cut: the step in sync, in async the one clock all shards have of it."""
+        """Each worker's clock at the cut: the step where versions are clocks, else the one clock that all shards have of it."""
         ranks = list(self.c.members.all)
-        if not self.c.mode.marks():
+        if self.c.mode.ahead == 0:
             step = max(versions, default=0)
             return dict.fromkeys(ranks, step)
         clocks: dict[int, int] = {}
@@ -139,10 +144,12 @@ class Committer:
         c = self.c
         held: list[tuple[str, torch.Tensor]] = []
         for rank, entry in made.workers.items():
-            blob = c.members[int(rank)].records.get(entry["clock"])
+            member = c.members[int(rank)]
+            blob = member.records.get(entry["clock"]) if cut.clocks is None else member.newest(entry["clock"])
             if blob is not None and entry["leftAt"] is None:
                 held.append((f"record.{rank}", torch.frombuffer(bytearray(blob), dtype=torch.uint8)))
-        if made.step == 0 and c.views.initial:
+        unrecorded = sum(entry["leftAt"] is None for entry in made.workers.values()) > len(held)
+        if (made.step == 0 or (unrecorded and cut.clocks is not None)) and c.views.initial:
             held.append(("initial", torch.frombuffer(bytearray(c.views.initial), dtype=torch.uint8)))
         stem = f"v{c.views.view:06d}-c{cut.number:06d}"
         if held:

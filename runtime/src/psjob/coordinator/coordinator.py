@@ -22,14 +22,16 @@ from psjob.checkpoint.problems import CheckpointProblem
 from psjob.config import Place
 from psjob.coordinator.commit import Committer
 from psjob.coordinator.cuts import Cut, Cuts
+from psjob.coordinator.deciding import Deciding
 from psjob.coordinator.ending import Ending
 from psjob.coordinator.joining import ResumeRefused
 from psjob.coordinator.members import Members, State
 from psjob.coordinator.progress import Progress
+from psjob.coordinator.switching import Switching
 from psjob.coordinator.views import Views
 from psjob.errors import Fenced
 from psjob.shard.session import Session
-from psjob.wire.frame import Header, Kind
+from psjob.wire.frame import IDLE_PARTS, Header, Kind
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server
@@ -53,11 +55,14 @@ class Coordinator:
         self.sessions: dict[int, Session] = {}
         saved = place.config.checkpoint
         interval = None if saved.disabled else saved.interval_seconds
-        self.cuts = Cuts(interval, None if saved.disabled else saved.every_steps, self.mode.marks(), place.view)
+        places = self.mode.marks() or self.mode.decided  # it is taken where the workers are, not at a step ahead of them
+        self.cuts = Cuts(interval, None if saved.disabled else saved.every_steps, places, place.view, self.mode.ahead)
         self.progress = Progress()
         self.committer = Committer(self)
         self.views = Views(self)
         self.ending = Ending(self)
+        self.switching = Switching(self)
+        self.deciding = Deciding(self) if self.mode.decided else None
         self.beat = time.monotonic()
         self._looked = self.beat
         self._away_since = 0.0
@@ -133,7 +138,7 @@ class Coordinator:
         self.views.worker(session)
 
     def _frame(self, session: Session, header: Header, body: Mapping[str, Any], blob: bytes) -> None:
-        if self.sessions.get(session.rank) is not session:
+        if self.sessions.get(session.rank) is not session or session.stale:
             return
         member = self.members[session.rank]
         if header.kind is Kind.RECORD:
@@ -141,8 +146,11 @@ class Coordinator:
                 self.views.initial = blob
                 self.views.check_initialised()
                 return
+            if header.part:
+                member.idle = min(1.0, header.request / IDLE_PARTS)
             cut = self.cuts.current
-            member.keep(header.clock, blob, None if cut is None else cut.pins.get(session.rank, cut.step))
+            since = None if self.deciding is None else self.deciding.needed(session.rank)
+            member.keep(header.clock, blob, None if cut is None else cut.pins.get(session.rank, cut.step), since)
             self.try_commit()
         elif header.kind is Kind.MARK:
             cut = self.cuts.current
@@ -150,7 +158,7 @@ class Coordinator:
                 cut.pins[session.rank] = header.clock
         elif header.kind is Kind.LEAVE:
             self.members.left(session.rank, header.clock)
-            self.ending.left(session.rank)
+            self.left(session.rank)
         elif header.kind is Kind.REPORT:
             self.progress.report(session.rank, body)
         elif header.kind is Kind.CHECKPOINT:
@@ -158,10 +166,19 @@ class Coordinator:
         elif header.kind is Kind.STOP:
             self.ending.stop_worker(session.rank)
 
+    def left(self, rank: int) -> None:
+        """A worker is through, and waits until a manifest holds its end."""
+        if self.deciding is None:
+            self.ending.left(rank)
+        else:
+            self.deciding.left(rank)
+
     def _answer(self, index: int, body: Mapping[str, Any]) -> None:
         did = body.get("did")
         cut = self.cuts.current
-        if did in ("ready", "late", "written", "unwritten"):
+        if did == "arrived" and self.deciding is not None:
+            self.deciding.arrived(index, body)
+        elif did in ("ready", "late", "written", "unwritten"):
             if cut is None or body.get("cut") != cut.number:
                 return
             if did == "ready":
@@ -194,14 +211,17 @@ class Coordinator:
                 self.progress.checkpoint_problem = f"workers {away} are not here, and a checkpoint needs the mark of each"
             return
         self._away_since = 0.0
-        cut = self.cuts.begin(self.store.span()[1] if not self.mode.marks() else self.store.step(), now, final, stop, still)
+        still = still or self.mode.decided  # between two orders no block moves
+        cut = self.cuts.begin(self.store.furthest(), now, final, stop, still)
         step = -1 if cut.step is None else cut.step
         self.server.cut_step = step
         if stop:
             self.stop_at(cut, cut.step or 0)
-        left = {str(m.rank): m.left_at for m in self.members.all.values() if m.left_at is not None}
+        held = {"left": {str(m.rank): m.left_at for m in self.members.all.values() if m.left_at is not None}}
+        if self.deciding is not None and self.views.open:
+            held = self.deciding.hold(cut)
         base = self.committer.base
-        self.views.order_all({"do": "cut", "cut": cut.number, "step": step, "marks": cut.marks, "left": left, "base": base})
+        self.views.order_all({"do": "cut", "cut": cut.number, "step": step, "marks": cut.marks, "base": base, **held})
 
     def stop_at(self, cut: Cut, step: int) -> None:
         """Workers that stand still go on to `step` and end there, with this cut."""
@@ -228,8 +248,11 @@ class Coordinator:
         cut = self.cuts.current
         if cut is None or len(cut.written) < len(self.config.shards):
             return
-        missing = [] if cut.final else self.members.missing_records(cut.step, cut.pins)
-        if missing and not self._never_recorded(missing):
+        if cut.clocks is None:
+            missing = [] if cut.final else self.members.missing_records(cut.step, cut.pins)
+            if missing and not self._never_recorded(missing):
+                return
+        elif self.deciding is not None and not cut.final and not self.deciding.complete(cut):
             return
         made = self.committer.commit(cut)
         self.server.cut_step = -1
@@ -239,7 +262,10 @@ class Coordinator:
             return
         self.cuts.committed(made.step, now)
         self.views.order_all({"do": "committed", "step": made.step})
+        if self.deciding is not None:
+            self.deciding.over()
         self.ending.committed(cut, made)
+        self.switching.committed(cut, made)
 
     def busy(self) -> None:
         """A disk may take its time from here to the next turn: that is no sign of a dead process."""
@@ -286,10 +312,15 @@ class Coordinator:
             self.void("a worker did not hand in what the cut needs", lambda at: self.cuts.failed(at))
         if self.cuts.expired(now):
             self.void("a worker did not reach its step edge in time", lambda at: self.cuts.timed_out(at))
+        if self.deciding is not None:
+            self.deciding.tick(now)
         if self.ending.tick(now):
             return
+        self.switching.tick(now)
         step = self.progress.step
         if self.cuts.prepares(step, now):
             self.views.order_all({"do": "prepare", "number": self.cuts.number, "base": self.committer.base})
-        if self.cuts.due(step, now) and not self.cuts.waits(step, len(self.config.shards), now):
+        if not self.cuts.due(step, now) or self.cuts.waits(step, len(self.config.shards), now):
+            return
+        if self.deciding is None or not self.deciding.waits(now):
             self.begin_cut(now)

@@ -21,6 +21,8 @@ class Cut:
     stop: bool = False
     pins: dict[int, int] = field(default_factory=dict)
     """The clock at which each worker marked."""
+    clocks: dict[int, int] | None = None
+    """In a decided mode: how many pushes of each worker the blocks hold."""
     ready: set[int] = field(default_factory=set)
     written: dict[int, dict[str, Any]] = field(default_factory=dict)
 
@@ -30,7 +32,7 @@ VIEWS = 1 << 15
 
 
 class Cuts:
-    """Decides what to cut next. `interval` in seconds, `every` in steps; either may be absent (None)."""
+    """Decides what to cut next. `interval` in seconds, `every` in steps; either may be absent (None). `ahead` is the mode's."""
 
     MARK_SECONDS = 10.0
     STUCK_SECONDS = 60.0
@@ -39,8 +41,9 @@ class Cuts:
     FIRST_LEAD = 2
     MAX_LEAD = 64
 
-    def __init__(self, interval: float | None, every: int | None, marks: bool, view: int = 0) -> None:
-        self.interval, self.every, self.marks = interval, every, marks
+    def __init__(self, interval: float | None, every: int | None, marks: bool, view: int = 0, ahead: int | None = 0) -> None:
+        self.interval, self.every = interval, every
+        self.follow(marks, ahead)
         self.current: Cut | None = None
         # Above every number that an earlier coordinator gave: a worker that was released then must hold its pushes now.
         self.number = view % VIEWS << 16
@@ -54,6 +57,10 @@ class Cuts:
         self._prepares_since = 0.0
         self._mark_seconds = self.MARK_SECONDS
 
+    def follow(self, marks: bool, ahead: int | None) -> None:
+        """The mode is another one."""
+        self.marks, self._ahead = marks, ahead + 1 if ahead else 0
+
     def restart(self, step: int, now: float) -> None:
         """Count on from a manifest at `step`; whatever was in flight is void."""
         self.current = self.prepared = None
@@ -63,7 +70,7 @@ class Cuts:
         """Should the shards make memory ready for a cut? Once a cut: when it is due, or half its distance in steps before."""
         if self.prepared is not None or not self.may_begin(now):
             return False
-        half = self._next_step is not None and step + self._lead + (self.every or 0) // 2 >= self._next_step
+        half = self._next_step is not None and step + self._reach + (self.every or 0) // 2 >= self._next_step
         if not half and not self.due(step, now):
             return False
         self.prepared, self._prepares_since = set(), now
@@ -71,7 +78,7 @@ class Cuts:
 
     def waits(self, step: int, shards: int, now: float) -> bool:
         """Should a cut that is due wait for memory? One that is to stand at a multiple never does, another not for long."""
-        at_multiple = self._next_step is not None and step + self._lead >= self._next_step
+        at_multiple = self._next_step is not None and step + self._reach >= self._next_step
         if self.prepared is None or at_multiple:
             return False
         return len(self.prepared) < shards and now - self._prepares_since < self.PREPARE_SECONDS
@@ -83,11 +90,11 @@ class Cuts:
         if self.requested:
             return True
         by_time = self._next_time is not None and now >= self._next_time
-        lead = 0 if self.marks else self._lead
+        lead = 0 if self.marks else self._reach
         return by_time or (self._next_step is not None and step + lead >= self._next_step)
 
     def begin(self, step: int, now: float, final: bool = False, stop: bool = False, still: bool = False) -> Cut:
-        """Name the next cut; `still`: nobody moves any more, so blocks are copied as they stand."""
+        """Name the next cut, where the furthest worker is at `step`; `still`: nobody moves any more, so blocks are copied as they stand."""
         self.number += 1
         named: int | None = None
         if not still and not self.marks:
@@ -134,6 +141,11 @@ class Cuts:
         self._mark_seconds = self.MARK_SECONDS
         self._lead = max(self.FIRST_LEAD, self._lead // 2)
         self._schedule(step, now)
+
+    @property
+    def _reach(self) -> int:
+        """How far ahead of the slowest worker a cut is named."""
+        return self._lead + self._ahead
 
     def _again(self, now: float, delay: float) -> None:
         self.current = None

@@ -99,7 +99,7 @@ class Ending:
         finished = bool(self._leavers) and c.members.finished(c.config.success_policy)
         still = not c.members.live()
         if cut is not None:
-            if self._stop_by is not None and cut.step is not None and not cut.stop and c.store.span()[1] < cut.step:
+            if self._stop_by is not None and cut.step is not None and not cut.stop and c.store.furthest() < cut.step:
                 c.stop_at(cut, cut.step)  # workers that stand still would never come to it
             moving = cut.marks or cut.step is not None
             if (not cut.final and (finished or still)) or (still and moving and len(cut.written) < len(c.config.shards)):

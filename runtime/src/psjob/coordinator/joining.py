@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from psjob import memory
+from psjob import contract, memory
 from psjob.checkpoint import files, manifest
 from psjob.checkpoint.manifest import Manifest
 from psjob.coordinator.members import State
@@ -44,7 +44,7 @@ class Joining:
         c = self.views.c
         member = c.members[session.rank]
         if member.state is State.LEFT:
-            c.ending.left(session.rank)
+            c.left(session.rank)
         if not session.hello.get("fresh"):
             self._welcome(session, None)
             return
@@ -70,11 +70,14 @@ class Joining:
             return
         member = c.members[session.rank]
         answers = [a for a in asked.answers.values() if a["owned"]]
+        clock: int | None
         if member.state is State.LEFT:
             if any(int(a["stored"]) < (member.left_at or 0) for a in answers):
                 self._all_again(session, "ended before all shards had its last weights")
             return
-        if c.mode.rewinds_together:
+        if c.deciding is not None:
+            clock = c.deciding.clock(session.rank)
+        elif c.mode.rewinds_together:
             clock = resume_sync(answers, set(member.records))
             if c.store.rule_name == "reduce" and any(int(a["stored"]) != clock for a in answers):
                 clock = None  # the workers step by themselves: only they hold the weights of this clock
@@ -103,7 +106,7 @@ class Joining:
         member = c.members[session.rank]
         record = None
         if clock is not None:
-            record = member.records.get(clock if c.mode.rewinds_together else max((k for k in member.records if k <= clock), default=-1))
+            record = member.records.get(clock) if c.mode.steady else member.newest(clock)
             member.clock = max(member.clock, clock) if not c.mode.rewinds_together else clock
         initial = views.initial if clock is not None and record is None else b""
         session.welcome(
@@ -135,8 +138,11 @@ class Joining:
                 f"checkpoint.resumeFrom: that run had {len(made.workers)} workers, this job has {c.config.workers}; "
                 "set workers.replicas to the same number (another number of shards is fine)"
             )
-        if made.mode != c.config.mode:
-            raise ResumeRefused(f"checkpoint.resumeFrom: that run was {made.mode}, this job is {c.config.mode}; use the same training.mode")
+        modes = contract.GOES_ON.get(made.mode, (made.mode,))
+        if c.mode.name not in modes:
+            raise ResumeRefused(
+                f"checkpoint.resumeFrom: that run was {made.mode}, this job is {c.mode.name}; training.mode may be {' or '.join(modes)}"
+            )
         return folder, made
 
 

@@ -28,15 +28,21 @@ class Member:
     incarnation: tuple[int, int] = (0, 0)
     clock: int = 0
     left_at: int | None = None
+    idle: float | None = None
+    """The part of its time in which its script has waited, as it last told; None: not known."""
     records: dict[int, bytes] = field(default_factory=dict)
 
-    def keep(self, clock: int, record: bytes, pinned: int | None) -> None:
-        """Remember the record of `clock`; older ones go, but the one of the cut in flight."""
+    def keep(self, clock: int, record: bytes, pinned: int | None, since: int | None = None) -> None:
+        """Remember the record of `clock`; older ones go, but the one of the cut in flight, and those from `since` on."""
         self.records[clock] = record
         self.clock = max(self.clock, clock)
         for old in sorted(self.records)[:-KEPT_RECORDS]:
-            if old != pinned:
+            if old != pinned and (since is None or old < since):
                 del self.records[old]
+
+    def newest(self, clock: int) -> bytes | None:
+        """The record of `clock`, or the newest before it."""
+        return self.records.get(max((known for known in self.records if known <= clock), default=-1))
 
 
 class Members:
@@ -96,5 +102,6 @@ class Members:
     def sight(self) -> list[dict[str, Any]]:
         return [
             {"rank": m.rank, "clock": m.clock, "state": m.state.value, "start": m.incarnation[0], "rewinds": m.incarnation[1]}
+            | {"idle": m.idle}
             for m in self.all.values()
         ]

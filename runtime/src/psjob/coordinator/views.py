@@ -20,6 +20,7 @@ from psjob.coordinator.joining import Joining, difference, read_initial, read_re
 from psjob.coordinator.rowtables import table_difference, table_problem, tables_of
 from psjob.errors import Fenced
 from psjob.layout import TensorSpec
+from psjob.modes import written
 from psjob.shard.session import WAITING_SECONDS, Session
 from psjob.tables import TableSpec
 from psjob.wire.frame import Kind
@@ -39,6 +40,8 @@ class Peer:
     epoch: int
     serving: bool
     attempt: int
+    mode: str
+    """The one that it serves, as `modes.written` writes it."""
     order: Callable[[Mapping[str, Any]], None]
 
 
@@ -78,13 +81,14 @@ class Views:
     def begin(self) -> None:
         """Shard 0 has started: it is its own first peer, and the newest manifest says what the job is."""
         c = self.c
-        self.peers[0] = Peer(c.place.number, False, 0, c.server.control.order)
+        self.peers[0] = Peer(c.place.number, False, 0, "", c.server.control.order)
         found = self._newest()
         if found is None and c.place.min_step:
             c.server.leave(contract.EXIT_CHECKPOINT_LOST, f"no valid manifest in {c.folder}, though this run had a checkpoint")
             return
         self.source = found
         if found is not None:
+            c.switching.begin(found[1])
             c.progress.rewound(found[1].step)
             if found[0] == c.folder:
                 c.committer.adopt(found[1])
@@ -104,7 +108,7 @@ class Views:
         if known is not None and epoch < known.epoch:
             order({"do": "fenced", "view": self.view})
             return
-        peer = Peer(epoch, bool(hello["serving"]), int(hello["attempt"]), order)
+        peer = Peer(epoch, bool(hello["serving"]), int(hello["attempt"]), str(hello["mode"]), order)
         self.peers[index] = peer
         self.c.drop_cut(f"shard {index} came anew")
         if view > self.view:
@@ -113,10 +117,15 @@ class Views:
             order({"do": "finish"})
         elif not self.open or len(self.peers) < len(self.c.config.shards):
             self._gather()
-        elif not peer.serving or (self.c.mode.rewinds_together and peer.attempt != self.attempt):
+        elif not peer.serving or self._out_of_step(peer):
             self._restore({index})
         else:
             order({"do": "adopt", "view": self.view})
+
+    def _out_of_step(self, peer: Peer) -> bool:
+        """Has a shard that serves missed what all others did? In a decided mode an order may have been lost with the stream before."""
+        mode = self.c.mode
+        return (mode.rewinds_together and peer.attempt != self.attempt) or peer.mode != written(mode) or mode.decided
 
     def announced(self, view: int) -> None:
         """A shard that is still starting tells of a higher view: rewind the workers while it imports and restores."""
@@ -133,7 +142,7 @@ class Views:
             self.c.drop_cut(f"shard {index} is out of reach")
 
     def order_all(self, body: Mapping[str, Any]) -> None:
-        for peer in list(self.peers.values()):
+        for _, peer in sorted(self.peers.items(), reverse=True):  # shard 0's carries it out at once, in this thread
             peer.order(body)
 
     def answer(self, index: int, body: Mapping[str, Any]) -> None:
@@ -160,10 +169,8 @@ class Views:
             return
         if self._refused(session):
             return
-        fresh = bool(session.hello.get("fresh"))
-        if not fresh and self.c.mode.rewinds_together and int(session.hello.get("attempt", 0)) != self.attempt:
-            session.tell(Kind.REWIND)
-            session.hang_up()
+        if self._behind(session):
+            session.rewind()
             return
         if self.open:
             self.joining.join(session)
@@ -224,7 +231,7 @@ class Views:
         self._done, self._only, self.initial = set(), set(range(len(c.config.shards))), b""
         self._setup += 1
         self.order_all({"do": "setup", "setup": self._setup, "table": session.hello["table"], "rule": self.rule, "view": self.view,
-                        "tables": [spec.to_json() for spec in self.tables]})  # fmt: skip
+                        "mode": written(c.mode), "tables": [spec.to_json() for spec in self.tables]})  # fmt: skip
         session.welcome(init=True, view=self.view, clock=0, attempt=self.attempt, assignment=list(c.store.assignment))
 
     def check_initialised(self) -> None:
@@ -243,7 +250,8 @@ class Views:
         if found is None:
             raise RuntimeError("nothing to restore from")
         self.source = found
-        together = c.mode.rewinds_together
+        mode = written(c.mode)
+        together = c.mode.rewinds_together or any(p.serving and p.mode != mode for p in self.peers.values())
         if together or not any(p.serving for p in self.peers.values()):
             self._only = set(self.peers)
         else:
@@ -272,7 +280,7 @@ class Views:
             if index in self._only:
                 peer.order(
                     {"do": "restore", "view": self.view, "attempt": self.attempt, "folder": str(folder), "manifest": made.name,
-                     "fences": {str(r): f for r, f in fences.items()}}
+                     "mode": mode, "fences": {str(r): f for r, f in fences.items()}}
                 )  # fmt: skip
             else:
                 peer.order({"do": "adopt", "view": self.view})
@@ -286,13 +294,19 @@ class Views:
     def _open(self) -> None:
         c = self.c
         self._enter("open")
+        if c.deciding is not None and self.source is not None:
+            c.deciding.begin(self.source[1].step, self.source[1].workers)
         for peer in self.peers.values():
-            peer.serving, peer.attempt = True, self.attempt
+            peer.serving, peer.attempt, peer.mode = True, self.attempt, written(c.mode)
             peer.order({"do": "open", "view": self.view, "attempt": self.attempt})
         c.cuts.restart(c.progress.step, time.monotonic())
         waiting, self.waiting = self.waiting, {}
         for session in waiting.values():
-            if c.sessions.get(session.rank) is session and not self._refused(session):  # it may have come before there was a model
+            if c.sessions.get(session.rank) is not session:
+                continue
+            if self._behind(session):  # it was told so before, and may not be gone yet
+                session.rewind()
+            elif not self._refused(session):  # it may have come before there was a model
                 self.joining.join(session)
 
     def _rise(self, view: int) -> None:
@@ -303,7 +317,7 @@ class Views:
     def _rewind_workers(self) -> None:
         for session in list(self.c.sessions.values()):
             if session.welcomed:
-                session.tell(Kind.REWIND)
+                session.tell(Kind.REWIND, {"mode": written(self.c.mode)})
                 session.hang_up()
             elif not session.done.is_set():
                 self.waiting[session.rank] = session
@@ -312,6 +326,11 @@ class Views:
         if state != self.state:
             self._since = time.monotonic()
         self.state = state
+
+    def _behind(self, session: Session) -> bool:
+        """Is a worker of another mode, or of what a restore has undone?"""
+        missed = not session.hello.get("fresh") and int(session.hello.get("attempt", 0)) != self.attempt
+        return (missed and self.c.mode.rewinds_together) or session.mode != written(self.c.mode)
 
     def _refused(self, session: Session) -> bool:
         """Has a worker another model or rule than the job? Then it is told so."""

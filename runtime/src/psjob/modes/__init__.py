@@ -1,28 +1,87 @@
 """Modes: which pushes count, and who may go on. Pure."""
 
-from typing import Final
+from typing import Final, Protocol
 
+from psjob import contract
 from psjob.modes.asynchronous import Async
 from psjob.modes.backup import Backup
 from psjob.modes.base import Batch, Mode, Push, Served
 from psjob.modes.bounded import Bounded
-from psjob.modes.local import Local
+from psjob.modes.local import Local, Quorum
 from psjob.modes.softsync import Softsync
 from psjob.modes.sync import Sync
 from psjob.modes.threshold import Threshold
 
 __all__ = [
-    "Async", "Backup", "Batch", "Bounded", "Local", "MODES", "Mode", "Push", "Served", "Softsync", "Sync", "Threshold", "named",
+    "Async", "Backup", "Batch", "Bounded", "Local", "MODES", "Mode", "Push", "Quorum", "Served", "Softsync", "Sync", "Threshold",
+    "of", "read", "written",
 ]  # fmt: skip
 
 MODES: Final[dict[str, type[Mode]]] = {mode.name: mode for mode in (Sync, Backup, Bounded, Softsync, Async, Threshold, Local)}
 """All of them; the simulator runs each."""
-_SERVED: Final[dict[str, Served]] = {"sync": Sync(), "async": Async()}
 
 
-def named(name: str) -> Served:
-    """The mode of that name that jobs run. Raises ValueError with the names that exist."""
-    try:
-        return _SERVED[name]
-    except KeyError:
-        raise ValueError(f"training.mode is {name!r}; this version has {', '.join(_SERVED)}") from None
+class Rounds(Protocol):
+    """Of mode local."""
+
+    @property
+    def inner_steps(self) -> int: ...
+
+    @property
+    def quorum(self) -> int: ...
+
+    @property
+    def grace_seconds(self) -> float: ...
+
+
+class Named(Protocol):
+    """What a job's config says of its mode."""
+
+    @property
+    def mode(self) -> str: ...
+
+    @property
+    def backup_workers(self) -> int: ...
+
+    @property
+    def staleness(self) -> int | None: ...
+
+    @property
+    def splits(self) -> int | None: ...
+
+    @property
+    def local(self) -> Rounds: ...
+
+
+def of(job: Named) -> Served:
+    """The mode that a job runs. Raises ValueError with the names that exist."""
+    match job.mode:
+        case "sync":
+            return Backup(job.backup_workers) if job.backup_workers else Sync()
+        case "async":
+            return Async()
+        case "bounded":
+            made = Bounded() if job.staleness is None else Bounded(job.staleness)
+            return made if made.staleness else Sync()
+        case "local":
+            made_of = Quorum if job.local.quorum else Local
+            return made_of(job.local.inner_steps, job.local.quorum, job.local.grace_seconds)
+        case "softsync":
+            return Softsync() if job.splits is None else Softsync(job.splits)
+        case "threshold":
+            return Threshold() if job.staleness is None else Threshold(job.staleness)
+    raise ValueError(f"training.mode is {job.mode!r}; this version has {', '.join(contract.MODES)}")
+
+
+def written(mode: Served) -> str:
+    """A mode with its number in one word, such as bounded:3."""
+    return f"{mode.name}:{mode.ahead}" if mode.ahead else mode.name
+
+
+def read(word: str) -> Served:
+    """The mode that `written` wrote, of those among which a running job changes. Raises ValueError for any other word."""
+    name, _, number = word.partition(":")
+    known: dict[str, Served] = {"sync": Sync(), "bounded": Bounded(int(number)) if number else Bounded(), "async": Async()}
+    if name not in known:
+        raise ValueError(f"mode {word!r}; a running job changes among {', '.join(known)}")
+    return known[name]

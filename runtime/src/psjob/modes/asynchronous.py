@@ -15,9 +15,11 @@ class Async:
 
     name: ClassVar[str] = "async"
     inner_steps: ClassVar[int] = 0
+    decided: ClassVar[bool] = False
     rewinds_together: ClassVar[bool] = False
     steady: ClassVar[bool] = False
     worker_update: ClassVar[bool] = False
+    ahead: ClassVar[int | None] = None
 
     def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
         return Batch((arrived[0],)) if arrived else None

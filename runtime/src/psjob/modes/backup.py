@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psjob.modes.base import Batch, Push
+from psjob.modes.decided import Decided
 
 
 @dataclass(frozen=True)
-class Backup:
-    """Of m workers the first m - `backup_workers` make the update. See `Mode`.
+class Backup(Decided):
+    """Of m workers the first m - `backup_workers` make the update. See `Served`.
 
     A worker that has left is one less to wait for, not one backup less: `backup_workers` are against slow steps, not against deaths.
     """
@@ -19,16 +20,15 @@ class Backup:
     backup_workers: int = 1
 
     name: ClassVar[str] = "backup"
-    inner_steps: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if self.backup_workers < 0:
             raise ValueError(f"backup: backup_workers is {self.backup_workers}, must be 0 or more")
 
     def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
-        late = tuple(push for push in arrived if self.stale(push.base, version))
+        late = [push for push in arrived if push.base != version]
         if late:
-            return Batch(dropped=late)
+            return Batch(dropped=tuple(late))
         enough = max(1, len(expected) - self.backup_workers)
         return Batch(tuple(sorted(arrived[:enough]))) if len(arrived) >= enough else None
 

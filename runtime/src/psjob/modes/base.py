@@ -64,7 +64,12 @@ class Mode(Protocol):
 
 
 class Served(Mode, Protocol):
-    """A mode that jobs can run today: each block can decide by itself, and all come to the same decision."""
+    """A mode that jobs can run today."""
+
+    @property
+    def decided(self) -> bool:
+        """The coordinator decides, for all blocks alike (else each block does by itself, and all come to the same decision)."""
+        ...
 
     @property
     def rewinds_together(self) -> bool:
@@ -81,8 +86,16 @@ class Served(Mode, Protocol):
         """The workers may step by themselves on the reduced gradient."""
         ...
 
+    @property
+    def ahead(self) -> int | None:
+        """How many clocks a worker may be ahead of the slowest. 0: a block's version is the clock; None: any number."""
+        ...
+
     def version_for(self, clock: int) -> int:
-        """Lowest version of a block that answers a push of `clock`."""
+        """What a block must have come to before it answers a push of `clock`: a version where `ahead` is 0, else a step that may begin.
+
+        Where the mode is decided, see `Decided`.
+        """
         ...
 
     def marks(self) -> bool:

@@ -15,15 +15,23 @@ _together, _each = Sync(), Async()
 
 @dataclass(frozen=True)
 class Bounded:
-    """A worker begins step c when every other has made c - `staleness` steps. See `Mode`.
+    """A worker begins step c when every other has made c - `staleness` steps. See `Served`.
 
-    With 0 it is sync by definition: pushes of one clock are one mean in rank order, not an update each.
+    With 0 it is sync by definition: pushes of one clock are one mean in rank order, not an update each. Jobs run Sync itself then.
     """
 
     staleness: int = 3
 
     name: ClassVar[str] = "bounded"
     inner_steps: ClassVar[int] = 0
+    rewinds_together: ClassVar[bool] = False
+    steady: ClassVar[bool] = False
+    decided: ClassVar[bool] = False
+    worker_update: ClassVar[bool] = False
+
+    @property
+    def ahead(self) -> int | None:
+        return self.staleness
 
     def __post_init__(self) -> None:
         if self.staleness < 0:
@@ -37,3 +45,9 @@ class Bounded:
 
     def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
         return not waiting and clock - lowest <= self.staleness
+
+    def version_for(self, clock: int) -> int:
+        return clock + 1
+
+    def marks(self) -> bool:
+        return False

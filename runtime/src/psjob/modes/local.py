@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psjob.modes.base import Batch, Push
+from psjob.modes.sync import Sync
+
+_all = Sync()
 
 
 @dataclass(frozen=True)
 class Local:
-    """Each push is weights taken − weights reached after `inner_steps` steps; the outer rule sees the mean as a gradient. See `Mode`.
+    """Each push is weights taken − weights reached after `inner_steps` steps; the outer rule sees the mean as a gradient. See `Served`.
 
-    A round ends when all have pushed, or `grace` seconds after the first `quorum` have (0: all are needed).
-    What comes after that is dropped, and its worker begins the round that is open.
+    A round ends when all have pushed, or `grace` seconds after the first `quorum` have. What comes after that is dropped, and its worker
+    begins the round that is open. With quorum 0 all are needed, and a round is a clock of sync.
     """
 
     inner_steps: int = 50
@@ -22,6 +25,11 @@ class Local:
     grace: float = 0.0
 
     name: ClassVar[str] = "local"
+    decided: ClassVar[bool] = False
+    rewinds_together: ClassVar[bool] = True
+    steady: ClassVar[bool] = True
+    worker_update: ClassVar[bool] = False
+    ahead: ClassVar[int | None] = 0
 
     def __post_init__(self) -> None:
         if self.inner_steps < 1:
@@ -32,18 +40,34 @@ class Local:
             raise ValueError(f"local: grace is {self.grace}, must be 0 seconds or more")
 
     def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
-        late = tuple(push for push in arrived if self.stale(push.base, version))
+        if not self.quorum:
+            return _all.takes(arrived, expected, version, now)
+        late = [push for push in arrived if push.base != version]
         if late:
-            return Batch(dropped=late)
+            return Batch(dropped=tuple(late))
         if arrived and len(arrived) >= len(expected):
             return Batch(tuple(sorted(arrived)))
-        if not self.quorum or len(arrived) < self.quorum:
+        if len(arrived) < self.quorum:
             return None
         end = arrived[self.quorum - 1].at + self.grace
         return Batch(tuple(sorted(arrived))) if now >= end else Batch(until=end)
 
     def stale(self, base: int | None, version: int) -> bool:
-        return base != version
+        return bool(self.quorum) and base != version
 
     def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
         return not waiting
+
+    def version_for(self, clock: int) -> int:
+        return clock + 1
+
+    def marks(self) -> bool:
+        return False
+
+
+class Quorum(Local):
+    """Local with a quorum, as jobs run it: workers' clocks are not the version, so checkpoints of either do not fit the other."""
+
+    name: ClassVar[str] = "local-quorum"
+    decided: ClassVar[bool] = True
+    steady: ClassVar[bool] = False

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psjob.modes.base import Batch, Push
+from psjob.modes.decided import Decided
 
 
 @dataclass(frozen=True)
-class Softsync:
-    """`splits` is the paper's n: 1 takes as many pushes as there are workers, m takes each by itself. See `Mode`.
+class Softsync(Decided):
+    """`splits` is the paper's n: 1 takes as many pushes as there are workers, m takes each by itself. See `Served`.
 
     A push counts 1 / (c · max(1, lag)) where c = ⌊m/n⌋ pushes make an update, the paper's learning rate over the staleness;
     `by_lag=False` leaves the lag out. One whose lag is not known is dropped.
@@ -21,7 +22,6 @@ class Softsync:
     by_lag: bool = True
 
     name: ClassVar[str] = "softsync"
-    inner_steps: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if self.splits < 1:

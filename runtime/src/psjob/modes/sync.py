@@ -15,9 +15,11 @@ class Sync:
 
     name: ClassVar[str] = "sync"
     inner_steps: ClassVar[int] = 0
+    decided: ClassVar[bool] = False
     rewinds_together: ClassVar[bool] = True
     steady: ClassVar[bool] = True
     worker_update: ClassVar[bool] = True
+    ahead: ClassVar[int | None] = 0
 
     def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
         if not arrived or len(arrived) < len(expected) or not expected <= {push.worker for push in arrived}:

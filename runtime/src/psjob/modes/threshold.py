@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psjob.modes.base import Batch, Push
+from psjob.modes.decided import Decided
 
 
 @dataclass(frozen=True)
-class Threshold:
-    """A push counts when its lag is `lag` at most; nobody waits. One whose lag is not known is dropped. See `Mode`."""
+class Threshold(Decided):
+    """A push counts when its lag is `lag` at most; nobody waits. One whose lag is not known is dropped. See `Served`."""
 
     lag: int = 16
 
     name: ClassVar[str] = "threshold"
-    inner_steps: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if self.lag < 0:

@@ -29,9 +29,7 @@ class AsyncAdam(Adam):
         lag: int | None = None,
         worker: int | None = None,
     ) -> None:
-        """One step. Raises ValueError where `workers` is less than 1."""
+        """One step."""
         workers = float(numbers["workers"])
-        if workers < 1:
-            raise ValueError(f"rule {self.name}: workers is 1 or more, got {workers:g}")
         betas = {name: float(numbers[name]) ** (1 / workers) for name in ("beta1", "beta2")}
         super().apply(state, grad, {**numbers, **betas}, ranges, lag, worker)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from psjob.layout import FLOATS
 from psjob.rules import arrays
@@ -38,6 +38,11 @@ class BlockState:
         """The same with tensors of its own."""
         slots = {name: arrays.copy(slot) for name, slot in self.slots.items()}
         return BlockState(arrays.copy(self.weights), slots, self.steps, list(self.segments))
+
+    def shared(self) -> BlockState:
+        """The same tensors without those that belong to one worker."""
+        slots = {name: slot for name, slot in self.slots.items() if "@" not in name}
+        return BlockState(self.weights, slots, self.steps, self.segments)
 
     def counts(self) -> dict[str, Any]:
         """What is not a tensor, as JSON: {"steps": int, "segments": [[length, count], ...]}."""
@@ -132,7 +137,8 @@ class Rule(Numbered, Protocol):
     def reply(self, state: BlockState, numbers: Numbers, worker: int) -> Array:
         """What that worker computes its next gradient on, at its start and after each of its pushes.
 
-        Either `state.weights` itself, which later pushes change, or an array that nobody changes.
+        Either `state.weights` itself, which later pushes change, or an array that nobody changes. It may add state tensors and put
+        others in their place, but changes none.
         """
 
     def forget(self, state: BlockState, worker: int) -> None:
@@ -215,7 +221,9 @@ def decayed(grad: Array, weights: Array, numbers: Numbers) -> Array:
 
 
 def check_numbers(rule: Numbered, numbers: Mapping[str, Any]) -> dict[str, float | bool]:
-    """Hyperparameters from JSON, whole and of the right kind. Raises ValueError naming the rule, the number and its value."""
+    """Hyperparameters from JSON, whole, of the right kind and in range. Raises ValueError naming the rule, the number and its value."""
+    if not isinstance(numbers, Mapping):
+        raise ValueError(f"numbers of rule {rule.name} are a map, got {str(numbers)[:40]!r}")
     unknown = sorted(set(numbers) - set(rule.numbers))
     if unknown:
         raise ValueError(f"rule {rule.name} has no number {unknown[0]!r}; it has {', '.join(rule.numbers) or 'none'}")
@@ -230,7 +238,20 @@ def check_numbers(rule: Numbered, numbers: Mapping[str, Any]) -> dict[str, float
             raise ValueError(f"rule {rule.name}: {name} is a finite number, got {value!r}")
         else:
             checked[name] = float(value)
+            within, words = _LIMITS.get(f"{rule.name} {name}") or _LIMITS.get(name, _ANY)
+            if not within(checked[name]):
+                raise ValueError(f"rule {rule.name}: {name} is {words}, got {value:g}")
     return checked
+
+
+_ANY: Final[tuple[Callable[[float], bool], str]] = (lambda _: True, "")
+_LIMITS: Final[Mapping[str, tuple[Callable[[float], bool], str]]] = {
+    **dict.fromkeys(("beta1", "beta2", "average", "decay"), (lambda x: 0 <= x < 1, "0 or more and below 1")),
+    **dict.fromkeys(("l1", "l2", "max_lr"), (lambda x: x >= 0, "0 or more")),
+    **dict.fromkeys(("beta", "ftrl lr"), (lambda x: x > 0, "above 0, since it divides")),
+    "workers": (lambda x: x >= 1, "1 or more"),
+}
+"""By number, or by rule and number: outside of these a formula divides by zero or takes the root of what is negative."""
 
 
 def _split(segments: Sequence[tuple[int, int]], ranges: Sequence[Range]) -> Iterator[tuple[int, int, int, bool]]:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
+
+import torch
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
 
 Reduction = Callable[[Sequence[Array], Array], None]
 """Writes what `pushes` (one a rank present, in rank order; 1-D, alike) come to into `out`, which may be the first of them."""
+
+
+class ReductionProblem(ValueError):
+    """A reduction that does not exist, or one of the user's that broke its promise. The text names it and says what to change."""
 
 
 def mean_in_rank_order(pushes: Sequence[Array], out: Array) -> None:
@@ -62,20 +68,76 @@ MONOIDS: Final[dict[str, Monoid]] = {
 REDUCTIONS: Final[dict[str, Reduction]] = {"mean": mean_in_rank_order, **MONOIDS, "median": median, "trimmed_mean": trimmed_mean}
 
 
+@dataclass(frozen=True)
+class Own:
+    """A reduction of the user's. `function` is given a list of the pushes of one block: 1-D tensors of one length and dtype, one a rank
+    present, in rank order, at least one. It returns a new tensor of that length and dtype, or one of them, and leaves them as they are.
+
+    It works by element: element i of its answer follows from elements i of the pushes alone, since a block is any part of the model.
+    The same pushes must give the same bits. It is called by several threads at a time.
+    """
+
+    name: str
+    function: Callable[[list[Array]], Array]
+
+    def __call__(self, pushes: Sequence[Array], out: Array) -> None:
+        """See `Reduction`. Raises ReductionProblem for an exception of the function's, or an answer of another kind, length or dtype."""
+        given = f"{len(pushes)} pushes of {arrays.dtype_of(out)} [{len(out)}]"
+        try:
+            made = self.function(list(pushes))
+        except (Exception, SystemExit) as error:  # whoever ends a thread of the shard's leaves its workers waiting
+            raise ReductionProblem(
+                f"training.reduction {self.name} failed on {given}: {type(error).__name__}: {str(error)[:300]}"
+            ) from None
+        if not isinstance(made, type(out)) or made.dtype != out.dtype or made.shape != out.shape:
+            what = f"{arrays.dtype_of(made)} {list(made.shape)}" if isinstance(made, type(out)) else f"a {type(made).__name__}"
+            raise ReductionProblem(f"training.reduction {self.name} made {what} of {given}; it must return a tensor like each of them")
+        arrays.put(out, made)
+
+
 def named(name: str) -> Reduction:
-    """The reduction of that name, or the user's own as `module:function`, which is imported. Raises ValueError, naming what there is."""
+    """The reduction of that name, or the user's own as `module:function`, which is imported and tried. Raises ReductionProblem."""
     if name in REDUCTIONS:
         return REDUCTIONS[name]
     module, colon, function = name.partition(":")
     if not (colon and module and function):
-        raise ValueError(f"there is no reduction {name!r}; the reductions are {', '.join(REDUCTIONS)}, or your own as module:function")
+        raise ReductionProblem(
+            f"there is no reduction {name!r}; the reductions are {', '.join(REDUCTIONS)}, or your own as module:function"
+        )
     try:
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"reduction {name!r} cannot be imported: {error}") from None
+    except (Exception, SystemExit) as error:
+        raise ReductionProblem(
+            f"training.reduction {name} cannot be imported: {type(error).__name__}: {str(error)[:300]}; shards look in their "
+            "working folder, on PYTHONPATH and among installed packages"
+        ) from None
     if not callable(found):
-        raise ValueError(f"reduction {name!r} is a {type(found).__name__}; it must be a function of (pushes, out)")
-    return cast(Reduction, found)
+        raise ReductionProblem(f"training.reduction {name} is a {type(found).__name__}; it must be a function of a list of tensors")
+    return _tried(Own(name, found))
+
+
+_TRIAL: Final = ((3.0, -1.0, 0.5, 2.0), (-2.0, 4.0, 0.5, 1.0), (1.0, 0.0, -6.0, 8.0))
+"""Pushes of three ranks."""
+
+
+def _tried(own: Own) -> Own:
+    """`own`, when a few pushes have shown no fault. Raises ReductionProblem."""
+    pushes = [torch.tensor(push) for push in _TRIAL]
+    whole, one = torch.empty(4), torch.empty(1)
+    own(pushes, whole)
+    if [push.tolist() for push in pushes] != [list(push) for push in _TRIAL]:
+        raise ReductionProblem(
+            f"training.reduction {own.name} writes to the pushes that it is given; it must return a tensor and leave them"
+        )
+    for at in range(len(whole)):
+        own([push[at : at + 1] for push in pushes], one)
+        if not torch.allclose(one, whole[at : at + 1], equal_nan=True):
+            raise ReductionProblem(
+                f"training.reduction {own.name} does not work by element: element {at} of three pushes comes to {float(whole[at]):g} among "
+                f"others and to {float(one):g} alone; a block is any part of the model, so no element may look at another"
+            )
+    own(pushes[:1], whole)  # as when one rank is left
+    return own
 
 
 def _in_order(join: arrays.Joining, pushes: Sequence[Array], out: Array) -> None:

@@ -12,12 +12,14 @@ from typing import Any
 
 from psjob import contract
 from psjob.config import Place, place
-from psjob.errors import Refused, exit_refused, leave_message
+from psjob.errors import Refused, exit_refused, leave_message, refused_after
 from psjob.shard.door import Door
 from psjob.shard.early import announce
 from psjob.wire import tcp
 
 MAX_STREAMS = 4096
+TRIAL_SECONDS = 120.0
+"""For the import and the trial of a reduction of the user's own."""
 M_ARENA_MAX = -8
 
 
@@ -48,6 +50,7 @@ def main() -> int:
     torch.set_num_threads(1)
     from psjob.checkpoint.disk import make_folder
     from psjob.checkpoint.problems import CheckpointProblem
+    from psjob.rules.reduction import ReductionProblem
     from psjob.shard.server import Server, exit_now, last_words
     from psjob.shard.statusport import serve_status
 
@@ -59,7 +62,13 @@ def main() -> int:
         print(f"psjob: {problem}", file=sys.stderr)
         leave_message({"problem": str(problem)[:1000]})
         return 1
-    server = Server(here, folder)
+    stuck = f"training.reduction {here.config.reduction}: its import and trial took more than {TRIAL_SECONDS:.0f} s; it must return"
+    try:
+        with refused_after(TRIAL_SECONDS, stuck):
+            server = Server(here, folder)
+    except ReductionProblem as problem:
+        exit_refused(str(problem))
+        raise
     serve_status(server, here.bind, peer.status_port)
     door.open(server.meet, server.refuse)
     threading.Thread(target=_pass_on, args=(stop, server), name="sigterm", daemon=True).start()

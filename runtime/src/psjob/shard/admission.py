@@ -73,6 +73,14 @@ class Admission:
             row.complete, row.open = clock, set()
         return lost
 
+    def pushed(self, position: int) -> dict[int, int]:
+        """How often each worker has pushed the block at `position`."""
+        return {rank: row.complete + (position in row.open) for rank, row in self.rows.items()}
+
+    def furthest(self) -> int:
+        """The highest clock that a worker has begun to push, plus one."""
+        return max((row.complete + bool(row.open) for row in self.rows.values()), default=0)
+
     def leave(self, worker: int, clock: int) -> None:
         """The worker is absent from `clock` on."""
         row = self.rows[worker]
@@ -91,6 +99,15 @@ class Admission:
             str(rank): {"complete": row.complete, "open": sorted(row.open), "leftAt": row.left_at, "incarnation": list(row.incarnation)}
             for rank, row in self.rows.items()
         }
+
+    def save_at(self, clocks: Mapping[int, int]) -> dict[str, Any]:
+        """The same with so many complete clocks of each worker and none open: what was taken since is not held, nor who left later."""
+        saved = self.save()
+        for rank, clock in clocks.items():
+            row = saved[str(rank)]
+            left = row["leftAt"] if row["leftAt"] is not None and row["leftAt"] <= clock else None
+            saved[str(rank)] = row | {"complete": clock, "open": [], "leftAt": left}
+        return saved
 
     def load(self, saved: Mapping[str, Any], fences: Mapping[int, tuple[int, int]], keep_open: bool = True) -> None:
         """Put a saved table back; `fences` are lowest incarnations that may speak from now on."""

@@ -1,13 +1,13 @@
 """One block as a shard serves it: weights, optimizer state, the pushes that wait, the pulls that wait.
 
 All methods are called with `lock` held. A block moves on when the mode says that the pushes at hand count; a reply is
-given when the version a worker needs exists.
+given when the version a worker needs exists. In a decided mode both are the coordinator's to say.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,12 +16,16 @@ import torch
 from psjob import memory
 from psjob.layout import Block, live_ranges
 from psjob.modes import Push, Served
-from psjob.rules import reduction
+from psjob.rules import arrays, reduction
 from psjob.rules.base import BlockState, Rule
+from psjob.shard.bound import Bound
+from psjob.shard.decided import Decision, Key
 from psjob.shard.pins import Pin
+from psjob.wire.frame import WireError
 
 if TYPE_CHECKING:
     from psjob.shard.rows import RowCell
+    from psjob.shard.sight import BlockSight
 _room = memory.Scratch()
 
 
@@ -88,7 +92,7 @@ class Replies(Protocol):
 
 @dataclass
 class Waiter:
-    """A worker that wants this block at `version` or later. `update`: it wants the reduced gradient, not the weights.
+    """A worker that wants this block at `version` or later (see Served.version_for), and with `update` the reduced gradient instead.
 
     Of a table: `ids` are the rows that are wanted; None asks only to be told that the version is there.
     """
@@ -105,17 +109,24 @@ class Waiter:
     """Where in lent memory the rows are to be put, offset and memory itself; None: they are sent."""
     lent: bool = False
     """The answer may lie in memory that this shard lends to the worker."""
+    info: Info | None = None
+    """What the worker's numbers are; None: they were not told."""
 
 
 class Cell:
-    """`n` is the number of updates decided for this block; in sync it is also the open clock."""
+    """`n` is the number of updates decided for this block; without a `bound` it is also the open clock, or nobody waits for one."""
 
-    def __init__(self, block: Block, position: int, rule: Rule, mode: Served) -> None:
+    def __init__(
+        self, block: Block, position: int, rule: Rule, mode: Served, reduce: reduction.Reduction = reduction.mean_in_rank_order
+    ) -> None:
         self.block = block
         self.index = block.index
         self.position = position
         self.rule = rule
         self.mode = mode
+        self.reduce = reduce
+        self.bound: Bound | None = None
+        """Where this block's versions count pushes, and workers wait for each other's: whom it may answer."""
         self.lock = threading.Lock()
         self.state: BlockState | None = None
         self.home: torch.Tensor | None = None
@@ -127,10 +138,16 @@ class Cell:
         """The last update was none: a worker found inf, or nobody had a batch. Workers that step by themselves leave it out too."""
         self.n = 0
         self.stored = 0
-        self.pending: dict[int, Arrived] = {}
+        self.pending: dict[Key, Arrived] = {}
         self.waiters: list[Waiter] = []
+        self.lost: set[int] = set()
+        """Ranks whose newest push had no effect: the rule needs its lag, and that is not known."""
+        self.gone: Mapping[int, int] | None = None
+        """In a decided mode: by worker, how many of its clocks may be answered."""
         self.content = object()
         """Stands for the bytes of the state: another one after each change of them."""
+        self.sight: BlockSight | None = None
+        """Looks at the pushes that count; None where none of them can be late."""
         self._cut: tuple[int, int, Callable[[Cell], Pin]] | None = None
         self._pin: Pin | None = None
 
@@ -157,16 +174,25 @@ class Cell:
         """Apply what counts, answer who waited. Returns the number of updates made."""
         made = 0
         while taken := self.mode.takes([a.push for a in self.pending.values()], expected(self.n), self.n):
-            batch = [self.pending.pop(push.worker) for push in taken.kept]
-            self._apply(batch)
-            for arrived in batch:
-                if arrived.grad is not None:
-                    arrived.grad.free()
+            batch = [self.pending.pop((push.worker, push.clock)) for push in taken.kept]
+            base = batch[0].push.base
+            self._apply(batch, None if base is None else self.n - base)
+            free(batch)
             self.n += 1
             made += 1
             self._pin_if_due()
+        if not made:  # a worker has left, or come back further on
+            self._pin_if_due()
         self.answer()
         return made
+
+    def decide(self, decision: Decision) -> None:
+        """Make the update that the coordinator has decided on; what it drops has no effect. Nobody is answered yet."""
+        batch, dropped = take(self.pending, decision)
+        if batch:
+            self._apply(batch, decision.lag, decision.weights)
+            self.n += 1
+        free([*batch, *dropped])
 
     def tensors(self) -> list[torch.Tensor]:
         """Everything of the state that a checkpoint holds."""
@@ -174,6 +200,23 @@ class Cell:
 
     def wait_for(self, waiter: Waiter) -> None:
         self.waiters.append(waiter)
+
+    def reply(self, waiter: Waiter) -> torch.Tensor:
+        """What a worker is answered with: the block's own memory, which changes, or a tensor that nobody changes."""
+        assert self.state is not None
+        if self.update is not None:
+            return self.update if waiter.update else self.state.weights
+        told = waiter.info.numbers if waiter.info is not None else ()
+        made = self.rule.reply(self.state, told[self.block.group] if told else self.rule.numbers, waiter.rank)
+        if made is not self.state.weights:
+            self._changing()  # it may have been noted in the state
+        return made
+
+    def forget(self, rank: int) -> None:
+        """A worker has left: what the rule keeps of it goes."""
+        if self.state is not None and self.rule.per_worker:
+            self._changing()
+            self.rule.forget(self.state, rank)
 
     def store(self, weights: torch.Tensor, version: int) -> None:
         """Worker-side update: these are the weights of `version`."""
@@ -189,7 +232,7 @@ class Cell:
 
         Where the workers step by themselves, a block that is held as it stands has the weights of clock `stored` at least.
         """
-        if step >= 0 and self.n > step:
+        if step >= 0 and (self.n > step if self.bound is None else self.bound.beyond(step)):
             return False
         self._cut = (step, stored, pin)
         self._pin_if_due()
@@ -205,7 +248,7 @@ class Cell:
     def drop_waiters(self, to: Replies) -> None:
         self.waiters = [w for w in self.waiters if w.to is not to]
 
-    def _apply(self, batch: list[Arrived]) -> None:
+    def _apply(self, batch: list[Arrived], lag: int | None, weights: Sequence[float] | None = None) -> None:
         assert self.state is not None
         present = [a.grad.flat for a in batch if isinstance(a.grad, Gradient)]
         self.skipped = not present or any(a.skip for a in batch)
@@ -214,15 +257,23 @@ class Cell:
             if self.update is not None:
                 self.update.zero_()
             return
+        if self.sight is not None:
+            self.sight.counted(batch, self.state.weights, self.n, self.block.group)
         none = frozenset.intersection(*(a.info.none for a in batch if a.grad is not None))
         none &= {piece.tensor for piece in self.block.pieces} if none else none
-        mean = present[0]
-        if len(present) > 1:
+        reduced = present[0]
+        if len(present) > 1 or weights is not None or isinstance(self.reduce, reduction.Own):
             first = next(a.grad for a in batch if isinstance(a.grad, Gradient))
-            mean = first.flat if first.own else self._sum()
-            reduction.mean_in_rank_order(present, mean)
+            reduced = first.flat if first.own else self._sum()
+            if weights is None:
+                self.reduce(present, reduced)
+            else:
+                shares = [share for a, share in zip(batch, weights, strict=True) if a.grad is not None]
+                torch.mul(present[0], shares[0], out=reduced)
+                for grad, share in zip(present[1:], shares[1:], strict=True):
+                    arrays.add_scaled(reduced, grad, share)
         if self.update is not None:
-            self.update.copy_(mean)
+            self.update.copy_(reduced)
             self.none = none
             return
         info = batch[0].info
@@ -231,10 +282,13 @@ class Cell:
             ranges = live_ranges(self.block, none)
             if not ranges:
                 return
-        base = batch[0].push.base
-        lag = self.n - base if base is not None else None
+        push = batch[0].push
+        if lag is None and self.rule.needs_lag:
+            self.lost.add(push.worker)
+            return
         self._changing()
-        self.rule.apply(self.state, mean, info.numbers[self.block.group], ranges=ranges, lag=lag)
+        worker = push.worker if len(batch) == 1 else None
+        self.rule.apply(self.state, reduced, info.numbers[self.block.group], ranges=ranges, lag=lag, worker=worker)
 
     def _sum(self) -> torch.Tensor:
         """Room for a sum that may not be written over a gradient; the thread's own, used up before it goes on."""
@@ -252,19 +306,52 @@ class Cell:
         if self._cut is None or self.state is None:
             return
         step, stored, pin = self._cut
-        if step >= 0 and (self.n != step or (self.update is not None and self.stored != step)):
+        if step >= 0 and not (self.n == step if self.bound is None else self.bound.stands_at(step)):
+            return
+        if step >= 0 and self.update is not None and self.stored != step:
             return
         if step < 0 and self.update is not None and self.stored < stored:
             return  # a worker has left, but its last weights are still on their way
         self._cut = None
         self._pin = pin(self)
 
+    @property
+    def barrier(self) -> int | None:
+        """The step of a cut that this block has not come to."""
+        return None if self._cut is None or self._cut[0] < 0 else self._cut[0]
+
     def answer(self) -> None:
         """Serve the pulls that can be served now."""
         keep = []
+        goes = goes_on(self)
         for waiter in self.waiters:
-            if self.n >= waiter.version:
+            if goes(waiter.rank, waiter.version):
                 waiter.to.param(self, waiter)
             else:
                 keep.append(waiter)
         self.waiters = keep
+
+
+def goes_on(cell: Cell | RowCell) -> Callable[[int, int], bool]:
+    """Whether there is what worker `rank` waits for, which it names by a number that `Served.version_for` gave."""
+    if cell.gone is not None:
+        gone = cell.gone
+        return lambda rank, clocks: gone.get(rank, 0) >= clocks
+    if cell.bound is not None and cell.waiters:
+        return cell.bound.goes(cell.barrier)
+    return lambda rank, version: cell.n >= version
+
+
+def take(pending: dict[Key, Arrived], decision: Decision) -> tuple[list[Arrived], list[Arrived]]:
+    """The pushes that a decision keeps and drops, which wait no longer. Raises WireError where one is not here."""
+    try:
+        return [pending.pop(key) for key in decision.kept], [pending.pop(key) for key in decision.dropped]
+    except KeyError as missing:
+        raise WireError(f"the coordinator decides on push {missing} (worker, clock), which is not here") from None
+
+
+def free(batch: Sequence[Arrived]) -> None:
+    """Give back what pushes brought."""
+    for arrived in batch:
+        if arrived.grad is not None:
+            arrived.grad.free()

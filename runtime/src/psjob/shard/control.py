@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from psjob import contract
+from psjob import contract, modes
 from psjob.checkpoint import manifest
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.checkpoint.rows import read_tables
 from psjob.checkpoint.states import read_states
 from psjob.errors import Fenced
 from psjob.layout import TensorSpec, assign
-from psjob.shard.store import Phase
+from psjob.modes import written
+from psjob.shard.phase import Phase
 from psjob.tables import TableSpec
 from psjob.wire.frame import Kind
 
@@ -50,12 +51,21 @@ class Control:
         server, store = self.server, self.server.store
         table = tuple(TensorSpec(str(t["name"]), tuple(t["shape"]), str(t["dtype"]), int(t["group"])) for t in body["table"])
         store.view = int(body["view"])
+        self._adopt(body)
         store.set_up(table, str(body["rule"]), tuple(TableSpec.from_json(spec) for spec in body.get("tables", ())))
         self.setup = int(body["setup"])
         server.drop_sessions(rewind=False)  # rank 0 may have sent its values already, to a set-up before this one
         server.changed.set()
         if store.initialised():
             server.initialised()
+
+    def _adopt(self, body: Mapping[str, Any]) -> bool:
+        """Take the mode that an order names; True when it is another one than before."""
+        store = self.server.store
+        if body["mode"] == written(store.mode):
+            return False
+        store.adopt(modes.read(str(body["mode"])))
+        return True
 
     def _do_restore(self, body: Mapping[str, Any]) -> None:
         """Read the manifest's blocks in a thread of its own, then answer."""
@@ -65,7 +75,8 @@ class Control:
         server.store.generation += 1
         server.store.view = int(body["view"])
         server.cut_step = -1
-        server.drop_sessions(server.store.mode.rewinds_together)
+        other = self._adopt(body)
+        server.drop_sessions(server.store.mode.rewinds_together or other)
         threading.Thread(target=self._restore, args=(dict(body), server.store.generation), name="restore", daemon=True).start()
 
     def _restore(self, body: dict[str, Any], generation: int) -> None:
@@ -83,7 +94,11 @@ class Control:
                 fences = {}
             owner = assign(made.layout, store.shards)
             states = read_states(folder, made, [index for index, shard in enumerate(owner) if shard == store.index])
-            store.restore(made.layout, made.rule, states, read_tables(folder, made, store.index, store.shards))
+            tables = read_tables(folder, made, store.index, store.shards)
+            if store.mode.ahead == 0:  # versions are clocks here; a checkpoint of another mode may have counted pushes
+                states = {index: (state, made.step) for index, (state, _) in states.items()}
+                tables = [(table, made.step) for table, _ in tables]
+            store.restore(made.layout, made.rule, states, tables)
             load_table(store, made, fences)
         except (CheckpointProblem, OSError, ValueError) as error:
             self.answer({"did": "unrestored", "attempt": body["attempt"], "why": str(error)})
@@ -105,7 +120,9 @@ class Control:
         self.server.cut_step = step
         for rank, clock in dict(body.get("left", {})).items():  # its own LEAVE may still be on its way to this shard
             self.server.store.leave(int(rank), int(clock))
-        self.server.snapshots.order(int(body["cut"]), step, bool(body["marks"]), _base(body), self.answer)
+        clocks = body.get("clocks")  # of a decided mode: what blocks hold, whatever was pushed since
+        held = None if clocks is None else {int(rank): int(clock) for rank, clock in clocks}
+        self.server.snapshots.order(int(body["cut"]), step, bool(body["marks"]), _base(body), self.answer, held)
 
     def _do_void(self, body: Mapping[str, Any]) -> None:
         self.server.cut_step = -1
@@ -113,6 +130,11 @@ class Control:
 
     def _do_committed(self, body: Mapping[str, Any]) -> None:
         self.server.cut_step = -1
+
+    def _do_decide(self, body: Mapping[str, Any]) -> None:
+        store = self.server.store
+        if store.decided is not None and store.phase is Phase.SERVING:
+            store.decided.carry_out(store, body)
 
     def _do_where(self, body: Mapping[str, Any]) -> None:
         store, rank = self.server.store, int(body["rank"])

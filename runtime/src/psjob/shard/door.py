@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from psjob.config import Place
-from psjob.modes import named as mode_named
+from psjob.modes import of as mode_of
 from psjob.wire.frame import Header, Kind, WireError, dump, run_digest
 from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
 
@@ -25,7 +25,7 @@ class Door:
         self.here = here
         self.run = run_digest(here.run)
         self.refused: Callable[[Stream, Exception], None] = self._answer_error
-        self._together = mode_named(here.config.mode).rewinds_together
+        self._together = mode_of(here.config).rewinds_together
         self._meet: Meet | None = None
         self._ready = threading.Event()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def hello_body(index: int, epoch: int, view: int, serving: bool, attempt: int, early: bool = False) -> dict[str, Any]:
-    """A shard's hello. `early`: it only announces its view while it still starts."""
+def hello_body(index: int, epoch: int, view: int, serving: bool, attempt: int, mode: str = "", early: bool = False) -> dict[str, Any]:
+    """A shard's hello. `mode` is the one that it serves. `early`: it only announces its view while it still starts."""
     return {"role": "shard", "scheme": "none", "index": index, "epoch": epoch, "view": view, "serving": serving, "attempt": attempt,
-            "early": early}  # fmt: skip
+            "mode": mode, "early": early}  # fmt: skip

@@ -75,7 +75,7 @@ class Lane:
         """
         if not (waiter.lent and self.store.mode.steady and self._out.empty()) or cell.none:
             return False
-        place = self._lend(cell, waiter)
+        place = self._lend(cell, waiter, cell.reply(waiter))
         if place is None:
             return False
         raw = self._answer(cell, waiter).lent(place, cell.block.nbytes).pack()
@@ -98,10 +98,14 @@ class Lane:
 
     def _send_param(self, cell: Cell, waiter: Waiter) -> None:
         with cell.lock:
-            if cell.state is None:
+            if cell.state is None or self.stream.closed:  # a reply that will not arrive is not to be noted
                 return
-            place = self._lend(cell, waiter)
-            answer = self._still(cell, waiter) if place is None else None
+            reply = cell.reply(waiter)
+            early = self.store.decided is not None and self.store.decided.early
+            if cell.sight is not None and not early:  # else its next push to be decided may be of an older answer
+                cell.sight.answered(waiter.rank, reply, cell.n)
+            place = self._lend(cell, waiter, reply)
+            answer = self._still(cell, waiter, reply) if place is None else None
             header = self._answer(cell, waiter)
             none = sorted(cell.none) if waiter.update else []
         if none:
@@ -117,8 +121,9 @@ class Lane:
 
     def _answer(self, cell: Cell, waiter: Waiter) -> Header:
         """What an answer says of the block as it stands; called with its lock held."""
-        flags = Flag.CUT if self.session.server.cut_step == cell.n else Flag.NONE
-        if cell.skipped and (waiter.update or self.store.mode.rewinds_together):
+        server, mode = self.session.server, self.store.mode
+        flags = Flag.CUT if (server.wishes if mode.decided else server.cut_step == waiter.version) else Flag.NONE
+        if cell.skipped and (waiter.update or mode.steady):
             flags |= Flag.SKIP
         if waiter.update and flags & Flag.CUT and self.session.rank == min(self.store.admission.expected(cell.n), default=-1):
             flags |= Flag.STORE
@@ -127,22 +132,24 @@ class Lane:
             version=(self.store.epoch, cell.n), flags=flags, info=len(cell.none) if waiter.update else 0,
         )  # fmt: skip
 
-    def _lend(self, cell: Cell, waiter: Waiter) -> int | None:
+    def _lend(self, cell: Cell, waiter: Waiter, reply: torch.Tensor) -> int | None:
         """Where in lent memory the answer lies; None: it goes over the stream."""
         lending = self.session.lending if waiter.lent else None
         if lending is None or _moves(cell, waiter):
             return None
-        place = lending.place(cell, _source(cell, waiter), self.session.lanes.index(self), self._lent)
+        place = lending.place(cell, reply, self.session.lanes.index(self), self._lent)
         self._lent += 1
         return place
 
-    def _still(self, cell: Cell, waiter: Waiter) -> torch.Tensor:
-        """The answer, in memory that stays as it is while it is sent: the block's own where the mode holds it still, else a copy."""
-        source = _source(cell, waiter)
+    def _still(self, cell: Cell, waiter: Waiter, reply: torch.Tensor) -> torch.Tensor:
+        """The answer, in memory that stays as it is while it is sent: its own where the rule or the mode holds that still, else a copy."""
+        assert cell.state is not None
+        if reply is not cell.state.weights and reply is not cell.update:
+            return reply
         holds = (self.store.mode.steady and not _moves(cell, waiter)) or self.store.workers == 1
-        if holds and (cell.update is None or source is cell.update):
-            return source
-        raw = source.view(torch.uint8)
+        if holds and (cell.update is None or reply is cell.update):
+            return reply
+        raw = reply.view(torch.uint8)
         if self._scratch.numel() < raw.numel():
             self._scratch = torch.empty(raw.numel(), dtype=torch.uint8)
         self._scratch[: raw.numel()].copy_(raw)
@@ -157,11 +164,6 @@ class Lane:
                 return
 
 
-def _source(cell: Cell, waiter: Waiter) -> torch.Tensor:
-    assert cell.state is not None
-    return cell.update if waiter.update and cell.update is not None else cell.state.weights
-
-
 def _moves(cell: Cell, waiter: Waiter) -> bool:
-    """Does the block wait for others only? A process before this one of the rank has pushed its open clock and died meanwhile."""
-    return waiter.rank in cell.pending
+    """In sync, does the block wait for others only? A process before this one of the rank has pushed its open clock and died meanwhile."""
+    return cell.mode.steady and (waiter.rank, cell.n) in cell.pending

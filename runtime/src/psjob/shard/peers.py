@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from psjob import contract
 from psjob.errors import Fenced
+from psjob.modes import written
 from psjob.shard.hello import hello_body
-from psjob.shard.store import Phase
+from psjob.shard.phase import Phase
 from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind, WireError
 from psjob.wire.tcp import Stream, StreamClosed
@@ -110,7 +111,7 @@ class CoordinatorLink:
                 self._stream = stream
                 try:
                     serving = store.phase is Phase.SERVING
-                    body = hello_body(store.index, store.epoch, store.view, serving, store.attempt)
+                    body = hello_body(store.index, store.epoch, store.view, serving, store.attempt, written(store.mode))
                     stream.send_json(self._header(Kind.HELLO), body)
                     limit = FIRST_SECONDS
                     while True:

@@ -9,9 +9,10 @@ import torch
 
 from psjob import memory
 from psjob.shard.cell import Waiter
+from psjob.shard.checks import check_info
+from psjob.shard.phase import Phase
 from psjob.shard.rowlending import RowLending
 from psjob.shard.rows import Buffers, RowCell, RowGradient
-from psjob.shard.store import Phase
 from psjob.wire.frame import Flag, Header, Kind, WireError
 from psjob.wire.rows import ID_BYTES, LENT_ANSWERS, lookup_limit, push_limit, row_bytes
 from psjob.wire.tcp import StreamClosed
@@ -94,6 +95,7 @@ class RowFrames:
             waiter = self._store.waiter(header, self._session.lanes[0], header.version[1], ids)
             waiter.place = place
             cell.wait_for(waiter)
+            cell.answer()
 
     def _push(self, header: Header) -> None:
         """Take a clock's gradient rows."""
@@ -105,7 +107,7 @@ class RowFrames:
         else:
             rows = _rows(header, cell, push_limit(cell.spec.dim))
         if not header.flags & Flag.ABSENT:
-            store.check_info(header, cell.name)
+            check_info(store, header, cell.name)
         if not header.flags & (Flag.ABSENT | Flag.SKIP):
             grad = self._received(header, cell, rows)
         session.judge(header, store.push(header, cell, grad, session.lanes[0], session.generation), cell.name, grad)
@@ -113,12 +115,15 @@ class RowFrames:
     def _received(self, header: Header, cell: RowCell, rows: int) -> RowGradient | None:
         """The rows of a push; None where they lie in lent memory and the push will be refused anyway."""
         if not header.flags & Flag.LENT:
-            grad = RowGradient(self._pushes, rows, cell.spec.dim)
+            grad = RowGradient(self._pushes, rows, cell.spec)
             self._session.stream.recv_parts(header, [memory.view(grad.ids), memory.view(grad.grads)])
         elif self._store.wanted(header, cell):
             ids, grads = self._lent(header, cell).pushed(header, cell.spec, rows)
-            grad = RowGradient(self._pushes, rows, cell.spec.dim, grads)
+            early = self._store.decided is not None and self._store.decided.early
+            grad = RowGradient(self._pushes, rows, cell.spec, None if early else grads)
             grad.ids.copy_(ids)  # before the check: nobody may change them after it
+            if early:
+                grad.grads.copy_(grads)
         else:
             return None
         _check_ids(cell, grad.ids)
@@ -131,12 +136,12 @@ class RowFrames:
             raise WireError(f"ROW_INIT from worker {session.rank} while this shard is {store.phase.value}; only rank 0 starts a new run")
         rows = _rows(header, cell, lookup_limit(cell.spec.dim))
         if rows:
-            store.check_info(header, cell.name)
-            first = RowGradient(self._pushes, rows, cell.spec.dim)
+            info = check_info(store, header, cell.name)
+            first = RowGradient(self._pushes, rows, cell.spec)
             session.stream.recv_parts(header, [memory.view(first.ids), memory.view(first.grads)])
             _check_ids(cell, first.ids)
             with cell.lock:
-                cell.begin(first.ids, first.grads, store.infos[(header.worker, header.info)].rows)
+                cell.begin(first.ids, first.grads, info.rows)
             first.free()
         if header.flags & Flag.STORE and store.initialised_one(cell.index):
             session.server.initialised()

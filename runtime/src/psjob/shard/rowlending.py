@@ -25,13 +25,13 @@ class RowLending:
         """Ids and gradients of a push where their worker has them, and could change them. Raises WireError outside of what it lends."""
         at = _aligned(header)
         ids = memory.lent(self._pushes, at, rows, "int64")
-        grads = memory.lent(self._pushes, at + ID_BYTES * rows, rows * spec.dim, "float32")
+        grads = memory.lent(self._pushes, at + ID_BYTES * rows, rows * spec.dim, spec.dtype)
         return ids, grads.view(rows, spec.dim)
 
     def place(self, header: Header, spec: TableSpec, rows: int) -> tuple[int, torch.Tensor]:
         """Offset and memory for the rows of a lookup. Raises WireError outside of what this shard lends."""
         at = _aligned(header)
-        return at, memory.lent(self.answers, at, rows * spec.dim, "float32").view(rows, spec.dim)
+        return at, memory.lent(self.answers, at, rows * spec.dim, spec.dtype).view(rows, spec.dim)
 
 
 def _aligned(header: Header) -> int:

@@ -14,9 +14,13 @@ from typing import Any
 import torch
 
 from psjob.modes import Served
-from psjob.shard.cell import Arrived, Replies, Waiter
+from psjob.shard.bound import Bound
+from psjob.shard.cell import Arrived, Replies, Waiter, free, goes_on, take
+from psjob.shard.decided import Decision, Key
 from psjob.tables import Table, TableSpec, merge
 from psjob.tables.cut import Rows
+from psjob.tables.merge import Part
+from psjob.tables.rules import Combine
 
 Buffers = tuple[torch.Tensor, torch.Tensor]
 
@@ -27,7 +31,8 @@ class RowGradient:
     `lent` are gradients that lie in memory of the worker's, and are only read; the ids are always this shard's own.
     """
 
-    def __init__(self, pool: list[Buffers], rows: int, dim: int, lent: torch.Tensor | None = None) -> None:
+    def __init__(self, pool: list[Buffers], rows: int, spec: TableSpec, lent: torch.Tensor | None = None) -> None:
+        dim = spec.dim
         ids, flat = pool.pop() if pool else (torch.empty(0, dtype=torch.int64), torch.empty(0))
         if ids.numel() < rows:
             ids = torch.empty(rows, dtype=torch.int64)
@@ -35,7 +40,7 @@ class RowGradient:
             flat = torch.empty(rows * dim)
         self._pool, self._buffers = pool, (ids, flat)
         self.ids = ids[:rows]
-        self.grads = flat[: rows * dim].view(rows, dim) if lent is None else lent
+        self.grads = flat[: rows * dim].view(rows, dim).view(spec.torch_dtype) if lent is None else lent
 
     def free(self) -> None:
         """The buffers may take another push."""
@@ -43,18 +48,23 @@ class RowGradient:
 
 
 class RowCell:
-    """`n` is the number of updates decided for this table here; in sync it is also the open clock."""
+    """`n` is the number of updates decided for this table here; for `bound` see Cell."""
 
     update: None = None
     """A table has no reduced gradient to give: its rows are always updated here."""
 
-    def __init__(self, number: int, index: int, position: int, spec: TableSpec, mode: Served) -> None:
+    def __init__(self, number: int, index: int, position: int, spec: TableSpec, mode: Served, divides: bool = True) -> None:
+        """`divides`: gradients of a row come to their mean, otherwise to their sum."""
+        self._divides = divides
         self.number, self.index, self.position, self.spec, self.mode = number, index, position, spec, mode
+        self.bound: Bound | None = None
         self.lock = threading.Lock()
         self.table = Table(spec)
         self.n = 0
-        self.pending: dict[int, Arrived] = {}
+        self.pending: dict[Key, Arrived] = {}
         self.waiters: list[Waiter] = []
+        self.gone: Mapping[int, int] | None = None
+        """As of a block."""
         self._cut: tuple[int, Callable[[RowCell], None]] | None = None
         self._sum = torch.empty(0, spec.dim)
         """Where the rows of several workers are added; it grows to the largest step."""
@@ -78,24 +88,32 @@ class RowCell:
         """Apply what counts, answer who waited. Returns the number of updates made."""
         made = 0
         while taken := self.mode.takes([a.push for a in self.pending.values()], expected(self.n), self.n):
-            batch = [self.pending.pop(push.worker) for push in taken.kept]
-            self._apply(batch)
-            for arrived in batch:
-                if arrived.grad is not None:
-                    arrived.grad.free()
+            batch = [self.pending.pop((push.worker, push.clock)) for push in taken.kept]
+            self._apply(batch, batch[0].push.clock)
+            free(batch)
             self.n += 1
             made += 1
             self._hold_if_due()
             self.answer()
+        if not made:  # a worker has left, or come back further on
+            self._hold_if_due()
+            self.answer()
         return made
+
+    def decide(self, decision: Decision) -> None:
+        """As of a block; a row's age counts updates."""
+        batch, dropped = take(self.pending, decision)
+        if batch:
+            self._apply(batch, self.n, decision.weights)
+            self.n += 1
+        free([*batch, *dropped])
 
     def wait_for(self, waiter: Waiter) -> None:
         self.waiters.append(waiter)
-        self.answer()
 
     def order_cut(self, step: int, hold: Callable[[RowCell], None]) -> bool:
         """Hold on to the table with `hold` when it is at `step` (where that is negative: as it stands). False: too late."""
-        if step >= 0 and self.n > step:
+        if step >= 0 and (self.n > step if self.bound is None else self.bound.beyond(step)):
             return False
         self._cut = (step, hold)
         self._hold_if_due()
@@ -108,32 +126,52 @@ class RowCell:
     def drop_waiters(self, to: Replies) -> None:
         self.waiters = [w for w in self.waiters if w.to is not to]
 
+    @property
+    def barrier(self) -> int | None:
+        """The step of a cut that this table has not come to."""
+        return None if self._cut is None or self._cut[0] < 0 else self._cut[0]
+
     def answer(self) -> None:
         """Serve the lookups that can be served now."""
-        ready = [w for w in self.waiters if self.n >= w.version]
-        if ready:
-            self.waiters = [w for w in self.waiters if self.n < w.version]
-            for waiter in ready:
+        goes, keep = goes_on(self), []
+        for waiter in self.waiters:
+            if goes(waiter.rank, waiter.version):
                 waiter.to.rows(self, waiter)
+            else:
+                keep.append(waiter)
+        self.waiters = keep
 
     def _hold_if_due(self) -> None:
-        if self._cut is not None and self._cut[0] in (self.n, -1):
-            hold, self._cut = self._cut[1], None
+        if self._cut is None:
+            return
+        step, hold = self._cut
+        if step < 0 or (self.n == step if self.bound is None else self.bound.stands_at(step)):
+            self._cut = None
             hold(self)
 
-    def _apply(self, batch: list[Arrived]) -> None:
-        clock = batch[0].push.clock
+    def _apply(self, batch: list[Arrived], clock: int, weights: Sequence[float] | None = None) -> None:
         present = [a.grad for a in batch if isinstance(a.grad, RowGradient)]
         if not present or any(a.skip for a in batch):
             return
-        ids, grads = present[0].ids, present[0].grads
-        if len(present) > 1:
-            named = sum(len(part.ids) for part in present)
+        parts = [(part.ids, part.grads) for part in present]  # in rank order
+        if weights is not None:
+            shares = [share for a, share in zip(batch, weights, strict=True) if a.grad is not None]
+            parts = [(ids, grads * share) for (ids, grads), share in zip(parts, shares, strict=True)]
+        if not isinstance(self.table.rule, Combine):
+            parts = [self._reduced(parts, len(parts) if self._divides and weights is None else 1)]
+        for ids, grads in parts:
+            self.table.push(ids, grads, batch[0].info.rows[self.number], clock)
+        self.table.evict(clock)
+
+    def _reduced(self, parts: Sequence[Part], over: int) -> Part:
+        """One gradient a row."""
+        ids, grads = parts[0]
+        if len(parts) > 1:
+            named = sum(len(part[0]) for part in parts)
             if len(self._sum) < named:
                 self._sum = torch.empty(named, self.spec.dim)
-            ids, grads = merge([(part.ids, part.grads) for part in present], len(present), self._sum)
-        self.table.push(ids, grads, batch[0].info.rows[self.number], clock)
-        self.table.evict(clock)
+            ids, grads = merge(parts, over, self._sum)
+        return ids, grads
 
 
 def first_rows(table: Table, ids: torch.Tensor, weights: torch.Tensor, numbers: Mapping[str, Any]) -> Rows:

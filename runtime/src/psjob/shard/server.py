@@ -16,15 +16,17 @@ from psjob.checkpoint.problems import CheckpointProblem
 from psjob.config import Place
 from psjob.coordinator.coordinator import Coordinator
 from psjob.errors import LONGEST_MESSAGE, Fenced, leave_message
-from psjob.modes import named as mode_named
+from psjob.modes import of as mode_of
+from psjob.rules import reduction
 from psjob.shard.cell import Cell, Waiter
 from psjob.shard.control import Control
 from psjob.shard.peers import CoordinatorLink, PeerStream
+from psjob.shard.phase import Phase
 from psjob.shard.rows import RowCell
 from psjob.shard.session import WAITING_SECONDS, Session
 from psjob.shard.snapshots import Snapshots
 from psjob.shard.statusport import status
-from psjob.shard.store import Phase, Store
+from psjob.shard.store import Store
 from psjob.wire import shared
 from psjob.wire.frame import Header, Kind, WireError, dump, run_digest
 from psjob.wire.handover import Counter
@@ -35,7 +37,7 @@ log = logging.getLogger("psjob.shard")
 
 
 class Server:
-    """Everything one shard owns. Shard 0 has a `coordinator` too."""
+    """Everything one shard owns. Shard 0 has a `coordinator` too. Raises ReductionProblem where the job's reduction is none."""
 
     def __init__(self, place: Place, folder: Path) -> None:
         config = place.config
@@ -45,19 +47,26 @@ class Server:
         self.counter = Counter(f"shard-{place.index}-lends") if lends else None
         """Where workers of this host come for the memory that this shard lends."""
         self.store = Store(
-            place.index, len(config.shards), config.workers, place.number, mode_named(config.mode), place.run, config.streams, lends
-        )
+            place.index, len(config.shards), config.workers, place.number, mode_of(config), place.run, config.streams, lends,
+            reduction.named(config.reduction),
+        )  # fmt: skip
+        self.store.on_problem = self._broken
+        self.store.on_failure = lambda sentence: self.leave(1, sentence)
         self.store.view = place.view
         self.changed = threading.Event()
         self.sessions: dict[int, Session] = {}
         self.bad_connections = 0
         self.cut_step = -1
+        self.wishes = False
+        """In a decided mode: every answer asks for its worker's record."""
         self.waiting_for: str | None = None
         self.final = False
         self.words: dict[str, Any] = {}
         self.beat = time.monotonic()
         self.snapshots = Snapshots(self.store, folder, self._release)
         self.control = Control(self)
+        if self.store.decided is not None:
+            self.store.decided.arrived = lambda body: self.control.answer(body)
         self.coordinator = Coordinator(place, self, folder, self.exit_with) if place.index == 0 else None
         self.link = CoordinatorLink(self) if place.index else None
         self._lock = threading.Lock()
@@ -139,8 +148,11 @@ class Server:
         if header.kind in (Kind.PUSH, Kind.EARLY, Kind.PULL, Kind.STATE, Kind.LOOKUP, Kind.ROW_PUSH):
             store = self.store
             if store.phase is not Phase.SERVING or (store.mode.rewinds_together and header.view != store.view):
-                session.tell(Kind.REWIND if store.mode.rewinds_together else Kind.WAITING, None if store.mode.rewinds_together else {})
-                session.hang_up()
+                if store.mode.rewinds_together:
+                    session.rewind()
+                else:
+                    session.tell(Kind.WAITING, {})
+                    session.hang_up()
                 raise StreamClosed(f"worker {session.rank} speaks of view {header.view}, this is {store.view}")
 
     def drop_sessions(self, rewind: bool) -> None:
@@ -151,8 +163,9 @@ class Server:
             if not session.welcomed:
                 continue  # it has only just come, and waits for what follows
             if rewind:
-                session.tell(Kind.REWIND)
-            session.hang_up()
+                session.rewind()
+            else:
+                session.hang_up()
 
     def refuse(self, stream: Stream, error: Exception) -> None:
         """Count a bad stream, say why (one line a host and minute), answer and let it be closed."""
@@ -181,22 +194,29 @@ class Server:
         if now - self._told_waiting < WAITING_SECONDS:
             return
         self._told_waiting = now
-        held: dict[int, tuple[float, Waiter, Cell | RowCell, list[int]]] = {}
+        held: dict[int, tuple[float, Waiter, Cell | RowCell, list[int], int]] = {}
         for cell in self.store.all_cells():
             if not cell.waiters:
                 continue
             with cell.lock:
-                missing = sorted(self.store.admission.expected(cell.n) - set(cell.pending))
                 for waiter in cell.waiters:
                     seconds = now - waiter.since
                     if seconds >= WAITING_SECONDS and (waiter.rank not in held or seconds > held[waiter.rank][0]):
-                        held[waiter.rank] = (seconds, waiter, cell, missing)
-        for seconds, waiter, cell, missing in held.values():
+                        held[waiter.rank] = (seconds, waiter, cell, *self.store.awaited(cell, waiter))
+        for seconds, waiter, cell, missing, _ in held.values():
             waiter.to.waiting(waiter, cell, missing, seconds)
         self.waiting_for = None
         if held:
-            seconds, _, cell, missing = max(held.values(), key=lambda entry: entry[0])
-            self.waiting_for = f"workers {missing} have not pushed step {cell.n} ({cell.name}), for {seconds:.0f} s"
+            seconds, _, cell, missing, step = max(held.values(), key=lambda entry: entry[0])
+            self.waiting_for = f"{self.missing(missing, step)} ({cell.name}), for {seconds:.0f} s"
+
+    def missing(self, ranks: list[int], step: int) -> str:
+        """A sentence on whom held answers wait for, as a block knows it."""
+        if not self.store.mode.decided:
+            return f"workers {ranks} have not pushed step {step}"
+        if not ranks and self.coordinator is not None and self.coordinator.deciding is not None:
+            ranks = self.coordinator.deciding.missing()  # of whom another shard has not all
+        return f"update {step} waits for pushes of workers {ranks}" if ranks else f"update {step} waits for the coordinator"
 
     def initialised(self) -> None:
         self.control.answer({"did": "initialised", "setup": self.control.setup})
@@ -225,6 +245,11 @@ class Server:
         if code in (contract.EXIT_REFUSED, contract.EXIT_CHECKPOINT_LOST):
             self.words["error"] = message[:1000]
         self.exit_with(code)
+
+    def _broken(self, sentence: str) -> None:
+        """Pushes cannot be joined, here and after any restart."""
+        if not self._exit:
+            self.leave(contract.EXIT_REFUSED, sentence)
 
     def exit_with(self, code: int) -> None:
         if not self._exit:

@@ -16,13 +16,15 @@ import torch
 
 from psjob import memory
 from psjob.codecs import Codec
+from psjob.modes import written
 from psjob.shard.admission import Verdict
 from psjob.shard.cell import Cell, Gradient, Info, Received
+from psjob.shard.checks import check_push, group_numbers, table_numbers
 from psjob.shard.encoded import Encoded
 from psjob.shard.lane import Lane
 from psjob.shard.lending import Lending, lent_bytes, slots_of
+from psjob.shard.phase import Phase
 from psjob.shard.rowframes import RowFrames
-from psjob.shard.store import Phase
 from psjob.wire.frame import MAX_RECORD, ROW_KINDS, Flag, Header, Kind, WireError, dump
 from psjob.wire.tcp import Stream, StreamClosed
 
@@ -115,6 +117,21 @@ class Session:
         raw = payload if payload is not None else (b"" if body is None else dump(body))
         self.lanes[0].tell(self.base._replace(kind=kind, view=self.store.view, **fields), raw)
 
+    @property
+    def mode(self) -> str:
+        """The mode that this worker's process runs."""
+        return str(self.hello.get("mode", written(self.store.mode)))
+
+    @property
+    def stale(self) -> bool:
+        """Has a restore come since this process was placed? It begins again; what it says of its steps is of weights that are undone."""
+        return self.generation not in (-1, self.store.generation)
+
+    def rewind(self) -> None:
+        """Let the worker begin again in the mode of this job, and close."""
+        self.tell(Kind.REWIND, {"mode": written(self.store.mode)})
+        self.hang_up()
+
     def hang_up(self) -> None:
         """Close after what is queued has been sent."""
         self.lanes[0].put(self.close)
@@ -182,9 +199,9 @@ class Session:
             if self.stream.closed or self.server.replaced(self):
                 raise StreamClosed(self.stream.peer)
             self.server.changed.wait(0.2)
-        if store.mode.rewinds_together and store.phase is Phase.SERVING and int(self.hello.get("attempt", 0)) != store.attempt:
-            self.tell(Kind.REWIND)
-            self.hang_up()
+        together = store.mode.rewinds_together and store.phase is Phase.SERVING
+        if (together and int(self.hello.get("attempt", 0)) != store.attempt) or self.mode != written(store.mode):
+            self.rewind()
             return
         self.join()
         self.welcome()
@@ -201,8 +218,12 @@ class Session:
                 raise WireError(f"worker {self.rank}: a newer process of this rank is here; this one is fenced")
             if self.store.phase is not Phase.SERVING:
                 return
-            if self.hello.get("fresh") or 0 < epoch < self.store.epoch:
-                self.store.counters.lost += self.store.admission.jump(self.rank, acked)
+            if not (self.hello.get("fresh") or 0 < epoch < self.store.epoch):
+                return
+            lost = self.store.admission.jump(self.rank, acked)
+            self.store.counters.lost += lost
+        if lost:
+            self.store.ask_again()
 
     def _handle(self, lane: Lane, header: Header) -> None:
         self.server.check(header, self)
@@ -225,9 +246,10 @@ class Session:
             self._to_coordinator(header, {})
             self.server.snapshots.mark(self.rank, header.request)
         elif kind is Kind.LEAVE:
-            self.store.leave(self.rank, header.clock)
-            self.server.snapshots.recheck()
-            self._to_coordinator(header, {})
+            if not self.stale:
+                self.store.leave(self.rank, header.clock)
+                self.server.snapshots.recheck()
+                self._to_coordinator(header, {})
         elif kind is Kind.RECORD:
             self._to_coordinator(header, {}, bytes(self.stream.recv_body(header, MAX_RECORD)))
         elif kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP):
@@ -242,7 +264,7 @@ class Session:
     def _push(self, lane: Lane, header: Header) -> None:
         store, cell = self.store, self.store.cell(header.block)
         codec = self.encoded.codec_of(header, cell.block)
-        store.check_push(header, cell, codec is not None)
+        check_push(store, header, cell, codec is not None)
         if header.flags & Flag.STORE:
             weights = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype))
             lane.stream.recv_into(header, memory.view(weights))
@@ -269,7 +291,7 @@ class Session:
     def _early(self, lane: Lane, header: Header) -> None:
         cell = self.store.cell(header.block)
         codec = self.encoded.codec_of(header, cell.block)
-        self.store.check_push(header, cell, codec is not None)
+        check_push(self.store, header, cell, codec is not None)
         lane.held.drop(header.block)
         grad = self._receive(lane, header, cell, codec)
         if grad is not None:
@@ -280,7 +302,12 @@ class Session:
         if header.flags & Flag.LENT and self.store.wanted(header, cell):
             if self.lending is None:
                 raise WireError(f"push of block {header.block} lies in lent memory, and none was handed over")
-            return self.lending.gradient(header, cell.block)
+            lent = self.lending.gradient(header, cell.block)
+            grad = self.store.target(header, cell) if self.store.decided is not None and self.store.decided.early else None
+            if grad is None:
+                return lent
+            grad.flat.copy_(lent.flat)
+            return grad
         grad = self.store.target(header, cell)
         if grad is None:
             lane.stream.drain(header)
@@ -299,8 +326,8 @@ class Session:
     def _info(self, lane: Lane, header: Header) -> None:
         body = lane.stream.recv_json(header)
         try:
-            numbers = self.store.check_numbers(body["numbers"])
-            rows = self.store.check_row_numbers(body.get("rows", []))
+            numbers = group_numbers(self.store, body["numbers"])
+            rows = table_numbers(self.store, body.get("rows", []))
             self.store.learn(self.rank, header.info, Info(numbers, frozenset(int(t) for t in body["none"]), rows))
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"INFO of worker {self.rank} is not in shape: {error!r}") from None
@@ -315,11 +342,11 @@ class Session:
             self.server.initialised()
 
     def _state(self, header: Header) -> None:
-        """Optimizer state of a block, for `opt.state_dict()`: slots one after the other, counters as JSON first."""
+        """Optimizer state of a block that is no one worker's, for `opt.state_dict()`: slots one after the other, counters as JSON first."""
         cell = self.store.cell(header.block)
         with cell.lock:
             assert cell.state is not None
-            copy = cell.state.copy()
+            copy = cell.state.shared().copy()
         head = dump({"slots": {name: t.numel() * t.element_size() for name, t in copy.slots.items()}, **copy.counts()})
         raw = len(head).to_bytes(4, "little") + head + b"".join(bytes(memory.view(t)) for t in copy.slots.values())
         self.tell(Kind.STATE, payload=raw, request=header.request, block=header.block)

@@ -10,7 +10,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Snapshots:
         self._lock = threading.Lock()
         self._cut: int | None = None
         self._step = -1
+        self._clocks: Mapping[int, int] | None = None
         self._answer: Answer = lambda body: None
         self._pins: list[Pin] = []
         self._spare = Spare({})
@@ -66,30 +67,35 @@ class Snapshots:
 
         threading.Thread(target=warm, name="spare", daemon=True).start()
 
-    def order(self, cut: int, step: int, marks: bool, base: int | None, answer: Answer) -> None:
+    def order(
+        self, cut: int, step: int, marks: bool, base: int | None, answer: Answer, clocks: Mapping[int, int] | None = None
+    ) -> None:  # fmt: skip
         """Begin cut `cut` at `step`; a negative one holds blocks as they stand, with `marks` when every live worker has marked.
 
+        `clocks` are the pushes that blocks hold of each worker, where that is not all that was taken.
         `base` is the cut that the newest manifest holds: what has not changed since is named where it lies.
         """
         with self._lock:
             if self._busy():
                 answer({"did": "late", "cut": cut, "why": "the cut before is still being written"})
                 return
-            self._cut, self._step, self._answer = cut, step, answer
+            self._cut, self._step, self._answer, self._clocks = None, step, answer, clocks
             self._pins, self._table, self._marks = [], {}, set()
             self._wanted = marks
             self._spare_for(base)
             self._base = EMPTY if base is None else self._bases.get(base, EMPTY)
             self._bases = {} if base is None or base not in self._bases else {base: self._base}
         self._rows.begin(list(self._store.row_cells.values()), base)
+        with self._lock:
+            self._cut = cut  # from here on others may hold for it
         if step < 0:
             answer({"did": "ready", "cut": cut})
-            self.recheck()
+            self._hold_now(cut)
             return
         self._table = self._table_at(step)
         if not self._store.order_cut(step, lambda cell: self._hold(cut, cell), lambda table: self._hold_rows(cut, table)):
             self.void(cut)
-            answer({"did": "late", "cut": cut, "why": f"blocks are at {self._store.span()[1]}, beyond {step}"})
+            answer({"did": "late", "cut": cut, "why": f"blocks are at {self._store.furthest()}, beyond {step}"})
             return
         answer({"did": "ready", "cut": cut})
         if not self._store.all_cells():
@@ -107,14 +113,23 @@ class Snapshots:
             self._release(cut)
 
     def recheck(self) -> None:
-        """Hold the blocks now if every live worker has marked (one may just have left)."""
+        """Hold the blocks now if every live worker has marked (one may just have left).
+
+        A cut without marks is held by its order alone: what is ordered next may move the blocks.
+        """
         with self._lock:
-            if self._cut is None or self._step >= 0 or self._table:
+            cut = self._cut if self._wanted else None
+        if cut is not None:
+            self._hold_now(cut)
+
+    def _hold_now(self, cut: int) -> None:
+        with self._lock:
+            if self._cut != cut or self._step >= 0 or self._table:
                 return
             if self._wanted and not self._marks >= self._store.admission.live():
                 return
-            cut = self._cut
-            self._table = {"rows": self._store.admission.save()}
+            table = self._store.admission
+            self._table = {"rows": table.save() if self._clocks is None else table.save_at(self._clocks)}
         self._store.order_cut(-1, lambda cell: self._hold(cut, cell), lambda table: self._hold_rows(cut, table))
         if not self._store.all_cells():
             self._write(cut)

@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from psjob import contract
+from psjob.modes import written
 from psjob.shard.encoded import said_of
-from psjob.shard.store import Phase
+from psjob.shard.phase import Phase
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server
@@ -65,21 +66,25 @@ def status(server: Server) -> dict[str, Any]:
     body: dict[str, Any] = {
         "run": store.run, "index": store.index, "epoch": store.epoch, "view": store.view, "pod": server.place.pod, "state": _state(server),
         "counters": {
-            "pushes": counters.pushes, "applied": counters.applied, "duplicatesRefused": counters.duplicates, "fenced": counters.fenced,
+            "pushes": counters.pushes, "applied": counters.applied, "dropped": counters.dropped,
+            "duplicatesRefused": counters.duplicates, "fenced": counters.fenced,
             "updatesLost": counters.lost, "acknowledged": {str(r): c for r, c in store.clocks().items()},
             "firstApplied": counters.first_applied, "badConnections": server.bad_connections, "blocks": len(store.cells),
         },
         "transports": {str(rank): session.transport for rank, session in sorted(server.sessions.items())},
         "memory": {"rssBytes": _rss()},
+        **(store.sight.told() if store.sight is not None else {"lag": None, "gap": None}),
     }  # fmt: skip
     coordinator = server.coordinator
     if coordinator is not None and coordinator.views.state != "reading":
         body["coordinator"] = coordinator.progress.sight(time.time()) | {
+            "mode": written(coordinator.mode),
             "workers": coordinator.members.sight(),
             "waiting": coordinator.views.reason(time.monotonic()),
             "codecs": said_of(session.encoded for session in list(server.sessions.values())),
             "state": coordinator.views.state,
             "transport": _transport(server),
+            "warning": store.sight.guard.warning if store.sight is not None and store.sight.guard is not None else None,
         }
     return body
 

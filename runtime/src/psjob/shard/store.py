@@ -8,56 +8,41 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any
 
 import torch
 
 from psjob import memory, rules
 from psjob.layout import Layout, TensorSpec, assign
 from psjob.modes import Push, Served
-from psjob.rules.base import BlockState, check_numbers
+from psjob.rules.base import BlockState
+from psjob.rules.reduction import Reduction, ReductionProblem, mean_in_rank_order
 from psjob.shard.admission import Admission, Verdict
+from psjob.shard.bound import Bound
 from psjob.shard.cell import Arrived, Cell, Gradient, Info, Received, Replies, Waiter
+from psjob.shard.decided import Decided
+from psjob.shard.phase import Counters, Phase
 from psjob.shard.pins import Pin
 from psjob.shard.rows import RowCell
+from psjob.shard.sight import Sight, watch
 from psjob.span import Span
 from psjob.tables import Table, TableSpec
 from psjob.wire import shared
-from psjob.wire.frame import Flag, Header, Kind, WireError
+from psjob.wire.frame import Flag, Header, WireError
 
-
-class Phase(Enum):
-    """How far this shard is from serving."""
-
-    BLANK = "blank"
-    """No layout yet: a new run, or a shard that waits to be told what to restore."""
-    INIT = "initialising"
-    HELD = "restored"
-    SERVING = "serving"
-
-
-@dataclass
-class Counters:
-    """What the status port tells. `applied` and `lost` count worker-clocks of this shard."""
-
-    pushes: int = 0
-    applied: int = 0
-    duplicates: int = 0
-    fenced: int = 0
-    lost: int = 0
-    first_applied: float | None = None
+INFOS = 4
+"""Sets of numbers that are kept of each worker: its open clocks name two at most."""
 
 
 class Store:
     """Blocks, versions and admission of shard `index`. `view` and `attempt` name the set of processes it serves."""
 
     def __init__(
-        self, index: int, shards: int, workers: int, epoch: int, mode: Served, run: str, lanes: int = 1, lends: bool = False
-    ) -> None:
+        self, index: int, shards: int, workers: int, epoch: int, mode: Served, run: str, lanes: int = 1, lends: bool = False,
+        reduce: Reduction = mean_in_rank_order,
+    ) -> None:  # fmt: skip
         self.index, self.shards, self.workers = index, shards, workers
         self.epoch, self.mode, self.run = epoch, mode, run
+        self.reduce = reduce
         self.lanes = lanes
         """Streams that a worker may open, the first included."""
         self.view = 0
@@ -74,8 +59,14 @@ class Store:
         self.row_cells: dict[int, RowCell] = {}
         """Tables by number. To whoever counts blocks, table t is block `len(layout.blocks) + t`."""
         self.admission = Admission(workers, 0)
-        self.infos: dict[tuple[int, int], Info] = {}
+        self.decided = Decided(mode) if mode.decided else None
+        self.infos: dict[int, dict[int, Info]] = {}
+        """By rank, then by the number that the worker gave it; the oldest first."""
         self.on_step: Callable[[int], None] = lambda step: None
+        self.on_problem: Callable[[str], None] = lambda sentence: None
+        """Told of pushes that cannot be joined; no other attempt would go better."""
+        self.on_failure: Callable[[str], None] = lambda sentence: None
+        """Told of an update that broke off: what this shard holds is not to be served any more."""
         self._missing: set[int] = set()
         self._pools: dict[int, list[torch.Tensor]] = {}
         """Buffers of the size of the largest block, by rank; a worker's credit bounds how many it needs."""
@@ -88,9 +79,18 @@ class Store:
         self.places: Span | None = None
         self.region: shared.Region | None = None
         """In a steady mode: the memory of all answers. No block in it changes before every worker has pushed again."""
+        self.sight: Sight | None = None
+        """In a mode that is not steady: how late pushes are."""
         self._reported = 0
+        self._without_lag: set[int] = set()
+        """Workers of whose open clock the rule could not apply a block."""
 
     # -- becoming ready ------------------------------------------------------------------------
+
+    def adopt(self, mode: Served) -> None:
+        """Another mode than before: blocks are laid out anew, for the restore that follows."""
+        if mode != self.mode:
+            self.mode, self.layout, self.region, self.sight = mode, None, None, None
 
     def set_up(self, table: tuple[TensorSpec, ...], rule: str, tables: tuple[TableSpec, ...] = ()) -> None:
         """Lay out empty blocks and tables; every block is then expected as INIT, and first rows of every table as ROW_INIT."""
@@ -128,6 +128,7 @@ class Store:
             self._lay_out(layout, rule, specs)
         else:
             self._settle()  # workers may read what they borrowed until they rewind
+            self._look()
         for index, cell in self.cells.items():
             state, n = states[index]
             with cell.lock:
@@ -142,22 +143,30 @@ class Store:
         self.phase = Phase.HELD
 
     def open(self, view: int, attempt: int) -> None:
+        if self.decided is not None:
+            self.decided.begin(self.clocks())
         self.view, self.attempt, self.phase = view, attempt, Phase.SERVING
-        self._tell_step()
+        self.tell_step()
 
     def _lay_out(self, layout: Layout, rule: str, tables: tuple[TableSpec, ...]) -> None:
         made = rules.named(rule)
         self.layout, self.rule_name = layout, rule
         self.assignment = assign(layout, self.shards)
         mine = [b for b in layout.blocks if self.assignment[b.index] == self.index]
-        self.cells = {b.index: Cell(b, position, made, self.mode) for position, b in enumerate(mine)}
+        self.cells = {b.index: Cell(b, position, made, self.mode, self.reduce) for position, b in enumerate(mine)}
         self.row_cells = {
-            number: RowCell(number, len(layout.blocks) + number, len(mine) + number, spec, self.mode) for number, spec in enumerate(tables)
+            number: RowCell(number, len(layout.blocks) + number, len(mine) + number, spec, self.mode, self.reduce is mean_in_rank_order)
+            for number, spec in enumerate(tables)
         }
+        for cell in self.all_cells():
+            cell.gone = None if self.decided is None else self.decided.gone
         self.admission = Admission(self.workers, len(mine) + len(tables))
+        for cell in self.all_cells() if self.mode.ahead else ():
+            cell.bound = Bound(self.mode, self.admission, self.lock, cell.position)
         self._pools.clear()
         self.largest = max((b.nbytes for b in mine), default=0)
         self._settle()
+        self._look()
 
     def _settle(self) -> None:
         """Give every block a place in new memory that can be lent."""
@@ -169,6 +178,11 @@ class Store:
         self.region = shared.Region.lend(self.places.size)
         for index, cell in self.cells.items():
             cell.home = memory.lent(self.region, self.places.offsets[index], cell.block.length, cell.block.dtype)
+
+    def _look(self) -> None:
+        """Begin to look at the pushes, where some can be late."""
+        if not self.mode.steady:
+            self.sight = watch(list(self.cells.values()), self.rule_name, self.index == 0)
 
     # -- serving -------------------------------------------------------------------------------
 
@@ -189,23 +203,6 @@ class Store:
             return self.cells[block]
         except KeyError:
             raise WireError(f"block {block} is not on shard {self.index}; it has {len(self.cells)} blocks") from None
-
-    def check_push(self, header: Header, cell: Cell, encoded: bool = False) -> None:
-        """Refuse a push whose size or clock cannot be right, before anything of it is read; one that is `encoded` has its size checked."""
-        expected = 0 if header.flags & (Flag.ABSENT | Flag.SKIP | Flag.HELD) else cell.block.nbytes
-        if header.length != expected and not encoded:
-            raise WireError(
-                f"{header.kind.name} of block {header.block} has {header.length} bytes, expected {expected} "
-                f"({cell.block.length} elements of {cell.block.dtype})"
-            )
-        if header.flags & (Flag.ABSENT | Flag.STORE) or header.kind is Kind.EARLY:
-            return
-        self.check_info(header, cell.name)
-
-    def check_info(self, header: Header, name: str) -> None:
-        """Refuse a push whose numbers are not known."""
-        if (header.worker, header.info) not in self.infos:
-            raise WireError(f"push of {name} names numbers {header.info}, which were not sent")
 
     def target(self, header: Header, cell: Cell) -> Gradient | None:
         """Where the payload of an admissible push is received: a buffer of this worker's; None when it will be refused anyway."""
@@ -229,27 +226,45 @@ class Store:
                 self.counters.pushes += 1
                 before = self.admission.rows[rank].complete
                 verdict = self.admission.admit(rank, (header.start, header.rewinds), header.clock, cell.position)
-                self.counters.applied += self.admission.rows[rank].complete - before
+                whole = self.admission.rows[rank].complete > before
+                self.counters.applied += whole
                 if verdict is Verdict.DUPLICATE:
                     self.counters.duplicates += 1
                 elif verdict is Verdict.FENCED:
                     self.counters.fenced += 1
+                base = header.version[1] if header.version[0] == self.epoch else None
+                if verdict is Verdict.ADMIT and self.decided is not None:
+                    self.decided.took((rank, header.clock), base)
             if verdict in (Verdict.ADMIT, Verdict.DUPLICATE):
                 if verdict is Verdict.ADMIT:
-                    info = self.infos.get((rank, header.info), Info((), frozenset()))
-                    base = header.version[1] if header.version[0] == self.epoch else None
-                    cell.pending[rank] = Arrived(Push(rank, header.clock, base), grad, bool(header.flags & Flag.SKIP), info)
+                    info = self.info(header) or Info((), frozenset())
+                    cell.pending[rank, header.clock] = Arrived(Push(rank, header.clock, base), grad, bool(header.flags & Flag.SKIP), info)
                 waiter = self.waiter(header, replies, self.mode.version_for(header.clock))
                 waiter.update = cell.update is not None
                 cell.wait_for(waiter)
+                if whole and self.decided is not None:
+                    self.decided.whole((rank, header.clock), self.attempt)
                 self._advance(cell)
-        self._tell_step()
+                self._count_lost(rank, cell, whole)
+        self.tell_step()
         return verdict
+
+    def _count_lost(self, rank: int, cell: Cell | RowCell, whole: int) -> None:
+        """A clock with a block that the rule could not apply is lost, not applied; `whole`: the clock has come to its end."""
+        with self.lock:
+            if isinstance(cell, Cell) and rank in cell.lost:
+                cell.lost.discard(rank)
+                self._without_lag.add(rank)
+            if whole and rank in self._without_lag:
+                self._without_lag.discard(rank)
+                self.counters.applied -= 1
+                self.counters.lost += 1
 
     def waiter(self, header: Header, replies: Replies, version: int, ids: torch.Tensor | None = None) -> Waiter:
         """Who asked by `header`, and wants `version` or later."""
         lent = bool(header.flags & Flag.LENT)
-        return Waiter(replies, header.worker, header.request, version, header.clock, time.monotonic(), lent=lent, ids=ids)
+        now, info = time.monotonic(), self.info(header)
+        return Waiter(replies, header.worker, header.request, version, header.clock, now, lent=lent, ids=ids, info=info)
 
     def keep(self, cell: Cell, weights: torch.Tensor, version: int, generation: int) -> None:
         """Worker-side update: weights that a worker stores, unless a restore came between."""
@@ -268,31 +283,33 @@ class Store:
 
     def leave(self, rank: int, clock: int) -> None:
         """A worker is absent from `clock` on; what waited for it goes on."""
+        for block in self.cells.values():
+            with block.lock:
+                block.forget(rank)  # first: who restores a cut that says it has left does not hear of it again
         with self.lock:
             self.admission.leave(rank, clock)
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """The admission table has changed by no push: what waited for that goes on."""
         for cell in self.all_cells():
             with cell.lock:
                 self._advance(cell)
-        self._tell_step()
-
-    def check_numbers(self, groups: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-        """Hyperparameters of every group, whole and finite. Raises ValueError naming what is wrong (an absent rank has none)."""
-        wanted = 0 if self.layout is None or self.rule_name == "reduce" else 1 + max((t.group for t in self.layout.table), default=-1)
-        if 0 < len(groups) < wanted:  # the last groups may have no parameter
-            raise ValueError(f"numbers of {len(groups)} parameter groups, the model has {wanted}")
-        return tuple(check_numbers(rules.named(self.rule_name), group) for group in groups)
-
-    def check_row_numbers(self, tables: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-        """Hyperparameters of every table, whole and finite. Raises ValueError naming what is wrong (an absent rank has none)."""
-        if tables and len(tables) != len(self.row_cells):
-            raise ValueError(f"numbers of {len(tables)} tables, the job has {len(self.row_cells)}")
-        return tuple(check_numbers(cell.table.rule, numbers) for cell, numbers in zip(self.row_cells.values(), tables, strict=False))
+        self.tell_step()
 
     def learn(self, rank: int, version: int, info: Info) -> None:
-        """Numbers that later pushes of `rank` name by `version`; the last four are kept."""
+        """Numbers that later pushes of `rank` name by `version`; the last four are kept, whatever they are called."""
         with self.lock:
-            self.infos[(rank, version)] = info
-            self.infos.pop((rank, version - 4), None)
+            told = self.infos.setdefault(rank, {})
+            told.pop(version, None)  # told again, it is the newest
+            told[version] = info
+            if len(told) > INFOS:
+                del told[next(iter(told))]
+
+    def info(self, header: Header) -> Info | None:
+        """The numbers that a worker's frame names."""
+        with self.lock:
+            return self.infos.get(header.worker, {}).get(header.info)
 
     def drop_waiters(self, replies: Replies) -> None:
         for cell in self.all_cells():
@@ -309,17 +326,19 @@ class Store:
             with cell.lock:
                 ordered = cell.order_cut(step, pin, stored) if isinstance(cell, Cell) else cell.order_cut(step, hold)
             if not ordered:
-                for earlier in done:
-                    with earlier.lock:
-                        earlier.void_cut()
+                self._void_cut(done)
                 return False
             done.append(cell)
         return True
 
     def void_cut(self) -> None:
-        for cell in self.all_cells():
+        self._void_cut(self.all_cells())
+
+    def _void_cut(self, cells: Sequence[Cell | RowCell]) -> None:
+        for cell in cells:
             with cell.lock:
                 cell.void_cut()
+                cell.answer()  # it may have been a barrier
 
     # -- sight ---------------------------------------------------------------------------------
 
@@ -327,6 +346,20 @@ class Store:
         """Lowest and highest version of this shard's blocks; (0, 0) without blocks."""
         versions = [cell.n for cell in self.all_cells()]
         return (min(versions), max(versions)) if versions else (0, 0)
+
+    def furthest(self) -> int:
+        """The highest step that any block is at, where versions are clocks; else the most that a worker has pushed."""
+        if self.mode.ahead == 0:
+            return self.span()[1]
+        with self.lock:
+            return self.admission.furthest()
+
+    def awaited(self, cell: Cell | RowCell, waiter: Waiter) -> tuple[list[int], int]:
+        """The workers for whom one waits, and the step that they have not pushed. Called with the cell's lock held."""
+        if cell.bound is not None:
+            return cell.bound.awaited(waiter.rank, waiter.version, cell.barrier)
+        there = self.admission.live() if self.mode.decided else self.admission.expected(cell.n)
+        return sorted(there - {rank for rank, _ in cell.pending}), cell.n
 
     def clocks(self) -> dict[int, int]:
         """Complete clocks by rank, as this shard has them."""
@@ -340,11 +373,22 @@ class Store:
             return min((self.admission.rows[rank].complete for rank in live), default=0)
 
     def _advance(self, cell: Cell | RowCell) -> None:
-        made = cell.advance(self.admission.expected)
+        if self.mode.decided:
+            cell.answer()
+            return
+        try:
+            made = cell.advance(self.admission.expected)
+        except ReductionProblem as problem:
+            self.on_problem(f"step {cell.n} of {cell.name}: {problem}")
+            return
+        except Exception as error:  # the push is taken and not applied: who waits for it would wait for ever
+            self.on_failure(f"step {cell.n} of {cell.name} was not made, {type(error).__name__}: {str(error)[:300]}")
+            return
         if made and self.counters.first_applied is None:
             self.counters.first_applied = time.time()
 
-    def _tell_step(self) -> None:
+    def tell_step(self) -> None:
+        """Say how far all blocks are, if that has changed."""
         if self.phase is not Phase.SERVING:
             return
         step = self.span()[0] if self.mode.rewinds_together else self.step()

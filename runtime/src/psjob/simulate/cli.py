@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import sys
 import time
@@ -15,19 +16,22 @@ from typing import NoReturn
 import numpy as np
 
 from psjob import rules
+from psjob.modes import Mode
 from psjob.rules.base import Numbers, Rule, check_numbers
-from psjob.simulate import protocol, schedule, show, table, trace, words
+from psjob.simulate import curves, protocol, recording, replay, schedule, show, table, trace, words
 from psjob.simulate.digits import Digits
 from psjob.simulate.engine import simulate
 from psjob.simulate.speeds import Speeds
 from psjob.simulate.training import Inner, Training
 
-EXIT_GATE, EXIT_BAD_INPUT = 1, 2
+EXIT_GATE = EXIT_DIFFERENT = 1
+EXIT_BAD_INPUT = 2
 LIMITS = {
     "workers": (1, 10_000),
     "pushes": (1, 10**12),
     "seeds": (1, 1000),
     "processes": (1, 1024),
+    "shards": (1, 16),
     "seed": (0, 2**63),
     "time_seed": (0, 2**63),
 }
@@ -38,8 +42,10 @@ EXAMPLES = """examples:
   psjob simulate train --problem digits --workers 32 --rule dana-zero --set lr=0.05 --trace trace.csv
   psjob simulate digits-64
   psjob simulate trace trace.csv
+  psjob simulate train --workers 4 --rule dana-zero --pushes 100 --replayable --trace trace.csv
+  psjob simulate replay trace.csv --shards 2
 
-exit codes: 0 done, 1 the gate of digits-64 failed, 2 bad input, 130 interrupted"""
+exit codes: 0 done, 1 the gate of digits-64 failed or a replay came to other weights, 2 bad input, 130 interrupted"""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -91,21 +97,17 @@ def _train(options: argparse.Namespace) -> int:
     modes = [words.mode_of(text) for text in options.mode or ["async"]]
     if len(modes) > 1:
         raise ValueError("--mode: is given more than once; a training has one")
+    if options.replayable:
+        options.library = "torch"
+        if options.trace is None:
+            raise ValueError("--replayable: is for a --trace FILE; name one")
     problem, rule, speeds = words.problem_of(options.problem, options.seed), _rule("--rule", options), _speeds(options)
-    steps = modes[0].inner_steps
-    inner = None
-    if steps:
-        own = _rule("--inner", options)
-        inner = Inner(own, check_numbers(own, words.numbers_of("--inner-set", options.inner_set)), steps)
-    elif options.inner_set or options.inner != "plain":
-        given_for = f"--inner-set {options.inner_set[0]}" if options.inner_set else f"--inner {options.inner}"
-        raise ValueError(f"{given_for}: is for --mode local:…; with {modes[0].name} workers make no steps of their own")
-    asked = words.numbers_of("--set", options.set)
-    if isinstance(problem, Digits) and not steps:
-        given = protocol.schedule(protocol.numbers(rule, asked), options.workers)
-    else:
-        numbers: Numbers = check_numbers(rule, asked)
-        given = lambda batches: numbers  # noqa: E731
+    if options.replayable:
+        replay.check(modes[0], options.workers, speeds, options.interrupt)
+    steps, inner = modes[0].inner_steps, _inner(options, modes[0])
+    asked, digits = words.numbers_of("--set", options.set), isinstance(problem, Digits) and not modes[0].inner_steps
+    numbers: Numbers = protocol.numbers(rule, asked) if digits else check_numbers(rule, asked)
+    given = protocol.schedule(numbers, options.workers) if digits and not options.replayable else lambda batches: numbers
     pushes = options.pushes or max(options.workers, protocol.PUSHES // (steps or 1))
     bar = show.Bar(pushes, "pushes")
     began = time.perf_counter()
@@ -113,10 +115,16 @@ def _train(options: argparse.Namespace) -> int:
         with np.errstate(all="ignore"):  # what diverges says so by its score
             training = Training(problem, rule, given, options.library, inner)
             written = protocol.Gaps(options.trace)
-            outcome = simulate(modes[0], options.workers, speeds, pushes, options.time_seed, training, written, bar.at, options.interrupt)
+            work = recording.Recording(training, written) if options.replayable else training
+            outcome = simulate(modes[0], options.workers, speeds, pushes, options.time_seed, work, written, bar.at, options.interrupt)
             score, gap = training.score(), written.mean()
     finally:
         bar.close()
+    if options.replayable:
+        replay.decided(outcome)
+        weights = training.state.weights
+        facts = replay.facts_of(modes[0], options.workers, options.problem, options.seed, rule.name, numbers, inner, weights)
+        recording.seal(options.trace, facts)
     line = schedule.line(modes[0], options.workers, speeds, outcome)
     found = {
         "problem": options.problem, "rule": options.rule, "mode": line.mode, "workers": options.workers, "score": score, "gap": gap,
@@ -128,6 +136,41 @@ def _train(options: argparse.Namespace) -> int:
         _print_json(found)
     else:
         print("\n".join(f"{name:18} {value:.6g}" if isinstance(value, float) else f"{name:18} {value}" for name, value in found.items()))
+    return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    logging.getLogger("psjob").setLevel(logging.ERROR)  # that processes wait for each other at the beginning is no news
+    found = replay.replay(options.file, options.shards)
+    if options.json:
+        _print_json({"same": found.same, "simulated": found.simulated, "served": found.served})
+    else:
+        print(f"{'same' if found.same else 'DIFFERENT'}: simulated {found.simulated}, served {found.served}")
+    return 0 if found.same else EXIT_DIFFERENT
+
+
+def _compare(options: argparse.Namespace) -> int:
+    modes = [words.mode_of(text) for text in options.mode] or schedule.usual(options.workers)
+    speeds, pushes = _speeds(options), options.pushes or protocol.PUSHES
+    rule = _rule("--rule", options)
+    numbers = protocol.numbers(rule, words.numbers_of("--set", options.set))
+    outer = rules.named("outer-nesterov")
+    bar = show.Bar(pushes * len(modes), "pushes")
+    found = []
+    try:
+        for number, mode in enumerate(modes):
+            problem = words.problem_of(options.problem, options.seed)
+            setting = curves.Setting(problem, rule, protocol.schedule(numbers, options.workers))
+            if mode.inner_steps:
+                setting = curves.Setting(problem, outer, lambda batches: outer.numbers, Inner(rule, numbers, mode.inner_steps))
+            told = lambda done, before=number * pushes: bar.at(before + done)  # noqa: E731
+            found.append(curves.curve(mode, setting, options.workers, speeds, pushes, options.time_seed, told))
+    finally:
+        bar.close()
+    if options.json:
+        _print_json(found)
+    else:
+        print(curves.text(found))
     return 0
 
 
@@ -224,6 +267,17 @@ def _rule(option: str, options: argparse.Namespace) -> Rule:
     return rule
 
 
+def _inner(options: argparse.Namespace, mode: Mode) -> Inner | None:
+    """The workers' own steps in local mode. Raises ValueError for options of them in another."""
+    if mode.inner_steps:
+        own = _rule("--inner", options)
+        return Inner(own, check_numbers(own, words.numbers_of("--inner-set", options.inner_set)), mode.inner_steps)
+    if options.inner_set or options.inner != "plain":
+        given_for = f"--inner-set {options.inner_set[0]}" if options.inner_set else f"--inner {options.inner}"
+        raise ValueError(f"{given_for}: is for --mode local:…; with {mode.name} workers make no steps of their own")
+    return None
+
+
 def _speeds(options: argparse.Namespace) -> Speeds:
     return words.speeds_of(
         options.speeds, options.mean, options.shape, options.spread, options.slow, options.stall, options.crash, options.up, options.down
@@ -253,25 +307,38 @@ def _parser() -> argparse.ArgumentParser:
     modes = ", ".join(words.forms())
     plan = verb("schedule", _schedule, "Compare modes on the same step times, without gradients.", "schedule --workers 8 --slow 0=4")
     train = verb("train", _train, "Train once on a simulated schedule.", "train --workers 32 --rule dana-zero --set lr=0.05")
+    several = verb(
+        "compare", _compare, "Train in several modes on the same step times; the curves with --json.", "compare --slow 0=4 --json"
+    )
     whole = verb("digits-64", _digits64, "The table of ten rules with 1 to 64 workers, and its gate.", "digits-64 --quick")
     read = verb("trace", _trace, "Mean lag, histogram and SHA-256 of a trace file.", "trace trace.csv")
     read.add_argument("file", type=Path, metavar="FILE")
-    for one in (plan, train):
+    twin = verb("replay", _replay, "Play a trace of train --replayable by real shards, and compare the weights.", "replay trace.csv")
+    twin.add_argument("file", type=Path, metavar="FILE")
+    twin.add_argument("--shards", type=int, default=2, metavar="N", help="processes on this machine; default 2")
+    for one in (plan, train, several):
         one.add_argument("--workers", type=int, default=8, metavar="N", help="default 8")
         one.add_argument("--mode", action="append", default=[], metavar="MODE", help=f"one of {modes}")
         one.add_argument("--pushes", type=int, metavar="N", help="how many pushes to simulate")
-        one.add_argument("--trace", type=Path, metavar="FILE", help="write every push: CSV by its suffix, else JSON lines")
         one.add_argument("--time-seed", type=int, default=0, metavar="N", help="seed of the step times")
+    for one in (plan, train):
         one.add_argument("--interrupt", action="store_true", help="workers give up a step whose push would be dropped")
-    for one in (plan, train, whole):
+    for one in (plan, train):
+        one.add_argument("--trace", type=Path, metavar="FILE", help="write every push: CSV by its suffix, else JSON lines")
+    for one in (plan, train, several, whole):
         _add_speeds(one)
-    train.add_argument("--problem", default="digits", metavar="WHAT", help="digits (numbers as in digits-64), fixed:N or quadratic:N")
-    train.add_argument("--rule", default="plain", metavar="RULE", help=f"one of {', '.join(rules.RULES)}")
-    train.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a number of the rule, as lr=0.05; repeatable")
+    for one, usual in ((train, "plain"), (several, "nag")):
+        one.add_argument("--problem", default="digits", metavar="WHAT", help="digits (numbers as in digits-64), fixed:N or quadratic:N")
+        one.add_argument("--rule", default=usual, metavar="RULE", help=f"{usual} by default; one of {', '.join(rules.RULES)}")
+        one.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a number of the rule, as lr=0.05; repeatable")
+        one.add_argument("--seed", type=int, default=0, metavar="N", help="seed of first weights and batches")
+    several.set_defaults(library="numpy")
     train.add_argument("--inner", default="plain", metavar="RULE", help="the workers' own rule in local mode")
     train.add_argument("--inner-set", action="append", default=[], metavar="NAME=VALUE", help="a number of that rule; repeatable")
+    train.add_argument(
+        "--replayable", action="store_true", help="on torch, with numbers that stand still, and a --trace that replay can play"
+    )
     train.add_argument("--library", choices=("numpy", "torch"), default="numpy", help="the arrays that the rule runs on")
-    train.add_argument("--seed", type=int, default=0, metavar="N", help="seed of first weights and batches")
     whole.add_argument("--quick", action="store_true", help="4 rules, 1, 16 and 32 workers, 2 seeds: seconds")
     whole.add_argument("--only", metavar="A,B", help=f"some of {', '.join(protocol.ENTRIES)}")
     whole.add_argument("--workers", metavar="1,16", help="numbers of workers")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import chain, islice, repeat
+from itertools import islice
 from typing import Protocol
 
 from psjob.modes import Batch, Mode, Push
@@ -48,6 +48,8 @@ class Outcome:
     """Of the pushes that were kept, in order."""
     sha256: str
     """Of the trace."""
+    waited: tuple[float, ...]
+    """How long each worker was there and made no step."""
 
 
 def simulate(
@@ -85,7 +87,7 @@ def simulate(
             run.outage(who - workers - 1, now)
         run.now = now
         run.decide(now, who)
-    return Outcome(run.now, run.pushed, len(run.lags), run.dropped, run.version, run.lags, run.trace.close())
+    return Outcome(run.now, run.pushed, len(run.lags), run.dropped, run.version, run.lags, run.trace.close(), run.so_far())
 
 
 class _Run:
@@ -100,6 +102,8 @@ class _Run:
         """(time, w): push of worker w arrives; w = workers: the mode wants to be asked; above: an outage begins (even) or ends (odd)."""
         self.due = [0.0] * workers
         self.base, self.clocks = [0] * workers, [0] * workers
+        self.since, self.waited = [0.0] * workers, [0.0] * workers
+        """Since when who is idle does so; all of it so far."""
         self.waiting, self.away = [False] * workers, [False] * workers
         self.idle: set[int] = set()
         self.pending: list[Push] = []
@@ -128,6 +132,7 @@ class _Run:
         self.pending.append(push)
         self.clocks[who] = clock + 1
         self.waiting[who] = True
+        self.since[who] = now
         self.idle.add(who)
         self.pushed += 1
         if clock == self.lowest:
@@ -137,7 +142,8 @@ class _Run:
 
     def decide(self, now: float, who: int) -> None:
         """Ask the mode until it has nothing more to say; then let go who may, of those for whom something has changed."""
-        freed = sorted(self.idle) if self.risen else [who]
+        idle = self.idle
+        freed = sorted(idle) if self.risen else [who]
         self.risen = False
         while self.pending and (batch := self.takes(self.pending, self.expected, self.version, now)) is not None:
             if batch.kept or batch.dropped:
@@ -148,9 +154,15 @@ class _Run:
                 heappush(self.heap, (batch.until, self.workers))
             break
         for free in freed:
-            if free in self.idle and not self.away[free] and self.may_go(self.clocks[free], self.lowest, self.waiting[free]):
-                self.idle.remove(free)
+            if free in idle and not self.away[free] and self.may_go(self.clocks[free], self.lowest, self.waiting[free]):
+                idle.remove(free)
+                self.waited[free] += now - self.since[free]
                 self.begin(free, now)
+
+    def so_far(self) -> tuple[float, ...]:
+        """What each has waited when the simulation ends."""
+        still = {who: self.now - self.since[who] for who in self.idle if not self.away[who]}
+        return tuple(waited + still.get(who, 0.0) for who, waited in enumerate(self.waited))
 
     def outage(self, number: int, now: float) -> None:
         outage = self.outages[number // 2]
@@ -160,10 +172,12 @@ class _Run:
         if number % 2:
             self.away[who] = False
             if who in self.idle:
-                self.risen = True  # it may be asked whether it may go
+                self.risen, self.since[who] = True, now  # it may be asked whether it may go
             else:
                 self.begin(who, now)  # the step in hand is made again
             return
+        if who in self.idle and not self.away[who]:
+            self.waited[who] += now - self.since[who]
         self.away[who], self.due[who] = True, math.nan
         if math.isfinite(outage.away):
             heappush(self.heap, (now + outage.away, self.workers + 2 + number))
@@ -187,13 +201,14 @@ class _Run:
         """Apply a decision and write it down."""
         kept, dropped, weights, _ = batch
         version, rows, lags, clocks = self.version, self.trace.rows, self.lags, self.clocks
-        notes: Iterable[tuple[float, float]] = self.work.decide(batch, version) if self.work else repeat(NOT_TRAINED)
-        parts: Iterable[float] = weights or repeat(1 / len(kept) if kept else 0.0, len(kept))
-        decided = kept
+        notes = self.work.decide(batch, version) if self.work else None
+        decided, mean = kept, 1 / len(kept) if kept else 0.0
         if dropped:
-            decided, parts = kept + dropped, chain(parts, repeat(0.0))
-        for (who, clock, base, _), part, (gap, loss) in zip(decided, parts, notes, strict=False):
+            decided, weights = kept + dropped, (weights or (mean,) * len(kept)) + (0.0,) * len(dropped)
+        for place, (who, clock, base, _) in enumerate(decided):
             lag = version - (base or 0)  # nothing is restored here: a base is always known
+            part = weights[place] if weights else mean
+            gap, loss = notes[place] if notes else NOT_TRAINED
             if part:
                 lags.append(lag)
             rows.append((now, clock, who, lag, part, gap, loss))

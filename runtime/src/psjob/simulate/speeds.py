@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -85,9 +86,9 @@ class Speeds:
         for worker in [*self.slow, *(outage.worker for outage in self.outages)]:
             if not 0 <= worker < workers:
                 raise ValueError(f"speeds: worker {worker} is not one of the {workers} workers (0 to {workers - 1})")
-        return [self._draws(worker, np.random.SeedSequence([seed, worker])) for worker in range(workers)]
+        return [chain.from_iterable(self._chunks(worker, np.random.SeedSequence([seed, worker]))) for worker in range(workers)]
 
-    def _draws(self, worker: int, seed: np.random.SeedSequence) -> Iterator[float]:
+    def _chunks(self, worker: int, seed: np.random.SeedSequence) -> Iterator[list[float]]:
         rng = np.random.default_rng(seed)
         factor = self.slow.get(worker, 1.0)
         if self.spread:
@@ -104,4 +105,4 @@ class Speeds:
                 stalled = rng.random(CHUNK) < self.stall.chance
                 longer = times * self.stall.factor + rng.exponential(self.stall.extra * self.typical, CHUNK)
                 times = np.where(stalled, longer, times)
-            yield from times.tolist()
+            yield times.tolist()

@@ -8,7 +8,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -30,6 +30,9 @@ class Record(NamedTuple):
 
 
 _ROW = "dqqqddd"
+SEAL = "replay"
+"""Begins the last line of a trace that can be played again; see `recording`."""
+_SEALS = ("# {", f'{{"{SEAL}"')
 
 
 class Trace:
@@ -38,11 +41,14 @@ class Trace:
     def __init__(self, path: Path | None = None) -> None:
         self.rows: list[tuple[float, int, int, int, float, float, float]] = []
         """Records that are not hashed yet; who adds to them calls `flush` now and then."""
+        self.columns: tuple[str, ...] = ()
+        """Names of what the file has beside each record. The SHA-256 is without them."""
+        self.beside: list[tuple[int, ...]] = []
+        """Of each of `rows`, where there are such."""
         self._hash = hashlib.sha256()
         self._file: TextIO | None = path.open("w", encoding="utf-8", newline="") if path else None
         self._csv = csv.writer(self._file) if self._file and path and path.suffix == ".csv" else None
-        if self._csv:
-            self._csv.writerow(Record._fields)
+        self._begun = False
 
     def close(self) -> str:
         """Write what is left; the SHA-256 over all records as little-endian float64 and int64, in hex."""
@@ -54,21 +60,34 @@ class Trace:
     def flush(self) -> None:
         """Hash and write what was added."""
         rows, self.rows = self.rows, []
+        beside, self.beside = self.beside, []
         self._hash.update(struct.pack("<" + _ROW * len(rows), *chain.from_iterable(rows)))
+        both = zip(rows, beside, strict=True) if self.columns else zip(rows, repeat(()))
         if self._csv:
-            self._csv.writerows(rows)
+            if not self._begun:
+                self._csv.writerow(Record._fields + self.columns)
+            self._csv.writerows(row + more for row, more in both)
         elif self._file:
-            self._file.writelines(json.dumps(_named(Record(*row))) + "\n" for row in rows)
+            self._file.writelines(
+                json.dumps(_named(Record(*row)) | dict(zip(self.columns, more, strict=True))) + "\n" for row, more in both
+            )
+        self._begun = True
 
 
 def read(path: Path) -> Iterator[Record]:
     """The records of a trace file. Raises ValueError naming the line that is none, OSError where the file cannot be read."""
+    return (_record(path, number, row) for number, row in enumerate(rows(path), 1))
+
+
+def rows(path: Path) -> Iterator[dict[str, Any]]:
+    """What stands in a trace file of each record, by column. Raises ValueError where it cannot be parsed, OSError."""
     number = 0
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            lines: Iterator[dict[str, Any]] = csv.DictReader(file) if path.suffix == ".csv" else map(_json, file)
-            for number, row in enumerate(lines, 1):
-                yield _record(path, number, row)
+            records = (line for line in file if not line.startswith(_SEALS))
+            lines: Iterator[dict[str, Any]] = csv.DictReader(records) if path.suffix == ".csv" else map(_json, records)
+            for number, row in enumerate(lines, 1):  # noqa: B007
+                yield row
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path}: is no trace after record {number} ({error}); give a file that --trace wrote") from None
 

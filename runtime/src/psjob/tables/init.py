@@ -11,6 +11,7 @@ from typing import Final
 
 import torch
 
+from psjob.tables import rules
 from psjob.tables.mixing import seed_of, splitmix64
 from psjob.tables.spec import TableSpec
 
@@ -20,7 +21,10 @@ _STEP: Final = -1640531527
 
 
 def initial_rows(spec: TableSpec, ids: torch.Tensor) -> torch.Tensor:
-    """First values of rows `ids` (int64), float32 of shape [n, dim]."""
+    """First values of rows `ids` (int64), of the table's dtype and shape [n, dim]."""
+    rule = rules.named(spec.rule)
+    if isinstance(rule, rules.Combine):
+        return torch.full((len(ids), spec.dim), rule.identity(spec.torch_dtype), dtype=spec.torch_dtype)
     out = torch.zeros(len(ids), spec.dim)
     if spec.init == "zeros" or not spec.scale:
         return out

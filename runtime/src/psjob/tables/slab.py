@@ -20,11 +20,11 @@ NOBODY: Final = -1
 class Slab:
     """Slots 0 to `top` - 1 have been used; those without a row have clock NOBODY. `planes`: the width of each state, 0 for one number."""
 
-    def __init__(self, dim: int, planes: Mapping[str, int], rows: int | None) -> None:
+    def __init__(self, dim: int, planes: Mapping[str, int], rows: int | None, dtype: torch.dtype = torch.float32) -> None:
         most = min(ROWS, rows or ROWS)
         self.ids = reserve(most, 0, torch.int64)
         self.seen = reserve(most, 0, torch.int64)
-        self.weights = reserve(most, dim, torch.float32)
+        self.weights = reserve(most, dim, dtype)
         self.state = {name: reserve(most, width, torch.float32) for name, width in planes.items()}
         self.limit = min(len(plane) for plane in self.all().values())
         self.top = 0

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
+import torch
+
 from psjob.tables import rules
 
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,127}")
@@ -15,6 +17,9 @@ MAX_DIM: Final = 65536
 MAX_ADMIT: Final = 255
 """A count of admission has one byte."""
 INITS: Final = ("normal", "uniform", "zeros")
+IDENTITY: Final = "identity"
+"""How rows begin that are joined by a monoid."""
+DTYPES: Final = ("float32", "int32")
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
 
 
@@ -23,8 +28,8 @@ class TableSpec:
     """One table of rows of `dim` numbers. Raises ValueError, naming table, field, value and limit, where a field cannot be.
 
     `num_rows` None takes every int64 as an id, otherwise ids are 0 to num_rows - 1. `init` with `scale`: normal (standard deviation
-    scale), uniform (from -scale to scale) or zeros. A row exists from the `admit_after`-th step on that names it; it goes when
-    `evict_after` clocks in a row did not (None: never).
+    scale), uniform (from -scale to scale) or zeros; identity, and dtype int32, are for rules that join, and for no other.
+    A row exists from the `admit_after`-th step on that names it; it goes when `evict_after` clocks in a row did not (None: never).
     """
 
     name: str
@@ -44,10 +49,15 @@ class TableSpec:
         _whole(self, "dim", 1, MAX_DIM)
         if self.num_rows is not None:
             _whole(self, "num_rows", 1, HIGH)
-        if self.dtype != "float32":
-            raise ValueError(f"table {self.name}: dtype is float32, got {str(self.dtype)[:40]!r}; other types are not built")
-        rules.named(self.rule)
-        if self.init not in INITS:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"table {self.name}: dtype is float32 or int32, got {str(self.dtype)[:40]!r}; other types are not built")
+        joins = isinstance(rules.named(self.rule), rules.Combine)
+        if joins != (self.init == IDENTITY) or (self.dtype == "int32" and (not joins or self.rule == "logsumexp")):
+            raise ValueError(
+                f"table {self.name}: rule {self.rule} does not go with init {str(self.init)[:40]} and dtype {self.dtype}; rules that join "
+                f"rows ({', '.join(rules.COMBINES)}) begin with their identity, and int32 is for them, without logsumexp"
+            )
+        if self.init not in (*INITS, IDENTITY):
             raise ValueError(f"table {self.name}: init is one of {', '.join(INITS)}, got {str(self.init)[:40]!r}")
         if isinstance(self.scale, bool) or not isinstance(self.scale, int | float) or not math.isfinite(self.scale) or self.scale < 0:
             raise ValueError(f"table {self.name}: scale is a finite number from 0, got {self.scale!r}")
@@ -55,6 +65,12 @@ class TableSpec:
         _whole(self, "admit_after", 1, MAX_ADMIT)
         if self.evict_after is not None:
             _whole(self, "evict_after", 1, HIGH)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Of the rows; their state is float32."""
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
 
     @property
     def evict_every(self) -> int:

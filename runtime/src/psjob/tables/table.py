@@ -23,7 +23,7 @@ class Table:
         self.spec = spec
         self.rule = rules.named(spec.rule)
         self._index = Index()
-        self._slab = Slab(spec.dim, {name: spec.dim * wide for name, wide in self.rule.planes.items()}, spec.num_rows)
+        self._slab = Slab(spec.dim, {name: spec.dim * wide for name, wide in self.rule.planes.items()}, spec.num_rows, spec.torch_dtype)
         self._changed = reserve(self._slab.limit, 0, torch.uint8)
         self._owed = reserve(self._slab.limit, 0, torch.uint8)
         self._counts = Counts() if spec.admit_after > 1 else None
@@ -41,27 +41,27 @@ class Table:
         return self._slab.top * (self._slab.row_bytes + 2) + self._index.nbytes
 
     def pull(self, ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Weights of rows `ids` (int64 [n]), float32 [n, dim], a copy (in `out`). A row that does not exist gives its first values."""
+        """Weights of rows `ids` (int64 [n]), [n, dim], a copy (in `out`). A row that does not exist gives its first values."""
         self.check(ids)
         slots = self._index.lookup(ids)
         unknown = (slots < 0).nonzero().squeeze(1)
-        values = torch.empty(len(ids), self.spec.dim) if out is None else out
+        values = torch.empty(len(ids), self.spec.dim, dtype=self.spec.torch_dtype) if out is None else out
         torch.index_select(self._slab.weights, 0, slots.clamp_(min=0) if len(unknown) else slots, out=values)
         if len(unknown):
             values.index_copy_(0, unknown, initial_rows(self.spec, ids.index_select(0, unknown)))
         return values
 
     def push(self, ids: torch.Tensor, grads: torch.Tensor, numbers: Numbers, clock: int) -> int:
-        """Update rows `ids` (int64 [n], each there once) by `grads` (float32 [n, dim], left as they are) with the rule's whole numbers.
+        """Update rows `ids` (int64 [n], each there once) by `grads` ([n, dim] of their dtype, left as is) with the rule's whole numbers.
 
         A row that does not exist is counted, and made when it was named in `admit_after` pushes; before that its gradient is dropped.
-        Returns the rows updated. Raises ValueError for other shapes and ids that are not the table's, MemoryError where it is full.
+        Returns the rows updated. Raises ValueError for other shapes and ids that are not the table's, ReductionProblem where rows cannot
+        be joined, MemoryError where it is full.
         """
         self.check(ids)
-        if grads.shape != (len(ids), self.spec.dim) or grads.dtype != torch.float32:
-            raise ValueError(
-                f"table {self.spec.name}: gradients are float32 of {(len(ids), self.spec.dim)}, got {grads.dtype} of {tuple(grads.shape)}"
-            )
+        if grads.shape != (len(ids), self.spec.dim) or grads.dtype != self.spec.torch_dtype:
+            wanted = f"{self.spec.dtype} of {(len(ids), self.spec.dim)}"
+            raise ValueError(f"table {self.spec.name}: gradients are {wanted}, got {grads.dtype} of {tuple(grads.shape)}")
         slots = self._index.lookup(ids)
         new = (slots < 0).nonzero().squeeze(1)
         if len(new):

@@ -19,6 +19,8 @@ VERSION: Final = 1
 MAX_JSON: Final = 1 << 20
 MAX_RECORD: Final = 256 << 20
 """Largest resume record on the wire, bytes."""
+IDLE_PARTS: Final = 10_000
+"""Of a worker's time: what a RECORD tells waiting in."""
 
 # magic, version, header length, type, codec, flags, run, view, epoch, worker, start, rewinds, clock, request, generation,
 # table, info, block, part offset, version (epoch, n), length, payload crc, reserved; then the crc of all of these.
@@ -40,6 +42,7 @@ class Kind(IntEnum):
     PARAM = 7
     PULL = 8
     RECORD = 9
+    """A resume record. Of its last `part` milliseconds the worker's script has waited `request` IDLE_PARTS; `part` 0: not known."""
     MARK = 10
     RELEASE = 11
     LEAVE = 12

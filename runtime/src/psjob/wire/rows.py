@@ -20,7 +20,7 @@ ALIGNED: Final = 64
 
 
 def row_bytes(dim: int) -> int:
-    """One row in a ROW_PUSH or ROW_INIT: its id and `dim` float32."""
+    """One row in a ROW_PUSH or ROW_INIT: its id and `dim` elements of 4 bytes."""
     return ID_BYTES + 4 * dim
 
 

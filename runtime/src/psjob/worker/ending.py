@@ -6,7 +6,7 @@ from psjob import contract
 
 
 class Ending(BaseException):
-    """The script's turn is over. `how`: rewind, finished, left, stopped, refused, lost."""
+    """The script's turn is over. `how`: rewind, finished, left, stopped, refused, lost. A rewind's `message`: the mode to come back in."""
 
     def __init__(self, how: str, message: str = "") -> None:
         super().__init__(message or how)

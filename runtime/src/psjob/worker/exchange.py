@@ -98,13 +98,14 @@ class Exchange:
             Kind.PUSH, block=block.index, clock=session.clock, flags=flags, info=info, version=self.versions.get(block.index, (0, 0))
         )
 
-    def pull(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Take the weights as the shards have them. Raises Ending."""
+    def pull(self, parameters: Sequence[torch.Tensor], numbers: list[dict[str, Any]]) -> None:
+        """Take the weights as the shards reply to a worker with these numbers. Raises Ending."""
         session = self.session
-        if not session.reduces:
+        if not (session.reduces or session.mode.inner_steps):  # who steps by itself would copy every page anew
             self.sharing.adopt(parameters)
-        self._ask(lambda block: session.header(Kind.PULL, block=block.index, clock=session.clock, version=(0, 0)), parameters)
-        if session.mode.rewinds_together and any(n != session.clock for _, n in self.versions.values()):
+        info, version = self.tell_numbers(numbers, []), (0, session.mode.version_for(session.clock - 1))
+        self._ask(lambda block: session.header(Kind.PULL, block=block.index, clock=session.clock, info=info, version=version), parameters)
+        if session.mode.steady and any(n != session.clock for _, n in self.versions.values()):
             raise Ending("rewind")  # a block moved on while this worker was placed
 
     def finish(self) -> None:
@@ -229,7 +230,12 @@ class Exchange:
         _count_change(targets)
 
     def _await_credit(self, link: Link, nbytes: int, apart: Set[int] = frozenset()) -> None:
-        """Wait until `nbytes` more may be on their way; blocks in `apart` have a credit of their own."""
+        """Wait until `nbytes` more may be on their way; blocks in `apart` have a credit of their own.
+
+        In a decided mode nothing is answered before all of a push is there: it is not bounded.
+        """
+        if self.session.mode.decided:
+            return
         blocks = self.session.layout.blocks
 
         def room() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -38,10 +37,6 @@ class Half:
     def nbytes(self) -> int:
         """Most bytes of its state."""
         return len(self._rule.worker_slots) * sum(p.nbytes for p in self._parameters)
-
-    def numbers(self, optimizers: Sequence[Numbers]) -> list[dict[str, Any]]:
-        """Of the optimizer's numbers those of the rule, a parameter group each."""
-        return [{name: group[name] for name in self._rule.numbers} for group in optimizers]
 
     def outgoing(self, grads: Sequence[torch.Tensor | None], numbers: Sequence[Numbers], scale: float) -> list[torch.Tensor | None]:
         """What is pushed in place of `scale` times `grads`, which are left as they are. A parameter without a gradient stays without."""

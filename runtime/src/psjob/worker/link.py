@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from psjob.modes import written
 from psjob.wire import tcp
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
 from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
@@ -185,6 +186,7 @@ class Link:
             "layout": session.layout.digest(), "view": session.view, "attempt": session.attempt,
             "fresh": not (session.joined if self.index == 0 else self.epoch),
             "acked": self.acked if self.epoch else session.clock, "epoch": self.epoch, "init": session.initialising,
+            "mode": written(session.mode),
             "push": codecs.push[self.index], "pull": codecs.pull[self.index],
         }  # fmt: skip
         if self.index == 0:
@@ -262,6 +264,8 @@ class Link:
                 self.none[header.block] = none
         elif kind is Kind.CODEC:
             session.exchange.compression.told(self.index, stream.recv_json(header))
+        elif kind is Kind.REWIND:
+            session.on_rewind(stream.recv_json(header) if header.length else {})
         elif kind is Kind.STATE:
             session.on_state(header.request, bytes(stream.recv_body(header, MAX_RECORD)))
         else:
@@ -298,7 +302,7 @@ class Link:
             elif taken:
                 flag = Flag.STORE if session.reduces else Flag.NONE
                 version = (0, session.mode.version_for(old.clock))
-                self.send_block(session.header(Kind.PULL, block=old.block, clock=old.clock, flags=flag, version=version, request=number))
+                self.send_block(old._replace(kind=Kind.PULL, flags=flag, version=version))
             else:
                 self.send_block(old)
         session.rows.again(self)
@@ -350,6 +354,6 @@ class Link:
             if not header.info:
                 self.none.pop(header.block, None)
             if header.flags & Flag.CUT and self.index == 0:
-                session.cut_clock = header.version[1]
+                session.cut_clock = request.clock + (request.kind is Kind.PUSH)
                 session.stores = bool(header.flags & Flag.STORE)
             self._settle(request)

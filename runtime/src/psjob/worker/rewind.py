@@ -26,8 +26,8 @@ def check_possible() -> None:
         )
 
 
-def again(rewinds: int) -> None:
-    """End child processes and exec the same command with `rewinds` counted up. Does not return."""
+def again(rewinds: int, mode: str = "") -> None:
+    """End child processes and exec the same command with `rewinds` counted up, in `mode` where one is named. Does not return."""
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):  # torch's loader raises from SIGCHLD when its processes end
         signal.signal(number, signal.SIG_DFL)
     end_children()
@@ -38,6 +38,8 @@ def again(rewinds: int) -> None:
             pass
     os.chdir(START_FOLDER)
     os.environ[contract.ENV_REWINDS] = str(rewinds + 1)
+    if mode:
+        os.environ[contract.ENV_MODE] = mode
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

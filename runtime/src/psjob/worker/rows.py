@@ -87,6 +87,8 @@ class Rows:
         self._offered: tuple[RowGrads | None, ...] = ()
         self._pushed: tuple[RowGrads | None, ...] = ()
         """Kept until the next clock is pushed, by when this one is applied everywhere."""
+        self._bases: dict[tuple[int, int], int] = {}
+        """By clock and shard, the least version of the rows that came for it."""
         self.numbers: Sequence[Mapping[str, Any]] = ()
         """Hyperparameters by table, as they are sent with the clock in hand."""
 
@@ -95,12 +97,12 @@ class Rows:
     def ask(self, table: int, ids: torch.Tensor, ahead: int = 0, out: torch.Tensor | None = None) -> Asked:
         """Ask for rows of `ids` (int64, ascending, each there once) as they are after `ahead` more steps of this worker.
 
-        `out` takes the rows (float32 [n, dim]) in place of memory of its own. Returns at once.
+        `out` takes the rows ([n, dim] of the table's dtype) in place of memory of its own. Returns at once.
         """
         session, spec = self.session, self.specs[table]
         version = session.clock + ahead
         mine, order, counts = self.split(ids)
-        rows = torch.empty(len(ids), spec.dim) if out is None else out
+        rows = torch.empty(len(ids), spec.dim, dtype=spec.torch_dtype) if out is None else out
         asked = Asked(table, mine, order, counts, rows, version)
         needed = (0, session.mode.version_for(version - 1))
         limit, begin = lookup_limit(spec.dim), 0
@@ -119,7 +121,7 @@ class Rows:
 
     def fits(self, asked: Asked) -> bool:
         """Are these the rows of the clock in hand? In async any rows are."""
-        return not self.session.mode.rewinds_together or asked.version == self.session.clock
+        return self.session.mode.ahead is None or asked.version == self.session.clock
 
     def collect(self, asked: Asked) -> torch.Tensor:
         """Wait until all rows of `asked` are there. Raises Ending."""
@@ -146,16 +148,24 @@ class Rows:
         self._pushed, self._offered = self._offered, ()
         self.sharing.begin()
         with session.cond:
+            self._bases = {key: base for key, base in self._bases.items() if key[0] >= session.clock}
             for link in session.links:
                 link.unsent = session.owner.count(link.index) + len(self.specs)
         for table in range(len(self.specs)):
             for link in session.links:
                 header = session.header(
-                    Kind.ROW_PUSH, table=table, block=len(session.layout.blocks) + table, clock=session.clock, flags=flags, info=info
-                )
+                    Kind.ROW_PUSH, table=table, block=len(session.layout.blocks) + table, clock=session.clock, flags=flags, info=info,
+                    version=self._base(link),
+                )  # fmt: skip
                 with session.cond:
                     header = link.ask(header)
                 self.send(link, header)
+
+    def _base(self, link: Link) -> tuple[int, int]:
+        """What a push was computed on, as far as this shard's rows go; where it had none of them, they are as new as any block."""
+        newest = max((n for _, n in self.session.exchange.versions.values()), default=0)
+        with self.session.cond:
+            return link.epoch, self._bases.get((self.session.clock, link.index), newest)
 
     def initialise(self) -> None:
         """Rank 0 of a new run gives every shard the first values of its rows."""
@@ -247,7 +257,9 @@ class Rows:
             if self._asked[link.index].pop(header.request, None) is not None:
                 self._free[link.index].append(lookup.slot)
                 lookup.asked.left -= 1
-                lookup.asked.moved |= session.mode.rewinds_together and header.version[1] != lookup.asked.version
+                lookup.asked.moved |= session.mode.steady and header.version[1] != lookup.asked.version
+                key = lookup.asked.version, link.index
+                self._bases[key] = min(header.version[1], self._bases.get(key, header.version[1]))
                 if not lookup.asked.left:
                     session.cond.notify_all()
         self._pump(link)
@@ -274,7 +286,7 @@ class Rows:
         """The first that may go. What a shard may hold until this step is made leaves places to what this step needs."""
         queued, free = self._queued[shard], len(self._free[shard])
         for at, lookup in enumerate(queued if free else ()):
-            if free > LEFT_TO_NOW or lookup.asked.version <= self.session.clock or not self.session.mode.rewinds_together:
+            if free > LEFT_TO_NOW or lookup.asked.version <= self.session.clock or self.session.mode.ahead is None:
                 del queued[at]
                 return lookup
         return None

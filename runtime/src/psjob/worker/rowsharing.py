@@ -60,7 +60,8 @@ class RowSharing:
                 if self._used + length > self._pushes.size:
                     return None
                 memory.lent(self._pushes, self._used, ids.numel(), "int64").copy_(ids)
-                memory.lent(self._pushes, self._used + ids.nbytes, grads.numel(), "float32").copy_(grads.view(-1))
+                dtype = str(grads.dtype).removeprefix("torch.")
+                memory.lent(self._pushes, self._used + ids.nbytes, grads.numel(), dtype).copy_(grads.view(-1))
                 if self._pushes.withdrawn:
                     return None  # the region may have become private before all of it was there
                 self._places[key] = (self._used, length)

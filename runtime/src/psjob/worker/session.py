@@ -18,13 +18,14 @@ import torch
 
 from psjob.config import Place
 from psjob.layout import Layout, TensorSpec
-from psjob.modes import named as mode_named
+from psjob.modes import of as mode_of
 from psjob.packing import Packs
 from psjob.tables import TableSpec
 from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, Kind, run_digest
 from psjob.worker.ending import Ending
 from psjob.worker.exchange import Exchange
+from psjob.worker.idle import Idle
 from psjob.worker.link import Link
 from psjob.worker.rows import Rows
 
@@ -48,7 +49,7 @@ class WorkerSession:
     ) -> None:
         self.place, self.rule, self.aliases = place, rule, dict(aliases)
         self.run = run_digest(place.run)
-        self.mode = mode_named(place.config.mode)
+        self.mode = mode_of(place.config)
         self.reduces = rule == "reduce"
         self.layout = Layout.of(tuple(table))
         self.cond = threading.Condition()
@@ -77,6 +78,7 @@ class WorkerSession:
         self.states: dict[int, bytes] = {}
         self._said = 0.0
         self._last_record = (0, b"")
+        self.idle = Idle()
         self._told: dict[Kind, dict[str, Any]] = {}
         self._wished = -1
         """The clock at which the newest checkpoint was asked for."""
@@ -87,8 +89,11 @@ class WorkerSession:
 
     # -- the script's thread -------------------------------------------------------------------
 
-    def join(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes]) -> None:
-        """Enter the job; afterwards `parameters` hold the job's weights and `record` what to put back. Raises Ending."""
+    def join(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes], numbers: list[dict[str, Any]]) -> None:
+        """Enter the job; afterwards `parameters` hold the job's weights and `record` what to put back. Raises Ending.
+
+        `numbers` are the rule's, a parameter group each: what a worker is sent may depend on them.
+        """
         self.links[0].start()
         self.wait(lambda: self.joined or self._init > 0, "the coordinator")
         while not self.joined:
@@ -97,7 +102,7 @@ class WorkerSession:
         for link in self.links[1:]:
             link.start()
         self.wait(lambda: all(link.welcomed for link in self.links), "all shards")
-        self.exchange.pull(parameters)
+        self.exchange.pull(parameters, numbers)
 
     def _store(self, link: Link, packs: Packs, parameters: Sequence[torch.Tensor | None]) -> None:
         """Worker-side update: give the shard the weights of this clock."""
@@ -112,6 +117,7 @@ class WorkerSession:
         `large`: a record holds state of the model's size, so it is made for cuts only.
         """
         self.check()
+        self.idle.at(self.clock, time.monotonic())
         left_out = self.exchange.compression
         if left_out.feeds:
             self.exchange.finish()  # what a push leaves out is known when it has been sent
@@ -126,12 +132,17 @@ class WorkerSession:
             self._store(link, self.exchange.packs, parameters)
         if cut or stops or mark or small:
             self._last_record = (self.clock, make_record() if record is None else record)
-            self.links[0].send(self.header(Kind.RECORD, clock=self.clock), self._last_record[1])
+            self._hand_in()
         if mark or self.cut_clock > self._wished:
             self._told.pop(Kind.CHECKPOINT, None)
         self._mark(mark)
         if stops:
             self._stand_still()
+
+    def _hand_in(self) -> None:
+        """The last record goes to the coordinator, and how long the script has waited."""
+        (clock, record), (counted, waited) = self._last_record, self.idle.told
+        self.links[0].send(self.header(Kind.RECORD, clock=clock, part=counted, request=waited), record)
 
     def _mark(self, mark: int) -> None:
         """Tell every shard that this worker holds its pushes for cut `mark` (0: none is wanted), and wait until all have copied."""
@@ -156,6 +167,12 @@ class WorkerSession:
             )
             self._mark(self.mark_wanted)
 
+    def inside_round(self) -> None:
+        """The script stands between two steps of its own: a stop is asked for, and made where the round ends. Raises Ending."""
+        self.check()
+        if self.stop_requested:
+            self._ask_stop()
+
     def _ask_stop(self) -> None:
         if not self._asked_stop:
             self._asked_stop = True
@@ -164,6 +181,7 @@ class WorkerSession:
     def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """The script is through: say so, and wait until a checkpoint holds it. Raises Ending (left or finished is the good one)."""
         self.exchange.finish()
+        self.idle.at(self.clock, time.monotonic())
         self._last_record = (self.clock, make_record())
         self.exchange.sources = parameters
         self.exchange.sharing.settle(self.place.config.workers - 1)  # the others may go on as soon as this worker has left
@@ -250,9 +268,8 @@ class WorkerSession:
 
     def on_relinked(self, link: Link) -> None:
         """A shard has welcomed this worker: say again what it may have missed."""
-        clock, record = self._last_record
-        if link.index == 0 and record:
-            link.send(self.header(Kind.RECORD, clock=clock), record)
+        if link.index == 0 and self._last_record[1]:
+            self._hand_in()
         for kind, body in list(self._told.items()) if link.index == 0 else ():
             link.send_json(self.header(kind, clock=self.clock), body)
         if self.leaving and self.reduces:
@@ -296,9 +313,7 @@ class WorkerSession:
 
     def on_signal(self, link: Link, header: Header) -> None:
         kind = header.kind
-        if kind is Kind.REWIND:
-            self._end(Ending("rewind"))
-        elif kind is Kind.FINISHED:
+        if kind is Kind.FINISHED:
             self._end(Ending("finished"))
         elif kind is Kind.LEFT:
             self._end(Ending("left"))
@@ -314,6 +329,9 @@ class WorkerSession:
                 if self.mark_wanted <= header.request and link.index == 0:
                     self.mark_wanted = 0
             self.cond.notify_all()
+
+    def on_rewind(self, body: Mapping[str, Any]) -> None:
+        self._end(Ending("rewind", str(body.get("mode", ""))))
 
     def not_found(self, index: int) -> None:
         peer = self.place.config.shards[index]
@@ -357,6 +375,7 @@ class WorkerSession:
                 if self._ending is not None:
                     raise self._ending
                 if done():
+                    self.idle.waited += time.monotonic() - began
                     return
                 now = time.monotonic()
                 if seconds is not None and now - began > seconds:

@@ -1,0 +1,70 @@
+"""What `attach` takes: a model, an optimizer of all its parameters, objects that can be put back; and the table of those parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from psjob import record
+from psjob.errors import Refused
+from psjob.layout import TensorSpec
+from psjob.statetable import Table
+
+
+def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: dict[str, Any]) -> None:
+    """Raises Refused, with a sentence on the first thing that does not go together."""
+    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+        raise Refused(f"attach takes a torch Module and a torch Optimizer, got {type(model).__name__} and {type(optimizer).__name__}")
+    trained = {p for group in optimizer.param_groups for p in group["params"]}
+    for name, p in model.named_parameters():
+        if p.requires_grad and p not in trained:
+            raise Refused(f"parameter {name} needs a gradient but is in no group of the optimizer; add it, or set requires_grad to False")
+    if optimizer.state:
+        raise Refused(
+            "the optimizer holds state from steps before attach, which the shards could not take over; attach it new, "
+            "and begin from a checkpoint with checkpoint.resumeFrom"
+        )
+    for name, thing in stateful.items():
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise Refused(f"attach(…, {name}=…): {type(thing).__name__} has no state_dict and load_state_dict")
+    problems = record.verify_round_trip(stateful)
+    if problems:
+        raise Refused("what attach was given could not be put back after a restart: " + "; ".join(problems))
+
+
+def stepper(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """What makes the steps of a model of `Table`s alone. Raises Refused where there is something to train, or no table."""
+    if not isinstance(model, torch.nn.Module):
+        raise Refused(f"attach takes a torch Module, got {type(model).__name__}")
+    trained = next((name for name, p in model.named_parameters() if p.requires_grad), None)
+    anchors = [module.anchor for module in model.modules() if isinstance(module, Table)]
+    if trained is not None or not anchors:
+        raise Refused(
+            "attach without an optimizer takes a model of ps.Table alone; this one has "
+            + (f"parameter {trained}, which needs one" if trained is not None else "none")
+        )
+    return torch.optim.SGD(anchors, lr=0.0)
+
+
+def table_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[torch.Tensor], list[TensorSpec]]:
+    """The optimizer's parameters in its order, and what each is. Raises Refused for one that is not the model's."""
+    names = {p: name for name, p in model.named_parameters()}
+    parameters: list[torch.Tensor] = []
+    table: list[TensorSpec] = []
+    for number, group in enumerate(optimizer.param_groups):
+        for p in group["params"]:
+            name = names.get(p)
+            if name is None:
+                raise Refused(f"the optimizer has a parameter of shape {tuple(p.shape)} that is not in the model given to attach")
+            parameters.append(p)
+            table.append(TensorSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), number))
+    return parameters, table
+
+
+def aliases(model: torch.nn.Module, table: list[TensorSpec]) -> dict[str, str]:
+    """Further names under which the model's state_dict holds a parameter of the table (tied weights)."""
+    named = dict(model.named_parameters())
+    names = {id(named[spec.name]): spec.name for spec in table}
+    state = model.state_dict(keep_vars=True)
+    return {alias: names[id(p)] for alias, p in state.items() if id(p) in names and names[id(p)] != alias}

@@ -1,0 +1,111 @@
+"""Which pushes count, decided once for all blocks of all shards. Pure: the caller tells the time and carries orders out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from psjob.modes import Batch, Mode, Push
+
+
+@dataclass(frozen=True)
+class Order:
+    """What every shard carries out: each batch in turn (`version` is that before the first), then it answers who may go.
+
+    `go` names, for workers that may begin their next step, how many of their clocks are answered now.
+    """
+
+    version: int
+    batches: tuple[Batch, ...]
+    go: Mapping[int, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """As shards are told: a push is [worker, clock]; `lag` is the largest of the kept ones, `weights` null for the mean."""
+        version, batches = self.version, []
+        for batch in self.batches:
+            lag = max((version - push.base for push in batch.kept if push.base is not None), default=None)
+            batches.append({"kept": _keys(batch.kept), "dropped": _keys(batch.dropped), "weights": batch.weights, "lag": lag})
+            version += bool(batch.kept)
+        return {"version": self.version, "batches": batches, "go": sorted(self.go.items())}
+
+
+class Decisions:
+    """Each push that has arrived on all of `shards` is decided on exactly once, a worker's in the order of their clocks.
+
+    `version` counts updates, `clocks` each worker's decided pushes; both go on from a checkpoint's. `live` are workers that have not left.
+    """
+
+    def __init__(self, mode: Mode, shards: Iterable[int], version: int, clocks: Mapping[int, int], live: Iterable[int]) -> None:
+        self.mode, self.shards = mode, frozenset(shards)
+        self.version = version
+        self.clocks = dict(clocks)
+        self.live = set(live)
+        self.until: float | None = None
+        """When the mode wants to be asked again, even if nothing comes."""
+        self.dropped = 0
+        self._arrived = dict(clocks)
+        """How many pushes of each worker are whole on every shard,"""
+        self._gone = dict(clocks)
+        """and how many of them were answered."""
+        self._partly: dict[tuple[int, int], dict[int, int | None]] = {}
+        self._pending: list[Push] = []
+
+    def told(self, shard: int, worker: int, clock: int, base: int | None, now: float) -> Order | None:
+        """A shard has a worker's whole push, computed on blocks of version `base` at least (None: not known).
+
+        Returns what is to be carried out now, if anything is. What is told twice changes nothing.
+        """
+        if clock < self._arrived[worker]:
+            return None
+        bases = self._partly.setdefault((worker, clock), {})
+        bases[shard] = base
+        if not bases.keys() >= self.shards:
+            return None
+        del self._partly[worker, clock]
+        known = [base for base in bases.values() if base is not None]
+        self._arrived[worker] = clock + 1
+        self._pending.append(Push(worker, clock, min(known) if len(known) == len(bases) else None, now))
+        return self.ask(now)
+
+    def left(self, worker: int, now: float) -> Order | None:
+        """A worker is through: nobody waits for it any more. As `told`."""
+        self.live.discard(worker)
+        return self.ask(now)
+
+    def ask(self, now: float) -> Order | None:
+        """Ask the mode until it has nothing more to say, then who may go on."""
+        version, batches = self.version, []
+        self.until = None
+        while self._pending and (batch := self.mode.takes(self._pending, self.live, self.version, now)) is not None:
+            if not batch.kept and not batch.dropped:
+                self.until = batch.until
+                break
+            self._settle(batch)
+            batches.append(batch)
+        go = self._let_go()
+        return Order(version, tuple(batches), go) if batches or go else None
+
+    def missing(self) -> list[int]:
+        """Workers that have not left and have no push that waits for a decision."""
+        return sorted(self.live - {push.worker for push in self._pending})
+
+    def _settle(self, batch: Batch) -> None:
+        decided = {*batch.kept, *batch.dropped}
+        self._pending = [push for push in self._pending if push not in decided]
+        for push in decided:
+            self.clocks[push.worker] = max(self.clocks[push.worker], push.clock + 1)
+        self.version += bool(batch.kept)
+        self.dropped += len(batch.dropped)
+
+    def _let_go(self) -> dict[int, int]:
+        lowest = min((self._arrived[worker] for worker in self.live), default=0)
+        go = {}
+        for worker, arrived in self._arrived.items():
+            if arrived > self._gone[worker] and self.mode.may_go(arrived, lowest, self.clocks[worker] < arrived):
+                go[worker] = self._gone[worker] = arrived
+        return go
+
+
+def _keys(pushes: Iterable[Push]) -> list[tuple[int, int]]:
+    return [(push.worker, push.clock) for push in pushes]

@@ -1,0 +1,88 @@
+"""The mode that runs, and the one that the mounted config asks for: at a checkpoint all go over to it.
+
+The checkpoint is an ordinary one, of the mode that runs. Every shard reads it back in the other mode and every worker begins again
+from it, as after a lost shard; so whatever dies on the way, what is there afterwards runs one mode or the other. A restarted coordinator
+takes the config's mode where the newest checkpoint allows it, else that of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from psjob import config, contract, modes
+from psjob.checkpoint.manifest import Manifest
+from psjob.coordinator.cuts import Cut
+from psjob.modes import Bounded, Served, written
+
+if TYPE_CHECKING:
+    from psjob.coordinator.coordinator import Coordinator
+
+LOOK_SECONDS = 2.0
+log = logging.getLogger("psjob.coordinator")
+
+
+class Switching:
+    """`wish` is the mode that the config has named last."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.c = coordinator
+        self.wish = coordinator.mode
+        self._looked = 0.0
+
+    def begin(self, made: Manifest) -> None:
+        """This coordinator goes on from a checkpoint of its own run, or of one that this run resumes."""
+        allowed = contract.GOES_ON.get(made.mode)
+        if allowed is not None and (self.wish.name not in allowed or made.rule == "reduce"):
+            self._take(modes.read(made.mode))
+
+    def tick(self, now: float) -> None:
+        """Where another mode is asked for, ask for a checkpoint."""
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        found = config.wished(self.c.place)
+        if found is not None:
+            try:
+                self._hear(modes.of(found))
+            except ValueError as error:
+                log.warning("%s", error)
+        if self.c.cuts.current is None and self.next() is not None:
+            self.c.cuts.requested = True
+
+    def committed(self, cut: Cut, made: Manifest) -> None:
+        """A checkpoint is on disk: go over to the next mode, if there is one."""
+        mode = self.next()
+        if mode is None or cut.final or cut.stop or not self.c.views.open:
+            return
+        before = written(self.c.mode)
+        self._take(mode)
+        self.c.views.rewind_all(f"from step {made.step} on the mode is {written(mode)}, it was {before}")
+
+    def next(self) -> Served | None:
+        """The mode to go over to; None where the one that runs is asked for, or nothing can be done.
+
+        From async to sync by way of bounded: its checkpoints bring all workers to one step, and nobody skips a batch.
+        """
+        return None if self.c.store.rule_name == "reduce" else following(self.c.mode, self.wish)
+
+    def _hear(self, wish: Served) -> None:
+        if wish == self.wish:
+            return
+        self.wish = wish
+        if wish != self.c.mode and self.next() is None:
+            why = (
+                "the workers' optimizer has no rule on the shards" if self.c.store.rule_name == "reduce" else "it is fixed while a job runs"
+            )
+            log.warning("training.mode %s is asked for; the job stays %s: %s", written(wish), written(self.c.mode), why)
+
+    def _take(self, mode: Served) -> None:
+        self.c.mode = mode
+        self.c.cuts.follow(mode.marks(), mode.ahead)
+
+
+def following(runs: Served, wish: Served) -> Served | None:
+    """The mode that comes after `runs` on the way to `wish`; None: there is none, or no way."""
+    if wish == runs or not {runs.name, wish.name} <= set(contract.GOES_ON):
+        return None
+    return wish if wish.name in contract.GOES_ON[runs.name] else Bounded()

@@ -1,0 +1,167 @@
+"""A module that looks rows of one table up by id, wherever they are; what it pushes at a step is for its subclasses to say."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import torch
+
+from psjob.worker.rows import Asked, RowGrads
+
+
+class Road(Protocol):
+    """Where the rows are: on the shards of a job, or in this process."""
+
+    steps: bool
+    """Steps of the optimizer reach the rows."""
+
+    def ask(self, table: int, ids: torch.Tensor, ahead: int = 0) -> Asked: ...
+
+    def collect(self, asked: Asked) -> torch.Tensor: ...
+
+    def fits(self, asked: Asked) -> bool:
+        """Are these the rows that a forward pass needs now?"""
+        ...
+
+    def split(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]: ...
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a table is beside its shape."""
+
+    init: str = "normal"
+    """How a row begins: normal (standard deviation `scale`), uniform (-scale to scale) or zeros. It follows from (seed, table, id)."""
+    scale: float = 1.0
+    seed: int | None = None
+    """None: training.seed."""
+    admit_after: int = 1
+    """A row of open ids is kept from so many-th step that names it."""
+    evict_after: int | None = None
+    """It is dropped when so many steps did not name it."""
+    optimizer: str | None = None
+    """A rule of the rows' own: sgd, adagrad, rowwise_adagrad, adam or ftrl. None: they follow the attached optimizer."""
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> tuple[Options, dict[str, float | bool]]:
+        """The options among a caller's keywords, and the rest: numbers of the rows' own rule."""
+        names = {field.name for field in fields(cls)}
+        return cls(**{k: v for k, v in given.items() if k in names}), {k: v for k, v in given.items() if k not in names}
+
+
+@dataclass(frozen=True)
+class _Unique:
+    """A batch's ids, each once and ascending, and for each of the batch's where it is among them."""
+
+    source: torch.Tensor
+    version: int
+    ids: torch.Tensor
+    inverse: torch.Tensor
+
+
+class Lookup(torch.nn.Module, abc.ABC):
+    """Rows of `dim` numbers, `num_rows` of them or, where that is None, one for any int64.
+
+    `anchor` is its one parameter: it stands for the rows in the optimizer's group that they follow.
+    """
+
+    def __init__(self, num_rows: int | None, dim: int, options: Options, numbers: dict[str, float | bool], dtype: str, device: Any) -> None:
+        super().__init__()
+        self.num_rows, self.dim, self.dtype = num_rows, dim, dtype
+        self.options, self.numbers = options, numbers
+        self.first: torch.Tensor | None = None
+        """Values with which rows 0, 1, … begin, until a table has taken them."""
+        self.anchor = torch.nn.Parameter(torch.zeros(1, device=device))
+        self._road: Road | None = None
+        self._table = -1
+        self._early: tuple[torch.Tensor, Asked] | None = None
+        self._unique: _Unique | None = None
+        self.given: torch.Tensor | None = None
+        """The ids of the last forward pass that trained."""
+
+    def bind(self, road: Road, table: int) -> None:
+        """Take rows of table number `table` from `road`."""
+        self._road, self._table = road, table
+        self._early = None
+
+    def prefetch(self, ids: torch.Tensor) -> None:
+        """Ask early for the rows that are needed after the next `opt.step()`; what needs them then waits for nothing, or for less.
+
+        In sync the shards hold the answer until that step is applied, so that no stale row comes. An earlier request that was not
+        used yet stands, and this one is left out; the rows are then asked for when they are needed.
+        """
+        road = self._road
+        if road is None or not road.steps or (self._early is not None and self._early[1].left):
+            return
+        unique = self._dedupe(ids).ids
+        self._early = (unique, road.ask(self._table, unique, 1))
+
+    @abc.abstractmethod
+    def gradients(self, scale: float) -> RowGrads | None:
+        """What the step in hand pushes, gradients times `scale`; None where that is nothing."""
+
+    def forget(self) -> None:
+        """The step in hand has no effect: it was made before."""
+
+    # -- for subclasses ------------------------------------------------------------------------
+
+    def rows_of(self, ids: torch.Tensor) -> tuple[Asked, torch.Tensor]:
+        """(the distinct rows of `ids`, where each of `ids`, flattened, stands among them). Raises IndexError for an id that is no row."""
+        road = self._road if self._road is not None else self._alone()
+        found = self._dedupe(ids)
+        asked = self._fetch(road, found.ids)
+        road.collect(asked)
+        position = found.inverse
+        if asked.order is not None:
+            place = torch.empty_like(asked.order)
+            place[asked.order] = torch.arange(len(place))
+            position = place[position]
+        return asked, position
+
+    def flat(self, ids: torch.Tensor) -> torch.Tensor:
+        """Ids as a vector of int64 in this process's memory. Raises TypeError where they are no whole numbers."""
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise TypeError(f"ids of rows are whole numbers, got {ids.dtype}")
+        return ids.detach().to("cpu", torch.int64).reshape(-1)
+
+    def check(self, ids: torch.Tensor) -> None:
+        """Raise IndexError where one of `ids`, which are in ascending order, is no row."""
+        count = self.num_rows
+        if count is not None and len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < count:
+            raise IndexError(f"ids go from {int(ids[0])} to {int(ids[-1])}, there are {count} rows")
+
+    @property
+    def steps(self) -> bool:
+        """Do steps of an attached optimizer reach the rows?"""
+        return self._road is not None and self._road.steps
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _alone(self) -> Road:
+        """Before attach: rows of this process, to look at only."""
+        from psjob.inprocess import look_alone  # that module knows this one
+
+        look_alone(self)
+        assert self._road is not None
+        return self._road
+
+    def _dedupe(self, ids: torch.Tensor) -> _Unique:
+        known = self._unique
+        if known is not None and known.source is ids and known.version == ids._version:
+            return known
+        unique, inverse = torch.unique(self.flat(ids), return_inverse=True)
+        self.check(unique)
+        found = _Unique(ids, -1 if ids.is_inference() else ids._version, unique, inverse)
+        self._unique = None if ids.is_inference() else found
+        return found
+
+    def _fetch(self, road: Road, unique: torch.Tensor) -> Asked:
+        early, self._early = self._early, None
+        if early is not None:
+            if road.fits(early[1]) and torch.equal(early[0], unique):
+                return early[1]
+            if early[1].left:  # for a later step, or not needed: stay with it until it is answered
+                self._early = early
+        return road.ask(self._table, unique)

@@ -1,0 +1,51 @@
+"""What a push, and the numbers that it is made with, are held against before anything of them counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from psjob import rules
+from psjob.rules.base import check_numbers
+from psjob.shard.cell import Cell, Info
+from psjob.shard.store import Store
+from psjob.wire.frame import Flag, Header, Kind, WireError
+
+
+def check_push(store: Store, header: Header, cell: Cell, encoded: bool = False) -> None:
+    """Refuse a push whose size or clock cannot be right, before anything of it is read; one that is `encoded` has its size checked."""
+    expected = 0 if header.flags & (Flag.ABSENT | Flag.SKIP | Flag.HELD) else cell.block.nbytes
+    if header.length != expected and not encoded:
+        raise WireError(
+            f"{header.kind.name} of block {header.block} has {header.length} bytes, expected {expected} "
+            f"({cell.block.length} elements of {cell.block.dtype})"
+        )
+    if header.flags & (Flag.ABSENT | Flag.STORE) or header.kind is Kind.EARLY:
+        return
+    check_info(store, header, cell.name)
+
+
+def check_info(store: Store, header: Header, name: str) -> Info:
+    """The numbers that a push names. Raises WireError where they are not known, or are none."""
+    info = store.info(header)
+    if info is None:
+        raise WireError(f"push of {name} names numbers {header.info}, which were not sent")
+    without = not info.numbers and store.rule_name != "reduce" if header.kind is Kind.PUSH else not info.rows
+    if without and not header.flags & Flag.SKIP:
+        raise WireError(f"push of {name} names numbers {header.info}, which are an absent rank's: none")
+    return info
+
+
+def group_numbers(store: Store, groups: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Hyperparameters of every group, whole and finite. Raises ValueError naming what is wrong (an absent rank has none)."""
+    wanted = 0 if store.layout is None or store.rule_name == "reduce" else 1 + max((t.group for t in store.layout.table), default=-1)
+    if 0 < len(groups) < wanted:  # the last groups may have no parameter
+        raise ValueError(f"numbers of {len(groups)} parameter groups, the model has {wanted}")
+    return tuple(check_numbers(rules.named(store.rule_name), group) for group in groups)
+
+
+def table_numbers(store: Store, tables: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Hyperparameters of every table, whole and finite. Raises ValueError naming what is wrong (an absent rank has none)."""
+    if tables and len(tables) != len(store.row_cells):
+        raise ValueError(f"numbers of {len(tables)} tables, the job has {len(store.row_cells)}")
+    return tuple(check_numbers(cell.table.rule, numbers) for cell, numbers in zip(store.row_cells.values(), tables, strict=False))

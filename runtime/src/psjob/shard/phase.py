@@ -1,0 +1,29 @@
+"""How far a shard is from serving, and what it has counted since it began."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Phase(Enum):
+    """How far this shard is from serving."""
+
+    BLANK = "blank"
+    """No layout yet: a new run, or a shard that waits to be told what to restore."""
+    INIT = "initialising"
+    HELD = "restored"
+    SERVING = "serving"
+
+
+@dataclass
+class Counters:
+    """What the status port tells. `applied`, `dropped` and `lost` count worker-clocks of this shard."""
+
+    pushes: int = 0
+    applied: int = 0
+    dropped: int = 0
+    duplicates: int = 0
+    fenced: int = 0
+    lost: int = 0
+    first_applied: float | None = None

@@ -1,0 +1,106 @@
+"""How large a learning rate late gradients bear, and a word where the one in use is larger. Pure."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from collections import deque
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+RULES: Final[Mapping[str, Mapping[str, bool]]] = {"sgd": {}, "plain": {}, "heavy-ball": {}, "nag": {"nesterov": True}}
+"""Rules that `bound` is about, with the numbers that stand in their names: one sum over all pushes, the same for every element.
+Others scale elements, or keep a momentum for each worker."""
+KEPT = 512
+"""Pushes whose lag is looked back on."""
+MEMORY = 0.99
+"""What is left of an older pair of gradients at the next one."""
+LEAST_PAIRS = 16
+SURE = 2.5
+"""Standard errors by which the curvature is taken lower than its estimate."""
+ASKED_EVERY = 8
+"""Pairs between two judgements."""
+
+
+class Guard:
+    """Judges the learning rate of a job by the lag and the curvature that its own pushes show.
+
+    The curvature is an exponential mean of ⟨Δg, Δw⟩ / ⟨Δw, Δw⟩ over pairs of gradients, less `SURE` standard errors: Rayleigh quotients
+    of the Hessian along the path of training, so never above its largest eigenvalue but for noise. Both gradients of a pair were computed
+    before either was applied: the noise of their batches has no part in Δw, and the mean of what it adds is 0.
+    """
+
+    def __init__(self, rule: str) -> None:
+        self._fixed = RULES[rule]
+        self.warning: str | None = None
+        """The last one given."""
+        self._lags: deque[int] = deque(maxlen=KEPT)
+        self._mean = self._scatter = self._said = 0.0
+        self._weight = self._squares = 0.0
+        """Sums of what is left of each pair, and of its square."""
+        self._pairs = 0
+
+    def see(self, lag: int, agreed: float, moved: float, numbers: Mapping[str, float | bool]) -> str | None:
+        """Take note of a push: ⟨Δg, Δw⟩ and ⟨Δw, Δw⟩ to an earlier one (both 0 where there is none), and its rule's numbers.
+
+        Returns a sentence when lr × curvature is above the bound for the first time, and whenever it has doubled since.
+        """
+        self._lags.append(lag)
+        if not (moved > 0 and math.isfinite(agreed + moved)):
+            return None
+        self._take(agreed / moved)
+        if self._pairs < LEAST_PAIRS or self._pairs % ASKED_EVERY:
+            return None
+        late, curvature, lr = self._lag95(), self._curvature(), float(numbers["lr"])
+        if not 0 < curvature < math.inf:  # nor where it is no number any more
+            return None
+        largest = bound(late, {**numbers, **self._fixed}) / curvature
+        if lr <= max(1.0, 2 * self._said) * largest:
+            return None
+        self._said = lr / largest
+        self.warning = (
+            f"lr {lr:.3g} is {self._said:.1f} times the {largest:.3g} that gradients {late} updates old bear at the curvature seen"
+            f" ({curvature:.2g}): training may diverge; lower lr, take fewer workers, mode sync, or updateRule dana-slim"
+        )
+        return self.warning
+
+    def _take(self, quotient: float) -> None:
+        self._pairs += 1
+        self._weight, self._squares = MEMORY * self._weight + 1, MEMORY**2 * self._squares + 1
+        away = quotient - self._mean
+        self._mean += away / self._weight
+        self._scatter = MEMORY * self._scatter + away * (quotient - self._mean)
+
+    def _curvature(self) -> float:
+        return self._mean - SURE * math.sqrt(self._scatter * self._squares / self._weight**3)
+
+    def _lag95(self) -> int:
+        return sorted(self._lags)[math.ceil(0.95 * len(self._lags)) - 1]
+
+
+def bound(lag: int, numbers: Mapping[str, float | bool]) -> float:
+    """Largest lr × curvature at which w -= lr · (its momentum of gradients `lag` updates old) does not grow on a quadratic.
+
+    Without momentum 2 sin(π / (2 (2 lag + 1))). With it, the point where a root of (z - 1) (1 - μ/z) z^lag = -lr a leaves the unit
+    circle; with Nesterov's, the right side is times 1 + μ - μ/z. `numbers` are those of torch.optim.SGD; what is not there is 0.
+    """
+    momentum = float(numbers.get("momentum", 0.0))
+    left = 1 - float(numbers.get("dampening", 0.0)) if momentum else 1.0
+    return _undampened(lag, momentum, momentum if numbers.get("nesterov") else 0.0) / left if left > 0 else math.inf
+
+
+@lru_cache(4096)
+def _undampened(lag: int, momentum: float, ahead: float) -> float:
+    def momenta(angle: float) -> tuple[complex, complex]:
+        delay = cmath.exp(-1j * angle)
+        return 1 - momentum * delay, 1 + ahead - ahead * delay
+
+    low, high = 0.0, math.pi
+    for _ in range(50):
+        angle = (low + high) / 2
+        below, above = momenta(angle)
+        turned = angle * (lag + 0.5) + cmath.phase(below) - cmath.phase(above)
+        low, high = (angle, high) if turned < math.pi / 2 else (low, angle)
+    below, above = momenta(high)
+    return 2 * math.sin(high / 2) * abs(below) / abs(above)

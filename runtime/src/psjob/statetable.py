@@ -1,0 +1,88 @@
+"""`Table`: push and pull of rows that are no parameters: counts, sets, distances."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from psjob.lookup import Lookup, Options
+from psjob.rules import arrays
+from psjob.tables.rules import COMBINES
+from psjob.tables.spec import IDENTITY
+from psjob.worker.rows import RowGrads
+
+_DTYPES: Final = {torch.float32: "float32", torch.int32: "int32"}
+
+
+class Table(Lookup):
+    """Rows of `width` numbers on the shards, joined with what is pushed; outside a job they are in this process.
+
+    `num_rows` None takes any int64 as an id. `combine` is how a row takes a push: sum, max, min, or, and, count (of pushes in which an
+    element is not 0) or logsumexp (float32 only). `dtype` is float32, or int32, whose sums are exact: one that leaves int32 ends the
+    job with a sentence. A row that nobody has pushed is the combination of nothing: 0 for a sum, inf for a min.
+
+    A table is a module, so that a model has it and checkpoints name it. What was pushed counts at the next `step()` of the attached
+    optimizer: at once in async; in sync when all workers have made that step, joined in rank order. No push counts twice,
+    whatever breaks; a shard that is lost takes those since its checkpoint with it, but in sync. A checkpoint holds all rows.
+
+    Raises ValueError for what no table can be.
+    """
+
+    def __init__(
+        self, num_rows: int | None, width: int, combine: str = "sum", dtype: torch.dtype = torch.float32, device: Any = None
+    ) -> None:
+        if combine not in COMBINES:
+            raise ValueError(f"combine is one of {', '.join(COMBINES)}, got {combine!r}")
+        if dtype not in _DTYPES or (dtype == torch.int32 and combine == "logsumexp"):
+            raise ValueError(f"dtype of a Table is torch.float32 or torch.int32 (not with logsumexp), got {dtype} with {combine}")
+        super().__init__(num_rows, width, Options(init=IDENTITY, optimizer=combine), {}, _DTYPES[dtype], device)
+        self.anchor.requires_grad_(False)
+        self._rule = COMBINES[combine]
+        self._rows_dtype = dtype
+        self._pushed: tuple[torch.Tensor, torch.Tensor] | None = None
+        """Distinct ids and their rows, since the last step."""
+
+    def push(self, ids: torch.Tensor, values: torch.Tensor) -> None:
+        """Join `values` (of the table's dtype, shape [*ids.shape, width]) to rows `ids`, which may repeat, at the next `step()`.
+
+        Raises ValueError for another dtype or shape and for a sum beyond int32, IndexError for an id that is no row, RuntimeError before
+        `attach`. What is pushed after the last step never counts.
+        """
+        if not self.steps:
+            raise RuntimeError("rows of a ps.Table take what is pushed at steps of an attached optimizer: call ps.attach(model) before")
+        if values.dtype != self._rows_dtype or values.shape != (*ids.shape, self.dim):
+            wanted = f"{self._rows_dtype} of shape {[*ids.shape, self.dim]}"
+            raise ValueError(f"values for a table are {wanted}, got {values.dtype} of {list(values.shape)}")
+        flat, rows = self.flat(ids), values.detach().to("cpu").reshape(-1, self.dim)
+        rows = arrays.as_flags(rows) if self._rule.monoid.flags else rows
+        if self._pushed is not None:
+            flat, rows = torch.cat([self._pushed[0], flat]), torch.cat([self._pushed[1], rows])
+        pushed = self._rule.distinct(flat, rows)
+        self.check(pushed[0])
+        self._pushed = pushed
+
+    def pull(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows `ids` as the shards have them, shape [*ids.shape, width], on the module's device; in sync those of this step. What was
+        pushed since the last step is not in them. Raises IndexError for an id that is no row.
+        """
+        asked, position = self.rows_of(ids)
+        return asked.rows[position].view(*ids.shape, self.dim).to(self.anchor.device)
+
+    forward = pull
+
+    def gradients(self, scale: float) -> RowGrads | None:
+        """What was pushed since the last step; it is taken."""
+        pushed, self._pushed = self._pushed, None
+        if pushed is None or self._road is None or not len(pushed[0]):
+            return None
+        mine, order, counts = self._road.split(pushed[0])
+        return RowGrads(mine, (pushed[1] if order is None else pushed[1][order]).contiguous(), counts)
+
+    def forget(self) -> None:
+        """Drop what was pushed: a process before this one has pushed it."""
+        self._pushed = None
+
+    def extra_repr(self) -> str:
+        """Rows, width, combination and dtype."""
+        return f"{'open ids' if self.num_rows is None else self.num_rows}, {self.dim}, {self._rule.name}, {self.dtype}"
