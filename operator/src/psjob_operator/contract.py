@@ -35,6 +35,8 @@ ENV_CHECKPOINTS: Final = "PSJOB_CHECKPOINTS"
 """Shards: folder that holds one folder per run."""
 ENV_REWINDS: Final = "PSJOB_REWINDS"
 """Workers: the *rewinds* half of the incarnation; set by the process itself before it execs."""
+ENV_MODE: Final = "PSJOB_MODE"
+"""Workers: the mode that the job runs where it is not the config's, such as `bounded:3`; set by the process itself before it execs."""
 ENV_BIND: Final = "PSJOB_BIND"
 """Shards: address to listen on; absent means every address."""
 
@@ -43,8 +45,11 @@ CONFIG_FORMAT: Final = 1
 """Keys of the config (all present):
 
 format: 1 · job: name · run: str · specHash: sha256 hex of the spec's training-relevant part
-mode: "sync" | "async" · seed: int · updateAt: "server" | "worker" | null (null: server where the optimizer is known)
-updateRule: one of UPDATE_RULES | null (null: that of the script's optimizer)
+mode: one of MODES · seed: int · updateAt: "server" | "worker" | null (null: server where the optimizer is known)
+backupWorkers: int (sync) · staleness: int | null (bounded: 3, threshold: 16) · splits: int | null (softsync: 1)
+local: null (another mode) | {"innerSteps": int, "quorum": int, "graceSeconds": float, "lr": float, "momentum": float}
+updateRule: one of UPDATE_RULES | null (null: that of the script's optimizer) · ruleOptions: {name: float}
+reduction: "mean" | "sum" | "median" | "trimmed_mean" | "module:function" · lrScaling: "none" | "linear" · warmupSteps: int
 compression: {"push": one of PUSH_CODECS, "pull": one of PULL_CODECS, "ratio": float (share of a gradient that topk and randomk send)}
 workers: int (how many ranks)
 shards: [{"host": str, "port": int, "statusPort": int}] in index order
@@ -57,8 +62,32 @@ streams: int (TCP streams between a worker and a shard)
 creditBytes: int | null (pushes of a worker that may wait at a shard, and early data beside them; null: the runtime's defaults)
 connectSeconds: float (600; how long a process tries to find its peers before it exits with EXIT_RETRY)
 """
-UPDATE_RULES: Final = ("dana-slim",)
-"""Rules that a job may name; they take an SGD's numbers and need mode async."""
+MODES: Final = ("sync", "bounded", "softsync", "async", "threshold", "local")
+"""Modes that a job may name."""
+UPDATE_RULES: Final[dict[str, tuple[str, ...]]] = {
+    "plain": (),
+    "heavy-ball": (),
+    "nag": (),
+    "multi-momentum": (),
+    "dana-zero": (),
+    "dana-slim": (),
+    "dana-dc": ("lam", "decay", "adaptive"),
+    "dc-asgd": ("lam", "decay", "adaptive"),
+    "gap-aware": ("average", "max_lr"),
+    "gap-aware-dana": ("average", "max_lr"),
+    "lr-over-lag": (),
+    "adam-async": (),
+    "ftrl": ("beta", "l1", "l2"),
+}
+"""Rules that a job may name, each with the numbers that it takes from ruleOptions; all others are those of the script's optimizer."""
+GOES_ON: Final[dict[str, tuple[str, ...]]] = {
+    "sync": ("sync", "bounded", "async"),
+    "bounded": ("sync", "bounded", "async"),
+    "async": ("bounded", "async"),
+}
+"""By the mode of a checkpoint: those in which a run may go on from it; each one not named here, in itself. A running job changes among
+these when its config names another: at a checkpoint, where all processes go back to it in the new mode. Bounded with staleness 0
+is sync, which needs all workers at one step: an async checkpoint does not have them there, one of bounded does."""
 PUSH_CODECS: Final = ("none", "bf16", "fp16", "int8", "topk", "randomk", "auto")
 """How gradients travel; none: as they are; auto: by the measured speed of the link."""
 AUTO_CODEC: Final = "auto"
@@ -97,19 +126,26 @@ STATUS_KEYS: Final = """JSON of STATUS_PATH:
 
 run, index, epoch, view, pod, state: "starting" | "restoring" | "waiting" | "serving" | "finishing" | "finished"
 counters: {"pushes": int (frames with a gradient or absent mark seen), "applied": int (pushes that counted, in worker-clocks of this shard),
-           "duplicatesRefused": int, "fenced": int, "updatesLost": int, "acknowledged": {rank: clock},
+           "dropped": int (those that the mode has dropped), "duplicatesRefused": int, "fenced": int, "updatesLost": int,
+           "acknowledged": {rank: clock},
            "firstApplied": float | null (unix time of the first push applied in this epoch), "badConnections": int}
 transports: {rank: "shared" | "tcp" | "mixed"} (how that worker's blocks and rows go)
 memory: {"rssBytes": int}
+lag, gap: {"count": int, "sum": float, "max": float, "buckets": [[edge, count of what is at most that], ...]} | null (mode sync):
+  over pushes that counted in this epoch, at most one entry a worker's clock. lag: updates between the weights of a gradient and those it is
+  applied to; gap: root mean square of what the weights have moved meanwhile, estimated on a sample of elements, and of some clocks only
 and from shard 0 only:
-coordinator: {"step": int (lowest complete clock over live workers), "loss": float | null, "rate": float (steps per second) | null,
+coordinator: {"mode": str (the one that runs, such as "bounded:3"),
+  "step": int (lowest complete clock over live workers), "loss": float | null, "rate": float (steps per second) | null,
   "eta": float (seconds) | null, "totalSteps": int | null, "metrics": {name: float},
-  "workers": [{"rank": int, "clock": int, "state": "absent" | "joined" | "left" | "lost", "start": int, "rewinds": int}],
+  "workers": [{"rank": int, "clock": int, "state": "absent" | "joined" | "left" | "lost", "start": int, "rewinds": int,
+    "idle": float (the part of its present process's time in which the script waited for others) | null}],
   "checkpoint": {"step": int, "view": int, "time": float (unix), "bytes": int, "path": str, "final": bool} | null,
   "checkpointProblem": str | null, "waiting": str | null (who is missing, which block, for how long),
   "codecs": str | null (how numbers travel between shard 0 and the workers, such as "push int8, pull bf16"; null: as they are),
   "weightsSha256": str | null (of final.safetensors' parameters, once final), "failure": str | null,
   "transport": "shared" | "tcp" | "mixed" | null (how blocks and rows go between the workers and shard 0),
+  "warning": str | null (the learning rate is above what late gradients bear),
   "passed": [[step, unix time], ...] (last 64 steps completed, newest last)}
 """
 

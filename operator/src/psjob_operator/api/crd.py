@@ -36,6 +36,7 @@ STATUS_DEFAULT: dict[str, Any] = {
 
 _KEYED = {"x-kubernetes-list-type": "map"}
 _SHAPES: dict[str, Schema] = {
+    "spec.training.ruleOptions": {"maxProperties": 16},
     "spec.checkpoint.interval": {"maxLength": 24},
     "spec.checkpoint.volume.emptyDir": {"x-kubernetes-preserve-unknown-fields": True},
     "status.conditions": {**_KEYED, "x-kubernetes-list-map-keys": ["type"], "maxItems": 16},
@@ -108,7 +109,7 @@ def crd() -> dict[str, Any]:
 
 def crd_yaml() -> str:
     """The CRD as one YAML document, without a header."""
-    return yaml.dump(crd(), Dumper=_Plain, sort_keys=False, width=200, allow_unicode=True, default_flow_style=None)
+    return yaml.dump(crd(), Dumper=_Plain, sort_keys=False, width=1000, allow_unicode=True, default_flow_style=None)
 
 
 def schema() -> Schema:

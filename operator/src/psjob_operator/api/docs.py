@@ -9,6 +9,7 @@ from psjob_operator.api.crd import schema
 from psjob_operator.api.fixed import MUTABLE
 from psjob_operator.api.rules import Rule, rules
 from psjob_operator.api.template import template_rules
+from psjob_operator.contract import GOES_ON
 
 Schema = dict[str, Any]
 
@@ -84,7 +85,10 @@ def _table(rows: Iterator[tuple[str, str, str, str]]) -> str:
 
 def _mutable() -> str:
     names = ", ".join(f"`{name}`" for name in MUTABLE)
-    return f"Once the job is made, only {names} may change.\n"
+    return (
+        f"Once the job is made, only {names} may change, and `spec.training.mode` among {', '.join(GOES_ON)}, "
+        "with `spec.training.staleness`.\n"
+    )
 
 
 def _rules() -> str:

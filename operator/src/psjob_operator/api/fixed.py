@@ -6,9 +6,11 @@ are passed over when someone writes `status: null`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
+from psjob_operator import contract
 from psjob_operator.api.rules import Rule
 from psjob_operator.api.status import TERMINAL
 
@@ -21,19 +23,22 @@ MUTABLE = (
     "spec.runPolicy.cleanPodPolicy",
 )
 """Fields of the spec that may change while the job lives. The operator reads them anew each time."""
-_LIMIT = "is fixed once the job is made"
-_REMEDY = "only spec.suspend and runPolicy's limits, TTL and cleanPodPolicy may change; make a new job (checkpoint.resumeFrom goes on)"
+SWITCHABLE = ("spec.training.mode", "spec.training.staleness")
+"""Fields that may change while the mode is one of those among which a running job goes over."""
+_AMONG = json.dumps(list(contract.GOES_ON))
+_LIMIT = "is fixed"
+_REMEDY = "make a new job (resumeFrom goes on)"
 
 
 def fixed_rules(whole: Schema) -> tuple[Rule, ...]:
     """Every transition rule of the object that `whole` is the schema of."""
-    return (*_spec("spec", whole["properties"]["spec"]), *_STATUS)
+    return (*_spec("spec", whole["properties"]["spec"]), *_SWITCHING, *_STATUS)
 
 
 def _spec(at: str, part: Schema) -> Iterator[Rule]:
     for name, child in part["properties"].items():
         path = f"{at}.{name}"
-        if path in MUTABLE:
+        if path in MUTABLE or path in SWITCHABLE:
             continue
         if "default" not in child and name not in part.get("required", []):
             # Absent on one side, a field's own transition rule is not asked: its parent's is.
@@ -48,6 +53,20 @@ def _transition(at: str, cel: str, about: str = "", limit: str = _LIMIT, remedy:
     return Rule(at, lambda _: True, limit, remedy, cel=cel, about=about)
 
 
+_SWITCHING = (
+    _transition(
+        "spec.training.mode",
+        f"self == oldSelf || [self, oldSelf].all(m, m in {_AMONG})",
+        limit=f"changes among {', '.join(contract.GOES_ON)} only",
+        remedy="make a new job",
+    ),
+    _transition(
+        "spec.training",
+        'self.mode != "threshold" || (has(self.staleness) == has(oldSelf.staleness)'
+        " && (!has(self.staleness) || self.staleness == oldSelf.staleness))",
+        about="staleness",
+    ),
+)
 _TERMINAL = ", ".join(f"'{phase}'" for phase in sorted(TERMINAL))
 _FINISHED = f"has(oldSelf.status) && has(oldSelf.status.phase) && oldSelf.status.phase in [{_TERMINAL}]"
 _STATUS = (

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psjob_operator.api import duration
+from psjob_operator.contract import UPDATE_RULES
 
 Json = Any
 LARGEST = 2_147_483_647
@@ -19,6 +20,7 @@ NAME = "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 OBJECT_NAME = "^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 RUN = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 MANAGER = "^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+REDUCTION = r"mean|sum|median|trimmed_mean|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 SIZE = "^[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)$"
 
 
@@ -119,6 +121,15 @@ _NAMES = (
 
 _RANGES = (
     _between("spec.training.seed", 0, LARGEST, "leave it out for seed 0"),
+    _between("spec.training.backupWorkers", 0, 3999, "leave it out for none"),
+    _between("spec.training.staleness", 0, 100_000, "leave it out for the mode's own number"),
+    _between("spec.training.splits", 1, 4000, "leave it out for 1"),
+    _between("spec.training.local.innerSteps", 1, 1_000_000, "leave it out for 50"),
+    _between("spec.training.local.quorum", 0, 4000, "leave it out for all"),
+    _between("spec.training.local.graceSeconds", 0, 86_400, "leave it out for none"),
+    _between("spec.training.local.lr", 1e-6, 10, "leave it out for 0.7"),
+    _between("spec.training.local.momentum", 0, 0.9999, "leave it out for 0.9"),
+    _between("spec.training.warmupSteps", 0, 1_000_000_000, "leave it out for none"),
     _between("spec.training.streams", 1, 8, "one is enough where both sides have few cores"),
     _between("spec.training.creditMebibytes", 4, 65536, "leave it out for 32; a block is up to 4"),
     _between("spec.training.compression.ratio", 0.0001, 0.5, "leave it out for 0.01; above 0.5 nothing becomes smaller"),
@@ -154,16 +165,110 @@ _TEXTS = (
         "lower-case letters, digits, '-' and '.', without a namespace before it",
     ),
     _matching("spec.managedBy", MANAGER, "must be a domain, '/' and a name", "such as psjob.dev/operator; leave it out for this operator"),
+    Rule(
+        "spec.training.reduction",
+        lambda name: re.fullmatch(REDUCTION, name, re.ASCII) is not None,
+        "must be mean, sum, median, trimmed_mean or module:function",
+        "such as robust:clipped, a function of a module that the shards can import",
+    ),
 )
+
+
+def _fits_mode(training: Json) -> bool:
+    mode = training.get("mode", "sync")
+    return (
+        (not training.get("backupWorkers") or mode == "sync")
+        and (training.get("staleness") is None or mode in ("sync", "bounded", "async", "threshold"))
+        and (training.get("splits") is None or mode == "softsync")
+        and (training.get("local") is None or mode == "local")
+        and (training.get("reduction", "mean") == "mean" or mode == "sync")
+    )
+
 
 _ACROSS = (
     Rule(
         "spec.training",
-        lambda training: not (training.get("mode") == "async" and training.get("updateAt") == "worker"),
-        "must not be worker with spec.training.mode: async",
-        "async updates run on the shards; leave spec.training.updateAt out or take mode: sync",
-        cel="!(self.mode == 'async' && has(self.updateAt) && self.updateAt == 'worker')",
+        _fits_mode,
+        "must not have a field that its mode does not read",
+        "backupWorkers and reduction are for sync, splits for softsync, local for local; staleness is for bounded and threshold",
+        cel=(
+            "(self.?backupWorkers.orValue(0) == 0 || self.mode == 'sync')"
+            " && (!has(self.staleness) || !(self.mode in ['softsync', 'local']))"
+            " && (!has(self.splits) || self.mode == 'softsync') && (!has(self.local) || self.mode == 'local')"
+            " && (self.?reduction.orValue('mean') == 'mean' || self.mode == 'sync')"
+        ),
+    ),
+    Rule(
+        "spec.training",
+        lambda training: (
+            training.get("updateAt") != "worker" or (training.get("mode", "sync") == "sync" and not training.get("backupWorkers"))
+        ),
+        "must not be worker but in spec.training.mode: sync without backupWorkers",
+        "other updates run on the shards; leave spec.training.updateAt out or take mode: sync",
+        cel="!has(self.updateAt) || self.updateAt != 'worker' || (self.mode == 'sync' && self.backupWorkers == 0)",
         about="updateAt",
+    ),
+    Rule(
+        "spec.training",
+        lambda training: (
+            training.get("lrScaling") != "linear" or (training.get("mode", "sync") == "sync" and training.get("reduction") != "sum")
+        ),
+        "must not be linear but in spec.training.mode: sync, nor with reduction: sum",
+        "only a mean over more workers bears a higher rate; leave spec.training.lrScaling out",
+        about="lrScaling",
+    ),
+    Rule(
+        "spec.training",
+        lambda training: not training.get("warmupSteps") or training.get("mode") != "local",
+        "must be 0 in spec.training.mode: local",
+        "workers step by themselves there; let the script's own scheduler warm up",
+        about="warmupSteps",
+    ),
+    Rule(
+        "spec.training.local",
+        lambda local: not local.get("graceSeconds") or bool(local.get("quorum")),
+        "must not be given without spec.training.local.quorum",
+        "a round waits for all then; leave spec.training.local.graceSeconds out",
+        about="graceSeconds",
+    ),
+    Rule(
+        "spec.training",
+        lambda training: training.get("updateAt") != "server" or training.get("mode") != "local",
+        "must not be server in spec.training.mode: local",
+        "the optimizer steps on the workers and an outer rule on the shards; leave spec.training.updateAt out",
+        about="updateAt",
+    ),
+    Rule(
+        "spec.training",
+        lambda training: training.get("ruleOptions") is None or training.get("updateRule") is not None,
+        "must not be given without spec.training.updateRule",
+        "the numbers of the script's optimizer are its own; leave spec.training.ruleOptions out or name a rule",
+        cel="!has(self.ruleOptions) || has(self.updateRule)",
+        about="ruleOptions",
+    ),
+    Rule(
+        "spec.training",
+        lambda training: (
+            training.get("updateRule") is None
+            or set(training.get("ruleOptions") or ()) <= set(UPDATE_RULES.get(training["updateRule"], ()))
+        ),
+        "must name numbers of its rule: " + "; ".join(f"{', '.join(names)} of {rule}" for rule, names in UPDATE_RULES.items() if names),
+        "all others are the script's optimizer's",
+        about="ruleOptions",
+    ),
+    Rule(
+        "spec",
+        lambda spec: (
+            (spec.get("training") or {}).get("backupWorkers", 0) < spec["workers"]["replicas"]
+            and (((spec.get("training") or {}).get("local") or {}).get("quorum", 0)) <= spec["workers"]["replicas"]
+        ),
+        "must leave a worker to take: backupWorkers below, local.quorum at most spec.workers.replicas",
+        "lower it, or have more workers",
+        cel=(
+            "self.training.backupWorkers < self.workers.replicas"
+            " && (!has(self.training.local) || self.training.local.quorum <= self.workers.replicas)"
+        ),
+        about="training",
     ),
     Rule(
         "spec.training",

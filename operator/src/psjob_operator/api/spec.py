@@ -14,7 +14,7 @@ from psjob_operator.api.duration import seconds
 
 
 class JobSpec(Model):
-    """What to train, on how many processes, and what to keep of it. Immutable but for `suspend` and four fields of `runPolicy`."""
+    """What to train, on how many processes, and what to keep of it. Only `suspend`, `training.mode` and four of `runPolicy` may change."""
 
     training: Training = Field(default_factory=lambda: Training())
     """How pushes become updates. The optimizer itself is the script's."""
@@ -35,18 +35,43 @@ class JobSpec(Model):
     """auto: put the psjob library into the worker's image when the pod starts; none: the image has it installed."""
 
 
+Mode = Literal["sync", "bounded", "softsync", "async", "threshold", "local"]
+UpdateRule = Literal[
+    "plain", "heavy-ball", "nag", "multi-momentum", "dana-zero", "dana-slim", "dana-dc", "dc-asgd", "gap-aware", "gap-aware-dana",
+    "lr-over-lag", "adam-async", "ftrl",
+]  # fmt: skip
+
+
 class Training(Model):
     """How pushes become updates."""
 
-    mode: Literal["sync", "async"] = "sync"
-    """sync: each step sums one push of every worker; async: each push counts when it comes."""
+    mode: Mode = "sync"
+    """sync: each step sums one push of every worker; bounded: nobody runs more than `staleness` steps ahead; softsync: each update takes
+    replicas / `splits` pushes; async: each push counts when it comes; threshold: and is dropped if it lags more than `staleness`;
+    local: workers step by themselves and meet now and then."""
+    backup_workers: int = 0
+    """sync: a step takes the first replicas - backupWorkers pushes and drops the rest; 0..3999."""
+    staleness: int | None = None
+    """bounded (absent: 3), threshold (absent: 16); 0..100000."""
+    splits: int | None = None
+    """softsync (absent: 1); 1..4000."""
+    local: Local | None = None
+    """How workers meet in mode local."""
     seed: int = 0
     """Seed of the order of the data and of the workers' random numbers; 0..2147483647."""
     update_at: Literal["server", "worker"] | None = None
     """Where the optimizer runs. Absent: on the shards where psjob has a rule for it, else on the workers (sync only)."""
-    update_rule: Literal["dana-slim"] | None = None
-    """What a push does to the parameters. Absent: what the script's optimizer does. dana-slim (mode async, torch.optim.SGD with momentum):
-    each worker keeps its own momentum and looks ahead, which many workers need."""
+    update_rule: UpdateRule | None = None
+    """What a push does to the parameters in mode async. Absent: what the script's optimizer does. adam-async takes torch.optim.Adam, all
+    others torch.optim.SGD; dana-slim: each worker keeps its own momentum and looks ahead, which many workers need."""
+    rule_options: dict[str, float] | None = None
+    """Numbers of `updateRule` that the script's optimizer does not have, by name."""
+    reduction: str = "mean"
+    """How a step's gradients become one in mode sync: mean, sum, median, trimmed_mean, or module:function of the worker's image."""
+    lr_scaling: Literal["none", "linear"] = "none"
+    """linear: updates use the script's learning rate times replicas - backupWorkers."""
+    warmup_steps: int = 0
+    """Steps of a worker in which the learning rate rises from a replicas-th to the whole; 0..1000000000."""
     transport: Literal["auto", "tcp"] = "auto"
     """auto: a worker and a shard in one pod or on one laptop give each other gradients and weights in shared memory, all others
     over TCP; tcp: all over TCP."""
@@ -57,6 +82,21 @@ class Training(Model):
     overlap sends before the step (absent: all of it). 4..65536."""
     compression: Compression = Field(default_factory=lambda: Compression())
     """In how many bits numbers travel between workers and shards."""
+
+
+class Local(Model):
+    """Mode local: each worker's own optimizer makes `innerSteps` steps, then Nesterov's rule takes the mean way that all went."""
+
+    inner_steps: int = 50
+    """1..1000000."""
+    quorum: int = 0
+    """Workers that a round needs; 0: all."""
+    grace_seconds: float = 0
+    """How long a round waits for the others when its quorum is there; 0..86400."""
+    lr: float = 0.7
+    """Of the outer rule; above 0 to 10."""
+    momentum: float = 0.9
+    """Of the outer rule; 0..0.9999."""
 
 
 Wire = Literal["none", "bf16", "fp16", "int8", "topk", "randomk", "auto"]

@@ -137,6 +137,8 @@ class Progress(StatusModel):
 
     step: int
     """Lowest complete step of all workers."""
+    mode: str | None = None
+    """The one that runs."""
     loss: float | None = None
     """Last loss that the script reported; absent where it is not a number."""
     rate: float | None = None

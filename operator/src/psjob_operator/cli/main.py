@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from psjob_operator.cli.compare import EXAMPLES as COMPARE_EXAMPLES
+from psjob_operator.cli.compare import compare
 from psjob_operator.cli.crd import crd
 from psjob_operator.cli.render import render
 from psjob_operator.cli.simulate import PASS_ON, simulate
@@ -97,11 +99,16 @@ def run(
     summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a summary of the run as JSON.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Start from the last checkpoint of this run's folder.")] = None,
     progress: Annotated[bool, typer.Option("--progress/--no-progress", help="Show how far training is.")] = True,
+    history: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write steps and metrics while they come, as JSON lines; the last has lag, gap and idle time."),
+    ] = None,
 ) -> None:
     """Train a job on this machine, each shard and worker a process."""
-    raise typer.Exit(run_job(Request(job, tuple(settings or ()), tuple(fault or ()), summary, resume, progress)))
+    raise typer.Exit(run_job(Request(job, tuple(settings or ()), tuple(fault or ()), summary, resume, progress, history)))
 
 
+cli.command(epilog=COMPARE_EXAMPLES)(compare)
 cli.command(epilog="Example: psjob crd | kubectl apply -f -")(crd)
 cli.command(epilog="Example: psjob render examples/digits/job.yaml | less")(render)
 cli.command(epilog=TOPOLOGY_EXAMPLES)(plan_topology)

@@ -1,4 +1,4 @@
-"""Two answers over HTTP for the kubelet: /livez, that the loop turns; /readyz, that the CRD is served and the store is whole."""
+"""Answers over HTTP: /livez, that the loop turns; /readyz, that the CRD is served and the store is whole; /metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 
 from aiohttp import web
 
+from psjob_operator.cluster import metrics
+from psjob_operator.cluster.queue import Key
+
 BEAT = 1.0
 STUCK = 60.0
 
@@ -15,8 +18,8 @@ STUCK = 60.0
 class Health:
     """Serves from the first moment on, so that waiting for the CRD is not taken for death."""
 
-    def __init__(self, numbers: Callable[[], Mapping[str, Any]]) -> None:
-        self._numbers = numbers
+    def __init__(self, numbers: Callable[[], Mapping[str, Any]], told: Callable[[], Mapping[Key, Mapping[str, Any]]]) -> None:
+        self._numbers, self._told = numbers, told
         self._beat_at = 0.0
         self._runner: web.AppRunner | None = None
         self.waiting_for = "starting"
@@ -25,7 +28,7 @@ class Health:
     async def start(self, host: str, port: int) -> None:
         """Listen. Raises OSError where the port is taken."""
         app = web.Application()
-        app.add_routes([web.get("/livez", self._live), web.get("/readyz", self._ready)])
+        app.add_routes([web.get("/livez", self._live), web.get("/readyz", self._ready), web.get("/metrics", self._metrics)])
         self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.TCPSite(self._runner, host or None, port).start()
@@ -50,3 +53,6 @@ class Health:
         if self.waiting_for:
             return web.json_response({"ready": False, "waitingFor": self.waiting_for}, status=503)
         return web.json_response({"ready": True})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=metrics.exposition(self._told()), headers={"Content-Type": metrics.CONTENT_TYPE})

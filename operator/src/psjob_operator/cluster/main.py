@@ -53,7 +53,7 @@ async def run(options: Options) -> int:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         settings = reconcile.Settings(options.runtime_image, f"{socket.gethostname()}-{os.getpid()}", options.progress_seconds)
         reconciler = reconcile.Reconciler(client, store, queue, settings, session)
-        health = Health(lambda: reconcile.health(reconciler, store, queue))
+        health = Health(lambda: reconcile.health(reconciler, store, queue), reconciler.told)
         await health.start(options.health_host, options.health_port)
         try:
             return await _serve(options, client, store, queue, reconciler, health, stop)

@@ -211,6 +211,10 @@ class Reconciler:
         seldom = begun or memory.misses > MISSES
         return self._settings.progress_seconds if seldom else min(EARLY_SECONDS, self._settings.progress_seconds)
 
+    def told(self) -> dict[Key, Mapping[str, Any]]:
+        """What shard 0 of each job last said, where it could be asked."""
+        return {key: memory.progress for key, memory in self._memories.items() if memory.progress is not None}
+
     def _where(self, key: Key) -> dict[str, str]:
         memory = self._memories.get(key)
         return {"job": str(key), "uid": memory.uid if memory is not None else ""}

@@ -119,7 +119,7 @@ def start(name: str, role: Role, index: int, number: int, argv: Sequence[str], e
                 stderr=subprocess.STDOUT,
                 # Ctrl-C at the terminal reaches psjob run alone, which then stops the job in order.
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),
+                preexec_fn=die_with(os.getpid()),
             )
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return Child(name, role, index, number, None, now, problem=f"cannot start {argv[0]}: {error}")
@@ -132,8 +132,8 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _die_with(parent: int) -> Callable[[], None] | None:
-    """Has the kernel kill the child when psjob run ends in whatever way. psjob run has one thread, so this is safe after fork."""
+def die_with(parent: int) -> Callable[[], None] | None:
+    """Has the kernel kill the child when process `parent`, ours, ends in whatever way. It has one thread, so this is safe after fork."""
     if _LIBC is None:
         return None
     prctl = _LIBC.prctl

@@ -24,8 +24,10 @@ LIVE_EVERY = 0.25
 class Display:
     """One way out for everything: the script's own lines go to standard output, psjob's to standard error (a terminal shows both)."""
 
-    def __init__(self, job: str, *, progress: bool) -> None:
+    def __init__(self, job: str, *, progress: bool, unit: str = "step") -> None:
         self._job = job
+        self.unit = unit
+        """What the job counts: step, or round in mode local."""
         self._progress = progress
         self._shown = 0.0
         self._said = ""
@@ -55,10 +57,10 @@ class Display:
         if self._live is not None:
             if now - self._shown >= LIVE_EVERY:
                 self._shown = now
-                self._live.update(_table(self._job, status, watch, now), refresh=True)
+                self._live.update(_table(self._job, status, watch, now, self.unit), refresh=True)
         elif self._progress and now - self._shown >= PLAIN_EVERY:
             self._shown = now
-            line = plain(status, watch, now)
+            line = plain(status, watch, now, self.unit)
             if line != self._said:
                 self._said = line
                 self.say(line)
@@ -70,38 +72,43 @@ class Display:
             self._live = None
 
 
-def plain(status: JobStatus | None, watch: Watch, now: float) -> str:
+def plain(status: JobStatus | None, watch: Watch, now: float, unit: str = "step") -> str:
     """The job in one line: `Running  step 120/368  loss 0.21  45.2 steps/s  eta 6 s  shards 0:e1 serving 1:e1 serving  checkpoint …`."""
     told = watch.coordinator
     shards = " ".join(f"{shard.index}:e{shard.epoch} {shard.state.lower()}" for shard in (status.shards if status else ())[:8])
-    words = [(status and status.phase) or "Pending", *_numbers(told), f"shards {shards}" if shards else "", _checkpoint(told, now)]
+    words = [
+        (status and status.phase) or "Pending",
+        *_numbers(told, unit),
+        f"shards {shards}" if shards else "",
+        _checkpoint(told, now, unit),
+    ]
     restarts = status.restarts.total if status else 0
     words.append(f"restarts {restarts}" if restarts else "")
     words.append(str(told.get("waiting") or ""))
     return "  ".join(word for word in words if word)
 
 
-def _numbers(told: Mapping[str, Any]) -> list[str]:
+def _numbers(told: Mapping[str, Any], unit: str) -> list[str]:
     if not told:
         return []
     total = int(numbers(told, "totalSteps"))
-    words = [f"step {int(numbers(told, 'step'))}" + (f"/{total}" if total else "")]
+    words = [f"{unit} {int(numbers(told, 'step'))}" + (f"/{total}" if total else "")]
     if isinstance(told.get("loss"), int | float):
         words.append(f"loss {numbers(told, 'loss'):.4g}")
     if numbers(told, "rate") > 0:
-        words.append(f"{numbers(told, 'rate'):.3g} steps/s")
+        words.append(f"{numbers(told, 'rate'):.3g} {unit}s/s")
     if isinstance(told.get("eta"), int | float):
         words.append(f"eta {_span(numbers(told, 'eta'))}")
     return words
 
 
-def _checkpoint(told: Mapping[str, Any], now: float) -> str:
+def _checkpoint(told: Mapping[str, Any], now: float, unit: str) -> str:
     kept = part(told, "checkpoint")
     if told.get("checkpointProblem"):
         return f"checkpoint problem: {told['checkpointProblem']}"
     if not kept:
         return ""
-    return f"checkpoint step {int(numbers(kept, 'step'))}, {_span(max(0.0, now - numbers(kept, 'time')))} ago"
+    return f"checkpoint {unit} {int(numbers(kept, 'step'))}, {_span(max(0.0, now - numbers(kept, 'time')))} ago"
 
 
 def _span(seconds: float) -> str:
@@ -111,9 +118,9 @@ def _span(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _table(job: str, status: JobStatus | None, watch: Watch, now: float) -> Group:
+def _table(job: str, status: JobStatus | None, watch: Watch, now: float, unit: str) -> Group:
     told = watch.coordinator
-    head = Text.assemble((job, "bold"), "  ", ((status and status.phase) or "Pending", "cyan"), "  ", "  ".join(_numbers(told)))
+    head = Text.assemble((job, "bold"), "  ", ((status and status.phase) or "Pending", "cyan"), "  ", "  ".join(_numbers(told, unit)))
     total, step = numbers(told, "totalSteps"), numbers(told, "step")
     bar = ProgressBar(total=total or None, completed=step, width=60, pulse=not total)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -126,5 +133,9 @@ def _table(job: str, status: JobStatus | None, watch: Watch, now: float) -> Grou
             f"worker {worker.get('rank')}", str(worker.get("start", "")), str(worker.get("state", "")), str(worker.get("clock", ""))
         )
     restarts = status.restarts if status else None
-    words = [_checkpoint(told, now), f"restarts {restarts.total}" if restarts and restarts.total else "", str(told.get("waiting") or "")]
+    words = [
+        _checkpoint(told, now, unit),
+        f"restarts {restarts.total}" if restarts and restarts.total else "",
+        str(told.get("waiting") or ""),
+    ]
     return Group(head, bar, table, Text("  ".join(word for word in words if word), "dim"))

@@ -18,3 +18,5 @@ class Request:
     resume: Path | None = None
     """Folder of a former run."""
     progress: bool = True
+    history: Path | None = None
+    """Where the job's numbers are written while it runs."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from psjob_operator.api.spec import JobSpec
-from psjob_operator.contract import FINAL_WEIGHTS
+from psjob_operator.contract import FINAL_WEIGHTS, GOES_ON
 from psjob_operator.local.errors import BadInput
 from psjob_operator.local.folder import RUNS
 
@@ -122,8 +122,14 @@ def _must_fit(source: Source, manifest: Mapping[str, Any], spec: JobSpec) -> Non
             f"{source.said}: that run had {len(workers)} workers, spec.workers.replicas is {spec.workers.replicas}; "
             f"go on with --set spec.workers.replicas={len(workers)} (another number of shards is fine), or {source.instead}"
         )
-    if isinstance(mode, str) and mode != spec.training.mode:
+    training = spec.training
+    quorum = training.local is not None and training.local.quorum > 0
+    ours = "backup" if training.backup_workers else "local-quorum" if quorum else training.mode
+    if isinstance(mode, str) and ours not in (modes := GOES_ON.get(mode, (mode,))):
+        field = {"backup": "backupWorkers=1", "local-quorum": "local.quorum=1"}.get(modes[0], f"mode={modes[0][:64]}")
+        also = {"backup": " with backupWorkers", "local-quorum": " with a quorum"}.get(ours, "")
+        field = "local.quorum=0" if (mode, ours) == ("local", "local-quorum") else field
         raise BadInput(
-            f"{source.said}: that run was {mode[:64]}, spec.training.mode is {spec.training.mode}; "
-            f"go on with --set spec.training.mode={mode[:64]}, or {source.instead}"
+            f"{source.said}: that run was {mode[:64]}, spec.training.mode is {training.mode}{also}; "
+            f"go on with --set spec.training.{field}, or {source.instead}"
         )

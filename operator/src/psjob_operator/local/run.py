@@ -17,6 +17,8 @@ from psjob_operator.local.errors import BadInput
 from psjob_operator.local.faults import Fault, parse_faults
 from psjob_operator.local.folder import new_folder
 from psjob_operator.local.ground import Ground
+from psjob_operator.local.history import keep_history
+from psjob_operator.local.lateness import lateness, line
 from psjob_operator.local.manifest import read_job
 from psjob_operator.local.polls import poll_shards, strike_at
 from psjob_operator.local.ports import reserve
@@ -41,7 +43,7 @@ def run_job(request: Request) -> int:
     began = time.time()
     ground, faults, story = _prepare(request)
     try:
-        result = asyncio.run(_train(ground, faults, story))
+        result = asyncio.run(_train(request, ground, faults, story))
     finally:
         for child in ground.children:
             child.stop(time.time(), grace=0)
@@ -59,25 +61,37 @@ def _prepare(request: Request) -> tuple[Ground, tuple[Fault, ...], Story]:
     command = worker_command(job, request.manifest.absolute().parent)
     faults = parse_faults(request.faults, job.spec.ps.shards, job.spec.workers.replicas)
     resume = resumed(request.resume, job.spec)
-    if request.summary is not None and not request.summary.absolute().parent.is_dir():
-        raise BadInput(
-            f"--summary {request.summary}: there is no folder {request.summary.absolute().parent}; make it, or name another file"
-        )
+    for option, path in (("--summary", request.summary), ("--history", request.history)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise BadInput(f"{option} {path}: there is no folder {path.absolute().parent}; make it, or name another file")
+    if request.history is not None:
+        _writable(request.history)
     ports = reserve(job.spec.ps.shards)
     folder = new_folder(job.metadata.name, Path.cwd())
     watch = Watch(float(job.spec.ps.shard_timeout_seconds))
-    story = Story(Display(job.metadata.name, progress=request.progress), folder)
+    story = Story(
+        Display(job.metadata.name, progress=request.progress, unit="round" if job.spec.training.mode == "local" else "step"), folder
+    )
     ground = Ground(job, folder, command, ports, watch, story.event, story.ended, resume)
     ground.prepare()
     story.opening(job, command)
     return ground, faults, story
 
 
-async def _train(ground: Ground, faults: tuple[Fault, ...], story: Story) -> str:
+def _writable(history: Path) -> None:
+    try:
+        history.write_text("")
+    except OSError as error:
+        raise BadInput(f"--history {history}: cannot be written: {error.strerror or error}; name another file") from None
+
+
+async def _train(request: Request, ground: Ground, faults: tuple[Fault, ...], story: Story) -> str:
     """Until the job is over or the user has had enough; the phase it ends in."""
     wake = asyncio.Event()
     interrupts = _listen(wake)
     beside = [asyncio.create_task(poll_shards(ground, wake)), asyncio.create_task(strike_at(ground, faults, story, wake))]
+    if request.history is not None:
+        beside.append(asyncio.create_task(keep_history(ground, request.history)))
     try:
         while not ground.over and not interrupts:
             _must_go_on(beside)
@@ -162,8 +176,12 @@ def _conclude(request: Request, ground: Ground, story: Story, result: str, secon
         story.display.say(f"Failed: {failure(ground) or 'see the logs'}; logs are in {story.near(ground.folder.path / 'logs')}", "red")
         return EXIT_FAILED
     story.display.say(
-        f"Complete: {ground.watch.step} steps in {seconds:.1f} s; weights and checkpoints are in {story.near(ground.folder.path)}"
+        f"Complete: {ground.watch.step} {story.display.unit}s in {seconds:.1f} s; "
+        f"weights and checkpoints are in {story.near(ground.folder.path)}"
     )
+    late = lateness(ground.watch.told.values())
+    if late:
+        story.display.say(line(late))
     for name, value in metrics(told).items():
         if name != "loss":
             story.display.output(metric_line(name, value))

@@ -30,6 +30,7 @@ class Story:
         self._folder = folder
         self._follows: dict[str, Follow] = {}
         self._last_tail = ""
+        self._warned: object = None
 
     def opening(self, job: PSTrainingJob, command: Command) -> None:
         """The job in one line, and what of its manifest has no meaning here."""
@@ -66,6 +67,10 @@ class Story:
         """New output of the script, and where the job stands."""
         for child in ground.children:
             self._pass_on(child, whole=False)
+        warning = ground.watch.coordinator.get("warning")
+        if warning and warning != self._warned:
+            self._warned = warning
+            self.display.say(f"warning: {warning}", "yellow")
         self.display.refresh(ground.status, ground.watch)
 
     def farewell(self, request: Request, ground: Ground) -> None:
@@ -75,7 +80,8 @@ class Story:
             words += ["--set", setting]
         if ground.watch.coordinator.get("checkpoint"):
             step = ground.watch.coordinator["checkpoint"].get("step")
-            self.display.say(f"stopped at step {ground.watch.step}, checkpoint at step {step}. Go on with:")
+            unit = self.display.unit
+            self.display.say(f"stopped at {unit} {ground.watch.step}, checkpoint at {unit} {step}. Go on with:")
             words += ["--resume", self.near(ground.folder.path)]
         else:
             self.display.say("stopped before a checkpoint was committed. Start again with:")

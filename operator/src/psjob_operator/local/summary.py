@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from psjob_operator.local.ground import Ground
+from psjob_operator.local.lateness import lateness
 from psjob_operator.local.probe import numbers
 
 
@@ -19,6 +20,7 @@ def summary(ground: Ground, result: str, seconds: float) -> dict[str, Any]:
         "steps": watch.step,
         "pushes": watch.total("pushes"),
         "applied": watch.total("applied"),
+        "dropped": watch.total("dropped"),
         "duplicates_refused": watch.total("duplicatesRefused"),
         "updates_lost": watch.total("updatesLost"),
         "restarts": dict(status.restarts.causes) if status else {},
@@ -27,6 +29,8 @@ def summary(ground: Ground, result: str, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "codecs": told.get("codecs"),
         "transport": told.get("transport"),
+        **(lateness(watch.told.values()) or {"lag": None, "gap": None}),
+        "warning": told.get("warning"),
         "loss": told.get("loss"),
         "metrics": metrics(told),
         "weights_sha256": told.get("weightsSha256"),

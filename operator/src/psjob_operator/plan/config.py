@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from psjob_operator.api.spec import JobSpec
+from psjob_operator.api.spec import JobSpec, Local
 from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, STATUS_PORT
 from psjob_operator.plan import naming
 
@@ -46,9 +46,17 @@ def job_config(job: Job, shards: Sequence[tuple[str, int, int]], checkpoints: st
         "run": job.uid,
         "specHash": spec_hash(spec),
         "mode": spec.training.mode,
+        "backupWorkers": spec.training.backup_workers,
+        "staleness": spec.training.staleness,
+        "splits": spec.training.splits,
+        "local": (spec.training.local or Local()).to_manifest() if spec.training.mode == "local" else None,
         "seed": spec.training.seed,
         "updateAt": spec.training.update_at,
         "updateRule": spec.training.update_rule,
+        "ruleOptions": spec.training.rule_options or {},
+        "reduction": spec.training.reduction,
+        "lrScaling": spec.training.lr_scaling,
+        "warmupSteps": spec.training.warmup_steps,
         "transport": spec.training.transport,
         "streams": spec.training.streams,
         "creditBytes": None if spec.training.credit_mebibytes is None else spec.training.credit_mebibytes << 20,

@@ -22,6 +22,7 @@ def progress(facts: Facts) -> Progress | None:
     at = facts.snapshot.progress_at
     return Progress(
         step=step,
+        mode=text(facts, "mode") or None,
         loss=_number(told, "loss"),
         rate=_number(told, "rate"),
         eta=_number(told, "eta"),

@@ -156,7 +156,10 @@ def _running(facts: Facts) -> dict[str, Say]:
     since = unix(kept.last_transition_time) if kept and kept.status == "True" else None
     if waiting and since is not None and since + ATTACH_SECONDS <= facts.now:
         return running("WaitingForMember", waiting)
-    if kept and kept.reason == "WaitingForMember" and not facts.coordinator:
+    warning = text(facts, "warning")
+    if warning:
+        return running("LearningRateHigh", warning)
+    if kept and kept.reason in ("WaitingForMember", "LearningRateHigh") and not facts.coordinator:
         return running(kept.reason, kept.message)
     return running("Running", "all shards and workers are running")
 

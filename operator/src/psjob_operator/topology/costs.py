@@ -118,6 +118,11 @@ def colocated(size: float, n: int, bandwidth: float, latency: float = 0.0) -> fl
     return 2 * (n - 1) * (latency + size / (n * bandwidth))
 
 
+def chain(size: float, n: int, bandwidth: float, latency: float = 0.0, *, chunks: int = 1) -> float:
+    """Added from the first machine to the last and sent back, each of c chunks behind the one before: (2(n-1)+c-1)(M/(cB) + α)."""
+    return (2 * (n - 1) + chunks - 1) * (latency + size / (chunks * bandwidth))
+
+
 def levels(inside: float, across: float, *, overlapped: bool = False) -> float:
     """Two levels, such as a tree inside each host and a ring across: their sum, or the longer one where buckets overlap."""
     return max(inside, across) if overlapped else inside + across

@@ -74,6 +74,10 @@ class Routes:
         alone = min(self._room[resource] for resource in self.way(source, target).resources)
         return alone if self.machine.total is None else min(alone, self.machine.total)
 
+    def room(self, resource: Resource) -> float:
+        """Bytes a second of what a way passes."""
+        return self._room[resource]
+
     def direct(self, one: str, other: str) -> Link | None:
         """Their link, with what was measured in place of what was described."""
         pair = frozenset((one, other))

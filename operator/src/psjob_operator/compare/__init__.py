@@ -1,0 +1,1 @@
+"""The same job in several modes, side by side: `psjob compare`."""

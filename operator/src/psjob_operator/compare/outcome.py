@@ -1,0 +1,103 @@
+"""What one side of a comparison came to: the same words for real and simulated training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SMOOTHING = 0.2
+"""Of the exponential mean over a curve's points."""
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Times are in `Comparison.unit`."""
+
+    title: str
+    command: str
+    """That makes this side alone."""
+    result: str
+    """Complete, or why it is not."""
+    elapsed: float
+    """From the first step to the last."""
+    steps: float
+    """Of a worker."""
+    curves: Mapping[str, Sequence[tuple[float, float, float]]] = field(default_factory=dict)
+    """By metric: (time, step, value), in order of time."""
+    final: Mapping[str, float] = field(default_factory=dict)
+    """The last value of each metric."""
+    lags: Sequence[tuple[float | None, float]] = ()
+    """(largest lag, pushes) of each bucket; None: above all; empty: not known. Without `mean_lag` a bucket is one lag."""
+    gaps: Sequence[tuple[float | None, float]] = ()
+    """(upper bound, pushes) of each bucket; None: above all."""
+    idle: Sequence[float] = ()
+    """The part of the time in which each worker waited."""
+    dropped: float | None = None
+    """The part of the pushes that had no effect."""
+    mean_lag: float | None = None
+    """Where buckets hold more than one lag."""
+
+    @property
+    def rate(self) -> float | None:
+        """Steps in one unit of time."""
+        return self.steps / self.elapsed if self.elapsed > 0 and self.steps else None
+
+    @property
+    def lag(self) -> float | None:
+        """The mean."""
+        count = sum(pushes for _, pushes in self.lags)
+        return sum((lag or 0) * pushes for lag, pushes in self.lags) / count if count and self.mean_lag is None else self.mean_lag
+
+    @property
+    def waiting(self) -> float | None:
+        """The mean part of the time in which a worker waited."""
+        return sum(self.idle) / len(self.idle) if self.idle else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All sides, and how they came about."""
+
+    name: str
+    """The job's."""
+    unit: str
+    """Of times: s, or mean steps."""
+    about: Mapping[str, str]
+    """How it was run, in words: command, machine, when."""
+    manifest: str
+    """The text of the manifest, or of several."""
+    sides: Sequence[Outcome]
+    wanted: float | None = None
+    """A loss that the user names."""
+
+    @property
+    def target(self) -> float | None:
+        """The wanted loss, or the lowest that all sides reached which have one, by their smoothed curves; None: there is no loss."""
+        if self.wanted is not None:
+            return self.wanted
+        lows = [min(value for _, _, value in curve) for one in self.sides if (curve := smooth(one.curves.get(LOSS, ())))]
+        return max(lows) if lows else None
+
+    def time_to(self, one: Outcome) -> float | None:
+        """When the smoothed loss of `one` was first at the target."""
+        target = self.target
+        return next((at for at, _, value in smooth(one.curves.get(LOSS, ())) if target is not None and value <= target), None)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs; `lossTarget` and `timeToLoss` as in the table."""
+        sides = [
+            asdict(one) | {"rate": one.rate, "lag": one.lag, "waiting": one.waiting, "timeToLoss": self.time_to(one)} for one in self.sides
+        ]
+        about = {"name": self.name, "unit": self.unit, "about": dict(self.about), "manifest": self.manifest}
+        return about | {"lossTarget": self.target, "sides": sides}
+
+
+def smooth(curve: Sequence[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
+    """The exponential mean of its values, at the same times and steps."""
+    found: list[tuple[float, float, float]] = []
+    for at, step, value in curve:
+        before = found[-1][2] if found else value
+        found.append((at, step, before + SMOOTHING * (value - before)))
+    return found
