@@ -7,11 +7,13 @@ block layout. With a `Wire` each gradient is first what a codec makes of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from psjob import codecs, rules
+from psjob.config import LocalConfig
 from psjob.layout import Block, Layout, TensorSpec, live_ranges
 from psjob.packing import Pack
 from psjob.rules.base import BlockState, check_numbers
@@ -65,6 +67,56 @@ def reference(
                 made.apply(states[block.index], mean, now[block.group], None if whole else ranges, lag=0)
             Pack(block, states[block.index].weights, layout.table).scatter(parameters)
     return states
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What `local_reference` has come to: the job's weights, and each worker's own optimizer."""
+
+    model: torch.nn.Module
+    optimizers: Sequence[torch.optim.Optimizer]
+
+
+def local_reference(
+    build: Callable[[], torch.nn.Module],
+    make: Callable[[torch.nn.Module], torch.optim.Optimizer],
+    batch: Callable[[int, int], Batch | None],
+    loss: Callable[[torch.nn.Module, Batch], torch.Tensor],
+    workers: int,
+    steps: int,
+    outer: LocalConfig,
+) -> Rounds:
+    """Local SGD in one process: `steps` of each worker in rounds, then the mean of how far they went in rank order and Nesterov's rule.
+
+    `batch(step, rank)`: None where that rank makes no step. The last round may be shorter. The layout is that of the optimizer's groups.
+    """
+    models = [build() for _ in range(workers)]
+    optimizers = [make(model) for model in models]
+    held = [[p for group in optimizer.param_groups for p in group["params"]] for optimizer in optimizers]
+    groups = [number for number, group in enumerate(optimizers[0].param_groups) for _ in group["params"]]
+    table = [
+        TensorSpec(str(row), tuple(p.shape), str(p.dtype)[6:], group) for row, (p, group) in enumerate(zip(held[0], groups, strict=True))
+    ]
+    layout, rule = Layout.of(table), rules.named("outer-nesterov")
+    taken = [p.detach().clone() for p in held[0]]
+    states = {b.index: rule.init(Pack(b, torch.empty(b.length), layout.table).gather(taken)) for b in layout.blocks}
+    for begin in range(0, steps, outer.inner_steps):
+        far: list[list[torch.Tensor]] = []
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            given = [batch(step, rank) for step in range(begin, min(begin + outer.inner_steps, steps))]
+            for one in [one for one in given if one is not None]:
+                optimizer.zero_grad()
+                loss(model, one).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            if any(one is not None for one in given):
+                far.append([before - p.detach() for before, p in zip(taken, held[rank], strict=True)])
+        for block in layout.blocks:
+            pushes = [Pack(block, torch.empty(block.length), layout.table).gather(deltas) for deltas in far]
+            mean_in_rank_order(pushes, pushes[0])
+            rule.apply(states[block.index], pushes[0], {"lr": outer.lr, "momentum": outer.momentum})
+            for tensors in (taken, *held):
+                Pack(block, states[block.index].weights, layout.table).scatter(tensors)
+    return Rounds(models[0], optimizers)
 
 
 class Wire:

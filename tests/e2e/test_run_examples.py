@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,16 @@ def test_digits_ends_with_its_accuracy(tmp_path: Path, manifest: str, least: flo
     # What the job leaves is judged by plain arithmetic too, without psjob.
     assert judged(ended.weights) >= least
     assert not (EXAMPLES / "digits" / ".psjob").exists()
+
+
+def test_digits_keeps_its_momentum_in_async_by_dana_and_not_by_nag(tmp_path: Path) -> None:
+    scores = {}
+    for rule in ("nag", "dana"):
+        (tmp_path / rule).mkdir()
+        ended = run(tmp_path / rule, EXAMPLES / "digits" / f"async-{rule}.yaml")
+        assert ended.code == 0, ended.told
+        scores[rule] = ended.summary["metrics"]["test_accuracy"]
+    assert scores["dana"] >= 0.93 and scores["dana"] >= scores["nag"] + 0.05, scores
 
 
 def judged(weights: dict[str, object]) -> float:
@@ -61,6 +74,85 @@ def test_clicks_has_the_same_bits_across_a_kill_and_another_transport(tmp_path: 
     assert hashes[0] == hashes[1]
 
 
+def test_lda_counts_exactly_and_learns_what_one_process_learns(tmp_path: Path) -> None:
+    import numpy as np
+
+    ended = run(tmp_path, EXAMPLES / "lda" / "job.yaml", "--fault", "kill:worker-1@step=60")
+    assert ended.code == 0, ended.told
+    assert ended.summary["result"] == "Complete" and ended.summary["restarts"] == {"Signal": 1} and ended.summary["updates_lost"] == 0
+    words, topics = (ended.weights[f"{name}.weight"] for name in ("words", "topics"))
+    documents, unseen = loaded("lda").corpus()
+    assert words.dtype == np.int32 and words.sum(0).tolist() == topics[0].tolist()
+    assert words.sum(1).tolist() == np.bincount(documents.flatten(), minlength=len(words)).tolist(), "every word has one topic"
+    alone = subprocess.run([sys.executable, str(EXAMPLES / "lda" / "train.py")], capture_output=True, text=True, timeout=300, check=True)
+    one = float(alone.stdout.splitlines()[-1].rsplit(" ", 1)[1])
+    assert judged_topics(words, unseen.numpy()) == pytest.approx(one, rel=0.01)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_lda_goes_on_without_a_shard_that_was_lost(tmp_path: Path, mode: str) -> None:
+    """In sync not a word is lost; in async a shard's last pushes are."""
+    words = ["--set", f"spec.training.mode={mode}", "--set", "spec.checkpoint.everySteps=50", "--fault", "kill:ps-1@step=120"]
+    ended = run(tmp_path, EXAMPLES / "lda" / "job.yaml", *words)
+    assert ended.code == 0, ended.told
+    found, topics = (ended.weights[f"{name}.weight"] for name in ("words", "topics"))
+    documents, unseen = loaded("lda").corpus()
+    if mode == "sync":
+        assert found.sum(0).tolist() == topics[0].tolist() and found.sum() == documents.numel() and ended.summary["updates_lost"] == 0
+    assert judged_topics(found.clip(0), unseen.numpy()) == pytest.approx(-3.415, rel=0.03)
+
+
+def judged_topics(counts: Any, unseen: Any) -> float:
+    """Mean log-likelihood of the later half of each unseen document, its mixture of topics fitted to the first half."""
+    import numpy as np
+
+    half = unseen.shape[1] // 2
+    topics = (counts + 0.1) / (counts + 0.1).sum(0)
+    found = []
+    for document in unseen:
+        mixture = np.full(topics.shape[1], 1 / topics.shape[1])
+        for _ in range(50):
+            share = topics[document[:half]] * mixture
+            mixture = (share / share.sum(1, keepdims=True)).sum(0) + 0.5
+            mixture /= mixture.sum()
+        found.append(np.log(topics[document[half:]] @ mixture).mean())
+    return float(np.mean(found))
+
+
+def test_shortest_paths_are_scipys(tmp_path: Path) -> None:
+    import numpy as np
+    from scipy.sparse.csgraph import shortest_path
+
+    ended = run(tmp_path, EXAMPLES / "shortest-paths" / "job.yaml")
+    assert ended.code == 0, ended.told
+    graph = np.full((50, 50), np.inf)
+    for begin, end, length in loaded("shortest-paths").road_map():
+        if begin != end:
+            graph[begin, end] = min(graph[begin, end], length)
+    assert np.array_equal(ended.weights["far.weight"], shortest_path(graph, method="D").T)
+    assert ended.summary["steps"] < 50 and "found after" in ended.output
+
+
+def loaded(example: str) -> ModuleType:
+    """An example's script as a module, for the data that it makes."""
+    spec = spec_from_file_location(f"example_{example.replace('-', '_')}", EXAMPLES / example / "train.py")
+    assert spec is not None and spec.loader is not None
+    made = module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.mark.parametrize(("manifest", "exchanges"), [("job.yaml", 4), ("job-sync.yaml", 200)])
+def test_charlm_learns_with_few_exchanges(tmp_path: Path, manifest: str, exchanges: int) -> None:
+    """A fifth of its steps; who guesses by the frequency of each character alone comes to more than 3 nats."""
+    words = 'spec.workers.template.spec.containers[0].args=["--steps=200"]'
+    ended = run(tmp_path, EXAMPLES / "charlm" / manifest, "--set", words)
+    assert ended.code == 0, ended.told
+    assert ended.summary["steps"] == exchanges and f"step 200, {exchanges} exchanges: " in ended.output
+    assert 1 < ended.summary["metrics"]["unseen_loss"] < 2.4
+
+
 def test_minimal_is_ten_lines_and_two_more(tmp_path: Path) -> None:
     script = (EXAMPLES / "minimal" / "train.py").read_text()
     lines = [line for line in script.splitlines() if line.strip()]
@@ -77,9 +169,11 @@ def test_gpu_trains_here_too(tmp_path: Path) -> None:
     assert ended.summary["metrics"]["accuracy"] >= 0.9 and "resources" in ended.told
 
 
-@pytest.mark.parametrize("example", ["clicks", "digits", "minimal", "gpu"])
+@pytest.mark.parametrize("example", ["charlm", "clicks", "digits", "minimal", "gpu", "lda", "shortest-paths"])
 def test_an_example_is_plain_torch_outside_a_job(tmp_path: Path, example: str) -> None:
-    args = ["--epochs", "2"] if example in ("clicks", "digits") else []
+    args = {"charlm": ["--steps", "20"], "clicks": ["--epochs", "2"], "digits": ["--epochs", "2"], "lda": ["--passes", "2"]}.get(
+        example, []
+    )
     ended = subprocess.run(
         [sys.executable, str(EXAMPLES / example / "train.py"), *args], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )

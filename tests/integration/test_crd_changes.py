@@ -11,7 +11,7 @@ from tests.integration.api_client import Api
 from tests.unit.api_manifest import GOOD, REMOVED, changed
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
-FIXED = "is fixed once the job is made; only spec.suspend and runPolicy's limits, TTL and cleanPodPolicy may change; make a new job"
+FIXED = "is fixed; make a new job"
 FULL = changed(
     GOOD,
     {
@@ -50,7 +50,6 @@ def job(job_api: Api, namespace: str) -> str:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("spec.training.mode", "async"),
         ("spec.training.seed", 7),
         ("spec.training.updateAt", "worker"),
         ("spec.training.transport", "tcp"),
@@ -100,6 +99,23 @@ def test_what_may_change(job_api: Api, job: str) -> None:
     ):
         code, answer = job_api.merge(job, "digits", {"spec": spec})
         assert code == 200, answer
+
+
+def test_the_mode_changes_among_three(job_api: Api, namespace: str) -> None:
+    assert job_api.create(namespace, GOOD)[0] == 201
+    for training in ({"mode": "async"}, {"mode": "bounded", "staleness": 5}, {"staleness": 2}, {"mode": "sync", "staleness": None}):
+        code, answer = job_api.merge(namespace, "digits", {"spec": {"training": training}})
+        assert code == 200, answer
+    code, answer = job_api.merge(namespace, "digits", {"spec": {"training": {"mode": "threshold"}}})
+    assert code == 422, answer
+    assert "changes among sync, bounded, async only; make a new job" in answer["message"]
+
+
+def test_a_number_of_another_mode_is_fixed(job_api: Api, namespace: str) -> None:
+    assert job_api.create(namespace, changed(GOOD, {"spec.training": {"mode": "threshold", "staleness": 5}}))[0] == 201
+    for training in ({"staleness": 2}, {"staleness": None}, {"mode": "async"}):
+        code, answer = job_api.merge(namespace, "digits", {"spec": {"training": training}})
+        assert code == 422, answer
 
 
 BACK = [

@@ -23,6 +23,7 @@ _RANGES = [
     ("spec.training.seed", 0, 2**31 - 1),
     ("spec.training.streams", 1, 8),
     ("spec.training.creditMebibytes", 4, 65536),
+    ("spec.training.staleness", 0, 100_000),
     ("spec.ps.shards", 1, 256),
     ("spec.ps.shardTimeoutSeconds", 2, 3600),
     ("spec.workers.replicas", 1, 4000),
@@ -34,7 +35,7 @@ _RANGES = [
 ]
 _NAME = "must be 1 to 40 lower-case letters, digits and '-'"
 _TYPE = "must be of type "
-_FIXED = "is fixed once the job is made; only spec.suspend and"
+_FIXED = "is fixed; make a new job"
 
 REFUSED: list[Case] = [
     *(case for row in _RANGES for case in _range(*row)),
@@ -108,12 +109,119 @@ REFUSED: list[Case] = [
         Case(f"ratio-{value}", {"spec.training.compression": {"ratio": value}}, "spec.training.compression.ratio", "must be 0.0001..0.5; ")
         for value in (0.0, 0.51, -0.1)
     ),
+    *(
+        Case(f"{path}-{value}", {f"spec.training.{path}": value}, f"spec.training.{path}", f"must be {limits}; ")
+        for path, values, limits in (
+            ("backupWorkers", (-1, 4000), "0..3999"),
+            ("splits", (0, 4001), "1..4000"),
+            ("warmupSteps", (-1, 10**9 + 1), "0..1000000000"),
+        )
+        for value in values
+    ),
+    *(
+        Case(
+            f"local-{field}-{value}",
+            {"spec.training": {"mode": "local", "local": {"quorum": 1, field: value}}},
+            f"spec.training.local.{field}",
+            f"must be {limits}; ",
+        )
+        for field, values, limits in (
+            ("innerSteps", (0, 10**6 + 1), "1..1000000"),
+            ("quorum", (-1, 4001), "0..4000"),
+            ("graceSeconds", (-0.5, 86_401), "0..86400"),
+            ("lr", (0, 10.5), "1e-06..10"),
+            ("momentum", (-0.1, 1), "0..0.9999"),
+        )
+        for value in values
+    ),
     # -- across fields
+    *(
+        Case(
+            f"mode-without-{field}",
+            {"spec.training": {"mode": mode, field: value}},
+            "spec.training",
+            "must not have a field that its mode does not read; ",
+        )
+        for mode, field, value in (
+            ("async", "backupWorkers", 1),
+            ("local", "staleness", 3),
+            ("sync", "splits", 2),
+            ("bounded", "splits", 1),
+            ("sync", "local", {}),
+            ("async", "reduction", "sum"),
+        )
+    ),
+    Case(
+        "options-without-rule",
+        {"spec.training": {"ruleOptions": {"lam": 2.0}}},
+        "spec.training.ruleOptions",
+        "must not be given without spec.training.updateRule; ",
+    ),
+    *(
+        Case(
+            f"options-of-{rule}-{name}",
+            {"spec.training": {"mode": "async", "updateRule": rule, "ruleOptions": {name: 1.0}}},
+            "spec.training.ruleOptions",
+            "must name numbers of its rule: lam, decay, adaptive of dana-dc; ",
+            server=False,
+        )
+        for rule, name in (("dana-zero", "lam"), ("dana-dc", "lr"), ("ftrl", "momentum"))
+    ),
+    Case(
+        "all-are-backups", {"spec.training.backupWorkers": 2, "spec.workers.replicas": 2}, "spec.training", "must leave a worker to take: "
+    ),
+    Case(
+        "quorum-of-more",
+        {"spec.training": {"mode": "local", "local": {"quorum": 3}}, "spec.workers.replicas": 2},
+        "spec.training",
+        "must leave a worker to take: ",
+    ),
+    *(
+        Case(
+            f"reduction-{name}",
+            {"spec.training": {"reduction": name}},
+            "spec.training.reduction",
+            "must be mean, sum, median, trimmed_mean or module:function; such as robust:clipped",
+            server=False,
+        )
+        for name in ("", "max", "robust:", ":clipped", "a b:c", "robust:clipped:twice", "mean\n")
+    ),
+    *(
+        Case(
+            f"scaling-{name}",
+            {"spec.training": {"lrScaling": "linear", **given}},
+            "spec.training.lrScaling",
+            "must not be linear but in spec.training.mode: sync, nor with reduction: sum; only a mean",
+            server=False,
+        )
+        for name, given in {"async": {"mode": "async"}, "local": {"mode": "local"}, "sum": {"reduction": "sum"}}.items()
+    ),
+    Case(
+        "warmup-local",
+        {"spec.training": {"mode": "local", "warmupSteps": 10}},
+        "spec.training.warmupSteps",
+        "must be 0 in spec.training.mode: local; ",
+        server=False,
+    ),
+    Case(
+        "grace-without-quorum",
+        {"spec.training": {"mode": "local", "local": {"graceSeconds": 1}}},
+        "spec.training.local.graceSeconds",
+        "must not be given without spec.training.local.quorum; a round waits for all then",
+        server=False,
+    ),
+    Case(
+        "local-server-update",
+        {"spec.training": {"mode": "local", "updateAt": "server"}},
+        "spec.training.updateAt",
+        "must not be server in spec.training.mode: local; the optimizer steps on the workers",
+        server=False,
+    ),
     Case(
         "async-worker-update",
         {"spec.training": {"mode": "async", "updateAt": "worker"}},
         "spec.training.updateAt",
-        "must not be worker with spec.training.mode: async; ",
+        "must not be worker but in spec.training.mode: sync without backupWorkers; ",
     ),
     *(
         Case(
@@ -194,7 +302,7 @@ REFUSED: list[Case] = [
             f'unknown field "spec.{path}"; fields here: ',
             server_sentence=f'unknown field "spec.{path}"',
         )
-        for path in ("training.staleness", "workers.max", "scheduling")
+        for path in ("training.elastic", "workers.max", "scheduling")
     ),
     Case(
         "shards-text",
@@ -244,8 +352,8 @@ REFUSED: list[Case] = [
             server_sentence=f'Unsupported value: "{value}"',
         )
         for path, value, choices in (
-            ("training.mode", "bounded", '"sync", "async"'),
-            ("training.mode", "local", '"sync", "async"'),
+            ("training.mode", "backup", '"sync", "bounded", "softsync", "async", "threshold", "local"'),
+            ("training.lrScaling", "square", '"none", "linear"'),
             ("training.updateAt", "shard", '"server", "worker"'),
             ("training.compression.push", "lz4", '"none", "bf16", "fp16", "int8", "topk", "randomk", "auto"'),
             ("checkpoint.accessMode", "ReadOnlyMany", '"ReadWriteOnce", "ReadWriteMany"'),
@@ -266,6 +374,12 @@ PASSED: list[Case] = [
     Case("compression", {"spec.training.compression": {"push": "topk", "pull": "bf16", "ratio": 0.05}}),
     Case("compression-auto", {"spec.training.compression": {"push": "auto", "pull": "auto"}}),
     Case("async-server", {"spec.training": {"mode": "async", "updateAt": "server"}}),
+    *(Case(f"bounded-{given}", {"spec.training": {"mode": "bounded", "staleness": given}}) for given in (0, 8)),
+    Case("scaling", {"spec.training": {"lrScaling": "linear", "warmupSteps": 10, "reduction": "median"}}),
+    Case("warmup-async", {"spec.training": {"mode": "async", "warmupSteps": 10}}),
+    Case("local", {"spec.training": {"mode": "local"}}),
+    Case("local-quorum", {"spec.training": {"mode": "local", "local": {"quorum": 2, "graceSeconds": 0.5}}, "spec.workers.replicas": 3}),
+    Case("local-numbers", {"spec.training": {"mode": "local", "local": {"innerSteps": 500, "lr": 1, "momentum": 0}}}),
     Case("sync-worker", {"spec.training": {"updateAt": "worker"}}),
     Case("disabled", {"spec.checkpoint": {"disabled": True, "volume": {"emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}}}),
     Case("disabled-plain", {"spec.checkpoint.disabled": True}),

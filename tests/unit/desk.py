@@ -19,7 +19,9 @@ from psjob.checkpoint.states import read_states
 from psjob.config import CheckpointConfig, Config, Peer, Place
 from psjob.coordinator.coordinator import Coordinator
 from psjob.layout import TensorSpec
+from psjob.modes import written
 from psjob.shard.cell import Info
+from psjob.shard.checks import group_numbers
 from psjob.shard.hello import hello_body
 from psjob.shard.server import Server
 from psjob.shard.session import Session
@@ -58,9 +60,11 @@ class Desk:
     def __init__(
         self, folder: Path, workers: int = 2, shards: int = 2, number: int = 1, mode: str = "sync", update_at: str | None = None,
         policy: str = "AllWorkers", checkpoint: CheckpointConfig = NEVER, run: str = "run-1",
+        **more: Any,
     ) -> None:  # fmt: skip
+        """`more` are further fields of `Config`."""
         peers = tuple(Peer("127.0.0.1", 1 + index, 0) for index in range(shards))
-        config = Config("job", run, "0" * 64, mode, 5, update_at, workers, peers, checkpoint, policy, 10.0, 60.0)
+        config = Config("job", run, "0" * 64, mode, 5, update_at, workers, peers, checkpoint, policy, 10.0, 60.0, **more)
         self.folder = folder / run
         places = [Place("shard", i, run, number, number, 0, f"ps-{i}-{number}", config, None, folder, 0) for i in range(shards)]
         self.servers = [Server(place, self.folder) for place in places]
@@ -110,7 +114,8 @@ class Desk:
     def relink(self, index: int, serving: bool | None = None) -> None:
         """Shard `index` says hello on a new stream, as it is (or as it claims to be)."""
         store = self.servers[index].store
-        body = hello_body(index, store.epoch, store.view, store.phase.name == "SERVING" if serving is None else serving, store.attempt)
+        serves = store.phase.name == "SERVING" if serving is None else serving
+        body = hello_body(index, store.epoch, store.view, serves, store.attempt, written(store.mode))
         self.c.views.shard(index, body, self.servers[index].control.order)
 
     def versions(self) -> set[int]:
@@ -144,14 +149,23 @@ class Desk:
         assert [clerk.heard[-2:] for clerk in clerks] == [[Kind.WELCOME, Kind.RECORD]] * len(clerks)
         return clerks
 
-    def push(self, clerk: Clerk, clock: int) -> None:
-        """One whole clock of a worker, on every shard; the gradient is -1."""
+    def push(self, clerk: Clerk, clock: int, shards: list[int] | None = None, version: int = 0) -> None:
+        """One whole clock of a worker, on `shards` (None: every one); the gradient, computed on `version`, is -1."""
         for server in self.servers:
             store = server.store
-            store.learn(clerk.rank, 1, Info(store.check_numbers([] if self.rule == "reduce" else [{"lr": 1.0}]), frozenset()))
+            if shards is not None and server.place.index not in shards:
+                continue
+            store.learn(clerk.rank, 1, Info(group_numbers(store, [] if self.rule == "reduce" else [{"lr": 1.0}]), frozenset()))
             for block, cell in store.cells.items():
                 header = Header(
-                    Kind.PUSH, worker=clerk.rank, start=clerk.incarnation[0], rewinds=clerk.incarnation[1], block=block, clock=clock, info=1
+                    Kind.PUSH,
+                    version=(store.epoch, version),
+                    worker=clerk.rank,
+                    start=clerk.incarnation[0],
+                    rewinds=clerk.incarnation[1],
+                    block=block,
+                    clock=clock,
+                    info=1,
                 )
                 grad = store.target(header, cell)
                 if grad is not None:

@@ -35,8 +35,9 @@ class Shards:
         self, folder: Path, workers: int = 2, shards: int = 2, mode: str = "sync", update_at: str | None = None,
         checkpoint: CheckpointConfig = NEVER, run: str = "run-1", streams: int = 1,
         credit: int | None = None, transport: str = "auto",
-        compression: CompressionConfig = CompressionConfig(), update_rule: str | None = None,
+        compression: CompressionConfig = CompressionConfig(), update_rule: str | None = None, **more: Any,
     ) -> None:  # fmt: skip
+        """`more` are further fields of `Config`."""
         held = [_free() for _ in range(2 * shards)]
         ports = [int(sock.getsockname()[1]) for sock in held]
         peers = tuple(Peer("127.0.0.1", ports[2 * i], ports[2 * i + 1]) for i in range(shards))
@@ -58,6 +59,7 @@ class Shards:
             compression,
             transport,
             update_rule,
+            **more,
         )
         self.folder = folder / run
         self.folder.mkdir(exist_ok=True)
@@ -121,7 +123,7 @@ class Rewound(BaseException):
     """Here a worker's process would become a fresh one of itself, with so many rewinds more than before."""
 
 
-def _rewound(rewinds: int) -> None:
+def _rewound(rewinds: int, mode: str) -> None:
     raise Rewound(rewinds + 1)
 
 

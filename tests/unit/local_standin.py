@@ -31,7 +31,8 @@ def told():
     if index == 0:
         answer["coordinator"] = {"step": step, "loss": 0.5, "rate": 100.0, "eta": None, "totalSteps": None,
             "metrics": {"test_accuracy": 0.9781},
-            "workers": [], "checkpoint": {"step": step, "view": 1, "time": time.time(), "bytes": 1, "path": "x", "final": False},
+            "workers": [{"rank": 0, "idle": 0.25}, {"rank": 1}],
+            "checkpoint": {"step": step, "view": 1, "time": time.time(), "bytes": 1, "path": "x", "final": False},
             "checkpointProblem": None, "waiting": None, "weightsSha256": "abc", "failure": None, "passed": [[step, time.time()]]}
     if absent and index == 0:
         gone = [{"rank": rank, "state": "absent"} for rank in range(config["workers"])]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from psjob_operator.api.crd import node, schema
 from psjob_operator.api.fixed import MUTABLE, fixed_rules
 from psjob_operator.api.rules import rules
+from psjob_operator.api.spec import UpdateRule
 from psjob_operator.api.template import template_rules
 from psjob_operator.api.validate import validate_job
+from psjob_operator.contract import UPDATE_RULES
 from tests.unit.api_cases import PASSED, REFUSED
 from tests.unit.api_manifest import GOOD, Case, changed
 
@@ -90,3 +92,7 @@ def test_every_field_of_the_spec_is_fixed_or_named_as_changeable() -> None:
         return [leaf for name, child in inner.items() for leaf in leaves(f"{at}.{name}", child)]
 
     assert set(leaves("spec", whole["properties"]["spec"])) <= fixed | set(MUTABLE)
+
+
+def test_a_manifest_names_the_rules_that_the_runtime_serves() -> None:
+    assert get_args(UpdateRule) == tuple(UPDATE_RULES)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import torch
 from torch import nn
 
 import psjob as ps
-from psjob import attaching, contract
-from tests.unit.live_shards import Worker, all_well, serving
+from psjob import attaching, contract, rules
+from psjob.config import Config, Place
+from psjob.rulechoice import as_it_runs, chosen
+from tests.unit.live_shards import NEVER, Worker, all_well, serving
 
 
 def model() -> nn.Module:
@@ -144,6 +148,16 @@ def test_optimizers_that_need_a_rule(job: Callable[..., str]) -> None:
     assert "training.mode async" in job(mine, sgd(mine), config={"mode": "async", "updateAt": "worker"})
 
 
+@pytest.mark.parametrize(("start", "rewinds", "runs"), [(1, 0, "async"), (2, 0, "sync"), (1, 1, "sync")])
+def test_who_comes_back_to_a_job_whose_workers_step(start: int, rewinds: int, runs: str) -> None:
+    """The config asked for another mode after the job had begun: it stays sync, and nobody who comes back is refused."""
+    config = Config("j", "r", "0", "async", 0, None, 4, (), NEVER, "AllWorkers", 10.0, 60.0)
+    here = Place("worker", 0, "r", start, 1, rewinds, "worker-0", config, None, None, 0)
+    mine = model()
+    assert as_it_runs(here, torch.optim.RMSprop(mine.parameters())).config == replace(config, mode=runs)
+    assert as_it_runs(here, sgd(mine)) == here
+
+
 def test_what_a_rule_of_the_manifest_goes_with(job: Callable[..., str]) -> None:
     mine = model()
     named = {"mode": "async", "updateRule": "dana-slim"}
@@ -154,11 +168,98 @@ def test_what_a_rule_of_the_manifest_goes_with(job: Callable[..., str]) -> None:
         assert "updateRule dana-slim takes lr, momentum and weight_decay from torch.optim.SGD with a momentum" in sentence
         assert f"the script has {type(other).__name__}" in sentence
     assert sentence.endswith("the script has SGD with momentum 0.9, dampening 0.1, maximize 0")
-    assert "updateRule 'nag'; it is one of dana-slim" in job(mine, heavy, config={**named, "updateRule": "nag"})
+    assert "updateRule 'nog'; it is one of plain, heavy-ball, nag" in job(mine, heavy, config={**named, "updateRule": "nog"})
+    warm = {"mode": "async", "updateRule": "ftrl", "warmupSteps": 9}
+    assert "warmupSteps changes lr, with which updateRule ftrl scales all weights" in job(mine, sgd(mine), config=warm)
+    still = torch.optim.SGD(mine.parameters(), lr=0.0)
+    assert "rule ftrl: lr is above 0, since it divides, got 0" in job(mine, still, config={**warm, "warmupSteps": 0})
+    rows = nn.Sequential(ps.Embedding(9, 3, optimizer="ftrl", lr=0.1))
+    assert "ftrl scales all rows of table _0; leave one of the two out" in job(rows, sgd(rows), config={"warmupSteps": 9})
     large = nn.Linear(8000, 8000, bias=False)
     sentence = job(large, torch.optim.SGD(large.parameters(), lr=0.1, momentum=0.9), config=named)
     assert "updateRule dana-slim keeps 256000000 bytes that go with each worker's resume record, at most 234881024 fit" in sentence
     assert "changes them first; attach without it" in job(mine, heavy, config=named, overlap=True)
+
+
+ADAM, NESTEROV = torch.optim.Adam, partial(torch.optim.SGD, momentum=0.9, nesterov=True)
+PLAIN, HEAVY = partial(torch.optim.SGD, lr=0.1), partial(torch.optim.SGD, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("rule", "optimizer", "said"),
+    [
+        (
+            "plain",
+            HEAVY,
+            "takes lr and weight_decay from torch.optim.SGD without momentum and maximize; the script has SGD with momentum 0.9",
+        ),
+        (
+            "nag",
+            PLAIN,
+            "takes lr, momentum and weight_decay from torch.optim.SGD with a momentum, without dampening and maximize; the script",
+        ),
+        ("dana-dc", ADAM, "takes lr, momentum and weight_decay from torch.optim.SGD with a momentum, without dampening and maximize; the"),
+        ("dc-asgd", NESTEROV, "torch.optim.SGD without nesterov, dampening and maximize; the script has SGD with nesterov 1, dampening 0"),
+        ("lr-over-lag", NESTEROV, "torch.optim.SGD without nesterov, dampening and maximize"),
+        ("ftrl", HEAVY, "takes lr from torch.optim.SGD without momentum, weight_decay and maximize; the script has SGD with momentum 0.9"),
+        ("adam-async", PLAIN, "beta1, beta2, eps, weight_decay, amsgrad and maximize from torch.optim.Adam; the script has SGD"),
+        ("adam-async", torch.optim.AdamW, "from torch.optim.Adam; the script has AdamW"),
+    ],
+)
+def test_which_optimizer_goes_with_a_rule(job: Callable[..., str], rule: str, optimizer: Any, said: str) -> None:
+    mine = model()
+    assert f"training.updateRule {rule} " in (sentence := job(mine, optimizer(mine.parameters()), {"mode": "async", "updateRule": rule}))
+    assert said in sentence
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "said"),
+    [
+        ("dana-dc", {"lamda": 1.0}, "ruleOptions has lamda, which updateRule dana-dc does not take; it takes lam, decay and adaptive"),
+        (
+            "dana-dc",
+            {"lr": 1.0},
+            "ruleOptions has lr, which updateRule dana-dc does not take; that is the script's optimizer's; it takes lam",
+        ),
+        ("dana-zero", {"lam": 1.0}, "ruleOptions has lam, which updateRule dana-zero does not take; it takes none"),
+        ("dc-asgd", {"adaptive": 0.5}, "ruleOptions: adaptive of updateRule dc-asgd is 0 or 1, got 0.5"),
+        ("gap-aware", {"max_lr": float("inf")}, "ruleOptions: rule gap-aware: max_lr is a finite number, got inf"),
+        ("gap-aware", {"average": 1.0}, "ruleOptions: rule gap-aware: average is 0 or more and below 1, got 1"),
+    ],
+)
+def test_options_that_a_rule_does_not_take(job: Callable[..., str], rule: str, options: dict[str, float], said: str) -> None:
+    mine = model()
+    assert said in job(mine, HEAVY(mine.parameters()), {"mode": "async", "updateRule": rule, "ruleOptions": options})
+
+
+def test_more_state_than_a_checkpoint_can_list_is_refused(job: Callable[..., str]) -> None:
+    mine = nn.ParameterList([torch.zeros(4) for _ in range(20)])
+    groups = [{"params": [p], "lr": 0.1} for p in mine]
+    sentence = job(mine, HEAVY(groups), {"mode": "async", "updateRule": "dana-dc", "workers": 4000})
+    assert "keeps 240000 tensors for 4000 workers and 20 blocks on the shards, at most 200000 can be listed in a checkpoint" in sentence
+
+
+def test_where_the_numbers_of_a_rule_come_from() -> None:
+    """From the script's optimizer, as it is at that moment; then from ruleOptions; then they are the rule's."""
+    config = Config("j", "r", "0", "async", 0, None, 4, (), NEVER, "AllWorkers", 10.0, 60.0, update_rule="dc-asgd",
+                    rule_options={"lam": 0.5, "adaptive": 0.0})  # fmt: skip
+    mine = model()
+    optimizer = torch.optim.SGD([{"params": mine[0].parameters(), "lr": 0.2}, {"params": mine[1].parameters()}], lr=0.1, weight_decay=0.01)
+    choice = chosen(optimizer, config)
+    optimizer.param_groups[1]["lr"] = 0.05
+    common = {"momentum": 0.0, "weight_decay": 0.01, "lam": 0.5, "adaptive": False, "decay": 0.95}
+    assert choice.numbers(optimizer) == [{"lr": 0.2, **common}, {"lr": 0.05, **common}]
+    adam = torch.optim.Adam(mine.parameters())
+    assert chosen(adam, replace(config, update_rule="adam-async", rule_options={})).numbers(adam)[0]["workers"] == 4
+
+
+def test_every_number_of_a_rule_comes_from_somewhere() -> None:
+    """The optimizer that goes with it has all that its options have not, but for the number of workers."""
+    assert set(contract.UPDATE_RULES) <= set(rules.RULES)
+    for name, options in contract.UPDATE_RULES.items():
+        like = "adam" if name == "adam-async" else "sgd"
+        rest = set(rules.named(name).numbers) - set(rules.named(like).numbers) - {"workers"}
+        assert rest == set(options), name
 
 
 def test_a_place_that_is_wrong_is_refused_whole(job: Callable[..., str]) -> None:

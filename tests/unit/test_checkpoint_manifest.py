@@ -18,6 +18,7 @@ from psjob.checkpoint import claim, disk, files, final, manifest, states
 from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.contract import FINAL_WEIGHTS
 from psjob.errors import Fenced
+from psjob.rules.base import BlockState
 from tests.unit.checkpoint_parts import LAYOUT, RUN, blocks, names, same, save
 from tests.unit.test_checkpoint_files import HOWS, damage
 
@@ -326,6 +327,31 @@ def test_counts_that_do_not_fit_are_damage(tmp_path: Path) -> None:
     wrong = dataclasses.replace(made.blocks[0], counts={"steps": 1, "segments": [[1, 1]]})
     with pytest.raises(Damage, match="counts and state of block 0"):
         states.read_states(tmp_path, dataclasses.replace(made, blocks=(wrong, *made.blocks[1:])), [0])
+
+
+def of_workers(folder: Path, *names: str) -> manifest.Manifest:
+    """A checkpoint of dana-zero with one worker whose first file has these tensors too, as long as block 0."""
+    (made,) = committed(folder, 10, shards=1)
+    states_of = {i: BlockState(state.weights, {"sum": state.weights, "v@0": state.weights * 2}) for i, state in blocks(10).items()}
+    tensors = [(f"{i}.{name}", t) for i, s in states_of.items() for name, t in {"weights": s.weights, **s.slots}.items()]
+    fact = files.write_blocks(folder, made.files[0].name, [*tensors, *((name, states_of[0].weights) for name in names)])
+    return dataclasses.replace(made, rule="dana-zero", files=(fact,))
+
+
+def test_what_belongs_to_a_worker_comes_back(tmp_path: Path) -> None:
+    made = of_workers(tmp_path)
+    found = states.read_states(tmp_path, made, [0])[0][0]
+    assert sorted(found.slots) == ["sum", "v@0"] and torch.equal(found.slots["v@0"], 2 * found.weights)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["0.v@1", "0.v@00", "0.v@-1", "0.v@", "0.v", "0.sum@0", "0.momentum_buffer", "00.v@0", "x.v@0", "9" * 5000 + ".v@0", "v@0", "0."],
+)
+def test_state_that_no_worker_of_the_job_has_is_damage(tmp_path: Path, name: str) -> None:
+    made = of_workers(tmp_path, name)
+    with pytest.raises(Damage, match="weights and state of rule dana-zero for 1 workers and"):
+        states.read_states(tmp_path, made, [0])
 
 
 def test_final_is_one_file_for_plain_torch(tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.problems import Damage
 from psjob.checkpoint.rowplaces import MAX_CHAIN, RowPlaces
 from psjob.checkpoint.rows import read_tables
+from psjob.rules.base import check_numbers
 from psjob.shard.tables import RowCuts, Voided
 from psjob.tables import Partition, Table, TableSpec
 from psjob.tables.init import initial_rows
-from psjob.tables.rules import check_numbers
+from psjob.tables.rules import named
 
 from . import checkpoint_parts as parts
 
@@ -30,6 +31,7 @@ torch.set_num_threads(1)
 SPECS = (
     TableSpec("users", 4, "adam", admit_after=2, evict_after=40),
     TableSpec("words", 3, "rowwise_adagrad", num_rows=300, init="uniform", scale=0.1, seed=4),
+    TableSpec("counts", 2, "sum", dtype="int32", init="identity"),
 )
 
 
@@ -62,11 +64,13 @@ class World:
             if spec.num_rows is None:
                 ids = ids * 7919 - 1_000_000
             grads = torch.randn(len(ids), spec.dim, generator=self.chance)
+            if spec.dtype == "int32":
+                grads = grads.mul_(1e6).int()
             owner = self.partition.shard_of(ids)
             for shard, cells in enumerate(self.shards):
                 mine = owner == shard
                 with cells[number].lock:
-                    cells[number].table.push(ids[mine], grads[mine], check_numbers(spec.rule, {}), self.clock)
+                    cells[number].table.push(ids[mine], grads[mine], check_numbers(named(spec.rule), {}), self.clock)
                     cells[number].table.evict(self.clock)
                     cells[number].n += 1
         self.clock += 1
@@ -277,13 +281,15 @@ def test_the_final_file_has_what_a_plain_model_has(tmp_path: Path) -> None:
     made = world.checkpoint(final=True)
     write_final(tmp_path, made)
     found = files.read_blocks(tmp_path / "final.safetensors")
-    users, words = world.truth()
+    users, words, counts = world.truth()
     assert found["users.ids"].tolist() == sorted(users)
     assert [row.tolist() for row in found["users.weight"]] == [users[i][1:5] for i in sorted(users)]
     expected = initial_rows(SPECS[1], torch.arange(300))
     for i, row in words.items():
         expected[i] = torch.tensor(row[1:4])
     assert torch.equal(found["words.weight"], expected)
+    assert found["counts.ids"].tolist() == sorted(counts) and found["counts.weight"].dtype == torch.int32
+    assert [row.tolist() for row in found["counts.weight"]] == [counts[i][1:3] for i in sorted(counts)]
     torch.nn.Embedding(300, 3).load_state_dict({"weight": found["words.weight"]})
 
 

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,16 +157,17 @@ def test_processes_have_the_oracles_sum_over_the_planned_links(tmp_path: Path) -
         assert {(rank, int(peer)): n for rank, each in enumerate(found) for peer, n in each["sent"].items()} == dict(planned), name
 
 
-def uplink() -> dict[str, Any]:
+def uplink(name: str) -> dict[str, Any]:
     group = connected(30.0)
     assert group is not None
     exact, transport = vectors(4, True)[group.rank()], Counting(group)
-    run(schedule("hierarchical", 4, 1, 2), exact, transport, 30.0)
+    run(schedule(name, 4, 1, 2), exact, transport, 30.0)
     return {"right": torch.equal(exact, torch.stack(vectors(4, True)).sum(0)), "sent": dict(transport.sent)}
 
 
-def test_two_nodes_of_two_devices_send_one_vector_up_each(tmp_path: Path) -> None:
-    ended = together(4, uplink, tmp_path, local=2)
+@pytest.mark.parametrize("name", ["hierarchical", "hierarchical-servers"])
+def test_two_nodes_of_two_devices_send_one_vector_up_each(name: str, tmp_path: Path) -> None:
+    ended = together(4, partial(uplink, name), tmp_path, local=2)
     assert all(rank.found["right"] for rank in ended)
     up = [sum(n for peer, n in each.found["sent"].items() if int(peer) // 2 != rank // 2) for rank, each in enumerate(ended)]
     assert up == [NUMEL, 0, NUMEL, 0]

@@ -14,7 +14,7 @@ from tests.unit.collectives_symbolic import busiest, carried_out, contributions,
 RANKS = range(2, 17)
 CHUNKS = 5
 MODEL = {"mirrored": (2, 1), "ring": (1, 1), "both-ways-ring": (2, 1), "double-ring": (2, 1), "tree": (2, 1), "pipelined-tree": (3, 1),
-         "double-tree": (4, 2), "hierarchical": (3, 1)}  # fmt: skip
+         "double-tree": (4, 2), "servers": (15, 1), "hierarchical": (3, 1), "hierarchical-servers": (15, 1)}  # fmt: skip
 """Ports of a rank each way, and moves of a link in a step."""
 
 
@@ -23,7 +23,7 @@ def made() -> list[tuple[str, int, int]]:
     found = []
     for name in STRATEGIES:
         for ranks in RANKS:
-            if name != "hierarchical":
+            if not name.startswith("hierarchical"):
                 found += [(name, ranks, 1)] if name != "double-ring" or ranks >= 5 else []
             else:
                 found += [(name, ranks, devices) for devices in range(1, ranks + 1) if ranks % devices == 0]
@@ -114,8 +114,8 @@ def test_times_are_those_of_the_formulas(ranks: int) -> None:
     assert took(schedule("tree", ranks)) == pytest.approx(costs.tree(*link))
     pipelined = costs.pipelined_tree(*link, chunks=CHUNKS)
     assert took(schedule("pipelined-tree", ranks, CHUNKS)) == pytest.approx(pipelined, rel=1e-4)
-    chain = (2 * (ranks - 1) + CHUNKS - 1) * (ALPHA + M / (CHUNKS * B))
-    assert took(schedule("mirrored", ranks, CHUNKS)) == pytest.approx(chain, rel=1e-4)
+    assert took(schedule("servers", ranks)) == pytest.approx(2 * (ALPHA + M / (ranks * B)), rel=1e-4)
+    assert took(schedule("mirrored", ranks, CHUNKS)) == pytest.approx(costs.chain(*link, chunks=CHUNKS), rel=1e-4)
 
 
 def test_hierarchical_is_the_sum_of_its_levels() -> None:
@@ -123,6 +123,8 @@ def test_hierarchical_is_the_sum_of_its_levels() -> None:
     inside = 2 * costs.tree_one_way(M, devices, B, ALPHA, chunks=nodes)
     whole = costs.levels(inside, costs.ring(M, nodes, B, ALPHA))
     assert took(schedule("hierarchical", nodes * devices, 1, devices)) == pytest.approx(whole, rel=1e-4)
+    served = costs.levels(inside, 2 * (ALPHA + M / (nodes * B)))
+    assert took(schedule("hierarchical-servers", nodes * devices, 1, devices)) == pytest.approx(served, rel=1e-4)
 
 
 def test_eight_gpus_take_as_long_as_one_ring_over_54_gb_a_second() -> None:
@@ -153,8 +155,13 @@ def test_trees_win_small_vectors_and_rings_large_ones() -> None:
 
 def test_an_uplink_carries_one_vector_for_a_node_not_one_for_each_device() -> None:
     """Two nodes of two devices. Flat to a server across, each device sends its own vector up; here the first device alone sends."""
-    across = {link: n for link, n in schedule("hierarchical", 4, 1, 2).link_elements(1000).items() if link[0] // 2 != link[1] // 2}
-    assert across == {(0, 2): 1000, (2, 0): 1000}
+    for name in ("hierarchical", "hierarchical-servers"):
+        across = {link: n for link, n in schedule(name, 4, 1, 2).link_elements(1000).items() if link[0] // 2 != link[1] // 2}
+        assert across == {(0, 2): 1000, (2, 0): 1000}
+
+
+def test_every_share_goes_straight_to_its_server() -> None:
+    assert schedule("servers", 4).link_elements(1000) == {(a, b): 500 for a in range(4) for b in range(4) if a != b}
 
 
 @pytest.mark.parametrize("numel", [0, 1, 3, 7, 1000])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from psjob.coordinator.joining import rule_difference
-from psjob.shard.store import Phase
-from psjob.wire.frame import Kind, WireError
+from psjob.shard.phase import Phase
+from psjob.wire.frame import Header, Kind, WireError
 from tests.unit.desk import NEVER, Desk
 
 
@@ -145,3 +145,31 @@ def test_a_shard_that_kept_its_blocks_is_not_restored(tmp_path: Path) -> None:
     desk.settle()
     assert desk.c.views.open
     assert {cell.n for cell in desk.servers[0].store.cells.values()} == {1}
+
+
+@pytest.mark.parametrize("mode", ["sync", "bounded", "softsync"])
+def test_what_a_worker_said_before_all_went_back_does_not_count(tmp_path: Path, mode: str) -> None:
+    """It had come to its end as a restore was ordered: it makes its steps again, and the others wait for it."""
+    desk = Desk(tmp_path, mode=mode)
+    clerks = desk.begun()
+    desk.c.views.rewind_all("a shard was lost")
+    desk.edge(clerks[0], 5)
+    desk.c._frame(clerks[0], Header(Kind.LEAVE, clock=5), {}, b"")
+    desk.settle()
+    again = [desk.hello(rank, rewinds=1) for rank in range(2)]
+    desk.settle()
+    assert [clerk.placed.get("clock") for clerk in again] == [0, 0] and not desk.c.members[0].records.keys() - {0}
+
+
+def test_a_worker_that_was_told_to_begin_again_is_not_welcomed_as_it_is(tmp_path: Path) -> None:
+    """Its stream is still open when the restore is ordered: its clocks would count as taken, and their pushes as duplicates."""
+    desk = Desk(tmp_path)
+    desk.begun()
+    before = desk.c.views.attempt
+    desk.c.views.announced(2)
+    old = desk.hello(0, fresh=False, attempt=before, acked=3, epoch=1)
+    old.done.clear()
+    desk.servers[1].store.epoch = 2
+    desk.relink(1, serving=False)
+    desk.settle()
+    assert desk.c.views.open and old.heard == [Kind.REWIND] * 2

@@ -19,10 +19,10 @@ from tests.unit.api_manifest import GOOD
 from tests.unit.checkpoint_parts import save
 
 
-def spec(workers: int = 1, mode: str = "sync", run: str | None = None) -> JobSpec:
+def spec(workers: int = 1, mode: str = "sync", run: str | None = None, **training: Any) -> JobSpec:
     job = copy.deepcopy(GOOD)
     job["spec"]["workers"]["replicas"] = workers
-    job["spec"]["training"] = {"mode": mode}
+    job["spec"]["training"] = {"mode": mode, **training}
     job["spec"]["checkpoint"] = {"resumeFrom": run} if run else {}
     return PSTrainingJob.model_validate(job).spec
 
@@ -61,13 +61,15 @@ def test_a_run_that_fits_is_taken(old: Path) -> None:
     assert resumed(None, spec()) is None
     assert resumed(Path(".psjob/old"), spec()) == old == resumed(None, spec(run="old"))
     assert resumed(Path(".psjob/old"), spec(run="gone")) == old
+    assert resumed(Path(".psjob/old"), spec(mode="bounded")) == old == resumed(Path(".psjob/old"), spec(mode="async"))
 
 
 @pytest.mark.parametrize(
     ("wanted", "sentence"),
     [
         (spec(workers=3), "had 1 workers, spec.workers.replicas is 3; go on with --set spec.workers.replicas=1 "),
-        (spec(mode="async"), "was sync, spec.training.mode is async; go on with --set spec.training.mode=sync"),
+        (spec(mode="local", local={"quorum": 1}), "was sync, spec.training.mode is local with a quorum; go on with"),
+        (spec(mode="local"), "was sync, spec.training.mode is local; go on with --set spec.training.mode=sync"),
     ],
 )
 def test_another_number_of_workers_or_mode_is_refused(old: Path, wanted: JobSpec, sentence: str) -> None:

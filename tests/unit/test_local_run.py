@@ -24,7 +24,7 @@ def summary(path: Path) -> dict[str, Any]:
 
 
 def test_a_job_runs_to_its_end_and_its_metric_is_the_last_line(tmp_path: Path) -> None:
-    ended = run(tmp_path, manifest(tmp_path, "0.3"), "--summary", "s.json")
+    ended = run(tmp_path, manifest(tmp_path, "0.3"), "--summary", "s.json", "--history", "h.jsonl")
     told = summary(tmp_path / "s.json")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1] == "test accuracy 0.978"
@@ -32,6 +32,16 @@ def test_a_job_runs_to_its_end_and_its_metric_is_the_last_line(tmp_path: Path) -
     assert "not used on this machine: image" in ended.stderr
     assert (told["result"], told["restarts"], told["epochs"], told["view"]) == ("Complete", {}, [1, 1], 1)
     assert told["pushes"] > 0 and told["weights_sha256"] == "abc" and told["recoveries"] == []
+    lines = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()]
+    last = lines[-1]
+    assert last["lag"]["count"] == last["gap"]["count"] == 0 and last["idle"] == [0.25, None], "what was wasted stands in the last line"
+    steps = [line["step"] for line in lines]
+    assert (
+        steps[:-1] == sorted(set(steps[:-1]))
+        and steps[-1] == max(steps)
+        and all(line["metrics"] == {"test_accuracy": 0.9781} for line in lines)
+    )
+    assert lines[0]["passed"] and all(at <= line["time"] for line in lines for _, at in line["passed"])
     folder = tmp_path / ".psjob" / told["run"]
     assert (tmp_path / ".psjob" / ".gitignore").read_text() == "*\n"
     assert json.loads((folder / "status.json").read_text())["phase"] == "Complete"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob.modes import MODES, Async, Backup, Batch, Bounded, Local, Mode, Push, Softsync, Sync, Threshold, named
+from psjob import contract
+from psjob.config import LocalConfig
+from psjob.modes import MODES, Async, Backup, Batch, Bounded, Local, Mode, Push, Quorum, Softsync, Sync, Threshold, of
 
 ALL = frozenset(range(4))
 
@@ -97,10 +101,30 @@ def test_numbers_out_of_range_are_named(made, sentence: str) -> None:  # type: i
         made()
 
 
-@pytest.mark.parametrize("name", sorted(set(MODES) - {"sync", "async"}))
-def test_a_job_runs_sync_and_async_only(name: str) -> None:
-    with pytest.raises(ValueError, match=f"training.mode is '{name}'; this version has sync, async"):
-        named(name)
+@dataclass(frozen=True)
+class Job:
+    """What a config says."""
+
+    mode: str
+    staleness: int | None = None
+    local: LocalConfig = field(default_factory=lambda: LocalConfig(inner_steps=7, quorum=2, grace_seconds=0.5))
+    backup_workers: int = 0
+    splits: int | None = None
+
+
+@pytest.mark.parametrize("name", sorted(set(MODES) - set(contract.MODES)))
+def test_what_no_job_can_run_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"training.mode is '{name}'; this version has {', '.join(contract.MODES)}"):
+        of(Job(name))
+
+
+def test_a_job_runs_the_mode_and_the_numbers_that_it_names() -> None:
+    ours = [of(Job(name)) for name in ("sync", "bounded", "softsync", "async", "threshold", "local")]
+    assert ours == [Sync(), Bounded(3), Softsync(1), Async(), Threshold(16), Quorum(7, 2, 0.5)]
+    assert of(Job("bounded", 5)) == Bounded(5)
+    assert of(Job("bounded", 0)) == Sync() == of(Job("sync", 3)), "with no staleness it is sync itself, bit for bit"
+    assert of(Job("sync", backup_workers=2)) == Backup(2)
+    assert of(Job("softsync", splits=4)) == Softsync(4) and of(Job("threshold", 0)) == Threshold(0)
 
 
 PUSHES = st.lists(

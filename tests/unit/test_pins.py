@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import cast
 
 import pytest
 import torch
@@ -13,9 +14,8 @@ from hypothesis import strategies as st
 from psjob import rules
 from psjob.checkpoint.increments import EMPTY, MAX_FILES, Base, Lies, staying
 from psjob.layout import Layout, TensorSpec
-from psjob.modes import Push
-from psjob.modes import named as mode_named
-from psjob.shard.cell import Arrived, Cell, Gradient, Info
+from psjob.modes import Push, Sync
+from psjob.shard.cell import Arrived, Cell, Gradient, Info, Replies, Waiter
 from psjob.shard.gaps import Gaps
 from psjob.shard.pins import Pin, Voided, room
 from psjob.shard.spare import Spare
@@ -28,16 +28,16 @@ INFO = Info(({**rules.named("adam").numbers, "lr": 0.25},), frozenset())
 def cell_of(rule: str = "adam") -> Cell:
     """A served block: every element moves alike, so that a torn copy would show two values."""
     block = LAYOUT.blocks[0]
-    cell = Cell(block, 0, rules.named(rule), mode_named("sync"))
+    cell = Cell(block, 0, rules.named(rule), Sync())
     cell.put(cell.rule.init(torch.zeros(block.length)), 0)
     return cell
 
 
-def push(cell: Cell, skip: bool = False) -> None:
+def push(cell: Cell, skip: bool = False, info: Info = INFO) -> None:
     grad = Gradient([], cell.block.nbytes, cell.block)
     grad.flat.fill_(1.0)
     with cell.lock:
-        cell.pending[0] = Arrived(Push(0, cell.n, cell.n), grad, skip, INFO)
+        cell.pending[0, cell.n] = Arrived(Push(0, cell.n, cell.n), grad, skip, info)
         cell.advance(lambda clock: frozenset([0]))
 
 
@@ -198,7 +198,7 @@ def test_a_checkpoint_names_less_than_twice_what_it_needs(files: list[list[tuple
 
 def test_first_values_given_again_leave_the_cut_of_the_first() -> None:
     """After a broken stream rank 0 gives all values again, also to a shard that is saving them already."""
-    store = Store(0, 1, 1, 1, mode_named("sync"), "run")
+    store = Store(0, 1, 1, 1, Sync(), "run")
     store.set_up((TensorSpec("w", (256,), "float32"),), "sgd")
     for index, cell in store.cells.items():
         store.initialise(index, torch.full((cell.block.length,), 2.0))
@@ -215,3 +215,29 @@ def test_first_values_given_again_leave_the_cut_of_the_first() -> None:
         assert store.initialise(index, torch.zeros(cell.block.length))
         assert cell.state is not None and torch.equal(cell.state.weights, torch.full((cell.block.length,), 2.0))
     assert not voided
+
+
+def test_a_reply_that_is_noted_leaves_a_held_block_as_it_was() -> None:
+    """What a worker is sent belongs to the block's state under such a rule: a cut has the note of its moment, the next cut another."""
+    cell = cell_of("dana-dc")
+    told = Info((cell.rule.numbers,), frozenset())
+    waiter = Waiter(cast(Replies, None), 0, 0, 0, 0, 0.0, info=told)
+
+    def reply() -> None:
+        with cell.lock:
+            cell.reply(waiter)
+
+    reply()
+    push(cell, info=told)
+    assert cell.state is not None
+    at_the_cut = cell.state.copy()
+    (pin,) = held(cell, -1, Spare(sizes(cell)))
+    before = cell.content
+    reply()
+    assert not torch.equal(cell.state.slots["sent@0"], at_the_cut.slots["sent@0"]), "the reply has noted other weights"
+    assert cell.content is not before, "the next cut must not take this block for unchanged"
+    push(cell, info=told)
+    taken = pin.take()
+    assert taken.keys() == {"weights", *at_the_cut.slots}
+    assert all(torch.equal(taken[name], tensor) for name, tensor in at_the_cut.slots.items())
+    assert torch.equal(taken["weights"], at_the_cut.weights)

@@ -222,3 +222,11 @@ def test_a_bad_spec_fails_a_new_job_and_leaves_a_running_one_alone() -> None:
     assert stands(going.status) == {"Ready": "False", "Stalled": "True"}
     cured = plan(replace(running(), status=going.status), NOW)
     assert stands(cured.status) == {"Ready": "True"}
+
+
+def test_another_mode_is_written_into_the_config_and_touches_no_process() -> None:
+    up = running()
+    other = replace(up, spec=job(training={"mode": "async"}).spec)
+    decided = plan(other, NOW)
+    assert [type(action) for action in decided.actions] == [EnsureConfig]
+    assert up.status is not None and (decided.status.view, decided.status.workers) == (up.status.view, up.status.workers)

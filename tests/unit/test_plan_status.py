@@ -141,6 +141,15 @@ def test_who_is_waited_for_is_told_once_a_minute() -> None:
     assert (ready.status, ready.reason) == ("True", "WaitingForMember") and "61 s" in ready.message
 
 
+def test_a_learning_rate_that_is_too_high_is_told_and_stays_told_out_of_reach() -> None:
+    warning = "lr 0.6 is 2.8 times the 0.213 that gradients 13 updates old bear"
+    up = plan(replace(running(), progress=told(9, warning=warning), progress_at=NOW), NOW).status
+    ready = said(up)["Ready"]
+    assert (ready.status, ready.reason, ready.message) == ("True", "LearningRateHigh", warning)
+    silent = plan(replace(running(), status=up, progress=None), NOW + 90)
+    assert said(silent.status)["Ready"] == ready
+
+
 def test_counters_and_words_are_spaced_facts_are_not() -> None:
     starting = plan(job(), NOW)
     some = tuple(pod(role, index) for role, index in (("shard", 0), ("worker", 1)))

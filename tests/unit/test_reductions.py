@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.rules.reduction import MONOIDS, REDUCTIONS, mean_in_rank_order, named
+from psjob.rules.reduction import MONOIDS, REDUCTIONS, ReductionProblem, mean_in_rank_order, named
 from psjob.rules.semiring import SEMIRINGS
 
 torch.set_num_threads(1)
@@ -162,29 +162,67 @@ def dijkstra(weights: Any) -> list[float]:
     return far
 
 
-def first_of_all(pushes: Sequence[Any], out: Any) -> None:
-    out[:] = pushes[0]
+def spread(pushes: list[torch.Tensor]) -> torch.Tensor:
+    whole = torch.stack(pushes)
+    return whole.amax(0) - whole.amin(0)
+
+
+def krum(pushes: list[torch.Tensor]) -> torch.Tensor:
+    """The push that is nearest to the others as a whole: not by element."""
+    return min(pushes, key=lambda push: sum(float((push - other).norm()) for other in pushes))
+
+
+def in_place(pushes: list[torch.Tensor]) -> torch.Tensor:
+    for push in pushes[1:]:
+        pushes[0] += push
+    return pushes[0]
+
+
+def by_index(pushes: list[torch.Tensor]) -> torch.Tensor:
+    return pushes[1] * 2
+
+
+def of_many_only(pushes: list[torch.Tensor]) -> torch.Tensor:
+    if len(pushes[0]) > 100:
+        raise RuntimeError("too long")
+    return pushes[0].double() if len(pushes[0]) > 10 else pushes[0]
 
 
 def test_a_reduction_of_ones_own() -> None:
-    own = named(f"{__name__}:first_of_all")
+    own = named(f"{__name__}:spread")
     out = torch.zeros(2)
-    own([torch.tensor([1.0, 2.0]), torch.ones(2)], out)
-    assert out.tolist() == [1, 2]
+    own([torch.tensor([1.0, 2.0]), torch.ones(2), torch.tensor([4.0, 5.0])], out)
+    assert out.tolist() == [3, 4]
+
+
+def test_one_that_fails_later_is_named_with_what_it_was_given() -> None:
+    own = named(f"{__name__}:of_many_only")
+    for length, words in (
+        (200, "of_many_only failed on 2 pushes of float32 .200.: RuntimeError: too long"),
+        (20, "of_many_only made float64 .20. of 2 pushes of float32 .20.; it must return a tensor like each of them"),
+    ):
+        with pytest.raises(ReductionProblem, match=words):
+            own([torch.ones(length), torch.ones(length)], torch.empty(length))
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("mode", "no reduction 'mode'; the reductions are mean, sum, .* or your own as module:function"),
-        ("nowhere.at_all:f", "'nowhere.at_all:f' cannot be imported: No module named 'nowhere'"),
-        ("math:f", "'math:f' cannot be imported: module 'math' has no attribute 'f'"),
-        ("math:pi", "'math:pi' is a float; it must be a function"),
+        ("nowhere.at_all:f", "nowhere.at_all:f cannot be imported: ModuleNotFoundError: No module named 'nowhere'; shards look in"),
+        ("math:f", "math:f cannot be imported: AttributeError: module 'math' has no attribute 'f'"),
+        ("math:pi", "math:pi is a float; it must be a function"),
+        ("json:dumps", "json:dumps failed on 3 pushes of float32 .4.: TypeError: Object of type Tensor"),
+        ("builtins:len", "builtins:len made a int of 3 pushes"),
+        ("torch:stack", r"torch:stack made float32 \[3, 4\] of 3 pushes"),
+        (f"{__name__}:krum", "does not work by element: element 0 of three pushes comes to"),
+        (f"{__name__}:in_place", "writes to the pushes that it is given"),
+        (f"{__name__}:by_index", "failed on 1 pushes of float32 .4.: IndexError"),
         (":f", "no reduction ':f'"),
     ],
 )
 def test_names_that_are_none(name: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ReductionProblem, match=words):
         named(name)
 
 

@@ -253,7 +253,7 @@ def test_async_workers_see_their_own_updates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
 def test_broken_streams_lose_and_double_no_row(tmp_path: Path, mode: str, transport: str) -> None:
     """Links are cut in the middle of training, with lookups and pushes on their way; the sum of all updates is exact."""
     count = 12

@@ -178,6 +178,20 @@ def test_refusals_say_what_there_is() -> None:
     ]:
         with pytest.raises(ValueError, match=words):
             check_numbers(sgd, numbers)
+    for rule, numbers, words in [
+        ("adam-async", {"workers": 0.5}, "workers is 1 or more, got 0.5"),
+        ("gap-aware", {"average": 1.0}, "average is 0 or more and below 1, got 1"),
+        ("dc-asgd", {"decay": -3.0}, "decay is 0 or more and below 1, got -3"),
+        ("adam", {"beta2": 1.0}, "beta2 is 0 or more and below 1, got 1"),
+        ("ftrl", {"beta": 0.0}, "beta is above 0, since it divides, got 0"),
+        ("ftrl", {"lr": 0.0}, "lr is above 0, since it divides, got 0"),
+        ("ftrl", {"l1": -1.0}, "l1 is 0 or more, got -1"),
+    ]:
+        with pytest.raises(ValueError, match=f"rule {rule}: {words}"):
+            check_numbers(rules.named(rule), numbers)
+    for odd in ("", [], None):
+        with pytest.raises(ValueError, match="numbers of rule sgd are a map, got"):
+            check_numbers(sgd, odd)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="segments of a block have 3 elements, its weights 4"):
         BlockState.of(torch.zeros(4), {}, {"steps": 1, "segments": [[3, 1]]})
     with pytest.raises(ValueError, match="state 'sum' has shape"):

@@ -324,8 +324,6 @@ def test_adams_averages_fade_by_rounds(workers: int) -> None:
         assert torch.allclose(states[0].slots[slot], states[1].slots[slot], rtol=1e-12)
     beta = numbers_of("adam")["beta2"]
     assert 1 - beta ** states[0].count_at(0) == pytest.approx(1 - (beta ** (1 / workers)) ** states[1].count_at(0))
-    with pytest.raises(ValueError, match=r"rule adam-async: workers is 1 or more, got 0\.5"):
-        many.apply(states[1], torch.zeros(6, dtype=torch.float64), numbers_of("adam-async", workers=0.5))
 
 
 def test_ftrl_makes_zeros_and_begins_at_the_weights_it_is_given() -> None:

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from psjob.coordinator.coordinator import Coordinator
+from psjob.shard.phase import Phase
 from psjob.shard.server import Server
-from psjob.shard.store import Phase
 from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind
 from psjob.wire.tcp import Stream

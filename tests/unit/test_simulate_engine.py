@@ -36,7 +36,7 @@ GOLDEN = {
     "Softsync(splits=2, by_lag=False)": "bb7095fe7249a31d54ef3ee92d0a081b0c392da0d2682202c38ea3c443b1e209",
     "Async()": "01c724f4b9c07c8fc87756285160cf9cedb8bd575888f30820ecc4d8cc59f606",
     "Threshold(lag=3)": "a402fdb86d6d25868d934d246c0269be77b7fa10e31c7ad0da8da7af57bf0c0d",
-    "Local(inner_steps=3, quorum=0, grace=0.0)": "2fc62ac3764c7d21483efb5b3a8285c170332c30450952bdfca09e81881ae1ff",
+    "Local(inner_steps=3, quorum=0, grace=0.0)": "a331fae9234a07d9ba744b82a6e619744c7ea6c0da2a2ce46299eea933e5e9b2",
     "Local(inner_steps=3, quorum=2, grace=20.0)": "85ccca5e7248d43aba4fb0ef57e7835cfcf1a94df3269d7238d3d6afa0ce8363",
 }
 
@@ -114,6 +114,22 @@ def test_local_waits_for_its_grace(tmp_path: Path) -> None:
         (400, 3, 0),
     ]
     assert outcome.updates == 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "speeds", "pushes", "waited"),
+    [
+        (Sync(), Speeds(mean=100.0, shape=math.inf, slow={0: 4.0}), 12, (0, 900, 900, 900)),
+        (Async(), Speeds(mean=100.0, shape=math.inf, slow={0: 4.0}), 12, (0, 0, 0, 0)),
+        (Bounded(1), Speeds(mean=100.0, shape=math.inf, slow={0: 4.0}), 8, (0, 800)),
+        (Sync(), Speeds(mean=100.0, shape=math.inf, outages=(Outage(1, 250, 400),)), 12, (450, 0, 450)),
+        # Away while it would have waited: the others' time counts, its own does not, nor what comes after it has left.
+        (Sync(), Speeds(mean=100.0, shape=math.inf, slow={0: 4.0}, outages=(Outage(1, 150, 100),)), 6, (0, 500, 600)),
+        (Sync(), Speeds(mean=100.0, shape=math.inf, slow={0: 4.0}, outages=(Outage(1, 150),)), 5, (0, 50, 600)),
+    ],
+)
+def test_who_waits_and_how_long(mode: Mode, speeds: Speeds, pushes: int, waited: tuple[float, ...]) -> None:
+    assert simulate(mode, len(waited), speeds, pushes).waited == waited
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from psjob.rules.base import check_numbers
 from psjob.tables import Table, TableSpec
-from psjob.tables.rules import RULES, check_numbers
+from psjob.tables.rules import RULES, named
 
 torch.set_num_threads(1)
 
@@ -32,7 +33,7 @@ def trained(rule: str, numbers: dict[str, Any], given: Sequence[tuple[torch.Tens
     every = torch.arange(ROWS)
     before = table.pull(every)
     for clock, (ids, grads) in enumerate(given):
-        table.push(ids, grads, check_numbers(rule, numbers), clock)
+        table.push(ids, grads, check_numbers(named(rule), numbers), clock)
     return before, table.pull(every)
 
 
@@ -135,9 +136,9 @@ def test_ftrl_makes_zeros() -> None:
 
 def test_an_unknown_number_and_an_lr_that_divides_are_refused() -> None:
     with pytest.raises(ValueError, match="rule adagrad has no number 'lr_decay'"):
-        check_numbers("adagrad", {"lr_decay": 0.1})
+        check_numbers(named("adagrad"), {"lr_decay": 0.1})
     with pytest.raises(ValueError, match="lr is above 0"):
-        check_numbers("ftrl", {"lr": 0.0})
+        check_numbers(named("ftrl"), {"lr": 0.0})
     with pytest.raises(ValueError, match="there is no rule 'lion' for rows"):
-        check_numbers("lion", {})
+        named("lion")
     assert set(RULES) == {"sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"}

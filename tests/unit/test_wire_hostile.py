@@ -264,7 +264,9 @@ def build() -> nn.Module:
     return model
 
 
-STEPS = 44
+STEPS = 50
+ODD_NUMBERS = (b'{"numbers":[""],"none":[]}', b'{"numbers":[{}],"none":[Infinity]}')
+ABSENT = b'{"numbers":[],"none":[],"rows":[]}'
 
 
 @pytest.fixture(scope="module")
@@ -350,6 +352,8 @@ def test_a_workers_bad_frames_cost_it_its_stream_and_nothing_else(tmp_path: Path
             head._replace(kind=Kind.RECORD, length=1 << 62).pack(),
             head._replace(kind=Kind.REPORT, length=MAX_JSON + 1).pack(),
             head._replace(kind=Kind.INFO, info=3).sized(b"{}").pack() + b"{}",
+            *(head._replace(kind=Kind.INFO, info=77).sized(body).pack() + body for body in ODD_NUMBERS),
+            head._replace(kind=Kind.INFO, info=77).sized(ABSENT).pack() + ABSENT + good._replace(info=77).pack() + payload,
             head._replace(kind=Kind.PUSH, flags=Flag.STORE).sized(b"1234").pack() + b"1234",
             b"\0" * HEADER_BYTES,
             NOISE.randbytes(HEADER_BYTES * 3),
@@ -370,8 +374,25 @@ def test_a_workers_bad_frames_cost_it_its_stream_and_nothing_else(tmp_path: Path
     with serving(tmp_path, workers=2, shards=2) as shards:
         workers = workers_of(shards)
         all_well(workers, act)
-        assert shards.servers[0].bad_connections >= 20
+        assert shards.servers[0].bad_connections >= 23
         assert [server.store.counters.applied for server in shards.servers] == [2 * STEPS, 2 * STEPS]
+        assert tensors_sha256(workers[0].model.parameters()) == undisturbed
+
+
+def test_a_worker_that_numbers_its_infos_at_random_keeps_four(tmp_path: Path, undisturbed: str) -> None:
+    """Each is a set of numbers for pushes to come; a shard that kept them all would grow without bound."""
+
+    def act(worker: Worker) -> None:
+        for step in range(STEPS):
+            if worker.rank and step == 2:
+                heads = [worker.session.header(Kind.INFO, info=NOISE.randrange(1000, 1 << 16)).sized(ABSENT) for _ in range(100)]
+                worker.session.links[0].lanes[0].stream.sock.sendall(b"".join(head.pack() + ABSENT for head in heads))
+            train_step(worker, step)
+
+    with serving(tmp_path, workers=2, shards=2) as shards:
+        workers = workers_of(shards)
+        all_well(workers, act)
+        assert len(shards.servers[0].store.infos[1]) == 4
         assert tensors_sha256(workers[0].model.parameters()) == undisturbed
 
 

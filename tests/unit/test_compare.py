@@ -1,0 +1,244 @@
+"""`psjob compare`: what is compared, what a page says of it, and a small simulated comparison from the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psjob_operator.api.spec import Training
+from psjob_operator.compare import report, sides
+from psjob_operator.compare.local import outcome
+from psjob_operator.compare.outcome import Comparison, Outcome
+from psjob_operator.local.errors import BadInput
+from psjob_operator.local.history import News
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "job.yaml"
+
+
+def compare(folder: Path, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "psjob_operator.cli.main", "compare", *words]
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("sync,async", ["sync", "async"]),
+        ("backup:2,bounded:1,sync,backup:2", ["backup:2", "bounded:1", "sync"]),
+        ("local:50,quorum=6,grace=30,threshold:4", ["local:50,quorum=6,grace=30", "threshold:4"]),
+    ],
+)
+def test_modes_are_read_as_the_simulator_writes_them(text: str, found: list[str]) -> None:
+    assert sides.words(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "sync,", "hogwild", "sync,bounded:", "quorum=6", "sync,quorum=6"])
+def test_a_word_that_is_no_mode_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="is no mode; there are sync, backup"):
+        sides.words(text)
+
+
+@pytest.mark.parametrize(
+    ("word", "training", "settings"),
+    [
+        ("sync", {}, ["mode=sync"]),
+        ("sync", {"mode": "bounded", "staleness": 5}, ["mode=sync", "staleness=null"]),
+        ("backup", {}, ["mode=sync", "backupWorkers=1"]),
+        ("backup", {"backupWorkers": 3}, ["mode=sync"]),
+        ("backup:2", {"backupWorkers": 3}, ["mode=sync", "backupWorkers=2"]),
+        ("bounded", {"mode": "bounded", "staleness": 5}, ["mode=bounded"]),
+        ("threshold:9", {"backupWorkers": 3}, ["mode=threshold", "staleness=9", "backupWorkers=0"]),
+        ("local:7,quorum=2", {"mode": "softsync", "splits": 2}, ["mode=local", "local.innerSteps=7", "local.quorum=2", "splits=null"]),
+    ],
+)
+def test_a_side_is_the_manifest_with_its_mode(word: str, training: Mapping[str, Any], settings: list[str]) -> None:
+    side = sides.side_of(word, DIGITS, Training.model_validate(training))
+    assert list(side.settings) == [f"spec.training.{setting}" for setting in settings] and side.title == word
+
+
+@pytest.mark.parametrize("word", ["sync:3", "backup:1,2", "softsync:2,by_lag=false"])
+def test_a_number_that_no_job_takes_is_refused(word: str) -> None:
+    with pytest.raises(BadInput, match="is no number that a job in this mode takes"):
+        sides.side_of(word, DIGITS, Training())
+
+
+@pytest.mark.parametrize(
+    ("word", "training", "simulated"),
+    [
+        ("bounded", {"mode": "bounded", "staleness": 5}, "bounded:staleness=5"),
+        ("bounded:2", {"mode": "bounded", "staleness": 5}, "bounded:2"),
+        ("bounded", {"mode": "async"}, "bounded"),
+        ("backup", {"backupWorkers": 2}, "backup:backup_workers=2"),
+        ("local", {"mode": "local", "local": {"innerSteps": 9, "graceSeconds": 3}}, "local:inner_steps=9"),
+    ],
+)
+def test_the_simulator_is_told_the_manifests_numbers(word: str, training: Mapping[str, Any], simulated: str) -> None:
+    assert sides.simulated(word, Training.model_validate(training)) == simulated
+
+
+def test_news_are_told_once() -> None:
+    def told(step: int, *passed: list[float], **metrics: float) -> dict[str, Any]:
+        return {"coordinator": {"step": step, "metrics": metrics, "passed": list(passed)}}
+
+    news = News()
+    assert news.of({"state": "waiting"}, 1.0) is None, "a shard without a coordinator says nothing of the job"
+    assert news.of(told(0), 1.0) == {"time": 1.0, "step": 0, "metrics": {}, "passed": []}
+    assert news.of(told(0), 2.0) is None
+    assert news.of(told(1, [1, 2.5], loss=3.0), 3.0) == {"time": 3.0, "step": 1, "metrics": {"loss": 3.0}, "passed": [[1, 2.5]]}
+    assert news.of(told(3, [1, 2.5], [2, 3.5], [3, 3.6], loss=3.0), 4.0)["passed"] == [[2, 3.5], [3, 3.6]]  # type: ignore[index]
+    assert news.of(told(3, [3, 3.6], loss=2.0), 5.0) == {"time": 5.0, "step": 3, "metrics": {"loss": 2.0}, "passed": []}
+
+
+def test_a_run_is_told_from_its_history() -> None:
+    lines = [
+        {"time": 10.0, "step": 0, "metrics": {}, "passed": []},
+        {"time": 11.0, "step": 2, "metrics": {"loss": 4.0}, "passed": [[1, 10.5], [2, 10.9]]},
+        {"time": 12.0, "step": 5, "metrics": {"loss": 2.0, "accuracy": 0.5}, "passed": [[5, 12.5]]},
+        {"time": 13.0, "step": 5, "metrics": {"loss": 2.0, "accuracy": 0.7}, "passed": []},
+    ]
+    found = outcome("sync", "psjob run", "Complete", lines, {"metrics": {"accuracy": 0.75}})
+    assert (found.elapsed, found.steps, found.rate) == (2.0, 4.0, 2.0)
+    assert found.curves == {"loss": [(0.5, 2.0, 4.0), (1.5, 5.0, 2.0)], "accuracy": [(1.5, 5.0, 0.5), (2.5, 5.0, 0.7)]}
+    assert found.final == {"accuracy": 0.75} and found.lag == 0
+    assert outcome("sync", "psjob run", "stopped", lines, {}).lag is None, "without a summary it is not known"
+    assert not found.lags and not found.gaps and not found.idle, "a run that was killed has no last line"
+    assert outcome("async", "psjob run", "Complete", lines, {"lag": {"mean": 2.5}}).lag == 2.5
+    nothing = outcome("sync", "psjob run", "Failed: x", [], {})
+    assert nothing.rate is None and nothing.lag is None and nothing.waiting is None
+
+
+EMPTY = {"count": 0, "sum": 0, "max": 0, "buckets": []}
+
+
+def real(title: str, lag: Mapping[str, Any], gap: Mapping[str, Any], idle: list[float | None], mean: float | None) -> Outcome:
+    """A job of 30 pushes on each of two shards, by the last line of its history."""
+    last = {"time": 13.0, "step": 5, "metrics": {}, "passed": [[1, 10.0], [5, 12.0]], "lag": lag, "gap": gap, "idle": idle}
+    return outcome(title, "psjob run", "Complete", [last], {"applied": 60, "lag": mean and {"mean": mean}})
+
+
+def test_a_real_page_has_the_histograms_and_idle_times_of_a_simulated_one() -> None:
+    lag = {"count": 60, "sum": 150, "max": 2000, "buckets": [[0, 0], [1, 20], [4, 20], [6, 59]]}
+    gap = {"count": 60, "sum": 1.0, "max": 0.1, "buckets": [[0.01, 15], [0.03, 60]]}
+    late = real("async", lag, gap, [0.01, 0.02], 2.5)
+    assert late.lags == [(0, 0), (1, 20), (4, 0), (6, 39), (None, 1)] and late.gaps == [(0.01, 15), (0.03, 45), (None, 0)]
+    assert late.lag == 2.5 and late.waiting == pytest.approx(0.015)
+    steady = real("sync", EMPTY, EMPTY, [0.5, 0.0], None)
+    assert steady.lags == steady.gaps == [(0.0, 60)] and steady.lag == 0 and list(steady.idle) == [0.5, 0.0]
+    assert not real("async", lag, gap, [0.5, None], 2.5).idle, "of one worker it is not known"
+    comparison = Comparison("job", "s", {}, "", [steady, late])
+    text = report.page(comparison)
+    page = Page(text)
+    assert is_alone(page, text) and page.tags["svg"] == 3
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", text)
+    assert [word for word in words if word in ("0", "1", "2-4", "5-6", "≥ 7")][:5] == ["0", "1", "2-4", "5-6", "≥ 7"]
+    assert {"≤ 1e-02", "≤ 3e-02"} <= set(words) and "more" not in words and words.count("pushes (%)") == 2
+    assert {"2.50", "25.0", "1.5"} <= set(page.cells)
+    json.dumps(comparison.as_json(), allow_nan=False)
+
+
+def fall(title: str, every: float, *losses: float) -> Outcome:
+    curve = [(every * step, float(step), loss) for step, loss in enumerate(losses)]
+    return Outcome(title, f"run {title}", "Complete", curve[-1][0], curve[-1][1], {"loss": curve}, {"loss": losses[-1]})
+
+
+def test_time_to_the_loss_is_of_the_lowest_that_all_reached() -> None:
+    found = Comparison("job", "s", {}, "", [fall("slow", 2.0, 8, 8, 8, 4), fall("quick", 1.0, 8, 4, 1, 1)])
+    assert found.target == pytest.approx(8 - 0.2 * 4), "of the smoothed curves"
+    assert [found.time_to(one) for one in found.sides] == [6.0, 1.0]
+    named = Comparison("job", "s", {}, "", found.sides, wanted=5.0)
+    assert [named.time_to(one) for one in named.sides] == [None, 3.0]
+    assert Comparison("job", "s", {}, "", [Outcome("a", "b", "Complete", 1.0, 1.0)]).target is None
+
+
+class Page(HTMLParser):
+    """What a page has of elements, links, ids, words."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.cells: list[str] = []
+        self._cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self._cell = tag == "td"
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "srcset", "data", "action"):
+                self.links.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+
+    def handle_data(self, data: str) -> None:
+        if self._cell:
+            self.cells.append(data)
+            self._cell = False
+
+
+def is_alone(page: Page, text: str) -> bool:
+    """It needs nothing but itself: no script, no style sheet, every link into the page."""
+    fetched = [link for link in page.links if not link.startswith("#")] + re.findall(r"url\((?!#)[^)]*\)|@import", text)
+    return not fetched and not {"script", "link", "img", "iframe"} & page.tags.keys() and len(page.ids) == len(set(page.ids))
+
+
+def test_a_page_says_what_failed_and_escapes_every_word() -> None:
+    bad = Outcome("<b>&", "run '<i>'", "Failed: <script>alert(1)</script>", 0.0, 0.0)
+    text = report.page(Comparison("<u>", "s", {"<q>": "<q>"}, "<pre>", [bad, fall("good", 1.0, 2, 1)]))
+    page = Page(text)
+    assert is_alone(page, text) and page.tags["svg"] == 2
+    assert not {"u", "i", "q"} & page.tags.keys() and page.tags["pre"] == 1 and page.tags["b"] == 1
+    assert page.cells[0] == "<b>&" and set(page.cells[1 : page.cells.index("good")]) == {"–"}
+
+
+def test_a_simulated_comparison_is_a_page_of_its_own(tmp_path: Path) -> None:
+    words = ["--modes", "sync,backup,bounded:2,async,local:4", "--simulate", "--slow", "0=4", "--pushes", "400"]
+    ended = compare(tmp_path, str(DIGITS), *words, "--out", "page.html", "--json")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    by = {one["title"]: one for one in found["sides"]}
+    assert list(by) == ["sync", "backup:1", "bounded:2", "async", "local:4"] and found["unit"] == "mean steps"
+    # A worker that takes four times as long: sync waits for it, the others do not.
+    assert by["sync"]["idle"][0] == 0 and by["sync"]["idle"][1:] == pytest.approx([0.75] * 3, abs=0.02)
+    assert by["async"]["waiting"] == 0 and by["backup:1"]["waiting"] < 0.1 and by["backup:1"]["dropped"] > 0.05
+    assert by["sync"]["lag"] == 0 and by["async"]["lag"] == pytest.approx(3, abs=0.2)
+    assert by["async"]["rate"] > 2.5 * by["sync"]["rate"]
+    assert all(len(one["curves"]["loss"]) >= 20 and one["curves"]["loss"][0][2] > one["curves"]["loss"][-1][2] for one in by.values())
+    assert all(sum(pushes for _, pushes in one["gaps"]) == sum(p for _, p in one["lags"]) for one in (by["sync"], by["async"]))
+    text = (tmp_path / "page.html").read_text()
+    page = Page(text)
+    assert is_alone(page, text) and page.tags["svg"] == 7, "loss and accuracy against steps and time, lag, gap, idle"
+    assert f"{by['sync']['rate']:.3g}" in page.cells and f"{by['async']['timeToLoss']:.3g}" in page.cells
+    assert text.index("<table") < text.index("<svg") < text.index("psjob simulate compare --workers 4") < text.index("kind: PSTrainingJob")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--modes", "sync"], "there is one side only"),
+        ([], "there is one side only"),
+        (["--modes", "sync,hogwild"], "'hogwild' is no mode"),
+        (["--modes", "sync,async", "--slow", "0=4"], "--slow: is for --simulate"),
+        (["--modes", "sync,async", "--out", "no/where.html"], "--out no/where.html: is no file that can be written"),
+        (["--modes", "sync,async", "--deadline", "0"], "--deadline 0: must be a number of seconds above 0"),
+        (["--modes", "sync,async", "--set", "spec.training.updateAt=worker"], "async: "),
+        (["--modes", "sync,async", "--simulate", "--slow", "9=4"], "worker 9 is not one of the 4 workers"),
+        (["--simulate"], "--simulate: give two modes or more"),
+        ([str(DIGITS)], "the same manifest is given twice"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_starts(tmp_path: Path, words: list[str], sentence: str) -> None:
+    ended = compare(tmp_path, str(DIGITS), *words)
+    assert ended.returncode == 2 and sentence in ended.stderr, ended.stderr
+    assert "Traceback" not in ended.stderr and ended.stdout == ""
+    assert list(tmp_path.iterdir()) == []
