@@ -13,6 +13,7 @@ import queue
 import statistics
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -36,11 +37,12 @@ RATE, LATENCY = 10e6, 4e-3
 ROUNDS, DEADLINE = 3, 60.0
 LARGE = NUMEL * 4
 LAWS = {
-    "mirrored": (2 * (RANKS - 1) + CHUNKS - 1) * (LATENCY + LARGE / (CHUNKS * RATE)),
+    "mirrored": costs.chain(LARGE, RANKS, RATE, LATENCY, chunks=CHUNKS),
     "ring": costs.ring(LARGE, RANKS, RATE, LATENCY),
     "both-ways-ring": costs.both_ways_ring(LARGE, RANKS, RATE, LATENCY),
     "tree": costs.tree(LARGE, RANKS, RATE, LATENCY),
     "pipelined-tree": costs.pipelined_tree(LARGE, RANKS, RATE, LATENCY, chunks=CHUNKS),
+    "servers": 2 * (LATENCY + LARGE / (RANKS * RATE)),
     "hierarchical": costs.levels(
         2 * costs.tree_one_way(LARGE, DEVICES, RATE, LATENCY, chunks=RANKS // DEVICES), costs.ring(LARGE, RANKS // DEVICES, RATE, LATENCY)
     ),
@@ -68,10 +70,15 @@ def main() -> None:
     clock.answer_rows(rows)
 
 
-def work(words: argparse.Namespace) -> None:
+def join(words: argparse.Namespace, ranks: int) -> None:
+    """Be one rank of a group on this machine."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(words.port), "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=words.rank, world_size=RANKS)
+    dist.init_process_group("gloo", rank=words.rank, world_size=ranks)
+
+
+def work(words: argparse.Namespace) -> None:
+    join(words, RANKS)
     links = Links(dist.group.WORLD)
     found = [measure(schedule(name, RANKS, CHUNKS, DEVICES), NUMEL, links) for name in LAWS]
     found += [measure(schedule(name, RANKS), SMALL, links) for name in ("ring", "tree")]
@@ -114,11 +121,16 @@ class Links(PointToPoint):
         self._lines[peer].put((data, tag, leaving))
         return leaving
 
-    def _carry(self, peer: int, line: queue.SimpleQueue[tuple[torch.Tensor, int, Leaving]]) -> None:
+    def way(self, peer: int) -> Callable[[int], None]:
+        """What makes a message of so many bytes wait on its way to `peer`."""
         bucket = slow_link.Bucket(RATE, burst=0.0)
+        return lambda nbytes: bucket.take(nbytes + int(LATENCY * RATE))
+
+    def _carry(self, peer: int, line: queue.SimpleQueue[tuple[torch.Tensor, int, Leaving]]) -> None:
+        passed = self.way(peer)
         while True:
             data, tag, leaving = line.get()
-            bucket.take(data.nbytes + int(LATENCY * RATE))
+            passed(data.nbytes)
             leaving.work = super().send(data, peer, tag)
             leaving.left.set()
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from typing import Any
 import clock
 
 from psjob import attaching
+
+SHARD = ("-m", "psjob.shard")
 
 
 @dataclass
@@ -50,11 +52,15 @@ def measure(doc: str | None, work: Callable[[argparse.Namespace], None]) -> None
 
 @contextlib.contextmanager
 def running(
-    words: argparse.Namespace, to_worker: Callable[[dict[str, Any], int], dict[str, Any]] = lambda config, rank: config, **changes: Any
+    words: argparse.Namespace,
+    to_worker: Callable[[dict[str, Any], int], dict[str, Any]] = lambda config, rank: config,
+    shard_program: Sequence[str] = SHARD,
+    **changes: Any,
 ) -> Iterator[Running]:
     """Shards of psjob and workers of the calling program (part `worker`), with `changes` and `--set` in the config; killed in the end.
 
-    `to_worker` gives the config that the worker of a rank has, where that is another one: its road to the shards.
+    `to_worker` gives the config that the worker of a rank has, where that is another one: its road to the shards. `shard_program` is what
+    Python runs as a shard.
     """
     with tempfile.TemporaryDirectory() as folder:
         job = Running(folder, config(words) | changes)
@@ -69,7 +75,7 @@ def running(
         path.write_text(json.dumps(job.config))
         shared = {"OMP_NUM_THREADS": "1", "PSJOB_RUN": job.config["run"], "PSJOB_CONFIG": str(path)}
         try:
-            job.shards += [shard(index, shared, folder) for index in range(words.shards)]
+            job.shards += [shard(index, shared, folder, shard_program) for index in range(words.shards)]
             for rank in range(words.workers):
                 theirs = Path(folder) / f"worker-{rank}.json"
                 theirs.write_text(json.dumps(to_worker(job.config, rank)))
@@ -83,11 +89,11 @@ def running(
                 process.wait()
 
 
-def shard(index: int, shared: dict[str, str], folder: str) -> subprocess.Popen[Any]:
+def shard(index: int, shared: dict[str, str], folder: str, program: Sequence[str] = SHARD) -> subprocess.Popen[Any]:
     own = {"PSJOB_ROLE": "shard", "PSJOB_INDEX": str(index), "PSJOB_POD": f"ps-{index}", "PSJOB_EPOCH": "1", "PSJOB_VIEW": "1"}
     own |= {"PSJOB_CHECKPOINTS": f"{folder}/checkpoints", "PSJOB_BIND": "127.0.0.1", "PSJOB_TERMINATION_LOG": f"{folder}/shard-{index}"}
     with open(f"{folder}/shard-{index}.log", "w") as log:
-        return subprocess.Popen([sys.executable, "-m", "psjob.shard"], env={**os.environ, **shared, **own}, stdout=log, stderr=log)
+        return subprocess.Popen([sys.executable, *program], env={**os.environ, **shared, **own}, stdout=log, stderr=log)
 
 
 def check_road() -> None:

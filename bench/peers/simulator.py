@@ -1,0 +1,76 @@
+"""The simulator on one core: pushes a second of schedules alone, by mode; of a fixed gradient; of digits-64's own gradients.
+
+The best of several calls, by the core's time that this process had: it does nothing but compute, so that all else only adds to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import clock
+import numpy as np
+
+from psjob import rules
+from psjob.modes import Async, Local, Mode
+from psjob.simulate import protocol
+from psjob.simulate.digits import Digits
+from psjob.simulate.engine import simulate
+from psjob.simulate.problems import Fixed
+from psjob.simulate.schedule import usual
+from psjob.simulate.speeds import Speeds
+from psjob.simulate.training import Training
+from psjob.simulate.words import label
+
+WORKERS = 32
+INNER = 50
+LEAST = {"schedule": 200.0, "fixed": 20.0, "digits": 8.0}
+"""Thousands a second."""
+
+
+def main() -> None:
+    clock.asked(__doc__)
+
+    def row(what: str, least: float, pushes: int, once: Callable[[], object], note: str = "") -> dict[str, object]:
+        found = pushes / min(spent(once) for _ in range(clock.ROUNDS)) / 1000
+        return clock.row(what, found, "k/s", least=least, note=note)
+
+    rows = []
+    for mode in usual(WORKERS):
+        rows.append(row(f"schedule, {label(mode)}", LEAST["schedule"], 40_000, lambda mode=mode: schedule(mode, 40_000)))
+    local = Local(INNER)
+    what = f"schedule, {label(local)}, in steps"
+    rows.append(row(what, LEAST["schedule"], 4000 * INNER, lambda: schedule(local, 4000), f"{INNER} steps a push"))
+    for rule in ("plain", "dana-zero"):
+        rows.append(row(f"5,000 parameters, {rule}", LEAST["fixed"], 4000, lambda rule=rule: fixed(rule, 4000)))
+    for rule in ("plain", "dana-zero"):
+        rows.append(row(f"digits, {rule}", LEAST["digits"], 2640, lambda rule=rule: digits(rule)))
+    clock.answer_rows(rows)
+
+
+def spent(once: Callable[[], object]) -> float:
+    """Seconds of a core that one call takes."""
+    start = time.process_time()
+    once()
+    return time.process_time() - start
+
+
+def schedule(mode: Mode, pushes: int) -> None:
+    simulate(mode, WORKERS, Speeds(), pushes)
+
+
+def fixed(name: str, pushes: int) -> None:
+    rule = rules.named(name)
+    numbers = {**rule.numbers, "lr": 1e-4}
+    simulate(Async(), WORKERS, Speeds(), pushes, work=Training(Fixed(5000), rule, lambda batches: numbers))
+
+
+def digits(name: str) -> None:
+    rule = rules.named(name)
+    with np.errstate(all="ignore"):
+        numbers = protocol.schedule(protocol.numbers(rule, {}), WORKERS)
+        simulate(Async(), WORKERS, Speeds(), protocol.PUSHES, work=Training(Digits(), rule, numbers))
+
+
+if __name__ == "__main__":
+    main()
