@@ -40,6 +40,7 @@ def main() -> None:
         schedule.step()
         if ps.is_first() and loss is not None:  # None: a restart passes over epochs that are done
             print(f"epoch {epoch + 1} of {args.epochs}: loss {loss.item():.4f}", flush=True)
+            ps.report(test_accuracy=score(model, test))
 
     if ps.is_first():
         accuracy = score(model, test)
