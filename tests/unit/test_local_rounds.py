@@ -187,6 +187,8 @@ def test_a_quorum_makes_the_round_and_what_is_late_is_dropped(tmp_path: Path, mo
             time.sleep(0.03 if worker.rank == 2 else 0.002)
             worker.optimizer.zero_grad()
             loss_of(worker.model, batch(step, worker.rank)).backward()
+            if worker.rank == 2 and step == 0:
+                assert eventually(lambda: any(one.kept for one in batches)), "two make a quorum"
             worker.optimizer.step()
 
     monkeypatch.setattr(Deciding, "_order", note)

@@ -12,18 +12,10 @@ import torch
 from psjob.modes import Batch
 from tests.unit.live_shards import Shards, Worker, all_well, serving
 from tests.unit.test_rows_training import DIM, ROWS, Clicks, loss_of, offloaded
-from tests.unit.test_shard_decided import BACKUP, SOFTSYNC, batches
+from tests.unit.test_shard_decided import BACKUP, SOFTSYNC, batches, held_back
 
 pytestmark = pytest.mark.usefixtures("last_words")
 __all__ = ["batches"]
-
-
-def act(worker: Worker) -> None:
-    for step in range(15):
-        time.sleep(0.004 * (1 + 3 * (worker.rank == 2)))
-        worker.optimizer.zero_grad()
-        loss_of(worker.model, step, worker.rank).backward()
-        worker.optimizer.step()
 
 
 def sgd(shards: Shards, rank: int) -> Worker:
@@ -42,6 +34,14 @@ def table(shards: Shards, number: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("way", [{}, {"transport": "tcp"}], ids=["shared", "tcp"])
 def test_backup_takes_the_same_pushes_in_tables_as_in_blocks(tmp_path: Path, batches: list[Batch], way: dict[str, Any]) -> None:
+    def act(worker: Worker) -> None:
+        for step in range(15):
+            time.sleep(0.004 * (1 + 3 * (worker.rank == 2)))
+            worker.optimizer.zero_grad()
+            loss_of(worker.model, step, worker.rank).backward()
+            held_back(worker, batches)
+            worker.optimizer.step()
+
     with serving(tmp_path, workers=3, shards=2, **BACKUP, **way) as shards:
         all_well([sgd(shards, rank) for rank in range(3)], act)
         held = [table(shards, number) for number in range(2)]
@@ -66,6 +66,7 @@ def test_softsync_weighs_rows_as_blocks(tmp_path: Path, batches: list[Batch]) ->
                 time.sleep(0.004 * (1 + 3 * (worker.rank == 2)))
                 worker.optimizer.zero_grad()
                 (worker.model.user(torch.arange(ROWS)).sum() + 0 * worker.model.head.bias.sum()).backward()
+                held_back(worker, batches)
                 worker.optimizer.step()
 
         workers = [sgd(shards, rank) for rank in range(3)]

@@ -22,7 +22,7 @@ from psjob.rules import named
 from psjob.rules.base import BlockState
 from psjob.simulate.training import _combined, _Sent
 from tests.reference import layout_of, reference
-from tests.unit.live_shards import Shards, Worker, all_well, serving, together
+from tests.unit.live_shards import Shards, Worker, all_well, eventually, serving, together
 from tests.unit.test_shard_cuts import OFTEN, counting, steps
 from tests.unit.test_shard_training import batch, build, loss_of
 
@@ -58,15 +58,22 @@ def sgd(shards: Shards, rank: int, **options: Any) -> Worker:
     return Worker(shards, rank, model, torch.optim.SGD(model.parameters(), lr=0.05), **options)
 
 
-def real(count: int, slow: int = 2) -> Callable[[Worker], None]:
+def held_back(worker: Worker, batches: list[Batch] | None) -> None:
+    """Before its first push worker 2 lets the others be decided on: its push is late on a machine of any speed."""
+    if batches is not None and worker.rank == 2 and worker.session.clock == 0:
+        assert eventually(lambda: sum(bool(one.kept) for one in batches) > 1)
+
+
+def real(count: int, batches: list[Batch] | None = None) -> Callable[[Worker], None]:
     """Steps on the losses; one worker takes longer."""
 
     def act(worker: Worker) -> None:
         for step in range(count):
             worker.job.edge({"epoch": 0, "round": step})
-            time.sleep(0.004 * (1 + 3 * (worker.rank == slow)))
+            time.sleep(0.004 * (1 + 3 * (worker.rank == 2)))
             worker.optimizer.zero_grad()
             loss_of(worker.model, batch(step, worker.rank)).backward()
+            held_back(worker, batches)
             worker.optimizer.step()
 
     return act
@@ -75,7 +82,7 @@ def real(count: int, slow: int = 2) -> Callable[[Worker], None]:
 @pytest.mark.parametrize("way", [{}, {"transport": "tcp", "streams": 2}, {"credit": 4096}], ids=["shared", "lanes", "small-credit"])
 def test_backup_is_a_batch_run_over_the_pushes_it_kept(tmp_path: Path, batches: list[Batch], way: dict[str, Any]) -> None:
     with serving(tmp_path, workers=3, shards=2, **BACKUP, **way) as shards:
-        all_well([sgd(shards, rank) for rank in range(3)], real(25))
+        all_well([sgd(shards, rank) for rank in range(3)], real(25, batches))
         assert shards.wait_ended() == [0, 0]
         held, counters = weights(shards), [server.store.counters for server in shards.servers]
     kept = [[(push.worker, push.clock) for push in one.kept] for one in batches if one.kept]
@@ -91,11 +98,12 @@ def constant(worker: int, clock: int) -> list[torch.Tensor]:
     return [torch.randn(p.shape, generator=generator) for p in build().parameters()]
 
 
-def given(count: int, slow: int = 2, begin: int = 0) -> Callable[[Worker], None]:
+def given(count: int, batches: list[Batch] | None = None, begin: int = 0) -> Callable[[Worker], None]:
     def act(worker: Worker) -> None:
         for step in range(begin, count):
             worker.job.edge({"epoch": 0, "round": step})
-            time.sleep(0.004 * (1 + 3 * (worker.rank == slow)))
+            time.sleep(0.004 * (1 + 3 * (worker.rank == 2)))
+            held_back(worker, batches)
             for p, grad in zip(worker.model.parameters(), constant(worker.rank, worker.session.clock), strict=True):
                 p.grad = grad
             worker.optimizer.step()
@@ -128,7 +136,7 @@ def replayed(batches: list[Batch]) -> dict[int, torch.Tensor]:
 def test_the_decisions_replay_to_the_same_bits(tmp_path: Path, batches: list[Batch], mode: dict[str, Any], transport: str) -> None:
     """In softsync a worker goes on before its push is decided on, and writes over the memory that it lends."""
     with serving(tmp_path, workers=3, shards=2, transport=transport, **mode) as shards:
-        all_well([sgd(shards, rank) for rank in range(3)], given(25))
+        all_well([sgd(shards, rank) for rank in range(3)], given(25, batches if mode is SOFTSYNC else None))
         held = weights(shards)
     done = sorted((push.worker, push.clock) for one in batches for push in (*one.kept, *one.dropped))
     assert done == [(worker, clock) for worker in range(3) for clock in range(25)]
