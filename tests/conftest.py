@@ -10,6 +10,8 @@ import pytest
 
 pytest_plugins = ["tests.cluster_fixtures"]
 E2E = Path(__file__).parent / "e2e"
+# Before torch is there: bits are compared between processes, whose kernels must add in one order; workers of xdist share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 FORBIDDEN = os.environ.get("PSJOB_FORBID_SKIP") == "1"
 
 

@@ -155,7 +155,7 @@ def unknown() -> None:
 
 @pytest.mark.parametrize(("work", "words"), [
     (closes, "call backward before step, without a closure"),
-    (stranger, "a parameter that is not in the model given to mirror"),
+    (stranger, "a parameter of shape (1, 1) that is not in the model given to mirror"),
     (rows, "has a sparse gradient"),
     (unknown, "no strategy 'star'"),
 ])  # fmt: skip

@@ -42,6 +42,10 @@ def mirror(
 
     def begin() -> None:
         check(strategy, deadline)
+        # Before the ranks meet: a rank that ended while they do would leave the others with a broken connection for an answer.
+        known = {id(p) for p in model.parameters()}
+        if strangers := [p for given in optimizer.param_groups for p in given["params"] if id(p) not in known]:
+            raise ValueError(f"the optimizer has a parameter of shape {tuple(strangers[0].shape)} that is not in the model given to mirror")
         group = connected(deadline)
         if group is None or group.size() == 1:
             return
@@ -74,8 +78,6 @@ class Replica:
         self._transport, self._ranks, self._plan, self._deadline = transport, ranks, plan, deadline
         self._held = dict(model.named_parameters()) | dict(model.named_buffers())
         self._parameters = [p for given in optimizer.param_groups for p in given["params"]]
-        if {id(p) for p in self._parameters} - {id(p) for p in model.parameters()}:
-            raise ValueError("the optimizer has a parameter that is not in the model given to mirror")
 
     def begin(self) -> None:
         """Take rank 0's parameters and buffers. Raises ValueError where this rank's differ in name, shape, dtype or order."""
