@@ -20,7 +20,7 @@ run: install ## train real digits on this machine: 2 shards, 4 workers
 test: install ## every test that this machine can run; names those it cannot
 	@bash hack/test.sh
 
-test-unit: install ## the unit tests alone
+test-unit: install ## pure code alone: tables, properties, simulation
 	@$(PYTEST) -n 2 tests/unit tests/simulation -m "not soak"
 
 lint: install ## ruff, mypy --strict, import-linter

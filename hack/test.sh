@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests in three turns, so that a cold build of the control plane costs no waiting and timing tests have the machine for themselves:
-#   1. unit tests, while hack/cluster builds in the background   2. all others, two at a time   3. in tests/e2e or marked `serial`, one at a time
+#   1. unit and live tests, while hack/cluster builds in the background   2. all others, two at a time   3. in tests/e2e or marked `serial`, one at a time
 # PSJOB_MARKS=EXPRESSION runs only what matches, in one turn. ARGS holds further words for pytest.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -22,7 +22,7 @@ main() {
     finish_build $builder
     turn "$PSJOB_MARKS" tests -m "$PSJOB_MARKS"
   else
-    turn "unit" tests/unit tests/simulation -n 2 -m "not soak and not serial"
+    turn "unit and live" tests/unit tests/simulation tests/live -n 2 -m "not soak and not serial"
     finish_build $builder
     turn "others" tests/integration tests/load -n 2 --dist loadfile -m "not soak and not serial"
     turn "alone on the machine" tests -m "serial and not soak and not e2e_long"

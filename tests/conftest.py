@@ -15,6 +15,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 FORBIDDEN = os.environ.get("PSJOB_FORBID_SKIP") == "1"
 
 
+@pytest.fixture
+def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a shard or a refused worker that runs in the test's own process leaves its sentence; kernels have one thread."""
+    import torch  # not for the tests of the plan
+
+    torch.set_num_threads(1)
+    monkeypatch.setenv("PSJOB_TERMINATION_LOG", str(tmp_path / "last-words"))
+    return tmp_path / "last-words"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from psjob.wire.frame import Header, Kind
@@ -16,6 +17,28 @@ def mark(desk: Desk, clerk: Clerk, clock: int) -> None:
     desk.c._frame(clerk, Header(Kind.MARK, clock=clock, request=cut.number), {}, b"")
     for server in desk.servers:
         server.snapshots.mark(clerk.rank, cut.number)
+
+
+def cut(desk: Desk, clerks: list[Clerk], clocks: list[int]) -> None:
+    """Take a checkpoint once each worker has made so many steps; marks hold it in async, else all go on to its step."""
+    for number in range(max(clocks)):
+        for clerk, clock in zip(clerks, clocks, strict=True):
+            if number < clock:
+                desk.push(clerk, number)
+    desk.c.begin_cut(time.monotonic())
+    desk.settle()
+    current = desk.c.cuts.current
+    assert current is not None
+    for clerk, clock in zip(clerks, clocks, strict=True):
+        if current.step is None:
+            mark(desk, clerk, clock)
+    for number in range(current.step or 0):
+        for clerk, clock in zip(clerks, clocks, strict=True):
+            if number >= clock:
+                desk.push(clerk, number)
+                desk.edge(clerk, number + 1)
+    desk.settle()
+    assert desk.c.cuts.current is None and desk.manifests()[-1].step > 0
 
 
 def due(desk: Desk, later: float = 2.0) -> None:

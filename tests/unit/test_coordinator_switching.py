@@ -14,7 +14,7 @@ from psjob.errors import Refused
 from psjob.modes import Async, Backup, Bounded, Served, Softsync, Sync, of, read, written
 from psjob.wire.frame import Kind
 from tests.unit.desk import Clerk, Desk
-from tests.unit.test_shard_bounded import cut
+from tests.unit.test_coordinator_marks import cut
 
 
 @pytest.mark.parametrize(

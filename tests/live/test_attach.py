@@ -1,0 +1,316 @@
+"""What attach refuses, with which words; outside a job it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import psjob as ps
+from psjob import attaching, contract, rules
+from psjob.config import Config, Place
+from psjob.rulechoice import as_it_runs, chosen
+from tests.live.live_shards import NEVER, Worker, all_well, serving
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+
+def sgd(of: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(of.parameters(), lr=0.1)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Attach as worker 0 of a job whose shards nobody has started; the sentence it ends with."""
+
+    def attach(
+        what: nn.Module, optimizer: Any, config: dict[str, Any] | None = None, env: dict[str, str] | None = None, **stateful: Any
+    ) -> str:
+        checkpoint = {"intervalSeconds": 30, "everySteps": None, "keep": 3, "disabled": False, "resumeFrom": None}
+        whole = {
+            "format": contract.CONFIG_FORMAT, "job": "job", "run": "r", "specHash": "0", "mode": "sync", "seed": 0, "updateAt": None,
+            "workers": 2, "shards": [{"host": "127.0.0.1", "port": 1, "statusPort": 1}], "checkpoint": checkpoint,
+            "successPolicy": "AllWorkers", "shardTimeoutSeconds": 10, "connectSeconds": 5,
+        } | (config or {})  # fmt: skip
+        (tmp_path / "config.json").write_text(json.dumps(whole))
+        place = {
+            contract.ENV_ROLE: "worker", contract.ENV_INDEX: "0", contract.ENV_RUN: "r", contract.ENV_START: "1",
+            contract.ENV_CONFIG: str(tmp_path / "config.json"), contract.ENV_TERMINATION_LOG: str(tmp_path / "end"),
+        } | (env or {})  # fmt: skip
+        for name, value in place.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            ps.attach(what, optimizer, **stateful)
+        assert ended.value.code == contract.EXIT_REFUSED
+        sentence: str = json.loads((tmp_path / "end").read_text())["error"]
+        return sentence
+
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py"])
+    monkeypatch.setattr(attaching, "current", None)
+    return attach
+
+
+def test_outside_a_job_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(contract.ENV_ROLE, raising=False)
+    mine = model()
+    optimizer = sgd(mine)
+    kind = type(optimizer)
+    assert ps.attach(mine, optimizer) == (mine, optimizer) and type(optimizer) is kind
+    assert (ps.step(), ps.epoch()) == (0, 0)
+    assert list(ps.shard([1, 2, 3])) == [1, 2, 3]
+    ps.report(loss=1.0)
+    ps.checkpoint()
+    ps.wait()
+    assert ps.attach(mine, optimizer, overlap=True) == (mine, optimizer)
+
+
+@pytest.mark.parametrize("words", [["python"], ["python", "-"], ["python", "-i"]])
+def test_a_script_that_could_not_be_started_again(job: Callable[..., str], monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.setattr(sys, "orig_argv", words)
+    mine = model()
+    assert "save it to a file and run `python train.py`" in job(mine, sgd(mine))
+
+
+@pytest.mark.parametrize("words", [["python", "train.py"], ["python", "-m", "pkg.train"], ["python", "-u", "train.py", "--lr", "1"]])
+def test_scripts_and_modules_can_be_started_again(job: Callable[..., str], monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    """Told by the next refusal that comes."""
+    monkeypatch.setattr(sys, "orig_argv", words)
+    assert "torch Module" in job(3, None)  # type: ignore[arg-type]
+
+
+def test_attach_twice(job: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attaching, "current", object())
+    mine = model()
+    assert "attach was called twice" in job(mine, sgd(mine))
+
+
+def test_models_and_optimizers_that_do_not_fit(job: Callable[..., str]) -> None:
+    mine, other = model(), model()
+    assert "in no group of the optimizer" in job(mine, torch.optim.SGD(mine[0].parameters(), lr=0.1))
+    assert "parameter 1.weight" in job(mine, torch.optim.SGD(mine[0].parameters(), lr=0.1))
+    assert "not in the model given to attach" in job(mine, torch.optim.SGD([*mine.parameters(), *other.parameters()], lr=0.1))
+    used = torch.optim.Adam(mine.parameters())
+    for p in mine.parameters():
+        p.grad = torch.zeros_like(p)
+    used.step()
+    assert "holds state from steps before attach" in job(mine, used)
+
+
+def test_a_frozen_parameter_needs_no_group(tmp_path: Path) -> None:
+    """It is no parameter of the job; the others are trained."""
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        mine = model()
+        for p in mine[0].parameters():
+            p.requires_grad_(False)
+        before = mine[0].weight.clone()
+        worker = Worker(shards, 0, mine, torch.optim.SGD(mine[1].parameters(), lr=0.1))
+
+        def act(worker: Worker) -> None:
+            worker.model(torch.ones(2, 3)).sum().backward()
+            worker.optimizer.step()
+
+        all_well([worker], act)
+        assert [spec.name for spec in worker.session.layout.table] == ["1.weight", "1.bias"]
+        assert torch.equal(mine[0].weight, before)
+
+
+class Odd:
+    """Its state cannot be written."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"thing": object()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError
+
+
+def test_what_could_not_be_put_back_is_named(job: Callable[..., str]) -> None:
+    mine = model()
+    assert "no state_dict and load_state_dict" in job(mine, sgd(mine), clock=3)
+    assert "odd" in job(mine, sgd(mine), odd=Odd())
+
+
+def test_optimizers_that_need_a_rule(job: Callable[..., str]) -> None:
+    mine = model()
+    sentence = job(mine, torch.optim.RMSprop(mine.parameters()), config={"mode": "async"})
+    assert "RMSprop has no rule on the shards" in sentence and "use SGD, Adam, AdamW or Adagrad" in sentence
+    assert "training.updateAt is server, but RMSprop" in job(mine, torch.optim.RMSprop(mine.parameters()), config={"updateAt": "server"})
+    assert "training.mode async" in job(mine, sgd(mine), config={"mode": "async", "updateAt": "worker"})
+
+
+@pytest.mark.parametrize(("start", "rewinds", "runs"), [(1, 0, "async"), (2, 0, "sync"), (1, 1, "sync")])
+def test_who_comes_back_to_a_job_whose_workers_step(start: int, rewinds: int, runs: str) -> None:
+    """The config asked for another mode after the job had begun: it stays sync, and nobody who comes back is refused."""
+    config = Config("j", "r", "0", "async", 0, None, 4, (), NEVER, "AllWorkers", 10.0, 60.0)
+    here = Place("worker", 0, "r", start, 1, rewinds, "worker-0", config, None, None, 0)
+    mine = model()
+    assert as_it_runs(here, torch.optim.RMSprop(mine.parameters())).config == replace(config, mode=runs)
+    assert as_it_runs(here, sgd(mine)) == here
+
+
+def test_what_a_rule_of_the_manifest_goes_with(job: Callable[..., str]) -> None:
+    mine = model()
+    named = {"mode": "async", "updateRule": "dana-slim"}
+    heavy = torch.optim.SGD(mine.parameters(), lr=0.1, momentum=0.9)
+    assert "takes one worker's push at a time; take training.mode async" in job(mine, heavy, config={**named, "mode": "sync"})
+    for other in (sgd(mine), torch.optim.Adam(mine.parameters()), torch.optim.SGD(mine.parameters(), momentum=0.9, dampening=0.1)):
+        sentence = job(mine, other, config=named)
+        assert "updateRule dana-slim takes lr, momentum and weight_decay from torch.optim.SGD with a momentum" in sentence
+        assert f"the script has {type(other).__name__}" in sentence
+    assert sentence.endswith("the script has SGD with momentum 0.9, dampening 0.1, maximize 0")
+    assert "updateRule 'nog'; it is one of plain, heavy-ball, nag" in job(mine, heavy, config={**named, "updateRule": "nog"})
+    warm = {"mode": "async", "updateRule": "ftrl", "warmupSteps": 9}
+    assert "warmupSteps changes lr, with which updateRule ftrl scales all weights" in job(mine, sgd(mine), config=warm)
+    still = torch.optim.SGD(mine.parameters(), lr=0.0)
+    assert "rule ftrl: lr is above 0, since it divides, got 0" in job(mine, still, config={**warm, "warmupSteps": 0})
+    rows = nn.Sequential(ps.Embedding(9, 3, optimizer="ftrl", lr=0.1))
+    assert "ftrl scales all rows of table _0; leave one of the two out" in job(rows, sgd(rows), config={"warmupSteps": 9})
+    large = nn.Linear(8000, 8000, bias=False)
+    sentence = job(large, torch.optim.SGD(large.parameters(), lr=0.1, momentum=0.9), config=named)
+    assert "updateRule dana-slim keeps 256000000 bytes that go with each worker's resume record, at most 234881024 fit" in sentence
+    assert "changes them first; attach without it" in job(mine, heavy, config=named, overlap=True)
+
+
+ADAM, NESTEROV = torch.optim.Adam, partial(torch.optim.SGD, momentum=0.9, nesterov=True)
+PLAIN, HEAVY = partial(torch.optim.SGD, lr=0.1), partial(torch.optim.SGD, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("rule", "optimizer", "said"),
+    [
+        (
+            "plain",
+            HEAVY,
+            "takes lr and weight_decay from torch.optim.SGD without momentum and maximize; the script has SGD with momentum 0.9",
+        ),
+        (
+            "nag",
+            PLAIN,
+            "takes lr, momentum and weight_decay from torch.optim.SGD with a momentum, without dampening and maximize; the script",
+        ),
+        ("dana-dc", ADAM, "takes lr, momentum and weight_decay from torch.optim.SGD with a momentum, without dampening and maximize; the"),
+        ("dc-asgd", NESTEROV, "torch.optim.SGD without nesterov, dampening and maximize; the script has SGD with nesterov 1, dampening 0"),
+        ("lr-over-lag", NESTEROV, "torch.optim.SGD without nesterov, dampening and maximize"),
+        ("ftrl", HEAVY, "takes lr from torch.optim.SGD without momentum, weight_decay and maximize; the script has SGD with momentum 0.9"),
+        ("adam-async", PLAIN, "beta1, beta2, eps, weight_decay, amsgrad and maximize from torch.optim.Adam; the script has SGD"),
+        ("adam-async", torch.optim.AdamW, "from torch.optim.Adam; the script has AdamW"),
+    ],
+)
+def test_which_optimizer_goes_with_a_rule(job: Callable[..., str], rule: str, optimizer: Any, said: str) -> None:
+    mine = model()
+    assert f"training.updateRule {rule} " in (sentence := job(mine, optimizer(mine.parameters()), {"mode": "async", "updateRule": rule}))
+    assert said in sentence
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "said"),
+    [
+        ("dana-dc", {"lamda": 1.0}, "ruleOptions has lamda, which updateRule dana-dc does not take; it takes lam, decay and adaptive"),
+        (
+            "dana-dc",
+            {"lr": 1.0},
+            "ruleOptions has lr, which updateRule dana-dc does not take; that is the script's optimizer's; it takes lam",
+        ),
+        ("dana-zero", {"lam": 1.0}, "ruleOptions has lam, which updateRule dana-zero does not take; it takes none"),
+        ("dc-asgd", {"adaptive": 0.5}, "ruleOptions: adaptive of updateRule dc-asgd is 0 or 1, got 0.5"),
+        ("gap-aware", {"max_lr": float("inf")}, "ruleOptions: rule gap-aware: max_lr is a finite number, got inf"),
+        ("gap-aware", {"average": 1.0}, "ruleOptions: rule gap-aware: average is 0 or more and below 1, got 1"),
+    ],
+)
+def test_options_that_a_rule_does_not_take(job: Callable[..., str], rule: str, options: dict[str, float], said: str) -> None:
+    mine = model()
+    assert said in job(mine, HEAVY(mine.parameters()), {"mode": "async", "updateRule": rule, "ruleOptions": options})
+
+
+def test_more_state_than_a_checkpoint_can_list_is_refused(job: Callable[..., str]) -> None:
+    mine = nn.ParameterList([torch.zeros(4) for _ in range(20)])
+    groups = [{"params": [p], "lr": 0.1} for p in mine]
+    sentence = job(mine, HEAVY(groups), {"mode": "async", "updateRule": "dana-dc", "workers": 4000})
+    assert "keeps 240000 tensors for 4000 workers and 20 blocks on the shards, at most 200000 can be listed in a checkpoint" in sentence
+
+
+def test_where_the_numbers_of_a_rule_come_from() -> None:
+    """From the script's optimizer, as it is at that moment; then from ruleOptions; then they are the rule's."""
+    config = Config("j", "r", "0", "async", 0, None, 4, (), NEVER, "AllWorkers", 10.0, 60.0, update_rule="dc-asgd",
+                    rule_options={"lam": 0.5, "adaptive": 0.0})  # fmt: skip
+    mine = model()
+    optimizer = torch.optim.SGD([{"params": mine[0].parameters(), "lr": 0.2}, {"params": mine[1].parameters()}], lr=0.1, weight_decay=0.01)
+    choice = chosen(optimizer, config)
+    optimizer.param_groups[1]["lr"] = 0.05
+    common = {"momentum": 0.0, "weight_decay": 0.01, "lam": 0.5, "adaptive": False, "decay": 0.95}
+    assert choice.numbers(optimizer) == [{"lr": 0.2, **common}, {"lr": 0.05, **common}]
+    adam = torch.optim.Adam(mine.parameters())
+    assert chosen(adam, replace(config, update_rule="adam-async", rule_options={})).numbers(adam)[0]["workers"] == 4
+
+
+def test_every_number_of_a_rule_comes_from_somewhere() -> None:
+    """The optimizer that goes with it has all that its options have not, but for the number of workers."""
+    assert set(contract.UPDATE_RULES) <= set(rules.RULES)
+    for name, options in contract.UPDATE_RULES.items():
+        like = "adam" if name == "adam-async" else "sgd"
+        rest = set(rules.named(name).numbers) - set(rules.named(like).numbers) - {"workers"}
+        assert rest == set(options), name
+
+
+def test_a_place_that_is_wrong_is_refused_whole(job: Callable[..., str]) -> None:
+    mine = model()
+    sentence = job(mine, sgd(mine), env={contract.ENV_INDEX: "7", contract.ENV_START: "x"})
+    assert "PSJOB_INDEX is 7, this job has 2 workers" in sentence and "PSJOB_START is 'x'" in sentence
+    assert "is of run" in job(mine, sgd(mine), config={"run": "other"})
+    assert "format" in job(mine, sgd(mine), config={"format": 99})
+
+
+@pytest.mark.parametrize("what", ["load_state_dict", "add_param_group", "sparse"])
+def test_what_cannot_be_done_after_attach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setenv(contract.ENV_TERMINATION_LOG, str(tmp_path / "end"))
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        mine: nn.Module = nn.Embedding(5, 3, sparse=True) if what == "sparse" else model()
+        worker = Worker(shards, 0, mine, sgd(mine))
+        worker.attach()
+        with pytest.raises(SystemExit) as ended:
+            if what == "load_state_dict":
+                worker.optimizer.load_state_dict({})
+            elif what == "add_param_group":
+                worker.optimizer.add_param_group({"params": []})
+            else:
+                mine(torch.tensor([1])).sum().backward()
+                worker.optimizer.step()
+    assert ended.value.code == contract.EXIT_REFUSED
+    assert ("sparse=False" if what == "sparse" else what) in (tmp_path / "end").read_text()
+
+
+def test_schedulers_and_clipping_work_on_the_attached_optimizer(tmp_path: Path) -> None:
+    """The very object that the scheduler holds; its rate goes to the shards with each step."""
+    with serving(tmp_path, workers=1, shards=2) as shards:
+        mine = model()
+        plain = model()
+        plain.load_state_dict(mine.state_dict())
+        pairs = []
+        for each in (mine, plain):
+            optimizer = torch.optim.SGD(each.parameters(), lr=0.4)
+            pairs.append((each, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)))
+        worker = Worker(shards, 0, mine, pairs[0][1], schedule=pairs[0][2])
+
+        def run(each: nn.Module, optimizer: Any, schedule: Any) -> None:
+            for step in range(6):
+                optimizer.zero_grad()
+                each(torch.full((2, 3), float(step))).square().sum().backward()
+                nn.utils.clip_grad_norm_(each.parameters(), 0.3)
+                optimizer.step()
+                schedule.step()
+
+        all_well([worker], lambda worker: run(*pairs[0]))
+        run(*pairs[1])
+    assert pairs[0][1].param_groups[0]["lr"] == pairs[1][1].param_groups[0]["lr"] == 0.05
+    for ours, theirs in zip(mine.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)

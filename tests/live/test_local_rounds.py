@@ -1,0 +1,234 @@
+"""Local SGD with an outer rule against real shards in this process: the rounds of DiLoCo, to the last bit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import psjob as ps
+from psjob import attaching
+from psjob.checkpoint.final import tensors_sha256
+from psjob.config import LocalConfig
+from psjob.coordinator.deciding import Deciding
+from psjob.coordinator.decisions import Order
+from psjob.errors import Refused
+from psjob.modes import Batch
+from tests.live.live_shards import Worker, all_well, eventually, serving
+from tests.live.test_shard_training import OPTIMIZERS, batch, build, loss_of, plain, steps
+from tests.reference import local_reference
+
+pytestmark = pytest.mark.usefixtures("last_words")
+OUTER = LocalConfig(inner_steps=4)
+
+
+def bits(model: nn.Module) -> str:
+    return tensors_sha256(model.parameters())
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("name", ["adamw", "rmsprop", "groups"])
+def test_rounds_are_diloco_to_the_last_bit(tmp_path: Path, name: str, transport: str) -> None:
+    """Three rounds of four steps and one of two, with rules of torch's own and without one; the shards count rounds."""
+    make = OPTIMIZERS[name]
+    with serving(tmp_path, workers=3, shards=2, mode="local", local=OUTER, transport=transport) as shards:
+        workers = [Worker(shards, rank, model, make(model)) for rank, model in enumerate(build() for _ in range(3))]
+        inside: dict[int, dict[str, Any]] = {}
+
+        def act(worker: Worker) -> None:
+            steps(14)(worker)
+            inside[worker.rank] = worker.optimizer.state_dict()
+
+        all_well(workers, act)
+        assert shards.wait_ended() == [0, 0]
+        assert [server.store.counters.applied for server in shards.servers] == [3 * 4] * 2
+        expected = local_reference(build, make, batch, loss_of, workers=3, steps=14, outer=OUTER)
+        assert {bits(worker.model) for worker in workers} == {bits(expected.model)}
+        for rank, optimizer in enumerate(expected.optimizers):
+            theirs = optimizer.state_dict()
+            assert inside[rank]["param_groups"] == theirs["param_groups"] and inside[rank]["state"].keys() == theirs["state"].keys()
+
+
+def test_one_step_a_round_with_a_plain_mean_is_sync_sgd(tmp_path: Path) -> None:
+    """weights - mean(weights - (weights - lr g)) is weights - lr mean(g), up to the rounding of the differences."""
+    with serving(tmp_path, mode="local", local=LocalConfig(inner_steps=1, lr=1.0, momentum=0.0)) as shards:
+        workers = [Worker(shards, rank, model, OPTIMIZERS["sgd"](model)) for rank, model in enumerate(build() for _ in range(2))]
+        all_well(workers, steps(12))
+        model, _ = plain(OPTIMIZERS["sgd"], 12, 2)
+        for mine, theirs in zip(workers[0].model.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+
+
+def test_a_step_that_a_scaler_skips_is_a_step_of_the_round(tmp_path: Path) -> None:
+    """Rank 1 finds inf once: it goes on alone, and its rounds end where the other's do."""
+    scales: dict[int, float] = {}
+
+    def act(worker: Worker) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+        for step in range(8):
+            worker.optimizer.zero_grad()
+            scaler.scale(loss_of(worker.model, batch(step, worker.rank))).backward()
+            if (step, worker.rank) == (2, 1):
+                worker.model[0].weight.grad[0, 0] = float("inf")
+            scaler.step(worker.optimizer)
+            scaler.update()
+        scales[worker.rank] = scaler.get_scale()
+
+    with serving(tmp_path, mode="local", local=OUTER) as shards:
+        workers = [Worker(shards, rank, model, OPTIMIZERS["adamw"](model)) for rank, model in enumerate(build() for _ in range(2))]
+        all_well(workers, act)
+    assert scales == {0: 1024.0, 1: 512.0}
+    skipped: Callable[[int, int], Any] = lambda step, rank: None if (step, rank) == (2, 1) else batch(step, rank)  # noqa: E731
+    expected = local_reference(build, OPTIMIZERS["adamw"], skipped, loss_of, workers=2, steps=8, outer=OUTER)
+    assert {bits(worker.model) for worker in workers} == {bits(expected.model)}
+
+
+@pytest.mark.parametrize(("steps", "rounds"), [(0, 0), (1, 1), (120, 30), (122, 31)])
+def test_a_script_tells_its_total_in_steps_and_the_job_in_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, rounds: int
+) -> None:
+    with serving(tmp_path, workers=1, shards=1, mode="local", local=OUTER) as shards:
+        coordinator = shards.servers[0].coordinator
+        assert coordinator is not None
+
+        def act(worker: Worker) -> None:
+            monkeypatch.setattr(attaching, "current", worker.job)
+            ps.report(total=steps, loss=2.5)
+            assert eventually(lambda: "loss" in coordinator.progress.metrics)
+            monkeypatch.setattr(attaching, "current", None)
+
+        model = build()
+        all_well([Worker(shards, 0, model, OPTIMIZERS["sgd"](model))], act)
+        assert coordinator.progress.total == rounds
+
+
+def test_wait_ends_a_round_for_who_reads_the_weights(tmp_path: Path) -> None:
+    """Both hold the job's weights after it, and the next round is as long as any."""
+    held: dict[int, list[str]] = {0: [], 1: []}
+
+    def act(worker: Worker) -> None:
+        for begin, end in ((0, 6), (6, 10)):
+            for step in range(begin, end):
+                worker.optimizer.zero_grad()
+                loss_of(worker.model, batch(step, worker.rank)).backward()
+                worker.optimizer.step()
+            worker.job.wait()
+            held[worker.rank].append(bits(worker.model))
+            worker.job.wait()
+        assert worker.session.clock == 3
+
+    with serving(tmp_path, mode="local", local=OUTER) as shards:
+        all_well([Worker(shards, rank, model, OPTIMIZERS["sgd"](model)) for rank, model in enumerate(build() for _ in range(2))], act)
+    assert held[0] == held[1] and len(set(held[0])) == 2
+
+
+def test_a_loop_of_its_own_goes_on_where_its_last_round_ended(tmp_path: Path) -> None:
+    """Rank 1 dies in its third round, after one of four steps and one of two; its successor makes those six without effect."""
+    make, ends = OPTIMIZERS["sgd"], (0, 6, 14)
+
+    def train(worker: Worker, begin: int, end: int) -> None:
+        for step in range(begin, end):
+            worker.optimizer.zero_grad()
+            loss_of(worker.model, batch(step, worker.rank)).backward()
+            worker.optimizer.step()
+
+    def whole(worker: Worker) -> None:
+        for begin, end in pairwise(ends):
+            train(worker, begin, end)
+            worker.job.wait()
+
+    with serving(tmp_path, mode="local", local=OUTER) as shards:
+        coordinator = shards.servers[0].coordinator
+        assert coordinator is not None
+        workers = [Worker(shards, rank, model, make(model)) for rank, model in enumerate(build() for _ in range(2))]
+        after: list[Worker] = []
+
+        def act(worker: Worker) -> None:
+            if worker.rank == 0:
+                whole(worker)
+                return
+            train(worker, 0, 6)
+            worker.job.wait()
+            train(worker, 6, 9)
+            assert eventually(lambda: 2 in coordinator.members[1].records)
+            worker.die()
+            model = build()
+            after.append(Worker(shards, 1, model, make(model), start=2))
+            after[0].attach()
+            assert (after[0].session.clock, after[0].job.replay) == (2, 6)
+            whole(after[0])
+            worker.leave = after[0].leave  # type: ignore[method-assign]
+
+        all_well(workers, act)
+        assert workers[0].session.clock == after[0].session.clock == 4
+        assert bits(workers[0].model) == bits(after[0].model)
+
+
+@pytest.mark.parametrize("grace", [0.0, 0.03])
+def test_a_quorum_makes_the_round_and_what_is_late_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: float) -> None:
+    """Plain SGD inside, so that a dropped round leaves nothing behind: the weights are those of the kept rounds alone."""
+    batches: list[Batch] = []
+    carry_out = Deciding._order
+
+    def note(deciding: Deciding, order: Order | None) -> None:
+        batches.extend(order.batches if order is not None else ())
+        carry_out(deciding, order)
+
+    def act(worker: Worker) -> None:
+        for step in range(32):
+            time.sleep(0.03 if worker.rank == 2 else 0.002)
+            worker.optimizer.zero_grad()
+            loss_of(worker.model, batch(step, worker.rank)).backward()
+            if worker.rank == 2 and step == 0:
+                assert eventually(lambda: any(one.kept for one in batches)), "two make a quorum"
+            worker.optimizer.step()
+
+    monkeypatch.setattr(Deciding, "_order", note)
+    with serving(tmp_path, workers=3, shards=2, mode="local", local=replace(OUTER, quorum=2, grace_seconds=grace)) as shards:
+        all_well([Worker(shards, rank, model, OPTIMIZERS["sgd"](model)) for rank, model in enumerate(build() for _ in range(3))], act)
+        assert shards.wait_ended() == [0, 0]
+        final = load_file(shards.folder / "final.safetensors")
+    kept = [{push.worker: push.clock for push in one.kept} for one in batches if one.kept]
+    assert any(one.dropped for one in batches) and sum(len(one.kept) + len(one.dropped) for one in batches) == 3 * 8
+
+    def counted(step: int, rank: int) -> Any:
+        version, inner = divmod(step, OUTER.inner_steps)
+        return None if rank not in kept[version] else batch(kept[version][rank] * OUTER.inner_steps + inner, rank)
+
+    expected = local_reference(build, OPTIMIZERS["sgd"], counted, loss_of, workers=3, steps=len(kept) * OUTER.inner_steps, outer=OUTER)
+    assert {name: torch.equal(final[name], p) for name, p in expected.model.named_parameters()} == dict.fromkeys(final, True)
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_a_worker_goes_on_from_a_record_of_so_many_rounds_ago(tmp_path: Path, rounds: int) -> None:
+    with serving(tmp_path, mode="local", local=OUTER) as shards:
+        model = build()
+        made = Worker(shards, 0, model, OPTIMIZERS["sgd"](model)).job.rounds
+        assert made is not None and made.resume(10, rounds) == (10, 10 + 4 * rounds) and made.steps == 10 + 4 * rounds
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ({"overlap": True}, "overlap=True sends the gradients of each step"),
+        ({"update_at": "server"}, "leave training.updateAt server out"),
+        ({"update_rule": "dana-slim"}, "leave training.updateRule dana-slim out"),
+        ({"dtype": torch.int64}, "int64"),
+    ],
+)
+def test_what_local_rounds_do_not_go_with(tmp_path: Path, what: dict[str, Any], words: str) -> None:
+    overlap, dtype = what.pop("overlap", False), what.pop("dtype", None)
+    with serving(tmp_path, mode="local", local=OUTER, **what) as shards:
+        model = build()
+        if dtype is not None:
+            model.register_parameter("counted", nn.Parameter(torch.zeros(3, dtype=dtype), requires_grad=False))
+        with pytest.raises(Refused, match=words):
+            Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=0.1), overlap=overlap)

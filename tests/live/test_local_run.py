@@ -1,0 +1,239 @@
+"""The supervisor of `psjob run` with real processes and a stand-in for the runtime (local_standin.py): starts, ends, faults, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psjob_operator.local.ports import ADDRESS, reserve
+from tests.live.local_standin import command, environment, manifest, run
+
+NO_WAIT = {"backoffLimit": 0}
+
+
+def summary(path: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(path.read_text())
+    return told
+
+
+def test_a_job_runs_to_its_end_and_its_metric_is_the_last_line(tmp_path: Path) -> None:
+    ended = run(tmp_path, manifest(tmp_path, "0.3"), "--summary", "s.json", "--history", "h.jsonl")
+    told = summary(tmp_path / "s.json")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "test accuracy 0.978"
+    assert f"worker 0 start 1 of {tmp_path.resolve()}" in ended.stdout and "worker 1" not in ended.stdout
+    assert "not used on this machine: image" in ended.stderr
+    assert (told["result"], told["restarts"], told["epochs"], told["view"]) == ("Complete", {}, [1, 1], 1)
+    assert told["pushes"] > 0 and told["weights_sha256"] == "abc" and told["recoveries"] == []
+    lines = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()]
+    last = lines[-1]
+    assert last["lag"]["count"] == last["gap"]["count"] == 0 and last["idle"] == [0.25, None], "what was wasted stands in the last line"
+    steps = [line["step"] for line in lines]
+    assert (
+        steps[:-1] == sorted(set(steps[:-1]))
+        and steps[-1] == max(steps)
+        and all(line["metrics"] == {"test_accuracy": 0.9781} for line in lines)
+    )
+    assert lines[0]["passed"] and all(at <= line["time"] for line in lines for _, at in line["passed"])
+    folder = tmp_path / ".psjob" / told["run"]
+    assert (tmp_path / ".psjob" / ".gitignore").read_text() == "*\n"
+    assert json.loads((folder / "status.json").read_text())["phase"] == "Complete"
+    assert {path.name for path in (folder / "logs").glob("*.log")} == {
+        "tiny-ps-0-e1.log", "tiny-ps-1-e1.log", "tiny-worker-0-r1.log", "tiny-worker-1-r1.log",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_killed_shard_is_started_again_with_the_next_epoch(tmp_path: Path, shard: int) -> None:
+    ended = run(tmp_path, manifest(tmp_path, "4"), "--fault", f"kill:ps-{shard}@step=40", "--summary", "s.json")
+    told = summary(tmp_path / "s.json")
+    assert ended.returncode == 0, ended.stderr
+    assert told["epochs"] == [2 if index == shard else 1 for index in range(2)] and told["view"] == 2
+    assert sum(told["restarts"].values()) == 1
+    (recovery,) = told["recoveries"]
+    assert recovery["step"] >= 40 and recovery["secondsToFirstPush"] > 0 and recovery["secondsToPassStep"] > 0
+    assert f"fault kill:ps-{shard}@step=40: SIGKILL to tiny-ps-{shard}-e1 at step" in ended.stderr
+    assert "first push applied again after" in ended.stderr
+
+
+def test_a_stopped_shard_counts_as_lost_after_its_timeout(tmp_path: Path) -> None:
+    job = manifest(tmp_path, "9", ps={"shards": 2, "shardTimeoutSeconds": 2})
+    ended = run(tmp_path, job, "--fault", "stop:ps-1@step=20", "--summary", "s.json")
+    told = summary(tmp_path / "s.json")
+    assert ended.returncode == 0, ended.stderr
+    assert told["epochs"] == [1, 2] and told["restarts"] == {"Unresponsive": 1}
+    assert told["recoveries"][0]["secondsToFirstPush"] >= 2
+
+
+def test_a_failed_worker_is_started_again_and_the_end_of_its_log_is_shown(tmp_path: Path) -> None:
+    ended = run(tmp_path, manifest(tmp_path, "exit3", "0.2", workers=1), "--summary", "s.json")
+    assert ended.returncode == 0, ended.stderr
+    assert "tiny-worker-0-r1 ended with exit code 3" in ended.stderr and "worker 0 start 2" in ended.stdout
+    assert sum(summary(tmp_path / "s.json")["restarts"].values()) == 1
+
+
+def test_a_killed_worker_is_started_again(tmp_path: Path) -> None:
+    ended = run(tmp_path, manifest(tmp_path, "3", "1"), "--fault", "kill:worker-1@step=20", "--summary", "s.json")
+    assert ended.returncode == 0, ended.stderr
+    assert sum(summary(tmp_path / "s.json")["restarts"].values()) == 1 and "SIGKILL to tiny-worker-1-r1" in ended.stderr
+
+
+def test_a_job_that_cannot_go_on_fails_with_the_reason(tmp_path: Path) -> None:
+    ended = run(tmp_path, manifest(tmp_path, "exit1", runPolicy=NO_WAIT), "--summary", "s.json")
+    told = summary(tmp_path / "s.json")
+    assert ended.returncode == 1 and told["result"] == "Failed" and told["failure"]
+    assert "this went wrong" in ended.stdout + ended.stderr
+    assert "Failed: " in ended.stderr.splitlines()[-1] and "logs" in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_refusal_of_the_runtime_fails_at_once(tmp_path: Path) -> None:
+    ended = run(tmp_path, manifest(tmp_path, "exit77"), "--summary", "s.json")
+    assert ended.returncode == 1 and summary(tmp_path / "s.json")["restarts"] == {}
+
+
+def test_a_worker_that_never_joins_fails_the_job_with_a_sentence(tmp_path: Path) -> None:
+    ended = run(tmp_path, manifest(tmp_path, "0.1"), "--summary", "s.json", STANDIN_ABSENT="1")
+    told = summary(tmp_path / "s.json")
+    assert ended.returncode == 1 and told["result"] == "Failed"
+    assert told["failure"].startswith("NeverAttached: worker ") and "psjob.attach" in ended.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("first", "absent"), [("late1", False), ("0.1", True)])
+def test_a_failed_job_waits_for_no_last_checkpoint_and_says_why_at_once(tmp_path: Path, first: str, absent: bool) -> None:
+    env = {"STANDIN_PATIENT": "1", **({"STANDIN_ABSENT": "1"} if absent else {})}
+    ended = run(tmp_path, manifest(tmp_path, first, runPolicy=NO_WAIT), "--summary", "s.json", **env)
+    told = summary(tmp_path / "s.json")
+    lines = ended.stderr.splitlines()
+    assert ended.returncode == 1 and not list((tmp_path / ".psjob").glob("*/waited"))
+    assert told["failure"] in lines[:-1] and lines[-1].startswith(f"Failed: {told['failure']}")
+
+
+def test_leaving_to_come_back_is_not_counted(tmp_path: Path) -> None:
+    ended = run(tmp_path, manifest(tmp_path, "exit75", "0.2", runPolicy=NO_WAIT), "--summary", "s.json")
+    assert ended.returncode == 0, ended.stderr
+    assert set(summary(tmp_path / "s.json")["restarts"]) == {"Retry"}
+
+
+def interrupted(folder: Path, *signals: signal.Signals, worker: str = "60", **env: str) -> tuple[int, str]:
+    process = subprocess.Popen(
+        command(manifest(folder, worker), "--set", "spec.runPolicy.backoffLimit=3", "--summary", "s.json"),
+        cwd=folder,
+        env={**environment(folder), **env},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    until(lambda: serving(folder), process)
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(0.5)
+    _, told = process.communicate(timeout=60)
+    return process.returncode, told
+
+
+def serving(folder: Path) -> bool:
+    try:
+        (status,) = (folder / ".psjob").glob("*/status.json")
+        return json.loads(status.read_text()).get("phase") == "Running" and bool(json.loads(status.read_text()).get("checkpoint"))
+    except ValueError:
+        return False
+
+
+def until(true: Any, process: subprocess.Popen[str]) -> None:
+    limit = time.monotonic() + 60
+    while not true():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < limit, "did not come to pass in 60 s"
+        time.sleep(0.05)
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Pids of processes that were handed a config below `folder`."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            raw = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if f"PSJOB_CONFIG={folder.resolve()}".encode() in raw:
+            found.append(int(pid))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_in_order_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
+    code, told = interrupted(tmp_path, number)
+    lines = told.splitlines()
+    assert code == 130 and "Traceback" not in told
+    assert lines[-1].startswith(f"  psjob run {tmp_path}/job.yaml --set spec.runPolicy.backoffLimit=3 --resume .psjob/tiny-")
+    assert summary(tmp_path / "s.json")["result"] == "Suspended"
+    assert processes_of(tmp_path) == []
+    again = run(tmp_path, manifest(tmp_path, "0.2"), "--resume", lines[-1].split()[-1])
+    config = max((tmp_path / ".psjob").glob("*/config.json"), key=lambda path: path.stat().st_mtime)
+    assert again.returncode == 0 and json.loads(config.read_text())["checkpoint"]["resumeFrom"]["path"].endswith(lines[-1].split("/")[-1])
+
+
+def test_ctrl_c_waits_for_the_last_checkpoint(tmp_path: Path) -> None:
+    code, _ = interrupted(tmp_path, signal.SIGINT, STANDIN_PATIENT="1")
+    assert code == 130 and list((tmp_path / ".psjob").glob("*/waited"))
+
+
+def test_a_complete_run_is_not_resumed(tmp_path: Path) -> None:
+    job = manifest(tmp_path, "0.1")
+    assert run(tmp_path, job).returncode == 0
+    (folder,) = (tmp_path / ".psjob").glob("tiny-*")
+    again = run(tmp_path, job, "--resume", folder)
+    assert again.returncode == 2 and "that run is complete" in again.stderr and "final.safetensors" in again.stderr
+    assert list((tmp_path / ".psjob").glob("tiny-*")) == [folder]
+
+
+def test_a_second_ctrl_c_kills_who_does_not_leave(tmp_path: Path) -> None:
+    code, told = interrupted(tmp_path, signal.SIGINT, signal.SIGINT, worker="stubborn")
+    assert code == 130 and "Ctrl-C again kills" in told and "Traceback" not in told
+    assert processes_of(tmp_path) == []
+
+
+def test_a_killed_psjob_run_leaves_no_process_behind(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(manifest(tmp_path, "60")),
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    until(lambda: serving(tmp_path), process)
+    assert len(processes_of(tmp_path)) == 4
+    process.kill()
+    process.wait()
+    limit = time.monotonic() + 10
+    while processes_of(tmp_path):
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def test_no_progress_shows_no_progress(tmp_path: Path) -> None:
+    ended = run(tmp_path, manifest(tmp_path, "0.2"), "--no-progress")
+    assert ended.returncode == 0 and "step" not in "".join(ended.stderr.splitlines()[:-1])
+
+
+def test_ports_are_kept_for_whoever_reuses_the_address() -> None:
+    import socket
+
+    ports = reserve(2)
+    assert len({*ports.data, *ports.status}) == 4
+    with socket.create_server((ADDRESS, ports.data[0])) as server:
+        assert server.getsockname()[1] == ports.data[0]
+    with socket.create_server((ADDRESS, ports.data[0])):
+        pass
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind((ADDRESS, ports.data[0]))
+    ports.close()

@@ -1,0 +1,383 @@
+"""Workers and shards that speak in codecs: the oracle's bits, whatever breaks; each push's error fed back once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bench.peers.slow_link import Bucket, SlowLink
+from psjob import codecs
+from psjob.checkpoint.final import tensors_sha256
+from psjob.config import CompressionConfig, Peer, Place
+from psjob.shard.server import Server
+from psjob.shard.statusport import status
+from psjob.wire.frame import Kind
+from psjob.wire.tcp import Stream
+from psjob.worker import compression
+from tests.live.live_shards import NEVER, Rewound, Shards, Worker, all_well, eventually, serving, severed, together
+from tests.live.test_shard_training import batch, build, loss_of, one_inf, steps
+from tests.reference import Wire, reference
+
+RATIO = 0.1
+LOSSY = [name for name, codec in codecs.CODECS.items() if codec.feeds_back]
+
+
+pytestmark = pytest.mark.usefixtures("last_words")
+
+
+def asked(push: str = "none", pull: str = "none") -> CompressionConfig:
+    return CompressionConfig(push, pull, RATIO)
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def oracle(codec: str, count: int, workers: int = 2, batches: Callable[[int, int], object] = batch) -> tuple[torch.nn.Module, Wire]:
+    """One process that encodes and decodes as the workers and shards do."""
+    model, wire = build(), Wire(codec, RATIO, seed=5)
+    numbers = {"lr": 0.05, "momentum": 0.9}
+    reference(model, "sgd", [numbers], lambda step: [batches(step, rank) for rank in range(workers)], loss_of, count, wire=wire)
+    return model, wire
+
+
+def same(model: torch.nn.Module, other: torch.nn.Module) -> bool:
+    return tensors_sha256(model.parameters()) == tensors_sha256(other.parameters())
+
+
+def workers_of(shards: Shards, count: int = 2, make: Callable[[torch.nn.Module], torch.optim.Optimizer] = sgd) -> list[Worker]:
+    return [Worker(shards, rank, model, make(model)) for rank, model in enumerate(build() for _ in range(count))]
+
+
+@pytest.mark.parametrize(("codec", "streams"), [("bf16", 1), ("fp16", 2), ("int8", 2), ("topk", 1), ("randomk", 2)])
+def test_weights_are_the_oracles_bits_though_streams_break(tmp_path: Path, codec: str, streams: int) -> None:
+    """What is sent again is what was sent, and what it left out is fed back once."""
+    chance = random.Random(codec)
+
+    def act(worker: Worker) -> None:
+        for step in range(12):
+            if chance.random() < 0.4:
+                worker.session.links[chance.randrange(2)].close()
+            worker.optimizer.zero_grad()
+            loss_of(worker.model, batch(step, worker.rank)).backward()
+            worker.optimizer.step()
+
+    with serving(tmp_path, shards=2, compression=asked(codec), streams=streams) as shards:
+        workers = workers_of(shards)
+        all_well(workers, act)
+        assert [server.store.counters.applied for server in shards.servers] == [24, 24]
+        assert status(shards.servers[0])["coordinator"]["codecs"] == f"push {codec}, pull none"
+    model, wire = oracle(codec, 12)
+    assert same(workers[0].model, model)
+    for (rank, block), left in wire.left.items():
+        assert torch.equal(workers[rank].session.exchange.compression.state()["left"][block], left)
+    without, _ = oracle("none", 12)
+    assert not same(workers[0].model, without)
+
+
+@pytest.mark.parametrize("codec", ["int8", "topk"])
+def test_a_push_that_broke_in_the_middle_is_sent_again_as_it_was(tmp_path: Path, codec: str) -> None:
+    """One shard has its part of the clock, the other not, when the stream to it comes back."""
+
+    def act(worker: Worker) -> None:
+        steps(3)(worker)
+        if worker.rank == 0:
+            with severed(worker.session.links[1]):
+                pushing = threading.Thread(target=one, args=(worker, 3), daemon=True)
+                pushing.start()
+                eventually(lambda: shards.servers[0].store.clocks()[0] >= 4)
+            pushing.join(30)
+        else:
+            one(worker, 3)
+        one(worker, 4)
+
+    def one(worker: Worker, step: int) -> None:
+        torch.set_num_threads(1)
+        worker.optimizer.zero_grad()
+        loss_of(worker.model, batch(step, worker.rank)).backward()
+        worker.optimizer.step()
+
+    with serving(tmp_path, shards=2, compression=asked(codec)) as shards:
+        workers = workers_of(shards)
+        all_well(workers, act)
+    assert same(workers[0].model, oracle(codec, 5)[0])
+
+
+@pytest.mark.parametrize("codec", ["topk", "int8"])
+def test_what_was_left_out_comes_back_with_a_workers_record(tmp_path: Path, codec: str) -> None:
+    """Rank 1 dies between two steps and goes on from its record; every bit is as without its death."""
+
+    def act(worker: Worker) -> None:
+        for step in range(worker.session.clock, 8):
+            worker.job.edge({"epoch": 0, "round": step})
+            if worker.rank == 1 and step == 4 and worker.job.place.number == 1:
+                assert eventually(lambda: 4 in shards.servers[0].coordinator.members[1].records)  # type: ignore[union-attr]
+                worker.die()
+                raise Gone
+            worker.optimizer.zero_grad()
+            loss_of(worker.model, batch(step, worker.rank)).backward()
+            worker.optimizer.step()
+
+    def returning() -> None:
+        gone.wait(30)
+        torch.set_num_threads(1)
+        model = build()
+        again = Worker(shards, 1, model, sgd(model), start=2)
+        again.attach()
+        assert again.session.clock == 4
+        act(again)
+        assert again.leave() == 0
+
+    gone = threading.Event()
+    with serving(tmp_path, shards=2, compression=asked(codec)) as shards:
+        workers = workers_of(shards)
+        follower = threading.Thread(target=returning, daemon=True)
+        follower.start()
+
+        def first(worker: Worker) -> None:
+            try:
+                act(worker)
+            except Gone:
+                gone.set()
+                raise
+
+        raised = together(workers, first)
+        follower.join(30)
+        assert raised[0] is None and isinstance(raised[1], Gone)
+        assert shards.wait_ended() == [0, 0]
+    assert same(workers[0].model, oracle(codec, 8)[0])
+
+
+class Gone(Exception):
+    """This worker's process is no more."""
+
+
+@pytest.mark.parametrize("codec", ["topk"])
+def test_a_skipped_clock_leaves_alone_what_was_left_out(tmp_path: Path, codec: str) -> None:
+    """Rank 1 finds inf at step 2: nobody's push counts, on neither side, and the oracle never made that step."""
+    with serving(tmp_path, shards=2, compression=asked(codec)) as shards:
+        workers = workers_of(shards)
+        all_well(workers, one_inf({}))
+    model, wire = oracle(codec, 6, batches=lambda step, rank: None if step == 2 else batch(step, rank))
+    assert same(workers[0].model, model)
+    for (rank, block), left in wire.left.items():
+        assert torch.equal(workers[rank].session.exchange.compression.state()["left"][block], left)
+
+
+def test_absent_ranks_and_tensors_without_gradients_leave_it_alone(tmp_path: Path) -> None:
+    def act(worker: Worker) -> None:
+        for step in range(5):
+            if step == 3 and worker.rank == 1:
+                worker.job.absent_step()
+                continue
+            worker.optimizer.zero_grad(set_to_none=True)
+            loss_of(worker.model, batch(step, worker.rank)).backward()
+            if step == 2:
+                held[worker.rank] = {k: v.clone() for k, v in worker.session.exchange.compression.state()["left"].items()}
+                worker.model[2].weight.grad = None
+            worker.optimizer.step()
+            if step == 2:
+                after = worker.session.exchange.compression.state()["left"]
+                row = next(i for i, spec in enumerate(worker.session.layout.table) if spec.name == "2.weight")
+                for block, piece in worker.session.layout.pieces_of(row):
+                    span = slice(piece.block_offset, piece.block_offset + piece.length)
+                    assert torch.equal(after[block.index][span], held[worker.rank][block.index][span])
+
+    held: dict[int, dict[int, torch.Tensor]] = {}
+    with serving(tmp_path, shards=2, compression=asked("topk")) as shards:
+        workers = workers_of(shards)
+        all_well(workers, act)
+    assert same(workers[0].model, workers[1].model)
+
+
+@pytest.mark.parametrize("pull", ["bf16", "fp16"])
+def test_pulled_weights_are_rounded_and_the_shards_keep_whole_ones(tmp_path: Path, pull: str) -> None:
+    with serving(tmp_path, shards=2, compression=asked(pull=pull)) as shards:
+        workers = workers_of(shards)
+        all_well(workers, steps(6))
+    held = load_file(shards.folder / "final.safetensors")
+    assert same(workers[0].model, workers[1].model)
+    model, _ = oracle("none", 6)
+    for name, mine in workers[0].model.named_parameters():
+        assert not torch.equal(mine, held[name])
+        assert torch.allclose(mine, held[name], rtol=2.0**-8, atol=1e-7)
+        assert torch.allclose(held[name], dict(model.named_parameters())[name], atol=1e-2)
+
+
+def test_where_workers_step_the_mean_is_encoded_and_weights_are_whole(tmp_path: Path) -> None:
+    def rmsprop(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(model.parameters(), lr=0.005)
+
+    with serving(tmp_path, shards=2, compression=asked("int8", "bf16")) as shards:
+        workers = workers_of(shards, make=rmsprop)
+        all_well(workers, steps(6))
+    held = load_file(shards.folder / "final.safetensors")
+    assert same(workers[0].model, workers[1].model)
+    assert all(torch.equal(mine, held[name]) for name, mine in workers[0].model.named_parameters())
+
+
+def test_an_async_shard_takes_each_encoded_push_once(tmp_path: Path) -> None:
+    """Whole numbers that int8 carries exactly: the sum tells how often each counted."""
+
+    def act(worker: Worker) -> None:
+        for step in range(10):
+            if step % 3 == worker.rank:
+                worker.session.links[step % 2].close()
+            for p in worker.model.parameters():
+                p.grad = torch.full_like(p, -127.0)
+            worker.optimizer.step()
+
+    def counting(model: torch.nn.Module) -> torch.optim.Optimizer:
+        for p in model.parameters():
+            torch.nn.init.zeros_(p)
+        return torch.optim.SGD(model.parameters(), lr=1.0)
+
+    with serving(tmp_path, shards=2, mode="async", compression=asked("int8", "bf16")) as shards:
+        all_well(workers_of(shards, make=counting), act)
+    assert {number for tensor in load_file(shards.folder / "final.safetensors").values() for number in tensor.flatten().tolist()} == {
+        2540.0
+    }
+
+
+def test_a_large_residual_goes_at_cuts_only_and_a_rewind_puts_it_back(tmp_path: Path) -> None:
+    """The record is too large for every clock: rank 1's death sends all back to the checkpoint, and no bit changes."""
+    every = replace(NEVER, every_steps=3, keep=100)
+    ended: dict[int, str] = {}
+
+    def act(worker: Worker) -> None:
+        for step in range(worker.session.clock, 8):
+            worker.job.edge({"epoch": 0, "round": step})
+            if worker.rank == 1 and step == 5 and worker.job.place.number == 1:
+                assert eventually(lambda: any(int(p.stem[-12:]) >= 3 for p in shards.folder.glob("manifest-*.json")))
+                worker.die()
+                return
+            worker.optimizer.zero_grad()
+            loss_of(worker.model, batch(step, worker.rank)).backward()
+            worker.optimizer.step()
+
+    def life(rank: int) -> None:
+        torch.set_num_threads(1)
+        for start in (1, 2, 3):
+            model = wide()
+            worker = Worker(shards, rank, model, sgd(model), start=start)
+            try:
+                worker.attach()
+                act(worker)
+                if worker.session.clock < 8:
+                    continue
+                assert worker.leave() == 0
+                ended[rank] = tensors_sha256(model.parameters())
+                return
+            except Rewound:
+                worker.die()
+
+    with serving(tmp_path, shards=2, compression=asked("int8"), checkpoint=every) as shards:
+        lives = [threading.Thread(target=life, args=(rank,), daemon=True) for rank in range(2)]
+        for thread in lives:
+            thread.start()
+        for thread in lives:
+            thread.join(60)
+    model, wire = wide(), Wire("int8", RATIO, seed=5)
+    reference(model, "sgd", [{"lr": 0.05, "momentum": 0.9}], lambda s: [batch(s, 0), batch(s, 1)], loss_of, 8, wire=wire)
+    assert sum(left.numel() for left in wire.left.values()) * 4 > 2 * (64 << 10)
+    assert ended == dict.fromkeys((0, 1), tensors_sha256(model.parameters()))
+
+
+def wide() -> torch.nn.Module:
+    return build(160)
+
+
+def test_what_could_not_be_saved_is_refused_by_its_size(tmp_path: Path, last_words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "LIMIT", 1000)
+    with serving(tmp_path, compression=asked("int8")) as shards, pytest.raises(Exception, match="at most 1000 fit; take bf16"):
+        workers_of(shards)
+    with serving(tmp_path, compression=asked("bf16")) as shards:
+        all_well(workers_of(shards), steps(2))
+
+
+def test_a_codec_that_was_not_agreed_costs_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also bodies that no encoder writes: refused with a sentence, the worker dials again, nothing of them counts."""
+    plain, _ = oracle("topk", 8)
+
+    def act(worker: Worker) -> None:
+        for step in range(8):
+            if worker.rank == 0 and step in bad:
+                number, body = bad[step]
+                link, session = worker.session.links[0], worker.session
+                block = next(b for b in session.layout.blocks if session.owner[b.index] == 0 and b.length > 100)
+                head = session.header(Kind.PUSH, block=block.index, clock=session.clock, info=session.exchange._info[0], epoch=link.epoch)
+                raw = body(block.length)
+                link.lanes[0].stream.sock.sendall(head._replace(codec=number).sized(raw).pack() + raw)
+                eventually(lambda step=step: len(sentences) > list(bad).index(step))  # type: ignore[misc]
+            worker.optimizer.zero_grad()
+            loss_of(worker.model, batch(step, worker.rank)).backward()
+            worker.optimizer.step()
+
+    bad: dict[int, tuple[int, Callable[[int], bytes]]] = {
+        1: (3, lambda length: bytes(length + 4 * -(-length // 256))),
+        2: (9, lambda length: bytes(8)),
+        3: (4, lambda length: bytes(8 * length)),
+        4: (4, lambda length: length.to_bytes(4, "little") + bytes(4)),
+        5: (4, lambda length: bytes(7)),
+    }
+    sentences: list[str] = []
+    refuse = Server.refuse
+
+    def heard(server: Server, stream: Stream, error: Exception) -> None:
+        sentences.append(str(error))
+        refuse(server, stream, error)
+
+    monkeypatch.setattr(Server, "refuse", heard)
+    with serving(tmp_path, shards=2, compression=asked("topk")) as shards:
+        workers = workers_of(shards)
+        all_well(workers, act)
+        assert shards.servers[0].bad_connections >= 5
+    assert same(workers[0].model, plain)
+    words = " | ".join(sentences)
+    for sentence in ("codec 3 was not agreed in hello; none, topk were", "codec 9 was not agreed", "expected a multiple of 8", "places"):
+        assert sentence in words
+
+
+def test_auto_encodes_nothing_between_processes_of_one_address(tmp_path: Path) -> None:
+    with serving(tmp_path, shards=2, compression=asked("auto", "auto")) as shards:
+        workers = workers_of(shards)
+        all_well(workers, steps(6))
+        assert status(shards.servers[0])["coordinator"]["codecs"] is None
+    assert same(workers[0].model, oracle("none", 6)[0])
+
+
+@pytest.mark.parametrize(("megabytes", "push", "pull"), [(8, "topk", "bf16"), (200, "int8", "bf16")])
+def test_auto_takes_what_the_measured_link_is_good_for(tmp_path: Path, megabytes: int, push: str, pull: str) -> None:
+    """A link of 0.06 and of 1.6 Gb/s, between two addresses; the choice goes with the record."""
+
+    class Far(Shards):
+        def place(self, rank: int, start: int = 1) -> Place:
+            near = super().place(rank, start)
+            return replace(near, config=replace(near.config, shards=(Peer(link.host, link.port, 0),)))
+
+    link: SlowLink
+
+    def act(worker: Worker) -> None:
+        for _ in range(26):
+            for p in worker.model.parameters():
+                p.grad = torch.ones_like(p)
+            worker.optimizer.step()
+
+    with serving(tmp_path, workers=1, shards=1, compression=asked("auto", "auto")) as shards:
+        shards.__class__ = Far
+        rate = megabytes * 1e6
+        link = SlowLink(shards.address(0), Bucket(rate), Bucket(rate), apart=True)
+        model = torch.nn.Linear(300, 300)
+        worker = Worker(shards, 0, model, sgd(model))
+        all_well([worker], act)
+        assert status(shards.servers[0])["coordinator"]["codecs"] == f"push {push}, pull {pull}"
+        link.close()
+    saved = worker.session.exchange.compression.state()
+    assert (saved["push"], saved["pull"], bool(saved["left"])) == ([push], [pull], True)

@@ -1,0 +1,200 @@
+"""Modes in which the coordinator decides, on real shards: every block holds the same pushes, and just those that were decided on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from psjob.checkpoint import manifest
+from psjob.checkpoint.states import read_states
+from psjob.coordinator.deciding import Deciding
+from psjob.coordinator.decisions import Order
+from psjob.coordinator.joining import read_records
+from psjob.modes import Batch
+from psjob.packing import Pack
+from psjob.record import unpack
+from psjob.rules import named
+from psjob.rules.base import BlockState
+from psjob.simulate.training import _combined, _Sent
+from tests.live.live_shards import Shards, Worker, all_well, eventually, serving, together
+from tests.live.test_shard_cuts import OFTEN, counting, steps
+from tests.live.test_shard_training import batch, build, loss_of
+from tests.reference import layout_of, reference
+
+pytestmark = pytest.mark.usefixtures("last_words")
+BACKUP: dict[str, Any] = {"mode": "sync", "backup_workers": 1}
+SOFTSYNC: dict[str, Any] = {"mode": "softsync", "splits": 1}
+THRESHOLD: dict[str, Any] = {"mode": "threshold", "staleness": 1}
+NUMBERS = {"lr": 0.05, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
+MODES = pytest.mark.parametrize("mode", [BACKUP, SOFTSYNC, THRESHOLD], ids=["backup", "softsync", "threshold"])
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+    """All decisions in their order."""
+    said: list[Batch] = []
+    carry = Deciding._order
+
+    def note(deciding: Deciding, order: Order | None) -> None:
+        said.extend(order.batches if order is not None else ())
+        carry(deciding, order)
+
+    monkeypatch.setattr(Deciding, "_order", note)
+    return said
+
+
+def weights(shards: Shards) -> dict[int, torch.Tensor]:
+    """Of every block, as the shards have them at the end."""
+    return {index: cell.state.weights for server in shards.servers for index, cell in server.store.cells.items() if cell.state is not None}
+
+
+def sgd(shards: Shards, rank: int, **options: Any) -> Worker:
+    model = build()
+    return Worker(shards, rank, model, torch.optim.SGD(model.parameters(), lr=0.05), **options)
+
+
+def held_back(worker: Worker, batches: list[Batch] | None) -> None:
+    """Before its first push worker 2 lets the others be decided on: its push is late on a machine of any speed."""
+    if batches is not None and worker.rank == 2 and worker.session.clock == 0:
+        assert eventually(lambda: sum(bool(one.kept) for one in batches) > 1)
+
+
+def real(count: int, batches: list[Batch] | None = None) -> Callable[[Worker], None]:
+    """Steps on the losses; one worker takes longer."""
+
+    def act(worker: Worker) -> None:
+        for step in range(count):
+            worker.job.edge({"epoch": 0, "round": step})
+            time.sleep(0.004 * (1 + 3 * (worker.rank == 2)))
+            worker.optimizer.zero_grad()
+            loss_of(worker.model, batch(step, worker.rank)).backward()
+            held_back(worker, batches)
+            worker.optimizer.step()
+
+    return act
+
+
+@pytest.mark.parametrize("way", [{}, {"transport": "tcp", "streams": 2}, {"credit": 4096}], ids=["shared", "lanes", "small-credit"])
+def test_backup_is_a_batch_run_over_the_pushes_it_kept(tmp_path: Path, batches: list[Batch], way: dict[str, Any]) -> None:
+    with serving(tmp_path, workers=3, shards=2, **BACKUP, **way) as shards:
+        all_well([sgd(shards, rank) for rank in range(3)], real(25, batches))
+        assert shards.wait_ended() == [0, 0]
+        held, counters = weights(shards), [server.store.counters for server in shards.servers]
+    kept = [[(push.worker, push.clock) for push in one.kept] for one in batches if one.kept]
+    dropped = sum(len(one.dropped) for one in batches)
+    assert dropped and {(count.applied, count.dropped) for count in counters} == {(75 - dropped, dropped)}
+    states = reference(build(), "sgd", [NUMBERS], lambda step: [batch(clock, worker) for worker, clock in kept[step]], loss_of, len(kept))
+    assert {cell: states[cell].weights.equal(flat) for cell, flat in held.items()} == dict.fromkeys(states, True)
+
+
+def constant(worker: int, clock: int) -> list[torch.Tensor]:
+    """A gradient that does not depend on the weights."""
+    generator = torch.Generator().manual_seed(100 * clock + worker)
+    return [torch.randn(p.shape, generator=generator) for p in build().parameters()]
+
+
+def given(count: int, batches: list[Batch] | None = None, begin: int = 0) -> Callable[[Worker], None]:
+    def act(worker: Worker) -> None:
+        for step in range(begin, count):
+            worker.job.edge({"epoch": 0, "round": step})
+            time.sleep(0.004 * (1 + 3 * (worker.rank == 2)))
+            held_back(worker, batches)
+            for p, grad in zip(worker.model.parameters(), constant(worker.rank, worker.session.clock), strict=True):
+                p.grad = grad
+            worker.optimizer.step()
+
+    return act
+
+
+def replayed(batches: list[Batch]) -> dict[int, torch.Tensor]:
+    """The decisions once more, by the simulator's arithmetic."""
+    model, rule = build(), named("sgd")
+    layout = layout_of(model)
+    states: dict[int, BlockState] = {}
+    for block in layout.blocks:
+        flat = torch.empty(block.length)
+        Pack(block, flat, layout.table).gather(list(model.parameters()))
+        states[block.index] = rule.init(flat)
+    for one in (one for one in batches if one.kept):
+        for block in layout.blocks:
+            sent = []
+            for push in one.kept:
+                flat = torch.empty(block.length)
+                Pack(block, flat, layout.table).gather(constant(push.worker, push.clock))
+                sent.append(_Sent(flat, flat.numpy(), 0.0))
+            rule.apply(states[block.index], _combined(sent, one), NUMBERS, lag=0)
+    return {index: state.weights for index, state in states.items()}
+
+
+@MODES
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_the_decisions_replay_to_the_same_bits(tmp_path: Path, batches: list[Batch], mode: dict[str, Any], transport: str) -> None:
+    """In softsync a worker goes on before its push is decided on, and writes over the memory that it lends."""
+    with serving(tmp_path, workers=3, shards=2, transport=transport, **mode) as shards:
+        all_well([sgd(shards, rank) for rank in range(3)], given(25, batches if mode is SOFTSYNC else None))
+        held = weights(shards)
+    done = sorted((push.worker, push.clock) for one in batches for push in (*one.kept, *one.dropped))
+    assert done == [(worker, clock) for worker in range(3) for clock in range(25)]
+    if mode is SOFTSYNC:
+        assert any(share < 1 / 3 for one in batches for share in one.weights or ()), "nobody lagged"
+    again = replayed(batches)
+    assert {cell: again[cell].equal(flat) for cell, flat in held.items()} == dict.fromkeys(again, True)
+
+
+@MODES
+@pytest.mark.parametrize("breaks", [0.0, 0.1])
+def test_a_checkpoint_is_one_version_of_every_block(tmp_path: Path, mode: dict[str, Any], breaks: float) -> None:
+    """Its clocks say which pushes are decided; each record is of just that clock."""
+    with serving(tmp_path, workers=3, shards=2, checkpoint=OFTEN, **mode) as shards:
+        all_well([counting(shards, rank) for rank in range(3)], steps(40, 3, breaks))
+        assert shards.wait_ended() == [0, 0]
+    folder = tmp_path / "run-1"
+    made = [manifest.read(folder, path.name) for path in sorted(folder.glob("manifest-*.json"))]
+    assert len(made) > 3 and made[0].step == 0 and made[-1].final
+    for one in made:
+        states = read_states(folder, one, [block.index for block in one.layout.blocks])
+        values = {number for state, _ in states.values() for number in state.weights.tolist()}
+        assert len(values) == 1, one.name
+        assert mode is SOFTSYNC or values == {float(one.step)}
+        assert {place.n for place in one.blocks} == {one.step}
+        clocks = {rank: int(worker["clock"]) for rank, worker in one.workers.items()}
+        for rows in one.tables.values():
+            assert {rank: row["complete"] for rank, row in rows.items()} == clocks and not any(row["open"] for row in rows.values())
+        if not one.final:
+            for rank, raw in read_records(folder, one).items():
+                assert unpack(raw).step == clocks[str(rank)]
+    assert {int(worker["clock"]) for worker in made[-1].workers.values()} == {40}
+
+
+@MODES
+def test_a_worker_that_dies_comes_back_at_its_first_undecided_push(tmp_path: Path, batches: list[Batch], mode: dict[str, Any]) -> None:
+    with serving(tmp_path, workers=3, shards=2, **mode) as shards:
+        dying, follower = sgd(shards, 1), sgd(shards, 1, start=2)
+
+        def act(worker: Worker) -> None:
+            given(10 if worker is dying else 25, begin=worker.job.made)(worker)
+            if worker is dying:
+                worker.die()
+                follower.attach()
+                assert 8 <= follower.job.made <= follower.session.clock <= 10
+                act(follower)
+                assert follower.leave() == 0
+                raise Killed
+
+        raised = together([sgd(shards, 0), dying, sgd(shards, 2)], act)
+        assert [type(error) for error in raised] == [type(None), Killed, type(None)], raised
+        assert shards.wait_ended() == [0, 0]
+        held = weights(shards)
+    done = sorted((push.worker, push.clock) for one in batches for push in (*one.kept, *one.dropped))
+    assert done == [(worker, clock) for worker in range(3) for clock in range(25)]
+    again = replayed(batches)
+    assert {cell: again[cell].equal(flat) for cell, flat in held.items()} == dict.fromkeys(again, True)
+
+
+class Killed(Exception):
+    """The worker's process is no more."""

@@ -1,0 +1,220 @@
+"""Streams that break and processes that die at the worst moment: what was swallowed is said again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from psjob.coordinator.coordinator import Coordinator
+from psjob.shard.phase import Phase
+from psjob.shard.server import Server
+from psjob.wire import tcp
+from psjob.wire.frame import Header, Kind
+from psjob.wire.tcp import Stream
+from tests.live import live_shards
+from tests.live.live_shards import Rewound, Shards, Worker, eventually, serving, severed
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["plain", "overlap"])
+def both_ways(last_words: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    monkeypatch.setattr(live_shards, "OVERLAP", request.param)
+
+
+def counting(shards: Shards, rank: int, start: int = 1, lr: float = 1.0) -> Worker:
+    """A worker whose model begins at 0, and to which every step adds 1."""
+    model = nn.Linear(40, 40)
+    for p in model.parameters():
+        nn.init.zeros_(p)
+    return Worker(shards, rank, model, torch.optim.SGD(model.parameters(), lr=lr), start=start)
+
+
+def step(worker: Worker, count: int = 1) -> None:
+    """By way of a forward and a backward pass, since that is where overlap acts."""
+    for _ in range(count):
+        worker.optimizer.zero_grad()
+        loss = 0.0 * worker.model(torch.ones(1, 40)).sum()
+        for p in worker.model.parameters():
+            loss = loss - p.sum()
+        loss.backward()
+        worker.optimizer.step()
+
+
+def numbers(model: nn.Module) -> set[float]:
+    return {number for p in model.parameters() for number in p.detach().flatten().tolist()}
+
+
+def final(shards: Shards) -> set[float]:
+    return {number for tensor in load_file(shards.folder / "final.safetensors").values() for number in tensor.flatten().tolist()}
+
+
+def coordinator(shards: Shards) -> Coordinator:
+    found = shards.servers[0].coordinator
+    assert found is not None
+    return found
+
+
+def aside(act: Callable[[], Any]) -> threading.Thread:
+    """Run in a thread of its own, as another process would."""
+
+    def run() -> None:
+        with suppress(SystemExit):
+            act()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_the_last_record_is_sent_again_on_a_new_stream(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        worker = counting(shards, 0)
+        worker.attach()
+        step(worker, 2)
+        member = coordinator(shards).members[0]
+        assert eventually(lambda: 2 in member.records)
+        member.records.clear()
+        with severed(worker.session.links[0]):
+            worker.job.edge(None)
+        assert eventually(lambda: 2 in member.records, 5.0)
+
+
+def test_wishes_and_reports_that_a_broken_stream_swallowed_are_said_again(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        worker = counting(shards, 0)
+        worker.attach()
+        step(worker, 2)
+        with severed(worker.session.links[0]):
+            worker.session.report({"loss": 0.25})
+            worker.session.checkpoint()
+        assert eventually(lambda: coordinator(shards).progress.metrics.get("loss") == 0.25)
+
+        def committed() -> bool:
+            step(worker, 1)
+            return coordinator(shards).progress.committed > 0
+
+        assert eventually(committed), "the checkpoint that was asked for is taken"
+        assert Kind.CHECKPOINT not in worker.session._told, "once only"
+
+
+def test_where_workers_step_the_last_weights_are_sent_again_on_a_new_stream(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=1, shards=2, update_at="worker") as shards:
+        worker = counting(shards, 0)
+        worker.attach()
+        step(worker, 3)
+        with severed(worker.session.links[1]):
+            leaving = aside(worker.leave)
+            assert eventually(lambda: worker.session.leaving)
+        leaving.join(20.0)
+        assert not leaving.is_alive() and final(shards) == {3.0}
+
+
+def test_where_workers_step_a_killed_lone_worker_begins_at_the_weights_that_are_stored(tmp_path: Path) -> None:
+    """Its record is of step 3, but the weights of step 3 died with it."""
+    with serving(tmp_path, workers=1, shards=2, update_at="worker") as shards:
+        killed = counting(shards, 0)
+        killed.attach()
+        step(killed, 3)
+        assert eventually(lambda: 3 in coordinator(shards).members[0].records)
+        killed.die()
+        worker = counting(shards, 0, start=2)
+        worker.attach()
+        assert (worker.session.clock, worker.job.replay) == (0, 0)
+        step(worker, 5)
+        assert numbers(worker.model) == {5.0}
+
+
+def test_a_worker_rewinds_when_its_step_is_closed_while_it_is_placed(tmp_path: Path) -> None:
+    """A push of its dead process, which was still on its way, moves one shard's blocks on: it must not mix two steps' weights."""
+    with serving(tmp_path, workers=2, shards=2) as shards:
+        other, killed = counting(shards, 0), counting(shards, 1)
+        attaching = aside(other.attach)
+        killed.attach()
+        attaching.join(20.0)
+        aside(lambda: step(other))  # waits in step 0 for worker 1
+        store = shards.servers[1].store
+        assert eventually(lambda: store.clocks()[0] == 1)
+        worker = counting(shards, 1, start=2)
+        second = worker.session.links[1]
+        start = second.start
+
+        def late() -> None:
+            for p in killed.model.parameters():
+                p.grad = torch.full_like(p, -1.0)
+            killed.session.links[0].close()
+            aside(lambda: step(killed))
+            assert eventually(lambda: store.span() == (1, 1))
+            start()
+
+        second.start = late  # type: ignore[method-assign]
+        with pytest.raises(Rewound):
+            worker.attach()
+
+
+def test_first_values_that_a_broken_stream_swallowed_are_given_again(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=1, shards=2) as shards:
+        worker = counting(shards, 0)
+        link = worker.session.links[1]
+        send, swallowed = link.send, []
+
+        def swallow(header: Header, payload: bytes | memoryview = b"") -> None:
+            if header.kind is Kind.INIT and not swallowed:
+                swallowed.append(header)
+                link.close()
+            send(header, payload)
+
+        link.send = swallow  # type: ignore[method-assign]
+        attaching = aside(worker.attach)
+        attaching.join(20.0)
+        assert swallowed and not attaching.is_alive()
+
+
+def test_first_values_that_came_before_the_order_to_expect_them_are_given_again(tmp_path: Path) -> None:
+    """Rank 0's own stream to shard 1 can be quicker than the coordinator's."""
+    with serving(tmp_path, workers=1, shards=2) as shards:
+        second = shards.servers[1]
+        order, initialised = second.control.order, second.initialised
+        orders: list[Mapping[str, Any]] = []
+
+        def note(body: Mapping[str, Any]) -> None:
+            orders.append(body)
+            order(body)
+
+        def forget() -> None:
+            second.initialised = initialised  # type: ignore[method-assign]
+            order(next(body for body in orders if body["do"] == "setup"))
+
+        second.control.order = note  # type: ignore[method-assign]
+        second.initialised = forget  # type: ignore[method-assign]
+        attaching = aside(counting(shards, 0).attach)
+        attaching.join(20.0)
+        assert orders and not attaching.is_alive()
+
+
+def test_a_shard_that_is_restored_but_not_open_does_not_say_that_it_serves(tmp_path: Path) -> None:
+    listener = tcp.listen("127.0.0.1", 0)
+    with serving(tmp_path, workers=1, shards=2) as shards:
+        place = shards.servers[1].place
+        here = replace(place.config.shards[0], port=listener.getsockname()[1])
+        server = Server(replace(place, config=replace(place.config, shards=(here, place.config.shards[1]), connect_seconds=0.0)), tmp_path)
+        assert server.link is not None
+        said = {}
+        server.store.phase = Phase.HELD
+        server.link.start()
+        for phase in (Phase.HELD, Phase.SERVING):
+            stream = Stream(listener.accept()[0])
+            said[phase] = stream.recv_json(stream.recv_header(10.0))["serving"]
+            server.store.phase = Phase.SERVING
+            # An order, or it would not dial again.
+            stream.send_json(Header(Kind.PEER, run=server.run), {"do": "nothing"})
+            stream.close()
+    assert said == {Phase.HELD: False, Phase.SERVING: True}
+    listener.close()

@@ -1,0 +1,257 @@
+"""Rules that answer each worker in its own way, in a job: real shards, real sockets, checkpoints, and workers that come and go."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from psjob.checkpoint import manifest
+from psjob.checkpoint.states import read_states
+from psjob.config import CompressionConfig
+from psjob.contract import EXIT_REFUSED
+from psjob.rules.base import of_worker
+from psjob.shard.cell import Cell
+from psjob.worker.ending import Ending
+from tests.live.live_shards import NEVER, Shards, Worker, all_well, eventually, serving, together
+from tests.live.test_shard_halves import learn, whole_loss
+from tests.live.test_shard_relinks import aside
+from tests.live.test_shard_training import batch, build, loss_of, steps
+
+pytestmark = pytest.mark.usefixtures("last_words")
+
+
+def heavy(model: nn.Module, lr: float = 0.05) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def workers_of(shards: Shards, lr: float = 0.02, overlap: bool = False, start: int = 1) -> list[Worker]:
+    made = []
+    for rank in range(shards.config.workers):
+        model = build()
+        made.append(Worker(shards, rank, model, heavy(model, lr), start=start, overlap=overlap))
+    return made
+
+
+def cells(shards: Shards) -> list[Cell]:
+    """Of all shards, in the order of their blocks."""
+    found = {index: cell for server in shards.servers for index, cell in server.store.cells.items()}
+    return [found[index] for index in sorted(found)]
+
+
+def lost(shards: Shards) -> list[int]:
+    return [server.store.counters.lost for server in shards.servers]
+
+
+WAYS: dict[str, tuple[dict[str, Any], bool]] = {
+    "shared": ({}, False),
+    "tcp": ({"transport": "tcp"}, False),
+    "overlap": ({}, True),
+    "streams": ({"streams": 3, "transport": "tcp"}, False),
+    "bf16": ({"compression": CompressionConfig("bf16", "none")}, False),
+}
+"""How blocks come and go: settings of the job, and overlap."""
+
+
+@pytest.mark.parametrize("way", ["shared", "tcp", "overlap"])
+def test_one_worker_of_dana_zero_is_torchs_nesterov(tmp_path: Path, way: str) -> None:
+    """Within rounding: the shard keeps the weights and replies ahead of them, torch keeps those ahead."""
+    settings, overlap = WAYS[way]
+    alone = build()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.05, momentum=0.9, nesterov=True, foreach=False)
+    for step in range(40):
+        optimizer.zero_grad()
+        loss_of(alone, batch(step, 0)).backward()
+        optimizer.step()
+    with serving(tmp_path, workers=1, shards=2, mode="async", update_rule="dana-zero", **settings) as shards:
+        workers = workers_of(shards, lr=0.05, overlap=overlap)
+        all_well(workers, lambda worker: (steps(40)(worker), worker.job.wait())[0])
+    for mine, theirs in zip(workers[0].model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "way"), [*(("dana-dc", way) for way in WAYS), *((rule, "tcp") for rule in ("dc-asgd", "gap-aware", "gap-aware-dana"))]
+)
+def test_what_is_noted_is_what_each_worker_has(tmp_path: Path, rule: str, way: str) -> None:
+    """Also after streams have broken, when an answer was lost and another one made."""
+    settings, overlap = WAYS[way]
+    with serving(tmp_path, workers=3, shards=2, mode="async", update_rule=rule, **settings) as shards:
+
+        def act(worker: Worker) -> None:
+            chance = random.Random(worker.rank)
+            for step in range(15):
+                if chance.random() < 0.2:
+                    worker.session.links[chance.randrange(2)].close()
+                worker.optimizer.zero_grad()
+                loss_of(worker.model, batch(step, worker.rank)).backward()
+                worker.optimizer.step()
+            worker.job.wait()
+            packs, parameters = worker.session.exchange.make_packs(), list(worker.model.parameters())
+            for cell in cells(shards):
+                with cell.lock:
+                    assert cell.state is not None
+                    noted = cell.state.slots[of_worker("sent", worker.rank)].clone()
+                assert torch.equal(noted, packs[cell.index].gather(parameters)), cell.name
+
+        all_well(workers_of(shards, overlap=overlap), act)
+        assert lost(shards) == [0, 0]
+
+
+def forget_base(worker: Worker) -> None:
+    """As after the loss of a shard: the weights that the worker has are of an epoch that is gone."""
+    for block in worker.session.exchange.versions:
+        worker.session.exchange.versions[block] = (99, 3)
+
+
+@pytest.mark.parametrize(("rule", "gone"), [("gap-aware", True), ("lr-over-lag", True), ("dana-zero", False)])
+def test_a_push_without_a_known_base_is_lost_where_the_rule_needs_it(tmp_path: Path, rule: str, gone: bool) -> None:
+    with serving(tmp_path, workers=1, shards=2, mode="async", update_rule=rule) as shards:
+        (worker,) = workers_of(shards)
+        worker.attach()
+        steps(3)(worker)
+        before = [cell.state.weights.clone() for cell in cells(shards) if cell.state is not None]
+        forget_base(worker)
+        steps(1)(worker)
+        after = [cell.state.weights.clone() for cell in cells(shards) if cell.state is not None]
+        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True)) is gone
+        assert lost(shards) == ([1, 1] if gone else [0, 0])
+        steps(2)(worker)
+        assert [server.store.counters.applied for server in shards.servers] == ([5, 5] if gone else [6, 6])
+        assert lost(shards) == ([1, 1] if gone else [0, 0]), "the answer to the lost push is a base again"
+        assert worker.leave() == 0
+
+
+def test_a_rate_that_would_scale_the_weights_of_ftrl_is_refused(tmp_path: Path, last_words: Path) -> None:
+    with serving(tmp_path, workers=1, shards=2, mode="async", update_rule="ftrl") as shards:
+        model = build()
+        worker = Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=0.1))
+        worker.attach()
+        steps(1)(worker)
+        worker.optimizer.param_groups[0]["lr"] = 0.01
+        with pytest.raises(SystemExit, match=str(EXIT_REFUSED)):
+            steps(1)(worker)
+    assert "scales its weights with lr, which was 0.1 at attach and is 0.01; leave the scheduler out" in last_words.read_text()
+
+
+def test_a_shard_whose_update_breaks_off_is_gone(tmp_path: Path) -> None:
+    """A push that is taken and not applied would never be made again, and whoever waits for it would wait for ever."""
+    with serving(tmp_path, workers=1, shards=1, mode="async", update_rule="dc-asgd") as shards:
+        (worker,) = workers_of(shards)
+        worker.attach()
+        steps(2)(worker)
+        for cell in cells(shards):
+            assert cell.state is not None
+            cell.state.slots["mean_square@0"] = torch.zeros(3)
+        push = aside(lambda: steps(1)(worker))
+        assert shards.wait_ended() == [1]
+        worker.session._end(Ending("lost"))
+        push.join(20)
+
+
+def test_a_worker_that_has_left_is_out_of_the_sum(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=3, shards=2, mode="async", update_rule="dana-zero") as shards:
+
+        def act(worker: Worker) -> None:
+            steps(4 + worker.rank)(worker)
+            if worker.rank == 2:
+                assert eventually(lambda: len(shards.servers[0].store.admission.live()) == 1)
+                steps(3)(worker)
+                for cell in cells(shards):
+                    with cell.lock:
+                        assert cell.state is not None and sorted(cell.state.slots) == ["sum", "v@2"]
+                        torch.testing.assert_close(cell.state.slots["sum"], cell.state.slots["v@2"], rtol=0, atol=1e-5)
+
+        all_well(workers_of(shards), act)
+
+
+@pytest.mark.parametrize("shards_then", [1, 3])
+def test_what_belongs_to_a_worker_comes_back_on_other_shards(tmp_path: Path, shards_then: int) -> None:
+    """Two runs that go on from one checkpoint on other shards; the workers' momenta and notes are there before they push."""
+    with serving(tmp_path, workers=2, shards=2, mode="async", update_rule="dana-dc", checkpoint=replace(NEVER, every_steps=4)) as shards:
+
+        def act(worker: Worker) -> None:
+            for turn in range(200):
+                worker.job.edge({"epoch": 0, "round": turn})
+                steps(1)(worker)
+                if any(int(path.stem[-12:]) >= 4 for path in shards.folder.glob("manifest-*.json")):
+                    break
+            worker.die()
+            raise InterruptedError
+
+        assert all(isinstance(error, InterruptedError) for error in together(workers_of(shards), act))
+    made, _ = manifest.newest(shards.folder, None)
+    assert made is not None and made.step >= 4
+    saved = read_states(shards.folder, made, range(len(made.layout.blocks)))
+    expected = {"sum", "v@0", "v@1", "sent@0", "sent@1"}
+    assert all(set(state.slots) == expected and state.slots["v@1"].any() for state, _ in saved.values())
+    again = replace(NEVER, resume_from=str(shards.folder))
+    with serving(tmp_path, workers=2, shards=shards_then, mode="async", update_rule="dana-dc", checkpoint=again, run="run-2") as later:
+        first, second = workers_of(later)
+        first.attach()
+        for cell in cells(later):
+            assert cell.state is not None and set(cell.state.slots) == expected
+            for name in expected - {"sent@0"}:
+                assert torch.equal(cell.state.slots[name], saved[cell.index][0].slots[name])
+        for p, ahead in zip(first.model.parameters(), reply_of(saved, made), strict=True):
+            assert torch.equal(p, ahead)
+        first.die()
+        second.die()
+
+
+def reply_of(saved: dict[int, Any], made: manifest.Manifest) -> list[torch.Tensor]:
+    """What a worker with lr 0.02 and momentum 0.9 is sent: the weights where all momenta will have taken them."""
+    tensors = [torch.empty(spec.shape) for spec in made.layout.table]
+    for row, tensor in enumerate(tensors):
+        for block, piece in made.layout.pieces_of(row):
+            state = saved[block.index][0]
+            ahead = torch.add(state.weights, state.slots["sum"], alpha=-0.02 * 0.9)
+            part = ahead[piece.block_offset : piece.block_offset + piece.length]
+            tensor.view(-1)[piece.tensor_offset : piece.tensor_offset + piece.length] = part
+    return tensors
+
+
+RULES: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "plain": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    "heavy-ball": lambda m: heavy(m, 0.01),
+    "nag": lambda m: heavy(m, 0.01),
+    "multi-momentum": lambda m: heavy(m, 0.02),
+    "dana-zero": lambda m: heavy(m, 0.02),
+    "dana-slim": lambda m: heavy(m, 0.02),
+    "dana-dc": lambda m: heavy(m, 0.02),
+    "dc-asgd": lambda m: heavy(m, 0.01),
+    "gap-aware": lambda m: heavy(m, 0.02),
+    "gap-aware-dana": lambda m: heavy(m, 0.02),
+    "lr-over-lag": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    "adam-async": lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
+    "ftrl": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_learns_in_a_job(tmp_path: Path, rule: str) -> None:
+    """With three workers, and `state_dict` holds what the script's optimizer would have of it."""
+    before = whole_loss(build())
+    with serving(tmp_path, workers=3, shards=2, mode="async", update_rule=rule) as shards:
+        workers = []
+        for rank in range(3):
+            model = build()
+            workers.append(Worker(shards, rank, model, RULES[rule](model), overlap=False))
+        told: dict[int, dict[str, Any]] = {}
+
+        def act(worker: Worker) -> None:
+            learn(worker)
+            told[worker.rank] = worker.optimizer.state_dict()
+
+        all_well(workers, act)
+    assert all(whole_loss(worker.model) < 0.6 * before for worker in workers)
+    shown = {"heavy-ball", "nag", "dc-asgd", "gap-aware"}
+    keys = {"momentum_buffer"} if rule in shown else {"step", "exp_avg", "exp_avg_sq"} if rule == "adam-async" else set()
+    assert all(set(entry) == keys for entry in told[0]["state"].values()) and bool(told[0]["state"]) is bool(keys)
+    RULES[rule](build()).load_state_dict(told[0])

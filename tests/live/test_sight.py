@@ -1,0 +1,228 @@
+"""Lag and gap of pushes, and the warning about the learning rate: on the simulator's schedule, and on real shards."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psjob import rules
+from psjob.modes import Async, Batch, Push
+from psjob.rules.base import check_numbers
+from psjob.shard.cell import Arrived, Info, Lent
+from psjob.shard.histogram import Histogram
+from psjob.shard.sight import ELEMENTS, FIRST, TOGETHER, BlockSight, Sample, Sight, compared
+from psjob.shard.statusport import status
+from psjob.simulate.digits import SIZE, Digits
+from psjob.simulate.engine import simulate
+from psjob.simulate.speeds import Speeds
+from psjob.simulate.training import Training
+from psjob.stability import Guard, bound
+from tests.live.live_shards import Worker, all_well, serving
+
+WHOLE = Sample(1, SIZE, SIZE)
+SAMPLE = Sample.of(SIZE, ELEMENTS)
+
+
+class Looked(Training):
+    """Trains on the simulated schedule, and lets a shard's sight see what a shard would."""
+
+    def __init__(self, lr: float, sample: Sample = SAMPLE, seed: int = 0) -> None:
+        rule = rules.named("plain")
+        self.given = check_numbers(rule, {"lr": lr, "weight_decay": 1e-4})
+        self.guard = Guard("plain")
+        self.sight = Sight(1, self.guard)
+        self.block = BlockSight(self.sight, sample)
+        self.version = 0
+        self.gaps: list[tuple[int, float]] = []
+        """Of every push, with the version that it was computed on."""
+        super().__init__(Digits(seed), rule, lambda batches: self.given, "torch")
+
+    def begin(self, worker: int) -> None:
+        super().begin(worker)
+        self.block.answered(worker, self.state.weights, self.version)
+
+    def decide(self, batch: Batch, version: int) -> list[tuple[float, float]]:
+        info = Info((self.given,), frozenset())
+        taken = [Arrived(push, Lent(self._sent[push.worker, push.clock].grad), False, info) for push in batch.kept]
+        self.block.counted(taken, self.state.weights, version, 0)
+        notes = super().decide(batch, version)
+        self.gaps += [(push.base or 0, gap) for (gap, _), push in zip(notes, batch.kept, strict=True)]
+        self.version = version + 1
+        return notes
+
+    def compared(self) -> list[float]:
+        return [gap for base, gap in self.gaps if compared(base)]
+
+
+def looked(lr: float, workers: int, epochs: int = 8, sample: Sample = SAMPLE, seed: int = 0) -> Looked:
+    work = Looked(lr, sample, seed)
+    simulate(Async(), workers, Speeds(), epochs * Digits.updates_per_epoch, 1000 + seed, work)
+    return work
+
+
+@given(st.lists(st.floats(min_value=0) | st.integers(0, 2000), max_size=50))
+def test_a_bucket_holds_what_is_at_most_its_edge(values: list[float]) -> None:
+    histogram = Histogram((0, 1, 4, 16))
+    for value in values:
+        histogram.see(value)
+    finite = [value for value in values if math.isfinite(value)]
+    told = histogram.told()
+    assert told["buckets"] == [[edge, sum(value <= edge for value in finite)] for edge in (0, 1, 4, 16)]
+    assert told["count"] == len(finite) and told["max"] == max(finite, default=0)
+    assert told["sum"] == pytest.approx(sum(finite))
+
+
+@given(st.integers(1, 5000), st.integers(1, 2000))
+def test_a_sample_is_inside_of_its_block_and_meets_nothing_twice(elements: int, wanted: int) -> None:
+    numbers = torch.arange(elements + 7, dtype=torch.float32)[7:]
+    taken = Sample.of(elements, wanted).of_block(numbers).flatten()
+    assert set(taken.tolist()) <= set(numbers.tolist()) and len(set(taken.tolist())) == len(taken) > 0
+    assert len(taken) <= max(wanted, 8)
+
+
+@pytest.mark.parametrize(("workers", "mean"), [(8, 6.99), (16, 14.95)])
+def test_lag_and_gap_of_every_push_are_those_of_the_schedule(workers: int, mean: float) -> None:
+    """Row C2; a sample of all elements is the gap itself, and the usual sample comes near it."""
+    work, sampled = looked(0.05, workers, 60, WHOLE), looked(0.05, workers, 8)
+    told = work.sight.told()
+    assert told["lag"]["sum"] / told["lag"]["count"] == pytest.approx(mean, abs=0.06)
+    assert told["lag"]["count"] == len(work.gaps) == 60 * Digits.updates_per_epoch
+    assert told["gap"]["sum"] == pytest.approx(sum(work.compared()), rel=1e-4)
+    assert told["gap"]["count"] == len(work.compared()) < len(work.gaps) / 4
+    work.gaps = work.gaps[FIRST + workers :]
+    assert statistics.mean(work.compared()) == pytest.approx(statistics.mean(gap for _, gap in work.gaps), rel=0.1)
+    assert sampled.sight.told()["gap"]["sum"] == pytest.approx(sum(sampled.compared()), rel=0.2)
+
+
+def test_an_eighth_is_compared_whatever_the_turns_of_the_workers() -> None:
+    assert all(compared(version) for version in range(FIRST))
+    chosen = [version for version in range(FIRST, 500_000) if compared(version)]
+    assert len(chosen) == pytest.approx(500_000 / 8, rel=0.02)
+    assert max(after - version for version, after in itertools.pairwise(chosen)) < 128 * TOGETHER
+    for workers in (2, 3, 8, 13, 16, 61, 64, 89, 128, 144, 233, 256):
+        shares = Counter(version % workers for version in chosen)
+        assert len(shares) == workers and max(shares.values()) < 1.5 * min(shares.values()), "a slow worker would count too much"
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3, 7, 15, 255])
+def test_without_momentum_the_bound_is_the_formula(lag: int) -> None:
+    assert bound(lag, {"lr": 1.0}) == pytest.approx(2 * math.sin(math.pi / (2 * (2 * lag + 1))))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("lag", [0, 1, 4, 20])
+def test_steps_like_torchs_sgd_are_stable_below_the_bound_and_not_above(lag: int, momentum: float, nesterov: bool) -> None:
+    def grows(lr: float) -> bool:
+        seen, v = [1.0] * (lag + 1), 0.0
+        for _ in range(120 * (lag + 2)):
+            grad = seen[-1 - lag]
+            v = momentum * v + grad
+            seen.append(seen[-1] - lr * (grad + momentum * v if nesterov else v))
+        half = len(seen) // 2
+        return max(map(abs, seen[half:])) > max(map(abs, seen[:half]))
+
+    largest = bound(lag, {"momentum": momentum, "nesterov": nesterov})
+    assert not grows(0.97 * largest) and grows(1.03 * largest)
+
+
+def test_dampening_makes_room() -> None:
+    assert bound(3, {"momentum": 0.9, "dampening": 0.5}) == pytest.approx(2 * bound(3, {"momentum": 0.9}))
+    assert bound(3, {"dampening": 0.5}) == bound(3, {}), "torch dampens nothing without momentum"
+
+
+@given(st.floats(0, 2), st.floats(0, 2), st.booleans(), st.lists(st.tuples(st.integers(0, 5000), st.floats(), st.floats()), max_size=60))
+def test_no_number_of_a_script_or_a_push_breaks_the_guard(momentum: float, dampening: float, nesterov: bool, pushes: Any) -> None:
+    """It is asked on the way of a push."""
+    guard = Guard("sgd")
+    numbers = {"lr": 0.1, "momentum": momentum, "dampening": dampening, "nesterov": nesterov}
+    for lag, agreed, moved in pushes:
+        words = guard.see(lag, agreed, moved, numbers)
+        assert words is None or "nan" not in words
+
+
+@pytest.mark.parametrize("workers", [16, 32])
+def test_a_rate_that_spoils_digits_is_warned_of_and_one_that_does_not_is_not(workers: int) -> None:
+    """Row C3: lr 1.0 comes to 41.7 / 15.4 % with 16 / 32 workers, lr 0.05 to 97.4 %."""
+    high, low = looked(1.0, workers, seed=1), looked(0.05, workers, 30, seed=1)
+    assert high.guard.warning is not None and "training may diverge; lower lr" in high.guard.warning
+    assert len(high.guard.warning) <= 200, "a condition on a cluster would cut it"
+    assert low.guard.warning is None and low.score() > 0.95
+
+
+def test_the_warning_comes_once_and_again_when_it_has_doubled() -> None:
+    guard = Guard("sgd")
+    largest = bound(4, {}) / 2.0
+    rates = [0.9] * 200 + [1.1] * 200 + [2.1] * 200 + [2.3] * 200
+    said = [(rate, guard.see(4, 2.0, 1.0, {"lr": rate * largest})) for rate in rates]
+    assert [rate for rate, words in said if words] == [1.1, 2.3]
+    assert guard.warning is not None and "is 2.3 times the" in guard.warning and "gradients 4 updates old" in guard.warning
+
+
+def test_a_push_is_seen_when_its_last_block_is_and_as_late_as_its_latest() -> None:
+    sight = Sight(2, None)
+    blocks = [BlockSight(sight, Sample.of(4, 8)) for _ in range(2)]
+    weights, info = torch.zeros(4), Info(({"lr": 1.0},), frozenset())
+    for block in blocks:
+        block.answered(1, weights, 5)
+
+    def count(block: int, base: int | None, n: int) -> None:
+        blocks[block].counted([Arrived(Push(1, 0, base), Lent(weights), False, info)], weights + 3, n, 0)
+
+    count(0, 5, 7)
+    assert sight.told()["lag"]["count"] == 0
+    count(1, 5, 9)
+    told = sight.told()
+    assert (told["lag"]["count"], told["lag"]["sum"], told["gap"]["sum"]) == (1, 4, 3.0)
+    count(0, None, 9)  # of weights that a restore has undone
+    assert sight.told()["lag"]["count"] == 1
+
+
+def quadratic(steps: int, lr: float, workers: int) -> Any:
+    """Every worker's gradient is its weights; all step at once, so that nearly all pushes are late."""
+    barrier = threading.Barrier(workers)
+
+    def act(worker: Worker) -> None:
+        for _ in range(steps):
+            for p in worker.model.parameters():
+                p.grad = p.detach().clone()
+            barrier.wait(60)
+            worker.optimizer.step()
+
+    models = [torch.nn.Linear(50, 50) for _ in range(workers)]
+    return act, [(model, torch.optim.SGD(model.parameters(), lr=lr)) for model in models]
+
+
+def test_a_job_tells_how_late_its_pushes_are_and_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every push that counted is seen once, on each shard; with lr × curvature at 1 any lag is too much."""
+    act, made = quadratic(20, 1.0, 6)
+    with serving(tmp_path, workers=6, shards=2, mode="async") as shards:
+        all_well([Worker(shards, rank, *pair) for rank, pair in enumerate(made)], act)
+        told = [status(server) for server in shards.servers]
+    for one in told:
+        assert one["lag"]["count"] == one["gap"]["count"] == one["counters"]["applied"] == 120
+        assert 0 < one["lag"]["sum"] / 120 < 12 and one["gap"]["sum"] > 0
+        json.dumps(one, allow_nan=False)
+    assert told[0]["coordinator"]["warning"] in caplog.text and "training may diverge" in told[0]["coordinator"]["warning"]
+
+
+@pytest.mark.parametrize(("mode", "workers", "lag"), [("sync", 2, None), ("async", 1, 0)])
+def test_nothing_is_late_in_sync_nor_alone(tmp_path: Path, mode: str, workers: int, lag: int | None) -> None:
+    act, made = quadratic(10, 1.0, workers)
+    with serving(tmp_path, workers=workers, shards=1, mode=mode) as shards:
+        all_well([Worker(shards, rank, *pair) for rank, pair in enumerate(made)], act)
+        told = status(shards.servers[0])
+    assert told["coordinator"]["warning"] is None
+    sums = [told[name] and (told[name]["count"], told[name]["max"]) for name in ("lag", "gap")]
+    assert sums == ([None, None] if lag is None else list(itertools.repeat((10, 0), 2)))
