@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,9 +36,10 @@ class Shards:
         self, folder: Path, workers: int = 2, shards: int = 2, mode: str = "sync", update_at: str | None = None,
         checkpoint: CheckpointConfig = NEVER, run: str = "run-1", streams: int = 1,
         credit: int | None = None, transport: str = "auto",
-        compression: CompressionConfig = CompressionConfig(), update_rule: str | None = None, **more: Any,
+        compression: CompressionConfig = CompressionConfig(), update_rule: str | None = None,
+        line: Callable[[int], int] = lambda port: port, **more: Any,
     ) -> None:  # fmt: skip
-        """`more` are further fields of `Config`."""
+        """`more` are further fields of `Config`. The other shards find the coordinator, which listens at a port, at `line` of that."""
         held = [_free() for _ in range(2 * shards)]
         ports = [int(sock.getsockname()[1]) for sock in held]
         peers = tuple(Peer("127.0.0.1", ports[2 * i], ports[2 * i + 1]) for i in range(shards))
@@ -68,7 +70,10 @@ class Shards:
         self._listeners: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         for index in range(shards):
-            place = Place("shard", index, run, 1, 1, 0, f"ps-{index}", self.config, "127.0.0.1", folder, 0)
+            config = self.config
+            if index:
+                config = replace(config, shards=(replace(peers[0], port=line(peers[0].port)), *peers[1:]))
+            place = Place("shard", index, run, 1, 1, 0, f"ps-{index}", config, "127.0.0.1", folder, 0)
             listener = tcp.listen("127.0.0.1", peers[index].port)
             door = Door(place)
             tcp.accept_forever(listener, door.serve, 256, f"shard-{index}")

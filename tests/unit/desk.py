@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,12 +112,15 @@ class Desk:
 
     # -- shards --------------------------------------------------------------------------------
 
-    def relink(self, index: int, serving: bool | None = None) -> None:
-        """Shard `index` says hello on a new stream, as it is (or as it claims to be)."""
+    def relink(self, index: int, serving: bool | None = None, order: Callable[[Mapping[str, Any]], None] | None = None) -> None:
+        """Shard `index` says hello on a new stream, as it is (or as it claims to be); `order` is how it hears from then on."""
         store = self.servers[index].store
         serves = store.phase.name == "SERVING" if serving is None else serving
-        body = hello_body(index, store.epoch, store.view, serves, store.attempt, written(store.mode))
-        self.c.views.shard(index, body, self.servers[index].control.order)
+        carried = 0 if store.decided is None else store.decided.carried
+        body = hello_body(index, store.epoch, store.view, serves, store.attempt, written(store.mode), carried)
+        self.c.views.shard(index, body, order or self.servers[index].control.order)
+        if store.decided is not None:
+            store.decided.tell_again()
 
     def versions(self) -> set[int]:
         """Of all blocks on all shards."""

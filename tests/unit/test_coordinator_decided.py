@@ -14,7 +14,7 @@ from psjob.checkpoint.manifest import Manifest
 from psjob.coordinator.deciding import RECORD_SECONDS, WISH_SECONDS, Deciding
 from psjob.coordinator.joining import read_records
 from psjob.record import unpack
-from psjob.wire.frame import Kind
+from psjob.wire.frame import Kind, WireError
 from tests.unit.desk import NEVER, Clerk, Desk
 
 BACKUP: dict[str, Any] = {"workers": 3, "backup_workers": 1}
@@ -128,16 +128,20 @@ def test_a_cut_waits_for_large_records_only_so_long(tmp_path: Path) -> None:
     assert desk.manifests()[-1].step == 3
 
 
-def test_a_shard_on_a_new_stream_sends_all_back(tmp_path: Path) -> None:
-    """An order may have been lost with the stream before; what the shards told before is void."""
+def test_a_shard_in_which_an_order_broke_off_sends_all_back(tmp_path: Path) -> None:
+    """What the shards told before is void."""
     desk = Desk(tmp_path, **BACKUP)
     clerks = at_version_one(desk)
     before = desk.c.views.attempt
+    with pytest.raises(WireError, match="order 9 follows on 1"):
+        desk.servers[1].control.order({"do": "decide", "number": 9, "version": 1, "batches": [], "go": []})
+    with pytest.raises(WireError, match="order 2 follows on 1, which broke off"):
+        desk.servers[1].control.order({"do": "decide", "number": 2, "version": 1, "batches": [], "go": []})
     desk.relink(1)
     desk.settle()
     assert desk.versions() == {0} and [clerk.heard[-1] for clerk in clerks] == [Kind.REWIND] * 3
     for index in range(2):
-        desk.c.answer(index, {"did": "arrived", "attempt": before, "push": [0, 0], "base": 0})
+        desk.c.answer(index, {"did": "arrived", "attempt": before, "push": [0, 0], "base": 0, "carried": 0})
     desk.settle()
     assert deciding(desk).missing() == [0, 1, 2]
     again = [desk.hello(rank, rewinds=1) for rank in range(3)]

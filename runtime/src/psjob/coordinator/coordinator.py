@@ -223,6 +223,13 @@ class Coordinator:
         base = self.committer.base
         self.views.order_all({"do": "cut", "cut": cut.number, "step": step, "marks": cut.marks, "base": base, **held})
 
+    def _prepare(self) -> dict[str, Any]:
+        return {"do": "prepare", "number": self.cuts.number, "base": self.committer.base}
+
+    def unprepared(self, index: int) -> list[dict[str, Any]]:
+        """What a shard on a new stream is ordered again, where the next cut waits for its memory."""
+        return [] if self.cuts.prepared is None or index in self.cuts.prepared else [self._prepare()]
+
     def stop_at(self, cut: Cut, step: int) -> None:
         """Workers that stand still go on to `step` and end there, with this cut."""
         cut.stop = True
@@ -319,7 +326,7 @@ class Coordinator:
         self.switching.tick(now)
         step = self.progress.step
         if self.cuts.prepares(step, now):
-            self.views.order_all({"do": "prepare", "number": self.cuts.number, "base": self.committer.base})
+            self.views.order_all(self._prepare())
         if not self.cuts.due(step, now) or self.cuts.waits(step, len(self.config.shards), now):
             return
         if self.deciding is None or not self.deciding.waits(now):

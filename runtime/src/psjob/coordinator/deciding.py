@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from psjob.coordinator.cuts import Cut
 from psjob.coordinator.decisions import Decisions, Order
+from psjob.coordinator.orders import Orders
 
 if TYPE_CHECKING:
     from psjob.coordinator.coordinator import Coordinator
@@ -24,6 +25,7 @@ class Deciding:
     def __init__(self, coordinator: Coordinator) -> None:
         self.c = coordinator
         self._decisions: Decisions | None = None
+        self._orders = Orders(())
         self._wished: float | None = None
         self._now = 0.0
         """When the coordinator last looked at the clock."""
@@ -36,6 +38,7 @@ class Deciding:
         clocks = {rank: int(workers.get(str(rank), {}).get("clock", 0)) for rank in c.members.all}
         owning = [i for i in range(len(c.config.shards)) if c.store.row_cells or i in c.store.assignment]
         self._leaving.clear()
+        self._orders = Orders(owning)
         self._decisions = Decisions(c.mode, owning, version, clocks, (m.rank for m in c.members.live()))
         self.over()
 
@@ -44,8 +47,13 @@ class Deciding:
         c = self.c
         if self._decisions is not None and c.views.open and int(body["attempt"]) == c.views.attempt:
             worker, clock = body["push"]
+            self._orders.carried(shard, int(body["carried"]))
             base = None if body["base"] is None else int(body["base"])
             self._order(self._decisions.told(shard, int(worker), int(clock), base, time.monotonic()))
+
+    def missed(self, shard: int, carried: int | None) -> list[Mapping[str, Any]] | None:
+        """The orders that a shard has lost with its stream; None: it cannot go on without a restore. See `Orders`."""
+        return self._orders.missed(shard, carried)
 
     def left(self, rank: int) -> None:
         """A worker is through."""
@@ -108,7 +116,8 @@ class Deciding:
     def _order(self, order: Order | None) -> None:
         c = self.c
         if order is not None:
-            c.views.order_all({"do": "decide", **order.to_json()})
+            body = self._orders.add({"do": "decide", **order.to_json()})
+            c.views.order_all(body, but=c.views.peers.keys() - self._orders.shards)
         for rank in [rank for rank in self._leaving if self.clock(rank) >= (c.members[rank].left_at or 0)]:
             self._leaving.discard(rank)
             c.ending.left(rank)

@@ -30,6 +30,10 @@ class Asked:
     number: int
     answers: dict[int, Mapping[str, Any]] = field(default_factory=dict)
 
+    def question(self) -> dict[str, Any]:
+        """What shards are ordered."""
+        return {"do": "where", "rank": self.session.rank, "ask": self.number}
+
 
 class Joining:
     """Workers that wait to be placed."""
@@ -51,8 +55,12 @@ class Joining:
         if member.state is State.LEFT and c.store.rule_name != "reduce":
             return
         self._number += 1
-        self._asked[session.rank] = Asked(session, self._number)
-        self.views.order_all({"do": "where", "rank": session.rank, "ask": self._number})
+        self._asked[session.rank] = asked = Asked(session, self._number)
+        self.views.order_all(asked.question())
+
+    def unanswered(self, index: int) -> list[dict[str, Any]]:
+        """What a shard on a new stream is asked again."""
+        return [asked.question() for asked in self._asked.values() if index not in asked.answers]
 
     def where(self, index: int, body: Mapping[str, Any]) -> None:
         """A shard says how far a rank is there."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,8 @@ class Peer:
     attempt: int
     mode: str
     """The one that it serves, as `modes.written` writes it."""
+    carried: int | None
+    """In a decided mode: the last order that it has carried out; None: one broke off."""
     order: Callable[[Mapping[str, Any]], None]
 
 
@@ -81,7 +83,7 @@ class Views:
     def begin(self) -> None:
         """Shard 0 has started: it is its own first peer, and the newest manifest says what the job is."""
         c = self.c
-        self.peers[0] = Peer(c.place.number, False, 0, "", c.server.control.order)
+        self.peers[0] = Peer(c.place.number, False, 0, "", 0, c.server.control.order)
         found = self._newest()
         if found is None and c.place.min_step:
             c.server.leave(contract.EXIT_CHECKPOINT_LOST, f"no valid manifest in {c.folder}, though this run had a checkpoint")
@@ -108,7 +110,8 @@ class Views:
         if known is not None and epoch < known.epoch:
             order({"do": "fenced", "view": self.view})
             return
-        peer = Peer(epoch, bool(hello["serving"]), int(hello["attempt"]), str(hello["mode"]), order)
+        carried = None if hello.get("carried") is None else int(hello["carried"])
+        peer = Peer(epoch, bool(hello["serving"]), int(hello["attempt"]), str(hello["mode"]), carried, order)
         self.peers[index] = peer
         self.c.drop_cut(f"shard {index} came anew")
         if view > self.view:
@@ -117,15 +120,19 @@ class Views:
             order({"do": "finish"})
         elif not self.open or len(self.peers) < len(self.c.config.shards):
             self._gather()
-        elif not peer.serving or self._out_of_step(peer):
+        elif (missed := self._missed(index, peer)) is None:
             self._restore({index})
         else:
             order({"do": "adopt", "view": self.view})
+            for body in (*missed, *self.joining.unanswered(index), *self.c.unprepared(index)):
+                order(body)
 
-    def _out_of_step(self, peer: Peer) -> bool:
-        """Has a shard that serves missed what all others did? In a decided mode an order may have been lost with the stream before."""
+    def _missed(self, index: int, peer: Peer) -> list[Mapping[str, Any]] | None:
+        """The orders that a shard which serves has lost with its stream; None: only a restore brings it to where the others are."""
         mode = self.c.mode
-        return (mode.rewinds_together and peer.attempt != self.attempt) or peer.mode != written(mode) or mode.decided
+        if not peer.serving or (mode.rewinds_together and peer.attempt != self.attempt) or peer.mode != written(mode):
+            return None
+        return [] if self.c.deciding is None else self.c.deciding.missed(index, peer.carried)
 
     def announced(self, view: int) -> None:
         """A shard that is still starting tells of a higher view: rewind the workers while it imports and restores."""
@@ -141,9 +148,10 @@ class Views:
         if peer is not None and peer.order is order:
             self.c.drop_cut(f"shard {index} is out of reach")
 
-    def order_all(self, body: Mapping[str, Any]) -> None:
-        for _, peer in sorted(self.peers.items(), reverse=True):  # shard 0's carries it out at once, in this thread
-            peer.order(body)
+    def order_all(self, body: Mapping[str, Any], but: Set[int] = frozenset()) -> None:
+        for index, peer in sorted(self.peers.items(), reverse=True):  # shard 0's carries it out at once, in this thread
+            if index not in but:
+                peer.order(body)
 
     def answer(self, index: int, body: Mapping[str, Any]) -> None:
         did = body.get("did")

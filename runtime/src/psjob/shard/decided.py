@@ -6,6 +6,7 @@ them, so that a cut which is ordered between two of them finds every block and t
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,12 +43,26 @@ class Decided:
         """By worker, how many of its clocks may be answered; every block and table looks here."""
         self.arrived: Callable[[dict[str, Any]], None] = lambda body: None
         self._bases: dict[Key, int | None] = {}
+        self._carried = 0
+        self._broken = False
+        """An order was not carried out to its end."""
+        self._told: dict[Key, dict[str, Any]] = {}
+        """What the coordinator was told, or is to be, of whole pushes that no order has named yet."""
+        self._lock = threading.Lock()
+
+    @property
+    def carried(self) -> int | None:
+        """Number of the last order that was carried out since the last restore; None: one broke off."""
+        return None if self._broken else self._carried
 
     def begin(self, clocks: Mapping[int, int]) -> None:
         """Serving begins: so many clocks of each worker are in the blocks."""
         self.gone.clear()
         self.gone.update(clocks)
         self._bases.clear()
+        self._carried, self._broken = 0, False
+        with self._lock:
+            self._told.clear()
 
     def took(self, key: Key, base: int | None) -> None:
         """A block or table of a push was admitted; it was computed on version `base` of it. The store's lock is held."""
@@ -56,10 +71,24 @@ class Decided:
 
     def whole(self, key: Key, attempt: int) -> None:
         """All of a push is here: tell it."""
-        self.arrived({"did": "arrived", "attempt": attempt, "push": key, "base": self._bases.pop(key, None)})
+        body = {"did": "arrived", "attempt": attempt, "push": key, "base": self._bases.pop(key, None), "carried": self._carried}
+        with self._lock:
+            self._told[key] = body
+        self.arrived(body)
+
+    def tell_again(self) -> None:
+        """On a new stream to the coordinator: what the one before may have lost. It knows what it has heard."""
+        with self._lock:
+            told = list(self._told.values())
+        for body in told:
+            self.arrived(body)
 
     def carry_out(self, store: Store, body: Mapping[str, Any]) -> None:
         """Make the updates of an order in every block and table, then answer who may go. Raises WireError where it does not fit."""
+        number, broken = int(body["number"]), self._broken
+        self._broken = True  # until its end
+        if broken or number != self._carried + 1:
+            raise WireError(f"the coordinator's order {number} follows on {self._carried}" + (", which broke off" if broken else ""))
         decisions = [_decision(batch) for batch in body["batches"]]
         try:
             for cell in store.all_cells():
@@ -82,6 +111,11 @@ class Decided:
             store.counters.applied -= dropped  # each was counted when it was whole
         if store.counters.first_applied is None and any(decision.kept for decision in decisions):
             store.counters.first_applied = time.time()
+        with self._lock:
+            for decision in decisions:
+                for key in (*decision.kept, *decision.dropped):
+                    self._told.pop(key, None)
+        self._carried, self._broken = number, False
         self.gone.update({int(rank): int(clocks) for rank, clocks in body["go"]})
         for cell in store.all_cells():
             with cell.lock:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 
-def hello_body(index: int, epoch: int, view: int, serving: bool, attempt: int, mode: str = "", early: bool = False) -> dict[str, Any]:
-    """A shard's hello. `mode` is the one that it serves. `early`: it only announces its view while it still starts."""
+def hello_body(
+    index: int, epoch: int, view: int, serving: bool, attempt: int, mode: str = "", carried: int | None = 0, early: bool = False
+) -> dict[str, Any]:  # fmt: skip
+    """A shard's hello. `mode` is the one that it serves. `early`: it only announces its view while it still starts.
+
+    `carried` is the last order that it carried out, where the coordinator decides; None: one broke off.
+    """
     return {"role": "shard", "scheme": "none", "index": index, "epoch": epoch, "view": view, "serving": serving, "attempt": attempt,
-            "mode": mode, "early": early}  # fmt: skip
+            "mode": mode, "carried": carried, "early": early}  # fmt: skip

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("psjob.shard")
 DIAL_SECONDS = 3.0
+AGAIN_SECONDS = 0.1
+"""Between two dials."""
 BEAT_SECONDS = 2.0
 """The coordinator says something down each stream at least this often."""
 SILENCE_SECONDS = 10.0
@@ -108,11 +110,14 @@ class CoordinatorLink:
         deadline = time.monotonic() + place.config.connect_seconds
         while True:
             for stream in tcp.connect(peer.host, peer.port, DIAL_SECONDS):
-                self._stream = stream
                 try:
                     serving = store.phase is Phase.SERVING
-                    body = hello_body(store.index, store.epoch, store.view, serving, store.attempt, written(store.mode))
+                    carried = 0 if store.decided is None else store.decided.carried
+                    body = hello_body(store.index, store.epoch, store.view, serving, store.attempt, written(store.mode), carried)
                     stream.send_json(self._header(Kind.HELLO), body)
+                    self._stream = stream  # what is said before is lost, as on the stream before
+                    if store.decided is not None:
+                        store.decided.tell_again()
                     limit = FIRST_SECONDS
                     while True:
                         header = stream.recv_header(limit)
@@ -136,4 +141,4 @@ class CoordinatorLink:
                     f"the coordinator at {peer.host}:{peer.port} was not found in {place.config.connect_seconds:.0f} s; starting again",
                 )
                 return
-            time.sleep(0.1)
+            time.sleep(AGAIN_SECONDS)

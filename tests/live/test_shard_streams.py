@@ -1,0 +1,90 @@
+"""Streams between a shard and a coordinator that decides, cut at every message: nobody goes back, and the decisions replay to the bits."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psjob.modes import Batch
+from psjob.shard import peers
+from psjob.wire import tcp
+from psjob.wire.frame import WireError
+from psjob.wire.tcp import Stream
+from tests.live.live_shards import all_well, serving
+from tests.live.test_shard_cuts import OFTEN
+from tests.live.test_shard_decided import MODES, batches, given, replayed, sgd, weights
+
+__all__ = ["batches"]
+pytestmark = pytest.mark.usefixtures("last_words")
+STEPS = 40
+WORDS = {"shard", "arrived", "prepared", "ready", "written", "do adopt", "do decide", "do prepare", "do cut", "do committed"}
+"""Those that come more than twice in any such run."""
+
+
+class Line:
+    """Where shards dial the coordinator. Once training is open each word is cut: before it, in its middle, then behind it."""
+
+    def __init__(self, coordinator: int) -> None:
+        self.coordinator = coordinator
+        self.open = False
+        self.seen: Counter[str] = Counter()
+        self.listener = tcp.listen("127.0.0.1", 0)
+        self.port = int(self.listener.getsockname()[1])
+        tcp.accept_forever(self.listener, self.carry, 64, "line")
+
+    def carry(self, shard: Stream) -> None:
+        with suppress(StopIteration):
+            coordinator = next(tcp.connect("127.0.0.1", self.coordinator, 10.0))
+            back = threading.Thread(target=self.pass_on, args=(coordinator, shard), daemon=True)
+            back.start()
+            self.pass_on(shard, coordinator)
+            back.join()
+
+    def pass_on(self, source: Stream, to: Stream) -> None:
+        """One direction, until the stream ends or is cut."""
+        try:
+            while True:
+                header = source.recv_header(None)
+                raw = bytes(source.recv_body(header))
+                body = json.loads(raw)
+                word = str(body.get("did") or body.get("role") or f"do {body['do']}")
+                whole = header.pack() + raw
+                self.seen[word] += self.open
+                to.sock.sendall({1: b"", 2: whole[: len(whole) // 2]}.get(self.seen[word], whole))
+                if self.seen[word] in (1, 2, 3):
+                    return
+                self.open = self.open or word == "do open"
+        except (OSError, WireError):
+            pass
+        finally:
+            source.close()
+            to.close()
+
+
+@MODES
+def test_a_stream_that_breaks_at_any_message_costs_no_step(
+    tmp_path: Path, batches: list[Batch], monkeypatch: pytest.MonkeyPatch, mode: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(peers, "AGAIN_SECONDS", 0.01)
+    lines: list[Line] = []
+
+    def line(port: int) -> int:
+        lines.append(Line(port))
+        return lines[-1].port
+
+    with serving(tmp_path, workers=3, shards=2, checkpoint=OFTEN, line=line, **mode) as shards:
+        all_well([sgd(shards, rank) for rank in range(3)], given(STEPS))
+        assert shards.wait_ended() == [0, 0]
+        held = weights(shards)
+    lines[0].listener.close()
+    assert {word for word, count in lines[0].seen.items() if count > 2} >= WORDS, lines[0].seen
+    done = sorted((push.worker, push.clock) for one in batches for push in (*one.kept, *one.dropped))
+    assert done == [(worker, clock) for worker in range(3) for clock in range(STEPS)]
+    again = replayed(batches)
+    assert {cell: again[cell].equal(flat) for cell, flat in held.items()} == dict.fromkeys(again, True)
