@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob_operator.cluster import progress
+from psjob_operator.contract import STATUS_BYTES
 
 
 @pytest.mark.parametrize(
     "raw",
-    [None, b"", b"[1]", b"3", b"{", b'{"a":' * 5000, b"x" * (progress.BYTES + 1), b"\xff\xfe{}", b"[" * 100_000],
+    [None, b"", b"[1]", b"3", b"{", b'{"a":' * 5000, b"x" * (STATUS_BYTES + 1), b"\xff\xfe{}", b"[" * 100_000],
     ids=["nothing", "empty", "list", "number", "cut", "deep", "long", "not utf-8", "deeper"],
 )
 def test_what_is_no_object_of_bounded_size_is_nothing(raw: bytes | None) -> None:

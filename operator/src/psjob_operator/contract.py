@@ -118,6 +118,8 @@ ENV_TERMINATION_LOG: Final = "PSJOB_TERMINATION_LOG"
 
 # -- the status port (HTTP, read-only, every shard) ----------------------------------------------
 STATUS_PATH: Final = "/status"
+STATUS_BYTES: Final = 1 << 20
+"""What is read of an answer: above what shard 0 says of 4,000 workers and 256 reported numbers, each name and number at its longest."""
 HEALTH_PATH: Final = "/healthz"
 """200 while the process makes progress (its own heartbeat is younger than shardTimeout), else 503."""
 STARTED_PATH: Final = "/startedz"

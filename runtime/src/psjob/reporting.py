@@ -40,7 +40,7 @@ def report(**numbers: float | int | torch.Tensor) -> None:
     """Tell the job numbers for its status and display: `loss`, `total` (optimizer steps in all, for an ETA) and metrics of your own.
 
     Rank 0's numbers hold where several ranks report one name. Values are finite numbers or tensors of one element; what is
-    not is left out. Costs one small message; outside a job nothing.
+    not is left out. The 256 names told last are kept, 64 characters of each. Costs one small message; outside a job nothing.
     """
     job = attaching.current
     if job is None or job.replay:

@@ -11,10 +11,9 @@ from typing import Any
 
 import aiohttp
 
-from psjob_operator.contract import STATUS_PATH, STATUS_PORT
+from psjob_operator.contract import STATUS_BYTES, STATUS_PATH, STATUS_PORT
 
 SECONDS = 2.0
-BYTES = 64 * 1024
 TEXT = 256
 _DEPTH = 6
 _ITEMS = 4096
@@ -40,7 +39,7 @@ async def pull(session: aiohttp.ClientSession, ip: str) -> Mapping[str, Any] | N
 
 def parse(raw: bytes | None) -> Mapping[str, Any] | None:
     """A JSON object with numbers finite, strings cut and nesting bounded; None for anything else."""
-    if raw is None or len(raw) > BYTES:
+    if raw is None or len(raw) > STATUS_BYTES:
         return None
     try:
         found = json.loads(raw, parse_constant=lambda _: None)
@@ -54,7 +53,7 @@ async def _read(stream: aiohttp.StreamReader) -> bytes | None:
     parts = bytearray()
     async for part in stream.iter_chunked(16 * 1024):
         parts += part
-        if len(parts) > BYTES:
+        if len(parts) > STATUS_BYTES:
             return None
     return bytes(parts)
 

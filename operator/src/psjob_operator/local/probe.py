@@ -10,8 +10,7 @@ from typing import Any
 from psjob_operator import contract
 from psjob_operator.local.ports import ADDRESS
 
-LARGEST = 1024 * 1024
-"""Bytes of an answer: `workers` has an entry for each of up to 4,000 ranks."""
+LARGEST = contract.STATUS_BYTES
 
 
 async def status(port: int, timeout: float) -> Mapping[str, Any] | None:

@@ -33,14 +33,17 @@ class Progress:
         self.step = step
 
     def report(self, rank: int, body: Mapping[str, Any]) -> None:
-        """Numbers of `report()`: rank 0's hold; another rank's fill what rank 0 does not name."""
+        """Numbers of `report()`: rank 0's hold; another rank's fill what rank 0 does not name. The MAX_METRICS named last are kept."""
         for name, value in list(body.items())[:MAX_METRICS]:
             if not isinstance(value, int | float) or not math.isfinite(value):
                 continue
             if name == "total":
                 self.total = int(value)
             elif rank == 0 or name not in self.metrics:
+                self.metrics.pop(str(name)[:64], None)  # told again, it is the newest
                 self.metrics[str(name)[:64]] = float(value)
+        for name in list(self.metrics)[:-MAX_METRICS]:
+            del self.metrics[name]
 
     def rate(self, now: float) -> float | None:
         """Steps per second over the history's last minute."""
