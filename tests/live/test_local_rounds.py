@@ -22,6 +22,8 @@ from psjob.coordinator.deciding import Deciding
 from psjob.coordinator.decisions import Order
 from psjob.errors import Refused
 from psjob.modes import Batch
+from psjob.worker import session
+from psjob.worker.session import SMALL_RECORD
 from tests.live.live_shards import Worker, all_well, eventually, serving
 from tests.live.test_shard_training import OPTIMIZERS, batch, build, loss_of, plain, steps
 from tests.reference import local_reference
@@ -130,9 +132,16 @@ def test_wait_ends_a_round_for_who_reads_the_weights(tmp_path: Path) -> None:
     assert held[0] == held[1] and len(set(held[0])) == 2
 
 
-def test_a_loop_of_its_own_goes_on_where_its_last_round_ended(tmp_path: Path) -> None:
-    """Rank 1 dies in its third round, after one of four steps and one of two; its successor makes those six without effect."""
+@pytest.mark.parametrize(("quorum", "largest"), [(0, SMALL_RECORD), (2, SMALL_RECORD), (2, 0)])
+def test_a_loop_of_its_own_goes_on_where_its_last_round_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quorum: int, largest: int
+) -> None:
+    """Rank 1 dies in its third round, after one of four steps and one of two; its successor makes those six without effect.
+
+    With a quorum also where no record of its is at hand.
+    """
     make, ends = OPTIMIZERS["sgd"], (0, 6, 14)
+    monkeypatch.setattr(session, "SMALL_RECORD", largest)
 
     def train(worker: Worker, begin: int, end: int) -> None:
         for step in range(begin, end):
@@ -145,7 +154,7 @@ def test_a_loop_of_its_own_goes_on_where_its_last_round_ended(tmp_path: Path) ->
             train(worker, begin, end)
             worker.job.wait()
 
-    with serving(tmp_path, mode="local", local=OUTER) as shards:
+    with serving(tmp_path, mode="local", local=replace(OUTER, quorum=quorum)) as shards:
         coordinator = shards.servers[0].coordinator
         assert coordinator is not None
         workers = [Worker(shards, rank, model, make(model)) for rank, model in enumerate(build() for _ in range(2))]
@@ -158,18 +167,45 @@ def test_a_loop_of_its_own_goes_on_where_its_last_round_ended(tmp_path: Path) ->
             train(worker, 0, 6)
             worker.job.wait()
             train(worker, 6, 9)
-            assert eventually(lambda: 2 in coordinator.members[1].records)
+            assert eventually(lambda: not largest or 2 in coordinator.members[1].records)
             worker.die()
             model = build()
             after.append(Worker(shards, 1, model, make(model), start=2))
             after[0].attach()
-            assert (after[0].session.clock, after[0].job.replay) == (2, 6)
+            assert (after[0].session.clock, after[0].job.replay, after[0].job.restored is None) == (2, 2, not largest)
             whole(after[0])
             worker.leave = after[0].leave  # type: ignore[method-assign]
 
         all_well(workers, act)
         assert workers[0].session.clock == after[0].session.clock == 4
-        assert bits(workers[0].model) == bits(after[0].model)
+
+    def cut_short(step: int, rank: int) -> Any:
+        return None if step in (6, 7) else batch(step if step < 6 else step - 2, rank)
+
+    expected = local_reference(build, make, cut_short, loss_of, workers=2, steps=16, outer=OUTER)
+    assert bits(workers[0].model) == bits(after[0].model) == bits(expected.model)
+
+
+def test_a_script_that_ended_its_last_round_early_comes_back_and_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last push, of two steps, was taken; no record of it is at hand, and nothing is left to push."""
+    monkeypatch.setattr(session, "SMALL_RECORD", 0)
+    with serving(tmp_path, workers=1, shards=1, mode="local", local=replace(OUTER, quorum=1)) as shards:
+        model = build()
+        worker = Worker(shards, 0, model, OPTIMIZERS["sgd"](model))
+
+        def act(first: Worker) -> None:
+            steps(6)(first)
+            first.job.wait()
+            first.die()
+            again = build()
+            after = Worker(shards, 0, again, OPTIMIZERS["sgd"](again), start=2)
+            after.attach()
+            assert (after.session.clock, after.job.replay) == (2, 2)
+            steps(6)(after)
+            first.leave = after.leave  # type: ignore[method-assign]
+
+        all_well([worker], act)
+        assert shards.wait_ended() == [0] and [server.store.counters.applied for server in shards.servers] == [2]
 
 
 @pytest.mark.parametrize("grace", [0.0, 0.03])
@@ -205,14 +241,6 @@ def test_a_quorum_makes_the_round_and_what_is_late_is_dropped(tmp_path: Path, mo
 
     expected = local_reference(build, OPTIMIZERS["sgd"], counted, loss_of, workers=3, steps=len(kept) * OUTER.inner_steps, outer=OUTER)
     assert {name: torch.equal(final[name], p) for name, p in expected.model.named_parameters()} == dict.fromkeys(final, True)
-
-
-@pytest.mark.parametrize("rounds", [0, 3])
-def test_a_worker_goes_on_from_a_record_of_so_many_rounds_ago(tmp_path: Path, rounds: int) -> None:
-    with serving(tmp_path, mode="local", local=OUTER) as shards:
-        model = build()
-        made = Worker(shards, 0, model, OPTIMIZERS["sgd"](model)).job.rounds
-        assert made is not None and made.resume(10, rounds) == (10, 10 + 4 * rounds) and made.steps == 10 + 4 * rounds
 
 
 @pytest.mark.parametrize(

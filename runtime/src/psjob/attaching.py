@@ -30,7 +30,6 @@ from psjob.worker.staging import Staging
 from psjob.worker.states import block_states, without_gradient
 
 JOIN_SECONDS = 5.0
-ROUNDS = "rounds (worker side)"
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T", bound=torch.optim.Optimizer)
 
@@ -69,7 +68,7 @@ class Job:
         self.overlap = self._data_path(overlap)
         self.session.exchange.compression.check(0 if self.half is None else self.half.nbytes)
         self.replay = 0
-        """Steps that the script makes again, without effect, to come from its record (or its beginning) to the job's clock."""
+        """Steps (in mode local: rounds) made again without effect, from its record or its beginning to the job's clock."""
         self.cursor: dict[str, int] | None = None
         self.restored: record.Record | None = None
 
@@ -104,16 +103,13 @@ class Job:
         self.replay = self._to_replay(self.restored)
 
     def _to_replay(self, restored: record.Record | None) -> int:
-        """Steps since the record was taken, and without a place in the data those before it too."""
-        before, now = 0 if restored is None else restored.step, self.session.clock
-        if self.rounds is not None:
-            before, now = self.rounds.resume(0 if restored is None else int(restored.stateful[ROUNDS]["steps"]), now - before)
-        return now if restored is None or restored.cursor is None else now - before
+        """Clocks since the record was taken, and without a place in the data those before it too."""
+        return self.session.clock - (0 if restored is None or restored.cursor is None else restored.step)
 
     @property
     def made(self) -> int:
         """Steps that the script has come through, those without effect included."""
-        return (self.session.clock if self.rounds is None else self.rounds.steps) - self.replay
+        return self.session.clock - self.replay if self.rounds is None else self.rounds.steps
 
     @property
     def steps_alone(self) -> bool:
@@ -179,7 +175,14 @@ class Job:
         self.carry_out(lambda: rounds.step(original, skip))
 
     def _end_round(self) -> bool:
-        return self.rounds is not None and bool(self.carry_out(self.rounds.end))
+        """The script wants the job's weights: push the round that is open, if one is."""
+        if self.rounds is None:
+            return False
+        if self.replay:
+            if self.rounds.end_again():
+                self._made_again()
+            return False
+        return bool(self.carry_out(self.rounds.end))
 
     def absent_step(self) -> None:
         """This rank has no batch in the round: it counts as absent and takes the new weights."""
@@ -195,11 +198,15 @@ class Job:
         """Was this step made before, by the process that this one follows?"""
         if not self.replay:
             return False
-        self.replay -= 1
         self.tables.forget()
+        if self.rounds is None or self.rounds.step_again():
+            self._made_again()
+        return True
+
+    def _made_again(self) -> None:
+        self.replay -= 1
         if self.replay == 0:
             self.put_back()
-        return True
 
     def _numbers(self) -> list[dict[str, float | bool]]:
         """What the shards' rule works with as optimizer and clock are now, a parameter group each; none where the workers step."""
@@ -267,8 +274,7 @@ class Job:
     def _stateful(self) -> dict[str, Any]:
         own: dict[str, Any] = {"optimizer (worker side)": _Own(self.plain, self.optimizer)} if self.steps_alone else {}
         half: dict[str, Any] = {} if self.half is None else {f"{self.rule} (worker side)": self.half}
-        rounds: dict[str, Any] = {} if self.rounds is None else {ROUNDS: self.rounds}
-        return self.stateful | own | half | rounds
+        return self.stateful | own | half
 
     def _capture(self, cursor: dict[str, int] | None, last: bool = False) -> record.Record:
         """`last`: no push will follow, so what earlier ones left out is not needed again."""

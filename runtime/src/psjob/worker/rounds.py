@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,7 @@ class Rounds:
         self._taken: list[torch.Tensor] = []
         """The weights at the round's start; while they are pushed, weights taken - weights reached."""
         self.steps = 0
-        """Steps since the job began, those that this rank had no batch for included."""
+        """Steps that the script has come through, those that this rank had no batch for and those made again included."""
         self.open = 0
         """Steps of the round that has begun."""
         self._moved = False
@@ -69,18 +69,17 @@ class Rounds:
             torch._foreach_copy_(self._taken, self._parameters)
         self.open, self._moved = 0, False
 
-    def resume(self, steps: int, rounds: int) -> tuple[int, int]:
-        """Go on from a record that was taken after `steps`, so many `rounds` ago; the steps then, and now."""
-        self.steps = steps + rounds * self._session.mode.inner_steps
-        return steps, self.steps
+    def step_again(self) -> bool:
+        """A step that was made before, by the process that this one follows: it has no effect. Was it the last of its round?"""
+        self.steps += 1
+        self.open += 1
+        return self.open == self._session.mode.inner_steps and self.end_again()
+
+    def end_again(self) -> bool:
+        """A round that was made before ends here, however short; False where none is open."""
+        ended, self.open = self.open > 0, 0
+        return ended
 
     def rounds_in(self, steps: float) -> float:
         """How many rounds so many steps are, the last one as short as it may be."""
         return -(-steps // self._session.mode.inner_steps)
-
-    def state_dict(self) -> dict[str, int]:
-        """At a round's start."""
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Nothing: `steps` is put back when the job is joined, before a data loop counts from it."""
