@@ -15,7 +15,6 @@ from torch import nn
 from psjob.checkpoint import manifest
 from psjob.checkpoint.states import read_states
 from psjob.config import CompressionConfig
-from psjob.contract import EXIT_REFUSED
 from psjob.rules.base import of_worker
 from psjob.shard.cell import Cell
 from psjob.worker.ending import Ending
@@ -128,16 +127,21 @@ def test_a_push_without_a_known_base_is_lost_where_the_rule_needs_it(tmp_path: P
         assert worker.leave() == 0
 
 
-def test_a_rate_that_would_scale_the_weights_of_ftrl_is_refused(tmp_path: Path, last_words: Path) -> None:
-    with serving(tmp_path, workers=1, shards=2, mode="async", update_rule="ftrl") as shards:
+def test_another_rate_moves_no_weight_of_ftrl(tmp_path: Path) -> None:
+    """A step whose gradients are zero, after a scheduler's."""
+    with serving(tmp_path, workers=1, shards=2, mode="async", update_rule="ftrl", warmup_steps=2) as shards:
         model = build()
         worker = Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=0.1))
         worker.attach()
-        steps(1)(worker)
+        steps(3)(worker)
+        before = [p.detach().clone() for p in model.parameters()]
         worker.optimizer.param_groups[0]["lr"] = 0.01
-        with pytest.raises(SystemExit, match=str(EXIT_REFUSED)):
-            steps(1)(worker)
-    assert "scales its weights with lr, which was 0.1 at attach and is 0.01; leave the scheduler out" in last_words.read_text()
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        worker.optimizer.step()
+        for mine, kept in zip(model.parameters(), before, strict=True):
+            torch.testing.assert_close(mine.detach(), kept, rtol=1e-6, atol=0)
+        assert worker.leave() == 0
 
 
 def test_a_shard_whose_update_breaks_off_is_gone(tmp_path: Path) -> None:

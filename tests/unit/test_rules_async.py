@@ -337,6 +337,27 @@ def test_ftrl_makes_zeros_and_begins_at_the_weights_it_is_given() -> None:
     assert int((state.weights == 0).sum()) > 0
 
 
+@pytest.mark.parametrize("l1", [0.0, 30.0])
+def test_another_rate_moves_no_weight_of_ftrl(l1: float) -> None:
+    """A run that goes on with other numbers keeps its weights, and then is the paper's sum with s = Δ((beta + sqrt(n)) / lr + l2)."""
+    rule, state = rules.named("ftrl"), rules.named("ftrl").init(np.linspace(-1, 1, 21))
+    z, n, before, zeros = np.zeros(21), np.zeros(21), None, 0
+    for turn, grad in enumerate(gradients(90, 21)):
+        lr, beta, l2 = ((0.1, 1.0, 0.0), (0.02, 1.0, 0.0), (0.3, 2.0, 0.1))[turn // 30]
+        if turn % 30 == 0:
+            kept = state.weights.copy()
+            rule.apply(state, np.zeros(21), numbers_of("ftrl", lr=lr, beta=beta, l1=l1, l2=l2))
+            assert np.abs(state.weights - kept).max() <= 1e-15
+        n += grad * grad
+        down = (beta + np.sqrt(n)) / lr + l2
+        z = -kept * down - l1 * np.sign(kept) + grad if before is None else z + grad - (down - before) * state.weights
+        before = down
+        rule.apply(state, grad, numbers_of("ftrl", lr=lr, beta=beta, l1=l1, l2=l2))
+        assert np.abs(state.weights - np.where(np.abs(z) <= l1, 0, -(z - np.sign(z) * l1) / down)).max() <= 1e-12
+        zeros += int((state.weights == 0).sum())
+    assert (zeros > 0) == (l1 > 0)
+
+
 def test_delayed_pushes_come_to_nesterov_of_their_mean() -> None:
     """Twelve pushes, four at a time, against three by the mean; with `activation` the momentum comes earlier, and less of it late."""
     deltas = gradients(12, 5)

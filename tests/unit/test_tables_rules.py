@@ -134,6 +134,15 @@ def test_ftrl_makes_zeros() -> None:
     assert bool((before != 0).all()) and bool((after == 0).any())
 
 
+def test_another_rate_moves_no_row_of_ftrl() -> None:
+    table, every = Table(TableSpec("t", DIM, "ftrl", num_rows=ROWS, seed=5)), torch.arange(ROWS)
+    for clock, (ids, grads) in enumerate(pushes(every_row=True)):
+        table.push(ids, grads, check_numbers(named("ftrl"), {"lr": 0.1, "l1": 0.01}), clock)
+    before = table.pull(every)
+    table.push(every, torch.zeros(ROWS, DIM), check_numbers(named("ftrl"), {"lr": 0.02, "beta": 3.0, "l1": 0.01}), 1000)
+    torch.testing.assert_close(table.pull(every), before, rtol=1e-5, atol=0)
+
+
 def test_an_unknown_number_and_an_lr_that_divides_are_refused() -> None:
     with pytest.raises(ValueError, match="rule adagrad has no number 'lr_decay'"):
         check_numbers(named("adagrad"), {"lr_decay": 0.1})

@@ -29,8 +29,6 @@ class Choice:
     rule: str
     like: str | None
     options: Numbers = field(default_factory=dict)
-    rates: tuple[float, ...] = ()
-    """Learning rates by parameter group that must stay: where the weights follow from sums and the rate, another rate scales them all."""
 
     def numbers(self, optimizer: torch.optim.Optimizer) -> list[dict[str, float | bool]]:
         """The rule's numbers as the optimizer is now, a parameter group each. Raises Refused naming one that cannot be."""
@@ -40,13 +38,9 @@ class Choice:
             return [dict(own) for _ in optimizer.param_groups]
         try:
             groups = optimizers.numbers(optimizer)
-            made = [check_numbers(rule, {name: group.get(name, value) for name, value in own.items()}) for group in groups]
+            return [check_numbers(rule, {name: group.get(name, value) for name, value in own.items()}) for group in groups]
         except ValueError as error:
             raise Refused(str(error)) from None
-        if self.rates and self.rates != (now := tuple(group["lr"] for group in made)):
-            raise Refused(f"training.updateRule {self.rule} scales its weights with lr, which was {_rates(self.rates)} at attach and is "
-                          f"{_rates(now)}; leave the scheduler out")  # fmt: skip
-        return made
 
 
 @dataclass(frozen=True)
@@ -112,10 +106,7 @@ def _steps_alone(rule: str | None, job: Config) -> bool:
 
 
 def check_tables(job: Config, tables: Sequence[TableSpec]) -> None:
-    """Raise Refused where this job could drop what a table of no gradients is given, or scale the rows of one."""
-    scaled = next((spec.name for spec in tables if spec.rule == "ftrl"), None)
-    if scaled is not None and job.warmup_steps:
-        raise Refused(f"training.warmupSteps changes lr, with which ftrl scales all rows of table {scaled}; leave one of the two out")
+    """Raise Refused where this job could drop what a table of no gradients is given."""
     counting = next((spec.name for spec in tables if spec.rule in row_rules.COMBINES), None)
     if counting is not None and (job.mode not in ("sync", "bounded", "async") or job.backup_workers):
         what = "training.backupWorkers" if job.backup_workers else f"training.mode {job.mode}"
@@ -166,8 +157,6 @@ def _named(wanted: str, like: str | None, optimizer: torch.optim.Optimizer, job:
     """The rule that the manifest names. Raises Refused where the script's optimizer, the mode or an option does not go with it."""
     if job.mode != "async":
         raise Refused(f"training.updateRule {wanted} takes one worker's push at a time; take training.mode async, or leave updateRule out")
-    if wanted == "ftrl" and job.warmup_steps:
-        raise Refused("training.warmupSteps changes lr, with which updateRule ftrl scales all weights; leave one of the two out")
     goes = _GOES.get(wanted, _HEAVY)
     groups = optimizers.numbers(optimizer) if like == goes.like else []
     odd = [group for group in groups if any(bool(group[name]) != there for name, there in goes.numbers.items())]
@@ -179,8 +168,8 @@ def _named(wanted: str, like: str | None, optimizer: torch.optim.Optimizer, job:
         )
     own = {"workers": float(job.workers)} if wanted == "adam-async" else {}
     made = Choice(wanted, like, {**_options(wanted, job.rule_options), **own})
-    rates = tuple(float(group["lr"]) for group in made.numbers(optimizer))
-    return replace(made, rates=rates) if wanted == "ftrl" else made
+    made.numbers(optimizer)  # what cannot be is refused at attach
+    return made
 
 
 def _own(wanted: str) -> tuple[str, ...]:
@@ -209,10 +198,6 @@ def _options(wanted: str, given: Mapping[str, float]) -> Numbers:
 
 def _listed(names: list[str] | tuple[str, ...]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
-
-
-def _rates(rates: tuple[float, ...]) -> str:
-    return ", ".join(f"{rate:g}" for rate in rates)
 
 
 def _told(group: Mapping[str, float | bool], goes: _Goes) -> str:

@@ -51,6 +51,14 @@ def put(out: Array, x: Array) -> None:
         out[:] = x
 
 
+def put_where(out: Array, there: Array, x: Array) -> None:
+    """out = x where `there`, a comparison of two arrays, holds; elsewhere it stays."""
+    if isinstance(out, torch.Tensor):
+        torch.where(there, x, out, out=out)
+    else:
+        out[there] = x[there]
+
+
 def copy(x: Array) -> Array:
     """The same values in memory of its own."""
     return x.clone() if isinstance(x, torch.Tensor) else x.copy()
