@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shlex
@@ -38,6 +39,8 @@ EXAMPLES = """Examples:
   psjob compare plain.yaml dana.yaml --out rules.html
 
 Exit codes: 0 the report is written, 1 a side failed (its reason is in the report), 2 nothing was started (bad input), 130 interrupted."""
+LONGEST = 10**9
+"""Seconds. What waits cannot count much further."""
 WHAT_IS_SIMULATED = "Workers draw equal step times in every mode; what is trained is digits-64, not the job's script"
 
 
@@ -71,8 +74,12 @@ def compare(
     plots.must_be_installed()
     if find_spec("psjob") is None:
         raise BadInput("psjob compare needs the runtime beside it; install it into the same environment: pip install psjob")
-    if not deadline > 0:
-        raise BadInput(f"--deadline {deadline:g}: must be a number of seconds above 0")
+    if not 0 < deadline <= LONGEST:
+        raise BadInput(f"--deadline {deadline:g}: must be a number of seconds above 0, at most {LONGEST}")
+    if loss is not None and not math.isfinite(loss):
+        raise BadInput(f"--loss {loss:g}: must be a finite number; leave it out for the lowest that all reached")
+    if loss is not None and loss < 0 and simulate:
+        raise BadInput(f"--loss {loss:g}: must be 0 or more with --simulate, whose loss is a cross-entropy")
     _writable(out)
     read = [(path, read_job(path, tuple(settings or ()))) for path in jobs]
     given = {"speeds": speeds, "slow": slow, "stall": stall, "crash": crash, "up": up, "down": down, "pushes": pushes, "rule": rule}

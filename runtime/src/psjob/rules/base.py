@@ -247,7 +247,7 @@ def check_numbers(rule: Numbered, numbers: Mapping[str, Any]) -> dict[str, float
 _ANY: Final[tuple[Callable[[float], bool], str]] = (lambda _: True, "")
 _LIMITS: Final[Mapping[str, tuple[Callable[[float], bool], str]]] = {
     **dict.fromkeys(("beta1", "beta2", "average", "decay"), (lambda x: 0 <= x < 1, "0 or more and below 1")),
-    **dict.fromkeys(("l1", "l2", "max_lr"), (lambda x: x >= 0, "0 or more")),
+    **dict.fromkeys(("lr", "l1", "l2", "max_lr"), (lambda x: x >= 0, "0 or more")),
     **dict.fromkeys(("beta", "ftrl lr"), (lambda x: x > 0, "above 0, since it divides")),
     "workers": (lambda x: x >= 1, "1 or more"),
 }

@@ -75,7 +75,7 @@ def _check_whole(options: argparse.Namespace) -> None:
 
 
 def _schedule(options: argparse.Namespace) -> int:
-    modes = [words.mode_of(text) for text in options.mode] or schedule.usual(options.workers)
+    modes = [words.mode_of(text, options.workers) for text in options.mode] or schedule.usual(options.workers)
     if options.trace and len(modes) > 1:
         raise ValueError(f"--trace {options.trace}: is of one mode; give one --mode")
     pushes = options.pushes or 400 * options.workers
@@ -94,7 +94,7 @@ def _schedule(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    modes = [words.mode_of(text) for text in options.mode or ["async"]]
+    modes = [words.mode_of(text, options.workers) for text in options.mode or ["async"]]
     if len(modes) > 1:
         raise ValueError("--mode: is given more than once; a training has one")
     if options.replayable:
@@ -150,7 +150,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    modes = [words.mode_of(text) for text in options.mode] or schedule.usual(options.workers)
+    modes = [words.mode_of(text, options.workers) for text in options.mode] or schedule.usual(options.workers)
     speeds, pushes = _speeds(options), options.pushes or protocol.PUSHES
     rule = _rule("--rule", options)
     numbers = protocol.numbers(rule, words.numbers_of("--set", options.set))
@@ -184,8 +184,8 @@ def _digits64(options: argparse.Namespace) -> int:
     seeds = tuple(range(options.seeds)) if options.seeds else seeds
     speeds = _speeds(options)
     speeds.draws(max(workers), 0)  # say at once what does not fit
-    if not math.isfinite(options.lr):
-        raise ValueError(f"--lr {options.lr}: must be a finite number, as {protocol.LR}")
+    if not 0 <= options.lr < math.inf:
+        raise ValueError(f"--lr {options.lr}: must be a finite number of 0 or more, as {protocol.LR}")
     tasks = [
         protocol.Task(entry, n, seed, options.lr, speeds) for n in sorted(workers, reverse=True) for entry in entries for seed in seeds
     ]

@@ -15,10 +15,10 @@ from psjob.simulate.speeds import Outage, Speeds, Stall
 MOST_PARAMETERS = 100_000_000
 
 
-def mode_of(text: str) -> Mode:
+def mode_of(text: str, workers: int | None = None) -> Mode:
     """`sync`, `backup:2`, `local:50,quorum=6,grace=30`: a name, then its numbers; the first may go without its name.
 
-    Raises ValueError with what there is.
+    Raises ValueError with what there is, and for one that wants more than so many `workers`.
     """
     name, _, rest = text.partition(":")
     if name not in MODES:
@@ -34,9 +34,13 @@ def mode_of(text: str) -> Mode:
             raise ValueError(f"--mode {text}: {part!r} is not a number of {name}; write {_form(name)}")
         given[key] = _typed(f"--mode {text}: {key}", value, str(fields[key].type))
     try:
-        return kind(**given)
+        made = kind(**given)
     except ValueError as error:
         raise ValueError(f"--mode {text}: {error}") from None
+    least = max(getattr(made, "backup_workers", 0) + 1, getattr(made, "quorum", 0))
+    if workers is not None and workers < least:
+        raise ValueError(f"--mode {text}: needs {least} workers or more, there are {workers}")
+    return made
 
 
 def forms() -> list[str]:
