@@ -58,6 +58,16 @@ def test_a_word_that_is_no_mode_is_refused(text: str) -> None:
         ("bounded", {"mode": "bounded", "staleness": 5}, ["mode=bounded"]),
         ("threshold:9", {"backupWorkers": 3}, ["mode=threshold", "staleness=9", "backupWorkers=0"]),
         ("local:7,quorum=2", {"mode": "softsync", "splits": 2}, ["mode=local", "local.innerSteps=7", "local.quorum=2", "splits=null"]),
+        (
+            "local-async:7",
+            {"mode": "local", "local": {"quorum": 2}},
+            ["mode=local", "local.innerSteps=7", "updateRule=delayed-nesterov", "local.quorum=0"],
+        ),
+        (
+            "local",
+            {"mode": "local", "updateRule": "delayed-nesterov", "ruleOptions": {"every": 2}},
+            ["mode=local", "updateRule=null", "ruleOptions=null"],
+        ),
     ],
 )
 def test_a_side_is_the_manifest_with_its_mode(word: str, training: Mapping[str, Any], settings: list[str]) -> None:
@@ -79,6 +89,7 @@ def test_a_number_that_no_job_takes_is_refused(word: str) -> None:
         ("bounded", {"mode": "async"}, "bounded"),
         ("backup", {"backupWorkers": 2}, "backup:backup_workers=2"),
         ("local", {"mode": "local", "local": {"innerSteps": 9, "graceSeconds": 3}}, "local:inner_steps=9"),
+        ("local-async", {"mode": "local", "local": {"innerSteps": 9, "quorum": 3}}, "local-async:inner_steps=9"),
     ],
 )
 def test_the_simulator_is_told_the_manifests_numbers(word: str, training: Mapping[str, Any], simulated: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import psjob as ps
-from psjob import attaching
+from psjob import attaching, rules
 from psjob.checkpoint.final import tensors_sha256
 from psjob.config import LocalConfig
 from psjob.coordinator.deciding import Deciding
@@ -186,10 +187,13 @@ def test_a_loop_of_its_own_goes_on_where_its_last_round_ended(
     assert bits(workers[0].model) == bits(after[0].model) == bits(expected.model)
 
 
-def test_a_script_that_ended_its_last_round_early_comes_back_and_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [{"local": replace(OUTER, quorum=1)}, {"local": OUTER, "update_rule": "delayed-nesterov"}])
+def test_a_script_that_ended_its_last_round_early_comes_back_and_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
+) -> None:
     """Its last push, of two steps, was taken; no record of it is at hand, and nothing is left to push."""
     monkeypatch.setattr(session, "SMALL_RECORD", 0)
-    with serving(tmp_path, workers=1, shards=1, mode="local", local=replace(OUTER, quorum=1)) as shards:
+    with serving(tmp_path, workers=1, shards=1, mode="local", **kind) as shards:
         model = build()
         worker = Worker(shards, 0, model, OPTIMIZERS["sgd"](model))
 
@@ -206,6 +210,47 @@ def test_a_script_that_ended_its_last_round_early_comes_back_and_leaves(tmp_path
 
         all_well([worker], act)
         assert shards.wait_ended() == [0] and [server.store.counters.applied for server in shards.servers] == [2]
+
+
+def test_rounds_of_delayed_nesterov_wait_for_nobody(tmp_path: Path) -> None:
+    """Rank 0 makes all its rounds while rank 1 is inside its first, which counts when it comes, on weights five updates old."""
+    began, ended = threading.Event(), threading.Event()
+
+    def act(worker: Worker) -> None:
+        if worker.rank == 0:
+            assert began.wait(60), "rank 1 has taken the first weights"
+            steps(20)(worker)
+            ended.set()
+            return
+        began.set()
+        steps(2)(worker)
+        assert ended.wait(60)
+        for step in (2, 3):
+            worker.optimizer.zero_grad()
+            loss_of(worker.model, batch(step, worker.rank)).backward()
+            worker.optimizer.step()
+
+    with serving(tmp_path, mode="local", local=OUTER, update_rule="delayed-nesterov", rule_options={"activation": 0.25}) as shards:
+        all_well([Worker(shards, rank, model, OPTIMIZERS["adamw"](model)) for rank, model in enumerate(build() for _ in range(2))], act)
+        assert shards.wait_ended() == [0, 0]
+        assert [server.store.counters.applied for server in shards.servers] == [6, 6]
+        final = load_file(shards.folder / "final.safetensors")
+    rule, models = rules.named("delayed-nesterov"), [build(), build()]
+    optimizers = [OPTIMIZERS["adamw"](model) for model in models]
+    states = [rule.init(p.detach().clone().flatten()) for p in models[0].parameters()]
+    for rank, rounds in ((0, 5), (1, 1)):
+        for number in range(rounds):
+            taken = [p.detach().clone() for p in models[rank].parameters()]
+            for step in range(4 * number, 4 * number + 4):
+                optimizers[rank].zero_grad()
+                loss_of(models[rank], batch(step, rank)).backward()
+                optimizers[rank].step()
+            for p, before, state in zip(models[rank].parameters(), taken, states, strict=True):
+                numbers = {**rule.numbers, "every": 2.0, "activation": 0.25}
+                rule.apply(state, (before - p.detach()).flatten(), numbers, worker=rank)
+                p.data.copy_(state.weights.view_as(p))
+    for (name, _), state in zip(models[0].named_parameters(), states, strict=True):
+        torch.testing.assert_close(final[name].flatten(), state.weights, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("grace", [0.0, 0.03])
@@ -249,12 +294,18 @@ def test_a_quorum_makes_the_round_and_what_is_late_is_dropped(tmp_path: Path, mo
         ({"overlap": True}, "overlap=True sends the gradients of each step"),
         ({"update_at": "server"}, "leave training.updateAt server out"),
         ({"update_rule": "dana-slim"}, "leave training.updateRule dana-slim out"),
+        ({"update_rule": "delayed-nesterov", "local": replace(OUTER, quorum=1)}, "leave local.quorum and graceSeconds out"),
+        (
+            {"update_rule": "delayed-nesterov", "rule_options": {"lam": 1}},
+            "ruleOptions has lam, which updateRule delayed-nesterov does not",
+        ),
+        ({"update_rule": "delayed-nesterov", "rule_options": {"activation": 0.6}}, "activation is at most 1 / every, with every 2 not 0.6"),
         ({"dtype": torch.int64}, "int64"),
     ],
 )
 def test_what_local_rounds_do_not_go_with(tmp_path: Path, what: dict[str, Any], words: str) -> None:
     overlap, dtype = what.pop("overlap", False), what.pop("dtype", None)
-    with serving(tmp_path, mode="local", local=OUTER, **what) as shards:
+    with serving(tmp_path, mode="local", **{"local": OUTER, **what}) as shards:
         model = build()
         if dtype is not None:
             model.register_parameter("counted", nn.Parameter(torch.zeros(3, dtype=dtype), requires_grad=False))

@@ -235,6 +235,7 @@ RULES: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "lr-over-lag": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
     "adam-async": lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
     "ftrl": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    "delayed-nesterov": lambda m: heavy(m, 0.03),
 }
 
 
@@ -255,7 +256,7 @@ def test_every_rule_learns_in_a_job(tmp_path: Path, rule: str) -> None:
 
         all_well(workers, act)
     assert all(whole_loss(worker.model) < 0.6 * before for worker in workers)
-    shown = {"heavy-ball", "nag", "dc-asgd", "gap-aware"}
+    shown = {"heavy-ball", "nag", "dc-asgd", "gap-aware", "delayed-nesterov"}
     keys = {"momentum_buffer"} if rule in shown else {"step", "exp_avg", "exp_avg_sq"} if rule == "adam-async" else set()
     assert all(set(entry) == keys for entry in told[0]["state"].values()) and bool(told[0]["state"]) is bool(keys)
     RULES[rule](build()).load_state_dict(told[0])

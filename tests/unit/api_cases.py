@@ -211,6 +211,13 @@ REFUSED: list[Case] = [
         server=False,
     ),
     Case(
+        "quorum-with-delayed-nesterov",
+        {"spec.training": {"mode": "local", "updateRule": "delayed-nesterov", "local": {"quorum": 1}}},
+        "spec.training.local.quorum",
+        "must be 0 with spec.training.updateRule; no round waits for others then",
+        server=False,
+    ),
+    Case(
         "local-server-update",
         {"spec.training": {"mode": "local", "updateAt": "server"}},
         "spec.training.updateAt",
@@ -228,9 +235,9 @@ REFUSED: list[Case] = [
             f"update-rule-{name}",
             {"spec.training": {"updateRule": "dana-slim", **given}},
             "spec.training.updateRule",
-            "must not be given without spec.training.mode: async, nor with updateAt: worker; ",
+            "must not be given but in spec.training.mode: async, and delayed-nesterov in local; ",
         )
-        for name, given in {"sync": {"mode": "sync"}, "by-default": {}}.items()
+        for name, given in {"sync": {"mode": "sync"}, "by-default": {}, "local": {"mode": "local"}}.items()
     ),
     Case(
         "claim-disabled",
@@ -380,6 +387,8 @@ PASSED: list[Case] = [
     Case("local", {"spec.training": {"mode": "local"}}),
     Case("local-quorum", {"spec.training": {"mode": "local", "local": {"quorum": 2, "graceSeconds": 0.5}}, "spec.workers.replicas": 3}),
     Case("local-numbers", {"spec.training": {"mode": "local", "local": {"innerSteps": 500, "lr": 1, "momentum": 0}}}),
+    Case("local-async", {"spec.training": {"mode": "local", "local": {"innerSteps": 9}, "updateRule": "delayed-nesterov"}}),
+    Case("delayed", {"spec.training": {"mode": "async", "updateRule": "delayed-nesterov", "ruleOptions": {"every": 8, "activation": 0.1}}}),
     Case("sync-worker", {"spec.training": {"updateAt": "worker"}}),
     Case("disabled", {"spec.checkpoint": {"disabled": True, "volume": {"emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}}}),
     Case("disabled-plain", {"spec.checkpoint.disabled": True}),

@@ -41,6 +41,7 @@ def save(
     run: str = RUN,
     seed: int | None = None,
     base: Manifest | None = None,
+    mode: str = "sync",
 ) -> Manifest:
     """Write the files of one checkpoint; the manifest that is returned is not committed yet.
 
@@ -64,7 +65,7 @@ def save(
         folder, f"v{view:06d}-c{cut:06d}-buffers.safetensors", [("bn.running_mean", torch.full((3,), float(step)))]
     )
     return Manifest(
-        run=run, view=view, step=step, mode="sync", final=final, created=1.5, layout=LAYOUT, rule="adam", update_at="server", shards=shards,
+        run=run, view=view, step=step, mode=mode, final=final, created=1.5, layout=LAYOUT, rule="adam", update_at="server", shards=shards,
         assignment=owner, blocks=tuple(places), files=tuple(facts), workers={"0": {"clock": step, "record": True}},
         tables={"0": {"0": {"complete": step}}}, counters={"applied": 3}, spec_hash="ab", records=records, buffers=buffers,
     )  # fmt: skip

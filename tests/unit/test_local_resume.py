@@ -69,6 +69,7 @@ def test_a_run_that_fits_is_taken(old: Path) -> None:
     [
         (spec(workers=3), "had 1 workers, spec.workers.replicas is 3; go on with --set spec.workers.replicas=1 "),
         (spec(mode="local", local={"quorum": 1}), "was sync, spec.training.mode is local with a quorum; go on with"),
+        (spec(mode="local", update_rule="delayed-nesterov"), "was sync, spec.training.mode is local with delayed-nesterov; go on with"),
         (spec(mode="local"), "was sync, spec.training.mode is local; go on with --set spec.training.mode=sync"),
     ],
 )
@@ -76,6 +77,21 @@ def test_another_number_of_workers_or_mode_is_refused(old: Path, wanted: JobSpec
     commit(old, 5)
     line = refusal(".psjob/old", wanted)
     assert line.startswith("--resume .psjob/old: that run ") and sentence in line and line.endswith("or start anew without --resume")
+
+
+@pytest.mark.parametrize(
+    ("was", "training", "field"),
+    [
+        ("local-async", {}, "updateRule=delayed-nesterov"),
+        ("local-async", {"local": {"quorum": 1}}, "updateRule=delayed-nesterov"),
+        ("local", {"update_rule": "delayed-nesterov"}, "updateRule=null"),
+        ("local", {"local": {"quorum": 1}}, "local.quorum=0"),
+    ],
+)
+def test_a_kind_of_local_rounds_goes_on_in_itself(old: Path, was: str, training: dict[str, Any], field: str) -> None:
+    commit(old, 5, mode=was)
+    assert f"that run was {was}, spec.training.mode is local" in (line := refusal(".psjob/old", spec(mode="local", **training)))
+    assert f"go on with --set spec.training.{field}, or" in line
 
 
 def test_a_complete_run_is_refused(old: Path) -> None:

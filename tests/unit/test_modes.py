@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from psjob import contract
 from psjob.config import LocalConfig
-from psjob.modes import MODES, Async, Backup, Batch, Bounded, Local, Mode, Push, Quorum, Softsync, Sync, Threshold, of
+from psjob.modes import MODES, Async, Backup, Batch, Bounded, Local, LocalAsync, Mode, Push, Quorum, Softsync, Sync, Threshold, of
 
 ALL = frozenset(range(4))
 
@@ -54,6 +54,8 @@ LOST = Push(2, 9, None)
         (Local(8, quorum=2, grace=30), fresh(2, 0, 3, at=80), Batch(until=110)),
         (Local(8, quorum=2, grace=20), fresh(2, 0, 3, at=80), Batch(tuple(fresh(0, 2, 3, at=80)))),
         (Local(8, quorum=3), [*fresh(2, 0), LATE], Batch(dropped=(LATE,))),
+        (LocalAsync(8), fresh(2, 0), Batch((fresh(2)[0],))),
+        (LocalAsync(8), [LATE, *fresh(2)], Batch((LATE,))),
     ],
 )
 def test_which_pushes_count(mode: Mode, arrived: list[Push], decision: Batch | None) -> None:
@@ -77,6 +79,7 @@ def test_nothing_is_decided_of_nothing(mode: Mode) -> None:
         (Async(), (False, True, True, True)),
         (Threshold(), (False, True, True, True)),
         (Local(), (False, True, True, True)),
+        (LocalAsync(), (False, True, True, True)),
     ],
 )
 def test_who_may_go_on(mode: Mode, goes: tuple[bool, ...]) -> None:
@@ -93,6 +96,7 @@ def test_who_may_go_on(mode: Mode, goes: tuple[bool, ...]) -> None:
         (lambda: Threshold(-2), "lag is -2"),
         (lambda: Local(0), "inner_steps is 0"),
         (lambda: Local(quorum=-1), "quorum is -1"),
+        (lambda: LocalAsync(0), "inner_steps is 0"),
         (lambda: Local(grace=float("nan")), "grace is nan"),
     ],
 )
@@ -110,6 +114,7 @@ class Job:
     local: LocalConfig = field(default_factory=lambda: LocalConfig(inner_steps=7, quorum=2, grace_seconds=0.5))
     backup_workers: int = 0
     splits: int | None = None
+    update_rule: str | None = None
 
 
 @pytest.mark.parametrize("name", sorted(set(MODES) - set(contract.MODES)))
@@ -124,6 +129,8 @@ def test_a_job_runs_the_mode_and_the_numbers_that_it_names() -> None:
     assert of(Job("bounded", 5)) == Bounded(5)
     assert of(Job("bounded", 0)) == Sync() == of(Job("sync", 3)), "with no staleness it is sync itself, bit for bit"
     assert of(Job("sync", backup_workers=2)) == Backup(2)
+    assert of(Job("local", update_rule="delayed-nesterov")) == LocalAsync(7)
+    assert of(Job("async", update_rule="delayed-nesterov")) == Async()
     assert of(Job("softsync", splits=4)) == Softsync(4) and of(Job("threshold", 0)) == Threshold(0)
 
 

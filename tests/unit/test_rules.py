@@ -186,6 +186,9 @@ def test_refusals_say_what_there_is() -> None:
         ("ftrl", {"beta": 0.0}, "beta is above 0, since it divides, got 0"),
         ("ftrl", {"lr": 0.0}, "lr is above 0, since it divides, got 0"),
         ("ftrl", {"l1": -1.0}, "l1 is 0 or more, got -1"),
+        ("delayed-nesterov", {"every": 1.5}, "every is a whole number of 1 or more, got 1.5"),
+        ("delayed-nesterov", {"every": 0.0}, "every is a whole number of 1 or more, got 0"),
+        ("delayed-nesterov", {"every": 2.0, "activation": 0.6}, "activation is at most 1 / every, with every 2 not 0.6"),
     ]:
         with pytest.raises(ValueError, match=f"rule {rule}: {words}"):
             check_numbers(rules.named(rule), numbers)

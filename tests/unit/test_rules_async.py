@@ -125,7 +125,7 @@ SEQUENTIAL: dict[str, tuple[dict[str, float], Callable[[Any, Slope, int], Any]]]
     "adagrad": ({"lr": 0.1}, torchs(torch.optim.Adagrad, lr=0.1)),
     "ftrl": ({"lr": 0.05}, adagrad),
     "outer-nesterov": ({"lr": 0.1}, torchs(SGD, lr=0.1, momentum=0.9, nesterov=True)),
-    "delayed-nesterov": ({"lr": 0.1, "every": 1.0}, torchs(SGD, lr=0.1, momentum=0.9, nesterov=True)),
+    "delayed-nesterov": ({**HEAVY, "every": 1.0}, torchs(SGD, nesterov=True, **HEAVY)),
 }
 """A row a rule: its numbers, and what one worker alone must come to."""
 
@@ -375,3 +375,15 @@ def test_delayed_pushes_come_to_nesterov_of_their_mean() -> None:
     v2 = 0.9 * v1 + np.mean(deltas[4:8], axis=0)
     momentum = 0.25 * v1 + 0.75 * v1 + 0.25 * v2 + 0.25 * v2
     assert np.abs(early.weights + 0.7 * (np.sum(deltas[:9], axis=0) / 4 + 0.9 * momentum)).max() <= 1e-14
+
+
+def test_delayed_pushes_are_counted_by_tensor() -> None:
+    """The second tensor of a block has a gradient at each third push only: it is as a block of its own."""
+    rule, numbers = rules.named("delayed-nesterov"), numbers_of("delayed-nesterov", every=2.0, activation=0.3)
+    both, first, second = (rule.init(np.zeros(length)) for length in (5, 3, 2))
+    for turn, grad in enumerate(gradients(30, 5)):
+        rule.apply(both, grad, numbers, ranges=None if turn % 3 == 0 else [(0, 3)])
+        rule.apply(first, grad[:3], numbers)
+        if turn % 3 == 0:
+            rule.apply(second, grad[3:], numbers)
+    assert np.array_equal(both.weights, np.concatenate([first.weights, second.weights]))

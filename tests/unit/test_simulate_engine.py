@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.modes import Async, Backup, Bounded, Local, Mode, Softsync, Sync, Threshold
+from psjob.modes import Async, Backup, Bounded, Local, LocalAsync, Mode, Softsync, Sync, Threshold
 from psjob.simulate.engine import Outcome, simulate
 from psjob.simulate.speeds import Outage, Speeds, Stall
 from psjob.simulate.trace import Record, Trace, read
@@ -19,6 +19,7 @@ CONSTANT = Speeds(mean=100.0, shape=math.inf)
 ROUGH = Speeds(spread=0.6, stall=Stall(0.05, 5), slow={2: 1.5}, outages=(Outage(0, 300, 400), Outage(3, 900)), up=3, down=5)
 MODES: list[Mode] = [
     Sync(), Backup(1), Bounded(0), Bounded(2), Softsync(2), Softsync(2, by_lag=False), Async(), Threshold(3), Local(3), Local(3, 2, 20.0),
+    LocalAsync(3),
 ]  # fmt: skip
 
 
@@ -37,6 +38,7 @@ GOLDEN = {
     "Async()": "01c724f4b9c07c8fc87756285160cf9cedb8bd575888f30820ecc4d8cc59f606",
     "Threshold(lag=3)": "a402fdb86d6d25868d934d246c0269be77b7fa10e31c7ad0da8da7af57bf0c0d",
     "Local(inner_steps=3, quorum=0, grace=0.0)": "a331fae9234a07d9ba744b82a6e619744c7ea6c0da2a2ce46299eea933e5e9b2",
+    "LocalAsync(inner_steps=3)": "3656ce09a299c0b2ff74bbe2808da26fc25b50d4ecf9b0c37964e796e07aeb65",
     "Local(inner_steps=3, quorum=2, grace=20.0)": "85ccca5e7248d43aba4fb0ef57e7835cfcf1a94df3269d7238d3d6afa0ce8363",
 }
 

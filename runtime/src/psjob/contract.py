@@ -77,8 +77,11 @@ UPDATE_RULES: Final[dict[str, tuple[str, ...]]] = {
     "lr-over-lag": (),
     "adam-async": (),
     "ftrl": ("beta", "l1", "l2"),
+    "delayed-nesterov": ("every", "activation"),
 }
 """Rules that a job may name, each with the numbers that it takes from ruleOptions; all others are those of the script's optimizer."""
+ASYNC_OUTER_RULE: Final = "delayed-nesterov"
+"""In mode local it takes each round when it comes, and nobody waits; it is the only one that a job may name there."""
 GOES_ON: Final[dict[str, tuple[str, ...]]] = {
     "sync": ("sync", "bounded", "async"),
     "bounded": ("sync", "bounded", "async"),

@@ -140,17 +140,22 @@ def check_reduction(job: Config, tables: Sequence[TableSpec]) -> None:
 
 def _outer_rule(optimizer: torch.optim.Optimizer, job: Config) -> Choice:
     """Of mode local, where the script's optimizer steps on the worker, whichever it is. Raises Refused."""
-    if job.update_at is not None or job.update_rule is not None:
+    if job.update_at is not None or job.update_rule not in (None, contract.ASYNC_OUTER_RULE):
         field = f"updateAt {job.update_at}" if job.update_at is not None else f"updateRule {job.update_rule}"
         raise Refused(
             f"in training.mode local the optimizer steps on the workers and an outer rule on the shards; leave training.{field} out"
         )
+    if job.update_rule is not None and (job.local.quorum or job.local.grace_seconds):
+        raise Refused(f"with training.updateRule {job.update_rule} no round waits for others; leave local.quorum and graceSeconds out")
     odd = next((p for group in optimizer.param_groups for p in group["params"] if not optimizers.updatable(p)), None)
     if odd is not None:
         raise Refused(
             f"a parameter of shape {tuple(odd.shape)} is {odd.dtype}; the outer rule of training.mode local takes floating point ones"
         )
-    return Choice("outer-nesterov", None, {"lr": job.local.lr, "momentum": job.local.momentum})
+    numbers = {"lr": job.local.lr, "momentum": job.local.momentum}
+    if job.update_rule is None:
+        return Choice("outer-nesterov", None, numbers)
+    return Choice(job.update_rule, None, {**numbers, **_options(job.update_rule, job)})
 
 
 def _named(wanted: str, like: str | None, optimizer: torch.optim.Optimizer, job: Config) -> Choice:
@@ -167,7 +172,7 @@ def _named(wanted: str, like: str | None, optimizer: torch.optim.Optimizer, job:
             f"the script has {type(optimizer).__name__}{_told(odd[0], goes) if odd else ''}"
         )
     own = {"workers": float(job.workers)} if wanted == "adam-async" else {}
-    made = Choice(wanted, like, {**_options(wanted, job.rule_options), **own})
+    made = Choice(wanted, like, {**_options(wanted, job), **own})
     made.numbers(optimizer)  # what cannot be is refused at attach
     return made
 
@@ -177,9 +182,10 @@ def _own(wanted: str) -> tuple[str, ...]:
     return (*contract.UPDATE_RULES[wanted], "workers")
 
 
-def _options(wanted: str, given: Mapping[str, float]) -> Numbers:
+def _options(wanted: str, job: Config) -> Numbers:
     """training.ruleOptions as the rule takes them; Refused names one that it does not know, or whose value cannot be."""
     rule, known = rules.named(wanted), contract.UPDATE_RULES[wanted]
+    given = {**({"every": float(job.workers)} if "every" in known else {}), **job.rule_options}
     for name in sorted(set(given) - set(known)):
         taken = "; that is the script's optimizer's" if name in rule.numbers else ""
         raise Refused(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psjob_operator.api import duration
-from psjob_operator.contract import UPDATE_RULES
+from psjob_operator.contract import ASYNC_OUTER_RULE, UPDATE_RULES
 
 Json = Any
 LARGEST = 2_147_483_647
@@ -272,11 +272,22 @@ _ACROSS = (
     ),
     Rule(
         "spec.training",
-        lambda training: training.get("updateRule") is None or (training.get("mode") == "async" and training.get("updateAt") != "worker"),
-        "must not be given without spec.training.mode: async, nor with updateAt: worker",
+        lambda training: (
+            training.get("updateRule") is None
+            or training.get("mode") == "async"
+            or (training.get("mode") == "local" and training["updateRule"] == ASYNC_OUTER_RULE)
+        ),
+        "must not be given but in spec.training.mode: async, and delayed-nesterov in local",
         "it takes the pushes of one worker at a time; leave spec.training.updateRule out or take mode: async",
-        cel="!has(self.updateRule) || (self.mode == 'async' && !(has(self.updateAt) && self.updateAt == 'worker'))",
+        cel=f"!has(self.updateRule) || self.mode == 'async' || self.mode == 'local' && self.updateRule == '{ASYNC_OUTER_RULE}'",
         about="updateRule",
+    ),
+    Rule(
+        "spec.training",
+        lambda training: training.get("updateRule") is None or not (training.get("local") or {}).get("quorum"),
+        "must be 0 with spec.training.updateRule",
+        "no round waits for others then; leave spec.training.local.quorum and graceSeconds out",
+        about="local.quorum",
     ),
     Rule(
         "spec.training.compression.pull",

@@ -38,7 +38,7 @@ class JobSpec(Model):
 Mode = Literal["sync", "bounded", "softsync", "async", "threshold", "local"]
 UpdateRule = Literal[
     "plain", "heavy-ball", "nag", "multi-momentum", "dana-zero", "dana-slim", "dana-dc", "dc-asgd", "gap-aware", "gap-aware-dana",
-    "lr-over-lag", "adam-async", "ftrl",
+    "lr-over-lag", "adam-async", "ftrl", "delayed-nesterov",
 ]  # fmt: skip
 
 
@@ -62,8 +62,8 @@ class Training(Model):
     update_at: Literal["server", "worker"] | None = None
     """Where the optimizer runs. Absent: on the shards where psjob has a rule for it, else on the workers (sync only)."""
     update_rule: UpdateRule | None = None
-    """What a push does to the parameters in mode async. Absent: what the script's optimizer does. adam-async takes torch.optim.Adam, all
-    others torch.optim.SGD; dana-slim: each worker keeps its own momentum and looks ahead, which many workers need."""
+    """What a push does to the parameters in mode async. Absent: what the script's optimizer does; dana-slim is for many workers.
+    delayed-nesterov in mode local: a round counts when it comes, and waits for nobody."""
     rule_options: dict[str, float] | None = None
     """Numbers of `updateRule` that the script's optimizer does not have, by name."""
     reduction: str = "mean"

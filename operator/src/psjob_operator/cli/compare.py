@@ -47,7 +47,8 @@ WHAT_IS_SIMULATED = "Workers draw equal step times in every mode; what is traine
 def compare(
     jobs: Annotated[list[Path], typer.Argument(metavar="JOB.yaml…", help="One manifest, with --modes; or several, compared as they are.")],
     modes: Annotated[
-        str | None, typer.Option(metavar="MODE,…", help="sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50.")
+        str | None,
+        typer.Option(metavar="MODE,…", help="sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async."),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Lay a value over every manifest. Repeatable.")
@@ -148,7 +149,8 @@ def _simulated(
         raise BadInput("--simulate: give two modes or more, such as --modes sync,backup:1,async")
     spec = read[0][1].spec
     options = ["--workers", str(spec.workers.replicas)]
-    flags = {"rule": spec.training.update_rule} | dict(flags) if spec.training.update_rule else flags
+    if spec.training.update_rule and spec.training.mode != "local":  # there it is the outer rule, which is the mode's
+        flags = {"rule": spec.training.update_rule} | dict(flags)
     for name, value in flags.items():
         options += [part for one in (value if isinstance(value, list) else [value]) for part in (f"--{name}", str(one))]
     try:

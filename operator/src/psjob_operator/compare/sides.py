@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from psjob_operator.api.spec import Training
+from psjob_operator.contract import ASYNC_OUTER_RULE
 from psjob_operator.local.errors import BadInput
 
 FIELDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
@@ -17,6 +18,7 @@ FIELDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "async": ("async", {}),
     "threshold": ("threshold", {"lag": "staleness"}),
     "local": ("local", {"inner_steps": "local.innerSteps", "quorum": "local.quorum", "grace": "local.graceSeconds"}),
+    "local-async": ("local", {"inner_steps": "local.innerSteps"}),
 }
 """By the simulator's word: the manifest's mode, and the manifest's field of each number of the word, the first one first."""
 NOT_GIVEN = {"backupWorkers": "0", "staleness": "null", "splits": "null", "local": "null"}
@@ -59,6 +61,10 @@ def side_of(word: str, manifest: Path, training: Training) -> Side:
     settings += [f"spec.training.{field}={none}" for field, none in NOT_GIVEN.items() if given.get(field) and field not in kept]
     if name == "backup" and not rest and not given.get("backupWorkers"):
         settings.append("spec.training.backupWorkers=1")
+    if name == "local-async":
+        settings += [f"spec.training.updateRule={ASYNC_OUTER_RULE}", *_given(given, "0", "local.quorum", "local.graceSeconds")]
+    elif training.mode == "local":
+        settings += _given(given, "null", "updateRule", "ruleOptions")
     return Side(word, manifest, tuple(settings))
 
 
@@ -86,11 +92,21 @@ def _numbers(word: str, rest: str, fields: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def _given(given: Mapping[str, object], none: str, *fields: str) -> list[str]:
+    """What takes those of `fields` out that are given."""
+    return [f"spec.training.{field}={none}" for field in fields if _found(given, field) is not None]
+
+
 def _at(given: Mapping[str, object], path: str) -> float | None:
+    value = _found(given, path)
+    return value if isinstance(value, int | float) else None
+
+
+def _found(given: Mapping[str, object], path: str) -> object:
     value: object = given
     for step in path.split("."):
         value = value.get(step) if isinstance(value, Mapping) else None
-    return value if isinstance(value, int | float) else None
+    return value
 
 
 def titled(manifests: Sequence[Path]) -> list[Side]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from psjob_operator.api.spec import JobSpec
-from psjob_operator.contract import FINAL_WEIGHTS, GOES_ON
+from psjob_operator.contract import ASYNC_OUTER_RULE, FINAL_WEIGHTS, GOES_ON
 from psjob_operator.local.errors import BadInput
 from psjob_operator.local.folder import RUNS
 
@@ -123,13 +123,21 @@ def _must_fit(source: Source, manifest: Mapping[str, Any], spec: JobSpec) -> Non
             f"go on with --set spec.workers.replicas={len(workers)} (another number of shards is fine), or {source.instead}"
         )
     training = spec.training
-    quorum = training.local is not None and training.local.quorum > 0
-    ours = "backup" if training.backup_workers else "local-quorum" if quorum else training.mode
+    ours: str = "backup" if training.backup_workers else training.mode
+    if training.mode == "local":
+        quorum = training.local is not None and training.local.quorum > 0
+        ours = "local-async" if training.update_rule else "local-quorum" if quorum else "local"
     if isinstance(mode, str) and ours not in (modes := GOES_ON.get(mode, (mode,))):
-        field = {"backup": "backupWorkers=1", "local-quorum": "local.quorum=1"}.get(modes[0], f"mode={modes[0][:64]}")
-        also = {"backup": " with backupWorkers", "local-quorum": " with a quorum"}.get(ours, "")
-        field = "local.quorum=0" if (mode, ours) == ("local", "local-quorum") else field
+        also = {"backup": " with backupWorkers", "local-quorum": " with a quorum", "local-async": f" with {ASYNC_OUTER_RULE}"}.get(ours, "")
         raise BadInput(
             f"{source.said}: that run was {mode[:64]}, spec.training.mode is {training.mode}{also}; "
-            f"go on with --set spec.training.{field}, or {source.instead}"
+            f"go on with --set spec.training.{_field_of(modes[0], ours)}, or {source.instead}"
         )
+
+
+def _field_of(mode: str, ours: str) -> str:
+    """What makes a job that is of kind `ours` one of a manifest's mode."""
+    if mode == "local" and ours in ("local-quorum", "local-async"):
+        return "local.quorum=0" if ours == "local-quorum" else "updateRule=null"
+    kinds = {"backup": "backupWorkers=1", "local-quorum": "local.quorum=1", "local-async": f"updateRule={ASYNC_OUTER_RULE}"}
+    return kinds.get(mode, f"mode={mode[:64]}")

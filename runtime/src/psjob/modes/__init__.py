@@ -7,17 +7,17 @@ from psjob.modes.asynchronous import Async
 from psjob.modes.backup import Backup
 from psjob.modes.base import Batch, Mode, Push, Served
 from psjob.modes.bounded import Bounded
-from psjob.modes.local import Local, Quorum
+from psjob.modes.local import Local, LocalAsync, Quorum
 from psjob.modes.softsync import Softsync
 from psjob.modes.sync import Sync
 from psjob.modes.threshold import Threshold
 
 __all__ = [
-    "Async", "Backup", "Batch", "Bounded", "Local", "MODES", "Mode", "Push", "Quorum", "Served", "Softsync", "Sync", "Threshold",
-    "of", "read", "written",
+    "Async", "Backup", "Batch", "Bounded", "Local", "LocalAsync", "MODES", "Mode", "Push", "Quorum", "Served", "Softsync", "Sync",
+    "Threshold", "of", "read", "written",
 ]  # fmt: skip
 
-MODES: Final[dict[str, type[Mode]]] = {mode.name: mode for mode in (Sync, Backup, Bounded, Softsync, Async, Threshold, Local)}
+MODES: Final[dict[str, type[Mode]]] = {mode.name: mode for mode in (Sync, Backup, Bounded, Softsync, Async, Threshold, Local, LocalAsync)}
 """All of them; the simulator runs each."""
 
 
@@ -52,6 +52,9 @@ class Named(Protocol):
     @property
     def local(self) -> Rounds: ...
 
+    @property
+    def update_rule(self) -> str | None: ...
+
 
 def of(job: Named) -> Served:
     """The mode that a job runs. Raises ValueError with the names that exist."""
@@ -63,6 +66,8 @@ def of(job: Named) -> Served:
         case "bounded":
             made = Bounded() if job.staleness is None else Bounded(job.staleness)
             return made if made.staleness else Sync()
+        case "local" if job.update_rule == contract.ASYNC_OUTER_RULE:
+            return LocalAsync(job.local.inner_steps)
         case "local":
             made_of = Quorum if job.local.quorum else Local
             return made_of(job.local.inner_steps, job.local.quorum, job.local.grace_seconds)

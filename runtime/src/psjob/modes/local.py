@@ -6,10 +6,11 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
+from psjob.modes.asynchronous import Async
 from psjob.modes.base import Batch, Push
 from psjob.modes.sync import Sync
 
-_all = Sync()
+_all, _each = Sync(), Async()
 
 
 @dataclass(frozen=True)
@@ -71,3 +72,36 @@ class Quorum(Local):
     name: ClassVar[str] = "local-quorum"
     decided: ClassVar[bool] = True
     steady: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class LocalAsync:
+    """Rounds that wait for nobody: a push, of `inner_steps` steps, is an update when it comes (Liu et al. 2024). See `Served`."""
+
+    inner_steps: int = 50
+
+    name: ClassVar[str] = "local-async"
+    decided: ClassVar[bool] = True
+    rewinds_together: ClassVar[bool] = True
+    steady: ClassVar[bool] = False
+    worker_update: ClassVar[bool] = False
+    ahead: ClassVar[int | None] = 0
+
+    def __post_init__(self) -> None:
+        if self.inner_steps < 1:
+            raise ValueError(f"local-async: inner_steps is {self.inner_steps}, must be 1 or more")
+
+    def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
+        return _each.takes(arrived, expected, version, now)
+
+    def stale(self, base: int | None, version: int) -> bool:
+        return False
+
+    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
+        return not waiting
+
+    def version_for(self, clock: int) -> int:
+        return clock + 1
+
+    def marks(self) -> bool:
+        return False

@@ -241,6 +241,9 @@ def check_numbers(rule: Numbered, numbers: Mapping[str, Any]) -> dict[str, float
             within, words = _LIMITS.get(f"{rule.name} {name}") or _LIMITS.get(name, _ANY)
             if not within(checked[name]):
                 raise ValueError(f"rule {rule.name}: {name} is {words}, got {value:g}")
+    if checked.get("activation", 0) * checked.get("every", 1) > 1:
+        every, activation = checked["every"], checked["activation"]
+        raise ValueError(f"rule {rule.name}: activation is at most 1 / every, with every {every:g} not {activation:g}")
     return checked
 
 
@@ -250,6 +253,8 @@ _LIMITS: Final[Mapping[str, tuple[Callable[[float], bool], str]]] = {
     **dict.fromkeys(("lr", "l1", "l2", "max_lr"), (lambda x: x >= 0, "0 or more")),
     **dict.fromkeys(("beta", "ftrl lr"), (lambda x: x > 0, "above 0, since it divides")),
     "workers": (lambda x: x >= 1, "1 or more"),
+    "every": (lambda x: x >= 1 and x == int(x), "a whole number of 1 or more"),
+    "activation": (lambda x: 0 <= x <= 1, "0 to 1"),
 }
 """By number, or by rule and number: outside of these a formula divides by zero or takes the root of what is negative."""
 

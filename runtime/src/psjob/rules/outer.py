@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Numbers, Range, pieces
+from psjob.rules.base import BaseRule, BlockState, Numbers, Range, decayed
 from psjob.rules.sgd import Nag
 
 
@@ -18,7 +18,7 @@ class OuterNesterov(Nag):
 
 
 class DelayedNesterov(BaseRule):
-    """For deltas that come one by one (Liu et al. 2024, arXiv 2401.09135, algorithm 3). With N = `every`:
+    """For pushes d that come one by one (Liu et al. 2024, arXiv 2401.09135, algorithm 3). With N = `every`, and d += weight_decay weights:
 
     each push: p += d; weights -= lr d / N; every N-th also: v = momentum v + p / N, p = 0, weights -= lr momentum v.
     So N pushes move the weights as one push of their mean would with Nesterov's momentum. `activation` (c, from 0 to 1/N) gives a share of
@@ -27,7 +27,7 @@ class DelayedNesterov(BaseRule):
 
     name = "delayed-nesterov"
     slots = ("momentum_buffer", "pending")
-    numbers: Mapping[str, float | bool] = {"lr": 0.7, "momentum": 0.9, "every": 4.0, "activation": 0.0}
+    numbers: Mapping[str, float | bool] = {"lr": 0.7, "momentum": 0.9, "weight_decay": 0.0, "every": 4.0, "activation": 0.0}
 
     def apply(
         self,
@@ -38,12 +38,15 @@ class DelayedNesterov(BaseRule):
         lag: int | None = None,
         worker: int | None = None,
     ) -> None:
-        """One push. The block counts to N by its own updates."""
-        every, momentum, lr = max(1, round(numbers["every"])), float(numbers["momentum"]), float(numbers["lr"])
-        state.steps += 1
-        full = state.steps % every == 0
-        part = 1 - float(numbers["activation"]) * (every - 1) if full else float(numbers["activation"])
-        for weights, d, v, pending in pieces(ranges, state.weights, grad, state.slot("momentum_buffer"), state.slot("pending")):
+        """One push. Each tensor counts to N by its own updates."""
+        every, momentum, lr = int(numbers["every"]), float(numbers["momentum"]), float(numbers["lr"])
+        early = float(numbers["activation"])
+        whole = (state.weights, grad, state.slot("momentum_buffer"), state.slot("pending"))
+        for at, count in state.advance(ranges):
+            weights, g, v, pending = (one[at] for one in whole)
+            full = count % every == 0
+            part = 1 - early * (every - 1) if full else early
+            d = decayed(g, weights, numbers)
             pending += d
             if full:
                 v *= momentum

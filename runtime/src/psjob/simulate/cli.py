@@ -15,12 +15,13 @@ from typing import NoReturn
 
 import numpy as np
 
-from psjob import rules
-from psjob.modes import Mode
+from psjob import contract, rules
+from psjob.modes import LocalAsync, Mode
 from psjob.rules.base import Numbers, Rule, check_numbers
 from psjob.simulate import curves, protocol, recording, replay, schedule, show, table, trace, words
 from psjob.simulate.digits import Digits
 from psjob.simulate.engine import simulate
+from psjob.simulate.problems import Problem
 from psjob.simulate.speeds import Speeds
 from psjob.simulate.training import Inner, Training
 
@@ -154,7 +155,6 @@ def _compare(options: argparse.Namespace) -> int:
     speeds, pushes = _speeds(options), options.pushes or protocol.PUSHES
     rule = _rule("--rule", options)
     numbers = protocol.numbers(rule, words.numbers_of("--set", options.set))
-    outer = rules.named("outer-nesterov")
     bar = show.Bar(pushes * len(modes), "pushes")
     found = []
     try:
@@ -162,7 +162,7 @@ def _compare(options: argparse.Namespace) -> int:
             problem = words.problem_of(options.problem, options.seed)
             setting = curves.Setting(problem, rule, protocol.schedule(numbers, options.workers))
             if mode.inner_steps:
-                setting = curves.Setting(problem, outer, lambda batches: outer.numbers, Inner(rule, numbers, mode.inner_steps))
+                setting = _outer(mode, options.workers, problem, Inner(rule, numbers, mode.inner_steps))
             told = lambda done, before=number * pushes: bar.at(before + done)  # noqa: E731
             found.append(curves.curve(mode, setting, options.workers, speeds, pushes, options.time_seed, told))
     finally:
@@ -267,6 +267,14 @@ def _rule(option: str, options: argparse.Namespace) -> Rule:
     return rule
 
 
+def _outer(mode: Mode, workers: int, problem: Problem, inner: Inner) -> curves.Setting:
+    """With the outer rule and the numbers that a job in this mode has on its shards."""
+    late = isinstance(mode, LocalAsync)
+    rule = rules.named(contract.ASYNC_OUTER_RULE if late else "outer-nesterov")
+    numbers = {**rule.numbers, "every": float(workers)} if late else rule.numbers
+    return curves.Setting(problem, rule, lambda batches: numbers, inner)
+
+
 def _inner(options: argparse.Namespace, mode: Mode) -> Inner | None:
     """The workers' own steps in local mode. Raises ValueError for options of them in another."""
     if mode.inner_steps:
@@ -274,7 +282,7 @@ def _inner(options: argparse.Namespace, mode: Mode) -> Inner | None:
         return Inner(own, check_numbers(own, words.numbers_of("--inner-set", options.inner_set)), mode.inner_steps)
     if options.inner_set or options.inner != "plain":
         given_for = f"--inner-set {options.inner_set[0]}" if options.inner_set else f"--inner {options.inner}"
-        raise ValueError(f"{given_for}: is for --mode local:…; with {mode.name} workers make no steps of their own")
+        raise ValueError(f"{given_for}: is for --mode local:… and local-async:…; with {mode.name} workers make no steps of their own")
     return None
 
 

@@ -20,7 +20,7 @@ import torch
 from psjob import config, contract, record
 from psjob.checkpoint import files
 from psjob.layout import TensorSpec
-from psjob.modes import Async, Backup, Batch, Bounded, Local, Mode, Push, Softsync, Sync, Threshold
+from psjob.modes import Async, Backup, Batch, Bounded, Local, LocalAsync, Mode, Push, Softsync, Sync, Threshold
 from psjob.rules.base import Numbers
 from psjob.simulate.engine import NOT_TRAINED
 from psjob.simulate.problems import Problem
@@ -277,6 +277,8 @@ def settings(mode: Mode) -> dict[str, Any]:
             return words | {"splits": mode.splits}
         case Local() if not mode.quorum:
             return words | {"local": {"innerSteps": mode.inner_steps}}
+        case LocalAsync():
+            return words | {"mode": "local", "local": {"innerSteps": mode.inner_steps}, "updateRule": contract.ASYNC_OUTER_RULE}
     raise ValueError(f"--mode {label(mode)}: no job can have it; leave its options out")
 
 
