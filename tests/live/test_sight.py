@@ -28,7 +28,7 @@ from psjob.simulate.engine import simulate
 from psjob.simulate.speeds import Speeds
 from psjob.simulate.training import Training
 from psjob.stability import Guard, bound
-from tests.live.live_shards import Worker, all_well, serving
+from tests.live.live_shards import Worker, all_well, eventually, serving
 
 WHOLE = Sample(1, SIZE, SIZE)
 SAMPLE = Sample.of(SIZE, ELEMENTS)
@@ -209,7 +209,13 @@ def test_a_job_tells_how_late_its_pushes_are_and_warns(tmp_path: Path, caplog: p
     act, made = quadratic(20, 1.0, 6)
     with serving(tmp_path, workers=6, shards=2, mode="async") as shards:
         all_well([Worker(shards, rank, *pair) for rank, pair in enumerate(made)], act)
+        assert eventually(lambda: status(shards.servers[0])["coordinator"]["lag"]["count"] == 240), "both shards' are added up"
         told = [status(server) for server in shards.servers]
+    for word in ("lag", "gap"):
+        whole, parts = told[0]["coordinator"][word], [one[word] for one in told]
+        assert whole["sum"] == pytest.approx(sum(part["sum"] for part in parts)) and whole["max"] == max(part["max"] for part in parts)
+        counts = zip(*([count for _, count in part["buckets"]] for part in parts), strict=True)
+        assert [count for _, count in whole["buckets"]] == [sum(both) for both in counts]
     for one in told:
         assert one["lag"]["count"] == one["gap"]["count"] == one["counters"]["applied"] == 120
         assert 0 < one["lag"]["sum"] / 120 < 12 and one["gap"]["sum"] > 0
@@ -223,6 +229,6 @@ def test_nothing_is_late_in_sync_nor_alone(tmp_path: Path, mode: str, workers: i
     with serving(tmp_path, workers=workers, shards=1, mode=mode) as shards:
         all_well([Worker(shards, rank, *pair) for rank, pair in enumerate(made)], act)
         told = status(shards.servers[0])
-    assert told["coordinator"]["warning"] is None
+    assert told["coordinator"]["warning"] is None and (told["coordinator"]["lag"] is None) == (lag is None)
     sums = [told[name] and (told[name]["count"], told[name]["max"]) for name in ("lag", "gap")]
     assert sums == ([None, None] if lag is None else list(itertools.repeat((10, 0), 2)))

@@ -32,6 +32,11 @@ def told(lags: list[float], gaps: list[float] = []) -> dict[str, Any]:  # noqa: 
     return found
 
 
+def job(lags: list[float], gaps: list[float] = []) -> dict[str, Any]:  # noqa: B006
+    """As shard 0's says it of the whole job."""
+    return {"coordinator": told(lags, gaps)}
+
+
 def test_shards_are_summed_and_a_quantile_is_the_edge_of_its_bucket() -> None:
     late = lateness([told([0, 1, 1], [0.5]), told([2, 5], [1.5, 1.0]), {"lag": None, "gap": None}, {}])
     assert late == {"lag": {"median": 1, "p95": 5, "max": 5, "mean": 1.8}, "gap": {"mean": 1.0, "max": 1.5}}
@@ -50,10 +55,13 @@ def test_lags_beyond_every_bucket_are_told_by_the_largest() -> None:
 
 
 def test_metrics_have_a_histogram_a_job() -> None:
-    page = exposition({Key("b", "two"): told([3]), Key("a", "one"): told([0, 2000], [0.02]), Key("a", "sync"): {"lag": None, "gap": None}})
+    steady = {"coordinator": {"lag": None, "gap": None}}
+    page = exposition(
+        {Key("b", "two"): job([3]), Key("a", "one"): job([0, 2000], [0.02]), Key("a", "sync"): steady, Key("a", "sync-too"): told([7])}
+    )
     lines = page.splitlines()
     assert lines[:3] == [
-        "# HELP psjob_push_lag Updates between the weights that a gradient was computed on and those it is applied to, on shard 0.",
+        "# HELP psjob_push_lag Updates between the weights that a gradient was computed on and those it is applied to, of all shards.",
         "# TYPE psjob_push_lag histogram",
         'psjob_push_lag_bucket{namespace="a",job="one",le="0"} 1',
     ]
@@ -73,14 +81,14 @@ LINE = re.compile(rf'# (HELP|TYPE) .*|psjob_push_(lag|gap)_(bucket|sum|count)\{{
 
 @given(st.fixed_dictionaries({"count": JSON, "sum": JSON, "buckets": st.lists(st.tuples(JSON, JSON) | JSON) | JSON}) | JSON)
 def test_whatever_a_pod_says_the_page_is_in_form(lag: Any) -> None:
-    said = parse(json.dumps({"lag": lag}).encode())
+    said = parse(json.dumps({"coordinator": {"lag": lag}}).encode())
     assert said is not None
     assert all(LINE.fullmatch(text) for text in exposition({Key("n", "j"): said}).splitlines())
 
 
 def test_the_page_is_served_beside_the_probes() -> None:
     async def scenario() -> tuple[str, str]:
-        health = Health(dict, lambda: {Key("a", "one"): told([1])})
+        health = Health(dict, lambda: {Key("a", "one"): job([1])})
         await health.start("127.0.0.1", 0)
         try:
             assert health._runner is not None

@@ -137,10 +137,12 @@ counters: {"pushes": int (frames with a gradient or absent mark seen), "applied"
 transports: {rank: "shared" | "tcp" | "mixed"} (how that worker's blocks and rows go)
 memory: {"rssBytes": int}
 lag, gap: {"count": int, "sum": float, "max": float, "buckets": [[edge, count of what is at most that], ...]} | null (mode sync):
-  over pushes that counted in this epoch, at most one entry a worker's clock. lag: updates between the weights of a gradient and those it is
-  applied to; gap: root mean square of what the weights have moved meanwhile, estimated on a sample of elements, and of some clocks only
+  over pushes that counted here since the last restore, at most one entry a worker's clock. lag: updates between the weights of a
+  gradient and those it is applied to; gap: root mean square of what the weights have moved meanwhile, estimated on a sample of
+  elements, and of some clocks only
 and from shard 0 only:
 coordinator: {"mode": str (the one that runs, such as "bounded:3"),
+  "lag", "gap": as above, over all shards (a push counts once on each) since this coordinator began, some seconds old at most,
   "step": int (lowest complete clock over live workers), "loss": float | null, "rate": float (steps per second) | null,
   "eta": float (seconds) | null, "totalSteps": int | null, "metrics": {name: float},
   "workers": [{"rank": int, "clock": int, "state": "absent" | "joined" | "left" | "lost", "start": int, "rewinds": int,

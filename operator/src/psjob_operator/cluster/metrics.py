@@ -1,4 +1,4 @@
-"""What Prometheus reads at /metrics of the operator: how late the pushes of each job are, as shard 0 last told.
+"""What Prometheus reads at /metrics of the operator: how late the pushes of each job are, as its coordinator last told.
 
 The text format is version 0.0.4 of Prometheus' exposition: lines of a name, labels and a number.
 """
@@ -14,19 +14,21 @@ from psjob_operator.cluster.queue import Key
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_BUCKETS = 64
 _METRICS = {
-    "lag": "Updates between the weights that a gradient was computed on and those it is applied to, on shard 0.",
-    "gap": "Root mean square of what the weights have moved between, estimated on a sample of shard 0's.",
+    "lag": "Updates between the weights that a gradient was computed on and those it is applied to, of all shards.",
+    "gap": "Root mean square of what the weights have moved between, estimated on samples of all shards'.",
 }
 
 
 def exposition(told: Mapping[Key, Mapping[str, Any]]) -> str:
-    """The page, from what shard 0 of each job said (contract.STATUS_KEYS). A job that has nothing of the kind has no lines."""
+    """The page, from what shard 0 of each job said of all its shards (contract.STATUS_KEYS). A job without such pushes has no lines."""
     lines = []
     for word, help_ in _METRICS.items():
         name = f"psjob_push_{word}"
         lines += [f"# HELP {name} {help_}", f"# TYPE {name} histogram"]
         for key, status in sorted(told.items()):
-            lines += _histogram(name, f'namespace="{key.namespace}",job="{key.name}"', status.get(word))
+            said = status.get("coordinator")
+            if isinstance(said, Mapping):
+                lines += _histogram(name, f'namespace="{key.namespace}",job="{key.name}"', said.get(word))
     return "\n".join(lines) + "\n"
 
 

@@ -25,6 +25,7 @@ from psjob.coordinator.cuts import Cut, Cuts
 from psjob.coordinator.deciding import Deciding
 from psjob.coordinator.ending import Ending
 from psjob.coordinator.joining import ResumeRefused
+from psjob.coordinator.lateness import Lateness
 from psjob.coordinator.members import Members, State
 from psjob.coordinator.progress import Progress
 from psjob.coordinator.switching import Switching
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 TICK_SECONDS = 0.05
 BUSY_SECONDS = 600.0
 CLAIM_SECONDS = 5.0
+SIGHT_SECONDS = 0.5
 AWAY_SECONDS = 10.0
 """A worker that is away for less is no word to anybody."""
 log = logging.getLogger("psjob.coordinator")
@@ -58,6 +60,7 @@ class Coordinator:
         places = self.mode.marks() or self.mode.decided  # it is taken where the workers are, not at a step ahead of them
         self.cuts = Cuts(interval, None if saved.disabled else saved.every_steps, places, place.view, self.mode.ahead)
         self.progress = Progress()
+        self.lateness = Lateness()
         self.committer = Committer(self)
         self.views = Views(self)
         self.ending = Ending(self)
@@ -65,6 +68,7 @@ class Coordinator:
         self.deciding = Deciding(self) if self.mode.decided else None
         self.beat = time.monotonic()
         self._looked = self.beat
+        self._sighted = 0.0
         self._away_since = 0.0
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
@@ -196,6 +200,8 @@ class Coordinator:
         elif did == "prepared":
             if self.cuts.prepared is not None and body.get("number") == self.cuts.number:
                 self.cuts.prepared.add(index)
+        elif did == "sight":
+            self.lateness.heard(index, body)
         elif did == "stopping":
             self.ending.stop_job()
         else:
@@ -307,8 +313,15 @@ class Coordinator:
             claim.check(self.folder, self.views.view, self.place.pod)
         self.beat = time.monotonic()
 
+    def _look(self, now: float) -> None:
+        """This shard's own part of how late pushes are."""
+        if self.store.sight is not None and now - self._sighted >= SIGHT_SECONDS:
+            self._sighted = now
+            self.lateness.heard(0, self.store.sight.word(self.store.epoch))
+
     def _tick(self, now: float) -> None:
         self._watch_claim(now)
+        self._look(now)
         self.server.tick(now)
         self.views.tick(now)
         if self.views.initialising and self.cuts.may_begin(now):

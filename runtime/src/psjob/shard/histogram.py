@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 
@@ -25,8 +26,26 @@ class Histogram:
 
     def told(self) -> dict[str, Any]:
         """As contract.STATUS_KEYS has it: buckets are cumulative, and what is above the last edge is in `count` alone."""
-        buckets, total = [], 0
-        for edge, count in zip(self._edges, self._counts, strict=False):
-            total += count
-            buckets.append([edge, total])
-        return {"count": total + self._counts[-1], "sum": self._sum, "max": self._max, "buckets": buckets}
+        below = list(accumulate(self._counts))
+        buckets = [[edge, count] for edge, count in zip(self._edges, below, strict=False)]
+        return {"count": below[-1], "sum": self._sum, "max": self._max, "buckets": buckets}
+
+    @classmethod
+    def read(cls, edges: Sequence[float], told: Mapping[str, Any]) -> Histogram:
+        """What `told` said. Raises ValueError where that has other edges, falls, or is not finite; KeyError, TypeError where it is none."""
+        found = cls(edges)
+        if [edge for edge, _ in told["buckets"]] != list(edges):
+            raise ValueError(f"a histogram of {len(told['buckets'])} buckets has other edges than these {len(edges)}")
+        below = [0, *(int(count) for _, count in told["buckets"]), int(told["count"])]
+        found._counts = [high - low for low, high in pairwise(below)]
+        found._sum, found._max = float(told["sum"]), float(told["max"])
+        if min(found._counts) < 0 or not (math.isfinite(found._sum) and math.isfinite(found._max)):
+            raise ValueError("a histogram falls, or is not finite")
+        return found
+
+    def plus(self, new: Histogram, old: Histogram | None = None) -> Histogram:
+        """This with what `new` has counted, less what `old` had; all have the same edges."""
+        found, less = Histogram(self._edges), old or Histogram(self._edges)
+        found._counts = [a + b - c for a, b, c in zip(self._counts, new._counts, less._counts, strict=True)]
+        found._sum, found._max = self._sum + new._sum - less._sum, max(self._max, new._max)
+        return found

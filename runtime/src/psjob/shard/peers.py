@@ -87,6 +87,7 @@ class CoordinatorLink:
         self.server = server
         self._stream: Stream | None = None
         self._met = False
+        self._sighted = 0.0
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="to-coordinator", daemon=True).start()
@@ -99,6 +100,13 @@ class CoordinatorLink:
             stream.send_json(self._header(Kind.PEER), body)
         except StreamClosed:
             pass
+
+    def _tell_sight(self, at_once: bool) -> None:
+        """How late pushes are, now and then: the coordinator adds up what all shards see. An order comes every BEAT_SECONDS at least."""
+        sight, now = self.server.store.sight, time.monotonic()
+        if sight is not None and (at_once or now - self._sighted >= BEAT_SECONDS):
+            self._sighted = now
+            self.answer(sight.word(self.server.store.epoch))
 
     def _header(self, kind: Kind) -> Header:
         store = self.server.store
@@ -125,7 +133,9 @@ class CoordinatorLink:
                         if header.kind is Kind.ERROR:
                             raise WireError(str(stream.recv_json(header).get("error")))
                         self._met = True
-                        self.server.control.order(stream.recv_json(header))
+                        body = stream.recv_json(header)
+                        self.server.control.order(body)
+                        self._tell_sight(at_once=body.get("do") == "finish")
                 except StreamClosed:
                     pass
                 except (WireError, TimeoutError) as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -52,6 +53,7 @@ class Sight:
         self.guard = guard
         self._blocks = blocks
         self._lag, self._gap = Histogram(LAGS), Histogram(GAPS)
+        self._began = time.monotonic()
         self._open: dict[tuple[int, int], _Seen] = {}
         """By rank and clock."""
         self._lock = threading.Lock()
@@ -60,6 +62,10 @@ class Sight:
         """The histograms, as contract.STATUS_KEYS has them."""
         with self._lock:
             return {"lag": self._lag.told(), "gap": self._gap.told()}
+
+    def word(self, epoch: int) -> dict[str, Any]:
+        """What the coordinator is told of it."""
+        return {"did": "sight", "epoch": epoch, "began": self._began, **self.told()}
 
     def add(self, rank: int, clock: int, part: _Seen, numbers: Mapping[str, float | bool]) -> None:
         """A block has taken its part of a push."""

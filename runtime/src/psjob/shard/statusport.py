@@ -79,6 +79,7 @@ def status(server: Server) -> dict[str, Any]:
     if coordinator is not None and coordinator.views.state != "reading":
         body["coordinator"] = coordinator.progress.sight(time.time()) | {
             "mode": written(coordinator.mode),
+            **coordinator.lateness.told(),
             "workers": coordinator.members.sight(),
             "waiting": coordinator.views.reason(time.monotonic()),
             "codecs": said_of(session.encoded for session in list(server.sessions.values())),

@@ -1,0 +1,116 @@
+"""The coordinator's sum of how late pushes were on every shard: it counts each once, whatever begins anew, and nobody can break it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psjob.coordinator.lateness import Lateness
+from psjob.shard.histogram import Histogram
+from psjob.shard.sight import GAPS, LAGS, Sight, _Seen
+
+
+def word(epoch: int, began: float, lags: list[int]) -> dict[str, Any]:
+    """As `Sight.word` writes it."""
+    lag = Histogram(LAGS)
+    for value in lags:
+        lag.see(value)
+    return {"did": "sight", "epoch": epoch, "began": began, "lag": lag.told(), "gap": Histogram(GAPS).told()}
+
+
+def counts(lateness: Lateness) -> tuple[int, float, float]:
+    lag = lateness.told()["lag"]
+    return lag["count"], lag["sum"], lag["max"]
+
+
+def test_until_a_shard_has_told_nothing_is_known() -> None:
+    assert Lateness().told() == {"lag": None, "gap": None}
+
+
+def test_shards_add_up_and_what_one_of_them_had_seen_stays() -> None:
+    lateness = Lateness()
+    for shard in range(3):
+        lateness.heard(shard, word(1, 5.0, []))
+    lateness.heard(0, word(1, 5.0, [1, 1]))
+    lateness.heard(1, word(1, 5.0, [7]))
+    assert counts(lateness) == (3, 9.0, 7.0)
+    lateness.heard(0, word(1, 5.0, [1, 1, 2]))
+    lateness.heard(1, word(2, 0.5, [3]))
+    assert counts(lateness) == (5, 14.0, 7.0), "shard 1 is another process, of a clock of its own"
+    lateness.heard(1, word(1, 5.0, [7, 7]))
+    assert counts(lateness) == (5, 14.0, 7.0), "the lost one's word came late"
+    lateness.heard(1, word(2, 9.0, [4]))
+    assert counts(lateness) == (6, 18.0, 7.0), "it was restored where it was"
+    told = lateness.told()["lag"]
+    assert [count for edge, count in told["buckets"] if edge in (0, 1, 2, 3, 4, 8)] == [0, 2, 3, 4, 5, 6]
+
+
+def test_a_new_coordinator_counts_from_0() -> None:
+    """Or a series that fell by shard 0's part would seem to have grown by all of the others'."""
+    lateness = Lateness()
+    lateness.heard(1, word(1, 5.0, [2] * 100))
+    assert counts(lateness)[0] == 0
+    lateness.heard(1, word(1, 5.0, [2] * 101))
+    assert counts(lateness)[:2] == (1, 2.0)
+
+
+def test_a_shard_says_what_it_has_seen() -> None:
+    sight = Sight(1, None)
+    lateness = Lateness()
+    lateness.heard(1, sight.word(1))
+    sight.add(0, 0, _Seen(4), {})
+    lateness.heard(1, sight.word(1))
+    assert counts(lateness) == (1, 4.0, 4.0)
+
+
+@given(st.integers(0, 10_000))
+def test_each_push_is_counted_once_whatever_begins_anew(seed: int) -> None:
+    chance, lateness = random.Random(seed), Lateness()
+    epochs, seen, told, whole = [1, 1, 1], [[], [], []], [0, 0, 0], 0  # type: ignore[var-annotated]
+    for shard in range(3):
+        lateness.heard(shard, word(1, 0.0, []))
+    for _ in range(40):
+        shard = chance.randrange(3)
+        act = chance.choice(["push", "push", "tell", "again"])
+        if act == "push":
+            seen[shard].append(chance.randrange(2000))
+        elif act == "tell":
+            lateness.heard(shard, word(epochs[shard], 0.0, seen[shard]))
+            whole, told[shard] = whole + len(seen[shard]) - told[shard], len(seen[shard])
+        else:
+            epochs[shard], seen[shard], told[shard] = epochs[shard] + 1, [], 0
+        assert lateness.told()["lag"]["count"] == whole
+
+
+GOOD = word(1, 5.0, [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": "x"},
+        {"began": None},
+        {"lag": None},
+        {"lag": {}},
+        {"lag": GOOD["lag"] | {"buckets": []}},
+        {"lag": GOOD["lag"] | {"buckets": [[edge * 2, count] for edge, count in GOOD["lag"]["buckets"]]}},
+        {"lag": GOOD["lag"] | {"buckets": [[edge, -1] for edge in LAGS]}},
+        {"lag": GOOD["lag"] | {"buckets": [[edge, "?"] for edge in LAGS]}},
+        {"lag": GOOD["lag"] | {"count": 2}},
+        {"lag": GOOD["lag"] | {"sum": float("nan")}},
+        {"gap": GOOD["gap"] | {"max": float("inf")}},
+    ],
+    ids=str,
+)
+def test_what_is_no_such_word_is_refused_and_changes_nothing(change: dict[str, Any]) -> None:
+    lateness = Lateness()
+    lateness.heard(1, word(1, 5.0, []))
+    lateness.heard(1, GOOD)
+    before = lateness.told()
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        lateness.heard(1, GOOD | change)
+    assert lateness.told() == before and before["lag"]["count"] == 3
