@@ -262,6 +262,9 @@ def test_modes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["async"]["useful"] > found["backup:1"]["useful"] > 1.4 * found["sync"]["useful"]
     assert cli.run(argv[:-1]) == 0
     assert "Without lag: backup:1" in capsys.readouterr().out
+    rounds = ["local:4", "local-async:4", "softsync:1,by_lag=false"]
+    assert cli.run([*argv[:3], "--pushes", "60", *(word for mode in rounds for word in ("--mode", mode)), "--json"]) == 0
+    assert [one["mode"] for one in json.loads(capsys.readouterr().out) if one["jobs"]] == rounds[:2]
 
 
 def test_a_training_and_its_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
