@@ -187,6 +187,57 @@ def test_a_loop_of_its_own_goes_on_where_its_last_round_ended(
     assert bits(workers[0].model) == bits(after[0].model) == bits(expected.model)
 
 
+def test_a_place_in_the_data_goes_on_from_the_record_of_a_round_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 dies in its third round; its record is of its second, which had two steps: no more are made without effect."""
+    make = OPTIMIZERS["sgd"]
+
+    def train(worker: Worker, begin: int, end: int) -> None:
+        for step in range(begin, end):
+            worker.job.edge({"epoch": 0, "round": step})
+            worker.optimizer.zero_grad()
+            loss_of(worker.model, batch(step, worker.rank)).backward()
+            worker.optimizer.step()
+
+    def from_step(worker: Worker, begin: int) -> None:
+        train(worker, begin, 6)
+        worker.job.wait()
+        train(worker, 6, 14)
+        worker.job.wait()
+
+    with serving(tmp_path, mode="local", local=replace(OUTER, quorum=2)) as shards:
+        coordinator = shards.servers[0].coordinator
+        assert coordinator is not None
+        workers = [Worker(shards, rank, model, make(model)) for rank, model in enumerate(build() for _ in range(2))]
+
+        def act(worker: Worker) -> None:
+            if worker.rank == 0:
+                from_step(worker, 0)
+                return
+            train(worker, 0, 5)
+            assert eventually(lambda: 1 in coordinator.members[1].records)
+            monkeypatch.setattr(session, "SMALL_RECORD", 0)
+            train(worker, 5, 6)
+            worker.job.wait()
+            train(worker, 6, 9)
+            worker.die()
+            model = build()
+            after = Worker(shards, 1, model, make(model), start=2)
+            after.attach()
+            assert after.job.restored is not None and after.job.restored.cursor == {"epoch": 0, "round": 4}
+            assert (after.session.clock, after.job.replay) == (2, 1)
+            after.job.put_back()
+            from_step(after, 4)
+            worker.leave = after.leave  # type: ignore[method-assign]
+
+        all_well(workers, act)
+
+    def cut_short(step: int, rank: int) -> Any:
+        return None if step in (6, 7) else batch(step if step < 6 else step - 2, rank)
+
+    expected = local_reference(build, make, cut_short, loss_of, workers=2, steps=16, outer=OUTER)
+    assert bits(workers[0].model) == bits(expected.model)
+
+
 @pytest.mark.parametrize("kind", [{"local": replace(OUTER, quorum=1)}, {"local": OUTER, "update_rule": "delayed-nesterov"}])
 def test_a_script_that_ended_its_last_round_early_comes_back_and_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
