@@ -51,6 +51,13 @@ def test_the_rate_rises_from_a_part_to_the_whole(scaling: LrScaling, factors: di
         assert [group["lr"] for group in told] == pytest.approx([0.1 * factor, 0.2 * factor])
 
 
+def test_backup_workers_are_not_of_the_pushes_that_make_an_update(tmp_path: Path) -> None:
+    """The mean is over those that are kept, so the rate is theirs."""
+    with serving(tmp_path, workers=4, shards=1, backup_workers=1, lr_scaling="linear", warmup_steps=6) as shards:
+        optimizer = torch.optim.SGD(build().parameters(), lr=0.05)
+        assert LrScaling.of(shards.config, optimizer) == LrScaling(3, True, 6)
+
+
 def accuracy(workers: int, linear: bool) -> float:
     """Digits in sync, as many batches as one worker makes in 60 epochs; the ramp is 5 epochs long."""
     scaling = LrScaling(workers, linear, 5 * Digits.updates_per_epoch // workers if linear else 0)

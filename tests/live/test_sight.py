@@ -170,6 +170,17 @@ def test_the_warning_comes_once_and_again_when_it_has_doubled() -> None:
     assert guard.warning is not None and "is 2.3 times the" in guard.warning and "gradients 4 updates old" in guard.warning
 
 
+def test_the_bound_is_that_of_the_lag_of_nineteen_pushes_in_twenty() -> None:
+    """Row C3: not the usual lag, nor that of one push in fifty."""
+    guard = Guard("plain")
+    lags = [2, 2, 2, 2, 2, 2, 2, 2, 2, 9] * 20
+    lags[100] = lags[150] = 500
+    largest = bound(9, {}) / 2.0
+    assert not [words for lag in lags if (words := guard.see(lag, 2.0, 1.0, {"lr": 0.9 * largest}))]
+    said = [words for lag in lags[:40] if (words := guard.see(lag, 2.0, 1.0, {"lr": 1.1 * largest}))]
+    assert said and "gradients 9 updates old" in said[0]
+
+
 def test_a_push_is_seen_when_its_last_block_is_and_as_late_as_its_latest() -> None:
     sight = Sight(2, None)
     blocks = [BlockSight(sight, Sample.of(4, 8)) for _ in range(2)]

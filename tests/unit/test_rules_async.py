@@ -285,6 +285,19 @@ def test_delay_compensation_by_hand(constant: bool) -> None:
     assert float(job.state.weights[0]) == pytest.approx(-0.1 - 0.1 * (3 + strength * 9 * -0.1), rel=1e-12)
 
 
+def test_delay_compensation_remembers_the_squares_of_its_own_worker() -> None:
+    """DC-ASGD-a, push after push of two workers: a running mean by 0.95 of each worker's squares, and 1e-7 where they are small."""
+    numbers = numbers_of("dc-asgd", lr=0.1, momentum=0.0)
+    job = Job("dc-asgd", numbers, torch.zeros(1, dtype=torch.float64), workers=2)
+    weights, sent, mean = 0.0, [0.0, 0.0], [0.0, 0.0]
+    for worker, g in [(0, 1e-3), (1, 3.0), (0, -2.0), (0, 0.5), (1, -1.0), (0, 1e-4), (1, 2.0)]:
+        mean[worker] = 0.95 * mean[worker] + 0.05 * g * g
+        weights -= 0.1 * (g + 2.0 / (mean[worker] + 1e-7) ** 0.5 * g * g * (weights - sent[worker]))
+        sent[worker] = weights
+        job.push(worker, torch.full((1,), g, dtype=torch.float64), lag=1)
+        assert float(job.state.weights[0]) == pytest.approx(weights, rel=1e-12)
+
+
 def test_gap_aware_by_hand() -> None:
     """Worker 0's weights are one usual step old: its gradient, and its decay, count half."""
     given = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.5}
