@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the tests in three turns, so that a cold build of the control plane costs no waiting and timing tests have the machine for themselves:
-#   1. unit and live tests, while hack/cluster builds in the background   2. all others, two at a time   3. in tests/e2e or marked `serial`, one at a time
+# Runs the tests in turns, so that a cold build of the control plane costs no waiting and timing tests have the machine for themselves:
+#   1. unit and live tests, then jobs of this machine, while hack/cluster builds in the background   2. those that need it, two at a time
+#   3. marked `serial`, one at a time
 # PSJOB_MARKS=EXPRESSION runs only what matches, in one turn. ARGS holds further words for pytest.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -23,8 +24,10 @@ main() {
     turn "$PSJOB_MARKS" tests -m "$PSJOB_MARKS"
   else
     turn "unit and live" tests/unit tests/simulation tests/live -n 2 -m "not soak and not serial"
+    turn "jobs" tests/e2e -n 2 --dist loadfile -m "not soak and not serial and not e2e_long"
     finish_build $builder
-    turn "others" tests/integration tests/load -n 2 --dist loadfile -m "not soak and not serial"
+    # In their order, in which the longest is not the last.
+    turn "control plane" tests/integration tests/load -n 2 --dist loadfile --no-loadscope-reorder -m "not soak and not serial"
     turn "alone on the machine" tests -m "serial and not soak and not e2e_long"
   fi
   if [ ${#FLAKY[@]} -gt 0 ]; then printf '\nfailed once and passed alone, in the turn: %s\n' "${FLAKY[@]}"; fi

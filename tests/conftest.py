@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 pytest_plugins = ["tests.cluster_fixtures"]
-E2E = Path(__file__).parent / "e2e"
 # Before torch is there: bits are compared between processes, whose kernels must add in one order; workers of xdist share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 FORBIDDEN = os.environ.get("PSJOB_FORBID_SKIP") == "1"
@@ -23,14 +22,6 @@ def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     torch.set_num_threads(1)
     monkeypatch.setenv("PSJOB_TERMINATION_LOG", str(tmp_path / "last-words"))
     return tmp_path / "last-words"
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        # These train for real, in six processes or more: two at a time would measure each other.
-        if E2E in item.path.parents:
-            item.add_marker("serial")
 
 
 @pytest.hookimpl(wrapper=True)

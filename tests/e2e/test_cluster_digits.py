@@ -10,7 +10,7 @@ from tests.e2e import digits
 from tests.e2e.digits import accuracy, complete, coordinator, final_weights, pod_of, pods_of, ready_to_kill
 from tests.e2e.kube import Kube, condition, kill, phase, shard_status, wait_for
 
-pytestmark = [pytest.mark.cluster]
+pytestmark = [pytest.mark.cluster, pytest.mark.serial]
 FAULTS = ("shard", "worker", "operator")
 RECOVERY_SECONDS = 20.0
 """From SIGKILL of a shard to the first push applied in its new epoch."""

@@ -15,7 +15,7 @@ from tests.e2e import digits
 from tests.e2e.digits import accuracy, complete, coordinator, final_weights, pod_of, ready_to_kill
 from tests.e2e.kube import Kube, processes, wait_for
 
-pytestmark = [pytest.mark.cluster]
+pytestmark = [pytest.mark.cluster, pytest.mark.serial]
 TERM = {"labelSelector": {"matchLabels": {"psjob.dev/role": "shard"}}, "topologyKey": "kubernetes.io/hostname"}
 APART = {"weight": 100, "podAffinityTerm": TERM}
 

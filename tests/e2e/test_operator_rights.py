@@ -12,7 +12,7 @@ from tests.e2e.conftest import HOME
 from tests.e2e.digits import accuracy, complete, final_weights, pods_of
 from tests.e2e.kube import Kube, install, phase, wait_for
 
-pytestmark = [pytest.mark.cluster]
+pytestmark = [pytest.mark.cluster, pytest.mark.serial]
 
 
 @pytest.mark.e2e

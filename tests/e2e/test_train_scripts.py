@@ -61,6 +61,8 @@ def test_a_loop_of_its_own_is_replayed_and_a_run_resumes_on_other_shards(tmp_pat
                 path.unlink()
     for path in half.glob("CLAIM-*"):
         path.unlink()
+    # Without its gates: no checkpoint of the new run would open them.
+    job = manifest(tmp_path, words[: words.index("--gates")], checkpoint=CHECKPOINTS)
     resumed = train(tmp_path, job, "--resume", str(half), "--set", "spec.ps.shards=3")
     assert resumed.summary["epochs"] == [1, 1, 1] and resumed.summary["steps"] == STEPS
     assert resumed.summary["applied"] == (STEPS - max(steps_of(half))) * 2 * 3, "only the second half was trained"
