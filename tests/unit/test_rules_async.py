@@ -149,6 +149,19 @@ def test_one_worker_alone_is_the_sequential_form(name: str, kind: str) -> None:
     assert np.abs(plain(job.sent(0)) - sequential(start, slope, 300)).max() <= 1e-12
 
 
+@pytest.mark.parametrize("name", ["multi-momentum", "dana-zero"])
+def test_decay_is_of_the_weights_and_not_of_the_look_ahead(name: str) -> None:
+    """So not torch's Nesterov, which decays what it looks at."""
+    start, curve = np.linspace(-2, 2, 97), np.linspace(0.1, 3, 97)
+    job = Job(name, numbers_of(name, **HEAVY), np.array(start))
+    weights, v = start.copy(), np.zeros_like(start)
+    for _ in range(300):
+        v = 0.9 * v + curve * (weights - 0.05 * 0.9 * v) + 0.01 * weights
+        weights = weights - 0.05 * v
+        job.push(0, curve * job.sent(0))
+    assert np.abs(job.state.weights - weights).max() <= 1e-12
+
+
 def test_every_rule_that_updates_has_a_row() -> None:
     assert {*SEQUENTIAL, "reduce"} == set(rules.RULES)
 
