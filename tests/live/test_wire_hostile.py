@@ -351,6 +351,7 @@ def test_a_workers_bad_frames_cost_it_its_stream_and_nothing_else(tmp_path: Path
             head._replace(flags=Flag.HELD, part=3).pack(),
             head._replace(kind=Kind.RECORD, length=1 << 62).pack(),
             head._replace(kind=Kind.REPORT, length=MAX_JSON + 1).pack(),
+            *(head._replace(kind=Kind.LEAVE, clock=clock).pack() for clock in (session.clock - 1, session.clock + 1, 1 << 62, -1)),
             head._replace(kind=Kind.INFO, info=3).sized(b"{}").pack() + b"{}",
             *(head._replace(kind=Kind.INFO, info=77).sized(body).pack() + body for body in ODD_NUMBERS),
             head._replace(kind=Kind.INFO, info=77).sized(ABSENT).pack() + ABSENT + good._replace(info=77).pack() + payload,
@@ -366,7 +367,7 @@ def test_a_workers_bad_frames_cost_it_its_stream_and_nothing_else(tmp_path: Path
                 made = frames(worker)
                 for lane in link.lanes[:1]:
                     try:
-                        lane.stream.sock.sendall(made[step // 2 % len(made)])
+                        lane.stream.sock.sendall(made[(step // 2 + 12 * worker.rank) % len(made)])
                     except OSError:
                         pass
             train_step(worker, step)
@@ -393,6 +394,28 @@ def test_a_worker_that_numbers_its_infos_at_random_keeps_four(tmp_path: Path, un
         workers = workers_of(shards)
         all_well(workers, act)
         assert len(shards.servers[0].store.infos[1]) == 4
+        assert tensors_sha256(workers[0].model.parameters()) == undisturbed
+
+
+def test_a_hello_that_says_too_much_is_refused_and_nothing_is_missed(tmp_path: Path, undisturbed: str) -> None:
+    """A shard that believed it would take the pushes to come for old ones, and the job would wait for ever."""
+    with serving(tmp_path, workers=2, shards=2) as shards:
+        workers = workers_of(shards)
+        link = workers[1].session.links[1]
+        say, lies = link._hello, [10**9, 1 << 62, 1]
+
+        def lie() -> dict[str, Any]:
+            return say() | ({"acked": lies.pop()} if lies else {})
+
+        link._hello = lie  # type: ignore[method-assign]
+
+        def act(worker: Worker) -> None:
+            for step in range(STEPS):
+                train_step(worker, step)
+
+        all_well(workers, act)
+        assert not lies and shards.servers[1].bad_connections == 3
+        assert [server.store.counters.applied for server in shards.servers] == [2 * STEPS, 2 * STEPS]
         assert tensors_sha256(workers[0].model.parameters()) == undisturbed
 
 

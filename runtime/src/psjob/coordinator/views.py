@@ -284,11 +284,14 @@ class Views:
         elif 0 in self._only:
             c.members.rewound(made.step, saved, read_records(folder, made))
         fences = c.members.fences(set(self.waiting)) if together else {}
+        # What a lost shard had answered of a worker's open clock, this one may not have whole; nobody begins another without it.
+        sure = 0 not in self._only and c.place.number == 1 and c.store.admission.owned  # else this shard's own clocks may lag behind
+        most = {str(rank): clock + 1 for rank, clock in c.store.clocks().items()} if sure else {}
         for index, peer in self.peers.items():
             if index in self._only:
                 peer.order(
                     {"do": "restore", "view": self.view, "attempt": self.attempt, "folder": str(folder), "manifest": made.name,
-                     "mode": mode, "fences": {str(r): f for r, f in fences.items()}}
+                     "mode": mode, "fences": {str(r): f for r, f in fences.items()}, "most": most}
                 )  # fmt: skip
             else:
                 peer.order({"do": "adopt", "view": self.view})

@@ -25,6 +25,23 @@ def check_push(store: Store, header: Header, cell: Cell, encoded: bool = False) 
     check_info(store, header, cell.name)
 
 
+def check_leave(store: Store, header: Header) -> None:
+    """Refuse a LEAVE of another clock than its worker has come to here: it would be waited for, or missed, at the wrong step."""
+    complete = store.clocks()[header.worker]
+    if header.clock < 0 or (store.admission.owned and header.clock != complete):
+        raise WireError(f"worker {header.worker} leaves at clock {header.clock}; this shard has {complete} complete clocks of it")
+
+
+def check_acked(store: Store, rank: int, acked: int) -> None:
+    """Refuse a hello by which more of a worker's clocks were acknowledged than can have been: those after would count as taken."""
+    complete = store.clocks()[rank]
+    most = complete if store.epoch == 1 or store.mode.rewinds_together else store.most.get(rank, acked)
+    if acked > max(complete, most):
+        raise WireError(
+            f"worker {rank} says that {acked} of its clocks were acknowledged here; it can have been {max(complete, most)} at most"
+        )
+
+
 def check_info(store: Store, header: Header, name: str) -> Info:
     """The numbers that a push names. Raises WireError where they are not known, or are none."""
     info = store.info(header)

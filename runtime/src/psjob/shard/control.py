@@ -100,6 +100,7 @@ class Control:
                 tables = [(table, made.step) for table, _ in tables]
             store.restore(made.layout, made.rule, states, tables)
             load_table(store, made, fences)
+            store.most = {int(rank): int(clock) for rank, clock in body["most"].items()}
         except (CheckpointProblem, OSError, ValueError) as error:
             self.answer({"did": "unrestored", "attempt": body["attempt"], "why": str(error)})
             return

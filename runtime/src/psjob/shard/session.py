@@ -19,7 +19,7 @@ from psjob.codecs import Codec
 from psjob.modes import written
 from psjob.shard.admission import Verdict
 from psjob.shard.cell import Cell, Gradient, Info, Received
-from psjob.shard.checks import check_push, group_numbers, table_numbers
+from psjob.shard.checks import check_acked, check_leave, check_push, group_numbers, table_numbers
 from psjob.shard.encoded import Encoded
 from psjob.shard.lane import Lane
 from psjob.shard.lending import Lending, lent_bytes, slots_of
@@ -209,7 +209,7 @@ class Session:
     def join(self) -> None:
         """Take note of this process: fence older ones, and count what this shard lost of a worker that knew an epoch before.
 
-        Raises WireError when a newer process of this rank has been here.
+        Raises WireError when a newer process of this rank has been here, or more was acknowledged to it than can have been.
         """
         acked, epoch = int(self.hello.get("acked", 0)), int(self.hello.get("epoch", 0))
         with self.store.lock:
@@ -220,6 +220,9 @@ class Session:
                 return
             if not (self.hello.get("fresh") or 0 < epoch < self.store.epoch):
                 return
+            if not self.store.admission.owned:
+                return
+            check_acked(self.store, self.rank, acked)
             lost = self.store.admission.jump(self.rank, acked)
             self.store.counters.lost += lost
         if lost:
@@ -247,6 +250,7 @@ class Session:
             self.server.snapshots.mark(self.rank, header.request)
         elif kind is Kind.LEAVE:
             if not self.stale:
+                check_leave(self.store, header)
                 self.store.leave(self.rank, header.clock)
                 self.server.snapshots.recheck()
                 self._to_coordinator(header, {})

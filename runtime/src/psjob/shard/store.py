@@ -45,10 +45,11 @@ class Store:
         self.reduce = reduce
         self.lanes = lanes
         """Streams that a worker may open, the first included."""
-        self.view = 0
-        self.attempt = 0
+        self.view = self.attempt = 0
         self.generation = 0
         """Counts restores: a stream welcomed before one may not push after it."""
+        self.most: Mapping[int, int] = {}
+        """After a restore of this shard alone: by rank, the clocks that it can have acknowledged before, as far as that is known."""
         self.phase = Phase.BLANK
         self.lock = threading.RLock()
         self.counters = Counters()
