@@ -51,12 +51,12 @@ def put(out: Array, x: Array) -> None:
         out[:] = x
 
 
-def put_where(out: Array, there: Array, x: Array) -> None:
-    """out = x where `there`, a comparison of two arrays, holds; elsewhere it stays."""
-    if isinstance(out, torch.Tensor):
-        torch.where(there, x, out, out=out)
+def clip(x: Array, by: float) -> None:
+    """What is beyond -by or by becomes that, in place."""
+    if isinstance(x, torch.Tensor):
+        x.clamp_(-by, by)
     else:
-        out[there] = x[there]
+        x.clip(-by, by, out=x)
 
 
 def copy(x: Array) -> Array:

@@ -12,8 +12,7 @@ from psjob.rules.base import BaseRule, BlockState, Numbers, Range, pieces
 class Ftrl(BaseRule):
     """Algorithm 1 of McMahan et al., Ad Click Prediction: a View from the Trenches, KDD 2013; alpha is `lr`.
 
-    n += g²; d = (beta + sqrt(n)) / lr + l2; z = g - d w - sign(w) l1 where w is not 0, else z + g;
-    w = 0 where |z| <= l1, else -(z - sign(z) l1) / d.
+    n += g²; d = (beta + sqrt(n)) / lr + l2; z = g - d w + (z, pulled to within ±l1); w = 0 where |z| <= l1, else -(z - sign(z) l1) / d.
     With one lr that is the paper's z += g - s w, s = (sqrt(n + g²) - sqrt(n)) / lr. Written so, z follows from the weights that there are:
     those that training begins with stay, and so do all when lr, beta or l2 become others, by a scheduler or in a run that goes on.
     """
@@ -32,9 +31,16 @@ class Ftrl(BaseRule):
         worker: int | None = None,
     ) -> None:
         """One step."""
+        if not state.slots:
+            state.slots["z"] = first(state.weights, numbers)
         state.steps += 1
-        for weights, g, z, n in pieces(ranges, state.weights, grad, state.slot("z"), state.slot("n")):
+        for weights, g, z, n in pieces(ranges, state.weights, grad, state.slots["z"], state.slot("n")):
             step(weights, g, z, n, numbers)
+
+
+def first(weights: Array, numbers: Numbers) -> Array:
+    """What z keeps of weights that no update has changed."""
+    return arrays.sign(weights) * -float(numbers["l1"])
 
 
 def step(weights: Array, grad: Array, z: Array, n: Array, numbers: Numbers) -> None:
@@ -45,10 +51,8 @@ def step(weights: Array, grad: Array, z: Array, n: Array, numbers: Numbers) -> N
     down += beta
     down /= -lr
     down -= l2
-    before = weights * down
-    if l1:
-        arrays.add_scaled(before, arrays.sign(weights), -l1)
-    arrays.put_where(z, weights != 0, before)
+    arrays.clip(z, l1)
+    arrays.add_product(z, weights, down)
     z += grad
     arrays.put(weights, arrays.shrunk(z, l1))
     weights /= down

@@ -20,8 +20,8 @@ class Ftrl:
     numbers: Final[Mapping[str, float | bool]] = ftrl.Ftrl.numbers
 
     def begin(self, weights: torch.Tensor, numbers: Numbers) -> dict[str, torch.Tensor | float]:
-        """Nothing: z follows from the weights."""
-        return {}
+        """z of the initial weights."""
+        return {"z": ftrl.first(weights, numbers)}
 
     def apply(self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, numbers: Numbers) -> None:
         """One step of the rows."""
