@@ -144,9 +144,10 @@ def test_one_worker_alone_is_the_sequential_form(name: str, kind: str) -> None:
         return curve * at + np.sin(5 * at)
 
     job = Job(name, numbers_of(name, **given), KINDS[kind](start))
-    for _ in range(300):
+    for step in range(1, 301):
         job.push(0, KINDS[kind](slope(plain(job.sent(0)))))
-    assert np.abs(plain(job.sent(0)) - sequential(start, slope, 300)).max() <= 1e-12
+        if step in (1, 2, 3, 10, 30, 300):  # on the way too: what converges ends in one place, whatever its formula
+            assert np.abs(plain(job.sent(0)) - sequential(start, slope, step)).max() <= 1e-12, step
 
 
 @pytest.mark.parametrize("name", ["multi-momentum", "dana-zero"])
@@ -155,11 +156,11 @@ def test_decay_is_of_the_weights_and_not_of_the_look_ahead(name: str) -> None:
     start, curve = np.linspace(-2, 2, 97), np.linspace(0.1, 3, 97)
     job = Job(name, numbers_of(name, **HEAVY), np.array(start))
     weights, v = start.copy(), np.zeros_like(start)
-    for _ in range(300):
+    for _ in range(50):
         v = 0.9 * v + curve * (weights - 0.05 * 0.9 * v) + 0.01 * weights
         weights = weights - 0.05 * v
         job.push(0, curve * job.sent(0))
-    assert np.abs(job.state.weights - weights).max() <= 1e-12
+        assert np.abs(job.state.weights - weights).max() <= 1e-12
 
 
 def test_every_rule_that_updates_has_a_row() -> None:
