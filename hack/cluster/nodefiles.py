@@ -148,6 +148,8 @@ def _kubelet(options: Options, index: int, plane: Plane, folder: Path) -> dict[s
         "failSwapOn": False,
         "makeIPTablesUtilChains": False,
         "serializeImagePulls": False,
+        # So soon a change of a ConfigMap is in the pods that mount it; a minute where nobody says.
+        "syncFrequency": "3s",
         # A developer's disk is often nearly full, and an evicted pod is not what a test asks about.
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,

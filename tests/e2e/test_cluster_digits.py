@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any
 
 import pytest
@@ -90,6 +92,19 @@ def run_with(kube: Kube, home: Kube, faults: tuple[str, ...], file: str = "job.y
     return status
 
 
+def go_over(kube: Kube, job: str, mode: str) -> None:
+    """Ask a running job for another mode, and wait until it trains in that."""
+    asked = coordinator(kube, job)
+    kube.kubectl("patch", "psj", job, "--type=merge", "-p", json.dumps({"spec": {"training": {"mode": mode}}}))
+
+    def runs() -> bool:
+        said = coordinator(kube, job)
+        return said is not None and said["mode"].partition(":")[0] == mode and said["step"] > asked["step"]
+
+    assert asked is not None
+    wait_for(f"{job} to train in mode {mode}", runs, 120, story=lambda: kube.story(job))
+
+
 # -- the tests, in the order they run -------------------------------------------------------------------------------------------------
 
 
@@ -129,9 +144,16 @@ def test_the_async_example(kube: Kube, home: Kube, faults: tuple[str, ...]) -> N
 
 @pytest.mark.e2e
 @pytest.mark.timeout(900)
-def test_suspend_takes_a_checkpoint_and_resume_goes_on_from_it(kube: Kube) -> None:
+def test_a_job_goes_over_to_other_modes_is_suspended_and_goes_on_from_its_checkpoint(kube: Kube) -> None:
     name = "digits"
     kube.apply(digits.job(name, args=[f"--epochs={digits.LONG_EPOCHS}"], checkpoint={"interval": "3s", "everySteps": 50}))
+    ready_to_kill(kube, name)
+    before = {pod["metadata"]["uid"] for pod in pods_of(kube, name)}
+    began = time.monotonic()
+    for mode in ("bounded", "async", "sync"):
+        go_over(kube, name, mode)
+    print(f"\nthree other modes in {time.monotonic() - began:.1f} s")
+    assert {pod["metadata"]["uid"] for pod in pods_of(kube, name)} == before, "no pod is restarted for that"
     step = ready_to_kill(kube, name)
     kube.kubectl("patch", "psj", name, "--type=merge", "-p", '{"spec":{"suspend":true}}')
     wait_for("the job to be suspended", phase(kube, name, "Suspended"), 120, story=lambda: kube.story(name))
