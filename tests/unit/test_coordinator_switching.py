@@ -145,6 +145,26 @@ def test_where_workers_step_the_mode_stays(tmp_path: Path, caplog: pytest.LogCap
     assert "training.mode bounded:2 is asked for; the job stays sync: the workers' optimizer has no rule on the shards" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("mode", "asked", "more", "why"),
+    [
+        ("async", Sync(), {"update_rule": "lr-over-lag"}, "training.updateRule lr-over-lag goes with mode async"),
+        ("sync", Async(), {"reduction": "median"}, "training.reduction median goes with mode sync"),
+    ],
+)
+def test_what_goes_with_one_mode_keeps_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str, asked: Served, more: dict[str, str], why: str
+) -> None:
+    desk = Desk(tmp_path, mode=mode, **more)
+    cut(desk, desk.begun(), [2, 2])
+    before = desk.c.mode
+    desk.c.switching._hear(asked)
+    desk.c.switching.tick(1e9)
+    assert desk.c.switching.next() is None and not desk.c.cuts.requested
+    assert why in caplog.text
+    assert Desk(tmp_path, mode=asked.name, number=2, **more).c.mode == before, "nor when the coordinator starts again"
+
+
 def test_where_workers_step_the_mode_stays_when_the_coordinator_starts_again(tmp_path: Path) -> None:
     Desk(tmp_path, update_at="worker").begun()
     desk = Desk(tmp_path, update_at="worker", mode="async", number=2)

@@ -278,7 +278,7 @@ _ACROSS = (
             or (training.get("mode") == "local" and training["updateRule"] == ASYNC_OUTER_RULE)
         ),
         "must not be given but in spec.training.mode: async, and delayed-nesterov in local",
-        "it takes the pushes of one worker at a time; leave spec.training.updateRule out or take mode: async",
+        "it is a rule for pushes of mode async; leave spec.training.updateRule out or take mode: async",
         cel=f"!has(self.updateRule) || self.mode == 'async' || self.mode == 'local' && self.updateRule == '{ASYNC_OUTER_RULE}'",
         about="updateRule",
     ),

@@ -33,7 +33,7 @@ class Switching:
     def begin(self, made: Manifest) -> None:
         """This coordinator goes on from a checkpoint of its own run, or of one that this run resumes."""
         allowed = contract.GOES_ON.get(made.mode)
-        if allowed is not None and (self.wish.name not in allowed or made.rule == "reduce"):
+        if allowed is not None and (self.wish.name not in allowed or self._fixed(made.rule)):
             self._take(modes.read(made.mode))
 
     def tick(self, now: float) -> None:
@@ -64,17 +64,26 @@ class Switching:
 
         From async to sync by way of bounded: its checkpoints bring all workers to one step, and nobody skips a batch.
         """
-        return None if self.c.store.rule_name == "reduce" else following(self.c.mode, self.wish)
+        return None if self._fixed(self.c.store.rule_name) else following(self.c.mode, self.wish)
 
     def _hear(self, wish: Served) -> None:
         if wish == self.wish:
             return
         self.wish = wish
         if wish != self.c.mode and self.next() is None:
-            why = (
-                "the workers' optimizer has no rule on the shards" if self.c.store.rule_name == "reduce" else "it is fixed while a job runs"
-            )
+            why = self._fixed(self.c.store.rule_name) or "it is fixed while a job runs"
             log.warning("training.mode %s is asked for; the job stays %s: %s", written(wish), written(self.c.mode), why)
+
+    def _fixed(self, rule: str) -> str | None:
+        """What goes with the mode that runs and with no other; None: nothing."""
+        job = self.c.config
+        if rule == "reduce":
+            return "the workers' optimizer has no rule on the shards"
+        if job.update_rule is not None:
+            return f"training.updateRule {job.update_rule} goes with mode {self.c.mode.name}"
+        if job.reduction != "mean":
+            return f"training.reduction {job.reduction} goes with mode {self.c.mode.name}"
+        return None
 
     def _take(self, mode: Served) -> None:
         self.c.mode = mode
