@@ -14,18 +14,20 @@ from tests.e2e.workloads import ledger
 from tests.e2e.workloads.running import SECONDS, faults, finish, manifest, start
 
 WORKERS, SHARDS, STEPS = 2, 2, 240
+TOLD = "told"
+"""The file for which the script waits, however late this test's process is."""
 pytestmark = pytest.mark.timeout(1500)
 
 
 def test_sync_async_sync_while_training_goes_on(tmp_path: Path) -> None:
     """A step of sync adds half a push of each worker, any other a whole one; the last shard 0 to die finds the mode in the checkpoint."""
     checkpoints = {"everySteps": 20, "interval": "1h", "keep": 100}
-    words = ["ledger.py", str(STEPS), "0.02", "205:200"]
+    words = ["ledger.py", str(STEPS), "0.02", f"140:{TOLD},205:200"]
     job = manifest(tmp_path, words, workers=WORKERS, shards=SHARDS, checkpoint=checkpoints)
     process = start(tmp_path, job, *faults("kill:ps-0@step=225"))
     tell(tmp_path, mode="async", staleness=None)
     changed(tmp_path, "async")
-    tell(tmp_path, mode="sync", staleness=None)
+    tell(tmp_path, mode="sync", staleness=None).with_name(TOLD).touch()
     ran = finish(process, tmp_path)
     assert ran.code == 0 and ran.summary["epochs"] == [2, 1] and ran.summary["updates_lost"] == 0, ran.err
     steps = switches(ran.folder)
@@ -37,14 +39,17 @@ def test_sync_async_sync_while_training_goes_on(tmp_path: Path) -> None:
     assert found == {alone + (STEPS - alone) / WORKERS}
 
 
-def tell(folder: Path, **training: Any) -> None:
-    """Change the config that the processes read, once the job trains."""
+def tell(folder: Path, **training: Any) -> Path:
+    """Change the config that the processes read, once the job trains; where it lies."""
     deadline = time.monotonic() + SECONDS / 2
     while not (paths := list(folder.glob(".psjob/*/manifest-*.json"))):
         assert time.monotonic() < deadline, "no checkpoint"
         time.sleep(0.05)
     path = paths[0].parent / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **training}))
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps({**json.loads(path.read_text()), **training}))
+    fresh.replace(path)  # nobody reads half of it
+    return path
 
 
 def changed(folder: Path, mode: str) -> None:

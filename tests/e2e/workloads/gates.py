@@ -12,19 +12,27 @@ STEPS, SECONDS = 12, 4.0
 
 
 class Gates:
-    """`text` is `STEP:MANIFEST,…`: from STEP on wait at each step until a manifest of step MANIFEST or later lies in the run's folder."""
+    """`text` is `STEP:MANIFEST,…`: from STEP on wait at each step until a manifest of step MANIFEST or later lies in the run's folder.
+
+    With `STEP:NAME` it is a file of that name, which the test makes there.
+    """
 
     def __init__(self, text: str) -> None:
         pairs = [gate.split(":") for gate in text.split(",") if gate]
-        self._gates = {int(step): int(manifest) for step, manifest in pairs}
+        self._gates = {int(step): what for step, what in pairs}
         self._folder = Path(os.environ.get("PSJOB_CONFIG", ".")).parent
 
     def pass_at(self, step: int) -> None:
         """Wait here if `step` is in a gate."""
-        wanted = next((manifest for begin, manifest in self._gates.items() if begin <= step < begin + STEPS), None)
+        wanted = next((what for begin, what in self._gates.items() if begin <= step < begin + STEPS), None)
         deadline = time.monotonic() + SECONDS
-        while wanted is not None and max(steps_of(self._folder), default=0) < wanted and time.monotonic() < deadline:
+        while wanted is not None and not self._open(wanted) and time.monotonic() < deadline:
             time.sleep(0.05)
+
+    def _open(self, wanted: str) -> bool:
+        if wanted.isdecimal():
+            return max(steps_of(self._folder), default=0) >= int(wanted)
+        return (self._folder / wanted).exists()
 
 
 def steps_of(folder: Path) -> list[int]:
