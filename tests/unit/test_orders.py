@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from psjob.config import LocalConfig
 from psjob.coordinator.orders import Orders
 from psjob.shard.decided import Decision
 from psjob.wire.frame import Kind
@@ -132,10 +133,11 @@ def made(desk: Desk) -> list[list[tuple[Any, Any]]]:
     return seen
 
 
-MODES = [{"backup_workers": 1}, {"mode": "softsync"}, {"mode": "threshold"}]
+QUORUM = LocalConfig(inner_steps=2, quorum=2)
+MODES: list[dict[str, Any]] = [{"backup_workers": 1}, {"mode": "softsync"}, {"mode": "threshold"}, {"mode": "local", "local": QUORUM}]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=["backup", "softsync", "threshold"])
+@pytest.mark.parametrize("mode", MODES, ids=["backup", "softsync", "threshold", "quorum"])
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_wherever_the_line_is_cut_both_shards_carry_out_the_same(mode: dict[str, Any], seed: int) -> None:
