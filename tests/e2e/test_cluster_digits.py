@@ -146,7 +146,9 @@ def test_the_async_example(kube: Kube, home: Kube, faults: tuple[str, ...]) -> N
 @pytest.mark.timeout(900)
 def test_a_job_goes_over_to_other_modes_is_suspended_and_goes_on_from_its_checkpoint(kube: Kube) -> None:
     name = "digits"
-    kube.apply(digits.job(name, args=[f"--epochs={digits.LONG_EPOCHS}"], checkpoint={"interval": "3s", "everySteps": 50}))
+    # At the example's own lr async with momentum spoils the weights, whatever mode comes after it.
+    args = [f"--epochs={digits.LONG_EPOCHS}", "--lr=0.05"]
+    kube.apply(digits.job(name, args=args, checkpoint={"interval": "3s", "everySteps": 50}))
     ready_to_kill(kube, name)
     before = {pod["metadata"]["uid"] for pod in pods_of(kube, name)}
     began = time.monotonic()
@@ -164,5 +166,7 @@ def test_a_job_goes_over_to_other_modes_is_suspended_and_goes_on_from_its_checkp
     said = wait_for("it to train on", lambda: coordinator(kube, name), 120, story=lambda: kube.story(name))
     assert said["step"] >= step, "a last checkpoint was taken, so nothing done is done again"
     status = complete(kube, name)
-    assert accuracy(final_weights(kube, name)) >= 0.95
+    reached = accuracy(final_weights(kube, name))
+    print(f"\ntest accuracy {reached:.3f} after three switches and a pause")
+    assert reached >= 0.95
     assert status["restarts"]["counted"] == 0
