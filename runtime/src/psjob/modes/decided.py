@@ -8,7 +8,7 @@ from typing import ClassVar
 class Decided:
     """See `Served`. A shard answers a push when the coordinator says that its worker may go."""
 
-    inner_steps: ClassVar[int] = 0
+    inner_steps: int = 0
     decided: ClassVar[bool] = True
     rewinds_together: ClassVar[bool] = True
     steady: ClassVar[bool] = False

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from psjob.modes.asynchronous import Async
 from psjob.modes.base import Batch, Push
+from psjob.modes.decided import Decided
 from psjob.modes.sync import Sync
 
 _all, _each = Sync(), Async()
@@ -75,17 +76,12 @@ class Quorum(Local):
 
 
 @dataclass(frozen=True)
-class LocalAsync:
+class LocalAsync(Decided):
     """Rounds that wait for nobody: a push, of `inner_steps` steps, is an update when it comes (Liu et al. 2024). See `Served`."""
 
     inner_steps: int = 50
 
     name: ClassVar[str] = "local-async"
-    decided: ClassVar[bool] = True
-    rewinds_together: ClassVar[bool] = True
-    steady: ClassVar[bool] = False
-    worker_update: ClassVar[bool] = False
-    ahead: ClassVar[int | None] = 0
 
     def __post_init__(self) -> None:
         if self.inner_steps < 1:
@@ -99,9 +95,3 @@ class LocalAsync:
 
     def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
         return not waiting
-
-    def version_for(self, clock: int) -> int:
-        return clock + 1
-
-    def marks(self) -> bool:
-        return False
