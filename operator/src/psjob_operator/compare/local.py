@@ -96,8 +96,8 @@ def _watched(argv: list[str | Path], output: Any, history: Path, until: float, t
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK)
                 return False
-            last = (_lines(history) or [{}])[-1]
-            told(f"step {last['step']}" if last else "starting")
+            last = _whole(history)[-1:]
+            told(f"step {json.loads(last[0])['step']}" if last else "starting")
         return True
     finally:
         _end(process)
@@ -116,9 +116,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _lines(history: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _whole(history)]
+
+
+def _whole(history: Path) -> list[str]:
     """The whole lines of a history that may still grow."""
     text = history.read_text() if history.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def _json(path: Path) -> dict[str, Any]:
