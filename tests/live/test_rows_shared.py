@@ -266,8 +266,8 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
         assert os.fstat(lending.answers.fd).st_blocks * 512 < 1 << 20, "memory comes as it is touched"
 
 
-def test_what_is_withdrawn_takes_no_push_more() -> None:
-    """A link may push again just then: what is there stays there, what is not is sent."""
+def shared_with() -> tuple[Counter, rowsharing.RowSharing]:
+    """A worker's side of memory that was handed over at this counter."""
     counter, theirs = Counter("test"), Region.lend(LENT_ANSWERS)
 
     def give(fd: int) -> int:
@@ -276,6 +276,12 @@ def test_what_is_withdrawn_takes_no_push_more() -> None:
 
     sharing = rowsharing.RowSharing(1)
     sharing.take(0, {"name": counter.address, "token": counter.expect(give), "bytes": LENT_ANSWERS})
+    return counter, sharing
+
+
+def test_what_is_withdrawn_takes_no_push_more() -> None:
+    """A link may push again just then: what is there stays there, what is not is sent."""
+    counter, sharing = shared_with()
     ids, grads = torch.arange(3), torch.ones(3, DIM)
     place = sharing.stage(0, 0, ids, grads)
     assert place == (0, 3 * (8 + 4 * DIM))
@@ -286,14 +292,7 @@ def test_what_is_withdrawn_takes_no_push_more() -> None:
 
 def test_a_handover_that_fails_leaves_none_before_it() -> None:
     """The shard may have gone over to the memory that did not arrive."""
-    counter, theirs = Counter("test"), Region.lend(LENT_ANSWERS)
-
-    def give(fd: int) -> int:
-        os.close(fd)
-        return theirs.fd
-
-    sharing = rowsharing.RowSharing(1)
-    sharing.take(0, {"name": counter.address, "token": counter.expect(give), "bytes": LENT_ANSWERS})
+    counter, sharing = shared_with()
     assert sharing.answers(0) is not None
     with pytest.raises(OSError, match="did not take"):
         sharing.take(0, {"name": counter.address, "token": "0" * 32, "bytes": LENT_ANSWERS})
