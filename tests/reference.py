@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from psjob import codecs, rules
-from psjob.config import LocalConfig
-from psjob.layout import Block, Layout, TensorSpec, live_ranges
-from psjob.packing import Pack
+from psjob.layout.blocks import Block, Layout, TensorSpec, live_ranges
+from psjob.layout.packing import Pack
+from psjob.process.config import LocalConfig
 from psjob.rules.base import BlockState, check_numbers
 from psjob.rules.reduction import mean_in_rank_order
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import clock
 
-from psjob import attaching
+from psjob.api import attach as attaching
 
 SHARD = ("-m", "psjob.shard")
 

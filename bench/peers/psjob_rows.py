@@ -14,7 +14,7 @@ import rows
 import torch
 
 import psjob
-from psjob import attaching
+from psjob.api import attach as attaching
 from psjob.worker.rows import RowGrads
 
 

@@ -19,7 +19,7 @@ import slow_link
 import torch
 
 import psjob
-from psjob.layout import Layout, TensorSpec, assign
+from psjob.layout.blocks import Layout, TensorSpec, assign
 
 COUNTS = (1, 2, 4)
 TENSORS = 64

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from psjob.checkpoint.manifest import newest
-from psjob.config import LocalConfig
+from psjob.process.config import LocalConfig
 from tests.e2e.test_train_oracle import assert_same_bits
 from tests.e2e.workloads import mlp
 from tests.e2e.workloads.gates import steps_of

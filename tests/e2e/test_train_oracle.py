@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from psjob.checkpoint.final import tensors_sha256
-from psjob.optimizers import describe
+from psjob.rules.optimizers import describe
 from tests.e2e.workloads import mlp
 from tests.e2e.workloads.running import Ran, manifest, train
 from tests.reference import Wire, reference

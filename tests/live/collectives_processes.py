@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from psjob.quick import spare_the_compiler
+from psjob.process.startup import spare_the_compiler
 
 SECONDS = 120
 Work = Callable[..., Any]

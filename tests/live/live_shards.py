@@ -14,8 +14,8 @@ from unittest import mock
 
 import torch
 
-from psjob import attaching
-from psjob.config import CheckpointConfig, CompressionConfig, Config, Peer, Place
+from psjob.api import attach as attaching
+from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Peer, Place
 from psjob.shard.door import Door
 from psjob.shard.server import Server
 from psjob.wire import tcp

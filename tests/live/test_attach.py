@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 import psjob as ps
-from psjob import attaching, contract, rules
-from psjob.config import Config, Place
-from psjob.rulechoice import as_it_runs, chosen
+from psjob import contract, rules
+from psjob.api import attach as attaching
+from psjob.api.rulechoice import as_it_runs, chosen
+from psjob.process.config import Config, Place
 from tests.live.live_shards import NEVER, Worker, all_well, serving
 
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from psjob import contract
 from psjob.checkpoint import claim
-from psjob.config import CheckpointConfig
 from psjob.coordinator import coordinator as coordinating
+from psjob.process.config import CheckpointConfig
 from psjob.shard.statusport import status
 from tests.live.live_shards import SECONDS, Shards, Worker, serving, together
 

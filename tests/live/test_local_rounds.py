@@ -16,13 +16,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 import psjob as ps
-from psjob import attaching, rules
+from psjob import rules
+from psjob.api import attach as attaching
 from psjob.checkpoint.final import tensors_sha256
-from psjob.config import LocalConfig
 from psjob.coordinator.deciding import Deciding
 from psjob.coordinator.decisions import Order
-from psjob.errors import Refused
 from psjob.modes import Batch
+from psjob.process.config import LocalConfig
+from psjob.process.errors import Refused
 from psjob.worker import session
 from psjob.worker.session import SMALL_RECORD
 from tests.live.live_shards import Worker, all_well, eventually, serving

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from psjob import rules
+from psjob.api.lrscaling import LrScaling
 from psjob.checkpoint.final import tensors_sha256
-from psjob.config import CheckpointConfig
-from psjob.errors import Refused
-from psjob.lrscaling import LrScaling
 from psjob.modes import Sync
+from psjob.process.config import CheckpointConfig
+from psjob.process.errors import Refused
 from psjob.rules.base import Numbers
 from psjob.simulate import protocol
 from psjob.simulate.digits import Digits

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from psjob.checkpoint.final import tensors_sha256
-from psjob.config import CompressionConfig
+from psjob.process.config import CompressionConfig
 from tests.live.live_shards import Rewound, Worker, all_well, eventually, serving, severed, together
 from tests.live.test_overlap import made, one, oracle, sent, steps
 from tests.live.test_shard_training import OPTIMIZERS, batch, build, loss_of

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import psjob as ps
-from psjob.config import CompressionConfig
 from psjob.contract import EXIT_REFUSED
+from psjob.process.config import CompressionConfig
 from psjob.worker.ending import Ending
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.test_shard_relinks import aside
@@ -167,7 +167,7 @@ class Both(Vector):
     ],
 )
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, last_words: Path, options: dict[str, Any], model: Any, words: str) -> None:
-    from psjob.errors import Refused
+    from psjob.process.errors import Refused
 
     with serving(tmp_path, workers=1, shards=1, reduction="median", **options) as shards, pytest.raises(Refused, match=words):
         made = model()

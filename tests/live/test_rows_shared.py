@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import psjob as ps
-from psjob import memory
+from psjob.layout import memory
 from psjob.shard.rows import RowGradient
 from psjob.wire.frame import Kind, WireError
 from psjob.wire.handover import Counter

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import psjob as ps
-from psjob.rowmodule import RowModule
+from psjob.embeddings.rowmodule import RowModule
 from psjob.worker.ending import Ending
 from tests.live.live_shards import Rewound, Worker, all_well, eventually, serving, severed
 from tests.live.test_shard_relinks import aside

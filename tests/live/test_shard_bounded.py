@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from psjob.checkpoint import manifest
 from psjob.checkpoint.final import tensors_sha256
 from psjob.checkpoint.states import read_states
-from psjob.config import CheckpointConfig
 from psjob.coordinator.joining import ResumeRefused, read_records
+from psjob.embeddings.rowmodule import RowModule
 from psjob.modes import Bounded
-from psjob.record import unpack
-from psjob.rowmodule import RowModule
+from psjob.process.config import CheckpointConfig
+from psjob.resume.record import unpack
 from psjob.shard.admission import Admission, Verdict
 from psjob.shard.bound import Bound
 from tests.e2e.workloads.ledger import Ledger, counted, places

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from bench.peers.slow_link import Bucket, SlowLink
 from psjob import codecs
 from psjob.checkpoint.final import tensors_sha256
-from psjob.config import CompressionConfig, Peer, Place
+from psjob.process.config import CompressionConfig, Peer, Place
 from psjob.shard.server import Server
 from psjob.shard.statusport import status
 from psjob.wire.frame import Kind

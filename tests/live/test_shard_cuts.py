@@ -17,9 +17,9 @@ from torch import nn
 from psjob.checkpoint import manifest
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.states import read_states
-from psjob.config import CheckpointConfig
 from psjob.coordinator.joining import read_records
-from psjob.record import unpack
+from psjob.process.config import CheckpointConfig
+from psjob.resume.record import unpack
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving
 
 OFTEN = CheckpointConfig(interval_seconds=0.02, every_steps=None, keep=1000, disabled=False, resume_from=None)

@@ -15,9 +15,9 @@ from psjob.checkpoint.states import read_states
 from psjob.coordinator.deciding import Deciding
 from psjob.coordinator.decisions import Order
 from psjob.coordinator.joining import read_records
+from psjob.layout.packing import Pack
 from psjob.modes import Batch
-from psjob.packing import Pack
-from psjob.record import unpack
+from psjob.resume.record import unpack
 from psjob.rules import named
 from psjob.rules.base import BlockState
 from psjob.simulate.training import _combined, _Sent

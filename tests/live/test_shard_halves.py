@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from psjob import record
-from psjob.config import CheckpointConfig, CompressionConfig
-from psjob.errors import Refused
+from psjob.process.config import CheckpointConfig, CompressionConfig
+from psjob.process.errors import Refused
+from psjob.resume import record
 from psjob.worker import compression, half
 from tests.live.live_shards import Worker, all_well, eventually, serving
 from tests.live.test_shard_training import batch, build, loss_of, steps

@@ -12,7 +12,7 @@ from torch import nn
 
 from psjob.checkpoint import manifest
 from psjob.checkpoint.states import read_states
-from psjob.config import CheckpointConfig
+from psjob.process.config import CheckpointConfig
 from tests.live.live_shards import Shards, Worker, all_well, eventually, serving
 
 TURN, STEPS = 20, 50

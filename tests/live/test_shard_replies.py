@@ -14,7 +14,7 @@ from torch import nn
 
 from psjob.checkpoint import manifest
 from psjob.checkpoint.states import read_states
-from psjob.config import CompressionConfig
+from psjob.process.config import CompressionConfig
 from psjob.rules.base import of_worker
 from psjob.shard.cell import Cell
 from psjob.worker.ending import Ending

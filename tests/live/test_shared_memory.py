@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from psjob import memory
 from psjob.checkpoint.final import tensors_sha256
-from psjob.layout import Layout, TensorSpec
-from psjob.span import Span
+from psjob.layout import memory
+from psjob.layout.blocks import Layout, TensorSpec
+from psjob.layout.lentspan import Span
 from psjob.wire.frame import Flag, Header, Kind, WireError, dump
 from psjob.wire.shared import PAGE
 from psjob.worker.arena import Arena

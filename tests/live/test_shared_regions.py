@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from psjob import memory
-from psjob.layout import Layout, TensorSpec
-from psjob.span import Span
+from psjob.layout import memory
+from psjob.layout.blocks import Layout, TensorSpec
+from psjob.layout.lentspan import Span
 from psjob.wire import handover, shared
 from psjob.wire.frame import WireError
 from psjob.wire.handover import Counter

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from psjob import rules
 from psjob.modes import Async, Batch, Push
 from psjob.rules.base import check_numbers
+from psjob.rules.stability import Guard, bound
 from psjob.shard.cell import Arrived, Info, Lent
 from psjob.shard.histogram import Histogram
 from psjob.shard.sight import ELEMENTS, FIRST, TOGETHER, BlockSight, Sample, Sight, compared
@@ -27,7 +28,6 @@ from psjob.simulate.digits import SIZE, Digits
 from psjob.simulate.engine import simulate
 from psjob.simulate.speeds import Speeds
 from psjob.simulate.training import Training
-from psjob.stability import Guard, bound
 from tests.live.live_shards import Worker, all_well, eventually, serving
 
 WHOLE = Sample(1, SIZE, SIZE)

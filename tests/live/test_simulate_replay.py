@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from psjob import contract, rules
-from psjob.config import LocalConfig, Place
 from psjob.modes import Async, Backup, Bounded, Local, LocalAsync, Mode, Push, Softsync, Sync, Threshold
+from psjob.process.config import LocalConfig, Place
 from psjob.rules.base import Numbers, check_numbers
 from psjob.simulate import cli, protocol
 from psjob.simulate.digits import Digits

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from psjob.checkpoint.final import tensors_sha256
-from psjob.layout import Layout, TensorSpec
+from psjob.layout.blocks import Layout, TensorSpec
 from psjob.worker.hooks import tree_of
 from psjob.worker.overlap import Overlap
 from psjob.worker.staged import Staged

@@ -20,7 +20,7 @@ from torch import nn
 import psjob as ps
 from psjob.checkpoint import files
 from psjob.contract import EXIT_REFUSED
-from psjob.errors import Refused
+from psjob.process.errors import Refused
 from psjob.rules.reduction import ReductionProblem
 from psjob.tables import Table, TableSpec
 from psjob.tables.rules import COMBINES

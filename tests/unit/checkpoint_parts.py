@@ -11,7 +11,7 @@ import torch
 from psjob import rules
 from psjob.checkpoint import files
 from psjob.checkpoint.manifest import BlockPlace, Manifest
-from psjob.layout import Layout, TensorSpec, assign
+from psjob.layout.blocks import Layout, TensorSpec, assign
 from psjob.rules.base import BlockState
 
 RUN = "run-1"

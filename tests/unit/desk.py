@@ -13,14 +13,14 @@ from typing import Any, cast
 
 import torch
 
-from psjob import record
 from psjob.checkpoint import claim, manifest
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.states import read_states
-from psjob.config import CheckpointConfig, Config, Peer, Place
 from psjob.coordinator.coordinator import Coordinator
-from psjob.layout import TensorSpec
+from psjob.layout.blocks import TensorSpec
 from psjob.modes import written
+from psjob.process.config import CheckpointConfig, Config, Peer, Place
+from psjob.resume import record
 from psjob.shard.cell import Info
 from psjob.shard.checks import group_numbers
 from psjob.shard.hello import hello_body

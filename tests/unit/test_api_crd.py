@@ -91,7 +91,7 @@ def test_a_status_of_a_newer_operator_is_read() -> None:
 
 def test_the_contract_is_the_same_on_both_sides() -> None:
     ours = Path(contract.__file__).read_text().split("\n", 1)[1]
-    assert ours == (ROOT / "runtime/src/psjob/contract.py").read_text()
+    assert ours == (ROOT / "runtime/src/psjob/contract/__init__.py").read_text()
 
 
 @given(hours=st.integers(0, 24), minutes=st.integers(0, 99), rest=st.integers(0, 99))

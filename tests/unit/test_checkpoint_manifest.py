@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from psjob.checkpoint import claim, disk, files, final, manifest, states
 from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.contract import FINAL_WEIGHTS
-from psjob.errors import Fenced
+from psjob.process.errors import Fenced
 from psjob.rules.base import BlockState
 from tests.unit.checkpoint_parts import LAYOUT, RUN, blocks, names, same, save
 from tests.unit.test_checkpoint_files import HOWS, damage

@@ -13,7 +13,7 @@ from psjob import codecs, contract
 from psjob.codecs import CodecError, Key, choice
 from psjob.codecs.base import SPAN
 from psjob.codecs.randomk import places
-from psjob.layout import Layout, TensorSpec
+from psjob.layout.blocks import Layout, TensorSpec
 
 ALL = list(codecs.CODECS)
 LOSSY = [name for name, codec in codecs.CODECS.items() if codec.feeds_back]

@@ -13,7 +13,7 @@ import torch
 from psjob.checkpoint.manifest import Manifest
 from psjob.coordinator.deciding import RECORD_SECONDS, WISH_SECONDS, Deciding
 from psjob.coordinator.joining import read_records
-from psjob.record import unpack
+from psjob.resume.record import unpack
 from psjob.wire.frame import Kind, WireError
 from tests.unit.desk import NEVER, Clerk, Desk
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from psjob import contract
 from psjob.coordinator.ending import COMPANY_SECONDS, FINISHED_SECONDS
-from psjob.errors import LONGEST_MESSAGE
+from psjob.process.errors import LONGEST_MESSAGE
 from psjob.shard.server import last_words as leave_last_words
 from psjob.wire.frame import Kind
 from tests.unit.desk import Clerk, Desk

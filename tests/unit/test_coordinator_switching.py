@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from psjob import contract
-from psjob.config import place, wished
 from psjob.coordinator.switching import following
-from psjob.errors import Refused
 from psjob.modes import Async, Backup, Bounded, Served, Softsync, Sync, of, read, written
+from psjob.process.config import place, wished
+from psjob.process.errors import Refused
 from psjob.wire.frame import Kind
 from tests.unit.desk import Clerk, Desk
 from tests.unit.test_coordinator_marks import cut

@@ -5,7 +5,7 @@ from __future__ import annotations
 from psjob.coordinator.cuts import Cuts
 from psjob.coordinator.joining import difference, resume_async, resume_sync
 from psjob.coordinator.members import Members, State
-from psjob.layout import TensorSpec
+from psjob.layout.blocks import TensorSpec
 
 
 def test_a_cut_by_steps_is_named_ahead_on_a_multiple() -> None:

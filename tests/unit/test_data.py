@@ -21,8 +21,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from psjob.data import _Plan
-from psjob.errors import Refused
+from psjob.api.data import _Plan
+from psjob.process.errors import Refused
 
 
 class Numbers(Dataset[int]):

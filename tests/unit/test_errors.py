@@ -11,7 +11,7 @@ from pathlib import Path
 from psjob import contract
 
 STUCK = """
-from psjob.errors import refused_after
+from psjob.process.errors import refused_after
 with refused_after({seconds}, "it must return"):
     {code}
 print("went on")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.layout import EDGE, SIZES, Layout, TensorSpec, assign, live_ranges
+from psjob.layout.blocks import EDGE, SIZES, Layout, TensorSpec, assign, live_ranges
 
 SHAPES = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 SPECS = st.lists(st.tuples(SHAPES, st.sampled_from(["float32", "float64", "bfloat16"]), st.integers(0, 2)), max_size=12)

@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from psjob import memory
+from psjob.layout import memory
 
 
 def test_a_view_keeps_its_tensor() -> None:

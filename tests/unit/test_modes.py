@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob import contract
-from psjob.config import LocalConfig
 from psjob.modes import MODES, Async, Backup, Batch, Bounded, Local, LocalAsync, Mode, Push, Quorum, Softsync, Sync, Threshold, of
+from psjob.process.config import LocalConfig
 
 ALL = frozenset(range(4))
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from psjob import memory, optimizers, rules
-from psjob.layout import Layout, TensorSpec
-from psjob.packing import Pack
+from psjob import rules
+from psjob.layout import memory
+from psjob.layout.blocks import Layout, TensorSpec
+from psjob.layout.packing import Pack
+from psjob.rules import optimizers
 from psjob.rules.base import BlockState, check_numbers
 
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.layout import Layout
-from psjob.packing import Pack
+from psjob.layout.blocks import Layout
+from psjob.layout.packing import Pack
 from tests.unit.test_layout import SPECS, table
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from psjob import rules
 from psjob.checkpoint.increments import EMPTY, MAX_FILES, Base, Lies, staying
-from psjob.layout import Layout, TensorSpec
+from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Push, Sync
 from psjob.shard.cell import Arrived, Cell, Gradient, Info, Replies, Waiter
 from psjob.shard.gaps import Gaps

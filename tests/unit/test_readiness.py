@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.layout import Layout, TensorSpec
+from psjob.layout.blocks import Layout, TensorSpec
 from psjob.worker.readiness import Readiness
 from psjob.worker.use import Tree, learned, nothing_learned
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob import record, tagged
-from psjob.errors import Refused
+from psjob.process.errors import Refused
+from psjob.resume import record, tagged
 
 keys = st.text(max_size=4) | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text(max_size=2))
 KINDS = [torch.float32, torch.device("cpu"), torch.Size([2, 3])]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from psjob.checkpoint.final import tensors_sha256, weights_sha256
-from psjob.layout import Layout
+from psjob.layout.blocks import Layout
 from tests.reference import layout_of, reference
 
 

@@ -10,18 +10,18 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from psjob.contract import ENV_ROLE
-from psjob.version import __version__
+from psjob.process.version import __version__
 
 if TYPE_CHECKING:
-    from psjob.attaching import attach
+    from psjob.api.attach import attach
+    from psjob.api.data import epoch, shard
+    from psjob.api.reporting import checkpoint, export, is_first, rank, report, step, wait, world
     from psjob.collectives.mirroring import mirror
     from psjob.collectives.reducing import all_reduce
     from psjob.collectives.runner import PeerLost
-    from psjob.data import epoch, shard
-    from psjob.embedding import Embedding, EmbeddingBag
-    from psjob.offload import offload_embeddings
-    from psjob.reporting import checkpoint, export, is_first, rank, report, step, wait, world
-    from psjob.statetable import Table
+    from psjob.embeddings.embedding import Embedding, EmbeddingBag
+    from psjob.embeddings.offload import offload_embeddings
+    from psjob.embeddings.statetable import Table
 
 __all__ = [
     "__version__", "Embedding", "EmbeddingBag", "PeerLost", "Table", "all_reduce", "attach", "checkpoint", "epoch", "export", "is_first",
@@ -29,9 +29,9 @@ __all__ = [
 ]  # fmt: skip
 
 _HOME = {
-    "attach": "attaching", "shard": "data", "epoch": "data", "Embedding": "embedding", "EmbeddingBag": "embedding",
-    "offload_embeddings": "offload", "mirror": "collectives.mirroring", "all_reduce": "collectives.reducing",
-    "PeerLost": "collectives.runner", "Table": "statetable",
+    "attach": "api.attach", "shard": "api.data", "epoch": "api.data", "Embedding": "embeddings.embedding",
+    "EmbeddingBag": "embeddings.embedding", "offload_embeddings": "embeddings.offload", "mirror": "collectives.mirroring",
+    "all_reduce": "collectives.reducing", "PeerLost": "collectives.runner", "Table": "embeddings.statetable",
 }  # fmt: skip
 
 
@@ -41,13 +41,13 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'psjob' has no attribute {name!r}")
     import importlib
 
-    module = importlib.import_module(f"psjob.{_HOME.get(name, 'reporting')}")
+    module = importlib.import_module(f"psjob.{_HOME.get(name, 'api.reporting')}")
     value = getattr(module, name)
     globals()[name] = value
     return value
 
 
 if os.environ.get(ENV_ROLE) == "worker":
-    from psjob.quick import spare_the_compiler
+    from psjob.process.startup import spare_the_compiler
 
     spare_the_compiler()

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psjob as ps
-from psjob.layout import Layout, TensorSpec, assign
+from psjob.layout.blocks import Layout, TensorSpec, assign
 from tests.e2e.workloads.gates import Gates
 
 ELEMENTS = 8192

@@ -1,5 +1,5 @@
 """Checkpoint files and the manifests that commit them."""
 
-from psjob.names import callable_as
+from psjob.process.names import callable_as
 
-callable_as(__name__, "psjob.reporting", "checkpoint")
+callable_as(__name__, "psjob.api.reporting", "checkpoint")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from psjob.checkpoint import disk
 from psjob.checkpoint.problems import CheckpointProblem, explain
-from psjob.errors import Fenced
+from psjob.process.errors import Fenced
 
 _NAME = re.compile(r"CLAIM-(\d{6,18})")
 MAX_OWNER = 512

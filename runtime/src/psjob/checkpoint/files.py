@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from psjob import memory, safetensors
-from psjob.checkpoint import disk
+from psjob.checkpoint import disk, safetensors
 from psjob.checkpoint.problems import CheckpointProblem, Damage
+from psjob.layout import memory
 
 __all__ = ["CheckpointProblem", "Damage", "FileFact", "Held", "Reader", "Span", "check", "opened", "read_blocks", "write_blocks"]
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
-from psjob import memory
 from psjob.checkpoint import files
 from psjob.checkpoint.files import FileFact, Held
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.problems import Damage
 from psjob.checkpoint.rows import final_rows
 from psjob.contract import FINAL_WEIGHTS
-from psjob.layout import Layout
+from psjob.layout import memory
+from psjob.layout.blocks import Layout
 
 
 def write_final(folder: Path, made: Manifest, aliases: Mapping[str, str] | None = None, source: Path | None = None) -> FileFact:

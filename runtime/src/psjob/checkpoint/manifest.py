@@ -19,7 +19,7 @@ from psjob.checkpoint import claim, disk, files
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.problems import CheckpointProblem, Damage, explain
 from psjob.checkpoint.rowplaces import RowPlaces
-from psjob.layout import Layout
+from psjob.layout.blocks import Layout
 
 FORMAT: Final = 1
 MAX_BYTES: Final = 16 << 20

@@ -10,7 +10,7 @@ from psjob.codecs.fp16 import FP16
 from psjob.codecs.int8 import Int8
 from psjob.codecs.randomk import RandomK
 from psjob.codecs.topk import TopK
-from psjob.layout import FLOATS, Block
+from psjob.layout.blocks import FLOATS, Block
 
 __all__ = ["CODECS", "NONE", "Codec", "CodecError", "Key", "for_block", "named", "numbered"]
 

@@ -14,7 +14,7 @@ from psjob.collectives.reducing import DEADLINE, check, connected, flattened, lo
 from psjob.collectives.runner import PeerLost, PointToPoint, Transport, run
 from psjob.collectives.strategies import Planner, chunks_for, planner
 from psjob.collectives.tree import broadcast_from_first
-from psjob.errors import exit_refused
+from psjob.process.errors import exit_refused
 
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T", bound=torch.optim.Optimizer)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from psjob import record
 from psjob.checkpoint import claim, files, final, manifest
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.manifest import BlockPlace, Manifest
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.coordinator.cuts import Cut
 from psjob.coordinator.rowtables import row_places
+from psjob.resume import record
 
 if TYPE_CHECKING:
     from psjob.coordinator.coordinator import Coordinator

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from psjob import contract
 from psjob.checkpoint import claim
 from psjob.checkpoint.problems import CheckpointProblem
-from psjob.config import Place
 from psjob.coordinator.commit import Committer
 from psjob.coordinator.cuts import Cut, Cuts
 from psjob.coordinator.deciding import Deciding
@@ -30,7 +29,8 @@ from psjob.coordinator.members import Members, State
 from psjob.coordinator.progress import Progress
 from psjob.coordinator.switching import Switching
 from psjob.coordinator.views import Views
-from psjob.errors import Fenced
+from psjob.process.config import Place
+from psjob.process.errors import Fenced
 from psjob.shard.session import Session
 from psjob.wire.frame import IDLE_PARTS, Header, Kind
 

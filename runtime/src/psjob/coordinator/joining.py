@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from psjob import contract, memory
+from psjob import contract
 from psjob.checkpoint import files, manifest
 from psjob.checkpoint.manifest import Manifest
 from psjob.coordinator.members import State
-from psjob.layout import TensorSpec
+from psjob.layout import memory
+from psjob.layout.blocks import TensorSpec
 from psjob.shard.session import Session
 from psjob.wire.frame import Kind, WireError
 

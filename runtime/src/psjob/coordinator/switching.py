@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from psjob import config, contract, modes
+from psjob import contract, modes
 from psjob.checkpoint.manifest import Manifest
 from psjob.coordinator.cuts import Cut
 from psjob.modes import Bounded, Served, written
+from psjob.process import config
 
 if TYPE_CHECKING:
     from psjob.coordinator.coordinator import Coordinator

@@ -18,9 +18,9 @@ from psjob.checkpoint import claim, manifest
 from psjob.checkpoint.manifest import Manifest
 from psjob.coordinator.joining import Joining, difference, read_initial, read_records, rule_difference, rule_for
 from psjob.coordinator.rowtables import table_difference, table_problem, tables_of
-from psjob.errors import Fenced
-from psjob.layout import TensorSpec
+from psjob.layout.blocks import TensorSpec
 from psjob.modes import written
+from psjob.process.errors import Fenced
 from psjob.shard.session import WAITING_SECONDS, Session
 from psjob.tables import TableSpec
 from psjob.wire.frame import Kind

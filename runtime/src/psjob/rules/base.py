@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, Protocol, runtime_checkable
 
-from psjob.layout import FLOATS
+from psjob.layout.blocks import FLOATS
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
 

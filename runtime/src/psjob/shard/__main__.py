@@ -11,8 +11,8 @@ import threading
 from typing import Any
 
 from psjob import contract
-from psjob.config import Place, place
-from psjob.errors import Refused, exit_refused, leave_message, refused_after
+from psjob.process.config import Place, place
+from psjob.process.errors import Refused, exit_refused, leave_message, refused_after
 from psjob.shard.door import Door
 from psjob.shard.early import announce
 from psjob.wire import tcp

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from psjob import memory
-from psjob.layout import Block, live_ranges
+from psjob.layout import memory
+from psjob.layout.blocks import Block, live_ranges
 from psjob.modes import Push, Served
 from psjob.rules import arrays, reduction
 from psjob.rules.base import BlockState, Rule

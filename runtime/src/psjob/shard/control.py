@@ -13,9 +13,9 @@ from psjob.checkpoint import manifest
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.checkpoint.rows import read_tables
 from psjob.checkpoint.states import read_states
-from psjob.errors import Fenced
-from psjob.layout import TensorSpec, assign
+from psjob.layout.blocks import TensorSpec, assign
 from psjob.modes import written
+from psjob.process.errors import Fenced
 from psjob.shard.phase import Phase
 from psjob.tables import TableSpec
 from psjob.wire.frame import Kind

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from psjob.config import Place
 from psjob.modes import of as mode_of
+from psjob.process.config import Place
 from psjob.wire.frame import Header, Kind, WireError, dump, run_digest
 from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
 

@@ -5,7 +5,7 @@ The others can rewind their workers meanwhile. It is only a hint: if it is lost,
 
 from __future__ import annotations
 
-from psjob.config import Place
+from psjob.process.config import Place
 from psjob.shard.hello import hello_body
 from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind, run_digest

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from psjob import codecs, contract, memory
+from psjob import codecs, contract
 from psjob.codecs import Codec, CodecError, Key, choice
-from psjob.config import Place
-from psjob.layout import Block
+from psjob.layout import memory
+from psjob.layout.blocks import Block
+from psjob.process.config import Place
 from psjob.wire.frame import Flag, Header, WireError
 
 

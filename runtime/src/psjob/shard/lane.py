@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from psjob import memory
+from psjob.layout import memory
 from psjob.shard.cell import Cell, Waiter
 from psjob.shard.held import Held
 from psjob.shard.rows import RowCell

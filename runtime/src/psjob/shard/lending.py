@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from psjob import memory
-from psjob.layout import Block
+from psjob.layout import memory
+from psjob.layout.blocks import Block
+from psjob.layout.lentspan import Span
 from psjob.shard.cell import Cell, Lent
 from psjob.shard.store import Store
-from psjob.span import Span
 from psjob.wire.frame import Header, WireError
 from psjob.wire.shared import Region
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from psjob import contract
-from psjob.errors import Fenced
 from psjob.modes import written
+from psjob.process.errors import Fenced
 from psjob.shard.hello import hello_body
 from psjob.shard.phase import Phase
 from psjob.wire import tcp

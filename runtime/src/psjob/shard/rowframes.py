@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from psjob import memory
+from psjob.layout import memory
 from psjob.shard.cell import Waiter
 from psjob.shard.checks import check_info
 from psjob.shard.phase import Phase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from psjob import memory
+from psjob.layout import memory
 from psjob.tables import TableSpec
 from psjob.wire.frame import Header, WireError
 from psjob.wire.rows import ALIGNED, ID_BYTES, LENT_ANSWERS, LENT_PUSHES

@@ -13,10 +13,10 @@ from typing import Any
 from psjob import contract
 from psjob.checkpoint import manifest
 from psjob.checkpoint.problems import CheckpointProblem
-from psjob.config import Place
 from psjob.coordinator.coordinator import Coordinator
-from psjob.errors import LONGEST_MESSAGE, Fenced, leave_message
 from psjob.modes import of as mode_of
+from psjob.process.config import Place
+from psjob.process.errors import LONGEST_MESSAGE, Fenced, leave_message
 from psjob.rules import reduction
 from psjob.shard.cell import Cell, Waiter
 from psjob.shard.control import Control

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from psjob import memory
 from psjob.codecs import Codec
+from psjob.layout import memory
 from psjob.modes import written
 from psjob.shard.admission import Verdict
 from psjob.shard.cell import Cell, Gradient, Info, Received

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from psjob.rules.stability import RULES, Guard
 from psjob.shard.cell import Arrived, Cell, Gradient
 from psjob.shard.histogram import Histogram
-from psjob.stability import RULES, Guard
 
 BLOCKS = 4
 """Blocks of a shard that are looked at, spread over all of them."""

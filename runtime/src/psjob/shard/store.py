@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from psjob import memory, rules
-from psjob.layout import Layout, TensorSpec, assign
+from psjob import rules
+from psjob.layout import memory
+from psjob.layout.blocks import Layout, TensorSpec, assign
+from psjob.layout.lentspan import Span
 from psjob.modes import Push, Served
 from psjob.rules.base import BlockState
 from psjob.rules.reduction import Reduction, ReductionProblem, mean_in_rank_order
@@ -24,7 +26,6 @@ from psjob.shard.phase import Counters, Phase
 from psjob.shard.pins import Pin
 from psjob.shard.rows import RowCell
 from psjob.shard.sight import Sight, watch
-from psjob.span import Span
 from psjob.tables import Table, TableSpec
 from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, WireError

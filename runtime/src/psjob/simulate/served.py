@@ -17,10 +17,12 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from psjob import config, contract, record
+from psjob import contract
 from psjob.checkpoint import files
-from psjob.layout import TensorSpec
+from psjob.layout.blocks import TensorSpec
 from psjob.modes import Async, Backup, Batch, Bounded, Local, LocalAsync, Mode, Push, Softsync, Sync, Threshold
+from psjob.process import config
+from psjob.resume import record
 from psjob.rules.base import Numbers
 from psjob.simulate.engine import NOT_TRAINED
 from psjob.simulate.problems import Problem

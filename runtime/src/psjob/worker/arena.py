@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from psjob import memory
-from psjob.packing import Pack
-from psjob.span import Span
+from psjob.layout import memory
+from psjob.layout.lentspan import Span
+from psjob.layout.packing import Pack
 from psjob.wire.shared import Region
 
 _SEEN = "_psjob_pushed"

@@ -14,11 +14,12 @@ from typing import Any, Final
 
 import torch
 
-from psjob import codecs, contract, memory
+from psjob import codecs, contract
 from psjob.codecs import Codec, Key, choice
-from psjob.config import Place
-from psjob.errors import Refused
-from psjob.layout import Block, Layout
+from psjob.layout import memory
+from psjob.layout.blocks import Block, Layout
+from psjob.process.config import Place
+from psjob.process.errors import Refused
 from psjob.wire.frame import Header, WireError
 
 LIMIT: Final = 224 << 20

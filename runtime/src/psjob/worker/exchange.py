@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from psjob import memory
-from psjob.layout import Block
-from psjob.packing import Pack, Packs
+from psjob.layout import memory
+from psjob.layout.blocks import Block
+from psjob.layout.packing import Pack, Packs
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
 from psjob.worker.compression import Compression

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from psjob import rules
-from psjob.errors import Refused
+from psjob.process.errors import Refused
 from psjob.rules.base import BlockState, Numbers, WorkerHalf
 from psjob.worker.compression import LIMIT
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from psjob import memory
+from psjob.layout import memory
 from psjob.wire.frame import Header, WireError
 from psjob.wire.tcp import Stream, StreamClosed
 
 if TYPE_CHECKING:
-    from psjob.packing import Packs
+    from psjob.layout.packing import Packs
     from psjob.worker.link import Link
 
 CLOSE_SECONDS = 5.0

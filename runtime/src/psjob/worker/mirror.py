@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from psjob import memory
-from psjob.packing import Pack
-from psjob.span import Span
+from psjob.layout import memory
+from psjob.layout.lentspan import Span
+from psjob.layout.packing import Pack
 from psjob.wire.frame import WireError
 from psjob.wire.shared import Region, Window, available
 from psjob.worker.arena import is_alone

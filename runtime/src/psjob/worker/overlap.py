@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from psjob.layout import Block
-from psjob.packing import Pack
+from psjob.layout.blocks import Block
+from psjob.layout.packing import Pack
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.worker.ending import Ending
 from psjob.worker.exchange import WAITS_FOR

@@ -6,7 +6,7 @@ several backward passes (accumulation), it is ready in the pass in which the ste
 
 from __future__ import annotations
 
-from psjob.layout import Layout
+from psjob.layout.blocks import Layout
 
 
 class Readiness:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from psjob import contract
-from psjob.errors import Refused
+from psjob.process.errors import Refused
 
 START_FOLDER = os.getcwd()
 """The folder the process started in, noted when psjob is imported."""

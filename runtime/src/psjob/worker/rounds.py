@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from psjob.errors import Refused
+from psjob.process.errors import Refused
 
 if TYPE_CHECKING:
     from psjob.worker.session import WorkerSession

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from psjob import memory
+from psjob.layout import memory
 from psjob.tables import Partition, TableSpec
 from psjob.wire.frame import Flag, Header, Kind, WireError
 from psjob.wire.rows import LOOKUP_BYTES, LOOKUPS, lookup_limit, push_limit

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from psjob import memory
+from psjob.layout import memory
 from psjob.wire import handover
 from psjob.wire.frame import WireError
 from psjob.wire.rows import ALIGNED, LENT_ANSWERS, LENT_PUSHES

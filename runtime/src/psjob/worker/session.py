@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from psjob.config import Place
-from psjob.layout import Layout, TensorSpec
+from psjob.layout.blocks import Layout, TensorSpec
+from psjob.layout.packing import Packs
 from psjob.modes import of as mode_of
-from psjob.packing import Packs
+from psjob.process.config import Place
 from psjob.tables import TableSpec
 from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, Kind, run_digest

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from psjob.layout import Layout
-from psjob.span import Span
+from psjob.layout.blocks import Layout
+from psjob.layout.lentspan import Span
 from psjob.wire import handover, shared
 from psjob.wire.frame import Header, WireError
 from psjob.wire.shared import Region

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from psjob.layout import Block
-from psjob.packing import Pack
+from psjob.layout.blocks import Block
+from psjob.layout.packing import Pack
 from psjob.wire.frame import Header
 from psjob.worker.exchange import Exchange
 from psjob.worker.staging import Staging

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import torch
 
-from psjob.layout import Layout
-from psjob.packing import Pack
+from psjob.layout.blocks import Layout
+from psjob.layout.packing import Pack
 
 
 class Staging:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from psjob.layout import Layout
+from psjob.layout.blocks import Layout
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import torch
 
-from psjob.lookup import Lookup, Options, Road
+from psjob.embeddings.lookup import Lookup, Options, Road
 from psjob.worker.rows import Asked, RowGrads
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from psjob.layout import SIZES
+from psjob.layout.blocks import SIZES
 from psjob.wire.shared import Region, Window
 
 

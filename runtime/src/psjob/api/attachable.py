@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from psjob import record
-from psjob.errors import Refused
-from psjob.layout import TensorSpec
-from psjob.statetable import Table
+from psjob.embeddings.statetable import Table
+from psjob.layout.blocks import TensorSpec
+from psjob.process.errors import Refused
+from psjob.resume import record
 
 
 def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: dict[str, Any]) -> None:

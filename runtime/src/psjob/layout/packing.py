@@ -8,8 +8,8 @@ from functools import cached_property
 
 import torch
 
-from psjob import memory
-from psjob.layout import Block, Layout, TensorSpec
+from psjob.layout import memory
+from psjob.layout.blocks import Block, Layout, TensorSpec
 
 _whole_at_a_time = threading.Lock()
 """Blocks of one tensor land side by side; where one is put in by way of all of it, another must not be between."""

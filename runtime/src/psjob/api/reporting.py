@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 
-from psjob import attaching, config
+from psjob.api import attach as attaching
 from psjob.checkpoint import disk, files
 from psjob.checkpoint.problems import CheckpointProblem
-from psjob.errors import Refused, exit_refused
+from psjob.process import config
+from psjob.process.errors import Refused, exit_refused
 
 
 def rank() -> int:

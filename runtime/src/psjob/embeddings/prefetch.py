@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from psjob.lookup import Lookup
+from psjob.embeddings.lookup import Lookup
 
 Path = tuple[Any, ...]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from psjob.config import Config
-from psjob.errors import Refused
+from psjob.process.config import Config
+from psjob.process.errors import Refused
 
 
 @dataclass(frozen=True)

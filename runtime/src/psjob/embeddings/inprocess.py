@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from psjob import optimizers
-from psjob.following import RowTables, spec_of
-from psjob.lookup import Lookup
+from psjob.embeddings.lookup import Lookup
+from psjob.embeddings.rowtables import RowTables, spec_of
+from psjob.rules import optimizers
 from psjob.shard.rows import first_rows
 from psjob.tables import Table, TableSpec
 from psjob.tables import rules as row_rules

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch.utils import data as torch_data
 
-from psjob import attaching, record
-from psjob.ahead import Ahead
-from psjob.errors import Refused
+from psjob.api import attach as attaching
+from psjob.embeddings.prefetch import Ahead
+from psjob.process.errors import Refused
+from psjob.resume import record
 
 
 def shard(loader: Any, prefetch: Callable[[Any], Any] | None = None) -> Iterator[Any]:

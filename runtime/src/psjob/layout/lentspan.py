@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from psjob.layout import Layout
+from psjob.layout.blocks import Layout
 
 ALIGN = 64
 """Torch's own tensors begin at multiples of so many bytes; kernels may give other bits for others."""

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import torch
 
-from psjob import optimizers
-from psjob.errors import Refused
-from psjob.lookup import Lookup, Road
+from psjob.embeddings.lookup import Lookup, Road
+from psjob.embeddings.statetable import Table
+from psjob.process.errors import Refused
+from psjob.rules import optimizers
 from psjob.rules.base import check_numbers
-from psjob.statetable import Table
 from psjob.tables import TableSpec
 from psjob.tables import rules as row_rules
 from psjob.worker.rows import RowGrads

@@ -8,9 +8,10 @@ from typing import Final
 
 import torch
 
-from psjob import contract, modes, optimizers, rules
-from psjob.config import Config, Place
-from psjob.errors import Refused
+from psjob import contract, modes, rules
+from psjob.process.config import Config, Place
+from psjob.process.errors import Refused
+from psjob.rules import optimizers
 from psjob.rules.base import Numbers, check_numbers
 from psjob.tables import TableSpec
 from psjob.tables import rules as row_rules

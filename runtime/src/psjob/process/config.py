@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from psjob import contract, modes
-from psjob.errors import Refused
+from psjob.process.errors import Refused
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,10 @@ from typing import Any, Final
 
 import torch
 
-from psjob import memory, safetensors, tagged
-from psjob.errors import Refused
+from psjob.checkpoint import safetensors
+from psjob.layout import memory
+from psjob.process.errors import Refused
+from psjob.resume import tagged
 
 MAGIC: Final = b"PSJR"
 FORMAT: Final = 1

@@ -141,7 +141,7 @@ class Lookup(torch.nn.Module, abc.ABC):
 
     def _alone(self) -> Road:
         """Before attach: rows of this process, to look at only."""
-        from psjob.inprocess import look_alone  # that module knows this one
+        from psjob.embeddings.inprocess import look_alone  # that module knows this one
 
         look_alone(self)
         assert self._road is not None

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from psjob.embedding import Embedding, EmbeddingBag
-from psjob.rowmodule import RowModule
+from psjob.embeddings.embedding import Embedding, EmbeddingBag
+from psjob.embeddings.rowmodule import RowModule
 
 
 def offload_embeddings(model: nn.Module, min_rows: int = 0, **options: Any) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from psjob.lookup import Lookup, Options
+from psjob.embeddings.lookup import Lookup, Options
 from psjob.rules import arrays
 from psjob.tables.rules import COMBINES
 from psjob.tables.spec import IDENTITY

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import torch
 
-from psjob import memory, rules
-from psjob.layout import FLOATS, Block, Layout
+from psjob import rules
+from psjob.layout import memory
+from psjob.layout.blocks import FLOATS, Block, Layout
 from psjob.rules.base import BlockState
 
 

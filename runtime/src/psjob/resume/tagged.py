@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from psjob import memory
+from psjob.layout import memory
 
 DEPTH: Final = 64
 _FACTORIES: Final[dict[str, Callable[[], Any]]] = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "str": str}

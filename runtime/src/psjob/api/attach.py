@@ -11,13 +11,15 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from psjob import config, optimizers, record
-from psjob.attachable import aliases, check, stepper, table_of
-from psjob.errors import Refused, exit_refused, leave_message
-from psjob.following import RowTables
-from psjob.inprocess import attach_alone
-from psjob.lrscaling import LrScaling
-from psjob.rulechoice import as_it_runs, check_reduction, check_state, check_tables, chosen
+from psjob.api.attachable import aliases, check, stepper, table_of
+from psjob.api.lrscaling import LrScaling
+from psjob.api.rulechoice import as_it_runs, check_reduction, check_state, check_tables, chosen
+from psjob.embeddings.inprocess import attach_alone
+from psjob.embeddings.rowtables import RowTables
+from psjob.process import config
+from psjob.process.errors import Refused, exit_refused, leave_message
+from psjob.resume import record
+from psjob.rules import optimizers
 from psjob.worker import exits, hooks, rewind
 from psjob.worker.ending import EXIT_OF, Ending
 from psjob.worker.half import Half

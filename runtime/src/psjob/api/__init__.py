@@ -1,0 +1,1 @@
+"""What a script calls: attach, its slice of the data, reports."""

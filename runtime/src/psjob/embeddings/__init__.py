@@ -1,0 +1,1 @@
+"""Modules and tables whose rows lie on the shards."""

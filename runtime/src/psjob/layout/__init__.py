@@ -1,0 +1,1 @@
+"""Where each tensor lies: blocks, buffers, memory that is lent."""

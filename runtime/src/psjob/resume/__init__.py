@@ -1,0 +1,1 @@
+"""The resume record: what a worker needs to go on where it stood."""
