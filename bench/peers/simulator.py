@@ -12,14 +12,14 @@ import clock
 import numpy as np
 
 from psjob import rules
-from psjob.modes import Async, Local, Mode
+from psjob.modes import Async, LocalSGD, Mode
 from psjob.simulate import protocol
 from psjob.simulate.digits import Digits
 from psjob.simulate.engine import simulate
 from psjob.simulate.problems import Fixed
 from psjob.simulate.schedule import usual
 from psjob.simulate.speeds import Speeds
-from psjob.simulate.training import Training
+from psjob.simulate.training import SimulatedTraining
 from psjob.simulate.words import label
 
 WORKERS = 32
@@ -38,7 +38,7 @@ def main() -> None:
     rows = []
     for mode in usual(WORKERS):
         rows.append(row(f"schedule, {label(mode)}", LEAST["schedule"], 40_000, lambda mode=mode: schedule(mode, 40_000)))
-    local = Local(INNER)
+    local = LocalSGD(INNER)
     what = f"schedule, {label(local)}, in steps"
     rows.append(row(what, LEAST["schedule"], 4000 * INNER, lambda: schedule(local, 4000), f"{INNER} steps a push"))
     for rule in ("plain", "dana-zero"):
@@ -62,14 +62,14 @@ def schedule(mode: Mode, pushes: int) -> None:
 def fixed(name: str, pushes: int) -> None:
     rule = rules.named(name)
     numbers = {**rule.numbers, "lr": 1e-4}
-    simulate(Async(), WORKERS, Speeds(), pushes, work=Training(Fixed(5000), rule, lambda batches: numbers))
+    simulate(Async(), WORKERS, Speeds(), pushes, work=SimulatedTraining(Fixed(5000), rule, lambda batches: numbers))
 
 
 def digits(name: str) -> None:
     rule = rules.named(name)
     with np.errstate(all="ignore"):
         numbers = protocol.schedule(protocol.numbers(rule, {}), WORKERS)
-        simulate(Async(), WORKERS, Speeds(), protocol.PUSHES, work=Training(Digits(), rule, numbers))
+        simulate(Async(), WORKERS, Speeds(), protocol.PUSHES, work=SimulatedTraining(Digits(), rule, numbers))
 
 
 if __name__ == "__main__":

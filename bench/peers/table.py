@@ -9,7 +9,7 @@ import clock
 import rows
 import torch
 
-from psjob.tables import Table, TableSpec
+from psjob.tables import RowTable, TableSpec
 from psjob.tables.rules import check_numbers
 
 
@@ -22,7 +22,7 @@ def main() -> None:
 def row_cycle() -> Callable[[], object]:
     """As the floor's rows: every row of the table is there."""
     numbers = check_numbers("rowwise_adagrad", {"lr": rows.RATE, "eps": rows.EPS})
-    table = Table(TableSpec("rows", rows.WIDTH, "rowwise_adagrad", num_rows=rows.TABLE, init="zeros"))
+    table = RowTable(TableSpec("rows", rows.WIDTH, "rowwise_adagrad", num_rows=rows.TABLE, init="zeros"))
     grad, pulled = rows.gradient(), torch.empty(rows.UNIQUE, rows.WIDTH)
     for start in range(0, rows.TABLE, rows.UNIQUE):
         table.push(torch.arange(start, start + rows.UNIQUE), grad, numbers, 0)

@@ -15,12 +15,12 @@ from unittest import mock
 import torch
 
 from psjob.api import attach as attaching
-from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Peer, Place
+from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Place, ShardAddress
 from psjob.shard.door import Door
 from psjob.shard.server import Server
 from psjob.wire import tcp
 from psjob.wire.tcp import Stream
-from psjob.worker.link import Link
+from psjob.worker.link import ShardLink
 
 OVERLAP = False
 """Do workers overlap where nobody says? Tests whose outcome must not depend on it set both."""
@@ -42,7 +42,7 @@ class Shards:
         """`more` are further fields of `Config`. The other shards find the coordinator, which listens at a port, at `line` of that."""
         held = [_free() for _ in range(2 * shards)]
         ports = [int(sock.getsockname()[1]) for sock in held]
-        peers = tuple(Peer("127.0.0.1", ports[2 * i], ports[2 * i + 1]) for i in range(shards))
+        peers = tuple(ShardAddress("127.0.0.1", ports[2 * i], ports[2 * i + 1]) for i in range(shards))
         self.config = Config(
             "job",
             run,
@@ -133,7 +133,7 @@ def _rewound(rewinds: int, mode: str) -> None:
 
 
 @contextmanager
-def severed(link: Link) -> Iterator[None]:
+def severed(link: ShardLink) -> Iterator[None]:
     """Break a worker's stream; it is dialled again only at the end."""
     dial, mended = link._dial, threading.Event()
 

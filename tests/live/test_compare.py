@@ -17,7 +17,7 @@ import pytest
 from psjob_operator.api.spec import Training
 from psjob_operator.compare import report, sides
 from psjob_operator.compare.local import outcome
-from psjob_operator.compare.outcome import Comparison, Outcome
+from psjob_operator.compare.outcome import Comparison, SideOutcome
 from psjob_operator.local.errors import BadInput
 from psjob_operator.local.history import News
 
@@ -130,7 +130,7 @@ def test_a_run_is_told_from_its_history() -> None:
 EMPTY = {"count": 0, "sum": 0, "max": 0, "buckets": []}
 
 
-def real(title: str, lag: Mapping[str, Any], gap: Mapping[str, Any], idle: list[float | None], mean: float | None) -> Outcome:
+def real(title: str, lag: Mapping[str, Any], gap: Mapping[str, Any], idle: list[float | None], mean: float | None) -> SideOutcome:
     """A job of 30 pushes on each of two shards, by the last line of its history."""
     last = {"time": 13.0, "step": 5, "metrics": {}, "passed": [[1, 10.0], [5, 12.0]], "lag": lag, "gap": gap, "idle": idle}
     return outcome(title, "psjob run", "Complete", [last], {"applied": 60, "lag": mean and {"mean": mean}})
@@ -156,9 +156,9 @@ def test_a_real_page_has_the_histograms_and_idle_times_of_a_simulated_one() -> N
     json.dumps(comparison.as_json(), allow_nan=False)
 
 
-def fall(title: str, every: float, *losses: float) -> Outcome:
+def fall(title: str, every: float, *losses: float) -> SideOutcome:
     curve = [(every * step, float(step), loss) for step, loss in enumerate(losses)]
-    return Outcome(title, f"run {title}", "Complete", curve[-1][0], curve[-1][1], {"loss": curve}, {"loss": losses[-1]})
+    return SideOutcome(title, f"run {title}", "Complete", curve[-1][0], curve[-1][1], {"loss": curve}, {"loss": losses[-1]})
 
 
 def test_time_to_the_loss_is_of_the_lowest_that_all_reached() -> None:
@@ -167,7 +167,7 @@ def test_time_to_the_loss_is_of_the_lowest_that_all_reached() -> None:
     assert [found.time_to(one) for one in found.sides] == [6.0, 1.0]
     named = Comparison("job", "s", {}, "", found.sides, wanted=5.0)
     assert [named.time_to(one) for one in named.sides] == [None, 3.0]
-    assert Comparison("job", "s", {}, "", [Outcome("a", "b", "Complete", 1.0, 1.0)]).target is None
+    assert Comparison("job", "s", {}, "", [SideOutcome("a", "b", "Complete", 1.0, 1.0)]).target is None
 
 
 class Page(HTMLParser):
@@ -204,7 +204,7 @@ def is_alone(page: Page, text: str) -> bool:
 
 
 def test_a_page_says_what_failed_and_escapes_every_word() -> None:
-    bad = Outcome("<b>&", "run '<i>'", "Failed: <script>alert(1)</script>", 0.0, 0.0)
+    bad = SideOutcome("<b>&", "run '<i>'", "Failed: <script>alert(1)</script>", 0.0, 0.0)
     text = report.page(Comparison("<u>", "s", {"<q>": "<q>"}, "<pre>", [bad, fall("good", 1.0, 2, 1)]))
     page = Page(text)
     assert is_alone(page, text) and page.tags["svg"] == 2

@@ -17,7 +17,7 @@ from torch import nn
 from psjob.checkpoint.final import tensors_sha256
 from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind, WireError, dump
-from psjob.worker.lane import Lane
+from psjob.worker.lane import WorkerLane
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving
 
 STREAMS = 3
@@ -48,13 +48,13 @@ def weights(shards: Shards) -> set[float]:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_all_lanes_carry_blocks_and_each_push_counts_once(tmp_path: Path, mode: str) -> None:
     sent: Counter[int] = Counter()
-    plain = Lane.send_block
+    plain = WorkerLane.send_block
 
-    def counted(lane: Lane, header: Header) -> None:
+    def counted(lane: WorkerLane, header: Header) -> None:
         sent[lane.link.lanes.index(lane)] += 1
         plain(lane, header)
 
-    with serving(tmp_path, workers=2, shards=2, mode=mode, streams=STREAMS) as shards, mock.patch.object(Lane, "send_block", counted):
+    with serving(tmp_path, workers=2, shards=2, mode=mode, streams=STREAMS) as shards, mock.patch.object(WorkerLane, "send_block", counted):
         workers = [worker_of(shards, rank) for rank in range(2)]
         all_well(workers, lambda worker: count(worker, 20))
         assert weights(shards) == {20.0 if mode == "sync" else 40.0}

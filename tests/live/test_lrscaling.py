@@ -22,7 +22,7 @@ from psjob.simulate import protocol
 from psjob.simulate.digits import Digits
 from psjob.simulate.engine import simulate
 from psjob.simulate.speeds import Speeds
-from psjob.simulate.training import Training
+from psjob.simulate.training import SimulatedTraining
 from tests.live.live_shards import Rewound, Worker, all_well, serving, together
 from tests.live.test_rows_training import loss_of as click_loss
 from tests.live.test_rows_training import offloaded
@@ -68,7 +68,7 @@ def accuracy(workers: int, linear: bool) -> float:
         drops = sum(batches >= epoch * Digits.updates_per_epoch for epoch in protocol.DROPS)
         return scaling.numbers([{**given, "lr": protocol.LR * 0.1**drops}], batches // workers)[0]
 
-    work = Training(Digits(0), rule, numbers)
+    work = SimulatedTraining(Digits(0), rule, numbers)
     with np.errstate(all="ignore"):
         simulate(Sync(), workers, Speeds(), protocol.PUSHES, 1000, work)
     return 100 * work.score()

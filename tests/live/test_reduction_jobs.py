@@ -17,7 +17,7 @@ from torch import nn
 import psjob as ps
 from psjob.contract import EXIT_REFUSED
 from psjob.process.config import CompressionConfig
-from psjob.worker.ending import Ending
+from psjob.worker.ending import SessionEnd
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.test_shard_relinks import aside
 
@@ -145,7 +145,7 @@ def test_a_reduction_that_fails_ends_the_job_with_its_sentence(tmp_path: Path) -
         assert shards.wait_ended() == [EXIT_REFUSED]
         words = shards.servers[0].words["error"]
         for worker, push in zip(workers, pushes, strict=True):
-            worker.session._end(Ending("lost"))
+            worker.session._end(SessionEnd("lost"))
             push.join(20)
     assert (
         words.startswith("step 1 of block 0: ")

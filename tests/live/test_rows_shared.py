@@ -18,7 +18,7 @@ from psjob.wire.handover import Counter
 from psjob.wire.rows import LENT_ANSWERS, LENT_PUSHES
 from psjob.wire.shared import PAGE, Region
 from psjob.worker import rowsharing
-from psjob.worker.ending import Ending
+from psjob.worker.ending import SessionEnd
 from psjob.worker.rows import LOOKUPS
 from tests.live.live_shards import Shards, Worker, all_well, eventually, serving, severed
 from tests.live.test_rows_checkpoints import adagrad
@@ -205,7 +205,7 @@ def test_what_a_dead_worker_pushed_is_read_after_its_death(tmp_path: Path) -> No
         pushing = aside(lambda: step(dies, 7))
         pending = shards.servers[0].store.row_cells[0].pending
         assert eventually(lambda: shards.servers[0].store.clocks()[1] == 1 and (1, 0) in pending)
-        dies.session._end(Ending("lost"))
+        dies.session._end(SessionEnd("lost"))
         pushing.join(20)
         dies.die()
         dies.session.withdraw()

@@ -16,7 +16,7 @@ from torch import nn
 
 import psjob as ps
 from psjob.embeddings.rowmodule import RowModule
-from psjob.worker.ending import Ending
+from psjob.worker.ending import SessionEnd
 from tests.live.live_shards import Rewound, Worker, all_well, eventually, serving, severed
 from tests.live.test_shard_relinks import aside
 
@@ -294,7 +294,7 @@ def test_who_returns_to_a_table_that_has_moved_on_rewinds(tmp_path: Path) -> Non
         with mock.patch.object(dies.session.links[0], "send_block"):
             pushing = aside(dies.optimizer.step)
             assert eventually(lambda: len(serve.servers[0].store.admission.rows[1].open) == 2)
-            dies.session._end(Ending("lost"))
+            dies.session._end(SessionEnd("lost"))
             pushing.join(20)
             dies.die()
         again = Worker(serve, 1, models[2], OPTIMIZERS["sgd"](models[2]), start=2)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from bench.peers.slow_link import Bucket, SlowLink
 from psjob import codecs
 from psjob.checkpoint.final import tensors_sha256
-from psjob.process.config import CompressionConfig, Peer, Place
+from psjob.process.config import CompressionConfig, Place, ShardAddress
 from psjob.shard.server import Server
 from psjob.shard.statusport import status
 from psjob.wire.frame import Kind
@@ -360,7 +360,7 @@ def test_auto_takes_what_the_measured_link_is_good_for(tmp_path: Path, megabytes
     class Far(Shards):
         def place(self, rank: int, start: int = 1) -> Place:
             near = super().place(rank, start)
-            return replace(near, config=replace(near.config, shards=(Peer(link.host, link.port, 0),)))
+            return replace(near, config=replace(near.config, shards=(ShardAddress(link.host, link.port, 0),)))
 
     link: SlowLink
 

@@ -17,7 +17,7 @@ from psjob.checkpoint.states import read_states
 from psjob.process.config import CompressionConfig
 from psjob.rules.base import of_worker
 from psjob.shard.cell import Cell
-from psjob.worker.ending import Ending
+from psjob.worker.ending import SessionEnd
 from tests.live.live_shards import NEVER, Shards, Worker, all_well, eventually, serving, together
 from tests.live.test_shard_halves import learn, whole_loss
 from tests.live.test_shard_relinks import aside
@@ -155,7 +155,7 @@ def test_a_shard_whose_update_breaks_off_is_gone(tmp_path: Path) -> None:
             cell.state.slots["mean_square@0"] = torch.zeros(3)
         push = aside(lambda: steps(1)(worker))
         assert shards.wait_ended() == [1]
-        worker.session._end(Ending("lost"))
+        worker.session._end(SessionEnd("lost"))
         push.join(20)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.worker.ending import Ending
+from psjob.worker.ending import SessionEnd
 from tests.live import live_shards
 from tests.live.live_shards import NEVER, Shards, Worker, all_well, eventually, serving, severed
 from tests.live.test_shard_relinks import aside, counting, final, numbers, step
@@ -75,7 +75,7 @@ def test_an_async_push_that_one_shard_has_is_made_again_for_the_other(tmp_path: 
         with severed(first.session.links[1]):
             pushing = aside(lambda: step(first))
             assert eventually(lambda: shards.servers[0].store.clocks()[0] == 1)
-            first.session._end(Ending("lost"))
+            first.session._end(SessionEnd("lost"))
             pushing.join(20)
             first.die()
         again = counting(shards, 0, start=2)

@@ -15,11 +15,11 @@ from torch import nn
 from psjob.checkpoint.final import tensors_sha256
 from psjob.layout import memory
 from psjob.layout.blocks import Layout, TensorSpec
-from psjob.layout.lentspan import Span
+from psjob.layout.lentspan import LentSpan
 from psjob.wire.frame import Flag, Header, Kind, WireError, dump
 from psjob.wire.shared import PAGE
 from psjob.worker.arena import Arena
-from psjob.worker.ending import Ending
+from psjob.worker.ending import SessionEnd
 from tests.live.live_shards import Worker, all_well, eventually, serving, severed
 from tests.live.test_shard_relinks import aside
 
@@ -244,7 +244,7 @@ def test_who_returns_in_the_middle_of_a_clock_computes_on_the_weights_of_that_cl
         with severed(dies.session.links[1]):
             pushing = aside(lambda: push_ones(dies))
             assert eventually(lambda: shards.servers[0].store.clocks()[1] == 1)
-            dies.session._end(Ending("lost"))
+            dies.session._end(SessionEnd("lost"))
             pushing.join(20)
             dies.die()
         again = Worker(shards, 1, models[2], sgd(models[2]), start=2)
@@ -287,7 +287,7 @@ def push_ones(worker: Worker) -> None:
 
 def test_what_is_pushed_again_stays_as_a_shard_reads_it() -> None:
     layout = Layout.of((TensorSpec("weight", (8,), "float32", 0),))
-    arena = Arena(Span.of(layout, PAGE))
+    arena = Arena(LentSpan.of(layout, PAGE))
     grad = torch.ones(8)
     kept = arena.begin([grad], True)
     assert arena.stage(0, [grad], 0.5, kept) and arena.packs[0].flat.tolist() == [0.5] * 8
@@ -299,7 +299,7 @@ def test_what_is_pushed_again_stays_as_a_shard_reads_it() -> None:
 def test_what_is_withdrawn_takes_no_block_more() -> None:
     """A link may push again just then: what is there stays there, what is not is sent."""
     layout = Layout.of((TensorSpec("weight", (8,), "float32", 0), TensorSpec("bias", (8,), "float64", 1)))
-    arena = Arena(Span.of(layout, PAGE))
+    arena = Arena(LentSpan.of(layout, PAGE))
     grads = [torch.ones(8), torch.ones(8, dtype=torch.float64)]
     kept = arena.begin(grads, False)
     assert arena.stage(0, grads, 1.0, kept)

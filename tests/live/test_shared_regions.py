@@ -12,7 +12,7 @@ import torch
 
 from psjob.layout import memory
 from psjob.layout.blocks import Layout, TensorSpec
-from psjob.layout.lentspan import Span
+from psjob.layout.lentspan import LentSpan
 from psjob.wire import handover, shared
 from psjob.wire.frame import WireError
 from psjob.wire.handover import Counter
@@ -98,10 +98,10 @@ def test_a_token_opens_one_handover() -> None:
 
 def test_shards_that_offer_at_once_are_lent_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each link has a thread of its own; a worker that gathers into one region must not have lent another to a shard."""
-    span = Span.of(Layout.of((TensorSpec("weight", (8,), "float32", 0),)), PAGE)
+    span = LentSpan.of(Layout.of((TensorSpec("weight", (8,), "float32", 0),)), PAGE)
     counter, theirs, got = Counter("test"), Region.lend(span.size), set[int]()
 
-    def slow(span: Span) -> Arena:
+    def slow(span: LentSpan) -> Arena:
         time.sleep(0.05)
         return Arena(span)
 

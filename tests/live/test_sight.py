@@ -27,14 +27,14 @@ from psjob.shard.statusport import status
 from psjob.simulate.digits import SIZE, Digits
 from psjob.simulate.engine import simulate
 from psjob.simulate.speeds import Speeds
-from psjob.simulate.training import Training
+from psjob.simulate.training import SimulatedTraining
 from tests.live.live_shards import Worker, all_well, eventually, serving
 
 WHOLE = Sample(1, SIZE, SIZE)
 SAMPLE = Sample.of(SIZE, ELEMENTS)
 
 
-class Looked(Training):
+class Looked(SimulatedTraining):
     """Trains on the simulated schedule, and lets a shard's sight see what a shard would."""
 
     def __init__(self, lr: float, sample: Sample = SAMPLE, seed: int = 0) -> None:

@@ -22,9 +22,9 @@ from psjob.checkpoint import files
 from psjob.contract import EXIT_REFUSED
 from psjob.process.errors import Refused
 from psjob.rules.reduction import ReductionProblem
-from psjob.tables import Table, TableSpec
+from psjob.tables import RowTable, TableSpec
 from psjob.tables.rules import COMBINES
-from psjob.worker.ending import Ending
+from psjob.worker.ending import SessionEnd
 from tests.live.live_shards import Worker, all_well, serving, severed
 from tests.live.test_shard_relinks import aside
 
@@ -53,7 +53,7 @@ def test_rows_are_what_numpy_makes_of_all_pushes_in_any_grouping(name: str, dtyp
     for push in pushes:
         for key, values in push:
             expected[key] = ORACLES[name](expected[key], values) if key in expected else np.array(values)
-    table, rule = Table(spec(name, dtype)), COMBINES[name]
+    table, rule = RowTable(spec(name, dtype)), COMBINES[name]
     for clock, push in enumerate(data.draw(st.permutations(pushes))):
         ids, rows = torch.tensor([key for key, _ in push]), torch.tensor([values for _, values in push], dtype=dtype)
         table.push(*rule.distinct(ids, rows), {}, clock)
@@ -64,7 +64,7 @@ def test_rows_are_what_numpy_makes_of_all_pushes_in_any_grouping(name: str, dtyp
 
 
 def test_sums_of_int32_are_exact_or_refused() -> None:
-    table, one = Table(spec("sum", torch.int32)), torch.tensor([5])
+    table, one = RowTable(spec("sum", torch.int32)), torch.tensor([5])
     table.push(one, torch.full((1, WIDTH), 2**31 - 2, dtype=torch.int32), {}, 0)
     table.push(one, torch.ones(1, WIDTH, dtype=torch.int32), {}, 1)
     assert table.pull(one).tolist() == [[2**31 - 1] * WIDTH], "no float32 holds this"
@@ -218,7 +218,7 @@ def test_a_sum_beyond_int32_ends_the_job_with_a_sentence(tmp_path: Path) -> None
         model.count.push(torch.tensor([1]), most)
         pushed = aside(worker.optimizer.step)
         assert shards.wait_ended() == [EXIT_REFUSED]
-        worker.session._end(Ending("lost"))
+        worker.session._end(SessionEnd("lost"))
         pushed.join(20)
         with pytest.raises(ValueError, match="sums reach 2147483648, beyond int32"):
             model.count.push(torch.tensor([1, 1]), torch.cat([most, most]))
@@ -277,13 +277,13 @@ def test_what_would_lose_pushes_and_an_embedding_that_joins_are_refused(tmp_path
 @pytest.mark.parametrize("mode", ["async", "bounded"])
 def test_a_push_is_answered_when_it_has_been_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     """What a push lies in is the worker's again after its step: a slow shard, which has tables alone, must have read it by then."""
-    plain = Table.push
+    plain = RowTable.push
 
-    def slow(table: Table, *given: Any) -> int:
+    def slow(table: RowTable, *given: Any) -> int:
         time.sleep(0.03)
         return plain(table, *given)
 
-    monkeypatch.setattr(Table, "push", slow)
+    monkeypatch.setattr(RowTable, "push", slow)
     seen = torch.zeros(IDS)
 
     def act(worker: Worker) -> None:

@@ -11,7 +11,7 @@ from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.contract import EXIT_RETRY
 from psjob_operator.plan import naming, starts
 from psjob_operator.plan.actions import CreateProcess
-from psjob_operator.plan.config import Job, cluster_config, digest
+from psjob_operator.plan.config import ConfigSource, cluster_config, digest
 from psjob_operator.plan.snapshot import Claim, Exit, Process
 from psjob_operator.plan.times import stamp
 
@@ -178,7 +178,7 @@ class World:
 
     @property
     def digest(self) -> str:
-        job: Job = self
+        job: ConfigSource = self
         return digest(cluster_config(job))
 
     def pods_of(self, role: str, index: int) -> list[Process]:

@@ -19,7 +19,7 @@ from psjob.checkpoint.states import read_states
 from psjob.coordinator.coordinator import Coordinator
 from psjob.layout.blocks import TensorSpec
 from psjob.modes import written
-from psjob.process.config import CheckpointConfig, Config, Peer, Place
+from psjob.process.config import CheckpointConfig, Config, Place, ShardAddress
 from psjob.resume import record
 from psjob.shard.cell import Info
 from psjob.shard.checks import group_numbers
@@ -64,7 +64,7 @@ class Desk:
         **more: Any,
     ) -> None:  # fmt: skip
         """`more` are further fields of `Config`."""
-        peers = tuple(Peer("127.0.0.1", 1 + index, 0) for index in range(shards))
+        peers = tuple(ShardAddress("127.0.0.1", 1 + index, 0) for index in range(shards))
         config = Config("job", run, "0" * 64, mode, 5, update_at, workers, peers, checkpoint, policy, 10.0, 60.0, **more)
         self.folder = folder / run
         places = [Place("shard", i, run, number, number, 0, f"ps-{i}-{number}", config, None, folder, 0) for i in range(shards)]
@@ -210,4 +210,4 @@ class Desk:
 
 def resume(clock: int) -> bytes:
     """A resume record."""
-    return record.pack(record.Record({"epoch": 0, "round": clock}, clock, {}, {}, []))
+    return record.pack(record.ResumeRecord({"epoch": 0, "round": clock}, clock, {}, {}, []))

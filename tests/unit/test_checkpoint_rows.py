@@ -20,7 +20,7 @@ from psjob.checkpoint.rowplaces import MAX_CHAIN, RowPlaces
 from psjob.checkpoint.rows import read_tables
 from psjob.rules.base import check_numbers
 from psjob.shard.tables import RowCuts, Voided
-from psjob.tables import Partition, Table, TableSpec
+from psjob.tables import Partition, RowTable, TableSpec
 from psjob.tables.init import initial_rows
 from psjob.tables.rules import named
 
@@ -38,7 +38,7 @@ SPECS = (
 @dataclass
 class Served:
     number: int
-    table: Table
+    table: RowTable
     n: int = 0
     lock: Any = field(default_factory=threading.Lock)
 
@@ -48,7 +48,7 @@ class World:
 
     def __init__(self, folder: Path, shards: int = 2, seed: int = 0) -> None:
         self.folder, self.partition = folder, Partition.even(shards)
-        self.shards = [[Served(number, Table(spec)) for number, spec in enumerate(SPECS)] for _ in range(shards)]
+        self.shards = [[Served(number, RowTable(spec)) for number, spec in enumerate(SPECS)] for _ in range(shards)]
         self.cuts = [RowCuts(folder, "run-1") for _ in range(shards)]
         self.chance = torch.Generator().manual_seed(seed)
         self.clock, self.base = 0, None
@@ -111,7 +111,7 @@ class World:
         return [together([cells[number].table for cells in self.shards]) for number in range(len(SPECS))]
 
 
-def together(tables: Sequence[Table]) -> dict[int, list[float]]:
+def together(tables: Sequence[RowTable]) -> dict[int, list[float]]:
     """Every row of some shards by id: clock, weights, state."""
     found: dict[int, list[float]] = {}
     for table in tables:
@@ -123,7 +123,7 @@ def together(tables: Sequence[Table]) -> dict[int, list[float]]:
     return found
 
 
-def restored(folder: Path, made: Manifest, shards: int) -> tuple[list[list[tuple[Table, int]]], list[dict[int, list[float]]]]:
+def restored(folder: Path, made: Manifest, shards: int) -> tuple[list[list[tuple[RowTable, int]]], list[dict[int, list[float]]]]:
     back = [read_tables(folder, made, shard, shards) for shard in range(shards)]
     return back, [together([of[number][0] for of in back]) for number in range(len(SPECS))]
 

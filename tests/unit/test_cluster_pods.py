@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from psjob_operator.cluster.kinds import JOBS, PODS, SERVICES, Listing
 from psjob_operator.cluster.pods import GONE_SECONDS, START_SECONDS, parse, unix
 from psjob_operator.cluster.queue import Key
-from psjob_operator.cluster.store import Store
+from psjob_operator.cluster.store import JobStore
 from psjob_operator.render.names import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
 
 AT = "2026-11-21T12:00:00Z"
@@ -135,7 +135,7 @@ def listing(version: int, *items: dict[str, Any]) -> Listing:
 
 
 def test_an_older_word_never_replaces_a_newer_one() -> None:
-    store = Store()
+    store = JobStore()
     assert store.put(PODS, pod(version=5, phase="Running")) == KEY
     assert store.put(PODS, pod(version=4, phase="Pending")) is None
     assert store.put(PODS, pod(version=5, phase="Pending")) is None
@@ -143,7 +143,7 @@ def test_an_older_word_never_replaces_a_newer_one() -> None:
 
 
 def test_what_is_gone_stays_gone_whatever_comes_late() -> None:
-    store = Store()
+    store = JobStore()
     store.put(PODS, pod(version=5))
     assert store.remove(PODS, pod(version=9)) == KEY
     assert store.put(PODS, pod(version=7)) is None
@@ -152,14 +152,14 @@ def test_what_is_gone_stays_gone_whatever_comes_late() -> None:
 
 
 def test_the_removal_of_one_object_does_not_take_the_next_of_its_name() -> None:
-    store = Store()
+    store = JobStore()
     store.put(PODS, pod(version=10, uid="u2"))
     assert store.remove(PODS, pod(version=9, uid="u1")) is None
     assert len(store.pods(KEY)) == 1
 
 
 def test_a_list_takes_away_what_it_does_not_hold_but_not_what_is_younger() -> None:
-    store = Store()
+    store = JobStore()
     store.put(PODS, pod("job-worker-3-r1", version=3, uid="a"))
     store.put(PODS, pod("job-worker-3-r2", version=4, uid="b"))
     store.put(PODS, pod("job-worker-3-r3", version=9, uid="c"))
@@ -168,7 +168,7 @@ def test_a_list_takes_away_what_it_does_not_hold_but_not_what_is_younger() -> No
 
 
 def test_a_list_of_one_namespace_or_one_job_leaves_the_others() -> None:
-    store = Store()
+    store = JobStore()
     other = copy.deepcopy(pod(version=1, uid="x"))
     other["metadata"]["namespace"] = "m"
     store.put(PODS, other)
@@ -180,7 +180,7 @@ def test_a_list_of_one_namespace_or_one_job_leaves_the_others() -> None:
 
 
 def test_children_are_found_by_their_label_and_jobs_by_their_name() -> None:
-    store = Store()
+    store = JobStore()
     service = {"metadata": {**pod()["metadata"], "name": "job-ps", "uid": "s"}}
     assert store.put(SERVICES, service) == KEY
     assert [(it.name, it.owner) for it in store.children(SERVICES, KEY)] == [("job-ps", "run")]
@@ -192,7 +192,7 @@ def test_children_are_found_by_their_label_and_jobs_by_their_name() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "remove", "list"]), st.integers(0, 3), st.integers(1, 30)), max_size=40))
 def test_the_store_holds_each_name_once_and_forgets_no_removal(steps: list[tuple[str, int, int]]) -> None:
-    store = Store()
+    store = JobStore()
     gone: set[str] = set()
     for what, which, version in steps:
         raw = pod(f"job-worker-3-r{which}", version=version, uid=f"{which}-{version // 10}")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob import codecs, contract
-from psjob.codecs import CodecError, Key, choice
+from psjob.codecs import CodecError, CodecKey, choice
 from psjob.codecs.base import SPAN
 from psjob.codecs.randomk import places
 from psjob.layout.blocks import Layout, TensorSpec
@@ -18,7 +18,7 @@ from psjob.layout.blocks import Layout, TensorSpec
 ALL = list(codecs.CODECS)
 LOSSY = [name for name, codec in codecs.CODECS.items() if codec.feeds_back]
 LENGTHS = [1, 2, 63, 64, 255, 256, 257, 1000, SPAN - 1, SPAN, SPAN + 300, 3 * SPAN + 17]
-KEY = Key(seed=7, clock=11, block=3, rank=2)
+KEY = CodecKey(seed=7, clock=11, block=3, rank=2)
 
 
 def codec(name: str) -> codecs.Codec:
@@ -31,7 +31,7 @@ def numbers(length: int, scale: float = 1e-3, seed: int = 0) -> torch.Tensor:
     return torch.randn(length, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def encoded(name: str, source: torch.Tensor, ratio: float = 0.1, key: Key = KEY) -> torch.Tensor:
+def encoded(name: str, source: torch.Tensor, ratio: float = 0.1, key: CodecKey = KEY) -> torch.Tensor:
     """The body, in a buffer with a fence behind its bound, which must stand."""
     bound = codec(name).bound(source.numel(), ratio)
     body = torch.full((bound + 64,), 0xA5, dtype=torch.uint8)
@@ -42,7 +42,7 @@ def encoded(name: str, source: torch.Tensor, ratio: float = 0.1, key: Key = KEY)
     return body[:size].clone()
 
 
-def decoded(name: str, body: torch.Tensor, length: int, ratio: float = 0.1, key: Key = KEY) -> torch.Tensor:
+def decoded(name: str, body: torch.Tensor, length: int, ratio: float = 0.1, key: CodecKey = KEY) -> torch.Tensor:
     out = torch.full((length + 64,), 77.0)
     codec(name).decode(body, out[:length], key, ratio)
     assert bool((out[length:] == 77.0).all())
@@ -137,7 +137,7 @@ def test_topk_of_equal_or_few_numbers_stays_within_its_bound() -> None:
 @given(st.integers(1, 100_000), st.floats(1e-4, 1.0), st.integers(0, 2**31), st.integers(0, 2**40), st.integers(0, 4000))
 def test_random_places_rise_inside_the_block(length: int, ratio: float, seed: int, clock: int, rank: int) -> None:
     k = max(1, min(length, int(length * ratio)))
-    chosen = places(length, k, Key(seed, clock, 0, rank))
+    chosen = places(length, k, CodecKey(seed, clock, 0, rank))
     assert chosen.numel() == k
     assert int(chosen[0]) >= 0
     assert int(chosen[-1]) < length
@@ -145,12 +145,12 @@ def test_random_places_rise_inside_the_block(length: int, ratio: float, seed: in
 
 
 def test_random_places_follow_from_the_key_and_are_fair() -> None:
-    assert places(64, 8, Key(1, 2, 3, 4)).tolist() == [1, 15, 16, 28, 36, 41, 49, 60]  # of another psjob version too
+    assert places(64, 8, CodecKey(1, 2, 3, 4)).tolist() == [1, 15, 16, 28, 36, 41, 49, 60]  # of another psjob version too
     drawn = torch.zeros(640)
     for clock in range(2000):
-        drawn[places(640, 64, Key(5, clock, 0, 0))] += 1
+        drawn[places(640, 64, CodecKey(5, clock, 0, 0))] += 1
     assert float(drawn.min()) > 140 and float(drawn.max()) < 265  # 200 expected, sigma 13.4
-    seen = {tuple(places(640, 64, key).tolist()) for key in (Key(1), Key(clock=1), Key(block=1), Key(rank=1), Key())}
+    seen = {tuple(places(640, 64, key).tolist()) for key in (CodecKey(1), CodecKey(clock=1), CodecKey(block=1), CodecKey(rank=1), CodecKey())}
     assert len(seen) == 5
 
 
@@ -162,7 +162,7 @@ def test_with_error_feedback_nothing_is_lost_over_the_clocks(name: str) -> None:
         grad = numbers(length, seed=clock) + 1e-4
         total += grad
         left += grad
-        key = Key(clock=clock)
+        key = CodecKey(clock=clock)
         arrived += decoded(name, encoded(name, left, key=key), length, key=key)
     assert torch.allclose(arrived + left, total, atol=1e-6)
     assert float(left.abs().max()) < 30 * 4e-3

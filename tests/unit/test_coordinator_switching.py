@@ -9,7 +9,7 @@ import pytest
 
 from psjob import contract
 from psjob.coordinator.switching import following
-from psjob.modes import Async, Backup, Bounded, Served, Softsync, Sync, of, read, written
+from psjob.modes import Async, Backup, Bounded, ServedMode, Softsync, Sync, of, read, written
 from psjob.process.config import place, wished
 from psjob.process.errors import Refused
 from psjob.wire.frame import Kind
@@ -32,19 +32,19 @@ from tests.unit.test_coordinator_marks import cut
         (Softsync(), Sync(), None),
     ],
 )
-def test_the_way_to_another_mode(runs: Served, wish: Served, after: Served | None) -> None:
+def test_the_way_to_another_mode(runs: ServedMode, wish: ServedMode, after: ServedMode | None) -> None:
     assert following(runs, wish) == after
 
 
 @pytest.mark.parametrize("mode", [Sync(), Async(), Bounded(1), Bounded(7)])
-def test_a_mode_is_read_as_it_was_written(mode: Served) -> None:
+def test_a_mode_is_read_as_it_was_written(mode: ServedMode) -> None:
     assert read(written(mode)) == mode
     for word in ("some", "bounded:many"):
         with pytest.raises(ValueError, match=word.partition(":")[2] or word):
             read(word)
 
 
-def again(desk: Desk, rewinds: int, mode: Served | None = None) -> list[Clerk]:
+def again(desk: Desk, rewinds: int, mode: ServedMode | None = None) -> list[Clerk]:
     """All workers say hello as fresh processes that run `mode` (None: the job's)."""
     word = written(desk.c.mode if mode is None else mode)
     clerks = [desk.hello(rank, rewinds=rewinds, mode=word) for rank in desk.c.members.all]
@@ -52,7 +52,7 @@ def again(desk: Desk, rewinds: int, mode: Served | None = None) -> list[Clerk]:
     return clerks
 
 
-def wish(desk: Desk, mode: Served) -> None:
+def wish(desk: Desk, mode: ServedMode) -> None:
     """The config asks for another mode, and the coordinator looks there."""
     desk.c.switching.wish = mode
     desk.c.switching._looked = 0.0
@@ -103,7 +103,7 @@ def test_from_async_to_sync_nobody_skips_a_batch(tmp_path: Path) -> None:
     ("was", "asked", "runs"),
     [("sync", "async", Async()), ("bounded", "sync", Sync()), ("async", "sync", Async()), ("async", "bounded", Bounded(3))],
 )
-def test_a_coordinator_that_starts_again_runs_what_the_checkpoint_allows(tmp_path: Path, was: str, asked: str, runs: Served) -> None:
+def test_a_coordinator_that_starts_again_runs_what_the_checkpoint_allows(tmp_path: Path, was: str, asked: str, runs: ServedMode) -> None:
     """Everything died after the checkpoint, and before anyone had gone over."""
     desk = Desk(tmp_path, mode=was)
     cut(desk, desk.begun(), [3, 3] if was == "sync" else [4, 2])
@@ -153,7 +153,7 @@ def test_where_workers_step_the_mode_stays(tmp_path: Path, caplog: pytest.LogCap
     ],
 )
 def test_what_goes_with_one_mode_keeps_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str, asked: Served, more: dict[str, str], why: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str, asked: ServedMode, more: dict[str, str], why: str
 ) -> None:
     desk = Desk(tmp_path, mode=mode, **more)
     cut(desk, desk.begun(), [2, 2])

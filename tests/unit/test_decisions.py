@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob.coordinator.decisions import Decisions, Order
-from psjob.modes import Backup, Batch, Local, Mode, Push, Softsync, Threshold
+from psjob.modes import Backup, Batch, LocalSGD, Mode, Push, Softsync, Threshold
 
 
 def decisions(mode: Mode, workers: int = 3, shards: int = 1, version: int = 0) -> Decisions:
@@ -76,7 +76,7 @@ def test_what_the_last_leave_behind_is_decided() -> None:
 
 
 def test_a_mode_that_waits_for_a_time_is_asked_again() -> None:
-    made = decisions(Local(8, quorum=2, grace=5.0))
+    made = decisions(LocalSGD(8, quorum=2, grace=5.0))
     made.told(0, 0, 0, 0, 10.0)
     assert made.told(0, 1, 0, 0, 11.0) is None and made.until == 16.0
     order = made.ask(16.0)

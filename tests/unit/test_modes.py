@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob import contract
-from psjob.modes import MODES, Async, Backup, Batch, Bounded, Local, LocalAsync, Mode, Push, Quorum, Softsync, Sync, Threshold, of
+from psjob.modes import MODES, Async, Backup, Batch, Bounded, LocalAsync, LocalSGD, Mode, Push, Quorum, Softsync, Sync, Threshold, of
 from psjob.process.config import LocalConfig
 
 ALL = frozenset(range(4))
@@ -50,13 +50,13 @@ LOST = Push(2, 9, None)
         (Threshold(2), [Push(1, 3, 3)], Batch((Push(1, 3, 3),))),
         (Threshold(2), [Push(1, 2, 2)], Batch(dropped=(Push(1, 2, 2),))),
         (Threshold(2), [LOST], Batch(dropped=(LOST,))),
-        (Local(8), fresh(2, 0, 3), None),
-        (Local(8), fresh(2, 0, 3, 1), Batch(tuple(fresh(0, 1, 2, 3)))),
-        (Local(8, quorum=3), fresh(2, 0), None),
-        (Local(8, quorum=3), fresh(2, 0, 3), Batch(tuple(fresh(0, 2, 3)))),
-        (Local(8, quorum=2, grace=30), fresh(2, 0, 3, at=80), Batch(until=110)),
-        (Local(8, quorum=2, grace=20), fresh(2, 0, 3, at=80), Batch(tuple(fresh(0, 2, 3, at=80)))),
-        (Local(8, quorum=3), [*fresh(2, 0), LATE], Batch(dropped=(LATE,))),
+        (LocalSGD(8), fresh(2, 0, 3), None),
+        (LocalSGD(8), fresh(2, 0, 3, 1), Batch(tuple(fresh(0, 1, 2, 3)))),
+        (LocalSGD(8, quorum=3), fresh(2, 0), None),
+        (LocalSGD(8, quorum=3), fresh(2, 0, 3), Batch(tuple(fresh(0, 2, 3)))),
+        (LocalSGD(8, quorum=2, grace=30), fresh(2, 0, 3, at=80), Batch(until=110)),
+        (LocalSGD(8, quorum=2, grace=20), fresh(2, 0, 3, at=80), Batch(tuple(fresh(0, 2, 3, at=80)))),
+        (LocalSGD(8, quorum=3), [*fresh(2, 0), LATE], Batch(dropped=(LATE,))),
         (LocalAsync(8), fresh(2, 0), Batch((fresh(2)[0],))),
         (LocalAsync(8), [LATE, *fresh(2)], Batch((LATE,))),
     ],
@@ -81,7 +81,7 @@ def test_nothing_is_decided_of_nothing(mode: Mode) -> None:
         (Softsync(), (True, True, True, True)),
         (Async(), (False, True, True, True)),
         (Threshold(), (False, True, True, True)),
-        (Local(), (False, True, True, True)),
+        (LocalSGD(), (False, True, True, True)),
         (LocalAsync(), (False, True, True, True)),
     ],
 )
@@ -97,10 +97,10 @@ def test_who_may_go_on(mode: Mode, goes: tuple[bool, ...]) -> None:
         (lambda: Bounded(-1), "staleness is -1"),
         (lambda: Softsync(0), "splits is 0"),
         (lambda: Threshold(-2), "lag is -2"),
-        (lambda: Local(0), "inner_steps is 0"),
-        (lambda: Local(quorum=-1), "quorum is -1"),
+        (lambda: LocalSGD(0), "inner_steps is 0"),
+        (lambda: LocalSGD(quorum=-1), "quorum is -1"),
         (lambda: LocalAsync(0), "inner_steps is 0"),
-        (lambda: Local(grace=float("nan")), "grace is nan"),
+        (lambda: LocalSGD(grace=float("nan")), "grace is nan"),
     ],
 )
 def test_numbers_out_of_range_are_named(made, sentence: str) -> None:  # type: ignore[no-untyped-def]
@@ -143,7 +143,7 @@ PUSHES = st.lists(
 
 
 @given(
-    st.sampled_from([Sync(), Backup(2), Bounded(0), Bounded(2), Softsync(2), Async(), Threshold(1), Local(4, 2, 3.0), Local(4)]),
+    st.sampled_from([Sync(), Backup(2), Bounded(0), Bounded(2), Softsync(2), Async(), Threshold(1), LocalSGD(4, 2, 3.0), LocalSGD(4)]),
     PUSHES,
     st.frozensets(st.integers(0, 5)),
     st.integers(9, 12),

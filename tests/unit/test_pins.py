@@ -16,7 +16,7 @@ from psjob.checkpoint.increments import EMPTY, MAX_FILES, Base, Lies, staying
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Push, Sync
 from psjob.shard.cell import Arrived, Cell, Gradient, Info, Replies, Waiter
-from psjob.shard.gaps import Gaps
+from psjob.shard.gaps import PushGaps
 from psjob.shard.pins import Pin, Voided, room
 from psjob.shard.spare import Spare
 from psjob.shard.store import Store
@@ -164,7 +164,7 @@ def test_work_beside_pushes_waits_for_a_gap_but_not_for_ever(busy: bool) -> None
         asked.append(time.monotonic())
         return asked[-1] if busy else 0.0
 
-    gaps = Gaps(pushed)
+    gaps = PushGaps(pushed)
     time.sleep(0.02)
     gaps.wait()
     assert len(asked) > 1 if busy else len(asked) == 1

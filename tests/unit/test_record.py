@@ -54,7 +54,7 @@ def model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Dropout(0.5), torch.nn.Linear(5, 2))
 
 
-def captured(stateful: dict[str, Any] | None = None, cursor: dict[str, int] | None = None) -> record.Record:
+def captured(stateful: dict[str, Any] | None = None, cursor: dict[str, int] | None = None) -> record.ResumeRecord:
     m = model()
     return record.capture(cursor or {"epoch": 2, "round": 7}, 41, m, stateful or {}, torch.optim.SGD(m.parameters(), lr=0.1))
 
@@ -62,7 +62,7 @@ def captured(stateful: dict[str, Any] | None = None, cursor: dict[str, int] | No
 @given(values)
 @settings(deadline=None, max_examples=200)
 def test_values_come_back_as_they_were(value: Any) -> None:
-    kept = record.Record(None, 0, {}, {"x": value}, [])
+    kept = record.ResumeRecord(None, 0, {}, {"x": value}, [])
     again = record.unpack(record.pack(kept)).stateful["x"]
     assert tagged.differences(value, again) == []
     assert record.verify_round_trip({"x": Holder(value)}) == []

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.modes import Async, Backup, Bounded, Local, LocalAsync, Mode, Softsync, Sync, Threshold
-from psjob.simulate.engine import Outcome, simulate
+from psjob.modes import Async, Backup, Bounded, LocalAsync, LocalSGD, Mode, Softsync, Sync, Threshold
+from psjob.simulate.engine import SimulationOutcome, simulate
 from psjob.simulate.speeds import Outage, Speeds, Stall
-from psjob.simulate.trace import Record, Trace, read
+from psjob.simulate.trace import Trace, TraceRecord, read
 
 CONSTANT = Speeds(mean=100.0, shape=math.inf)
 ROUGH = Speeds(spread=0.6, stall=Stall(0.05, 5), slow={2: 1.5}, outages=(Outage(0, 300, 400), Outage(3, 900)), up=3, down=5)
 MODES: list[Mode] = [
-    Sync(), Backup(1), Bounded(0), Bounded(2), Softsync(2), Softsync(2, by_lag=False), Async(), Threshold(3), Local(3), Local(3, 2, 20.0),
-    LocalAsync(3),
+    Sync(), Backup(1), Bounded(0), Bounded(2), Softsync(2), Softsync(2, by_lag=False), Async(), Threshold(3), LocalSGD(3),
+    LocalSGD(3, 2, 20.0), LocalAsync(3),
 ]  # fmt: skip
 
 
-def records(mode: Mode, workers: int, speeds: Speeds, pushes: int, path: Path, **more: bool) -> tuple[list[Record], Outcome]:
+def records(mode: Mode, workers: int, speeds: Speeds, pushes: int, path: Path, **more: bool) -> tuple[list[TraceRecord], SimulationOutcome]:
     outcome = simulate(mode, workers, speeds, pushes, trace=Trace(path), **more)
     return list(read(path)), outcome
 
@@ -37,9 +37,9 @@ GOLDEN = {
     "Softsync(splits=2, by_lag=False)": "bb7095fe7249a31d54ef3ee92d0a081b0c392da0d2682202c38ea3c443b1e209",
     "Async()": "01c724f4b9c07c8fc87756285160cf9cedb8bd575888f30820ecc4d8cc59f606",
     "Threshold(lag=3)": "a402fdb86d6d25868d934d246c0269be77b7fa10e31c7ad0da8da7af57bf0c0d",
-    "Local(inner_steps=3, quorum=0, grace=0.0)": "a331fae9234a07d9ba744b82a6e619744c7ea6c0da2a2ce46299eea933e5e9b2",
+    "LocalSGD(inner_steps=3, quorum=0, grace=0.0)": "a331fae9234a07d9ba744b82a6e619744c7ea6c0da2a2ce46299eea933e5e9b2",
     "LocalAsync(inner_steps=3)": "3656ce09a299c0b2ff74bbe2808da26fc25b50d4ecf9b0c37964e796e07aeb65",
-    "Local(inner_steps=3, quorum=2, grace=20.0)": "85ccca5e7248d43aba4fb0ef57e7835cfcf1a94df3269d7238d3d6afa0ce8363",
+    "LocalSGD(inner_steps=3, quorum=2, grace=20.0)": "85ccca5e7248d43aba4fb0ef57e7835cfcf1a94df3269d7238d3d6afa0ce8363",
 }
 
 
@@ -108,7 +108,7 @@ def test_backup_drops_the_late_and_interrupts_when_asked(tmp_path: Path) -> None
 
 def test_local_waits_for_its_grace(tmp_path: Path) -> None:
     speeds = Speeds(mean=100.0, shape=math.inf, slow={2: 1.1, 3: 2.0})
-    rows, outcome = records(Local(2, quorum=2, grace=30.0), 4, speeds, 8, tmp_path / "t.jsonl")
+    rows, outcome = records(LocalSGD(2, quorum=2, grace=30.0), 4, speeds, 8, tmp_path / "t.jsonl")
     assert [(row.t, row.worker, round(row.weight, 3)) for row in rows[:4]] == [
         (230, 0, 0.333),
         (230, 1, 0.333),
@@ -153,7 +153,7 @@ def test_every_push_is_decided_on_once_and_in_order(
     assert outcome.kept + outcome.dropped == len(trace.all) <= outcome.pushes
     times = [row.t for row in trace.all]
     assert times == sorted(times)
-    if isinstance(mode, Sync | Backup | Local):
+    if isinstance(mode, Sync | Backup | LocalSGD):
         assert all(row.lag == 0 for row in trace.all if row.weight)
     if len({outage.worker for outage in outages if outage.away == math.inf}) < workers:
         assert outcome.pushes == 120, "nobody hangs"
@@ -164,10 +164,10 @@ class _Kept(Trace):
 
     def __init__(self) -> None:
         super().__init__()
-        self.all: list[Record] = []
+        self.all: list[TraceRecord] = []
 
     def flush(self) -> None:
-        self.all += [Record(*row) for row in self.rows]
+        self.all += [TraceRecord(*row) for row in self.rows]
         super().flush()
 
 

@@ -12,7 +12,7 @@ from psjob.modes import Async, Backup, Bounded, Softsync, Sync
 from psjob.simulate.engine import simulate
 from psjob.simulate.problems import Quadratic
 from psjob.simulate.speeds import Speeds, Stall
-from psjob.simulate.training import Training
+from psjob.simulate.training import SimulatedTraining
 
 STALLS = Speeds(stall=Stall(0.01, extra=4.0))
 
@@ -79,7 +79,7 @@ def test_async_is_stable_up_to_its_bound(workers: int) -> None:
     for factor in (0.97, 1.03):
         rule = rules.named("plain")
         numbers = {**rule.numbers, "lr": factor * bound}
-        work = Training(Quadratic(1), rule, lambda batches, numbers=numbers: numbers)
+        work = SimulatedTraining(Quadratic(1), rule, lambda batches, numbers=numbers: numbers)
         simulate(Async(), workers, Speeds(shape=math.inf), 250 * workers * workers, work=work)
         ends.append(work.score())
     assert ends[0] < 0.1 and ends[1] > 10

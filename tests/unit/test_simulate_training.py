@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 
 from psjob import rules
-from psjob.modes import Async, Backup, Batch, Bounded, Local, Mode, Push, Softsync, Sync
+from psjob.modes import Async, Backup, Batch, Bounded, LocalSGD, Mode, Push, Softsync, Sync
 from psjob.rules.base import BlockState, Numbers
 from psjob.simulate import cli, protocol
 from psjob.simulate.digits import BATCH, SIZE, Digits
 from psjob.simulate.engine import simulate
 from psjob.simulate.problems import Fixed, Floats, Quadratic
 from psjob.simulate.speeds import Outage, Speeds
-from psjob.simulate.training import Inner, Library, Training
+from psjob.simulate.training import Inner, Library, SimulatedTraining
 from psjob.simulate.words import label, mode_of
 
 UNEVEN = Speeds(spread=0.6)
 
 
-def trained(mode: Mode, rule: str = "plain", pushes: int = 200, library: Library = "numpy", **numbers: float) -> Training:
+def trained(mode: Mode, rule: str = "plain", pushes: int = 200, library: Library = "numpy", **numbers: float) -> SimulatedTraining:
     one = rules.named(rule)
     given: Numbers = {**one.numbers, "lr": 0.05, **numbers}
-    work = Training(Digits(3), one, lambda batches: given, library)
+    work = SimulatedTraining(Digits(3), one, lambda batches: given, library)
     simulate(mode, 5, UNEVEN, pushes, 1, work)
     return work
 
@@ -37,7 +37,7 @@ def test_no_staleness_is_sync_bit_for_bit() -> None:
     assert trained(Bounded(0), "nag").weights.tobytes() == trained(Sync(), "nag").weights.tobytes()
 
 
-class Written(Training):
+class Written(SimulatedTraining):
     """Writes down the gradients of each update."""
 
     updates: list[list[Floats]]
@@ -67,7 +67,7 @@ def test_an_update_is_one_of_the_kept_gradients_alone(mode: Mode) -> None:
 
 
 def test_softsync_divides_by_the_lag() -> None:
-    work = Training(Fixed(4, 1), rules.named("plain"), lambda batches: {"lr": 1.0, "weight_decay": 0.0})
+    work = SimulatedTraining(Fixed(4, 1), rules.named("plain"), lambda batches: {"lr": 1.0, "weight_decay": 0.0})
     gradient = work.problem.gradient(work.weights)[0]
     for worker in (0, 1):
         work.begin(worker)
@@ -84,7 +84,7 @@ def test_numpy_and_torch_come_to_the_same(rule: str) -> None:
 
 def test_who_leaves_is_forgotten() -> None:
     rule = rules.named("dana-zero")
-    work = Training(Quadratic(3), rule, lambda batches: {**rule.numbers, "lr": 0.01})
+    work = SimulatedTraining(Quadratic(3), rule, lambda batches: {**rule.numbers, "lr": 0.01})
     simulate(Async(), 3, Speeds(outages=(Outage(1, 2000),)), 120, work=work)
     own = [slot for name, slot in work.state.slots.items() if name.startswith("v@")]
     assert len(own) == 2
@@ -94,8 +94,10 @@ def test_who_leaves_is_forgotten() -> None:
 def test_local_steps_are_the_worker_s_own() -> None:
     """One worker, an outer rule that takes the difference as it is: the same as those steps at once."""
     inner, numbers = rules.named("heavy-ball"), {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.0}
-    work = Training(Digits(3), rules.named("plain"), lambda batches: {"lr": 1.0, "weight_decay": 0.0}, inner=Inner(inner, numbers, 6))
-    simulate(Local(6), 1, Speeds(), 5, work=work)
+    work = SimulatedTraining(
+        Digits(3), rules.named("plain"), lambda batches: {"lr": 1.0, "weight_decay": 0.0}, inner=Inner(inner, numbers, 6)
+    )
+    simulate(LocalSGD(6), 1, Speeds(), 5, work=work)
     problem = Digits(3)
     state = BlockState(problem.begin())
     for _ in range(30):
@@ -159,7 +161,7 @@ def test_the_schedule_of_lr() -> None:
     ("text", "mode"),
     [
         ("sync", Sync()), ("backup", Backup(1)), ("backup:4", Backup(4)), ("bounded:staleness=2", Bounded(2)),
-        ("softsync:8,by_lag=false", Softsync(8, by_lag=False)), ("local:20,quorum=6,grace=2.5", Local(20, 6, 2.5)),
+        ("softsync:8,by_lag=false", Softsync(8, by_lag=False)), ("local:20,quorum=6,grace=2.5", LocalSGD(20, 6, 2.5)),
     ],
 )  # fmt: skip
 def test_modes_as_they_are_written(text: str, mode: Mode) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from psjob.coordinator.members import State
-from psjob.coordinator.progress import MAX_METRICS, Progress
+from psjob.coordinator.progress import MAX_METRICS, JobProgress
 from psjob.shard.statusport import status
 from psjob_operator.api.load import load_job
 from psjob_operator.cluster.progress import parse
@@ -51,7 +51,7 @@ def test_the_status_of_the_largest_job_is_read_whole(tmp_path: Path) -> None:
 
 
 def test_names_that_are_never_told_again_make_room() -> None:
-    progress = Progress()
+    progress = JobProgress()
     for step in range(1000):
         progress.report(0, {"loss": 1.0 / (step + 1), f"loss at {step}": float(step)})
     assert len(progress.metrics) == MAX_METRICS

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob.rules.base import check_numbers
-from psjob.tables import BUCKETS, Partition, Table, TableSpec, bucket_of, merge
+from psjob.tables import BUCKETS, Partition, RowTable, TableSpec, bucket_of, merge
 from psjob.tables.init import initial_rows
 from psjob.tables.rules import named
 
@@ -103,7 +103,7 @@ GOLDEN = [[-1.3899343, 0.599975, 0.5606822], [1.5900632, 1.2974447, 0.6520404]]
 
 
 def test_a_pull_makes_no_row_and_a_push_does() -> None:
-    table = Table(small())
+    table = RowTable(small())
     first = table.pull(ids(5, -9, 5))
     assert len(table) == 0 and torch.equal(first[0], first[2])
     table.push(ids(-9), ones(1), LR, 0)
@@ -114,7 +114,7 @@ def test_a_pull_makes_no_row_and_a_push_does() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    table = Table(small(num_rows=10))
+    table = RowTable(small(num_rows=10))
     with pytest.raises(ValueError, match="table t: ids are 0 to 9, got 10"):
         table.pull(ids(3, 10))
     with pytest.raises(ValueError, match="ids are 0 to 9, got -1"):
@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_a_row_comes_when_it_was_named_often_enough() -> None:
-    table = Table(small(admit_after=3))
+    table = RowTable(small(admit_after=3))
     first = table.pull(ids(1, 2))
     for clock in range(2):
         assert table.push(ids(1, 2), ones(2), LR, clock) == 0
@@ -136,7 +136,7 @@ def test_a_row_comes_when_it_was_named_often_enough() -> None:
 
 
 def test_counts_never_fall_short_and_stay_bounded() -> None:
-    table = Table(small(admit_after=4))
+    table = RowTable(small(admit_after=4))
     assert table._counts is not None
     rare = torch.arange(100_000) * 31
     for clock in range(3):
@@ -149,7 +149,7 @@ def test_counts_never_fall_short_and_stay_bounded() -> None:
 
 
 def test_rows_that_nobody_names_go() -> None:
-    table = Table(small(evict_after=16, rule="adam"))
+    table = RowTable(small(evict_after=16, rule="adam"))
     first = table.pull(ids(1))
     table.push(ids(1, 2), ones(2), ADAM, 0)
     for clock in range(1, 16):
@@ -159,7 +159,7 @@ def test_rows_that_nobody_names_go() -> None:
     assert torch.equal(table.pull(ids(1)), first)
     used = table._slab.top
     table.push(ids(1), ones(1), ADAM, 17)
-    fresh = Table(small(rule="adam"))
+    fresh = RowTable(small(rule="adam"))
     fresh.push(ids(1), ones(1), ADAM, 0)
     assert torch.equal(table.pull(ids(1)), fresh.pull(ids(1))), "its state begins again too"
     assert table._slab.top == used, "its slot is used again"
@@ -216,15 +216,15 @@ def test_a_partition_is_whole_and_survives_json() -> None:
 # -- cuts ----------------------------------------------------------------------------------------
 
 
-def full(table: Table) -> dict[int, list[float]]:
+def full(table: RowTable) -> dict[int, list[float]]:
     """Every row by id: last clock, weights, state."""
     planes = table.export()
     names = [name for name in planes if name != "ids"]
     return {i: [x for name in names for x in planes[name][at].reshape(-1).tolist()] for at, i in enumerate(planes["ids"].tolist())}
 
 
-def copied(table: Table, parts: list[dict[str, torch.Tensor]], onto: Table | None = None) -> Table:
-    other = Table(table.spec) if onto is None else onto
+def copied(table: RowTable, parts: list[dict[str, torch.Tensor]], onto: RowTable | None = None) -> RowTable:
+    other = RowTable(table.spec) if onto is None else onto
     for part in parts:
         other.load(part)
     return other
@@ -234,8 +234,8 @@ def copied(table: Table, parts: list[dict[str, torch.Tensor]], onto: Table | Non
 @given(st.data())
 def test_a_cut_is_the_table_as_it_was(data: Any) -> None:
     """Whatever is pushed or goes while it is read; and a chain of changes gives the same as the whole."""
-    table = Table(small(rule="adam", evict_after=3))
-    chain = Table(table.spec)
+    table = RowTable(small(rule="adam", evict_after=3))
+    chain = RowTable(table.spec)
     clock = 0
 
     def push() -> None:
@@ -268,7 +268,7 @@ def test_a_cut_is_the_table_as_it_was(data: Any) -> None:
 
 def test_rows_come_back_onto_other_shards() -> None:
     spec = small(rule="adam", admit_after=2)
-    whole = Table(spec)
+    whole = RowTable(spec)
     some = torch.arange(500) * 3 - 700
     for clock in range(4):
         whole.push(some[clock * 10 :], torch.randn(500 - clock * 10, 3), ADAM, clock)
@@ -278,7 +278,7 @@ def test_rows_come_back_onto_other_shards() -> None:
     three = Partition.even(3)
     shards = []
     for shard in range(3):
-        shards.append(Table(spec))
+        shards.append(RowTable(spec))
         for part in parts:
             shards[-1].load(part, three.buckets(shard))
         shards[-1].load_counts(cut.counts, three.buckets(shard))
@@ -295,7 +295,7 @@ def test_rows_come_back_onto_other_shards() -> None:
 
 
 def test_planes_that_do_not_fit_are_refused() -> None:
-    table = Table(small(rule="adam"))
+    table = RowTable(small(rule="adam"))
     table.push(ids(1), ones(1), ADAM, 0)
     rows = table.export()
     with pytest.raises(ValueError, match=r"plane exp_avg is torch.float32 of \(1, 3\), found nothing"):

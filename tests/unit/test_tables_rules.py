@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from psjob.rules.base import check_numbers
-from psjob.tables import Table, TableSpec
+from psjob.tables import RowTable, TableSpec
 from psjob.tables.rules import RULES, named
 
 torch.set_num_threads(1)
@@ -29,7 +29,7 @@ def pushes(seed: int = 3, every_row: bool = False) -> list[tuple[torch.Tensor, t
 
 def trained(rule: str, numbers: dict[str, Any], given: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
     """(initial weights of all rows, weights after the pushes)."""
-    table = Table(TableSpec("t", DIM, rule, num_rows=ROWS, seed=5))
+    table = RowTable(TableSpec("t", DIM, rule, num_rows=ROWS, seed=5))
     every = torch.arange(ROWS)
     before = table.pull(every)
     for clock, (ids, grads) in enumerate(given):
@@ -135,7 +135,7 @@ def test_ftrl_makes_zeros() -> None:
 
 
 def test_another_rate_moves_no_row_of_ftrl() -> None:
-    table, every = Table(TableSpec("t", DIM, "ftrl", num_rows=ROWS, seed=5)), torch.arange(ROWS)
+    table, every = RowTable(TableSpec("t", DIM, "ftrl", num_rows=ROWS, seed=5)), torch.arange(ROWS)
     for clock, (ids, grads) in enumerate(pushes(every_row=True)):
         table.push(ids, grads, check_numbers(named("ftrl"), {"lr": 0.1, "l1": 0.01}), clock)
     before = table.pull(every)

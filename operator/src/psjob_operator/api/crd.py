@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from psjob_operator.api.fixed import fixed_rules
-from psjob_operator.api.rules import Rule, rules
+from psjob_operator.api.rules import FieldRule, rules
 from psjob_operator.api.schema import Schema, openapi
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import JobStatus
@@ -165,7 +165,7 @@ def _bound(part: Schema, longest: int) -> None:
         _bound(part["items"], longest)
 
 
-def _validation(rule: Rule) -> Schema:
+def _validation(rule: FieldRule) -> Schema:
     where = {"fieldPath": f".{rule.about}"} if rule.about else {}
     return {"rule": rule.cel, "message": rule.message, **where}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from psjob_operator.api.crd import schema
 from psjob_operator.api.fixed import MUTABLE
-from psjob_operator.api.rules import Rule, rules
+from psjob_operator.api.rules import FieldRule, rules
 from psjob_operator.api.template import template_rules
 from psjob_operator.contract import GOES_ON
 
@@ -101,9 +101,9 @@ def _rules() -> str:
     return "\n".join([*lines, *(f"| `{_where(rule)}`{'' if rule.cel else ' (operator)'} | {rule.message} |" for rule in _all())]) + "\n"
 
 
-def _where(rule: Rule) -> str:
+def _where(rule: FieldRule) -> str:
     return ".".join(part for part in (rule.at, rule.about) if part)
 
 
-def _all() -> tuple[Rule, ...]:
+def _all() -> tuple[FieldRule, ...]:
     return (*rules(), *template_rules())

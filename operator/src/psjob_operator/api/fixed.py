@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from psjob_operator import contract
-from psjob_operator.api.rules import Rule
+from psjob_operator.api.rules import FieldRule
 from psjob_operator.api.status import TERMINAL
 
 Schema = dict[str, Any]
@@ -30,12 +30,12 @@ _LIMIT = "is fixed"
 _REMEDY = "make a new job (resumeFrom goes on)"
 
 
-def fixed_rules(whole: Schema) -> tuple[Rule, ...]:
+def fixed_rules(whole: Schema) -> tuple[FieldRule, ...]:
     """Every transition rule of the object that `whole` is the schema of."""
     return (*_spec("spec", whole["properties"]["spec"]), *_SWITCHING, *_STATUS)
 
 
-def _spec(at: str, part: Schema) -> Iterator[Rule]:
+def _spec(at: str, part: Schema) -> Iterator[FieldRule]:
     for name, child in part["properties"].items():
         path = f"{at}.{name}"
         if path in MUTABLE or path in SWITCHABLE:
@@ -49,8 +49,8 @@ def _spec(at: str, part: Schema) -> Iterator[Rule]:
             yield _transition(path, "self == oldSelf")
 
 
-def _transition(at: str, cel: str, about: str = "", limit: str = _LIMIT, remedy: str = _REMEDY) -> Rule:
-    return Rule(at, lambda _: True, limit, remedy, cel=cel, about=about)
+def _transition(at: str, cel: str, about: str = "", limit: str = _LIMIT, remedy: str = _REMEDY) -> FieldRule:
+    return FieldRule(at, lambda _: True, limit, remedy, cel=cel, about=about)
 
 
 _SWITCHING = (

@@ -25,7 +25,7 @@ SIZE = "^[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)$"
 
 
 @dataclass(frozen=True)
-class Rule:
+class FieldRule:
     """One limit of one field or object."""
 
     at: str
@@ -44,12 +44,12 @@ class Rule:
         return f"{self.limit}; {self.remedy}" if self.remedy else self.limit
 
 
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[FieldRule, ...]:
     """Every rule of metadata and spec, templates left out (template.py has those)."""
     return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS)
 
 
-def breaches(table: tuple[Rule, ...], value: Json) -> Iterator[tuple[str, Json, Rule]]:
+def breaches(table: tuple[FieldRule, ...], value: Json) -> Iterator[tuple[str, Json, FieldRule]]:
     """(path, value, rule) for each row of `table` that `value` breaks, in the table's order."""
     for rule in table:
         for path, part in found(value, rule.at):
@@ -76,14 +76,14 @@ def _named(value: Json, about: str) -> Json:
     return next((part for _, part in found(value, about)), None) if about else value
 
 
-def _between(at: str, low: float, high: float, remedy: str) -> Rule:
-    return Rule(at, lambda n: low <= n <= high, f"must be {low}..{high}", remedy, cel=f"self >= {low} && self <= {high}")
+def _between(at: str, low: float, high: float, remedy: str) -> FieldRule:
+    return FieldRule(at, lambda n: low <= n <= high, f"must be {low}..{high}", remedy, cel=f"self >= {low} && self <= {high}")
 
 
-def _matching(at: str, pattern: str, limit: str, remedy: str) -> Rule:
+def _matching(at: str, pattern: str, limit: str, remedy: str) -> FieldRule:
     # `\Z`, since Python's `$` also matches before a last newline and CEL's does not.
     exact = re.compile(pattern.removesuffix("$") + r"\Z", re.ASCII)
-    return Rule(at, lambda text: exact.match(text) is not None, limit, remedy, cel=f"self.matches('{pattern}')")
+    return FieldRule(at, lambda text: exact.match(text) is not None, limit, remedy, cel=f"self.matches('{pattern}')")
 
 
 def _interval(text: str) -> bool:
@@ -93,8 +93,8 @@ def _interval(text: str) -> bool:
         return False
 
 
-def _needs_checkpoints(field: str, remedy: str) -> Rule:
-    return Rule(
+def _needs_checkpoints(field: str, remedy: str) -> FieldRule:
+    return FieldRule(
         "spec.checkpoint",
         lambda kept: not kept.get("disabled") or not _has(kept, field),
         "must not be given with spec.checkpoint.disabled: true",
@@ -109,7 +109,7 @@ def _has(value: Json, *names: str) -> bool:
 
 
 _NAMES = (
-    Rule(
+    FieldRule(
         "",
         lambda job: re.match(NAME.removesuffix("$") + r"\Z", job["metadata"].get("name", ""), re.ASCII) is not None,
         "must be 1 to 40 lower-case letters, digits and '-', begin with a letter and not end with '-'",
@@ -144,7 +144,7 @@ _RANGES = (
 )
 
 _TEXTS = (
-    Rule(
+    FieldRule(
         "spec.checkpoint.interval",
         _interval,
         "must be a duration from 1s to 24h",
@@ -165,7 +165,7 @@ _TEXTS = (
         "lower-case letters, digits, '-' and '.', without a namespace before it",
     ),
     _matching("spec.managedBy", MANAGER, "must be a domain, '/' and a name", "such as psjob.dev/operator; leave it out for this operator"),
-    Rule(
+    FieldRule(
         "spec.training.reduction",
         lambda name: re.fullmatch(REDUCTION, name, re.ASCII) is not None,
         "must be mean, sum, median, trimmed_mean or module:function",
@@ -186,7 +186,7 @@ def _fits_mode(training: Json) -> bool:
 
 
 _ACROSS = (
-    Rule(
+    FieldRule(
         "spec.training",
         _fits_mode,
         "must not have a field that its mode does not read",
@@ -198,7 +198,7 @@ _ACROSS = (
             " && (self.?reduction.orValue('mean') == 'mean' || self.mode == 'sync')"
         ),
     ),
-    Rule(
+    FieldRule(
         "spec.training",
         lambda training: (
             training.get("updateAt") != "worker" or (training.get("mode", "sync") == "sync" and not training.get("backupWorkers"))
@@ -208,7 +208,7 @@ _ACROSS = (
         cel="!has(self.updateAt) || self.updateAt != 'worker' || (self.mode == 'sync' && self.backupWorkers == 0)",
         about="updateAt",
     ),
-    Rule(
+    FieldRule(
         "spec.training",
         lambda training: (
             training.get("lrScaling") != "linear" or (training.get("mode", "sync") == "sync" and training.get("reduction") != "sum")
@@ -217,28 +217,28 @@ _ACROSS = (
         "only a mean over more workers bears a higher rate; leave spec.training.lrScaling out",
         about="lrScaling",
     ),
-    Rule(
+    FieldRule(
         "spec.training",
         lambda training: not training.get("warmupSteps") or training.get("mode") != "local",
         "must be 0 in spec.training.mode: local",
         "workers step by themselves there; let the script's own scheduler warm up",
         about="warmupSteps",
     ),
-    Rule(
+    FieldRule(
         "spec.training.local",
         lambda local: not local.get("graceSeconds") or bool(local.get("quorum")),
         "must not be given without spec.training.local.quorum",
         "a round waits for all then; leave spec.training.local.graceSeconds out",
         about="graceSeconds",
     ),
-    Rule(
+    FieldRule(
         "spec.training",
         lambda training: training.get("updateAt") != "server" or training.get("mode") != "local",
         "must not be server in spec.training.mode: local",
         "the optimizer steps on the workers and an outer rule on the shards; leave spec.training.updateAt out",
         about="updateAt",
     ),
-    Rule(
+    FieldRule(
         "spec.training",
         lambda training: training.get("ruleOptions") is None or training.get("updateRule") is not None,
         "must not be given without spec.training.updateRule",
@@ -246,7 +246,7 @@ _ACROSS = (
         cel="!has(self.ruleOptions) || has(self.updateRule)",
         about="ruleOptions",
     ),
-    Rule(
+    FieldRule(
         "spec.training",
         lambda training: (
             training.get("updateRule") is None
@@ -256,7 +256,7 @@ _ACROSS = (
         "all others are the script's optimizer's",
         about="ruleOptions",
     ),
-    Rule(
+    FieldRule(
         "spec",
         lambda spec: (
             (spec.get("training") or {}).get("backupWorkers", 0) < spec["workers"]["replicas"]
@@ -270,7 +270,7 @@ _ACROSS = (
         ),
         about="training",
     ),
-    Rule(
+    FieldRule(
         "spec.training",
         lambda training: (
             training.get("updateRule") is None
@@ -282,21 +282,21 @@ _ACROSS = (
         cel=f"!has(self.updateRule) || self.mode == 'async' || self.mode == 'local' && self.updateRule == '{ASYNC_OUTER_RULE}'",
         about="updateRule",
     ),
-    Rule(
+    FieldRule(
         "spec.training",
         lambda training: training.get("updateRule") is None or not (training.get("local") or {}).get("quorum"),
         "must be 0 with spec.training.updateRule",
         "no round waits for others then; leave spec.training.local.quorum and graceSeconds out",
         about="local.quorum",
     ),
-    Rule(
+    FieldRule(
         "spec.training.compression.pull",
         lambda codec: codec not in ("int8", "topk", "randomk"),
         "must not be int8, topk or randomk",
         "what they leave out of weights no later pull makes good; take bf16, fp16, auto or none",
         cel="!(self in ['int8', 'topk', 'randomk'])",
     ),
-    Rule(
+    FieldRule(
         "spec.checkpoint",
         lambda kept: not kept.get("disabled") or not _has(kept.get("volume") or {}, "claim", "persistentVolumeClaim"),
         "must not name a claim with spec.checkpoint.disabled: true",
@@ -307,7 +307,7 @@ _ACROSS = (
         ),
         about="volume",
     ),
-    Rule(
+    FieldRule(
         "spec.checkpoint",
         lambda kept: bool(kept.get("disabled")) or not _has(kept.get("volume") or {}, "emptyDir"),
         "must not be an emptyDir, which is lost with the shard",
@@ -317,13 +317,13 @@ _ACROSS = (
     ),
     _needs_checkpoints("resumeFrom", "a run is resumed from its checkpoints; leave spec.checkpoint.disabled out"),
     _needs_checkpoints("everySteps", "no checkpoint is taken then; leave one of the two out"),
-    Rule(
+    FieldRule(
         "spec.checkpoint.volume",
         lambda volume: len([name for name, source in volume.items() if source is not None]) == 1,
         "must name exactly one volume source",
         "such as {claim: my-claim} or {nfs: {server: nfs.example.com, path: /checkpoints}}",
     ),
-    Rule(
+    FieldRule(
         "spec",
         lambda spec: (
             not (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from psjob_operator.api.rules import Json, Rule
+from psjob_operator.api.rules import FieldRule, Json
 from psjob_operator.contract import ENV_PREFIX
 
 Schema = dict[str, Any]
@@ -22,7 +22,7 @@ FOLDER = "/psjob"
 """Where the library lies in a worker."""
 
 
-def template_rules() -> tuple[Rule, ...]:
+def template_rules() -> tuple[FieldRule, ...]:
     """Every rule of both templates."""
     workers, ps = "spec.workers.template", "spec.ps.template"
     return (*_shared(workers), *_worker(workers), *_shared(ps), *_shard(ps))
@@ -128,17 +128,17 @@ _POD: Schema = {
 # ---- rules -------------------------------------------------------------------------------------------------------------------------
 
 
-def _shared(template: str) -> tuple[Rule, ...]:
+def _shared(template: str) -> tuple[FieldRule, ...]:
     pod = f"{template}.spec"
     return (
-        Rule(
+        FieldRule(
             f"{template}.metadata.labels",
             lambda labels: not any(key.startswith("psjob.dev/") for key in labels),
             "must not have keys that begin with psjob.dev/",
             "those are psjob's own; take another prefix",
             cel="self.all(key, !key.startsWith('psjob.dev/'))",
         ),
-        Rule(
+        FieldRule(
             f"{pod}.restartPolicy",
             lambda policy: policy == "Never",
             "must be Never, or left out",
@@ -147,7 +147,7 @@ def _shared(template: str) -> tuple[Rule, ...]:
         ),
         _reserved(f"{pod}.hostname"),
         _reserved(f"{pod}.subdomain"),
-        Rule(
+        FieldRule(
             pod,
             lambda spec: not spec.get("hostNetwork") or spec.get("dnsPolicy") == "ClusterFirstWithHostNet",
             "must be ClusterFirstWithHostNet with hostNetwork: true",
@@ -159,7 +159,7 @@ def _shared(template: str) -> tuple[Rule, ...]:
         _not_ours(f"{pod}.initContainers[].name"),
         _not_ours(f"{pod}.volumes[].name"),
         *(
-            Rule(
+            FieldRule(
                 f"{pod}.{containers}[].env[].name",
                 lambda name: not name.startswith(ENV_PREFIX),
                 f"must not begin with {ENV_PREFIX}",
@@ -168,7 +168,7 @@ def _shared(template: str) -> tuple[Rule, ...]:
             )
             for containers in ("containers", "initContainers")
         ),
-        Rule(
+        FieldRule(
             f"{pod}.containers[].volumeMounts[].mountPath",
             lambda path: path != FOLDER and not path.startswith(f"{FOLDER}/"),
             f"must not be in {FOLDER}",
@@ -178,11 +178,11 @@ def _shared(template: str) -> tuple[Rule, ...]:
     )
 
 
-def _worker(template: str) -> tuple[Rule, ...]:
+def _worker(template: str) -> tuple[FieldRule, ...]:
     pod = f"{template}.spec"
     trained = f"(self.containers.size() == 1 || c.name == '{TRAINED}')"
     return (
-        Rule(
+        FieldRule(
             pod,
             lambda spec: _chosen(spec["containers"], TRAINED) is not None,
             f"must have a container named {TRAINED} where there are several",
@@ -190,7 +190,7 @@ def _worker(template: str) -> tuple[Rule, ...]:
             cel=f"self.containers.size() == 1 || self.containers.exists(c, c.name == '{TRAINED}')",
             about="containers",
         ),
-        Rule(
+        FieldRule(
             pod,
             lambda spec: bool((_chosen(spec["containers"], TRAINED) or {"command": True}).get("command")),
             f"the container {TRAINED}, or the only one, must have a command",
@@ -198,7 +198,7 @@ def _worker(template: str) -> tuple[Rule, ...]:
             cel=f"self.containers.all(c, !{trained} || (has(c.command) && c.command.size() > 0))",
             about="containers",
         ),
-        Rule(
+        FieldRule(
             pod,
             lambda spec: (_chosen(spec["containers"], TRAINED) or {}).get("restartPolicy") in (None, "Never"),
             f"the container {TRAINED}, or the only one, must not have a restartPolicy other than Never",
@@ -209,11 +209,11 @@ def _worker(template: str) -> tuple[Rule, ...]:
     )
 
 
-def _shard(template: str) -> tuple[Rule, ...]:
+def _shard(template: str) -> tuple[FieldRule, ...]:
     pod = f"{template}.spec"
     serving = f"(self.containers.size() == 1 || c.name == '{SERVING}')"
     return (
-        Rule(
+        FieldRule(
             pod,
             lambda spec: not spec.get("containers") or _chosen(spec["containers"], SERVING) is not None,
             f"must have a container named {SERVING} where there are several",
@@ -221,7 +221,7 @@ def _shard(template: str) -> tuple[Rule, ...]:
             cel=f"!has(self.containers) || self.containers.size() == 1 || self.containers.exists(c, c.name == '{SERVING}')",
             about="containers",
         ),
-        Rule(
+        FieldRule(
             pod,
             lambda spec: not any((_chosen(spec.get("containers") or [], SERVING) or {}).get(word) for word in ("command", "args")),
             f"the container {SERVING}, or the only one, must not have command or args",
@@ -232,7 +232,7 @@ def _shard(template: str) -> tuple[Rule, ...]:
             ),
             about="containers",
         ),
-        Rule(
+        FieldRule(
             f"{pod}.containers[].resources.limits",
             lambda limits: not any(_is_gpu(name) for name in limits),
             "must not ask for GPUs",
@@ -242,12 +242,12 @@ def _shard(template: str) -> tuple[Rule, ...]:
     )
 
 
-def _reserved(at: str) -> Rule:
-    return Rule(at, lambda name: name == "", "must be left out", "psjob names its pods so that they find each other", cel="self == ''")
+def _reserved(at: str) -> FieldRule:
+    return FieldRule(at, lambda name: name == "", "must be left out", "psjob names its pods so that they find each other", cel="self == ''")
 
 
-def _not_ours(at: str) -> Rule:
-    return Rule(
+def _not_ours(at: str) -> FieldRule:
+    return FieldRule(
         at,
         lambda name: not name.startswith(RESERVED),
         f"must not begin with {RESERVED}",

@@ -24,7 +24,7 @@ from rich.text import Text
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.spec import Training
 from psjob_operator.compare import local, plots, report, sides, simulated
-from psjob_operator.compare.outcome import Comparison, Outcome
+from psjob_operator.compare.outcome import Comparison, SideOutcome
 from psjob_operator.compare.sides import Side
 from psjob_operator.local.errors import BadInput
 from psjob_operator.local.manifest import read_job
@@ -128,7 +128,7 @@ def _one(read: Sequence[tuple[Path, PSTrainingJob]]) -> tuple[Path, Training]:
     return read[0][0], read[0][1].spec.training
 
 
-def _trained(planned: Sequence[Side], deadline: float) -> list[Outcome]:
+def _trained(planned: Sequence[Side], deadline: float) -> list[SideOutcome]:
     found = []
     try:
         for number, side in enumerate(planned, 1):
@@ -142,7 +142,7 @@ def _trained(planned: Sequence[Side], deadline: float) -> list[Outcome]:
 
 def _simulated(
     read: Sequence[tuple[Path, PSTrainingJob]], words: Sequence[str], flags: Mapping[str, object], deadline: float
-) -> list[Outcome]:
+) -> list[SideOutcome]:
     if len(read) > 1:
         raise BadInput("--simulate: takes one manifest, whose number of workers counts; the modes are named by --modes")
     if len(words) < 2:

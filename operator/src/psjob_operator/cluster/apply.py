@@ -11,9 +11,9 @@ from typing import Any
 from psjob_operator import render
 from psjob_operator.cluster import pods
 from psjob_operator.cluster.client import ApiError, Client
-from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, SERVICES, Kind
+from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, SERVICES, ResourceKind
 from psjob_operator.cluster.memory import STRANGER_SECONDS, Memory
-from psjob_operator.cluster.store import Store
+from psjob_operator.cluster.store import JobStore
 from psjob_operator.plan.actions import Action, CreateProcess, DeleteJob, DeleteProcess, EnsureClaim, EnsureConfig, EnsureService
 from psjob_operator.plan.snapshot import Snapshot
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Outcome:
+class ApplyOutcome:
     """What came of the acts."""
 
     refused: bool = False
@@ -40,15 +40,15 @@ class Outcome:
 class Apply:
     """One turn's acts for one job."""
 
-    def __init__(self, client: Client, store: Store, runtime_image: str) -> None:
+    def __init__(self, client: Client, store: JobStore, runtime_image: str) -> None:
         self._client = client
         self._store = store
         self._image = runtime_image
 
-    async def run(self, snapshot: Snapshot, actions: Sequence[Action], memory: Memory, now: float) -> Outcome:
+    async def run(self, snapshot: Snapshot, actions: Sequence[Action], memory: Memory, now: float) -> ApplyOutcome:
         """Do them in order, creates of pods several at a time. A refusal of one create holds back those after it: asking the
         same question a thousand times helps nobody."""
-        outcome = Outcome()
+        outcome = ApplyOutcome()
         creates: list[CreateProcess] = []
         for action in actions:
             match action:
@@ -74,7 +74,9 @@ class Apply:
                 memory.refuse(action.name, outcome.held.code, outcome.held.message, now)
         return outcome
 
-    async def _create_all(self, snapshot: Snapshot, creates: Sequence[CreateProcess], memory: Memory, now: float, outcome: Outcome) -> None:
+    async def _create_all(
+        self, snapshot: Snapshot, creates: Sequence[CreateProcess], memory: Memory, now: float, outcome: ApplyOutcome
+    ) -> None:
         due = [action for action in creates if action.name in memory.granted and memory.due(action.name) <= now]
         while due and outcome.failure is None:
             part, due = due[:AT_ONCE], due[AT_ONCE:]
@@ -86,7 +88,9 @@ class Apply:
                     memory.refuse(action.name, held.code, held.message, now)
                 return
 
-    async def _create(self, snapshot: Snapshot, action: CreateProcess, memory: Memory, now: float, outcome: Outcome) -> ApiError | None:
+    async def _create(
+        self, snapshot: Snapshot, action: CreateProcess, memory: Memory, now: float, outcome: ApplyOutcome
+    ) -> ApiError | None:
         """POST one pod; answers the refusal, where there was one."""
         body = render.pod(snapshot, action, self._image)
         # Whatever happens from here on but a definite no, the name may be taken: the grant is used up.
@@ -108,7 +112,9 @@ class Apply:
         memory.refusals.pop(action.name, None)
         return None
 
-    async def _taken(self, kind: Kind, name: str, snapshot: Snapshot, memory: Memory, now: float, outcome: Outcome) -> ApiError | None:
+    async def _taken(
+        self, kind: ResourceKind, name: str, snapshot: Snapshot, memory: Memory, now: float, outcome: ApplyOutcome
+    ) -> ApiError | None:
         """The name is held: by our own earlier write, by one that goes, or by a stranger. Nothing is adopted."""
         try:
             raw = await self._client.get(kind, snapshot.namespace, name)
@@ -126,7 +132,9 @@ class Apply:
         memory.refuse(name, refusal.code, refusal.message, now)
         return refusal
 
-    async def _ensure(self, kind: Kind, body: Mapping[str, Any], snapshot: Snapshot, memory: Memory, now: float, outcome: Outcome) -> None:
+    async def _ensure(
+        self, kind: ResourceKind, body: Mapping[str, Any], snapshot: Snapshot, memory: Memory, now: float, outcome: ApplyOutcome
+    ) -> None:
         """Create what is not there; server-side apply onto what is ours and differs; leave what is another's."""
         name = body["metadata"]["name"]
         label = f"{kind.kind}/{name}"
@@ -155,7 +163,7 @@ class Apply:
             memory.refusals.pop(name, None)
             memory.strangers.pop(label, None)
 
-    async def _create_or_apply(self, kind: Kind, body: Mapping[str, Any], snapshot: Snapshot) -> Mapping[str, Any]:
+    async def _create_or_apply(self, kind: ResourceKind, body: Mapping[str, Any], snapshot: Snapshot) -> Mapping[str, Any]:
         try:
             return await self._client.create(kind, snapshot.namespace, body)
         except ApiError as error:
@@ -175,7 +183,7 @@ class _Stranger(Exception):
     """The name is held by an object that is not ours."""
 
 
-def _ours(kind: Kind, raw: Mapping[str, Any], body: Mapping[str, Any], snapshot: Snapshot) -> bool:
+def _ours(kind: ResourceKind, raw: Mapping[str, Any], body: Mapping[str, Any], snapshot: Snapshot) -> bool:
     """A claim outlives its job and is known by its label; the others by their owner."""
     if raw["metadata"].get("deletionTimestamp"):
         return False

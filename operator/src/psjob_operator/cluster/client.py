@@ -17,7 +17,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.client.exceptions import ApiException
 
 from psjob_operator.cluster.bucket import TokenBucket
-from psjob_operator.cluster.kinds import Kind, Listing
+from psjob_operator.cluster.kinds import Listing, ResourceKind
 
 MANAGER = "psjob-operator"
 PAGE = 500
@@ -64,11 +64,11 @@ class Client:
         self._limits = limits
         self._bucket = TokenBucket(limits.qps, limits.burst)
 
-    async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any]:
+    async def get(self, kind: ResourceKind, namespace: str, name: str) -> dict[str, Any]:
         """One object; ApiError 404 where it is not."""
         return await self._call("GET", kind.path(namespace, name))
 
-    async def list(self, kind: Kind, namespace: str, labels: str = "", fields: str = "") -> Listing:
+    async def list(self, kind: ResourceKind, namespace: str, labels: str = "", fields: str = "") -> Listing:
         """All objects of a kind, in pages, an empty namespace meaning all of them. The list is of one moment, read from etcd."""
         query: dict[str, Any] = {"limit": PAGE}
         if labels:
@@ -85,22 +85,22 @@ class Client:
                 return Listing(items, int(metadata.get("resourceVersion") or 0))
             query["continue"] = following
 
-    async def create(self, kind: Kind, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def create(self, kind: ResourceKind, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """POST, checked strictly: unknown and doubled fields are refused by the API server."""
         return await self._call("POST", kind.path(namespace), {"fieldValidation": "Strict", "fieldManager": MANAGER}, body)
 
-    async def apply(self, kind: Kind, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def apply(self, kind: ResourceKind, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Server-side apply of what we own whole. Carry metadata.uid to be sure that it is still the same object."""
         query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
         path = kind.path(namespace, body["metadata"]["name"])
         return await self._call("PATCH", path, query, body, content="application/apply-patch+yaml")
 
-    async def patch_status(self, kind: Kind, namespace: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def patch_status(self, kind: ResourceKind, namespace: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Merge patch of the status subresource; a metadata.resourceVersion in it makes it compare-and-swap (409)."""
         path = kind.path(namespace, name) + "/status"
         return await self._call("PATCH", path, {"fieldManager": f"{MANAGER}-status"}, body, content="application/merge-patch+json")
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace: int | None = None) -> None:
+    async def delete(self, kind: ResourceKind, namespace: str, name: str, uid: str, grace: int | None = None) -> None:
         """Delete this very object. A missing object, or another one of that name, is no error: the one meant is gone."""
         options: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if grace is not None:
@@ -111,7 +111,7 @@ class Client:
             if error.code not in (404, 409):
                 raise
 
-    async def served(self, kind: Kind) -> bool:
+    async def served(self, kind: ResourceKind) -> bool:
         """Whether the API server serves this kind now."""
         try:
             found = await self._call("GET", kind.root)

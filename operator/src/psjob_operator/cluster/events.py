@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.kinds import EVENTS, JOBS
-from psjob_operator.cluster.store import Job
+from psjob_operator.cluster.store import JobEntry
 from psjob_operator.plan.actions import Event
 
 CONTROLLER = "psjob.dev/operator"
@@ -17,7 +17,7 @@ _NOTE = 1024
 _log = logging.getLogger(__name__)
 
 
-async def post(client: Client, job: Job, events: Sequence[Event], instance: str, now: float) -> None:
+async def post(client: Client, job: JobEntry, events: Sequence[Event], instance: str, now: float) -> None:
     """Write them; one that cannot be written is lost, which hurts nobody: the status has the news.
 
     Its name is made from the job's resourceVersion, which the status write has just moved, so the same news cannot be told twice.

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Kind:
+class ResourceKind:
     """One served resource."""
 
     group: str
@@ -36,14 +36,14 @@ class Listing:
     """The resourceVersion of that moment."""
 
 
-JOBS = Kind("psjob.dev", "v1alpha1", "pstrainingjobs", "PSTrainingJob")
-PODS = Kind("", "v1", "pods", "Pod")
-SERVICES = Kind("", "v1", "services", "Service")
-CONFIGS = Kind("", "v1", "configmaps", "ConfigMap")
-CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
-NODES = Kind("", "v1", "nodes", "Node")
-CORE_EVENTS = Kind("", "v1", "events", "Event")
-EVENTS = Kind("events.k8s.io", "v1", "events", "Event")
+JOBS = ResourceKind("psjob.dev", "v1alpha1", "pstrainingjobs", "PSTrainingJob")
+PODS = ResourceKind("", "v1", "pods", "Pod")
+SERVICES = ResourceKind("", "v1", "services", "Service")
+CONFIGS = ResourceKind("", "v1", "configmaps", "ConfigMap")
+CLAIMS = ResourceKind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+NODES = ResourceKind("", "v1", "nodes", "Node")
+CORE_EVENTS = ResourceKind("", "v1", "events", "Event")
+EVENTS = ResourceKind("events.k8s.io", "v1", "events", "Event")
 
-WATCHED: tuple[Kind, ...] = (JOBS, PODS, SERVICES, CONFIGS, CLAIMS)
-CHILDREN: tuple[Kind, ...] = (PODS, SERVICES, CONFIGS, CLAIMS)
+WATCHED: tuple[ResourceKind, ...] = (JOBS, PODS, SERVICES, CONFIGS, CLAIMS)
+CHILDREN: tuple[ResourceKind, ...] = (PODS, SERVICES, CONFIGS, CLAIMS)

@@ -17,10 +17,10 @@ import aiohttp
 from psjob_operator.cluster import connect, reconcile, wake
 from psjob_operator.cluster.client import ApiError, Client, Limits
 from psjob_operator.cluster.health import Health
-from psjob_operator.cluster.kinds import JOBS, Kind
+from psjob_operator.cluster.kinds import JOBS, ResourceKind
 from psjob_operator.cluster.queue import Queue
 from psjob_operator.cluster.relist import Relist
-from psjob_operator.cluster.store import Store
+from psjob_operator.cluster.store import JobStore
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ async def run(options: Options) -> int:
     _on_signals(stop)
     configuration = await connect.configure(options.kubeconfig)
     client = Client(configuration, options.limits, connect.AGENT)
-    store, queue = Store(), Queue()
+    store, queue = JobStore(), Queue()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         settings = reconcile.Settings(options.runtime_image, f"{socket.gethostname()}-{os.getpid()}", options.progress_seconds)
         reconciler = reconcile.Reconciler(client, store, queue, settings, session)
@@ -63,7 +63,7 @@ async def run(options: Options) -> int:
 
 
 async def _serve(
-    options: Options, client: Client, store: Store, queue: Queue, reconciler: reconcile.Reconciler, health: Health, stop: asyncio.Event
+    options: Options, client: Client, store: JobStore, queue: Queue, reconciler: reconcile.Reconciler, health: Health, stop: asyncio.Event
 ) -> int:
     relist = Relist(client, store, queue, options.namespaces, options.relist_seconds, seed=os.getpid())
     beat = asyncio.create_task(health.beat())
@@ -88,8 +88,8 @@ async def _serve(
         await _end(beat)
 
 
-def _hearing(store: Store, queue: Queue) -> Any:
-    def heard(kind: Kind, type_: str | None, raw: dict[str, Any]) -> None:
+def _hearing(store: JobStore, queue: Queue) -> Any:
+    def heard(kind: ResourceKind, type_: str | None, raw: dict[str, Any]) -> None:
         key = store.remove(kind, raw) if type_ == "DELETED" else store.put(kind, raw)
         if key is not None:
             queue.add(key)
@@ -125,7 +125,7 @@ async def _when(event: asyncio.Event, then: Coroutine[Any, Any, None]) -> None:
     await then
 
 
-async def _say_ready(health: Health, store: Store) -> None:
+async def _say_ready(health: Health, store: JobStore) -> None:
     health.waiting_for = ""
     _log.info("ready: %s", ", ".join(f"{count} {plural}" for plural, count in store.counts().items()))
 

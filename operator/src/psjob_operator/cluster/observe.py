@@ -18,7 +18,7 @@ from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, SERVICES
 from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.pods import PodView
 from psjob_operator.cluster.queue import Key
-from psjob_operator.cluster.store import Job, Store
+from psjob_operator.cluster.store import JobEntry, JobStore
 from psjob_operator.plan import naming
 from psjob_operator.plan.snapshot import Claim, Objects, Process, Snapshot
 from psjob_operator.render.names import LABEL_JOB
@@ -39,12 +39,12 @@ class Observed:
     """Uid of that pod."""
 
 
-async def refresh(client: Client, store: Store, key: Key) -> None:
+async def refresh(client: Client, store: JobStore, key: Key) -> None:
     """Read the job's pods from the API server itself, so that absence may be believed."""
     store.replace(PODS, key.namespace, await client.list(PODS, key.namespace, labels=f"{LABEL_JOB}={key.name}"), job=key)
 
 
-async def observe(client: Client, store: Store, job: Job, memory: Memory, now: float, live: bool) -> Observed:
+async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory, now: float, live: bool) -> Observed:
     """The snapshot of this job now."""
     key = Key(job.namespace, job.name)
     views = store.pods(key)
@@ -93,7 +93,7 @@ async def _process(asking: Asking, view: PodView) -> Process:
     return process
 
 
-async def _objects(asking: Asking, store: Store, job: Job) -> Objects:
+async def _objects(asking: Asking, store: JobStore, job: JobEntry) -> Objects:
     key = Key(job.namespace, job.name)
     mine = {
         (kind, child.name): child
@@ -117,7 +117,7 @@ async def _objects(asking: Asking, store: Store, job: Job) -> Objects:
     )
 
 
-def _spec(job: Job, memory: Memory) -> tuple[JobSpec, tuple[str, ...]]:
+def _spec(job: JobEntry, memory: Memory) -> tuple[JobSpec, tuple[str, ...]]:
     """The parsed spec; where it cannot be read at all a stand-in that nothing is made of, since there are problems."""
     if memory.observed is None or memory.observed[0] != job.generation:
         metadata = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
@@ -135,7 +135,7 @@ def _lenient(raw: Mapping[str, Any]) -> JobSpec:
         return JobSpec.model_validate({"ps": {"shards": 1}, "workers": {"replicas": 1, "template": {}}})
 
 
-def _status(job: Job) -> JobStatus | None:
+def _status(job: JobEntry) -> JobStatus | None:
     """None where only the schema's default stands there."""
     if not any(key in job.status for key in ("observedGeneration", "run", "shards", "view")):
         return None

@@ -18,7 +18,7 @@ from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.kinds import JOBS
 from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.queue import Key, Queue
-from psjob_operator.cluster.store import Job, Store
+from psjob_operator.cluster.store import JobEntry, JobStore
 from psjob_operator.plan.actions import Plan
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Snapshot
@@ -47,7 +47,7 @@ class Reconciler:
     def __init__(
         self,
         client: Client,
-        store: Store,
+        store: JobStore,
         queue: Queue,
         settings: Settings,
         session: aiohttp.ClientSession,
@@ -136,7 +136,7 @@ class Reconciler:
             if when is not None:
                 self._queue.add_at(key, max(when, now + 0.05))
 
-    async def _settle(self, key: Key, job: Job, decided: Plan, memory: Memory, now: float) -> bool:
+    async def _settle(self, key: Key, job: JobEntry, decided: Plan, memory: Memory, now: float) -> bool:
         """The last status write of a turn, if one is needed; then the Events that it tells of.
 
         False where the job has changed under us.
@@ -157,7 +157,7 @@ class Reconciler:
             await events.post(self._client, job, decided.events, self._settings.instance, now)
         return True
 
-    async def _write(self, job: Job, decided: Plan, memory: Memory, now: float) -> Job | None:
+    async def _write(self, job: JobEntry, decided: Plan, memory: Memory, now: float) -> JobEntry | None:
         """Compare-and-swap; None where the job has changed or gone, after which it is looked at anew."""
         key = Key(job.namespace, job.name)
         change = status.difference(job.status, decided.status)
@@ -175,7 +175,7 @@ class Reconciler:
         self._store.put(JOBS, raw)
         return self._store.job(key) if self._store.job(key) is not None else job
 
-    async def _reread(self, key: Key, job: Job) -> None:
+    async def _reread(self, key: Key, job: JobEntry) -> None:
         """Our picture of the job was old: take the present one, whatever the watch is doing."""
         try:
             self._store.put(JOBS, await self._client.get(JOBS, key.namespace, key.name))
@@ -231,6 +231,6 @@ def _joined(first: Plan, second: Plan) -> Plan:
     return replace(second, intent=first.intent, events=(*first.events, *second.events))
 
 
-def health(reconciler: Reconciler, store: Store, queue: Queue) -> Mapping[str, Any]:
+def health(reconciler: Reconciler, store: JobStore, queue: Queue) -> Mapping[str, Any]:
     """Numbers for a person who asks how the operator is."""
     return {"turns": reconciler.turns, "waiting": len(queue), **store.counts()}

@@ -10,9 +10,9 @@ import logging
 import random
 
 from psjob_operator.cluster.client import ApiError, Client
-from psjob_operator.cluster.kinds import JOBS, WATCHED, Kind
+from psjob_operator.cluster.kinds import JOBS, WATCHED, ResourceKind
 from psjob_operator.cluster.queue import Key, Queue
-from psjob_operator.cluster.store import Store
+from psjob_operator.cluster.store import JobStore
 from psjob_operator.render.names import LABEL_JOB
 
 _log = logging.getLogger(__name__)
@@ -22,20 +22,20 @@ RETRY_SECONDS = 2.0
 class Relist:
     """`run()` does the lists; `listed()` is kopf's word that it has listed a kind."""
 
-    def __init__(self, client: Client, store: Store, queue: Queue, namespaces: tuple[str, ...], every: float, seed: int) -> None:
+    def __init__(self, client: Client, store: JobStore, queue: Queue, namespaces: tuple[str, ...], every: float, seed: int) -> None:
         self._client = client
         self._store = store
         self._queue = queue
         self._places = namespaces or ("",)
         self._every = every
         self._random = random.Random(seed)
-        self._wanted: set[tuple[Kind, str]] = set()
+        self._wanted: set[tuple[ResourceKind, str]] = set()
         self._missing = {(kind, place) for kind in WATCHED for place in self._places}
         self._changed = asyncio.Event()
         self.synced = asyncio.Event()
         """Set once every kind was listed after kopf's watch of it had begun."""
 
-    def listed(self, kind: Kind, namespace: str) -> None:
+    def listed(self, kind: ResourceKind, namespace: str) -> None:
         """kopf has (re-)listed: what it did not find must go from the store."""
         self._wanted.add((kind, namespace))
         self._changed.set()

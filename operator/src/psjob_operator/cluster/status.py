@@ -8,13 +8,13 @@ from typing import Any
 from psjob_operator.api.status import JobStatus
 from psjob_operator.cluster.client import Client
 from psjob_operator.cluster.kinds import JOBS
-from psjob_operator.cluster.store import Job
+from psjob_operator.cluster.store import JobEntry
 
 _NEWS = frozenset({"phase", "observedGeneration", "view", "restarts", "startTime", "completionTime"})
 _KNOWN = frozenset(field.alias or name for name, field in JobStatus.model_fields.items())
 
 
-async def write(client: Client, job: Job, change: Mapping[str, Any]) -> dict[str, Any]:
+async def write(client: Client, job: JobEntry, change: Mapping[str, Any]) -> dict[str, Any]:
     """Store `change` (of `difference`) if the job is still as `job` says; answers the object as stored.
 
     Raises ApiError: 409 where it has changed, 404 where it has gone, 422 where a rule of the schema refuses it.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psjob_operator.cluster import pods
-from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, SERVICES, Kind, Listing
+from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, SERVICES, Listing, ResourceKind
 from psjob_operator.cluster.queue import Key
 from psjob_operator.render.names import LABEL_DIGEST, LABEL_JOB
 
@@ -20,7 +20,7 @@ _TOMBSTONES = 20_000
 
 
 @dataclass(frozen=True)
-class Job:
+class JobEntry:
     """A job as stored: the raw spec and status, and the metadata that is read."""
 
     namespace: str
@@ -48,7 +48,7 @@ class Child:
     created: float = 0.0
 
 
-View = Job | Child | pods.PodView
+View = JobEntry | Child | pods.PodView
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ class _Entry:
     view: View
 
 
-class Store:
+class JobStore:
     """Entries by kind, namespace and name; children also by the job that their label names."""
 
     def __init__(self) -> None:
-        self._entries: dict[Kind, dict[Key, _Entry]] = {kind: {} for kind in (JOBS, *CHILDREN)}
-        self._of_job: dict[Kind, dict[Key, set[Key]]] = {kind: defaultdict(set) for kind in CHILDREN}
+        self._entries: dict[ResourceKind, dict[Key, _Entry]] = {kind: {} for kind in (JOBS, *CHILDREN)}
+        self._of_job: dict[ResourceKind, dict[Key, set[Key]]] = {kind: defaultdict(set) for kind in CHILDREN}
         self._gone: OrderedDict[str, None] = OrderedDict()
 
-    def put(self, kind: Kind, raw: Mapping[str, Any]) -> Key | None:
+    def put(self, kind: ResourceKind, raw: Mapping[str, Any]) -> Key | None:
         """Take in an object; answers the job it concerns, or None where it says nothing new."""
         metadata = raw["metadata"]
         uid, version = metadata["uid"], int(metadata["resourceVersion"])
@@ -88,7 +88,7 @@ class Store:
             self._of_job[kind][job].add(place)
         return job
 
-    def remove(self, kind: Kind, raw: Mapping[str, Any]) -> Key | None:
+    def remove(self, kind: ResourceKind, raw: Mapping[str, Any]) -> Key | None:
         """An object has gone; answers the job it concerned."""
         metadata = raw["metadata"]
         self._bury(metadata["uid"])
@@ -99,7 +99,7 @@ class Store:
         self._drop(kind, place)
         return known.job
 
-    def replace(self, kind: Kind, namespace: str, listing: Listing, job: Key | None = None) -> set[Key]:
+    def replace(self, kind: ResourceKind, namespace: str, listing: Listing, job: Key | None = None) -> set[Key]:
         """A whole list of a kind, of one namespace or (empty) of all, or of one job's children: what is not in it has gone.
 
         Answers the jobs for which this was news. Entries younger than the list stay.
@@ -114,10 +114,10 @@ class Store:
                 news.add(entry.job)
         return news
 
-    def job(self, key: Key) -> Job | None:
+    def job(self, key: Key) -> JobEntry | None:
         """The job of this name."""
         entry = self._entries[JOBS].get(key)
-        return entry.view if entry is not None and isinstance(entry.view, Job) else None
+        return entry.view if entry is not None and isinstance(entry.view, JobEntry) else None
 
     def jobs(self) -> list[Key]:
         """The keys of all jobs."""
@@ -127,7 +127,7 @@ class Store:
         """The job's pods, by name."""
         return [view for view in self._children(PODS, key) if isinstance(view, pods.PodView)]
 
-    def children(self, kind: Kind, key: Key) -> list[Child]:
+    def children(self, kind: ResourceKind, key: Key) -> list[Child]:
         """The job's Services, ConfigMaps or claims, by name."""
         return [view for view in self._children(kind, key) if isinstance(view, Child)]
 
@@ -135,13 +135,13 @@ class Store:
         """How many objects of each kind are known."""
         return {kind.plural: len(entries) for kind, entries in self._entries.items()}
 
-    def _children(self, kind: Kind, key: Key) -> list[View]:
+    def _children(self, kind: ResourceKind, key: Key) -> list[View]:
         return [self._entries[kind][place].view for place in sorted(self._of_job[kind].get(key, ()))]
 
-    def _entries_of(self, kind: Kind, key: Key) -> list[tuple[Key, _Entry]]:
+    def _entries_of(self, kind: ResourceKind, key: Key) -> list[tuple[Key, _Entry]]:
         return [(place, self._entries[kind][place]) for place in self._of_job[kind].get(key, ())]
 
-    def _drop(self, kind: Kind, place: Key) -> None:
+    def _drop(self, kind: ResourceKind, place: Key) -> None:
         entry = self._entries[kind].pop(place)
         if kind != JOBS:
             members = self._of_job[kind][entry.job]
@@ -155,9 +155,9 @@ class Store:
             self._gone.popitem(last=False)
 
 
-def _job(raw: Mapping[str, Any]) -> Job:
+def _job(raw: Mapping[str, Any]) -> JobEntry:
     metadata = raw["metadata"]
-    return Job(
+    return JobEntry(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
@@ -184,7 +184,7 @@ def _child(raw: Mapping[str, Any]) -> Child:
     )
 
 
-_PARSE: dict[Kind, Callable[[Mapping[str, Any]], View | None]] = {
+_PARSE: dict[ResourceKind, Callable[[Mapping[str, Any]], View | None]] = {
     JOBS: _job,
     PODS: pods.parse,
     SERVICES: _child,

@@ -18,7 +18,7 @@ import kopf
 from kubernetes.aio.client import Configuration
 
 from psjob_operator.cluster import connect
-from psjob_operator.cluster.kinds import CHILDREN, WATCHED, Kind
+from psjob_operator.cluster.kinds import CHILDREN, WATCHED, ResourceKind
 from psjob_operator.render.names import LABEL_JOB
 
 _PREFIX = "psjob.dev"
@@ -28,9 +28,9 @@ _PREFIX = "psjob.dev"
 class Ears:
     """Who is told. All are called in the event loop and must return at once."""
 
-    on_event: Callable[[Kind, str | None, dict[str, Any]], None]
+    on_event: Callable[[ResourceKind, str | None, dict[str, Any]], None]
     """(kind, type, object): type is ADDED, MODIFIED, DELETED, or None for an object that a (re-)list found."""
-    on_listed: Callable[[Kind, str], None]
+    on_listed: Callable[[ResourceKind, str], None]
     """(kind, namespace): kopf has listed this kind and its watch begins: what was known and not listed has gone."""
     on_start: Callable[[], None]
     """kopf has started, and put its own signal handlers in the place of ours."""
@@ -67,7 +67,7 @@ def _registry(configure: Callable[[], Awaitable[Configuration]], ears: Ears) -> 
     return registry
 
 
-def _handler(kind: Kind, ears: Ears) -> Any:
+def _handler(kind: ResourceKind, ears: Ears) -> Any:
     async def wake(event: Mapping[str, Any], **_: Any) -> None:
         ears.on_event(kind, event.get("type"), dict(event["object"]))
 
@@ -95,7 +95,7 @@ def _settings() -> kopf.OperatorSettings:
 
 def _trace(ears: Ears) -> aiohttp.TraceConfig:
     """A watch that follows a list, rather than another watch, is the sign that all the list held has been handed on."""
-    listed: set[tuple[Kind, str]] = set()
+    listed: set[tuple[ResourceKind, str]] = set()
 
     async def ended(_session: aiohttp.ClientSession, _context: SimpleNamespace, params: aiohttp.TraceRequestEndParams) -> None:
         found = _locate(params.url.path)
@@ -112,7 +112,7 @@ def _trace(ears: Ears) -> aiohttp.TraceConfig:
     return trace
 
 
-def _locate(path: str) -> tuple[Kind, str] | None:
+def _locate(path: str) -> tuple[ResourceKind, str] | None:
     """The watched kind and the namespace (empty: all) of a collection's path."""
     for kind in WATCHED:
         if path == kind.path():

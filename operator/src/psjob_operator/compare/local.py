@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from psjob_operator.compare.outcome import Outcome
+from psjob_operator.compare.outcome import SideOutcome
 from psjob_operator.compare.sides import Side
 from psjob_operator.local.children import die_with
 from psjob_operator.local.ground import GRACE
@@ -25,7 +25,7 @@ LOOK = 0.2
 Told = Callable[[str], None]
 
 
-def train(side: Side, deadline: float, told: Told) -> Outcome:
+def train(side: Side, deadline: float, told: Told) -> SideOutcome:
     """Run a side to its end; `told` hears how far it is. After `deadline` seconds it is stopped, and counts as far as it came.
 
     Ends the job also where the caller is interrupted. A job that failed is an outcome with the reason.
@@ -54,7 +54,7 @@ def train(side: Side, deadline: float, told: Told) -> Outcome:
     return outcome(side.title, shlex.join(words), result, lines, ended)
 
 
-def outcome(title: str, command: str, result: str, lines: Iterable[Mapping[str, Any]], ended: Mapping[str, Any]) -> Outcome:
+def outcome(title: str, command: str, result: str, lines: Iterable[Mapping[str, Any]], ended: Mapping[str, Any]) -> SideOutcome:
     """What a run came to, by the lines of its `--history` and its `--summary`. Time begins when the first step had passed."""
     lines = list(lines)
     passed = [(float(at), float(step)) for line in lines for step, at in line["passed"]]
@@ -71,7 +71,7 @@ def outcome(title: str, command: str, result: str, lines: Iterable[Mapping[str, 
     last = lines[-1] if lines else {}
     lags, gaps = (_buckets(last.get(name), float(ended.get("applied") or 0)) for name in ("lag", "gap"))
     idle = last.get("idle") or ()
-    return Outcome(
+    return SideOutcome(
         title, command, result, elapsed, steps, curves, dict(ended.get("metrics") or {}), lags, gaps,
         () if None in idle else idle, mean_lag=lag,
     )  # fmt: skip

@@ -12,7 +12,7 @@ LOSS = "loss"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SideOutcome:
     """Times are in `Comparison.unit`."""
 
     title: str
@@ -68,7 +68,7 @@ class Comparison:
     """How it was run, in words: command, machine, when."""
     manifest: str
     """The text of the manifest, or of several."""
-    sides: Sequence[Outcome]
+    sides: Sequence[SideOutcome]
     wanted: float | None = None
     """A loss that the user names."""
 
@@ -80,7 +80,7 @@ class Comparison:
         lows = [min(value for _, _, value in curve) for one in self.sides if (curve := smooth(one.curves.get(LOSS, ())))]
         return max(lows) if lows else None
 
-    def time_to(self, one: Outcome) -> float | None:
+    def time_to(self, one: SideOutcome) -> float | None:
         """When the smoothed loss of `one` was first at the target."""
         target = self.target
         return next((at for at, _, value in smooth(one.curves.get(LOSS, ())) if target is not None and value <= target), None)

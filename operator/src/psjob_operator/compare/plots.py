@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from psjob_operator.compare.outcome import LOSS, Comparison, Outcome, smooth
+from psjob_operator.compare.outcome import LOSS, Comparison, SideOutcome, smooth
 from psjob_operator.local.errors import BadInput
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _curves(name: str, place: int, axis: str, comparison: Comparison) -> Callabl
     return draw
 
 
-def _lags(axes: Axes, sides: Sequence[Outcome]) -> None:
+def _lags(axes: Axes, sides: Sequence[SideOutcome]) -> None:
     rows = [(one, dict(one.lags)) for one in sides if one.lags]
     if any(one.mean_lag is not None for one, _ in rows):
         bounds = _bounds(rows)
@@ -103,14 +103,14 @@ def _lags_of(bounds: Sequence[float | None], place: int) -> str:
     return f"≥ {least:g}" if bound is None else f"{bound:g}" if bound <= least else f"{least:g}-{bound:g}"
 
 
-def _gaps(axes: Axes, sides: Sequence[Outcome]) -> None:
+def _gaps(axes: Axes, sides: Sequence[SideOutcome]) -> None:
     rows = [(one, dict(one.gaps)) for one in sides if one.gaps]
     used = [bound for bound in _bounds(rows) if any(gaps.get(bound) for _, gaps in rows)]
     _buckets(axes, sides, rows, used, ["more" if bound is None else f"≤ {bound:.0e}" if bound else "0" for bound in used])
     axes.set_xlabel("gap (root mean square of weights updated − weights used)")
 
 
-Rows = Sequence[tuple[Outcome, Mapping[float | None, float]]]
+Rows = Sequence[tuple[SideOutcome, Mapping[float | None, float]]]
 """Sides, and their pushes by upper bound."""
 
 
@@ -119,13 +119,13 @@ def _bounds(rows: Rows) -> list[float | None]:
     return sorted({bound for _, pushes in rows for bound in pushes}, key=lambda bound: math.inf if bound is None else bound)
 
 
-def _buckets(axes: Axes, sides: Sequence[Outcome], rows: Rows, bounds: Sequence[float | None], names: Sequence[str]) -> None:
+def _buckets(axes: Axes, sides: Sequence[SideOutcome], rows: Rows, bounds: Sequence[float | None], names: Sequence[str]) -> None:
     for place, (one, pushes) in enumerate(rows):
         _bars(axes, sides, one, place, len(rows), list(range(len(bounds))), [pushes.get(bound, 0) for bound in bounds])
     axes.set_xticks(range(len(bounds)), names, rotation=45, ha="right")
 
 
-def _idle(axes: Axes, sides: Sequence[Outcome]) -> None:
+def _idle(axes: Axes, sides: Sequence[SideOutcome]) -> None:
     rows = [one for one in sides if one.idle]
     for place, one in enumerate(rows):
         _bars(axes, sides, one, place, len(rows), list(range(len(one.idle))), list(one.idle), 1.0)
@@ -136,7 +136,7 @@ def _idle(axes: Axes, sides: Sequence[Outcome]) -> None:
 
 
 def _bars(
-    axes: Axes, sides: Sequence[Outcome], one: Outcome, place: int, rows: int, at: Sequence[float], values: Sequence[float],
+    axes: Axes, sides: Sequence[SideOutcome], one: SideOutcome, place: int, rows: int, at: Sequence[float], values: Sequence[float],
     whole: float | None = None,
 ) -> None:  # fmt: skip
     """One side's bars beside those of `rows` sides, in per cent of `whole`, or of their sum."""
@@ -156,7 +156,7 @@ def _color(number: int) -> str:
     return COLORS[number % len(COLORS)]
 
 
-def _label(one: Outcome) -> str:
+def _label(one: SideOutcome) -> str:
     return one.title.lstrip("_")[:LABEL_MOST]  # which would keep it out of the legend
 
 

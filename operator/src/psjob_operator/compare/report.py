@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from psjob_operator.compare.outcome import LOSS, Comparison, Outcome
+from psjob_operator.compare.outcome import LOSS, Comparison, SideOutcome
 from psjob_operator.compare.plots import plots
 
 STYLE = """
@@ -35,7 +35,7 @@ class Column:
     """A column of the table. `best` picks the best value, None: there is no best."""
 
     head: str
-    value: Callable[[Outcome], float | None]
+    value: Callable[[SideOutcome], float | None]
     show: str = "{:.3g}"
     best: Callable[[Sequence[float]], float] | None = None
 
@@ -105,11 +105,11 @@ def _table(comparison: Comparison) -> str:
     return f"<table><thead><tr><th>side</th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
-def _is_best(one: Outcome, column: Column, comparison: Comparison) -> bool:
+def _is_best(one: SideOutcome, column: Column, comparison: Comparison) -> bool:
     values = [value for side in comparison.sides if (value := column.value(side)) is not None]
     return column.best is not None and len(set(values)) > 1 and column.value(one) == column.best(values)
 
 
-def _cell(one: Outcome, column: Column) -> str:
+def _cell(one: SideOutcome, column: Column) -> str:
     value = column.value(one)
     return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else column.show.format(value)

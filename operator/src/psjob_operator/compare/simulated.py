@@ -11,14 +11,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from psjob_operator.compare.outcome import LOSS, Outcome
+from psjob_operator.compare.outcome import LOSS, SideOutcome
 from psjob_operator.local.children import die_with
 from psjob_operator.local.errors import BadInput
 
 ACCURACY = "accuracy"
 
 
-def simulate(modes: Sequence[str], options: Sequence[str], deadline: float) -> list[Outcome]:
+def simulate(modes: Sequence[str], options: Sequence[str], deadline: float) -> list[SideOutcome]:
     """An outcome for each of `modes`, in the simulator's words. Raises BadInput with its sentence, or when it takes too long."""
     argv = [sys.executable, "-m", "psjob.simulate", "compare", "--json", *options, *(word for mode in modes for word in ("--mode", mode))]
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=die_with(os.getpid()), text=True) as process:
@@ -33,7 +33,7 @@ def simulate(modes: Sequence[str], options: Sequence[str], deadline: float) -> l
     return [_outcome(found, options) for found in json.loads(said)]
 
 
-def _outcome(found: Mapping[str, Any], options: Sequence[str]) -> Outcome:
+def _outcome(found: Mapping[str, Any], options: Sequence[str]) -> SideOutcome:
     curves: dict[str, list[tuple[float, float, float]]] = {LOSS: [], ACCURACY: []}
     for at, step, loss, score in found["points"]:
         for name, value in ((LOSS, loss), (ACCURACY, score)):
@@ -41,7 +41,7 @@ def _outcome(found: Mapping[str, Any], options: Sequence[str]) -> Outcome:
                 curves[name].append((at, step, value))
     final = {name: curve[-1][2] for name, curve in curves.items() if curve} | {ACCURACY: found["score"]}
     command = shlex.join(["psjob", "simulate", "compare", *options, "--mode", found["mode"]])
-    return Outcome(
+    return SideOutcome(
         found["mode"], command, "Complete", found["elapsed"], found["steps"], curves, final, [tuple(entry) for entry in found["lags"]],
         [tuple(entry) for entry in found["gaps"]], found["idle"], found["dropped"] / found["pushes"],
     )  # fmt: skip

@@ -19,7 +19,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 @dataclass(eq=False)
-class Child:
+class ChildProcess:
     """One process of the job, running or ended."""
 
     name: str
@@ -105,7 +105,9 @@ class Child:
         return True
 
 
-def start(name: str, role: Role, index: int, number: int, argv: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> Child:
+def start(
+    name: str, role: Role, index: int, number: int, argv: Sequence[str], env: Mapping[str, str], folder: Path, log: Path
+) -> ChildProcess:
     """Start one process, its output in `log`. One that cannot be started is a child that has a `problem`."""
     now = time.time()
     try:
@@ -122,8 +124,8 @@ def start(name: str, role: Role, index: int, number: int, argv: Sequence[str], e
                 preexec_fn=die_with(os.getpid()),
             )
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return Child(name, role, index, number, None, now, problem=f"cannot start {argv[0]}: {error}")
-    return Child(name, role, index, number, process, now)
+        return ChildProcess(name, role, index, number, None, now, problem=f"cannot start {argv[0]}: {error}")
+    return ChildProcess(name, role, index, number, process, now)
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

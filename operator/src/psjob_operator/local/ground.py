@@ -16,7 +16,7 @@ from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.local import children
-from psjob_operator.local.children import Child
+from psjob_operator.local.children import ChildProcess
 from psjob_operator.local.command import Command, base_environment
 from psjob_operator.local.errors import BadInput
 from psjob_operator.local.folder import Folder, message_of, tail_of
@@ -47,10 +47,10 @@ class Ground:
     watch: Watch
     tell: Callable[[Event], None]
     """Called with what the plan has to say to people."""
-    mourn: Callable[[Child], None]
+    mourn: Callable[[ChildProcess], None]
     """Called once with each process that has ended, before the plan hears of it."""
     resume: Path | None = None
-    children: list[Child] = field(default_factory=list)
+    children: list[ChildProcess] = field(default_factory=list)
     status: JobStatus | None = None
     verdict: str | None = None
     """Why this machine gives the job up, where the plan has no eyes for it."""
@@ -120,7 +120,7 @@ class Ground:
             if child.running:
                 child.stop(time.time(), 0 if kill else self.grace)
 
-    def current(self, role: str, index: int) -> Child | None:
+    def current(self, role: str, index: int) -> ChildProcess | None:
         """The running process of a seat."""
         there = [child for child in self.children if child.running and (child.role, child.index) == (role, index)]
         return max(there, key=lambda child: child.number, default=None)
@@ -235,7 +235,7 @@ class Ground:
             }
         )
 
-    def _process(self, child: Child) -> Process:
+    def _process(self, child: ChildProcess) -> Process:
         phase = "Running" if child.running else "Succeeded" if child.code == 0 else "Failed"
         return Process(
             name=child.name,
@@ -254,7 +254,7 @@ class Ground:
             unresponsive=child.running and self.watch.unresponsive(child),
         )
 
-    def _exit(self, child: Child) -> Exit:
+    def _exit(self, child: ChildProcess) -> Exit:
         if child.name in self._exits:
             return self._exits[child.name]
         message = message_of(self.folder.ending(child.name))

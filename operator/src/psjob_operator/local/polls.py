@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from psjob_operator import contract
-from psjob_operator.local.children import Child
+from psjob_operator.local.children import ChildProcess
 from psjob_operator.local.faults import Fault, Recovery, unfinished
 from psjob_operator.local.ground import Ground
 from psjob_operator.local.probe import numbers, part
@@ -92,7 +92,7 @@ async def _strike(ground: Ground, fault: Fault, story: Story) -> bool:
     return True
 
 
-async def _stopped_in_cut(ground: Ground, child: Child) -> str | None:
+async def _stopped_in_cut(ground: Ground, child: ChildProcess) -> str | None:
     """Stop a shard with a file of a checkpoint begun and not finished, and name that file; None: it began none, or was quicker."""
     for _ in range(GLANCES):
         torn = unfinished(_written_since(ground.folder.path, child.created), child.index, child.number)

@@ -22,7 +22,7 @@ MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class Source:
+class ResumeSource:
     """A run to go on from, as the user named it."""
 
     said: str
@@ -62,16 +62,16 @@ def resumed(option: Path | None, spec: JobSpec) -> Path | None:
     return source.path.absolute()
 
 
-def _named(option: Path | None, spec: JobSpec) -> Source | None:
+def _named(option: Path | None, spec: JobSpec) -> ResumeSource | None:
     if option is not None:
-        return Source(f"--resume {option}", option, "start anew without --resume")
+        return ResumeSource(f"--resume {option}", option, "start anew without --resume")
     run = spec.checkpoint.resume_from
     if run is None:
         return None
-    return Source(f"spec.checkpoint.resumeFrom: {run}", Path(RUNS) / run, "start anew with --set spec.checkpoint.resumeFrom=null")
+    return ResumeSource(f"spec.checkpoint.resumeFrom: {run}", Path(RUNS) / run, "start anew with --set spec.checkpoint.resumeFrom=null")
 
 
-def _near(source: Source) -> str:
+def _near(source: ResumeSource) -> str:
     runs = [path for path in Path(RUNS).glob("*") if (path / "config.json").is_file()]
     if not runs:
         return f"there is no run in {Path(RUNS).absolute()}; start in the folder that the run was started in, or {source.instead}"
@@ -110,7 +110,7 @@ def _whole(path: Path) -> Mapping[str, Any] | None:
     return None if missing or said != hashlib.sha256(raw.encode()).hexdigest() else body
 
 
-def _must_fit(source: Source, manifest: Mapping[str, Any], spec: JobSpec) -> None:
+def _must_fit(source: ResumeSource, manifest: Mapping[str, Any], spec: JobSpec) -> None:
     if manifest.get("final") is True:
         raise BadInput(
             f"{source.said}: that run is complete (step {manifest.get('step')}); load {source.path / FINAL_WEIGHTS} in the script "

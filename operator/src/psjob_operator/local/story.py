@@ -8,7 +8,7 @@ from pathlib import Path
 
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.contract import EXIT_DONE, EXIT_FENCED, EXIT_RETRY
-from psjob_operator.local.children import Child
+from psjob_operator.local.children import ChildProcess
 from psjob_operator.local.command import Command
 from psjob_operator.local.display import Display
 from psjob_operator.local.folder import Folder, tail_of
@@ -52,7 +52,7 @@ class Story:
         if event.type == "Warning":
             self.display.say(f"{event.reason}: {event.message}", "yellow")
 
-    def ended(self, child: Child) -> None:
+    def ended(self, child: ChildProcess) -> None:
         """A process has ended: the end of its log, where that is news."""
         self._pass_on(child, whole=True)
         if child.code in QUIET or child.deleting is not None:
@@ -93,10 +93,10 @@ class Story:
         relative = os.path.relpath(path)
         return str(path) if relative.startswith("..") else relative
 
-    def _is_first_worker(self, child: Child) -> bool:
+    def _is_first_worker(self, child: ChildProcess) -> bool:
         return child.role == "worker" and child.index == 0
 
-    def _pass_on(self, child: Child, *, whole: bool) -> None:
+    def _pass_on(self, child: ChildProcess, *, whole: bool) -> None:
         if not self._is_first_worker(child):
             return
         follow = self._follows.setdefault(child.name, Follow(self._folder.log(child.name)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psjob_operator.local import probe
-from psjob_operator.local.children import Child
+from psjob_operator.local.children import ChildProcess
 from psjob_operator.local.faults import Recovery
 
 LONGEST_TRY = 2.0
@@ -44,7 +44,7 @@ class Watch:
     recoveries: list[Recovery] = field(default_factory=list)
     _pulses: dict[str, Pulse] = field(default_factory=dict)
 
-    async def ask(self, child: Child, port: int) -> None:
+    async def ask(self, child: ChildProcess, port: int) -> None:
         """One round with one shard: is it well, and what does it say."""
         pulse = self._pulses.setdefault(child.uid, Pulse())
         if not await probe.healthy(port, self._patience):
@@ -53,14 +53,14 @@ class Watch:
         pulse.good, pulse.misses = time.time(), 0
         await self.look(child, port)
 
-    async def look(self, child: Child, port: int) -> Mapping[str, Any] | None:
+    async def look(self, child: ChildProcess, port: int) -> Mapping[str, Any] | None:
         """What a shard says right now, taken note of; None without a good answer."""
         told = await probe.status(port, self._patience)
         if told is not None and child.running:
             self.hear(child, told)
         return told
 
-    def hear(self, child: Child, told: Mapping[str, Any]) -> None:
+    def hear(self, child: ChildProcess, told: Mapping[str, Any]) -> None:
         """Take note of what a shard said, on its status port or at its end."""
         if probe.numbers(told, "epoch") not in (0, child.number):
             return  # The port's last holder: its answer was on the way while it was replaced.
@@ -79,7 +79,7 @@ class Watch:
             if not recovery.done:
                 recovery.see(child.index, told, time.time())
 
-    def ended(self, child: Child, message: str) -> None:
+    def ended(self, child: ChildProcess, message: str) -> None:
         """A process has ended; a shard's last words are its status at the end."""
         if child.role != "shard":
             return
@@ -96,11 +96,11 @@ class Watch:
                 merged["coordinator"] = {**probe.part(before, "coordinator"), **probe.part(last, "coordinator")}
             self.hear(child, merged)
 
-    def ready(self, child: Child) -> bool:
+    def ready(self, child: ChildProcess) -> bool:
         """It serves."""
         return self._pulses.setdefault(child.uid, Pulse()).serving
 
-    def unresponsive(self, child: Child) -> bool:
+    def unresponsive(self, child: ChildProcess) -> bool:
         """No good answer for shardTimeout; before the first one, for as long as a start may take."""
         if child.role != "shard":
             return False

@@ -16,7 +16,7 @@ CHECKPOINTS = "/psjob-checkpoints"
 CONNECT_SECONDS = 600.0
 
 
-class Job(Protocol):
+class ConfigSource(Protocol):
     """What the config and the rendered objects need to know of a job; a Snapshot is one."""
 
     @property
@@ -36,7 +36,7 @@ class Job(Protocol):
         """The spec."""
 
 
-def job_config(job: Job, shards: Sequence[tuple[str, int, int]], checkpoints: str = CHECKPOINTS) -> dict[str, Any]:
+def job_config(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpoints: str = CHECKPOINTS) -> dict[str, Any]:
     """The config of `job`; `shards` are (host, port, status port) in index order, `checkpoints` the folder as shards see it."""
     spec = job.spec
     checkpoint = spec.checkpoint
@@ -76,7 +76,7 @@ def job_config(job: Job, shards: Sequence[tuple[str, int, int]], checkpoints: st
     }
 
 
-def cluster_config(job: Job) -> dict[str, Any]:
+def cluster_config(job: ConfigSource) -> dict[str, Any]:
     """The config of `job` on a cluster, where shards are found by name."""
     return job_config(job, [(naming.address(job.name, index), DATA_PORT, STATUS_PORT) for index in range(job.spec.ps.shards)])
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from psjob_operator.contract import DATA_PORT, STATUS_PORT
 from psjob_operator.plan import naming
-from psjob_operator.plan.config import Job, cluster_config, config_text, digest
+from psjob_operator.plan.config import ConfigSource, cluster_config, config_text, digest
 from psjob_operator.render.names import LABEL_DIGEST, Document, labels, metadata, shards_of
 
 CONFIG_FILE = "config.json"
 
 
-def service(job: Job) -> Document:
+def service(job: ConfigSource) -> Document:
     """The headless Service under which shards are found, also before they are ready."""
     return {
         "apiVersion": "v1",
@@ -28,7 +28,7 @@ def service(job: Job) -> Document:
     }
 
 
-def config(job: Job) -> Document:
+def config(job: ConfigSource) -> Document:
     """The ConfigMap that every process of the job mounts."""
     content = cluster_config(job)
     return {
@@ -39,7 +39,7 @@ def config(job: Job) -> Document:
     }
 
 
-def claim(job: Job) -> Document:
+def claim(job: ConfigSource) -> Document:
     """The claim for checkpoints; with `checkpoint.retain` it has no owner and outlives the job."""
     checkpoint = job.spec.checkpoint
     return {

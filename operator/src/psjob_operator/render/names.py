@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from psjob_operator.contract import GROUP, KIND, VERSION
-from psjob_operator.plan.config import Job
+from psjob_operator.plan.config import ConfigSource
 
 LABEL_JOB = f"{GROUP}/job-name"
 LABEL_RUN = f"{GROUP}/run"
@@ -23,7 +23,7 @@ LABEL_DIGEST = f"{GROUP}/digest"
 Document = dict[str, Any]
 
 
-def labels(job: Job, component: str) -> dict[str, str]:
+def labels(job: ConfigSource, component: str) -> dict[str, str]:
     """Labels that every child has. Nothing of the job's own metadata is copied: tools would take the child for what it is not."""
     return {
         "app.kubernetes.io/name": "psjob",
@@ -35,7 +35,7 @@ def labels(job: Job, component: str) -> dict[str, str]:
     }
 
 
-def metadata(job: Job, name: str, own_labels: dict[str, str], owned: bool = True) -> Document:
+def metadata(job: ConfigSource, name: str, own_labels: dict[str, str], owned: bool = True) -> Document:
     """ObjectMeta of a child; owned by the job unless it outlives it."""
     made: Document = {"name": name, "namespace": job.namespace, "labels": own_labels}
     if owned:
@@ -52,6 +52,6 @@ def metadata(job: Job, name: str, own_labels: dict[str, str], owned: bool = True
     return made
 
 
-def shards_of(job: Job) -> dict[str, str]:
+def shards_of(job: ConfigSource) -> dict[str, str]:
     """Selector of this run's shards; those of an earlier job of the same name are left out."""
     return {LABEL_JOB: job.name, LABEL_RUN: job.uid, LABEL_ROLE: "shard"}

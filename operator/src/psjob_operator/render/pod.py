@@ -5,7 +5,7 @@ from __future__ import annotations
 from psjob_operator import contract
 from psjob_operator.plan import naming
 from psjob_operator.plan.actions import CreateProcess
-from psjob_operator.plan.config import CHECKPOINTS, Job
+from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
 from psjob_operator.render.around import CONFIG_FILE
 from psjob_operator.render.inject import inject
 from psjob_operator.render.names import (
@@ -26,7 +26,7 @@ CONFIG_FOLDER = "/psjob-config"
 CONFIG_VOLUME = "psjob-config"
 
 
-def pod(job: Job, process: CreateProcess, runtime_image: str) -> Document:
+def pod(job: ConfigSource, process: CreateProcess, runtime_image: str) -> Document:
     """The pod of `process`; made once by POST, never changed. `runtime_image` is what the library is copied from."""
     template, container = shard_template(job) if process.role == "shard" else worker_template(job)
     spec = template["spec"]
@@ -48,7 +48,7 @@ def pod(job: Job, process: CreateProcess, runtime_image: str) -> Document:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, process, template), "spec": spec}
 
 
-def environment(job: Job, process: CreateProcess) -> list[Document]:
+def environment(job: ConfigSource, process: CreateProcess) -> list[Document]:
     """What the process is told beyond the config, which is the same for all."""
     values = {
         contract.ENV_ROLE: process.role,
@@ -68,7 +68,7 @@ def environment(job: Job, process: CreateProcess) -> list[Document]:
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
-def _metadata(job: Job, process: CreateProcess, template: Document) -> Document:
+def _metadata(job: ConfigSource, process: CreateProcess, template: Document) -> Document:
     given = template.get("metadata") or {}
     own = {
         **labels(job, process.role),

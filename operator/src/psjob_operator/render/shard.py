@@ -10,7 +10,7 @@ from psjob_operator.api.template import SERVING, TRAINED, container_of
 from psjob_operator.contract import DATA_PORT, HEALTH_PATH, STARTED_PATH, STATUS_PORT
 from psjob_operator.plan import naming
 from psjob_operator.plan.claim import makes_claim
-from psjob_operator.plan.config import CHECKPOINTS, Job
+from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
 from psjob_operator.render.merge import merge
 from psjob_operator.render.names import Document, shards_of
 from psjob_operator.render.security import container_security, pod_security
@@ -23,7 +23,7 @@ START_ATTEMPTS = 3600
 LOST_NODE_SECONDS = 30
 
 
-def shard_template(job: Job) -> tuple[Document, Document]:
+def shard_template(job: ConfigSource) -> tuple[Document, Document]:
     """The template, and the container in it that serves."""
     worker = job.spec.workers.template
     trained = container_of(worker, TRAINED) or {}
@@ -36,7 +36,7 @@ def shard_template(job: Job) -> tuple[Document, Document]:
     return template, next(container for container in template["spec"]["containers"] if container["name"] == name)
 
 
-def _spec(job: Job, worker: Document, trained: Document) -> Document:
+def _spec(job: ConfigSource, worker: Document, trained: Document) -> Document:
     spec: Document = {
         "containers": [_container(job, trained)],
         "securityContext": pod_security(worker, trained),
@@ -54,7 +54,7 @@ def _spec(job: Job, worker: Document, trained: Document) -> Document:
     return spec
 
 
-def _container(job: Job, trained: Document) -> Document:
+def _container(job: ConfigSource, trained: Document) -> Document:
     container: Document = {
         "name": SERVING,
         "image": trained.get("image"),
@@ -95,7 +95,7 @@ def _liveness(timeout: int) -> Document:
     }
 
 
-def _volume(job: Job) -> Document:
+def _volume(job: ConfigSource) -> Document:
     if job.spec.checkpoint.volume is not None:
         return job.spec.checkpoint.volume.source()
     if makes_claim(job.spec):
@@ -103,6 +103,6 @@ def _volume(job: Job) -> Document:
     return {"emptyDir": {}}
 
 
-def _one_node(job: Job) -> Document:
+def _one_node(job: ConfigSource) -> Document:
     term = {"labelSelector": {"matchLabels": shards_of(job)}, "topologyKey": "kubernetes.io/hostname"}
     return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 
 from psjob_operator.api.template import TRAINED, container_of
-from psjob_operator.plan.config import Job
+from psjob_operator.plan.config import ConfigSource
 from psjob_operator.render.names import Document
 
 
-def worker_template(job: Job) -> tuple[Document, Document]:
+def worker_template(job: ConfigSource) -> tuple[Document, Document]:
     """A copy of the template, and the container in it that is trained in."""
     template = copy.deepcopy(job.spec.workers.template)
     container = container_of(template, TRAINED)

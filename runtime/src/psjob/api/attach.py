@@ -21,10 +21,10 @@ from psjob.process.errors import Refused, exit_refused, leave_message
 from psjob.resume import record
 from psjob.rules import optimizers
 from psjob.worker import exits, hooks, rewind
-from psjob.worker.ending import EXIT_OF, Ending
+from psjob.worker.ending import EXIT_OF, SessionEnd
 from psjob.worker.half import Half
 from psjob.worker.overlap import Overlap
-from psjob.worker.rounds import Rounds
+from psjob.worker.rounds import LocalRounds
 from psjob.worker.rows import Carried
 from psjob.worker.session import WorkerSession
 from psjob.worker.staged import Staged
@@ -36,7 +36,7 @@ M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T", bound=torch.optim.Optimizer)
 
 
-class Job:
+class AttachedJob:
     """The attached script: its model, optimizer and session. One a process."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Job:
         self.session = WorkerSession(place, table, self.rule, aliases(model, table), self.tables.specs, self.tables.first)
         check_state(self.rule, len(self.session.layout.blocks), place.config.workers)
         self.session.rows.numbers = self.tables.numbers()
-        self.rounds = Rounds.of(self.session, self.parameters, self._numbers, overlap)
+        self.rounds = LocalRounds.of(self.session, self.parameters, self._numbers, overlap)
         if overlap and self.half is not None:
             raise Refused(
                 f"overlap=True sends gradients as they are; training.updateRule {self.rule} changes them first; attach without it"
@@ -72,7 +72,7 @@ class Job:
         self.replay = 0
         """Steps (in mode local: rounds) made again without effect, from its record or its beginning to the job's clock."""
         self.cursor: dict[str, int] | None = None
-        self.restored: record.Record | None = None
+        self.restored: record.ResumeRecord | None = None
 
     def _data_path(self, overlap: bool) -> Overlap | None:
         session = self.session
@@ -104,7 +104,7 @@ class Job:
             self.carry_out(lambda: record.restore_buffers(initial, self.model))
         self.replay = self._to_replay(self.restored)
 
-    def _to_replay(self, restored: record.Record | None) -> int:
+    def _to_replay(self, restored: record.ResumeRecord | None) -> int:
         """Clocks since the record was taken, and without a place in the data those before it too."""
         return self.session.clock - (0 if restored is None or restored.cursor is None else restored.step)
 
@@ -167,7 +167,7 @@ class Job:
             self.refuse("a GradScaler skips steps, and what a ps.Table was given would be lost with them; train in bfloat16")
         self._exchange(grads, skip, scale, original)
 
-    def _inner_step(self, rounds: Rounds, original: Callable[[], Any] | None) -> None:
+    def _inner_step(self, rounds: LocalRounds, original: Callable[[], Any] | None) -> None:
         """A step of the worker's own; one that a GradScaler skips counts too, so that all end their rounds at the same step."""
         scale, skip = optimizers.amp(self.optimizer)
         for p in self.parameters:
@@ -246,7 +246,7 @@ class Job:
         """Run a call of the session; where it raises an ending, end this process (or exec it again) as that asks."""
         try:
             return call()
-        except Ending as ending:
+        except SessionEnd as ending:
             how, message = ending.how, ending.message
         except Refused as refused:  # a record that has grown too large, or one of other objects than attach was given
             how, message = "refused", str(refused)
@@ -278,7 +278,7 @@ class Job:
         half: dict[str, Any] = {} if self.half is None else {f"{self.rule} (worker side)": self.half}
         return self.stateful | own | half
 
-    def _capture(self, cursor: dict[str, int] | None, last: bool = False) -> record.Record:
+    def _capture(self, cursor: dict[str, int] | None, last: bool = False) -> record.ResumeRecord:
         """`last`: no push will follow, so what earlier ones left out is not needed again."""
         wire = {} if last else self.session.exchange.compression.state()
         return record.capture(cursor, self.session.clock, self.model, self._stateful(), self.optimizer, wire)
@@ -297,7 +297,7 @@ class _Own:
         self._plain.load_state_dict(self._optimizer, state)
 
 
-current: Job | None = None
+current: AttachedJob | None = None
 _attaching = threading.Lock()
 
 
@@ -335,7 +335,7 @@ def attach(
                 raise Refused(f"attach was called in a process of role {place.role}")
             rewind.check_possible()
             check(model, optimizer, stateful)
-            current = Job(place, model, optimizer, stateful, overlap)
+            current = AttachedJob(place, model, optimizer, stateful, overlap)
     except Refused as refused:
         exit_refused(str(refused))
     assert current is not None and optimizer is not None
@@ -345,7 +345,7 @@ def attach(
     return model, optimizer
 
 
-def _take_over(job: Job, optimizer: torch.optim.Optimizer) -> None:
+def _take_over(job: AttachedJob, optimizer: torch.optim.Optimizer) -> None:
     """Give this very object (schedulers hold it already) a class whose `step` goes through the job."""
     original = job.plain
 
@@ -381,7 +381,7 @@ def _take_over(job: Job, optimizer: torch.optim.Optimizer) -> None:
     optimizer.__class__ = type(original.__name__, (original,), names)
 
 
-def _watch_exit(job: Job) -> None:
+def _watch_exit(job: AttachedJob) -> None:
     """A script that ends with 0 leaves the job; any other end is a crash. SIGTERM asks for a stop at the next edge."""
 
     def leave() -> None:

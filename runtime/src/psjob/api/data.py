@@ -56,7 +56,7 @@ def epoch() -> int:
     return max(0, _calls - 1)
 
 
-def _epoch(job: attaching.Job, plan: _Plan, ahead: Ahead | None) -> Iterator[Any]:
+def _epoch(job: attaching.AttachedJob, plan: _Plan, ahead: Ahead | None) -> Iterator[Any]:
     global _calls
     number = _calls
     _calls += 1
@@ -99,7 +99,7 @@ def _looking_ahead(batches: Iterator[Any], ahead: Ahead) -> Iterator[Any]:
 _NONE = object()
 
 
-def _trains(job: attaching.Job, given: int, steps: int) -> bool:
+def _trains(job: attaching.AttachedJob, given: int, steps: int) -> bool:
     """Does this loop make a step a batch? An evaluation makes none, and a rank without a batch must then make none either."""
     return steps == given if given else job.model.training and torch.is_grad_enabled()
 

@@ -21,7 +21,7 @@ MOST_LISTED: Final = 200_000
 
 
 @dataclass(frozen=True)
-class Choice:
+class RuleChoice:
     """`rule` is the shards'; `like` is the rule of the script's own optimizer, in whose terms `state_dict` speaks (None: it has none).
 
     `options` are the numbers of the rule that the optimizer does not have; with `like` None all are.
@@ -71,7 +71,7 @@ _GOES: Final[Mapping[str, _Goes]] = {
 """Those that go with something else than an SGD with momentum."""
 
 
-def chosen(optimizer: torch.optim.Optimizer, job: Config) -> Choice:
+def chosen(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
     """The shards' rule: what the manifest names, else the optimizer's, else `reduce`. Raises Refused where none will do."""
     rule, _ = optimizers.describe(optimizer)
     name = type(optimizer).__name__
@@ -88,10 +88,10 @@ def chosen(optimizer: torch.optim.Optimizer, job: Config) -> Choice:
                 f"{name} has no rule on the shards, and training.{wish} needs one; use SGD, Adam, AdamW or Adagrad, "
                 "or training.mode sync without backupWorkers"
             )
-        return Choice("reduce", rule)
+        return RuleChoice("reduce", rule)
     if rule is None:
         raise Refused(f"training.updateAt is server, but {name} has no rule on the shards; use SGD, Adam, AdamW or Adagrad, or drop it")
-    return Choice(rule, rule)
+    return RuleChoice(rule, rule)
 
 
 def as_it_runs(here: Place, optimizer: torch.optim.Optimizer) -> Place:
@@ -139,7 +139,7 @@ def check_reduction(job: Config, tables: Sequence[TableSpec]) -> None:
         raise Refused(f"{what}, and a rank pushes only the rows of table {ours} that its batch names; take mean or sum")
 
 
-def _outer_rule(optimizer: torch.optim.Optimizer, job: Config) -> Choice:
+def _outer_rule(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
     """Of mode local, where the script's optimizer steps on the worker, whichever it is. Raises Refused."""
     if job.update_at is not None or job.update_rule not in (None, contract.ASYNC_OUTER_RULE):
         field = f"updateAt {job.update_at}" if job.update_at is not None else f"updateRule {job.update_rule}"
@@ -155,11 +155,11 @@ def _outer_rule(optimizer: torch.optim.Optimizer, job: Config) -> Choice:
         )
     numbers = {"lr": job.local.lr, "momentum": job.local.momentum}
     if job.update_rule is None:
-        return Choice("outer-nesterov", None, numbers)
-    return Choice(job.update_rule, None, {**numbers, **_options(job.update_rule, job)})
+        return RuleChoice("outer-nesterov", None, numbers)
+    return RuleChoice(job.update_rule, None, {**numbers, **_options(job.update_rule, job)})
 
 
-def _named(wanted: str, like: str | None, optimizer: torch.optim.Optimizer, job: Config) -> Choice:
+def _named(wanted: str, like: str | None, optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
     """The rule that the manifest names. Raises Refused where the script's optimizer, the mode or an option does not go with it."""
     if job.mode != "async":
         raise Refused(f"training.updateRule {wanted} takes one worker's push at a time; take training.mode async, or leave updateRule out")
@@ -173,7 +173,7 @@ def _named(wanted: str, like: str | None, optimizer: torch.optim.Optimizer, job:
             f"the script has {type(optimizer).__name__}{_told(odd[0], goes) if odd else ''}"
         )
     own = {"workers": float(job.workers)} if wanted == "adam-async" else {}
-    made = Choice(wanted, like, {**_options(wanted, job), **own})
+    made = RuleChoice(wanted, like, {**_options(wanted, job), **own})
     made.numbers(optimizer)  # what cannot be is refused at attach
     return made
 

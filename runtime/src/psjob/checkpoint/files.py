@@ -17,11 +17,22 @@ from psjob.checkpoint import disk, safetensors
 from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.layout import memory
 
-__all__ = ["CheckpointProblem", "Damage", "FileFact", "Held", "Reader", "Span", "check", "opened", "read_blocks", "write_blocks"]
+__all__ = [
+    "CheckpointProblem",
+    "Damage",
+    "FileFact",
+    "DeferredTensor",
+    "Reader",
+    "ByteRange",
+    "check",
+    "opened",
+    "read_blocks",
+    "write_blocks",
+]
 
 
 @dataclass(frozen=True)
-class Span:
+class ByteRange:
     """Where a tensor's bytes lie, from the start of the file, and their crc32."""
 
     offset: int
@@ -36,7 +47,7 @@ class FileFact:
     name: str
     bytes: int
     crc: int
-    tensors: Mapping[str, Span]
+    tensors: Mapping[str, ByteRange]
 
     def to_json(self) -> dict[str, Any]:
         """For a manifest or a message."""
@@ -58,11 +69,11 @@ class FileFact:
             raise ValueError(f"the facts of file {obj['name']} need a span of three numbers a tensor")
         if not all(type(n) is int and n >= 0 for n in (*numbers, *(n for v in tensors.values() for n in v))):
             raise ValueError(f"the facts of file {obj['name']} are whole numbers from 0")
-        return cls(obj["name"], obj["bytes"], obj["crc"], {name: Span(*v) for name, v in tensors.items()})
+        return cls(obj["name"], obj["bytes"], obj["crc"], {name: ByteRange(*v) for name, v in tensors.items()})
 
 
 @dataclass(frozen=True)
-class Held:
+class DeferredTensor:
     """A tensor that is made only when its bytes are written."""
 
     dtype: str
@@ -77,10 +88,10 @@ class Held:
 
 
 def write_blocks(
-    folder: Path, name: str, tensors: Iterable[tuple[str, torch.Tensor | Held]], metadata: Mapping[str, str] | None = None
+    folder: Path, name: str, tensors: Iterable[tuple[str, torch.Tensor | DeferredTensor]], metadata: Mapping[str, str] | None = None
 ) -> FileFact:
     """Write one safetensors file, whole or not at all, and make it durable. Raises CheckpointProblem."""
-    entries = [(key, t if isinstance(t, Held) else _held(t)) for key, t in tensors]
+    entries = [(key, t if isinstance(t, DeferredTensor) else _held(t)) for key, t in tensors]
     # Whole pages first, as they can be written from where they lie; then so that each stays aligned.
     entries.sort(key=lambda entry: (entry[1].bytes % disk.PAGE != 0, -getattr(torch, entry[1].dtype).itemsize))
     total = sum(held.bytes for _, held in entries)
@@ -89,7 +100,7 @@ def write_blocks(
         header, sizes = safetensors.make_header(shapes, metadata, disk.PAGE if total >= disk.LARGE else 8)
     except ValueError as error:
         raise CheckpointProblem(f"cannot write {name} in {folder}: {error}") from None
-    spans: dict[str, Span] = {}
+    spans: dict[str, ByteRange] = {}
 
     def parts() -> Iterator[memoryview | bytes]:
         yield header
@@ -99,7 +110,7 @@ def write_blocks(
             raw = memory.view(tensor)
             if len(raw) != size or str(tensor.dtype) != f"torch.{held.dtype}":
                 raise CheckpointProblem(f"tensor {key} has {len(raw)} bytes of {tensor.dtype}, its header says {size} of {held.dtype}")
-            spans[key] = Span(offset, size, zlib.crc32(raw))
+            spans[key] = ByteRange(offset, size, zlib.crc32(raw))
             offset += size
             yield raw
 
@@ -148,7 +159,7 @@ def opened(path: Path, expect: FileFact | None = None) -> Iterator[Reader]:
 class Reader:
     """An open file. `entries` are its tensors; where facts were expected, each read is compared with them."""
 
-    def __init__(self, name: str, fd: int, data: int, entries: Mapping[str, safetensors.Entry], expect: FileFact | None) -> None:
+    def __init__(self, name: str, fd: int, data: int, entries: Mapping[str, safetensors.TensorEntry], expect: FileFact | None) -> None:
         self.entries = entries
         self._name, self._fd, self._data, self._expect = name, fd, data, expect
 
@@ -180,17 +191,19 @@ class Reader:
     def _compare(self, name: str, crc: int) -> None:
         assert self._expect is not None
         entry = self.entries[name]
-        _same(self._name, f"tensor {name}", self._expect.tensors.get(name), Span(self._data + entry.begin, entry.end - entry.begin, crc))
+        _same(
+            self._name, f"tensor {name}", self._expect.tensors.get(name), ByteRange(self._data + entry.begin, entry.end - entry.begin, crc)
+        )
 
 
-def _same(file: str, what: str, expected: Span | None, found: Span) -> None:
+def _same(file: str, what: str, expected: ByteRange | None, found: ByteRange) -> None:
     if expected != found:
         raise Damage(file, f"{what} as {_words(expected)}", _words(found))
 
 
-def _words(span: Span | None) -> str:
+def _words(span: ByteRange | None) -> str:
     return "not there" if span is None else f"{span.length} bytes at {span.offset} with crc {span.crc:08x}"
 
 
-def _held(tensor: torch.Tensor) -> Held:
-    return Held(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), lambda: tensor)
+def _held(tensor: torch.Tensor) -> DeferredTensor:
+    return DeferredTensor(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), lambda: tensor)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from psjob.checkpoint import files
-from psjob.checkpoint.files import FileFact, Held
+from psjob.checkpoint.files import DeferredTensor, FileFact
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.problems import Damage
 from psjob.checkpoint.rows import final_rows
@@ -35,11 +35,11 @@ def write_final(folder: Path, made: Manifest, aliases: Mapping[str, str] | None 
     for table in made.rows.specs if made.rows is not None else ():
         wanted.pop(f"{table.name}.anchor", None)  # the plain module has none
     source = source or folder
-    entries: list[tuple[str, torch.Tensor | Held]] = []
+    entries: list[tuple[str, torch.Tensor | DeferredTensor]] = []
     with _Blocks(source, made) as blocks:
         for name, row in wanted.items():
             spec = made.layout.table[row]
-            entries.append((name, Held(spec.dtype, spec.shape, functools.partial(blocks.tensor, row))))
+            entries.append((name, DeferredTensor(spec.dtype, spec.shape, functools.partial(blocks.tensor, row))))
         if made.buffers is not None:
             buffers = files.read_blocks(source / made.buffers.name, None, made.buffers)
             entries += [(name, tensor) for name, tensor in buffers.items() if name not in wanted]

@@ -15,10 +15,10 @@ from typing import Final, Protocol
 import torch
 
 from psjob.checkpoint import files
-from psjob.checkpoint.files import FileFact, Held
+from psjob.checkpoint.files import DeferredTensor, FileFact
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.problems import Damage
-from psjob.tables import Partition, Table, TableSpec, rules
+from psjob.tables import Partition, RowTable, TableSpec, rules
 from psjob.tables.admission import COUNTS
 from psjob.tables.cut import Rows
 from psjob.tables.init import initial_rows
@@ -28,7 +28,7 @@ PART: Final = 1 << 16
 """Rows that are made at a time for a file of final weights."""
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """A table at a cut. `take` gives the rows of a part and may be called once for each."""
 
     @property
@@ -41,24 +41,24 @@ class Source(Protocol):
     def take(self, part: int) -> Rows: ...
 
 
-def write_rows(folder: Path, name: str, sources: Sequence[Source], metadata: Mapping[str, str]) -> FileFact:
+def write_rows(folder: Path, name: str, sources: Sequence[RowSource], metadata: Mapping[str, str]) -> FileFact:
     """Write one shard's tables, in order of their numbers. Raises CheckpointProblem, and what `take` raises."""
-    entries: list[tuple[str, torch.Tensor | Held]] = []
+    entries: list[tuple[str, torch.Tensor | DeferredTensor]] = []
     for number, source in enumerate(sources):
         words = words_of(source.spec)
         for part, size in enumerate(source.sizes()):
-            entries.append((f"{number}.rows.{part}", Held("int32", (size, words), functools.partial(_taken, source, part))))
+            entries.append((f"{number}.rows.{part}", DeferredTensor("int32", (size, words), functools.partial(_taken, source, part))))
         entries.append((f"{number}.removed", source.removed))
         entries.extend((f"{number}.counts.{plane}", tensor) for plane, tensor in source.counts.items())
     return files.write_blocks(folder, name, entries, metadata)
 
 
-def read_tables(folder: Path, made: Manifest, shard: int, shards: int) -> list[tuple[Table, int]]:
+def read_tables(folder: Path, made: Manifest, shard: int, shards: int) -> list[tuple[RowTable, int]]:
     """Tables of `shard` among `shards`, with the version n of each; none where the manifest has no rows. Raises Damage."""
     if made.rows is None:
         return []
     mine = Partition.even(shards).buckets(shard)
-    tables = {number: Table(spec) for number, spec in enumerate(made.rows.specs)}
+    tables = {number: RowTable(spec) for number, spec in enumerate(made.rows.specs)}
     same = shards == len(made.rows.chains) and made.rows.partition == Partition.even(shards)
     for owner, chain in enumerate(made.rows.chains):
         if not same:
@@ -71,20 +71,23 @@ def read_tables(folder: Path, made: Manifest, shard: int, shards: int) -> list[t
     return list(zip(tables.values(), versions, strict=True))
 
 
-def final_rows(folder: Path, made: Manifest) -> list[tuple[str, Held]]:
+def final_rows(folder: Path, made: Manifest) -> list[tuple[str, DeferredTensor]]:
     """Tensors of `final.safetensors`: `<table>.weight` with every row where the number of rows is known; otherwise the rows that exist,
     by ascending id, and their `<table>.ids`. Raises Damage."""
-    found: list[tuple[str, Held]] = []
+    found: list[tuple[str, DeferredTensor]] = []
     for number, spec in enumerate(made.rows.specs if made.rows is not None else ()):
         if spec.num_rows is not None:
             found.append(
-                (f"{spec.name}.weight", Held(spec.dtype, (spec.num_rows, spec.dim), functools.partial(_dense, folder, made, number)))
+                (
+                    f"{spec.name}.weight",
+                    DeferredTensor(spec.dtype, (spec.num_rows, spec.dim), functools.partial(_dense, folder, made, number)),
+                )
             )
             continue
         order = torch.cat([rows["ids"] for rows in _rows(folder, made, number)]).argsort()
         for name, plane, shape in (("ids", "ids", ()), ("weight", "weights", (spec.dim,))):
             make = functools.partial(_ordered, folder, made, number, plane, order)
-            found.append((f"{spec.name}.{name}", Held("int64" if name == "ids" else spec.dtype, (len(order), *shape), make)))
+            found.append((f"{spec.name}.{name}", DeferredTensor("int64" if name == "ids" else spec.dtype, (len(order), *shape), make)))
     return found
 
 
@@ -116,11 +119,11 @@ def unpacked(spec: TableSpec, part: torch.Tensor) -> Rows:
     return rows
 
 
-def _taken(source: Source, part: int) -> torch.Tensor:
+def _taken(source: RowSource, part: int) -> torch.Tensor:
     return packed(source.take(part))
 
 
-def _read_chain(folder: Path, made: Manifest, chain: Sequence[str], tables: Mapping[int, Table], buckets: torch.Tensor | None) -> None:
+def _read_chain(folder: Path, made: Manifest, chain: Sequence[str], tables: Mapping[int, RowTable], buckets: torch.Tensor | None) -> None:
     """Bring `tables`, by number, to what a chain of files holds of them."""
     for file in chain:
         with files.opened(folder / file, made.fact(file)) as reader:
@@ -146,7 +149,7 @@ def _rows(folder: Path, made: Manifest, number: int) -> Iterator[Rows]:
     """All rows of a table, one shard's at a time."""
     assert made.rows is not None
     for chain in made.rows.chains:
-        table = Table(made.rows.specs[number])
+        table = RowTable(made.rows.specs[number])
         _read_chain(folder, made, chain, {number: table}, None)
         yield table.export()
 

@@ -28,7 +28,7 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {code: getattr(torch, name) for name,
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor of a file: `begin` and `end` count bytes from the end of the header."""
 
     dtype: torch.dtype
@@ -74,7 +74,7 @@ def header_length(start: bytes | bytearray, size: int) -> int:
     return length
 
 
-def read_header(raw: bytes | bytearray, data: int) -> dict[str, Entry]:
+def read_header(raw: bytes | bytearray, data: int) -> dict[str, TensorEntry]:
     """Tensors by name, in the order of their bytes, of a file with `data` bytes after its header `raw`.
 
     Raises ValueError unless they fill those bytes without gap or overlap.
@@ -98,7 +98,7 @@ def read_header(raw: bytes | bytearray, data: int) -> dict[str, Entry]:
     return dict(found)
 
 
-def _entry(name: str, value: object) -> Entry:
+def _entry(name: str, value: object) -> TensorEntry:
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"tensor {name[:80]} with other keys than dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
@@ -108,7 +108,7 @@ def _entry(name: str, value: object) -> Entry:
         raise ValueError(f"tensor {name[:80]} of a shape that is none")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):
         raise ValueError(f"tensor {name[:80]} with offsets that are none")
-    return Entry(DTYPES[dtype], tuple(shape), offsets[0], offsets[1])
+    return TensorEntry(DTYPES[dtype], tuple(shape), offsets[0], offsets[1])
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from psjob.codecs.base import Codec, CodecError, Key
+from psjob.codecs.base import Codec, CodecError, CodecKey
 from psjob.codecs.bf16 import BF16
 from psjob.codecs.fp16 import FP16
 from psjob.codecs.int8 import Int8
@@ -12,7 +12,7 @@ from psjob.codecs.randomk import RandomK
 from psjob.codecs.topk import TopK
 from psjob.layout.blocks import FLOATS, Block
 
-__all__ = ["CODECS", "NONE", "Codec", "CodecError", "Key", "for_block", "named", "numbered"]
+__all__ = ["CODECS", "NONE", "Codec", "CodecError", "CodecKey", "for_block", "named", "numbered"]
 
 NONE: Final = "none"
 """The block's own bytes; number 0 on the wire."""

@@ -18,7 +18,7 @@ class CodecError(ValueError):
 
 
 @dataclass(frozen=True)
-class Key:
+class CodecKey:
     """Which push or answer this is: random choices follow from it alone, so both ends make the same ones."""
 
     seed: int = 0
@@ -47,14 +47,14 @@ class Codec(Protocol):
     def check_size(self, size: int, length: int, ratio: float) -> None:
         """Raise CodecError unless a body of `size` bytes can hold such a block."""
 
-    def encode(self, source: torch.Tensor, body: torch.Tensor, key: Key, ratio: float) -> int:
+    def encode(self, source: torch.Tensor, body: torch.Tensor, key: CodecKey, ratio: float) -> int:
         """Write `source` (1-D, floating point) to `body` (uint8, `bound` bytes or more); bytes written.
 
         0: it holds inf, NaN or what this form has no number for, and must go as it is; `source` is then unchanged. With
         `feeds_back`, `source` is float32 and afterwards holds what was left out.
         """
 
-    def decode(self, body: torch.Tensor, out: torch.Tensor, key: Key, ratio: float) -> None:
+    def decode(self, body: torch.Tensor, out: torch.Tensor, key: CodecKey, ratio: float) -> None:
         """Write every element of `out` (1-D, floating point) from a whole body of uint8. Raises CodecError, and never writes elsewhere."""
 
 

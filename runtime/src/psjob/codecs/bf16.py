@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from psjob.codecs.base import Key, exactly, spans
+from psjob.codecs.base import CodecKey, exactly, spans
 
 
 class BF16:
@@ -26,13 +26,13 @@ class BF16:
         """A body has one size."""
         exactly(self.name, size, 2 * length, length)
 
-    def encode(self, source: torch.Tensor, body: torch.Tensor, key: Key, ratio: float) -> int:
+    def encode(self, source: torch.Tensor, body: torch.Tensor, key: CodecKey, ratio: float) -> int:
         """Round; never refuses."""
         size = 2 * source.numel()
         body[:size].view(torch.bfloat16).copy_(source)
         return size
 
-    def decode(self, body: torch.Tensor, out: torch.Tensor, key: Key, ratio: float) -> None:
+    def decode(self, body: torch.Tensor, out: torch.Tensor, key: CodecKey, ratio: float) -> None:
         """Exact: each bfloat16 is a float32."""
         self.check_size(body.numel(), out.numel(), ratio)
         halves = body.view(torch.bfloat16)

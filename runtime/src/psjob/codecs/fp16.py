@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from psjob.codecs.base import CodecError, Key, exactly, largest, spans
+from psjob.codecs.base import CodecError, CodecKey, exactly, largest, spans
 
 TOP = 15
 """Magnitudes are brought below 2 to this; float16 ends at 65504, just below 2¹⁶."""
@@ -34,7 +34,7 @@ class FP16:
         """A body has one size."""
         exactly(self.name, size, 4 + 2 * length, length)
 
-    def encode(self, source: torch.Tensor, body: torch.Tensor, key: Key, ratio: float) -> int:
+    def encode(self, source: torch.Tensor, body: torch.Tensor, key: CodecKey, ratio: float) -> int:
         """Refuses (0) a block with inf or NaN, or with more than 2¹²⁷."""
         top = largest(source)
         exponent = math.frexp(top)[1] - TOP if math.isfinite(top) else REACH + 1
@@ -48,7 +48,7 @@ class FP16:
             halves[span].copy_(source[span] * (1.0 / scale))
         return size
 
-    def decode(self, body: torch.Tensor, out: torch.Tensor, key: Key, ratio: float) -> None:
+    def decode(self, body: torch.Tensor, out: torch.Tensor, key: CodecKey, ratio: float) -> None:
         """Refuses a scale that is no power of two within reach."""
         self.check_size(body.numel(), out.numel(), ratio)
         scale = float(body[:4].view(torch.float32)[0])

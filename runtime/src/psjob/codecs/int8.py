@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from psjob.codecs.base import SPAN, CodecError, Key, exactly, spans
+from psjob.codecs.base import SPAN, CodecError, CodecKey, exactly, spans
 
 RUN = 256
 LARGEST = 1e38
@@ -33,7 +33,7 @@ class Int8:
         """A body has one size."""
         exactly(self.name, size, self.bound(length, ratio), length)
 
-    def encode(self, source: torch.Tensor, body: torch.Tensor, key: Key, ratio: float) -> int:
+    def encode(self, source: torch.Tensor, body: torch.Tensor, key: CodecKey, ratio: float) -> int:
         """Refuses (0) a block with inf, NaN or a magnitude above LARGEST."""
         length, size = source.numel(), self.bound(source.numel(), ratio)
         scales, numbers = _parts(body[:size], length)
@@ -51,7 +51,7 @@ class Int8:
             part.sub_(near.mul_(scales[at].unsqueeze(1)))
         return size
 
-    def decode(self, body: torch.Tensor, out: torch.Tensor, key: Key, ratio: float) -> None:
+    def decode(self, body: torch.Tensor, out: torch.Tensor, key: CodecKey, ratio: float) -> None:
         """Refuses scales that are negative, not finite or above what `encode` writes."""
         self.check_size(body.numel(), out.numel(), ratio)
         scales, numbers = _parts(body, out.numel())

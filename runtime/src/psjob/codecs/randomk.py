@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from psjob.codecs.base import Key, exactly, largest
+from psjob.codecs.base import CodecKey, exactly, largest
 from psjob.codecs.topk import most
 
 _GAMMA: Final = 0x9E3779B97F4A7C15
@@ -35,7 +35,7 @@ class RandomK:
         """A body has one size."""
         exactly(self.name, size, self.bound(length, ratio), length)
 
-    def encode(self, source: torch.Tensor, body: torch.Tensor, key: Key, ratio: float) -> int:
+    def encode(self, source: torch.Tensor, body: torch.Tensor, key: CodecKey, ratio: float) -> int:
         """Refuses (0) a block with inf or NaN."""
         if not math.isfinite(largest(source)):
             return 0
@@ -45,14 +45,14 @@ class RandomK:
         source[chosen] = 0.0
         return size
 
-    def decode(self, body: torch.Tensor, out: torch.Tensor, key: Key, ratio: float) -> None:
+    def decode(self, body: torch.Tensor, out: torch.Tensor, key: CodecKey, ratio: float) -> None:
         """Puts the values where `key` says; the rest is 0."""
         self.check_size(body.numel(), out.numel(), ratio)
         out.zero_()
         out[places(out.numel(), most(out.numel(), ratio), key)] = body.view(torch.float32).to(out.dtype)
 
 
-def places(length: int, k: int, key: Key) -> torch.Tensor:
+def places(length: int, k: int, key: CodecKey) -> torch.Tensor:
     """The k rising places (int64) that `key` chooses of `length`, 1 ≤ k ≤ `length`."""
     state = 0
     for word in (key.seed, key.clock, key.block, key.rank):

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from psjob.codecs.base import CodecError, Key
+from psjob.codecs.base import CodecError, CodecKey
 
 ENTRY = 8
 SAMPLE = 16384
@@ -37,7 +37,7 @@ class TopK:
             limit = self.bound(length, ratio)
             raise CodecError(f"a topk body of {length} elements has {size} bytes, expected a multiple of {ENTRY} from {ENTRY} to {limit}")
 
-    def encode(self, source: torch.Tensor, body: torch.Tensor, key: Key, ratio: float) -> int:
+    def encode(self, source: torch.Tensor, body: torch.Tensor, key: CodecKey, ratio: float) -> int:
         """Refuses (0) a block with inf or NaN."""
         length = source.numel()
         k = most(length, ratio)
@@ -60,7 +60,7 @@ class TopK:
         source[places] = 0.0
         return ENTRY * count
 
-    def decode(self, body: torch.Tensor, out: torch.Tensor, key: Key, ratio: float) -> None:
+    def decode(self, body: torch.Tensor, out: torch.Tensor, key: CodecKey, ratio: float) -> None:
         """Refuses places that do not rise or lie outside the block."""
         self.check_size(body.numel(), out.numel(), ratio)
         count = body.numel() // ENTRY

@@ -56,7 +56,7 @@ def run(schedule: Schedule, flat: torch.Tensor, transport: Transport, seconds: f
     """
     rank, deadline = transport.rank, timedelta(seconds=seconds)
     spans = schedule.spans(flat.numel())
-    scratch = Scratch(flat)
+    scratch = ReceiveBuffers(flat)
     for moves in part(schedule, rank):
         under_way: list[tuple[Move, torch.Tensor, Pending]] = []
         scratch.free()
@@ -81,7 +81,7 @@ def run(schedule: Schedule, flat: torch.Tensor, transport: Transport, seconds: f
                 flat[spans[move.chunk]].add_(data)
 
 
-class Scratch:
+class ReceiveBuffers:
     """Room for what arrives to be added."""
 
     def __init__(self, like: torch.Tensor) -> None:

@@ -22,11 +22,11 @@ from psjob.checkpoint.problems import CheckpointProblem
 from psjob.coordinator.commit import Committer
 from psjob.coordinator.cuts import Cut, Cuts
 from psjob.coordinator.deciding import Deciding
-from psjob.coordinator.ending import Ending
+from psjob.coordinator.ending import Completion
 from psjob.coordinator.joining import ResumeRefused
 from psjob.coordinator.lateness import Lateness
 from psjob.coordinator.members import Members, State
-from psjob.coordinator.progress import Progress
+from psjob.coordinator.progress import JobProgress
 from psjob.coordinator.switching import Switching
 from psjob.coordinator.views import Views
 from psjob.process.config import Place
@@ -59,11 +59,11 @@ class Coordinator:
         interval = None if saved.disabled else saved.interval_seconds
         places = self.mode.marks() or self.mode.decided  # it is taken where the workers are, not at a step ahead of them
         self.cuts = Cuts(interval, None if saved.disabled else saved.every_steps, places, place.view, self.mode.ahead)
-        self.progress = Progress()
+        self.progress = JobProgress()
         self.lateness = Lateness()
         self.committer = Committer(self)
         self.views = Views(self)
-        self.ending = Ending(self)
+        self.ending = Completion(self)
         self.switching = Switching(self)
         self.deciding = Deciding(self) if self.mode.decided else None
         self.beat = time.monotonic()

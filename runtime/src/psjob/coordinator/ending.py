@@ -24,7 +24,7 @@ COMPANY_SECONDS = 10.0
 """and so long after each for the next. The planner starts it again for whoever comes later."""
 
 
-class Ending:
+class Completion:
     """Who waits to go, whether the job is asked to stop, and when this shard may end."""
 
     def __init__(self, coordinator: Coordinator) -> None:

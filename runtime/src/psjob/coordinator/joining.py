@@ -24,7 +24,7 @@ log = logging.getLogger("psjob.coordinator")
 
 
 @dataclass
-class Asked:
+class PlacementQuery:
     """A worker that waits until every shard has said where it stands."""
 
     session: Session
@@ -41,7 +41,7 @@ class Joining:
 
     def __init__(self, views: Views) -> None:
         self.views = views
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, PlacementQuery] = {}
         self._number = 0
 
     def join(self, session: Session) -> None:
@@ -56,7 +56,7 @@ class Joining:
         if member.state is State.LEFT and c.store.rule_name != "reduce":
             return
         self._number += 1
-        self._asked[session.rank] = asked = Asked(session, self._number)
+        self._asked[session.rank] = asked = PlacementQuery(session, self._number)
         self.views.order_all(asked.question())
 
     def unanswered(self, index: int) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ class Joining:
             del self._asked[asked.session.rank]
             self._place(asked)
 
-    def _place(self, asked: Asked) -> None:
+    def _place(self, asked: PlacementQuery) -> None:
         c, session = self.views.c, asked.session
         if c.sessions.get(session.rank) is not session or not self.views.open:
             return

@@ -10,7 +10,7 @@ from typing import Any
 MAX_METRICS = 256
 
 
-class Progress:
+class JobProgress:
     """Numbers for the status port."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from psjob import contract, modes
 from psjob.checkpoint.manifest import Manifest
 from psjob.coordinator.cuts import Cut
-from psjob.modes import Bounded, Served, written
+from psjob.modes import Bounded, ServedMode, written
 from psjob.process import config
 
 if TYPE_CHECKING:
@@ -60,14 +60,14 @@ class Switching:
         self._take(mode)
         self.c.views.rewind_all(f"from step {made.step} on the mode is {written(mode)}, it was {before}")
 
-    def next(self) -> Served | None:
+    def next(self) -> ServedMode | None:
         """The mode to go over to; None where the one that runs is asked for, or nothing can be done.
 
         From async to sync by way of bounded: its checkpoints bring all workers to one step, and nobody skips a batch.
         """
         return None if self._fixed(self.c.store.rule_name) else following(self.c.mode, self.wish)
 
-    def _hear(self, wish: Served) -> None:
+    def _hear(self, wish: ServedMode) -> None:
         if wish == self.wish:
             return
         self.wish = wish
@@ -86,12 +86,12 @@ class Switching:
             return f"training.reduction {job.reduction} goes with mode {self.c.mode.name}"
         return None
 
-    def _take(self, mode: Served) -> None:
+    def _take(self, mode: ServedMode) -> None:
         self.c.mode = mode
         self.c.cuts.follow(mode.marks(), mode.ahead)
 
 
-def following(runs: Served, wish: Served) -> Served | None:
+def following(runs: ServedMode, wish: ServedMode) -> ServedMode | None:
     """The mode that comes after `runs` on the way to `wish`; None: there is none, or no way."""
     if wish == runs or not {runs.name, wish.name} <= set(contract.GOES_ON):
         return None

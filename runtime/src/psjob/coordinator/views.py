@@ -34,7 +34,7 @@ log = logging.getLogger("psjob.coordinator")
 
 
 @dataclass
-class Peer:
+class ShardPeer:
     """A shard as the coordinator sees it; `order` reaches it."""
 
     epoch: int
@@ -55,7 +55,7 @@ class Views:
         self.view = coordinator.place.view
         self.attempt = self.view << 20
         self.state = "reading"
-        self.peers: dict[int, Peer] = {}
+        self.peers: dict[int, ShardPeer] = {}
         self.initial = b""
         self.aliases: dict[str, str] = {}
         self.table: tuple[TensorSpec, ...] = ()
@@ -83,7 +83,7 @@ class Views:
     def begin(self) -> None:
         """Shard 0 has started: it is its own first peer, and the newest manifest says what the job is."""
         c = self.c
-        self.peers[0] = Peer(c.place.number, False, 0, "", 0, c.server.control.order)
+        self.peers[0] = ShardPeer(c.place.number, False, 0, "", 0, c.server.control.order)
         found = self._newest()
         if found is None and c.place.min_step:
             c.server.leave(contract.EXIT_CHECKPOINT_LOST, f"no valid manifest in {c.folder}, though this run had a checkpoint")
@@ -111,7 +111,7 @@ class Views:
             order({"do": "fenced", "view": self.view})
             return
         carried = None if hello.get("carried") is None else int(hello["carried"])
-        peer = Peer(epoch, bool(hello["serving"]), int(hello["attempt"]), str(hello["mode"]), carried, order)
+        peer = ShardPeer(epoch, bool(hello["serving"]), int(hello["attempt"]), str(hello["mode"]), carried, order)
         self.peers[index] = peer
         self.c.drop_cut(f"shard {index} came anew")
         if view > self.view:
@@ -127,7 +127,7 @@ class Views:
             for body in (*missed, *self.joining.unanswered(index), *self.c.unprepared(index)):
                 order(body)
 
-    def _missed(self, index: int, peer: Peer) -> list[Mapping[str, Any]] | None:
+    def _missed(self, index: int, peer: ShardPeer) -> list[Mapping[str, Any]] | None:
         """The orders that a shard which serves has lost with its stream; None: only a restore brings it to where the others are."""
         mode = self.c.mode
         if not peer.serving or (mode.rewinds_together and peer.attempt != self.attempt) or peer.mode != written(mode):

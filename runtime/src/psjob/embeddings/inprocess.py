@@ -10,9 +10,9 @@ from psjob.embeddings.lookup import Lookup
 from psjob.embeddings.rowtables import RowTables, spec_of
 from psjob.rules import optimizers
 from psjob.shard.rows import first_rows
-from psjob.tables import Table, TableSpec
+from psjob.tables import RowTable, TableSpec
 from psjob.tables import rules as row_rules
-from psjob.worker.rows import Asked
+from psjob.worker.rows import RowRequest
 
 SEED = 0
 """training.seed where there is no job."""
@@ -22,20 +22,20 @@ class Alone:
     """A road to tables of this process. `steps` is False before an optimizer is attached: rows can be looked at, not trained."""
 
     def __init__(self, specs: list[TableSpec], steps: bool) -> None:
-        self.tables = [Table(spec) for spec in specs]
+        self.tables = [RowTable(spec) for spec in specs]
         self.steps = steps
         self._clock = 0
 
-    def ask(self, table: int, ids: torch.Tensor, ahead: int = 0) -> Asked:
+    def ask(self, table: int, ids: torch.Tensor, ahead: int = 0) -> RowRequest:
         """The rows at once; those of a later step are not known yet."""
         held = self.tables[table]
         rows = held.pull(ids) if ahead == 0 else torch.empty(0, held.spec.dim, dtype=held.spec.torch_dtype)
-        return Asked(table, ids, None, [len(ids)], rows, self._clock + ahead if ahead == 0 else -1)
+        return RowRequest(table, ids, None, [len(ids)], rows, self._clock + ahead if ahead == 0 else -1)
 
-    def collect(self, asked: Asked) -> torch.Tensor:
+    def collect(self, asked: RowRequest) -> torch.Tensor:
         return asked.rows
 
-    def fits(self, asked: Asked) -> bool:
+    def fits(self, asked: RowRequest) -> bool:
         return False
 
     def split(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]:

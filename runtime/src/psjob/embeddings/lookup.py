@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from psjob.worker.rows import Asked, RowGrads
+from psjob.worker.rows import RowGrads, RowRequest
 
 
 class Road(Protocol):
@@ -17,11 +17,11 @@ class Road(Protocol):
     steps: bool
     """Steps of the optimizer reach the rows."""
 
-    def ask(self, table: int, ids: torch.Tensor, ahead: int = 0) -> Asked: ...
+    def ask(self, table: int, ids: torch.Tensor, ahead: int = 0) -> RowRequest: ...
 
-    def collect(self, asked: Asked) -> torch.Tensor: ...
+    def collect(self, asked: RowRequest) -> torch.Tensor: ...
 
-    def fits(self, asked: Asked) -> bool:
+    def fits(self, asked: RowRequest) -> bool:
         """Are these the rows that a forward pass needs now?"""
         ...
 
@@ -29,7 +29,7 @@ class Road(Protocol):
 
 
 @dataclass(frozen=True)
-class Options:
+class RowOptions:
     """What a table is beside its shape."""
 
     init: str = "normal"
@@ -45,7 +45,7 @@ class Options:
     """A rule of the rows' own: sgd, adagrad, rowwise_adagrad, adam or ftrl. None: they follow the attached optimizer."""
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> tuple[Options, dict[str, float | bool]]:
+    def of(cls, given: dict[str, Any]) -> tuple[RowOptions, dict[str, float | bool]]:
         """The options among a caller's keywords, and the rest: numbers of the rows' own rule."""
         names = {field.name for field in fields(cls)}
         return cls(**{k: v for k, v in given.items() if k in names}), {k: v for k, v in given.items() if k not in names}
@@ -67,7 +67,9 @@ class Lookup(torch.nn.Module, abc.ABC):
     `anchor` is its one parameter: it stands for the rows in the optimizer's group that they follow.
     """
 
-    def __init__(self, num_rows: int | None, dim: int, options: Options, numbers: dict[str, float | bool], dtype: str, device: Any) -> None:
+    def __init__(
+        self, num_rows: int | None, dim: int, options: RowOptions, numbers: dict[str, float | bool], dtype: str, device: Any
+    ) -> None:
         super().__init__()
         self.num_rows, self.dim, self.dtype = num_rows, dim, dtype
         self.options, self.numbers = options, numbers
@@ -76,7 +78,7 @@ class Lookup(torch.nn.Module, abc.ABC):
         self.anchor = torch.nn.Parameter(torch.zeros(1, device=device))
         self._road: Road | None = None
         self._table = -1
-        self._early: tuple[torch.Tensor, Asked] | None = None
+        self._early: tuple[torch.Tensor, RowRequest] | None = None
         self._unique: _Unique | None = None
         self.given: torch.Tensor | None = None
         """The ids of the last forward pass that trained."""
@@ -107,7 +109,7 @@ class Lookup(torch.nn.Module, abc.ABC):
 
     # -- for subclasses ------------------------------------------------------------------------
 
-    def rows_of(self, ids: torch.Tensor) -> tuple[Asked, torch.Tensor]:
+    def rows_of(self, ids: torch.Tensor) -> tuple[RowRequest, torch.Tensor]:
         """(the distinct rows of `ids`, where each of `ids`, flattened, stands among them). Raises IndexError for an id that is no row."""
         road = self._road if self._road is not None else self._alone()
         found = self._dedupe(ids)
@@ -157,7 +159,7 @@ class Lookup(torch.nn.Module, abc.ABC):
         self._unique = None if ids.is_inference() else found
         return found
 
-    def _fetch(self, road: Road, unique: torch.Tensor) -> Asked:
+    def _fetch(self, road: Road, unique: torch.Tensor) -> RowRequest:
         early, self._early = self._early, None
         if early is not None:
             if road.fits(early[1]) and torch.equal(early[0], unique):

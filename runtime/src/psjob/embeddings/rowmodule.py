@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import torch
 
-from psjob.embeddings.lookup import Lookup, Options, Road
-from psjob.worker.rows import Asked, RowGrads
+from psjob.embeddings.lookup import Lookup, Road, RowOptions
+from psjob.worker.rows import RowGrads, RowRequest
 
 
 @dataclass
@@ -52,7 +52,7 @@ class RowModule(Lookup):
             if not -num_embeddings <= padding_idx < num_embeddings:
                 raise ValueError(f"padding_idx is {padding_idx}, it must be within the {num_embeddings} rows")
             padding_idx %= num_embeddings
-        super().__init__(num_embeddings, embedding_dim, *Options.of(table), "float32", device)
+        super().__init__(num_embeddings, embedding_dim, *RowOptions.of(table), "float32", device)
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
         self.scale_grad_by_freq = scale_grad_by_freq
         self._landed: _Landed | None = None
@@ -122,7 +122,7 @@ class RowModule(Lookup):
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _padding(self, asked: Asked, rows: torch.Tensor) -> int | None:
+    def _padding(self, asked: RowRequest, rows: torch.Tensor) -> int | None:
         """Where the padding row is in the small matrix; its values are zeros unless they were given."""
         if self.padding_idx is None:
             return None
@@ -136,7 +136,7 @@ class RowModule(Lookup):
     padding_given = False
     """The padding row's values came with the first values of all rows."""
 
-    def _land(self, asked: Asked, padding: int | None, rows: torch.Tensor) -> None:
+    def _land(self, asked: RowRequest, padding: int | None, rows: torch.Tensor) -> None:
         """A backward pass has made the gradient of `rows`."""
         assert rows.grad is not None
         grads, rows.grad = rows.grad.to("cpu"), None

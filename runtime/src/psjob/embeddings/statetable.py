@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from psjob.embeddings.lookup import Lookup, Options
+from psjob.embeddings.lookup import Lookup, RowOptions
 from psjob.rules import arrays
 from psjob.tables.rules import COMBINES
 from psjob.tables.spec import IDENTITY
@@ -36,7 +36,7 @@ class Table(Lookup):
             raise ValueError(f"combine is one of {', '.join(COMBINES)}, got {combine!r}")
         if dtype not in _DTYPES or (dtype == torch.int32 and combine == "logsumexp"):
             raise ValueError(f"dtype of a Table is torch.float32 or torch.int32 (not with logsumexp), got {dtype} with {combine}")
-        super().__init__(num_rows, width, Options(init=IDENTITY, optimizer=combine), {}, _DTYPES[dtype], device)
+        super().__init__(num_rows, width, RowOptions(init=IDENTITY, optimizer=combine), {}, _DTYPES[dtype], device)
         self.anchor.requires_grad_(False)
         self._rule = COMBINES[combine]
         self._rows_dtype = dtype

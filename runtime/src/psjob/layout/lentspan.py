@@ -11,7 +11,7 @@ ALIGN = 64
 
 
 @dataclass(frozen=True)
-class Span:
+class LentSpan:
     """`offsets` in bytes by block, each at a page's begin; a region that holds all of them has `size` bytes."""
 
     layout: Layout
@@ -20,7 +20,7 @@ class Span:
     size: int
 
     @classmethod
-    def of(cls, layout: Layout, page: int) -> Span:
+    def of(cls, layout: Layout, page: int) -> LentSpan:
         """Blocks one after the other; those of one tensor leave no gap where all but its last are whole pages."""
         offsets = []
         at = 0

@@ -5,23 +5,25 @@ from typing import Final, Protocol
 from psjob import contract
 from psjob.modes.asynchronous import Async
 from psjob.modes.backup import Backup
-from psjob.modes.base import Batch, Mode, Push, Served
+from psjob.modes.base import Batch, Mode, Push, ServedMode
 from psjob.modes.bounded import Bounded
-from psjob.modes.local import Local, LocalAsync, Quorum
+from psjob.modes.local import LocalAsync, LocalSGD, Quorum
 from psjob.modes.softsync import Softsync
 from psjob.modes.sync import Sync
 from psjob.modes.threshold import Threshold
 
 __all__ = [
-    "Async", "Backup", "Batch", "Bounded", "Local", "LocalAsync", "MODES", "Mode", "Push", "Quorum", "Served", "Softsync", "Sync",
+    "Async", "Backup", "Batch", "Bounded", "LocalSGD", "LocalAsync", "MODES", "Mode", "Push", "Quorum", "ServedMode", "Softsync", "Sync",
     "Threshold", "of", "read", "written",
 ]  # fmt: skip
 
-MODES: Final[dict[str, type[Mode]]] = {mode.name: mode for mode in (Sync, Backup, Bounded, Softsync, Async, Threshold, Local, LocalAsync)}
+MODES: Final[dict[str, type[Mode]]] = {
+    mode.name: mode for mode in (Sync, Backup, Bounded, Softsync, Async, Threshold, LocalSGD, LocalAsync)
+}
 """All of them; the simulator runs each."""
 
 
-class Rounds(Protocol):
+class RoundConfig(Protocol):
     """Of mode local."""
 
     @property
@@ -34,7 +36,7 @@ class Rounds(Protocol):
     def grace_seconds(self) -> float: ...
 
 
-class Named(Protocol):
+class ModeConfig(Protocol):
     """What a job's config says of its mode."""
 
     @property
@@ -50,13 +52,13 @@ class Named(Protocol):
     def splits(self) -> int | None: ...
 
     @property
-    def local(self) -> Rounds: ...
+    def local(self) -> RoundConfig: ...
 
     @property
     def update_rule(self) -> str | None: ...
 
 
-def of(job: Named) -> Served:
+def of(job: ModeConfig) -> ServedMode:
     """The mode that a job runs. Raises ValueError with the names that exist."""
     match job.mode:
         case "sync":
@@ -69,7 +71,7 @@ def of(job: Named) -> Served:
         case "local" if job.update_rule == contract.ASYNC_OUTER_RULE:
             return LocalAsync(job.local.inner_steps)
         case "local":
-            made_of = Quorum if job.local.quorum else Local
+            made_of = Quorum if job.local.quorum else LocalSGD
             return made_of(job.local.inner_steps, job.local.quorum, job.local.grace_seconds)
         case "softsync":
             return Softsync() if job.splits is None else Softsync(job.splits)
@@ -78,15 +80,15 @@ def of(job: Named) -> Served:
     raise ValueError(f"training.mode is {job.mode!r}; this version has {', '.join(contract.MODES)}")
 
 
-def written(mode: Served) -> str:
+def written(mode: ServedMode) -> str:
     """A mode with its number in one word, such as bounded:3."""
     return f"{mode.name}:{mode.ahead}" if mode.ahead else mode.name
 
 
-def read(word: str) -> Served:
+def read(word: str) -> ServedMode:
     """The mode that `written` wrote, of those among which a running job changes. Raises ValueError for any other word."""
     name, _, number = word.partition(":")
-    known: dict[str, Served] = {"sync": Sync(), "bounded": Bounded(int(number)) if number else Bounded(), "async": Async()}
+    known: dict[str, ServedMode] = {"sync": Sync(), "bounded": Bounded(int(number)) if number else Bounded(), "async": Async()}
     if name not in known:
         raise ValueError(f"mode {word!r}; a running job changes among {', '.join(known)}")
     return known[name]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psjob.modes.base import Batch, Push
-from psjob.modes.decided import Decided
+from psjob.modes.decided import DecidedMode
 
 
 @dataclass(frozen=True)
-class Backup(Decided):
+class Backup(DecidedMode):
     """Of m workers the first m - `backup_workers` make the update. See `Served`.
 
     A worker that has left is one less to wait for, not one backup less: `backup_workers` are against slow steps, not against deaths.

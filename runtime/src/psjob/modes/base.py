@@ -63,7 +63,7 @@ class Mode(Protocol):
         ...
 
 
-class Served(Mode, Protocol):
+class ServedMode(Mode, Protocol):
     """A mode that jobs can run today."""
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 
-class Decided:
+class DecidedMode:
     """See `Served`. A shard answers a push when the coordinator says that its worker may go."""
 
     inner_steps: int = 0

@@ -8,14 +8,14 @@ from typing import ClassVar
 
 from psjob.modes.asynchronous import Async
 from psjob.modes.base import Batch, Push
-from psjob.modes.decided import Decided
+from psjob.modes.decided import DecidedMode
 from psjob.modes.sync import Sync
 
 _all, _each = Sync(), Async()
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalSGD:
     """Each push is weights taken − weights reached after `inner_steps` steps; the outer rule sees the mean as a gradient. See `Served`.
 
     A round ends when all have pushed, or `grace` seconds after the first `quorum` have. What comes after that is dropped, and its worker
@@ -67,7 +67,7 @@ class Local:
         return False
 
 
-class Quorum(Local):
+class Quorum(LocalSGD):
     """Local with a quorum, as jobs run it: workers' clocks are not the version, so checkpoints of either do not fit the other."""
 
     name: ClassVar[str] = "local-quorum"
@@ -76,7 +76,7 @@ class Quorum(Local):
 
 
 @dataclass(frozen=True)
-class LocalAsync(Decided):
+class LocalAsync(DecidedMode):
     """Rounds that wait for nobody: a push, of `inner_steps` steps, is an update when it comes (Liu et al. 2024). See `Served`."""
 
     inner_steps: int = 50

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psjob.modes.base import Batch, Push
-from psjob.modes.decided import Decided
+from psjob.modes.decided import DecidedMode
 
 
 @dataclass(frozen=True)
-class Softsync(Decided):
+class Softsync(DecidedMode):
     """`splits` is the paper's n: 1 takes as many pushes as there are workers, m takes each by itself. See `Served`.
 
     A push counts 1 / (c · max(1, lag)) where c = ⌊m/n⌋ pushes make an update, the paper's learning rate over the staleness;

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psjob.modes.base import Batch, Push
-from psjob.modes.decided import Decided
+from psjob.modes.decided import DecidedMode
 
 
 @dataclass(frozen=True)
-class Threshold(Decided):
+class Threshold(DecidedMode):
     """A push counts when its lag is `lag` at most; nobody waits. One whose lag is not known is dropped. See `Served`."""
 
     lag: int = 16

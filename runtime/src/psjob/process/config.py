@@ -14,7 +14,7 @@ from psjob.process.errors import Refused
 
 
 @dataclass(frozen=True)
-class Peer:
+class ShardAddress:
     """Where a shard listens."""
 
     host: str
@@ -64,7 +64,7 @@ class Config:
     seed: int
     update_at: str | None
     workers: int
-    shards: tuple[Peer, ...]
+    shards: tuple[ShardAddress, ...]
     checkpoint: CheckpointConfig
     success_policy: str
     shard_timeout: float
@@ -202,7 +202,7 @@ def _config(raw: dict[str, Any]) -> Config:
         seed=int(raw["seed"]),
         update_at=raw.get("updateAt"),
         workers=int(raw["workers"]),
-        shards=tuple(Peer(str(s["host"]), int(s["port"]), int(s["statusPort"])) for s in raw["shards"]),
+        shards=tuple(ShardAddress(str(s["host"]), int(s["port"]), int(s["statusPort"])) for s in raw["shards"]),
         checkpoint=CheckpointConfig(
             float(saved["intervalSeconds"]),
             None if saved.get("everySteps") is None else int(saved["everySteps"]),

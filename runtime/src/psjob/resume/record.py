@@ -28,7 +28,7 @@ MAX_BYTES: Final = 256 << 20
 
 
 @dataclass
-class Record:
+class ResumeRecord:
     """`cursor`: where the data loop stands (None without `shard`); `step`: the clock it belongs to. Tensors are not copies."""
 
     cursor: dict[str, int] | None
@@ -44,9 +44,9 @@ class Record:
 def capture(
     cursor: Mapping[str, int] | None, step: int, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer,
     wire: Mapping[str, Any] | None = None,
-) -> Record:  # fmt: skip
+) -> ResumeRecord:  # fmt: skip
     """The record of this moment. It looks at the live tensors: `pack` it before training goes on."""
-    return Record(
+    return ResumeRecord(
         cursor=None if cursor is None else dict(cursor),
         step=step,
         buffers={name: buffer.detach() for name, buffer in model.named_buffers()},
@@ -57,7 +57,7 @@ def capture(
     )
 
 
-def restore(record: Record, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+def restore(record: ResumeRecord, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
     """Put everything back, the random generators last. Raises Refused, naming what the script no longer has or has newly."""
     restore_buffers(record, model)
     if set(record.stateful) != set(stateful):
@@ -77,7 +77,7 @@ def restore(record: Record, model: torch.nn.Module, stateful: Mapping[str, Any],
     put_generators(record.rng)
 
 
-def restore_buffers(record: Record, model: torch.nn.Module) -> None:
+def restore_buffers(record: ResumeRecord, model: torch.nn.Module) -> None:
     """Copy the record's buffers into the model's, in place. Raises Refused, naming the first that differs."""
     buffers = dict(model.named_buffers())
     if set(buffers) != set(record.buffers):
@@ -108,7 +108,7 @@ def verify_round_trip(stateful: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def pack(record: Record) -> bytes:
+def pack(record: ResumeRecord) -> bytes:
     """One blob: magic, format, length of the JSON, JSON, safetensors. Raises Refused where a value cannot be kept."""
     body, tensors = encode(record)
     blob = b"".join([MAGIC, struct.pack("<IQ", FORMAT, len(body)), body, _write_tensors(list(tensors.values()))])
@@ -117,7 +117,7 @@ def pack(record: Record) -> bytes:
     return blob
 
 
-def unpack(blob: bytes) -> Record:
+def unpack(blob: bytes) -> ResumeRecord:
     """The record of a blob; nothing in it can run code. Raises ValueError with a sentence on anything but what `pack` gave."""
     if len(blob) > MAX_BYTES or len(blob) < 16 or blob[:4] != MAGIC:
         raise ValueError(f"not a resume record: {len(blob)} bytes that begin with {blob[:4]!r}")
@@ -133,7 +133,7 @@ def unpack(blob: bytes) -> Record:
     return decode(blob[16 : 16 + length], {str(index): tensor for index, tensor in enumerate(tensors)})
 
 
-def encode(record: Record) -> tuple[bytes, dict[str, torch.Tensor]]:
+def encode(record: ResumeRecord) -> tuple[bytes, dict[str, torch.Tensor]]:
     """(JSON, tensors by the number that the JSON calls them by). Raises Refused where a value cannot be kept."""
     tensors: list[torch.Tensor] = []
     whole = {
@@ -152,11 +152,11 @@ def encode(record: Record) -> tuple[bytes, dict[str, torch.Tensor]]:
     return raw, {str(index): tensor for index, tensor in enumerate(tensors)}
 
 
-def decode(raw: bytes, tensors: Mapping[str, torch.Tensor]) -> Record:
+def decode(raw: bytes, tensors: Mapping[str, torch.Tensor]) -> ResumeRecord:
     """The record that `encode` was given. Raises ValueError on anything else."""
     try:
         whole = tagged.decode(json.loads(raw), [tensors[str(index)] for index in range(len(tensors))])
-        made = Record(
+        made = ResumeRecord(
             whole["cursor"], whole["step"], whole["buffers"], whole["stateful"], whole["groups"], whole["rng"], whole.get("wire", {})
         )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RuntimeError) as error:

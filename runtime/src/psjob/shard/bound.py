@@ -9,14 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from psjob.modes import Served
+from psjob.modes import ServedMode
 from psjob.shard.admission import Admission
 
 
 class Bound:
     """Of the block, or table, at `position` of the admission table that `lock` guards. `barrier` is the step of a cut to come, or None."""
 
-    def __init__(self, mode: Served, admission: Admission, lock: threading.RLock, position: int) -> None:
+    def __init__(self, mode: ServedMode, admission: Admission, lock: threading.RLock, position: int) -> None:
         self.mode, self._admission, self._lock, self._position = mode, admission, lock, position
 
     def goes(self, barrier: int | None) -> Callable[[int, int], bool]:

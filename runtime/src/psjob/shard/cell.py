@@ -15,7 +15,7 @@ import torch
 
 from psjob.layout import memory
 from psjob.layout.blocks import Block, live_ranges
-from psjob.modes import Push, Served
+from psjob.modes import Push, ServedMode
 from psjob.rules import arrays, reduction
 from psjob.rules.base import BlockState, Rule
 from psjob.shard.bound import Bound
@@ -92,7 +92,7 @@ class Replies(Protocol):
 
 @dataclass
 class Waiter:
-    """A worker that wants this block at `version` or later (see Served.version_for), and with `update` the reduced gradient instead.
+    """A worker that wants this block at `version` or later (see ServedMode.version_for), and with `update` the reduced gradient instead.
 
     Of a table: `ids` are the rows that are wanted; None asks only to be told that the version is there.
     """
@@ -117,7 +117,7 @@ class Cell:
     """`n` is the number of updates decided for this block; without a `bound` it is also the open clock, or nobody waits for one."""
 
     def __init__(
-        self, block: Block, position: int, rule: Rule, mode: Served, reduce: reduction.Reduction = reduction.mean_in_rank_order
+        self, block: Block, position: int, rule: Rule, mode: ServedMode, reduce: reduction.Reduction = reduction.mean_in_rank_order
     ) -> None:
         self.block = block
         self.index = block.index
@@ -333,7 +333,7 @@ class Cell:
 
 
 def goes_on(cell: Cell | RowCell) -> Callable[[int, int], bool]:
-    """Whether there is what worker `rank` waits for, which it names by a number that `Served.version_for` gave."""
+    """Whether there is what worker `rank` waits for, which it names by a number that `ServedMode.version_for` gave."""
     if cell.gone is not None:
         gone = cell.gone
         return lambda rank, clocks: gone.get(rank, 0) >= clocks

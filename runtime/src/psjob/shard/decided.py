@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from psjob.modes import Served
+from psjob.modes import ServedMode
 from psjob.rules.reduction import ReductionProblem
 from psjob.wire.frame import WireError
 
@@ -33,10 +33,10 @@ class Decision:
     lag: int | None
 
 
-class Decided:
+class DecidedPushes:
     """Of one store. `arrived` tells the coordinator."""
 
-    def __init__(self, mode: Served) -> None:
+    def __init__(self, mode: ServedMode) -> None:
         self.early = mode.may_go(0, 0, True)
         """A worker may be answered, and write where its push lies, before that is decided on."""
         self.gone: dict[int, int] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from psjob import codecs, contract
-from psjob.codecs import Codec, CodecError, Key, choice
+from psjob.codecs import Codec, CodecError, CodecKey, choice
 from psjob.layout import memory
 from psjob.layout.blocks import Block
 from psjob.process.config import Place
@@ -55,7 +55,7 @@ class Encoded:
     def decode(self, codec: Codec, header: Header, body: torch.Tensor, out: torch.Tensor) -> None:
         """Write a push's numbers to `out`. Raises WireError for a body that no worker can have written."""
         try:
-            codec.decode(body, out, Key(self._seed, header.clock, header.block, self._rank), self._config.ratio)
+            codec.decode(body, out, CodecKey(self._seed, header.clock, header.block, self._rank), self._config.ratio)
         except CodecError as error:
             raise WireError(f"push of block {header.block}: {error}") from None
 
@@ -86,7 +86,7 @@ class Encoded:
         if codec is None:
             return 0, numbers
         body = self.buffer(codec.bound(block.length, self._config.ratio))
-        size = codec.encode(numbers, body, Key(self._seed, header.clock, header.block, self._rank), self._config.ratio)
+        size = codec.encode(numbers, body, CodecKey(self._seed, header.clock, header.block, self._rank), self._config.ratio)
         return (codec.number, body[:size]) if size else (0, numbers)
 
     # -- inside --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ SHARE = 3
 """Where pushes never cease, a quarter of the time is worked."""
 
 
-class Gaps:
+class PushGaps:
     """For one thread. `pushed` tells when the last push came, by the monotonic clock."""
 
     def __init__(self, pushed: Callable[[], float]) -> None:

@@ -6,7 +6,7 @@ from psjob.shard.cell import Gradient
 from psjob.wire.frame import Header, WireError
 
 
-class Held:
+class EarlyPushes:
     """Of one stream, and used by the thread that reads it: at most one gradient a block, of the open clock."""
 
     def __init__(self) -> None:

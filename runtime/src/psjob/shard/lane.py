@@ -11,7 +11,7 @@ import torch
 
 from psjob.layout import memory
 from psjob.shard.cell import Cell, Waiter
-from psjob.shard.held import Held
+from psjob.shard.held import EarlyPushes
 from psjob.shard.rows import RowCell
 from psjob.wire.frame import Flag, Header, Kind, dump
 from psjob.wire.tcp import Stream, StreamClosed
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from psjob.shard.session import Session
 
 
-class Lane:
+class ShardLane:
     """The sending side of `stream`; `session` reads. Frames go out in the order in which they were queued."""
 
     def __init__(self, session: Session, stream: Stream) -> None:
         self.session, self.store, self.stream = session, session.store, stream
         self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self.held = Held()
+        self.held = EarlyPushes()
         self._lent = 0
         """Answers that were put in lent memory."""
         self._collected: list[bytes] = []

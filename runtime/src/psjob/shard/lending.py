@@ -9,7 +9,7 @@ import torch
 
 from psjob.layout import memory
 from psjob.layout.blocks import Block
-from psjob.layout.lentspan import Span
+from psjob.layout.lentspan import LentSpan
 from psjob.shard.cell import Cell, Lent
 from psjob.shard.store import Store
 from psjob.wire.frame import Header, WireError
@@ -27,7 +27,7 @@ class Lending:
     for no more at a time than there are slots, so the one that comes next is one that it has read.
     """
 
-    def __init__(self, store: Store, span: Span, fd: int, slots: int) -> None:
+    def __init__(self, store: Store, span: LentSpan, fd: int, slots: int) -> None:
         self.gradients = Region.borrow(fd, span.size)
         self._span = span
         self._blocks: dict[int, Lent] = {}

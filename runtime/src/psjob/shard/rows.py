@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from psjob.modes import Served
+from psjob.modes import ServedMode
 from psjob.shard.bound import Bound
 from psjob.shard.cell import Arrived, Replies, Waiter, free, goes_on, take
 from psjob.shard.decided import Decision, Key
-from psjob.tables import Table, TableSpec, merge
+from psjob.tables import RowTable, TableSpec, merge
 from psjob.tables.cut import Rows
 from psjob.tables.merge import Part
 from psjob.tables.rules import Combine
@@ -53,13 +53,13 @@ class RowCell:
     update: None = None
     """A table has no reduced gradient to give: its rows are always updated here."""
 
-    def __init__(self, number: int, index: int, position: int, spec: TableSpec, mode: Served, divides: bool = True) -> None:
+    def __init__(self, number: int, index: int, position: int, spec: TableSpec, mode: ServedMode, divides: bool = True) -> None:
         """`divides`: gradients of a row come to their mean, otherwise to their sum."""
         self._divides = divides
         self.number, self.index, self.position, self.spec, self.mode = number, index, position, spec, mode
         self.bound: Bound | None = None
         self.lock = threading.Lock()
-        self.table = Table(spec)
+        self.table = RowTable(spec)
         self.n = 0
         self.pending: dict[Key, Arrived] = {}
         self.waiters: list[Waiter] = []
@@ -73,7 +73,7 @@ class RowCell:
     def name(self) -> str:
         return f"table {self.spec.name}"
 
-    def put(self, table: Table, n: int) -> None:
+    def put(self, table: RowTable, n: int) -> None:
         """Set the table to a known state (initialisation or restore) and forget what waited."""
         self.table, self.n = table, n
         self.pending.clear()
@@ -174,7 +174,7 @@ class RowCell:
         return ids, grads
 
 
-def first_rows(table: Table, ids: torch.Tensor, weights: torch.Tensor, numbers: Mapping[str, Any]) -> Rows:
+def first_rows(table: RowTable, ids: torch.Tensor, weights: torch.Tensor, numbers: Mapping[str, Any]) -> Rows:
     """Planes of rows that begin with these weights, as `Table.load` takes them."""
     rows: Rows = {"ids": ids, "seen": torch.zeros(len(ids), dtype=torch.int64), "weights": weights}
     begun = table.rule.begin(weights, numbers)

@@ -21,7 +21,7 @@ from psjob.shard.admission import Verdict
 from psjob.shard.cell import Cell, Gradient, Info, Received
 from psjob.shard.checks import check_acked, check_leave, check_push, group_numbers, table_numbers
 from psjob.shard.encoded import Encoded
-from psjob.shard.lane import Lane
+from psjob.shard.lane import ShardLane
 from psjob.shard.lending import Lending, lent_bytes, slots_of
 from psjob.shard.phase import Phase
 from psjob.shard.rowframes import RowFrames
@@ -51,7 +51,7 @@ class Session:
         self.generation = -1
         self.base = Header(Kind.PARAM, run=server.run, epoch=self.store.epoch, worker=self.rank, start=header.start, rewinds=header.rewinds)
         """What every frame to this worker has in common."""
-        self.lanes = [Lane(self, stream)]
+        self.lanes = [ShardLane(self, stream)]
         self.row_frames = RowFrames(self)
         self._token = secrets.token_hex(16)
         """Who knows it may open further lanes of this very session."""
@@ -74,7 +74,7 @@ class Session:
 
     def run_lane(self, stream: Stream, hello: dict[str, Any]) -> None:
         """Serve a further stream of the same worker, until any of them ends. Raises WireError."""
-        lane = Lane(self, stream)
+        lane = ShardLane(self, stream)
         with self._lock:
             if self.done.is_set() or not secrets.compare_digest(str(hello.get("token")), self._token):
                 raise WireError(f"worker {self.rank}: this lane belongs to another session; dial again")
@@ -84,14 +84,14 @@ class Session:
             self._reading += 1
         self._read(lane)
 
-    def close(self, but: Lane | None = None) -> None:
+    def close(self, but: ShardLane | None = None) -> None:
         """Close every stream; the threads that read them end."""
         with self._lock:
             lanes = [lane for lane in self.lanes if lane is not but]
         for lane in lanes:
             lane.stream.close()
 
-    def _read(self, lane: Lane, first: Callable[[], None] = lambda: None) -> None:
+    def _read(self, lane: ShardLane, first: Callable[[], None] = lambda: None) -> None:
         lane.start()
         try:
             first()
@@ -228,7 +228,7 @@ class Session:
         if lost:
             self.store.ask_again()
 
-    def _handle(self, lane: Lane, header: Header) -> None:
+    def _handle(self, lane: ShardLane, header: Header) -> None:
         self.server.check(header, self)
         kind = header.kind
         if kind is Kind.PUSH:
@@ -265,7 +265,7 @@ class Session:
         else:
             raise WireError(f"{kind.name} is not a worker's message")
 
-    def _push(self, lane: Lane, header: Header) -> None:
+    def _push(self, lane: ShardLane, header: Header) -> None:
         store, cell = self.store, self.store.cell(header.block)
         codec = self.encoded.codec_of(header, cell.block)
         check_push(store, header, cell, codec is not None)
@@ -292,7 +292,7 @@ class Session:
         if verdict is Verdict.FENCED:
             raise StreamClosed(f"worker {self.rank}: this stream is older than the last restore or than another process of its rank")
 
-    def _early(self, lane: Lane, header: Header) -> None:
+    def _early(self, lane: ShardLane, header: Header) -> None:
         cell = self.store.cell(header.block)
         codec = self.encoded.codec_of(header, cell.block)
         check_push(self.store, header, cell, codec is not None)
@@ -301,7 +301,7 @@ class Session:
         if grad is not None:
             lane.held.keep(header, grad)
 
-    def _receive(self, lane: Lane, header: Header, cell: Cell, codec: Codec | None) -> Gradient | None:
+    def _receive(self, lane: ShardLane, header: Header, cell: Cell, codec: Codec | None) -> Gradient | None:
         """The gradient that follows its header, in the codec that was checked; None where the push of it will be refused anyway."""
         if header.flags & Flag.LENT and self.store.wanted(header, cell):
             if self.lending is None:
@@ -327,7 +327,7 @@ class Session:
             self.encoded.decode(codec, header, body, grad.flat)
         return grad
 
-    def _info(self, lane: Lane, header: Header) -> None:
+    def _info(self, lane: ShardLane, header: Header) -> None:
         body = lane.stream.recv_json(header)
         try:
             numbers = group_numbers(self.store, body["numbers"])

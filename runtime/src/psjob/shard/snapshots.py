@@ -18,10 +18,10 @@ import torch
 
 from psjob import contract
 from psjob.checkpoint import files
-from psjob.checkpoint.files import Held
+from psjob.checkpoint.files import DeferredTensor
 from psjob.checkpoint.increments import EMPTY, Base, Lies, staying
 from psjob.shard.cell import Cell
-from psjob.shard.gaps import Gaps
+from psjob.shard.gaps import PushGaps
 from psjob.shard.pins import Pin, Voided, room
 from psjob.shard.rows import RowCell
 from psjob.shard.spare import Spare
@@ -224,7 +224,7 @@ class Snapshots:
             chain = self._rows.write(cut, stem)
             fact = None
             if written or not stay:
-                gaps = Gaps(lambda: self._store.pushed)
+                gaps = PushGaps(lambda: self._store.pushed)
                 tensors = [entry for pin in written for entry in _entries(pin, gaps)]
                 fact = files.write_blocks(self._folder, name, tensors, {"run": self._store.run})
         except Voided:
@@ -253,12 +253,14 @@ class Snapshots:
         answer({"did": "written", "cut": cut, "file": file, "blocks": blocks, "table": rows, "rows": chain})
 
 
-def _entries(pin: Pin, gaps: Gaps) -> list[tuple[str, torch.Tensor | Held]]:
+def _entries(pin: Pin, gaps: PushGaps) -> list[tuple[str, torch.Tensor | DeferredTensor]]:
     """A block's tensors, taken when they are written."""
-    return [(f"{pin.index}.{name}", Held(*shape, functools.partial(_taken, pin, name, gaps))) for name, shape in pin.shapes.items()]
+    return [
+        (f"{pin.index}.{name}", DeferredTensor(*shape, functools.partial(_taken, pin, name, gaps))) for name, shape in pin.shapes.items()
+    ]
 
 
-def _taken(pin: Pin, name: str, gaps: Gaps) -> torch.Tensor:
+def _taken(pin: Pin, name: str, gaps: PushGaps) -> torch.Tensor:
     gaps.wait()
     return pin.take()[name]
 

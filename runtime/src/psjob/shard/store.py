@@ -14,19 +14,19 @@ import torch
 from psjob import rules
 from psjob.layout import memory
 from psjob.layout.blocks import Layout, TensorSpec, assign
-from psjob.layout.lentspan import Span
-from psjob.modes import Push, Served
+from psjob.layout.lentspan import LentSpan
+from psjob.modes import Push, ServedMode
 from psjob.rules.base import BlockState
 from psjob.rules.reduction import Reduction, ReductionProblem, mean_in_rank_order
 from psjob.shard.admission import Admission, Verdict
 from psjob.shard.bound import Bound
 from psjob.shard.cell import Arrived, Cell, Gradient, Info, Received, Replies, Waiter
-from psjob.shard.decided import Decided
+from psjob.shard.decided import DecidedPushes
 from psjob.shard.phase import Counters, Phase
 from psjob.shard.pins import Pin
 from psjob.shard.rows import RowCell
 from psjob.shard.sight import Sight, watch
-from psjob.tables import Table, TableSpec
+from psjob.tables import RowTable, TableSpec
 from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, WireError
 
@@ -38,7 +38,7 @@ class Store:
     """Blocks, versions and admission of shard `index`. `view` and `attempt` name the set of processes it serves."""
 
     def __init__(
-        self, index: int, shards: int, workers: int, epoch: int, mode: Served, run: str, lanes: int = 1, lends: bool = False,
+        self, index: int, shards: int, workers: int, epoch: int, mode: ServedMode, run: str, lanes: int = 1, lends: bool = False,
         reduce: Reduction = mean_in_rank_order,
     ) -> None:  # fmt: skip
         self.index, self.shards, self.workers = index, shards, workers
@@ -61,7 +61,7 @@ class Store:
         self.row_cells: dict[int, RowCell] = {}
         """Tables by number. To whoever counts blocks, table t is block `len(layout.blocks) + t`."""
         self.admission = Admission(workers, 0)
-        self.decided = Decided(mode) if mode.decided else None
+        self.decided = DecidedPushes(mode) if mode.decided else None
         self.infos: dict[int, dict[int, Info]] = {}
         """By rank, then by the number that the worker gave it; the oldest first."""
         self.on_step: Callable[[int], None] = lambda step: None
@@ -78,7 +78,7 @@ class Store:
         """Blocks are kept in memory that workers of this host may borrow."""
         self.pushed = 0.0
         """When the last push came, by the monotonic clock."""
-        self.places: Span | None = None
+        self.places: LentSpan | None = None
         self.region: shared.Region | None = None
         """In a steady mode: the memory of all answers. No block in it changes before every worker has pushed again."""
         self.sight: Sight | None = None
@@ -89,7 +89,7 @@ class Store:
 
     # -- becoming ready ------------------------------------------------------------------------
 
-    def adopt(self, mode: Served) -> None:
+    def adopt(self, mode: ServedMode) -> None:
         """Another mode than before: blocks are laid out anew, for the restore that follows."""
         if mode != self.mode:
             self.mode, self.layout, self.region, self.sight = mode, None, None, None
@@ -121,7 +121,7 @@ class Store:
         return self.phase is Phase.INIT and not self._missing
 
     def restore(
-        self, layout: Layout, rule: str, states: Mapping[int, tuple[BlockState, int]], tables: Sequence[tuple[Table, int]] = ()
+        self, layout: Layout, rule: str, states: Mapping[int, tuple[BlockState, int]], tables: Sequence[tuple[RowTable, int]] = ()
     ) -> None:
         """Put restored blocks (state, version n) and tables (rows, version n) in place; nothing is served before `open`."""
         specs = tuple(table.spec for table, _ in tables)
@@ -174,7 +174,7 @@ class Store:
         """Give every block a place in new memory that can be lent."""
         if not self.lends or self.layout is None:
             return
-        self.places = Span.of(self.layout, shared.PAGE)
+        self.places = LentSpan.of(self.layout, shared.PAGE)
         if not self.mode.steady:
             return
         self.region = shared.Region.lend(self.places.size)

@@ -17,7 +17,7 @@ import torch
 from psjob.checkpoint.rowplaces import MAX_CHAIN
 from psjob.checkpoint.rows import write_rows
 from psjob.shard.pins import Voided
-from psjob.tables import Table, TableSpec
+from psjob.tables import RowTable, TableSpec
 from psjob.tables.cut import Rows
 
 
@@ -26,7 +26,7 @@ class Serving(Protocol):
 
     number: int
     lock: threading.Lock
-    table: Table
+    table: RowTable
     n: int
 
 
@@ -35,7 +35,7 @@ class Chain:
     """Files in which the rows of `tables` lie as they were at `cut`, the oldest first, with their bytes."""
 
     cut: int | None = None
-    tables: tuple[Table, ...] = ()
+    tables: tuple[RowTable, ...] = ()
     files: tuple[tuple[str, int], ...] = ()
 
     def may_grow(self, more: int) -> bool:

@@ -21,9 +21,9 @@ from psjob.rules.base import Numbers, Rule, check_numbers
 from psjob.simulate import curves, protocol, recording, replay, schedule, show, table, trace, words
 from psjob.simulate.digits import Digits
 from psjob.simulate.engine import simulate
-from psjob.simulate.problems import Problem
+from psjob.simulate.problems import TrainingProblem
 from psjob.simulate.speeds import Speeds
-from psjob.simulate.training import Inner, Training
+from psjob.simulate.training import Inner, SimulatedTraining
 
 EXIT_GATE = EXIT_DIFFERENT = 1
 EXIT_BAD_INPUT = 2
@@ -114,8 +114,8 @@ def _train(options: argparse.Namespace) -> int:
     began = time.perf_counter()
     try:
         with np.errstate(all="ignore"):  # what diverges says so by its score
-            training = Training(problem, rule, given, options.library, inner)
-            written = protocol.Gaps(options.trace)
+            training = SimulatedTraining(problem, rule, given, options.library, inner)
+            written = protocol.GapTrace(options.trace)
             work = recording.Recording(training, written) if options.replayable else training
             outcome = simulate(modes[0], options.workers, speeds, pushes, options.time_seed, work, written, bar.at, options.interrupt)
             score, gap = training.score(), written.mean()
@@ -267,7 +267,7 @@ def _rule(option: str, options: argparse.Namespace) -> Rule:
     return rule
 
 
-def _outer(mode: Mode, workers: int, problem: Problem, inner: Inner) -> curves.Setting:
+def _outer(mode: Mode, workers: int, problem: TrainingProblem, inner: Inner) -> curves.Setting:
     """With the outer rule and the numbers that a job in this mode has on its shards."""
     late = isinstance(mode, LocalAsync)
     rule = rules.named(contract.ASYNC_OUTER_RULE if late else "outer-nesterov")

@@ -14,10 +14,10 @@ from psjob.modes import Batch, Mode
 from psjob.rules.base import Numbers, Rule
 from psjob.simulate import schedule, show
 from psjob.simulate.engine import simulate
-from psjob.simulate.problems import Problem
+from psjob.simulate.problems import TrainingProblem
 from psjob.simulate.speeds import Speeds
 from psjob.simulate.trace import Trace
-from psjob.simulate.training import Inner, Training
+from psjob.simulate.training import Inner, SimulatedTraining
 
 POINTS = 100
 """Of a curve."""
@@ -27,9 +27,9 @@ EDGES = tuple(digit * 10.0**power for power in range(-6, 2) for digit in (1, 2, 
 
 @dataclass(frozen=True)
 class Setting:
-    """What trains in a mode. `numbers` as of `Training`."""
+    """What trains in a mode. `numbers` as of `SimulatedTraining`."""
 
-    problem: Problem
+    problem: TrainingProblem
     rule: Rule
     numbers: Callable[[int], Numbers]
     inner: Inner | None = None
@@ -58,7 +58,7 @@ def curve(
     }  # fmt: skip
 
 
-class _Watched(Training):
+class _Watched(SimulatedTraining):
     """Notes a point (time, pushes, mean loss, score) after `every` pushes each."""
 
     def __init__(self, setting: Setting, every: int) -> None:

@@ -36,7 +36,7 @@ class Work(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulationOutcome:
     """What a simulation came to. Times are in the unit of the speeds."""
 
     elapsed: float
@@ -62,7 +62,7 @@ def simulate(
     trace: Trace | None = None,
     told: Callable[[int], None] | None = None,
     interrupt: bool = False,
-) -> Outcome:
+) -> SimulationOutcome:
     """Let `workers` go on until `pushes` have arrived, or nobody can go on. `seed` is that of the times.
 
     Events are ordered by (time, worker): at one time the lower worker comes first. `told` hears now and then how many pushes came.
@@ -87,7 +87,7 @@ def simulate(
             run.outage(who - workers - 1, now)
         run.now = now
         run.decide(now, who)
-    return Outcome(run.now, run.pushed, len(run.lags), run.dropped, run.version, run.lags, run.trace.close(), run.so_far())
+    return SimulationOutcome(run.now, run.pushed, len(run.lags), run.dropped, run.version, run.lags, run.trace.close(), run.so_far())
 
 
 class _Run:

@@ -11,7 +11,7 @@ Floats = NDArray[Any]
 """A 1-D array of float32 or float64."""
 
 
-class Problem(Protocol):
+class TrainingProblem(Protocol):
     """Weights to begin with, gradients, and a score. All randomness comes from the seed it was made with."""
 
     def begin(self) -> Floats:

@@ -17,7 +17,7 @@ from psjob.simulate.digits import Digits
 from psjob.simulate.engine import simulate
 from psjob.simulate.speeds import Speeds
 from psjob.simulate.trace import Trace
-from psjob.simulate.training import Training
+from psjob.simulate.training import SimulatedTraining
 
 EPOCHS = 60
 LR = 0.05
@@ -30,7 +30,7 @@ PUSHES = EPOCHS * Digits.updates_per_epoch
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """A line of the table."""
 
     title: str
@@ -39,16 +39,16 @@ class Entry:
 
 
 ENTRIES = {
-    "asgd": Entry("ASGD, no momentum", "plain"),
-    "nag-asgd": Entry("NAG-ASGD", "nag"),
-    "multi-asgd": Entry("Multi-ASGD", "multi-momentum"),
-    "dana-zero": Entry("DANA-Zero", "dana-zero"),
-    "dana-slim": Entry("DANA-Slim", "dana-slim"),
-    "dana-dc": Entry("DANA-DC", "dana-dc"),
-    "dc-asgd": Entry("DC-ASGD-a + heavy ball", "dc-asgd"),
-    "ga-nag": Entry("GA + NAG", "gap-aware"),
-    "ga-dana": Entry("GA + DANA", "gap-aware-dana"),
-    "ssgd": Entry("SSGD, lr not scaled", "nag", Sync()),
+    "asgd": TableEntry("ASGD, no momentum", "plain"),
+    "nag-asgd": TableEntry("NAG-ASGD", "nag"),
+    "multi-asgd": TableEntry("Multi-ASGD", "multi-momentum"),
+    "dana-zero": TableEntry("DANA-Zero", "dana-zero"),
+    "dana-slim": TableEntry("DANA-Slim", "dana-slim"),
+    "dana-dc": TableEntry("DANA-DC", "dana-dc"),
+    "dc-asgd": TableEntry("DC-ASGD-a + heavy ball", "dc-asgd"),
+    "ga-nag": TableEntry("GA + NAG", "gap-aware"),
+    "ga-dana": TableEntry("GA + DANA", "gap-aware-dana"),
+    "ssgd": TableEntry("SSGD, lr not scaled", "nag", Sync()),
 }
 QUICK: tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]] = ("asgd", "nag-asgd", "multi-asgd", "dana-zero"), (1, 16, 32), (0, 1)
 """Entries, workers and seeds of the small table: seconds."""
@@ -79,8 +79,8 @@ def train(task: Task) -> Trained:
     """Train once. The seed of the data is the task's, that of the times is another one made from it."""
     entry, problem = ENTRIES[task.entry], Digits(task.seed)
     rule = rules.named(entry.rule)
-    training = Training(problem, rule, schedule(numbers(rule, {"lr": task.lr}), task.workers))
-    trace = Gaps()
+    training = SimulatedTraining(problem, rule, schedule(numbers(rule, {"lr": task.lr}), task.workers))
+    trace = GapTrace()
     with np.errstate(all="ignore"):  # a rule may diverge; that is what the table shows
         outcome = simulate(entry.mode, task.workers, task.speeds, PUSHES, 1000 + task.seed, training, trace)
         return Trained(training.score(), trace.mean(), float(np.mean(outcome.lags)), outcome.sha256)
@@ -110,7 +110,7 @@ def _numbers(common: Numbers, steps: Sequence[Numbers], lr: float, workers: int,
     return steps[sum(batches >= epoch * Digits.updates_per_epoch for epoch in DROPS)]
 
 
-class Gaps(Trace):
+class GapTrace(Trace):
     """A trace that keeps the sum of gaps."""
 
     def __init__(self, path: Path | None = None) -> None:

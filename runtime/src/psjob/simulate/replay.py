@@ -15,8 +15,8 @@ from psjob.checkpoint.final import tensors_sha256
 from psjob.modes import Mode, Push
 from psjob.rules.base import Numbers, check_numbers
 from psjob.simulate import recording, served, words
-from psjob.simulate.engine import Outcome, Work
-from psjob.simulate.problems import Problem
+from psjob.simulate.engine import SimulationOutcome, Work
+from psjob.simulate.problems import TrainingProblem
 from psjob.simulate.speeds import Speeds
 from psjob.simulate.training import Inner
 
@@ -46,7 +46,7 @@ def replay(path: Path, shards: int) -> Replayed:
     with (
         tempfile.TemporaryDirectory(prefix="psjob-replay-") as folder,
         served.running(Path(folder), told.workers, shards, told.mode) as job,
-        served.Served(job, told.problem, told.rule, told.numbers, told.inner) as twin,
+        served.ServedRun(job, told.problem, told.rule, told.numbers, told.inner) as twin,
     ):
         play(happened, twin)
         return Replayed(told.weights, tensors_sha256([twin.end()]))
@@ -72,7 +72,7 @@ def check(mode: Mode, workers: int, speeds: Speeds, interrupt: bool) -> None:
         raise ValueError("--interrupt: a job's workers finish each step; leave it out")
 
 
-def decided(outcome: Outcome) -> None:
+def decided(outcome: SimulationOutcome) -> None:
     """Raises ValueError where pushes are left, of which a job would know more."""
     undecided = outcome.pushes - outcome.kept - outcome.dropped
     if undecided:
@@ -85,7 +85,7 @@ class Told:
 
     mode: Mode
     workers: int
-    problem: Problem
+    problem: TrainingProblem
     rule: str
     numbers: Numbers
     inner: Inner | None

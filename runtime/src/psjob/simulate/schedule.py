@@ -11,7 +11,7 @@ import numpy as np
 from psjob import contract
 from psjob.modes import Async, Backup, Bounded, LocalAsync, Mode, Softsync, Sync, Threshold
 from psjob.simulate import show
-from psjob.simulate.engine import Outcome, simulate
+from psjob.simulate.engine import SimulationOutcome, simulate
 from psjob.simulate.speeds import Speeds
 from psjob.simulate.trace import Trace
 from psjob.simulate.words import label
@@ -70,7 +70,7 @@ def usual(workers: int) -> list[Mode]:
     return [*modes, Threshold(2 * workers)]
 
 
-def line(mode: Mode, workers: int, speeds: Speeds, outcome: Outcome) -> Line:
+def line(mode: Mode, workers: int, speeds: Speeds, outcome: SimulationOutcome) -> Line:
     """What an outcome says of its mode."""
     time, lags = outcome.elapsed / speeds.typical, np.array(outcome.lags or [0])
     return Line(

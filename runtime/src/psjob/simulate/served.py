@@ -20,17 +20,17 @@ import torch
 from psjob import contract
 from psjob.checkpoint import files
 from psjob.layout.blocks import TensorSpec
-from psjob.modes import Async, Backup, Batch, Bounded, Local, LocalAsync, Mode, Push, Softsync, Sync, Threshold
+from psjob.modes import Async, Backup, Batch, Bounded, LocalAsync, LocalSGD, Mode, Push, Softsync, Sync, Threshold
 from psjob.process import config
 from psjob.resume import record
 from psjob.rules.base import Numbers
 from psjob.simulate.engine import NOT_TRAINED
-from psjob.simulate.problems import Problem
+from psjob.simulate.problems import TrainingProblem
 from psjob.simulate.training import Inner
 from psjob.simulate.words import label
-from psjob.worker.ending import Ending
+from psjob.worker.ending import SessionEnd
 from psjob.worker.half import Half
-from psjob.worker.rounds import Rounds
+from psjob.worker.rounds import LocalRounds
 from psjob.worker.session import WorkerSession
 
 SECONDS = 60.0
@@ -38,7 +38,7 @@ SECONDS = 60.0
 WEIGHTS, RUN = "weights", "replay"
 
 
-class Job(Protocol):
+class ServedJob(Protocol):
     """Shards that wait for workers, or are about to."""
 
     @property
@@ -54,14 +54,14 @@ class Job(Protocol):
         """The weights that it ends with, once every worker has left. Raises ValueError where a shard did not end well."""
 
 
-class Served:
+class ServedRun:
     """See `Work`: an event of the schedule happens when the shards have done what the one before asked of them.
 
     `numbers` are the rule's, always; `inner` makes the workers' own steps in local mode. Raises ValueError where a shard does not do in
     time what the schedule says, or where it sends a worker weights of another version.
     """
 
-    def __init__(self, job: Job, problem: Problem, rule: str, numbers: Numbers, inner: Inner | None = None) -> None:
+    def __init__(self, job: ServedJob, problem: TrainingProblem, rule: str, numbers: Numbers, inner: Inner | None = None) -> None:
         self.job, self.problem, self.numbers = job, problem, dict(numbers)
         self.pushed = 0
         first = torch.from_numpy(problem.begin())
@@ -123,7 +123,7 @@ class _Worker:
         self.name, self.weights, self.numbers, self.inner = f"worker {place.index}", weights, numbers, inner
         self.session = WorkerSession(place, table, rule, {})
         self.half = Half.of(rule, [weights], [0])
-        self.rounds = Rounds(self.session, [weights], [numbers])
+        self.rounds = LocalRounds(self.session, [weights], [numbers])
         self.own = None if inner is None else inner.rule.init(weights)
         self.last: Future[None] = Future()
         self._thread = ThreadPoolExecutor(1, self.name)
@@ -131,7 +131,7 @@ class _Worker:
     def join(self) -> None:
         self.last = self._thread.submit(self._join)
 
-    def push(self, problem: Problem) -> None:
+    def push(self, problem: TrainingProblem) -> None:
         """Push the next gradient, or how far the worker's own steps go."""
         if self.inner is not None:
             self.last = self._thread.submit(self._round, problem, self.inner)
@@ -145,16 +145,16 @@ class _Worker:
         self.session.join([self.weights], lambda: _record(0), [self.numbers])
         self.rounds.begin()
 
-    def _round(self, problem: Problem, inner: Inner) -> None:
+    def _round(self, problem: TrainingProblem, inner: Inner) -> None:
         """Its steps, of which the last one pushes."""
         for _ in range(inner.steps):
             self.rounds.step(lambda: self._step(problem, inner))
 
-    def _step(self, problem: Problem, inner: Inner) -> None:
+    def _step(self, problem: TrainingProblem, inner: Inner) -> None:
         assert self.own is not None
         inner.rule.apply(self.own, self._gradient(problem), inner.numbers, lag=0, worker=self.session.place.index)
 
-    def _gradient(self, problem: Problem) -> torch.Tensor:
+    def _gradient(self, problem: TrainingProblem) -> torch.Tensor:
         return torch.from_numpy(problem.gradient(self.weights.numpy().copy())[0])
 
     def has_answer(self, seconds: float) -> bool:
@@ -170,7 +170,7 @@ class _Worker:
             self.last.result(SECONDS)
         except TimeoutError:
             raise ValueError(f"{self.name} has no answer of the shards in {SECONDS:.0f} s") from None
-        except Ending as ending:
+        except SessionEnd as ending:
             raise ValueError(f"{self.name} has left the job: {ending.message or ending.how}") from None
 
     def leave(self) -> None:
@@ -187,7 +187,7 @@ class _Worker:
         self._thread.shutdown()
 
     def _leave(self) -> None:
-        with suppress(Ending):  # that is how it goes
+        with suppress(SessionEnd):  # that is how it goes
             self.session.leave(lambda: _record(self.session.clock), [self.weights])
 
 
@@ -277,7 +277,7 @@ def settings(mode: Mode) -> dict[str, Any]:
             return words | {"staleness": mode.lag}
         case Softsync() if mode.by_lag:
             return words | {"splits": mode.splits}
-        case Local() if not mode.quorum:
+        case LocalSGD() if not mode.quorum:
             return words | {"local": {"innerSteps": mode.inner_steps}}
         case LocalAsync():
             return words | {"mode": "local", "local": {"innerSteps": mode.inner_steps}, "updateRule": contract.ASYNC_OUTER_RULE}
@@ -285,7 +285,7 @@ def settings(mode: Mode) -> dict[str, Any]:
 
 
 def _record(step: int) -> bytes:
-    return record.pack(record.Record(None, step, {}, {}, []))
+    return record.pack(record.ResumeRecord(None, step, {}, {}, []))
 
 
 def _free_ports(count: int) -> list[int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 
-class Record(NamedTuple):
+class TraceRecord(NamedTuple):
     """A push at the time when it was decided on."""
 
     t: float
@@ -65,16 +65,16 @@ class Trace:
         both = zip(rows, beside, strict=True) if self.columns else zip(rows, repeat(()))
         if self._csv:
             if not self._begun:
-                self._csv.writerow(Record._fields + self.columns)
+                self._csv.writerow(TraceRecord._fields + self.columns)
             self._csv.writerows(row + more for row, more in both)
         elif self._file:
             self._file.writelines(
-                json.dumps(_named(Record(*row)) | dict(zip(self.columns, more, strict=True))) + "\n" for row, more in both
+                json.dumps(_named(TraceRecord(*row)) | dict(zip(self.columns, more, strict=True))) + "\n" for row, more in both
             )
         self._begun = True
 
 
-def read(path: Path) -> Iterator[Record]:
+def read(path: Path) -> Iterator[TraceRecord]:
     """The records of a trace file. Raises ValueError naming the line that is none, OSError where the file cannot be read."""
     return (_record(path, number, row) for number, row in enumerate(rows(path), 1))
 
@@ -92,9 +92,9 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
         raise ValueError(f"{path}: is no trace after record {number} ({error}); give a file that --trace wrote") from None
 
 
-def _record(path: Path, number: int, row: dict[str, Any]) -> Record:
+def _record(path: Path, number: int, row: dict[str, Any]) -> TraceRecord:
     try:
-        return Record(
+        return TraceRecord(
             float(row["t"]), int(row["clock"]), int(row["worker"]), int(row["lag"]), float(row["weight"]),
             _float(row["gap"]), _float(row["loss"]),
         )  # fmt: skip
@@ -102,7 +102,7 @@ def _record(path: Path, number: int, row: dict[str, Any]) -> Record:
         raise ValueError(f"{path}: record {number} is not one of a trace ({type(error).__name__}: {error})") from None
 
 
-def _named(row: Record) -> dict[str, float | None]:
+def _named(row: TraceRecord) -> dict[str, float | None]:
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row._asdict().items()}
 
 

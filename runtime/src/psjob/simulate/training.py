@@ -13,7 +13,7 @@ from psjob.modes import Batch, Push
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
 from psjob.rules.base import BlockState, Numbers, Rule, WorkerHalf
-from psjob.simulate.problems import Floats, Problem
+from psjob.simulate.problems import Floats, TrainingProblem
 
 Library = Literal["numpy", "torch"]
 
@@ -36,7 +36,7 @@ class _Sent:
     loss: float
 
 
-class Training:
+class SimulatedTraining:
     """See `Work`. `numbers` gives the rule's hyperparameters after so many batches of the stream.
 
     A worker's gradient is computed when its push arrives, on the weights that it took, with the next batch of the shared stream.
@@ -44,7 +44,12 @@ class Training:
     """
 
     def __init__(
-        self, problem: Problem, rule: Rule, numbers: Callable[[int], Numbers], library: Library = "numpy", inner: Inner | None = None
+        self,
+        problem: TrainingProblem,
+        rule: Rule,
+        numbers: Callable[[int], Numbers],
+        library: Library = "numpy",
+        inner: Inner | None = None,
     ) -> None:
         self.problem, self.rule, self.numbers, self.inner = problem, rule, numbers, inner
         self.state = rule.init(_array(problem.begin(), library))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from psjob.modes import MODES, Mode
 from psjob.simulate.digits import Digits
-from psjob.simulate.problems import Fixed, Problem, Quadratic
+from psjob.simulate.problems import Fixed, Quadratic, TrainingProblem
 from psjob.simulate.speeds import Outage, Speeds, Stall
 
 MOST_PARAMETERS = 100_000_000
@@ -78,7 +78,7 @@ def speeds_of(
     )  # fmt: skip
 
 
-def problem_of(text: str, seed: int) -> Problem:
+def problem_of(text: str, seed: int) -> TrainingProblem:
     """`digits`, `fixed:5000` or `quadratic:100` (so many parameters). Raises ValueError with what there is."""
     name, _, size = text.partition(":")
     if name == "digits" and not size:

@@ -5,6 +5,6 @@ from __future__ import annotations
 from psjob.tables.merge import merge
 from psjob.tables.partition import BUCKETS, Partition, bucket_of
 from psjob.tables.spec import TableSpec
-from psjob.tables.table import Table
+from psjob.tables.table import RowTable
 
-__all__ = ["TableSpec", "Table", "merge", "Partition", "bucket_of", "BUCKETS"]
+__all__ = ["TableSpec", "RowTable", "merge", "Partition", "bucket_of", "BUCKETS"]

@@ -16,7 +16,7 @@ from psjob.tables.slab import Slab
 from psjob.tables.spec import TableSpec
 
 
-class Table:
+class RowTable:
     """The rows of `spec` whose ids lie on this shard. No method takes a lock: the caller has one table in one thread at a time."""
 
     def __init__(self, spec: TableSpec) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from psjob.layout import memory
-from psjob.layout.lentspan import Span
+from psjob.layout.lentspan import LentSpan
 from psjob.layout.packing import Pack
 from psjob.wire.shared import Region
 
@@ -24,7 +24,7 @@ _SEEN = "_psjob_pushed"
 class Arena:
     """Used by the script's thread, and by a link's where it pushes again. Nothing in it changes between a push and its answer."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: LentSpan) -> None:
         self.span = span
         self.region = Region.lend(span.size)
         layout = span.layout

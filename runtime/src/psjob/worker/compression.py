@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from psjob import codecs, contract
-from psjob.codecs import Codec, Key, choice
+from psjob.codecs import Codec, CodecKey, choice
 from psjob.layout import memory
 from psjob.layout.blocks import Block, Layout
 from psjob.process.config import Place
@@ -37,7 +37,7 @@ class Kept:
     body: torch.Tensor
 
 
-class Compression:
+class WorkerCompression:
     """`push` and `pull` are names by shard; `auto` where the link is still being measured."""
 
     def __init__(self, place: Place, layout: Layout) -> None:
@@ -216,8 +216,8 @@ class Compression:
     def _codec(self, name: str, block: Block) -> Codec | None:
         return None if name == contract.AUTO_CODEC else codecs.for_block(codecs.named(name), block, self._config.ratio)
 
-    def _key(self, clock: int, block: int) -> Key:
-        return Key(self._seed, clock, block, self._rank)
+    def _key(self, clock: int, block: int) -> CodecKey:
+        return CodecKey(self._seed, clock, block, self._rank)
 
     def _name(self, shard: int, clock: int) -> str:
         with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from psjob import contract
 
 
-class Ending(BaseException):
+class SessionEnd(BaseException):
     """The script's turn is over. `how`: rewind, finished, left, stopped, refused, lost. A rewind's `message`: the mode to come back in."""
 
     def __init__(self, how: str, message: str = "") -> None:

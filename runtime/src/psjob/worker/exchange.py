@@ -17,13 +17,13 @@ from psjob.layout.blocks import Block
 from psjob.layout.packing import Pack, Packs
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
-from psjob.worker.compression import Compression
-from psjob.worker.ending import Ending
+from psjob.worker.compression import WorkerCompression
+from psjob.worker.ending import SessionEnd
 from psjob.worker.sharing import SLOTS, Sharing
 
 if TYPE_CHECKING:
-    from psjob.worker.lane import Lane
-    from psjob.worker.link import Link
+    from psjob.worker.lane import WorkerLane
+    from psjob.worker.link import ShardLink
     from psjob.worker.session import WorkerSession
 
 CREDIT = 32 << 20
@@ -55,7 +55,7 @@ class Exchange:
         """Where blocks are copied to as they land; the script waits in a call of ours meanwhile."""
         self.may_skip = False
         """A GradScaler is at work: some worker may have found inf, and then this clock counts for nothing."""
-        self.compression = Compression(session.place, session.layout)
+        self.compression = WorkerCompression(session.place, session.layout)
         self.sharing = Sharing(session.layout, session.mode.steady)
         self._scale = 1.0
         self._info: tuple[int, dict[str, Any]] = (0, {})
@@ -73,7 +73,7 @@ class Exchange:
         """Push one clock and wait for what the mode promises: fresh weights, or the reduced gradient, put into `targets`.
 
         `grads` is None for an absent rank; a single None is a parameter without a gradient. A target may be the gradient of
-        its row. Raises Ending.
+        its row. Raises SessionEnd.
         """
         self._ask(self.pushes(grads, numbers, skip, scale), targets)
         if self.skipped:
@@ -99,24 +99,24 @@ class Exchange:
         )
 
     def pull(self, parameters: Sequence[torch.Tensor], numbers: list[dict[str, Any]]) -> None:
-        """Take the weights as the shards reply to a worker with these numbers. Raises Ending."""
+        """Take the weights as the shards reply to a worker with these numbers. Raises SessionEnd."""
         session = self.session
         if not (session.reduces or session.mode.inner_steps):  # who steps by itself would copy every page anew
             self.sharing.adopt(parameters)
         info, version = self.tell_numbers(numbers, []), (0, session.mode.version_for(session.clock - 1))
         self._ask(lambda block: session.header(Kind.PULL, block=block.index, clock=session.clock, info=info, version=version), parameters)
         if session.mode.steady and any(n != session.clock for _, n in self.versions.values()):
-            raise Ending("rewind")  # a block moved on while this worker was placed
+            raise SessionEnd("rewind")  # a block moved on while this worker was placed
 
     def finish(self) -> None:
-        """Wait until all that was asked has landed. Raises Ending."""
+        """Wait until all that was asked has landed. Raises SessionEnd."""
         self.watched = False
         try:
             self.session.wait(lambda: not any(link.outstanding for link in self.session.links), WAITS_FOR)
         finally:
             self.watched = True
 
-    def send_info(self, link: Link) -> None:
+    def send_info(self, link: ShardLink) -> None:
         """Tell a shard the numbers that pushes name."""
         number, body = self._info
         if number:
@@ -124,7 +124,7 @@ class Exchange:
 
     # -- both sides ----------------------------------------------------------------------------
 
-    def stage(self, link: Link, header: Header) -> tuple[int, int] | None:
+    def stage(self, link: ShardLink, header: Header) -> tuple[int, int] | None:
         """Bring what a request carries into lent memory; its place there, of length 0 where it carries nothing. None: send it."""
         beyond = not self.sharing.steady and len(link.outstanding) > SLOTS  # for those answers there is no room
         if not link.shared or header.kind not in (Kind.PUSH, Kind.PULL) or beyond:
@@ -134,7 +134,7 @@ class Exchange:
             return offset, 0
         return (offset, length) if self.sharing.stage(header.block, self.sources, self._scale) else None
 
-    def payload(self, link: Link, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None]:
+    def payload(self, link: ShardLink, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None]:
         """A request as it goes to a link's shard, with what it carries, the same however often it is sent; None: nothing."""
         if header.kind not in (Kind.PUSH, Kind.EARLY) or header.flags:
             return header, None
@@ -149,14 +149,14 @@ class Exchange:
         """How early a block is to be sent among those that could be; of equal ones the first asked for goes first."""
         return 0
 
-    def outgoing(self, lane: Lane, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None] | None:
+    def outgoing(self, lane: WorkerLane, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None] | None:
         """The frame that a queued request has become, as its lane sends it now; None: it is not wanted any more."""
         return self.payload(lane.link, header, pack)
 
     def sent(self, header: Header) -> None:
         """The lane is through with what `outgoing` gave it."""
 
-    def land(self, link: Link, stream: Stream, header: Header, pack: Pack) -> None:
+    def land(self, link: ShardLink, stream: Stream, header: Header, pack: Pack) -> None:
         """Bring an answer's payload into the targets. Raises as Stream.recv_into."""
         if header.flags & Flag.LENT and self.sharing.land(header):
             return
@@ -178,7 +178,7 @@ class Exchange:
             self._measured(link, header, time.monotonic() - began)
         put()
 
-    def _measured(self, link: Link, header: Header, seconds: float) -> None:
+    def _measured(self, link: ShardLink, header: Header, seconds: float) -> None:
         if header.flags & Flag.LENT:
             return
         asked = self.compression.measured(link.index, header, seconds, len(link.lanes))
@@ -229,7 +229,7 @@ class Exchange:
         Exchange.finish(self)
         _count_change(targets)
 
-    def _await_credit(self, link: Link, nbytes: int, apart: Set[int] = frozenset()) -> None:
+    def _await_credit(self, link: ShardLink, nbytes: int, apart: Set[int] = frozenset()) -> None:
         """Wait until `nbytes` more may be on their way; blocks in `apart` have a credit of their own.
 
         In a decided mode nothing is answered before all of a push is there: it is not bounded.

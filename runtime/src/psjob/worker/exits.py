@@ -25,10 +25,10 @@ CRASHED = 1
 
 def watch(concerned: Callable[[], bool], ended_well: Callable[[], None]) -> None:
     """Call `ended_well` at this process's end where its exit status is 0 and `concerned` says that it matters."""
-    Watch(concerned, ended_well)
+    ExitWatch(concerned, ended_well)
 
 
-class Watch:
+class ExitWatch:
     """The hooks of one process; forked copies of it say nothing."""
 
     def __init__(self, concerned: Callable[[], bool], ended_well: Callable[[], None]) -> None:

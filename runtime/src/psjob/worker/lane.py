@@ -18,16 +18,16 @@ from psjob.wire.tcp import Stream, StreamClosed
 
 if TYPE_CHECKING:
     from psjob.layout.packing import Packs
-    from psjob.worker.link import Link
+    from psjob.worker.link import ShardLink
 
 CLOSE_SECONDS = 5.0
 log = logging.getLogger("psjob.worker")
 
 
-class Lane:
+class WorkerLane:
     """`stream` to the shard of `link`. Until `start` blocks are sent by the caller and somebody else reads."""
 
-    def __init__(self, link: Link, stream: Stream) -> None:
+    def __init__(self, link: ShardLink, stream: Stream) -> None:
         self.link, self.stream = link, stream
         self._out: queue.PriorityQueue[tuple[int, int, Header | None]] = queue.PriorityQueue()
         self._count = itertools.count()

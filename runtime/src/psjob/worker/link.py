@@ -20,7 +20,7 @@ from psjob.modes import written
 from psjob.wire import tcp
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
 from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
-from psjob.worker.lane import Lane
+from psjob.worker.lane import WorkerLane
 from psjob.worker.sharing import SLOTS
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ MAX_LANES = 8
 log = logging.getLogger("psjob.worker")
 
 
-class Link:
+class ShardLink:
     """All fields are guarded by the session's condition, but for the stream's reading side."""
 
     def __init__(self, session: WorkerSession, index: int) -> None:
         self.session, self.index = session, index
         self.peer = session.place.config.shards[index]
-        self.lanes: list[Lane] = []
+        self.lanes: list[WorkerLane] = []
         """Open streams to the shard; the first carries everything, blocks are spread over all."""
         self.epoch = 0
         self.acked = 0
@@ -197,13 +197,13 @@ class Link:
         return body
 
     def _serve(self, stream: Stream) -> None:
-        lane = Lane(self, stream)
+        lane = WorkerLane(self, stream)
         with self.session.cond:
             self.lanes = [lane]
         self._last = time.monotonic()
         self.read(lane)
 
-    def read(self, lane: Lane) -> None:
+    def read(self, lane: WorkerLane) -> None:
         """Handle what comes by a lane until its stream ends. Raises StreamClosed, TimeoutError, WireError."""
         poll = select.poll()
         try:
@@ -230,21 +230,21 @@ class Link:
         for lane in lanes:
             lane.close()
 
-    def _open_lanes(self, main: Lane, body: dict[str, Any]) -> None:
+    def _open_lanes(self, main: WorkerLane, body: dict[str, Any]) -> None:
         """Dial the further lanes that the shard offers. Raises StreamClosed where it does not take them."""
         for number in range(1, min(int(body.get("lanes", 1)), MAX_LANES)):
             stream = tcp.again(main.stream, DIAL_SECONDS)
             hello = {"role": "worker", "scheme": "none", "lane": number, "token": str(body["token"])}
             stream.send_json(self.session.header(Kind.HELLO, epoch=self.epoch), hello)
             with self.session.cond:
-                self.lanes.append(Lane(self, stream))
+                self.lanes.append(WorkerLane(self, stream))
         if len(self.lanes) > 1 or self.session.exchange.beside:
             for lane in self.lanes:
                 if self.session.exchange.beside:
                     lane.stream.hold_little()
                 lane.start(reads=lane is not main)
 
-    def _handle(self, lane: Lane, header: Header) -> None:
+    def _handle(self, lane: WorkerLane, header: Header) -> None:
         session, kind, stream = self.session, header.kind, lane.stream
         if kind is Kind.PARAM:
             self._param(lane, header)
@@ -272,7 +272,7 @@ class Link:
             stream.drain(header)
             session.on_signal(self, header)
 
-    def _welcome(self, lane: Lane, body: dict[str, Any]) -> None:
+    def _welcome(self, lane: WorkerLane, body: dict[str, Any]) -> None:
         session = self.session
         if len(self.lanes) == 1 and not body.get("init"):
             self._open_lanes(lane, body)
@@ -340,7 +340,7 @@ class Link:
             self._told = self.shared
             log.info("blocks to and from shard %d go over %s", self.index, "shared memory" if self.shared else "TCP")
 
-    def _param(self, lane: Lane, header: Header) -> None:
+    def _param(self, lane: WorkerLane, header: Header) -> None:
         session, stream = self.session, lane.stream
         with session.cond:
             request = self.outstanding.get(header.request)

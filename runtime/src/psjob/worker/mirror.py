@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from psjob.layout import memory
-from psjob.layout.lentspan import Span
+from psjob.layout.lentspan import LentSpan
 from psjob.layout.packing import Pack
 from psjob.wire.frame import WireError
 from psjob.wire.shared import Region, Window, available
@@ -23,7 +23,7 @@ from psjob.worker.pagemap import Pagemap, joined
 class Mirror:
     """`window` has the offsets of `span`. A shard's part is empty until `show`."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: LentSpan) -> None:
         self.span = span
         self.window = Window(span.size)
         self._shown: dict[int, tuple[int, int]] = {}

@@ -16,7 +16,7 @@ import torch
 from psjob.layout.blocks import Block
 from psjob.layout.packing import Pack
 from psjob.wire.frame import Flag, Header, Kind
-from psjob.worker.ending import Ending
+from psjob.worker.ending import SessionEnd
 from psjob.worker.exchange import WAITS_FOR
 from psjob.worker.readiness import Readiness
 from psjob.worker.staged import Staged
@@ -24,7 +24,7 @@ from psjob.worker.staging import Staging
 from psjob.worker.use import Tree, learned, nothing_learned
 
 if TYPE_CHECKING:
-    from psjob.worker.lane import Lane
+    from psjob.worker.lane import WorkerLane
     from psjob.worker.session import WorkerSession
 
 
@@ -62,7 +62,7 @@ class Overlap(Staged):
         """By row: the gradient that was staged since the last step, and its version then."""
         self._issued: set[int] = set()
         """Blocks that were queued as early data since the last step."""
-        self._early: dict[int, tuple[Lane, int]] = {}
+        self._early: dict[int, tuple[WorkerLane, int]] = {}
         """By block: on which stream its newest early data went, and which contents that were."""
         self._contents = [0] * len(layout.blocks)
         """Counts what each block's staging memory has held."""
@@ -90,7 +90,7 @@ class Overlap(Staged):
             return not session.over
         try:
             session.wait(lambda: not any(link.outstanding for link in links), WAITS_FOR)
-        except Ending:
+        except SessionEnd:
             return False  # it is carried out at step(), not inside a backward pass
         return not session.over
 
@@ -161,7 +161,7 @@ class Overlap(Staged):
             self.learning = False
 
     def _unchanged(self, grads: Sequence[torch.Tensor | None]) -> list[int]:
-        """Blocks whose early data is the gradient of now. Raises Ending (refused), naming a parameter that was changed since."""
+        """Blocks whose early data is the gradient of now. Raises SessionEnd (refused), naming a parameter that was changed since."""
         early = []
         for index in sorted(self._issued & self._readiness.whole):
             same = True
@@ -171,7 +171,7 @@ class Overlap(Staged):
                 if staged is None or now is None:
                     same &= staged is now
                 elif staged is not now or staged._version != version:
-                    raise Ending("refused", self._changed(row))
+                    raise SessionEnd("refused", self._changed(row))
             if same:
                 early.append(index)
         return early
@@ -222,7 +222,7 @@ class Overlap(Staged):
     def order(self, block: int) -> int:
         return self.use.rank[block]
 
-    def outgoing(self, lane: Lane, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None] | None:
+    def outgoing(self, lane: WorkerLane, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None] | None:
         with self._sending:
             if header.kind is Kind.EARLY:
                 if header.request != self._contents[header.block] or header.clock != self.session.clock:
@@ -254,7 +254,7 @@ class Overlap(Staged):
         return frozenset(range(len(self.session.layout.blocks)))
 
     def need(self, blocks: Iterable[int]) -> None:
-        """Wait until these blocks have landed. Raises Ending."""
+        """Wait until these blocks have landed. Raises SessionEnd."""
         wanted = frozenset(blocks)
         if not self.awaited.isdisjoint(wanted):
             self.session.wait(lambda: self.awaited.isdisjoint(wanted), WAITS_FOR)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from psjob.worker.session import WorkerSession
 
 
-class Rounds:
+class LocalRounds:
     """`numbers` are the outer rule's, a parameter group each. Call `begin` when the parameters hold the job's weights."""
 
     def __init__(self, session: WorkerSession, parameters: Sequence[torch.Tensor], numbers: list[dict[str, float | bool]]) -> None:
@@ -29,7 +29,7 @@ class Rounds:
     @classmethod
     def of(
         cls, session: WorkerSession, parameters: Sequence[torch.Tensor], numbers: Callable[[], list[dict[str, float | bool]]], overlap: bool
-    ) -> Rounds | None:
+    ) -> LocalRounds | None:
         """Those of a job in mode local; None in another. Raises Refused for what wants a push of each step."""
         if not session.mode.inner_steps:
             return None

@@ -20,12 +20,12 @@ from psjob.wire.frame import Flag, Header, Kind, WireError
 from psjob.wire.rows import LOOKUP_BYTES, LOOKUPS, lookup_limit, push_limit
 from psjob.wire.shared import copy_out
 from psjob.wire.tcp import Stream
-from psjob.worker.ending import Ending
+from psjob.worker.ending import SessionEnd
 from psjob.worker.rowsharing import RowSharing
 
 if TYPE_CHECKING:
-    from psjob.worker.lane import Lane
-    from psjob.worker.link import Link
+    from psjob.worker.lane import WorkerLane
+    from psjob.worker.link import ShardLink
     from psjob.worker.session import WorkerSession
 
 LEFT_TO_NOW = 3
@@ -34,7 +34,7 @@ log = logging.getLogger("psjob.worker")
 
 
 @dataclass
-class Asked:
+class RowRequest:
     """Rows that were asked for. `ids` are in the order of `rows`, by shard; `order` says where they stood (None: there)."""
 
     table: int
@@ -53,18 +53,18 @@ class Asked:
 @dataclass
 class _Lookup:
     header: Header
-    asked: Asked
+    asked: RowRequest
     begin: int
     end: int
     slot: int = -1
     """Its place among the lookups on their way to the shard, and in the memory that this lends; given anew when it is answered."""
-    sent: Lane | None = None
+    sent: WorkerLane | None = None
     """By which it was sent last. Never twice by one: the answer to the second would come when the slot is another's."""
 
 
 @dataclass(frozen=True)
 class RowGrads:
-    """One table's gradients of a clock: ids as `Asked` has them, `counts` of them for each shard."""
+    """One table's gradients of a clock: ids as `RowRequest` has them, `counts` of them for each shard."""
 
     ids: torch.Tensor
     grads: torch.Tensor
@@ -94,7 +94,7 @@ class Rows:
 
     # -- the script's thread -------------------------------------------------------------------
 
-    def ask(self, table: int, ids: torch.Tensor, ahead: int = 0, out: torch.Tensor | None = None) -> Asked:
+    def ask(self, table: int, ids: torch.Tensor, ahead: int = 0, out: torch.Tensor | None = None) -> RowRequest:
         """Ask for rows of `ids` (int64, ascending, each there once) as they are after `ahead` more steps of this worker.
 
         `out` takes the rows ([n, dim] of the table's dtype) in place of memory of its own. Returns at once.
@@ -103,7 +103,7 @@ class Rows:
         version = session.clock + ahead
         mine, order, counts = self.split(ids)
         rows = torch.empty(len(ids), spec.dim, dtype=spec.torch_dtype) if out is None else out
-        asked = Asked(table, mine, order, counts, rows, version)
+        asked = RowRequest(table, mine, order, counts, rows, version)
         needed = (0, session.mode.version_for(version - 1))
         limit, begin = lookup_limit(spec.dim), 0
         touched = []
@@ -119,25 +119,25 @@ class Rows:
             self._pump(session.links[shard])
         return asked
 
-    def fits(self, asked: Asked) -> bool:
+    def fits(self, asked: RowRequest) -> bool:
         """Are these the rows of the clock in hand? In async any rows are."""
         return self.session.mode.ahead is None or asked.version == self.session.clock
 
-    def collect(self, asked: Asked) -> torch.Tensor:
-        """Wait until all rows of `asked` are there. Raises Ending."""
+    def collect(self, asked: RowRequest) -> torch.Tensor:
+        """Wait until all rows of `asked` are there. Raises SessionEnd."""
         if asked.left:
             for link in self.session.links:
                 self._pump(link)  # what was of a later step when it was asked for may be of this one
             self.session.wait(lambda: not asked.left, f"rows of table {self.specs[asked.table].name}")
         if asked.moved:
-            raise Ending("rewind")
+            raise SessionEnd("rewind")
         return asked.rows
 
     def offer(self, grads: Sequence[RowGrads | None], numbers: Sequence[Mapping[str, Any]]) -> None:
-        """What the next push carries, by table (None: no row). Raises Ending where that is too large."""
+        """What the next push carries, by table (None: no row). Raises SessionEnd where that is too large."""
         for spec, given in zip(self.specs, grads, strict=True):
             if given is not None and max(given.counts) > push_limit(spec.dim):
-                raise Ending(
+                raise SessionEnd(
                     "refused", f"a step touches {max(given.counts)} rows of table {spec.name} on one shard, at most {push_limit(spec.dim)}"
                 )
         self._offered, self.numbers = tuple(grads), numbers
@@ -161,7 +161,7 @@ class Rows:
                     header = link.ask(header)
                 self.send(link, header)
 
-    def _base(self, link: Link) -> tuple[int, int]:
+    def _base(self, link: ShardLink) -> tuple[int, int]:
         """What a push was computed on, as far as this shard's rows go; where it had none of them, they are as new as any block."""
         newest = max((n for _, n in self.session.exchange.versions.values()), default=0)
         with self.session.cond:
@@ -194,7 +194,7 @@ class Rows:
 
     # -- both sides ----------------------------------------------------------------------------
 
-    def send(self, link: Link, header: Header) -> None:
+    def send(self, link: ShardLink, header: Header) -> None:
         """Send a ROW_PUSH of the clock in hand, the first time or again."""
         given = self._pushed[header.table] if self._pushed else None
         if header.flags or given is None:
@@ -211,7 +211,7 @@ class Rows:
 
     # -- the links' threads --------------------------------------------------------------------
 
-    def share(self, link: Link, offer: Mapping[str, Any] | None) -> None:
+    def share(self, link: ShardLink, offer: Mapping[str, Any] | None) -> None:
         """Exchange memory with a shard that offers it; where that cannot be done, rows go over the stream."""
         if not self.specs:
             return
@@ -225,11 +225,11 @@ class Rows:
             self._told[link.index] = shared
             log.info("rows to and from shard %d go over %s", link.index, "shared memory" if shared else "TCP")
 
-    def waits(self, link: Link) -> bool:
+    def waits(self, link: ShardLink) -> bool:
         """Does this shard owe rows?"""
         return bool(self._asked[link.index])
 
-    def again(self, link: Link) -> None:
+    def again(self, link: ShardLink) -> None:
         """A shard has welcomed this worker: ask again for the rows that it owes."""
         with self.session.cond:
             owed = list(self._asked[link.index].values())
@@ -237,7 +237,7 @@ class Rows:
             self._send(link, lookup)
         self._pump(link)
 
-    def land(self, link: Link, stream: Stream, header: Header, applied: Callable[[Header], None]) -> None:
+    def land(self, link: ShardLink, stream: Stream, header: Header, applied: Callable[[Header], None]) -> None:
         """Read ROWS to where they were asked for; `applied` is told where they answer a push."""
         session = self.session
         with session.cond:
@@ -266,12 +266,12 @@ class Rows:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _pump(self, link: Link) -> None:
+    def _pump(self, link: ShardLink) -> None:
         """Send what waits, as far as the credit goes."""
         for lookup in self._take(link):
             self._send(link, lookup)
 
-    def _take(self, link: Link) -> Iterator[_Lookup]:
+    def _take(self, link: ShardLink) -> Iterator[_Lookup]:
         while True:
             with self.session.cond:
                 lookup = self._next(link.index)
@@ -291,7 +291,7 @@ class Rows:
                 return lookup
         return None
 
-    def _send(self, link: Link, lookup: _Lookup) -> None:
+    def _send(self, link: ShardLink, lookup: _Lookup) -> None:
         with self.session.cond:
             lane = link.lanes[0] if link.welcomed and link.lanes else None
             if lane is None or lookup.sent is lane:
@@ -303,7 +303,7 @@ class Rows:
             header = header._replace(flags=Flag.PLACE, part=lookup.slot * LOOKUP_BYTES)
         lane.send(header, lookup.asked.ids[lookup.begin : lookup.end])
 
-    def _copy(self, link: Link, lookup: _Lookup, header: Header, rows: memoryview) -> None:
+    def _copy(self, link: ShardLink, lookup: _Lookup, header: Header, rows: memoryview) -> None:
         """Take rows out of lent memory. Raises WireError where they lie anywhere else than they were asked to."""
         answers, at = self.sharing.answers(link.index), lookup.slot * LOOKUP_BYTES
         if answers is None or (header.part, header.length) != (at, len(rows)):
@@ -319,14 +319,14 @@ class Carried:
     def __init__(self, rows: Rows, carry_out: Callable[[Callable[[], Any]], Any]) -> None:
         self._rows, self._carry_out = rows, carry_out
 
-    def ask(self, table: int, ids: torch.Tensor, ahead: int = 0) -> Asked:
+    def ask(self, table: int, ids: torch.Tensor, ahead: int = 0) -> RowRequest:
         return self._rows.ask(table, ids, ahead)
 
-    def collect(self, asked: Asked) -> torch.Tensor:
+    def collect(self, asked: RowRequest) -> torch.Tensor:
         self._carry_out(lambda: self._rows.collect(asked))
         return asked.rows
 
-    def fits(self, asked: Asked) -> bool:
+    def fits(self, asked: RowRequest) -> bool:
         return self._rows.fits(asked)
 
     def split(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]:

@@ -23,10 +23,10 @@ from psjob.process.config import Place
 from psjob.tables import TableSpec
 from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, Kind, run_digest
-from psjob.worker.ending import Ending
+from psjob.worker.ending import SessionEnd
 from psjob.worker.exchange import Exchange
 from psjob.worker.idle import Idle
-from psjob.worker.link import Link
+from psjob.worker.link import ShardLink
 from psjob.worker.rows import Rows
 
 SMALL_RECORD = 64 << 10
@@ -53,7 +53,7 @@ class WorkerSession:
         self.reduces = rule == "reduce"
         self.layout = Layout.of(tuple(table))
         self.cond = threading.Condition()
-        self.links = [Link(self, index) for index in range(len(place.config.shards))]
+        self.links = [ShardLink(self, index) for index in range(len(place.config.shards))]
         self.owner: list[int] = []
         self.clock = 0
         self.view = 0
@@ -71,7 +71,7 @@ class WorkerSession:
         self._asked_stop = False
         self.leaving = False
         self.ended = False
-        self._ending: Ending | None = None
+        self._ending: SessionEnd | None = None
         self.joined = False
         self._init = 0
         """How often a shard has asked rank 0 for the run's first values."""
@@ -90,7 +90,7 @@ class WorkerSession:
     # -- the script's thread -------------------------------------------------------------------
 
     def join(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes], numbers: list[dict[str, Any]]) -> None:
-        """Enter the job; afterwards `parameters` hold the job's weights and `record` what to put back. Raises Ending.
+        """Enter the job; afterwards `parameters` hold the job's weights and `record` what to put back. Raises SessionEnd.
 
         `numbers` are the rule's, a parameter group each: what a worker is sent may depend on them.
         """
@@ -104,7 +104,7 @@ class WorkerSession:
         self.wait(lambda: all(link.welcomed for link in self.links), "all shards")
         self.exchange.pull(parameters, numbers)
 
-    def _store(self, link: Link, packs: Packs, parameters: Sequence[torch.Tensor | None]) -> None:
+    def _store(self, link: ShardLink, packs: Packs, parameters: Sequence[torch.Tensor | None]) -> None:
         """Worker-side update: give the shard the weights of this clock."""
         for block in self.layout.blocks:
             if self.owner[block.index] == link.index:
@@ -112,7 +112,7 @@ class WorkerSession:
                 link.send(header, packs[block.index].gather(parameters))
 
     def edge(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor], large: bool = False) -> None:
-        """The script stands between two steps: hand in the record, take part in a cut, stop if asked. Raises Ending.
+        """The script stands between two steps: hand in the record, take part in a cut, stop if asked. Raises SessionEnd.
 
         `large`: a record holds state of the model's size, so it is made for cuts only.
         """
@@ -168,7 +168,7 @@ class WorkerSession:
             self._mark(self.mark_wanted)
 
     def inside_round(self) -> None:
-        """The script stands between two steps of its own: a stop is asked for, and made where the round ends. Raises Ending."""
+        """The script stands between two steps of its own: a stop is asked for, and made where the round ends. Raises SessionEnd."""
         self.check()
         if self.stop_requested:
             self._ask_stop()
@@ -179,7 +179,7 @@ class WorkerSession:
             self._tell(Kind.STOP, {})
 
     def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
-        """The script is through: say so, and wait until a checkpoint holds it. Raises Ending (left or finished is the good one)."""
+        """The script is through: say so, and wait until a checkpoint holds it. Raises SessionEnd (left or finished is the good one)."""
         self.exchange.finish()
         self.idle.at(self.clock, time.monotonic())
         self._last_record = (self.clock, make_record())
@@ -244,13 +244,13 @@ class WorkerSession:
 
     # -- the links' threads --------------------------------------------------------------------
 
-    def on_assignment(self, link: Link, body: dict[str, Any]) -> None:
+    def on_assignment(self, link: ShardLink, body: dict[str, Any]) -> None:
         """Shard 0 tells which shard has which block."""
         if link.index == 0:
             with self.cond:
                 self.owner = [int(i) for i in body.get("assignment", self.owner)]
 
-    def on_welcome(self, link: Link, body: dict[str, Any]) -> None:
+    def on_welcome(self, link: ShardLink, body: dict[str, Any]) -> None:
         """Called with the condition held."""
         link.released = max(link.released, self.holding)  # a shard that comes anew knows nothing of that cut
         self.view = max(self.view, int(body["view"]))
@@ -266,7 +266,7 @@ class WorkerSession:
             link.acked = min((asked.clock for asked in link.outstanding.values()), default=self.clock)
         self.cond.notify_all()
 
-    def on_relinked(self, link: Link) -> None:
+    def on_relinked(self, link: ShardLink) -> None:
         """A shard has welcomed this worker: say again what it may have missed."""
         if link.index == 0 and self._last_record[1]:
             self._hand_in()
@@ -291,7 +291,7 @@ class WorkerSession:
             self.states[number] = raw
             self.cond.notify_all()
 
-    def on_waiting(self, link: Link, body: dict[str, Any]) -> None:
+    def on_waiting(self, link: ShardLink, body: dict[str, Any]) -> None:
         if "workers" in body:
             link.waiting = f"shard {link.index} waits for workers {body['workers']} ({body.get('for')}, {body.get('seconds')} s)"
         else:
@@ -301,24 +301,24 @@ class WorkerSession:
             self._said = now
             log.warning("waiting: %s", link.waiting)
 
-    def on_error(self, link: Link, body: dict[str, Any]) -> None:
+    def on_error(self, link: ShardLink, body: dict[str, Any]) -> None:
         message = str(body.get("error", "the shard refused this worker"))[:1000]
         code = body.get("code")
         if code == "refused":
-            self._end(Ending("refused", message))
+            self._end(SessionEnd("refused", message))
         elif code == "fenced":
-            self._end(Ending("fenced", message))
+            self._end(SessionEnd("fenced", message))
         else:
             log.warning("shard %d: %s", link.index, message)
 
-    def on_signal(self, link: Link, header: Header) -> None:
+    def on_signal(self, link: ShardLink, header: Header) -> None:
         kind = header.kind
         if kind is Kind.FINISHED:
-            self._end(Ending("finished"))
+            self._end(SessionEnd("finished"))
         elif kind is Kind.LEFT:
-            self._end(Ending("left"))
+            self._end(SessionEnd("left"))
         elif kind is Kind.STOPPED:
-            self._end(Ending("stopped"))
+            self._end(SessionEnd("stopped"))
         with self.cond:
             if kind is Kind.STOP:
                 self.stop_clock = header.clock
@@ -331,14 +331,14 @@ class WorkerSession:
             self.cond.notify_all()
 
     def on_rewind(self, body: Mapping[str, Any]) -> None:
-        self._end(Ending("rewind", str(body.get("mode", ""))))
+        self._end(SessionEnd("rewind", str(body.get("mode", ""))))
 
     def not_found(self, index: int) -> None:
         peer = self.place.config.shards[index]
         seconds = self.place.config.connect_seconds
-        self._end(Ending("lost", f"shard {index} at {peer.host}:{peer.port} was not found in {seconds:.0f} s; starting again"))
+        self._end(SessionEnd("lost", f"shard {index} at {peer.host}:{peer.port} was not found in {seconds:.0f} s; starting again"))
 
-    def _end(self, ending: Ending) -> None:
+    def _end(self, ending: SessionEnd) -> None:
         with self.cond:
             if self._ending is None:
                 self._ending = ending
@@ -379,14 +379,14 @@ class WorkerSession:
                     return
                 now = time.monotonic()
                 if seconds is not None and now - began > seconds:
-                    raise Ending("stopped", f"waited {seconds:.0f} s for {what}")
+                    raise SessionEnd("stopped", f"waited {seconds:.0f} s for {what}")
                 if now - said > 30:
                     said = now
                     words = "; ".join(link.waiting for link in self.links if link.waiting)
                     log.warning("waiting for %s, %d s: %s", what, now - began, words)
                 if self.stop_requested and not self._asked_stop:
                     if not self.joined:
-                        raise Ending("stopped")
+                        raise SessionEnd("stopped")
                     self._ask_stop()
                     seconds = now - began + STOP_SECONDS
                 self.cond.wait(0.5)

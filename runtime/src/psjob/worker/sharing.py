@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from psjob.layout.blocks import Layout
-from psjob.layout.lentspan import Span
+from psjob.layout.lentspan import LentSpan
 from psjob.wire import handover, shared
 from psjob.wire.frame import Header, WireError
 from psjob.wire.shared import Region
@@ -25,7 +25,7 @@ class Sharing:
 
     def __init__(self, layout: Layout, steady: bool) -> None:
         self.steady = steady
-        self.span = Span.of(layout, shared.PAGE)
+        self.span = LentSpan.of(layout, shared.PAGE)
         self._making = threading.Lock()
         """Links come each by a thread of its own, and all lend the same memory."""
         self._arena: Arena | None = None

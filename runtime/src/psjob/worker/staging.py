@@ -23,7 +23,7 @@ class Staging:
         self._apart = device.type == "cuda"
         """Copies are only begun by the call that asks for them."""
         self.lands = device.type == "cuda" if lands is None else lands
-        self._out, self._into = Side(device), Side(device)
+        self._out, self._into = StagingSide(device), StagingSide(device)
         self._gradients = _arena(layout, device)
         self._weights = _arena(layout, device) if self.lands else []
         self._pieces: list[list[tuple[int, torch.Tensor, int]]] = [
@@ -88,7 +88,7 @@ class Staging:
                 event.wait(torch.cuda.current_stream(self._into.device))
 
 
-class Side:
+class StagingSide:
     """A stream beside the one that computes; on a device without streams everything is done in its turn."""
 
     def __init__(self, device: torch.device) -> None:

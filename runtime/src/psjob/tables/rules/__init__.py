@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Final
 
 from psjob.rules.reduction import MONOIDS
-from psjob.tables.rules.adagrad import Adagrad
-from psjob.tables.rules.adam import Adam
+from psjob.tables.rules.adagrad import RowAdagrad
+from psjob.tables.rules.adam import RowAdam
 from psjob.tables.rules.base import RowRule
 from psjob.tables.rules.combine import Combine
-from psjob.tables.rules.ftrl import Ftrl
+from psjob.tables.rules.ftrl import RowFtrl
 from psjob.tables.rules.rowwise_adagrad import RowWiseAdagrad
-from psjob.tables.rules.sgd import SGD
+from psjob.tables.rules.sgd import RowSGD
 
 __all__ = ["COMBINES", "RULES", "Combine", "RowRule", "named"]
 
-RULES: Final[dict[str, RowRule]] = {rule.name: rule for rule in (SGD(), Adagrad(), RowWiseAdagrad(), Adam(), Ftrl())}
+RULES: Final[dict[str, RowRule]] = {rule.name: rule for rule in (RowSGD(), RowAdagrad(), RowWiseAdagrad(), RowAdam(), RowFtrl())}
 """Of gradients."""
 COMBINES: Final[dict[str, Combine]] = {name: Combine(name, monoid) for name, monoid in MONOIDS.items()}
 """Of what is no gradient."""

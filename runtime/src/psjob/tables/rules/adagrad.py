@@ -11,7 +11,7 @@ from psjob.rules.base import Numbers
 from psjob.tables.rules.base import Planes, add_rows, decay, parts, put_rows
 
 
-class Adagrad:
+class RowAdagrad:
     """G += g²; w -= lr g / (sqrt(G) + eps), by element (Duchi, Hazan, Singer, JMLR 12, 2011)."""
 
     name = "adagrad"

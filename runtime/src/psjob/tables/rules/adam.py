@@ -11,7 +11,7 @@ from psjob.rules.base import Numbers
 from psjob.tables.rules.base import Planes, add_rows, decay, parts, put_rows
 
 
-class Adam:
+class RowAdam:
     """As torch.optim.SparseAdam, with the row's own count t in its bias corrections (Kingma, Ba, arXiv 1412.6980).
 
     m += (1 - beta1)(g - m); v += (1 - beta2)(g² - v); w -= lr sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + eps).

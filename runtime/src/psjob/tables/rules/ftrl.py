@@ -12,7 +12,7 @@ from psjob.rules.base import Numbers
 from psjob.tables.rules.base import Planes, parts, put_rows
 
 
-class Ftrl:
+class RowFtrl:
     """The formula of `psjob.rules.ftrl`, a row's state beside it."""
 
     name = "ftrl"

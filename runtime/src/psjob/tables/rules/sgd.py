@@ -11,7 +11,7 @@ from psjob.rules.base import Numbers
 from psjob.tables.rules.base import Planes, add_rows, decay, parts
 
 
-class SGD:
+class RowSGD:
     """w -= lr (g + weight_decay w)."""
 
     name = "sgd"
