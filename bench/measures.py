@@ -111,8 +111,8 @@ MEASURES: Sequence[Against | Alone] = (
     Alone("memory", "100 MB, SGD, 1 worker, 1 shard: memory beyond what the work itself holds", Program("psjob", "memory_ps.py")),
     Alone("memory-adam", "the same with Adam", Program("psjob", "memory_ps.py", ("--optimizer", "adam"))),
     Alone(
-        "sight", "3 workers in async, TCP: processor time of a push with the look at lag and gap, over that without",
-        Program("psjob", "sight_ps.py"),
+        "staleness", "3 workers in async, TCP: processor time of a push with the look at lag and gap, over that without",
+        Program("psjob", "staleness_ps.py"),
     ),
     Alone("sharding", "a step against max(M/B_worker, m·M/(n·B_server)), links of 48 and 32 MB/s", Program("psjob", "sharding_ps.py")),
     Alone("collectives", "4 processes, links of 10 MB/s and 4 ms: sums against their cost model", Program("psjob", "collectives.py")),

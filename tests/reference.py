@@ -136,7 +136,7 @@ class Wire:
         if codec.feeds_back:
             source = self.left.setdefault((rank, block.index), torch.zeros(block.length)).add_(flat)
         body = torch.empty(codec.bound(block.length, self._ratio), dtype=torch.uint8)
-        key = codecs.Key(self._seed, clock, block.index, rank)
+        key = codecs.CodecKey(self._seed, clock, block.index, rank)
         size = codec.encode(source, body, key, self._ratio)
         assert size, "the oracle's gradients are finite"
         codec.decode(body[:size], flat, key, self._ratio)

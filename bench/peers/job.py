@@ -90,7 +90,7 @@ def running(
 
 
 def shard(index: int, shared: dict[str, str], folder: str, program: Sequence[str] = SHARD) -> subprocess.Popen[Any]:
-    own = {"PSJOB_ROLE": "shard", "PSJOB_INDEX": str(index), "PSJOB_POD": f"ps-{index}", "PSJOB_EPOCH": "1", "PSJOB_VIEW": "1"}
+    own = {"PSJOB_ROLE": "shard", "PSJOB_INDEX": str(index), "PSJOB_POD": f"ps-{index}", "PSJOB_ATTEMPT": "1", "PSJOB_VIEW": "1"}
     own |= {"PSJOB_CHECKPOINTS": f"{folder}/checkpoints", "PSJOB_BIND": "127.0.0.1", "PSJOB_TERMINATION_LOG": f"{folder}/shard-{index}"}
     with open(f"{folder}/shard-{index}.log", "w") as log:
         return subprocess.Popen([sys.executable, *program], env={**os.environ, **shared, **own}, stdout=log, stderr=log)

@@ -15,7 +15,7 @@ from tests.e2e.kube import Kube, condition, kill, phase, shard_status, wait_for
 pytestmark = [pytest.mark.cluster, pytest.mark.serial]
 FAULTS = ("shard", "worker", "operator")
 RECOVERY_SECONDS = 20.0
-"""From SIGKILL of a shard to the first push applied in its new epoch."""
+"""From SIGKILL of a shard to the first push applied in its new attempt."""
 
 
 # -- faults: each strikes and waits until it has been dealt with ------------------------------------------------------------------
@@ -28,12 +28,12 @@ def kill_shard(kube: Kube, home: Kube, job: str) -> None:
     def applied() -> float | None:
         newest = pod_of(kube, job, "shard", 1)
         said = shard_status(newest)
-        if not said or said["epoch"] < 2:
+        if not said or said["attempt"] < 2:
             return None
         moment = said["counters"]["firstApplied"]
         return float(moment) if moment else None
 
-    first = wait_for("a push applied in the new epoch", applied, 120, story=lambda: kube.story(job))
+    first = wait_for("a push applied in the new attempt", applied, 120, story=lambda: kube.story(job))
 
     def passed() -> float | None:
         said = coordinator(kube, job)
@@ -83,7 +83,7 @@ def run_with(kube: Kube, home: Kube, faults: tuple[str, ...], file: str = "job.y
     reached = accuracy(final_weights(kube, name))
     print(f"\ntest accuracy {reached:.3f} after {', '.join(faults) or 'no'} faults; restarts {status.get('restarts')}")
     assert reached >= 0.95
-    assert [shard["epoch"] for shard in status["shards"]] == [1, 2 if "shard" in faults else 1]
+    assert [shard["attempt"] for shard in status["shards"]] == [1, 2 if "shard" in faults else 1]
     assert status["workers"]["succeededIndexes"] == "0-1"
     assert status["restarts"]["total"] == len(set(faults) - {"operator"})
     assert (condition(status, "Complete") or {})["status"] == "True"

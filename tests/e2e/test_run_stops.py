@@ -27,7 +27,7 @@ def test_a_stopped_shard_is_replaced_and_the_weights_are_the_same(undisturbed: E
     ended = run(tmp_path, job, "--fault", "stop:ps-1@step=50", "--set", "spec.ps.shardTimeoutSeconds=4")
     show(ended)
     assert ended.code == 0, ended.told
-    assert ended.summary["epochs"] == [1, 2] and ended.summary["restarts"] == {"Unresponsive": 1}
+    assert ended.summary["attempts"] == [1, 2] and ended.summary["restarts"] == {"Unresponsive": 1}
     assert ended.summary["weights_sha256"] == undisturbed.summary["weights_sha256"]
 
 

@@ -22,7 +22,7 @@ def test_a_killed_shard_loses_what_it_says_and_a_killed_worker_nothing(tmp_path:
     words = ["ledger.py", str(STEPS), "0.02", "50:40"]
     job = manifest(tmp_path, words, workers=WORKERS, shards=SHARDS, training=TRAINING, checkpoint=CHECKPOINTS)
     ran = train(tmp_path, job, *faults("kill:ps-1@step=70", "kill:worker-0@step=105"))
-    assert sum(ran.summary["restarts"].values()) == 2 and ran.summary["epochs"] == [1, 2], "only who was killed was started again"
+    assert sum(ran.summary["restarts"].values()) == 2 and ran.summary["attempts"] == [1, 2], "only who was killed was started again"
     table = ledger.counted(ran.weights(), WORKERS, SHARDS)
     assert all(block == [STEPS] * WORKERS for block in table[0]), table
     assert all(count <= STEPS for block in table[1] for count in block), f"a push counted twice: {table}"

@@ -33,7 +33,7 @@ def test_kills_change_no_bit_of_a_run_with_a_backup_worker(tmp_path: Path) -> No
     what = ("kill:ps-1@step=45", "kill:worker-2@step=60", "kill:ps-0@step=75")
     hit = run(tmp_path / "hit", {"backupWorkers": 1}, *what, gates="35:20,65:60", policy="FirstWorker")
     assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
-    assert hit.summary["epochs"] == [2, 2] and hit.summary["updates_lost"] == 0
+    assert hit.summary["attempts"] == [2, 2] and hit.summary["updates_lost"] == 0
     assert hit.summary["steps"] == STEPS and hit.sha == plain.sha
     mine, theirs = hit.weights(), plain.weights()
     assert {name: tensor.equal(theirs[name]) for name, tensor in mine.items()} == dict.fromkeys(theirs, True)
@@ -51,7 +51,7 @@ def test_a_killed_shard_and_a_killed_worker_stop_no_job(tmp_path: Path, training
     what = ("kill:ps-1@step=90", "kill:worker-1@step=150")
     hit = run(tmp_path / "hit", training, *what, gates="30:20")
     assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
-    assert hit.summary["epochs"] == [1, 2] and hit.summary["result"] == "Complete"
+    assert hit.summary["attempts"] == [1, 2] and hit.summary["result"] == "Complete"
     made, _ = newest(hit.folder, str(hit.summary["run"]))
     assert made is not None and made.final and {int(worker["clock"]) for worker in made.workers.values()} == {STEPS}
     assert made.step > STEPS, "updates of some workers, not of all together"

@@ -49,7 +49,7 @@ def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path, plain: 
     assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
     for recovery in hit.summary["recoveries"][:2]:
         check(recovery)
-    assert hit.summary["epochs"] == [2, 2] and hit.summary["updates_lost"] == 0
+    assert hit.summary["attempts"] == [2, 2] and hit.summary["updates_lost"] == 0
     assert sum(hit.summary["restarts"].values()) == 3
     assert hit.sha == plain.sha
     assert_same_file(hit, plain)
@@ -73,7 +73,7 @@ def test_kills_change_no_bit_of_a_run_with_codecs(tmp_path: Path, push: str, pul
     assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
     check(hit.summary["recoveries"][0])
     assert hit.summary["codecs"] == undisturbed.summary["codecs"] == f"push {push}, pull {pull}"
-    assert hit.summary["epochs"] == [2, 1] and hit.sha == undisturbed.sha
+    assert hit.summary["attempts"] == [2, 1] and hit.sha == undisturbed.sha
     assert_same_file(hit, undisturbed)
 
 
@@ -89,7 +89,7 @@ def test_twenty_kills_change_no_bit(tmp_path: Path, plain: Ran, way: str) -> Non
         hit = run(tmp_path / f"hit{number}", f"kill:ps-{first}@step={one}", f"kill:ps-{second}@step={two}", gates=gates, way=way)
         for recovery in hit.summary["recoveries"]:
             check(recovery)
-        assert hit.summary["epochs"] == [2, 2]
+        assert hit.summary["attempts"] == [2, 2]
         assert hit.sha == plain.sha, f"seed {number}"
         assert_same_file(hit, plain)
 

@@ -88,8 +88,8 @@ def check(ran: Ran, shard: int) -> None:
 
 def lost_of(ran: Ran, shard: int) -> int:
     """The shard's own counter, from its last words."""
-    epoch = ran.summary["epochs"][shard]
-    return int(ran.last_words(f"job-ps-{shard}-e{epoch}")["status"]["counters"]["updatesLost"])
+    attempt = ran.summary["attempts"][shard]
+    return int(ran.last_words(f"job-ps-{shard}-a{attempt}")["status"]["counters"]["updatesLost"])
 
 
 def applied_since_the_cut(ran: Ran, recovery: dict[str, Any]) -> int:

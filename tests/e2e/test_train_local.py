@@ -48,7 +48,7 @@ def test_kills_in_the_middle_of_rounds_change_no_bit(tmp_path: Path) -> None:
     job = manifest(tmp_path, words, training=LOCAL, checkpoint=CHECKPOINTS)
     ran = train(tmp_path, job, *faults(*what))
     assert [recovery["fault"] for recovery in ran.summary["recoveries"]] == list(what)
-    assert ran.summary["epochs"] == [2, 2] and ran.summary["updates_lost"] == 0 and ran.summary["steps"] == ROUNDS
+    assert ran.summary["attempts"] == [2, 2] and ran.summary["updates_lost"] == 0 and ran.summary["steps"] == ROUNDS
     assert f"rank 0 ends at step {ROUNDS - 1}" in ran.out, "the round that was open is pushed when the script ends"
     assert_same_bits(ran, oracle("adam", 2, last=1))
 
@@ -81,7 +81,7 @@ def test_rounds_that_do_not_wait_for_all_go_on_whoever_dies(tmp_path: Path, own:
     what = ("kill:worker-1@step=6", "kill:ps-1@step=16")
     ran = train(tmp_path, manifest(tmp_path, words, workers=3, training=training, checkpoint=CHECKPOINTS), *faults(*what))
     assert [recovery["fault"] for recovery in ran.summary["recoveries"]] == list(what)
-    assert ran.summary["result"] == "Complete" and ran.summary["epochs"] == [1, 2]
+    assert ran.summary["result"] == "Complete" and ran.summary["attempts"] == [1, 2]
     made, _ = newest(ran.folder, str(ran.summary["run"]))
     assert made is not None and made.final and {worker["clock"] for worker in made.workers.values()} == {ROUNDS}
     assert made.step >= (3 * ROUNDS if "updateRule" in own else ROUNDS), "a version is a round that counted"

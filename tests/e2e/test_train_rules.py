@@ -26,7 +26,7 @@ def test_a_job_with_kills_learns_by_a_named_rule(tmp_path: Path, rule: str, tran
     what = ("kill:ps-1@step=80", "kill:worker-1@step=140")
     ran = train(tmp_path, manifest(tmp_path, words, training=training, checkpoint=checkpoint), *faults(*what))
     assert [recovery["fault"] for recovery in ran.summary["recoveries"]] == list(what)
-    assert ran.summary["epochs"] == [1, 2] and sum(ran.summary["restarts"].values()) == 2
+    assert ran.summary["attempts"] == [1, 2] and sum(ran.summary["restarts"].values()) == 2
     assert ran.summary["result"] == "Complete" and ran.summary["steps"] == STEPS and ran.summary["updates_lost"] > 0
     model = mlp.build()
     x, y = mlp.samples(STEPS, 2).tensors

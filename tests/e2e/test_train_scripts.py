@@ -64,7 +64,7 @@ def test_a_loop_of_its_own_is_replayed_and_a_run_resumes_on_other_shards(tmp_pat
     # Without its gates: no checkpoint of the new run would open them.
     job = manifest(tmp_path, words[: words.index("--gates")], checkpoint=CHECKPOINTS)
     resumed = train(tmp_path, job, "--resume", str(half), "--set", "spec.ps.shards=3")
-    assert resumed.summary["epochs"] == [1, 1, 1] and resumed.summary["steps"] == STEPS
+    assert resumed.summary["attempts"] == [1, 1, 1] and resumed.summary["steps"] == STEPS
     assert resumed.summary["applied"] == (STEPS - max(steps_of(half))) * 2 * 3, "only the second half was trained"
     assert_same_bits(resumed, model)
 
@@ -84,7 +84,7 @@ def test_a_worker_that_crashes_after_it_has_left_is_told_that_training_is_done(t
     job = manifest(tmp_path, ["late.py", "20"], checkpoint={"everySteps": 10, "interval": "1h"})
     ran = train(tmp_path, job)
     assert ran.summary["restarts"] == {"Error": 1, "Finished": 2}, ran.err
-    assert [worker["start"] for worker in ran.summary["workers"]] == [1, 2] and ran.summary["epochs"] == [2, 2]
+    assert [worker["start"] for worker in ran.summary["workers"]] == [1, 2] and ran.summary["attempts"] == [2, 2]
     assert ran.summary["steps"] == 20 and "exit code 5" in ran.err
     assert_same_bits(ran, oracle("sgd", 2, 20))
 

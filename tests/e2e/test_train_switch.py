@@ -29,7 +29,7 @@ def test_sync_async_sync_while_training_goes_on(tmp_path: Path) -> None:
     changed(tmp_path, "async")
     tell(tmp_path, mode="sync", staleness=None).with_name(TOLD).touch()
     ran = finish(process, tmp_path)
-    assert ran.code == 0 and ran.summary["epochs"] == [2, 1] and ran.summary["updates_lost"] == 0, ran.err
+    assert ran.code == 0 and ran.summary["attempts"] == [2, 1] and ran.summary["updates_lost"] == 0, ran.err
     steps = switches(ran.folder)
     assert [mode for _, mode in steps] == ["async", "bounded:3", "sync"], "from async by way of bounded"
     alone = steps[2][0] - steps[0][0]

@@ -24,8 +24,8 @@ FULL = changed(
 )
 
 
-def shards(*epochs: int) -> list[dict[str, Any]]:
-    return [{"index": index, "epoch": epoch, "state": "Serving"} for index, epoch in enumerate(epochs)]
+def shards(*attempts: int) -> list[dict[str, Any]]:
+    return [{"index": index, "attempt": attempt, "state": "Serving"} for index, attempt in enumerate(attempts)]
 
 
 STATUS = {
@@ -125,13 +125,13 @@ BACK = [
     ("start", {"workers": {"start": 1}}, "status.workers.start", "must not go back; names of worker pods"),
     ("start gone", {"workers": {"start": None}}, "status.workers.start", "must not go back; names of worker pods"),
     ("workers gone", {"workers": None}, "status.workers.start", "must not go back; names of worker pods"),
-    ("epoch", {"shards": shards(1, 1)}, "status.shards[1].epoch", "must not go back; a lower epoch"),
+    ("attempt", {"shards": shards(1, 1)}, "status.shards[1].attempt", "must not go back; a lower attempt"),
     ("fewer shards", {"shards": shards(1)}, "status.shards", "must not shrink; each entry"),
     ("no shards", {"shards": []}, "status.shards", "must not shrink; each entry"),
     ("shards gone", {"shards": None}, "status.shards", "must not shrink; each entry"),
     (
         "other shards",
-        {"shards": [{"index": 1, "epoch": 5, "state": "Serving"}, {"index": 2, "epoch": 5, "state": "Serving"}]},
+        {"shards": [{"index": 1, "attempt": 5, "state": "Serving"}, {"index": 2, "attempt": 5, "state": "Serving"}]},
         "status.shards",
         "must hold each index",
     ),
@@ -213,7 +213,7 @@ def test_a_status_from_a_backup_is_taken_over_with_higher_numbers_alone(job_api:
     ("patch", "field"),
     [
         ({"phase": "Done"}, "status.phase"),
-        ({"shards": [{"index": 0, "epoch": 5, "state": "Fine"}, {"index": 1, "epoch": 5}]}, "status.shards[0].state"),
+        ({"shards": [{"index": 0, "attempt": 5, "state": "Fine"}, {"index": 1, "attempt": 5}]}, "status.shards[0].state"),
         ({"shards": shards(5, 5) + shards(5)}, "status.shards[2]"),
         (
             {"conditions": [{"type": "Ready", "status": "Maybe", "reason": "X", "lastTransitionTime": "2026-01-01T00:00:00Z"}]},
@@ -236,7 +236,7 @@ def test_the_rules_cost_little_at_256_shards(job_api: Api, namespace: str) -> No
     assert job_api.create(namespace, changed(GOOD, {"spec.ps.shards": 256, "spec.workers.replicas": 4000}))[0] == 201
     took = []
     for number in (1, 2, 3):
-        full = [{"index": i, "epoch": number, "state": "Serving", "pod": f"digits-ps-{i}-e{number}"} for i in range(256)]
+        full = [{"index": i, "attempt": number, "state": "Serving", "pod": f"digits-ps-{i}-a{number}"} for i in range(256)]
         workers = {"start": number, "succeededIndexes": ",".join(str(i) for i in range(0, 4000, 2))}
         began = time.monotonic()
         code, answer = job_api.merge(

@@ -33,7 +33,7 @@ def test_the_crd_is_established_and_structural(job_api: Api) -> None:
         ("psj.spec.ps.shards", "Number of shards; 1..256."),
         ("psj.spec.checkpoint.interval", "Time between checkpoints"),
         ("psj.spec.workers.template", "Pod template of the workers."),
-        ("psj.status.shards.epoch", "Number of its present start"),
+        ("psj.status.shards.attempt", "Number of its present start"),
     ],
 )
 def test_explain(job_kubectl: Kubectl, field: str, text: str) -> None:

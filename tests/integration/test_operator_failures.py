@@ -17,12 +17,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 def begun(place: World, name: str, **spec: Any) -> None:
     """A job with one shard and two workers whose pods are there."""
     place.create(manifest(name, shards=1, workers=2, **spec))
-    place.until("its pods", lambda: {f"{name}-ps-0-e1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"} <= set(place.pods()))
+    place.until("its pods", lambda: {f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"} <= set(place.pods()))
 
 
 def running(place: World, name: str, node: str, **spec: Any) -> None:
     begun(place, name, **spec)
-    place.run(f"{name}-ps-0-e1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node)
+    place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node)
     place.until_phase("Running", name)
 
 
@@ -175,8 +175,8 @@ def test_disrupted_by_others(place: World, node: str, name: str, what: str) -> N
 )
 def test_turned_away_by_the_node(place: World, node: str, name: str, reason: str, message: str, cause: str) -> None:
     running(place, name, node)
-    place.report(f"{name}-ps-0-e1", phase="Failed", reason=reason, message=message)
-    counts = restarted(place, name, f"{name}-ps-0-e2")
+    place.report(f"{name}-ps-0-a1", phase="Failed", reason=reason, message=message)
+    counts = restarted(place, name, f"{name}-ps-0-a2")
     assert counts["counted"] == 0 and counts["causes"] == {cause: 1}
     assert place.status(name)["view"] == 2
 
@@ -190,8 +190,8 @@ def test_exit_75_asks_for_another_start(place: World, node: str, name: str) -> N
 
 def test_deleted_by_hand(place: World, node: str, name: str) -> None:
     running(place, name, node)
-    place.cluster.api.delete(place.path("pods", f"{name}-ps-0-e1"))
-    counts = restarted(place, name, f"{name}-ps-0-e2")
+    place.cluster.api.delete(place.path("pods", f"{name}-ps-0-a1"))
+    counts = restarted(place, name, f"{name}-ps-0-a2")
     assert counts["counted"] == 0 and counts["causes"] == {"Deleted": 1}
 
 
@@ -207,12 +207,12 @@ def test_a_lost_node(place: World, node: str, name: str) -> None:
     """The kubelet is out of reach: its pods never go by themselves, and nobody waits for them."""
     running(place, name, node)
     place.node(node, ready=False)
-    pod = f"{name}-ps-0-e1"
+    pod = f"{name}-ps-0-a1"
     place.report(pod, conditions=_condition("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint"))
     place.cluster.api.call("DELETE", place.path("pods", pod), {"gracePeriodSeconds": 1})
-    counts = restarted(place, name, f"{name}-ps-0-e2")
+    counts = restarted(place, name, f"{name}-ps-0-a2")
     assert counts["counted"] == 0 and counts["causes"] == {"NodeLost": 1}
-    assert pod in place.pods(), "it stands until its kubelet confirms; the new epoch does not wait for that"
+    assert pod in place.pods(), "it stands until its kubelet confirms; the new attempt does not wait for that"
 
 
 # -- what counts ------------------------------------------------------------------------------------
@@ -239,11 +239,11 @@ def test_a_worker_that_fails(place: World, node: str, name: str, code: int, reas
 
 def test_a_shard_killed_by_its_liveness_probe(place: World, node: str, name: str) -> None:
     running(place, name, node)
-    place.end(f"{name}-ps-0-e1", 137)
-    assert restarted(place, name, f"{name}-ps-0-e2")["counted"] == 1
-    place.run(f"{name}-ps-0-e2", node=node)
+    place.end(f"{name}-ps-0-a1", 137)
+    assert restarted(place, name, f"{name}-ps-0-a2")["counted"] == 1
+    place.run(f"{name}-ps-0-a2", node=node)
     status = place.until_phase("Running", name)
-    assert status["shards"][0] == {"index": 0, "epoch": 2, "state": "Serving", "pod": f"{name}-ps-0-e2"}
+    assert status["shards"][0] == {"index": 0, "attempt": 2, "state": "Serving", "pod": f"{name}-ps-0-a2"}
     assert status["view"] == 2
     assert f"{name}-worker-0-r1" in place.pods(), "nobody else's pod was started again"
 
@@ -294,15 +294,15 @@ def test_a_refusal_of_the_runtime_ends_the_job(place: World, node: str, name: st
 
 def test_a_lost_checkpoint_ends_the_job(place: World, node: str, name: str) -> None:
     running(place, name, node)
-    place.end(f"{name}-ps-0-e1", 78, message='{"error": "no valid manifest"}')
+    place.end(f"{name}-ps-0-a1", 78, message='{"error": "no valid manifest"}')
     place.until_phase("Failed", name)
     assert place.conditions(name)["Failed"]["reason"] == "CheckpointLost"
 
 
 def test_a_fenced_shard_goes_above_the_view_that_it_met(place: World, node: str, name: str) -> None:
     running(place, name, node)
-    place.end(f"{name}-ps-0-e1", 76, message='{"fenced": {"view": 7}}')
-    counts = restarted(place, name, f"{name}-ps-0-e2")
+    place.end(f"{name}-ps-0-a1", 76, message='{"fenced": {"view": 7}}')
+    counts = restarted(place, name, f"{name}-ps-0-a2")
     assert counts["counted"] == 0
     assert place.status(name)["view"] == 8
 
@@ -322,5 +322,5 @@ def test_a_worker_ends_with_its_container_while_a_sidecar_lives_on(place: World,
     for index in (0, 1):
         states = [container_status("worker", done), container_status("logs", {"running": {"startedAt": stamp()}})]
         place.report(f"{name}-worker-{index}-r1", containerStatuses=states)
-    place.end(f"{name}-ps-0-e1")
+    place.end(f"{name}-ps-0-a1")
     assert place.until_phase("Complete", name)["workers"]["succeededIndexes"] == "0-1"

@@ -49,6 +49,6 @@ def test_gpu_workers_are_placed_and_wait_in_the_schedulers_words(place: World, k
         spec = pods[f"{name}-worker-{index}-r1"]["spec"]
         assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
     for index in range(shards):
-        spec = pods[f"{name}-ps-{index}-e1"]["spec"]
+        spec = pods[f"{name}-ps-{index}-a1"]["spec"]
         assert "nvidia.com/gpu" not in str(spec["containers"][0]["resources"])
-    assert len({pods[f"{name}-ps-{index}-e1"]["spec"]["nodeName"] for index in range(shards)}) == 1, "one node: the claim is ReadWriteOnce"
+    assert len({pods[f"{name}-ps-{index}-a1"]["spec"]["nodeName"] for index in range(shards)}) == 1, "one node: the claim is ReadWriteOnce"

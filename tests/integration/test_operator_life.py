@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 def running(place: World, name: str, node: str, **spec: Any) -> list[str]:
     place.create(manifest(name, **spec))
-    pods = [f"{name}-ps-0-e1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
+    pods = [f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
     place.run(*pods, node=node)
     place.until_phase("Running", name)
     return pods
@@ -38,7 +38,7 @@ def test_from_apply_to_complete_without_a_trace_on_the_users_object(place: World
                 assert entry["subresource"] == "status" and set(entry["fieldsV1"]) == {"f:status"}, entry
 
     place.apply(job)
-    pods = [f"{name}-ps-0-e1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
+    pods = [f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
     place.run(*pods, node=node)
     status = place.until_phase("Running", name)
     assert (status["shardsReady"], status["workersReady"], status["view"]) == ("1/1", "2/2", 1)
@@ -68,7 +68,7 @@ def test_what_stands_around_the_pods(place: World, name: str) -> None:
     for raw in [service, place.cluster.api.get(place.path("configmaps", f"{name}-config")), *place.pods(name).values()]:
         owners = raw["metadata"]["ownerReferences"]
         assert [(it["uid"], it["controller"]) for it in owners] == [(uid, True)]
-    shard = place.pods()[f"{name}-ps-1-e1"]["spec"]
+    shard = place.pods()[f"{name}-ps-1-a1"]["spec"]
     assert (shard["hostname"], shard["subdomain"], shard["restartPolicy"]) == (f"{name}-ps-1", f"{name}-ps", "Never")
     assert shard["automountServiceAccountToken"] is False
 
@@ -95,7 +95,7 @@ def test_suspend_and_resume(place: World, node: str, name: str) -> None:
     assert place.conditions(name)["Suspended"]["status"] == "True" and status["observedGeneration"] == 2
     assert place.conditions(name)["Ready"]["status"] == "False" and "Reconciling" not in place.conditions(name)
     place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": {"suspend": None}})
-    place.run(f"{name}-ps-0-e2", f"{name}-worker-0-r2", f"{name}-worker-1-r2", node=node)
+    place.run(f"{name}-ps-0-a2", f"{name}-worker-0-r2", f"{name}-worker-1-r2", node=node)
     status = place.until_phase("Running", name)
     assert (status["restarts"]["counted"], status["view"]) == (0, 2)
 

@@ -86,19 +86,19 @@ def test_what_happened_while_it_was_away_is_caught_up(place: World) -> None:
     operator = place.operator()
     for name in ("a", "b", "c"):
         place.create(manifest(name, workers=1))
-        place.run(f"{name}-ps-0-e1", f"{name}-worker-0-r1", node=node)
+        place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", node=node)
         place.until_phase("Running", name)
     operator.kill()
-    place.end("a-ps-0-e1", 1)
+    place.end("a-ps-0-a1", 1)
     place.cluster.api.delete(place.path("pstrainingjobs", "b"))
     place.end("c-worker-0-r1")
-    place.end("c-ps-0-e1")
+    place.end("c-ps-0-a1")
     place.create(manifest("d", workers=1))
     operator.start()
-    place.until("a's shard", lambda: "a-ps-0-e2" in place.pods())
+    place.until("a's shard", lambda: "a-ps-0-a2" in place.pods())
     place.until_phase("Complete", "c")
     place.until("d's pods", lambda: "d-worker-0-r1" in place.pods())
-    assert "b-ps-0-e2" not in place.pods()
+    assert "b-ps-0-a2" not in place.pods()
 
 
 def test_what_vanished_unseen_is_missed_after_a_relist(place: World) -> None:
@@ -109,7 +109,7 @@ def test_what_vanished_unseen_is_missed_after_a_relist(place: World) -> None:
         place.operator(url=proxy.url)
         for name in ("a", "b"):
             place.create(manifest(name, workers=1))
-            place.run(f"{name}-ps-0-e1", f"{name}-worker-0-r1", node=node)
+            place.run(f"{name}-ps-0-a1", f"{name}-worker-0-r1", node=node)
             place.until_phase("Running", name)
         proxy.blind()
         place.remove("a-worker-0-r1")
@@ -143,7 +143,7 @@ def test_progress_is_pulled_from_shard_0_and_shown(place: World) -> None:
                 "checkpoint": None,
             }
             told["checkpoint"] = {"step": 100, "view": 1, "time": 1790000000.0, "bytes": 4096, "path": "x", "final": False}
-            body = json.dumps({"run": uid["run"], "index": 0, "epoch": 1, "view": 1, "state": "serving", "coordinator": told}).encode()
+            body = json.dumps({"run": uid["run"], "index": 0, "attempt": 1, "view": 1, "state": "serving", "coordinator": told}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -157,7 +157,7 @@ def test_progress_is_pulled_from_shard_0_and_shown(place: World) -> None:
     try:
         uid["run"] = place.create(manifest())["metadata"]["uid"]
         place.operator("--progress-seconds=0.5")
-        place.run("job-ps-0-e1", "job-worker-0-r1", "job-worker-1-r1", node=place.node(f"{place.namespace}-n"))
+        place.run("job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=place.node(f"{place.namespace}-n"))
         place.until("the step in status", lambda: place.status().get("progress", {}).get("step"))
         status = place.status()
         assert status["progress"]["loss"] == 0.25 and status["checkpoint"]["step"] == 100

@@ -59,7 +59,7 @@ def test_a_strangers_service_or_claim_is_not_taken_over(place: World, name: str,
 def test_a_leftover_of_a_deleted_job_of_this_name(place: World, node: str, name: str) -> None:
     """Same names, same labels, another uid: the pod of the job before is not adopted, and its claim is used again."""
     place.create(manifest(name))
-    pods = [f"{name}-ps-0-e1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
+    pods = [f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
     place.run(*pods, node=node)
     old = {pod: raw["metadata"]["uid"] for pod, raw in place.pods(name).items()}
     claim = place.cluster.api.get(place.path("persistentvolumeclaims", f"{name}-checkpoints"))["metadata"]["uid"]
@@ -82,19 +82,19 @@ def test_a_leftover_of_a_deleted_job_of_this_name(place: World, node: str, name:
 
 def test_an_old_status_cannot_be_written_back(place: World, node: str, name: str) -> None:
     place.create(manifest(name))
-    pods = [f"{name}-ps-0-e1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
+    pods = [f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
     place.run(*pods, node=node)
     place.until_phase("Running", name)
     backup = copy.deepcopy(place.status(name))
-    place.end(f"{name}-ps-0-e1", 1)
-    place.run(f"{name}-ps-0-e2", node=node)
+    place.end(f"{name}-ps-0-a1", 1)
+    place.run(f"{name}-ps-0-a2", node=node)
     place.until_phase("Running", name)
     path = place.path("pstrainingjobs", name) + "/status"
     for old in (backup, None):
         with pytest.raises(ApiError) as refused:
             place.cluster.api.merge(path, {"status": old})
         assert refused.value.status == 422, refused.value
-    assert place.status(name)["shards"][0]["epoch"] == 2
+    assert place.status(name)["shards"][0]["attempt"] == 2
 
 
 def test_a_status_of_another_run_gives_numbers_and_no_facts(place: World, node: str, name: str) -> None:
@@ -107,7 +107,7 @@ def test_a_status_of_another_run_gives_numbers_and_no_facts(place: World, node: 
         "phase": "Running",
         "view": 5,
         "observedGeneration": 1,
-        "shards": [{"index": 0, "epoch": 7, "state": "Serving", "pod": f"{name}-ps-0-e7"}],
+        "shards": [{"index": 0, "attempt": 7, "state": "Serving", "pod": f"{name}-ps-0-a7"}],
         "workers": {"desired": 2, "ready": 2, "start": 4, "succeededIndexes": "0-1", "failedIndexes": ""},
     }
     place.cluster.api.merge(path + "/status", {"status": status})

@@ -16,7 +16,7 @@ import torch
 
 from psjob.api import attach as attaching
 from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Place, ShardAddress
-from psjob.shard.door import Door
+from psjob.shard.acceptor import Acceptor
 from psjob.shard.server import Server
 from psjob.wire import tcp
 from psjob.wire.tcp import Stream
@@ -75,10 +75,10 @@ class Shards:
                 config = replace(config, shards=(replace(peers[0], port=line(peers[0].port)), *peers[1:]))
             place = Place("shard", index, run, 1, 1, 0, f"ps-{index}", config, "127.0.0.1", folder, 0)
             listener = tcp.listen("127.0.0.1", peers[index].port)
-            door = Door(place)
-            tcp.accept_forever(listener, door.serve, 256, f"shard-{index}")
+            acceptor = Acceptor(place)
+            tcp.accept_forever(listener, acceptor.serve, 256, f"shard-{index}")
             server = Server(place, self.folder)
-            door.open(server.meet, server.refuse)
+            acceptor.open(server.meet, server.refuse)
             thread = threading.Thread(target=self._serve, args=(index, server), daemon=True)
             thread.start()
             self.servers.append(server)
@@ -173,7 +173,7 @@ class Worker:
         **stateful: Any,
     ):
         self.rank, self.model, self.optimizer = rank, model, optimizer
-        self.job = attaching.Job(shards.place(rank, start), model, optimizer, stateful, OVERLAP if overlap is None else overlap)
+        self.job = attaching.AttachedJob(shards.place(rank, start), model, optimizer, stateful, OVERLAP if overlap is None else overlap)
         self.session = self.job.session
 
     def attach(self) -> None:

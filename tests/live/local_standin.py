@@ -17,7 +17,7 @@ SHARD = """
 import hashlib, http.server, json, os, signal, sys, threading, time
 env = os.environ
 config = json.load(open(env["PSJOB_CONFIG"]))
-index, epoch = int(env["PSJOB_INDEX"]), int(env["PSJOB_EPOCH"])
+index, attempt = int(env["PSJOB_INDEX"]), int(env["PSJOB_ATTEMPT"])
 run = os.path.join(env["PSJOB_CHECKPOINTS"], env["PSJOB_RUN"])
 kept = os.path.join(run, "step")
 base = int(open(kept).read()) if os.path.exists(kept) else 0
@@ -27,7 +27,7 @@ def told():
     step = base + int((time.time() - began) * 100)
     counters = {"pushes": step, "applied": step, "duplicatesRefused": 0, "updatesLost": 0}
     counters |= {"acknowledged": {"0": step}, "firstApplied": began}
-    answer = {"run": config["run"], "index": index, "epoch": epoch, "view": 1, "state": "serving", "counters": counters}
+    answer = {"run": config["run"], "index": index, "attempt": attempt, "view": 1, "state": "serving", "counters": counters}
     if index == 0:
         answer["coordinator"] = {"step": step, "loss": 0.5, "rate": 100.0, "eta": None, "totalSteps": None,
             "metrics": {"test_accuracy": 0.9781},

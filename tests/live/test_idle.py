@@ -40,7 +40,7 @@ def test_a_record_tells_it_and_one_that_knows_nothing_leaves_it(tmp_path: Path) 
     clerks = desk.begun()
 
     def told() -> list[object]:
-        return [worker["idle"] for worker in desk.c.members.sight()]
+        return [worker["idle"] for worker in desk.c.members.status()]
 
     assert told() == [None, None]
     desk.c._frame(clerks[1], Header(Kind.RECORD, clock=1, part=4000, request=2500), {}, b"")

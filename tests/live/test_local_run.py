@@ -30,7 +30,7 @@ def test_a_job_runs_to_its_end_and_its_metric_is_the_last_line(tmp_path: Path) -
     assert ended.stdout.splitlines()[-1] == "test accuracy 0.978"
     assert f"worker 0 start 1 of {tmp_path.resolve()}" in ended.stdout and "worker 1" not in ended.stdout
     assert "not used on this machine: image" in ended.stderr
-    assert (told["result"], told["restarts"], told["epochs"], told["view"]) == ("Complete", {}, [1, 1], 1)
+    assert (told["result"], told["restarts"], told["attempts"], told["view"]) == ("Complete", {}, [1, 1], 1)
     assert told["pushes"] > 0 and told["weights_sha256"] == "abc" and told["recoveries"] == []
     lines = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()]
     last = lines[-1]
@@ -46,20 +46,20 @@ def test_a_job_runs_to_its_end_and_its_metric_is_the_last_line(tmp_path: Path) -
     assert (tmp_path / ".psjob" / ".gitignore").read_text() == "*\n"
     assert json.loads((folder / "status.json").read_text())["phase"] == "Complete"
     assert {path.name for path in (folder / "logs").glob("*.log")} == {
-        "tiny-ps-0-e1.log", "tiny-ps-1-e1.log", "tiny-worker-0-r1.log", "tiny-worker-1-r1.log",
+        "tiny-ps-0-a1.log", "tiny-ps-1-a1.log", "tiny-worker-0-r1.log", "tiny-worker-1-r1.log",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("shard", [0, 1])
-def test_a_killed_shard_is_started_again_with_the_next_epoch(tmp_path: Path, shard: int) -> None:
+def test_a_killed_shard_is_started_again_with_the_next_attempt(tmp_path: Path, shard: int) -> None:
     ended = run(tmp_path, manifest(tmp_path, "4"), "--fault", f"kill:ps-{shard}@step=40", "--summary", "s.json")
     told = summary(tmp_path / "s.json")
     assert ended.returncode == 0, ended.stderr
-    assert told["epochs"] == [2 if index == shard else 1 for index in range(2)] and told["view"] == 2
+    assert told["attempts"] == [2 if index == shard else 1 for index in range(2)] and told["view"] == 2
     assert sum(told["restarts"].values()) == 1
     (recovery,) = told["recoveries"]
     assert recovery["step"] >= 40 and recovery["secondsToFirstPush"] > 0 and recovery["secondsToPassStep"] > 0
-    assert f"fault kill:ps-{shard}@step=40: SIGKILL to tiny-ps-{shard}-e1 at step" in ended.stderr
+    assert f"fault kill:ps-{shard}@step=40: SIGKILL to tiny-ps-{shard}-a1 at step" in ended.stderr
     assert "first push applied again after" in ended.stderr
 
 
@@ -68,7 +68,7 @@ def test_a_stopped_shard_counts_as_lost_after_its_timeout(tmp_path: Path) -> Non
     ended = run(tmp_path, job, "--fault", "stop:ps-1@step=20", "--summary", "s.json")
     told = summary(tmp_path / "s.json")
     assert ended.returncode == 0, ended.stderr
-    assert told["epochs"] == [1, 2] and told["restarts"] == {"Unresponsive": 1}
+    assert told["attempts"] == [1, 2] and told["restarts"] == {"Unresponsive": 1}
     assert told["recoveries"][0]["secondsToFirstPush"] >= 2
 
 

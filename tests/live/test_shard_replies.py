@@ -104,7 +104,7 @@ def test_what_is_noted_is_what_each_worker_has(tmp_path: Path, rule: str, way: s
 
 
 def forget_base(worker: Worker) -> None:
-    """As after the loss of a shard: the weights that the worker has are of an epoch that is gone."""
+    """As after the loss of a shard: the weights that the worker has are of an attempt that is gone."""
     for block in worker.session.exchange.versions:
         worker.session.exchange.versions[block] = (99, 3)
 

@@ -30,7 +30,7 @@ from tests.live.test_shard_training import batch, loss_of
 from tests.reference import reference
 
 RUN = "run-9"
-HELLO = {"role": "worker", "scheme": "none", "fresh": True, "view": 0, "attempt": 0, "table": [], "layout": "x", "rule": "sgd"}
+HELLO = {"role": "worker", "scheme": "none", "fresh": True, "view": 0, "recovery": 0, "table": [], "layout": "x", "rule": "sgd"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Idle]:
     (folder / "config.json").write_text(json.dumps(config))
     env = {
         **os.environ, contract.ENV_ROLE: "shard", contract.ENV_INDEX: "0", contract.ENV_RUN: RUN,
-        contract.ENV_EPOCH: "1", contract.ENV_VIEW: "1",
+        contract.ENV_ATTEMPT: "1", contract.ENV_VIEW: "1",
         contract.ENV_CONFIG: str(folder / "config.json"), contract.ENV_POD: "ps-0", contract.ENV_CHECKPOINTS: str(folder),
         contract.ENV_BIND: "127.0.0.1", contract.ENV_TERMINATION_LOG: str(folder / "end"), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
@@ -164,7 +164,7 @@ BAD = {
     "a worker out of range": hello(worker=7),
     "a worker below zero": hello(worker=-5),
     "a shard without an index": hello(body={"role": "shard", "scheme": "none"}),
-    "a shard out of range": hello(body={"role": "shard", "scheme": "none", "index": 5, "epoch": 1, "view": 1}),
+    "a shard out of range": hello(body={"role": "shard", "scheme": "none", "index": 5, "attempt": 1, "view": 1}),
 }
 
 
@@ -332,7 +332,7 @@ def test_a_workers_bad_frames_cost_it_its_stream_and_nothing_else(tmp_path: Path
         link = session.links[0]
         block = next(b for b in session.layout.blocks if session.owner[b.index] == 0)
         payload = bytes(block.nbytes)
-        head = session.header(Kind.PUSH, block=block.index, clock=session.clock, info=session.exchange._info[0], epoch=link.epoch)
+        head = session.header(Kind.PUSH, block=block.index, clock=session.clock, info=session.exchange._info[0], attempt=link.attempt)
         good = head.sized(payload)
         return [
             good._replace(length=good.length + 4).pack(),

@@ -126,7 +126,7 @@ def check_plan(decided: Plan, seen: Snapshot) -> None:
     assert all((action.name, action.uid) in ours for action in decided.actions if isinstance(action, DeleteProcess))
     if seen.status is not None and seen.status.run == seen.uid and not decided.intent:
         assert decided.status.view == seen.status.view
-        assert [shard.epoch for shard in decided.status.shards] == [shard.epoch for shard in seen.status.shards]
+        assert [shard.attempt for shard in decided.status.shards] == [shard.attempt for shard in seen.status.shards]
         assert decided.status.workers.start == seen.status.workers.start
 
 

@@ -97,8 +97,8 @@ def zombie(world: World, role: str, index: int, ahead: int) -> None:
     """A pod that the status knows nothing of: the API server was restored from a backup between two starts."""
     if world.status is None or not world.status.shards:
         return
-    number = (world.status.shards[index].epoch if role == "shard" else world.status.workers.start) + ahead
-    word = f"{world.name}-ps-{index}-e{number}" if role == "shard" else f"{world.name}-worker-{index}-r{number}"
+    number = (world.status.shards[index].attempt if role == "shard" else world.status.workers.start) + ahead
+    word = f"{world.name}-ps-{index}-a{number}" if role == "shard" else f"{world.name}-worker-{index}-r{number}"
     assert role in ("shard", "worker")
     pod = Process(
         word, f"{word}-z", "shard" if role == "shard" else "worker", index, number, world.uid, "Running", world.now, started=world.now

@@ -187,7 +187,7 @@ class World:
     def shard(self, index: int) -> Process:
         """The shard's present pod."""
         assert self.status is not None
-        return self.pods[naming.process(self.name, "shard", index, self.status.shards[index].epoch)]
+        return self.pods[naming.process(self.name, "shard", index, self.status.shards[index].attempt)]
 
 
 def check_transition(old: JobStatus | None, new: JobStatus) -> None:
@@ -197,7 +197,7 @@ def check_transition(old: JobStatus | None, new: JobStatus) -> None:
     assert not {"Reconciling", "Stalled"} <= seen.keys()
     assert all(len(condition.message) <= 256 and condition.reason for condition in new.conditions)
     assert [shard.index for shard in new.shards] == list(range(len(new.shards)))
-    assert all(shard.epoch >= 1 for shard in new.shards)
+    assert all(shard.attempt >= 1 for shard in new.shards)
     if old is None:
         return
     same_run = old.run == new.run
@@ -209,8 +209,8 @@ def check_transition(old: JobStatus | None, new: JobStatus) -> None:
     assert same_run or old.view is None or (new.view or 0) > old.view
     assert new.workers.start >= old.workers.start
     assert len(new.shards) >= len(old.shards)
-    assert all(after.epoch >= before.epoch for before, after in zip(old.shards, new.shards, strict=False))
-    raised = [shard for before, shard in zip(old.shards, new.shards, strict=False) if shard.epoch > before.epoch]
+    assert all(after.attempt >= before.attempt for before, after in zip(old.shards, new.shards, strict=False))
+    raised = [shard for before, shard in zip(old.shards, new.shards, strict=False) if shard.attempt > before.attempt]
     assert not raised or (new.view or 0) > (old.view or 0)
     if same_run:
         assert new.restarts.total >= old.restarts.total

@@ -57,7 +57,7 @@ def save(
     for shard in range(shards):
         mine = [index for index in states if owner[index] == shard and not (base is not None and stays(index))]
         tensors = [(f"{i}.{name}", t) for i in mine for name, t in {"weights": states[i].weights, **states[i].slots}.items()]
-        fact = files.write_blocks(folder, f"v{view:06d}-c{cut:06d}-shard{shard:03d}-e1.safetensors", tensors, {"run": run})
+        fact = files.write_blocks(folder, f"v{view:06d}-c{cut:06d}-shard{shard:03d}-a1.safetensors", tensors, {"run": run})
         facts.append(fact)
         places += [BlockPlace(i, fact.name, 1, step, states[i].counts()) for i in mine]
     records = files.write_blocks(folder, f"v{view:06d}-c{cut:06d}-records.safetensors", [("record.0", torch.arange(9, dtype=torch.uint8))])

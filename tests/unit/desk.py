@@ -56,7 +56,7 @@ class Clerk(Session):
 
 
 class Desk:
-    """Shards of epoch and view `number`, in the folder of `run`, where they may find what an earlier desk left."""
+    """Shards of attempt and view `number`, in the folder of `run`, where they may find what an earlier desk left."""
 
     def __init__(
         self, folder: Path, workers: int = 2, shards: int = 2, number: int = 1, mode: str = "sync", update_at: str | None = None,
@@ -117,7 +117,7 @@ class Desk:
         store = self.servers[index].store
         serves = store.phase.name == "SERVING" if serving is None else serving
         carried = 0 if store.decided is None else store.decided.carried
-        body = hello_body(index, store.epoch, store.view, serves, store.attempt, written(store.mode), carried)
+        body = hello_body(index, store.attempt, store.view, serves, store.recovery, written(store.mode), carried)
         self.c.views.shard(index, body, order or self.servers[index].control.order)
         if store.decided is not None:
             store.decided.tell_again()
@@ -163,7 +163,7 @@ class Desk:
             for block, cell in store.cells.items():
                 header = Header(
                     Kind.PUSH,
-                    version=(store.epoch, version),
+                    version=(store.attempt, version),
                     worker=clerk.rank,
                     start=clerk.incarnation[0],
                     rewinds=clerk.incarnation[1],

@@ -77,16 +77,16 @@ def test_a_status_survives_the_way_through_json() -> None:
         phase="Running",
         run="u",
         view=3,
-        shards=({"index": 0, "epoch": 2, "state": "Serving", "pod": "a-ps-0-e2"},),  # type: ignore[arg-type]
+        shards=({"index": 0, "attempt": 2, "state": "Serving", "pod": "a-ps-0-a2"},),  # type: ignore[arg-type]
         restarts={"total": 1, "causes": {"OOMKilled": 1}, "counted": 1},  # type: ignore[arg-type]
         progress={"step": 5, "loss": 1},  # type: ignore[arg-type]
     )
     assert JobStatus.model_validate(status.to_manifest()) == status
-    assert status.to_manifest()["shards"][0] == {"index": 0, "epoch": 2, "state": "Serving", "pod": "a-ps-0-e2"}
+    assert status.to_manifest()["shards"][0] == {"index": 0, "attempt": 2, "state": "Serving", "pod": "a-ps-0-a2"}
 
 
 def test_a_status_of_a_newer_operator_is_read() -> None:
-    assert JobStatus.model_validate({"run": "a", "fieldOfTomorrow": {"x": 1}, "shards": [{"index": 0, "epoch": 1, "more": 2}]}).run == "a"
+    assert JobStatus.model_validate({"run": "a", "fieldOfTomorrow": {"x": 1}, "shards": [{"index": 0, "attempt": 1, "more": 2}]}).run == "a"
 
 
 def test_the_contract_is_the_same_on_both_sides() -> None:

@@ -248,7 +248,7 @@ def test_prune_keeps_the_newest_and_their_files_only(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_bytes(b"x")
     claim.claim(tmp_path, 1, "pod")
     save(tmp_path, 25)  # a cut that was void
-    (tmp_path / "v000001-c000024-shard000-e1.safetensors.tmp").write_bytes(b"half")
+    (tmp_path / "v000001-c000024-shard000-a1.safetensors.tmp").write_bytes(b"half")
     (tmp_path / "manifest-v000001-s000000000007.json.tmp").write_bytes(b"half")
     inflight = save(tmp_path, 40)
     manifest.prune(tmp_path, 2, made[-1])

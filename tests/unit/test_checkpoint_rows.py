@@ -86,7 +86,7 @@ class World:
             assert cuts.complete()
 
     def write(self) -> list[dict[str, Any]]:
-        stems = [f"v000001-c{self.cut:06d}-shard{shard:03d}-e1" for shard in range(len(self.shards))]
+        stems = [f"v000001-c{self.cut:06d}-shard{shard:03d}-a1" for shard in range(len(self.shards))]
         return [body for cuts, stem in zip(self.cuts, stems, strict=True) if (body := cuts.write(self.cut, stem)) is not None]
 
     def commit(self, bodies: Sequence[dict[str, Any]], final: bool = False) -> Manifest:

@@ -45,7 +45,7 @@ def test_no_difference_is_no_patch(value: dict[str, Any]) -> None:
 def _status(**more: Any) -> JobStatus:
     at = "2026-01-01T00:00:00Z"
     ready = Condition(type="Ready", status="False", reason="Starting", message="2 of 4", last_transition_time=at)
-    return JobStatus(phase="Pending", run="u", conditions=(ready,), shards=(ShardStatus(index=0, epoch=1),), **more)
+    return JobStatus(phase="Pending", run="u", conditions=(ready,), shards=(ShardStatus(index=0, attempt=1),), **more)
 
 
 def test_a_field_of_a_newer_operator_stays() -> None:

@@ -150,7 +150,9 @@ def test_random_places_follow_from_the_key_and_are_fair() -> None:
     for clock in range(2000):
         drawn[places(640, 64, CodecKey(5, clock, 0, 0))] += 1
     assert float(drawn.min()) > 140 and float(drawn.max()) < 265  # 200 expected, sigma 13.4
-    seen = {tuple(places(640, 64, key).tolist()) for key in (CodecKey(1), CodecKey(clock=1), CodecKey(block=1), CodecKey(rank=1), CodecKey())}
+    seen = {
+        tuple(places(640, 64, key).tolist()) for key in (CodecKey(1), CodecKey(clock=1), CodecKey(block=1), CodecKey(rank=1), CodecKey())
+    }
     assert len(seen) == 5
 
 

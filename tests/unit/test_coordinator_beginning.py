@@ -10,7 +10,7 @@ from tests.unit.desk import Desk
 
 def in_the_way(desk: Desk, cut: int) -> Path:
     """What stands where shard 0 would write its file of the `cut`-th cut, so that this fails."""
-    path = desk.folder / f"v000001-c{desk.c.cuts.number + cut:06d}-shard000-e1.safetensors"
+    path = desk.folder / f"v000001-c{desk.c.cuts.number + cut:06d}-shard000-a1.safetensors"
     (path / "x").mkdir(parents=True)
     return path
 
@@ -64,6 +64,6 @@ def test_a_failed_restore_that_is_over_sends_nobody_back(tmp_path: Path) -> None
     clerks = desk.begun()
     for clerk in clerks:
         desk.push(clerk, 0)
-    desk.c._answer(1, {"did": "unrestored", "attempt": desk.c.views.attempt - 1, "why": "of an earlier try"})
+    desk.c._answer(1, {"did": "unrestored", "recovery": desk.c.views.recovery - 1, "why": "of an earlier try"})
     desk.settle()
     assert desk.c.views.open and desk.versions() == {1} and clerks[0].heard[-1] is Kind.RECORD

@@ -132,7 +132,7 @@ def test_a_shard_in_which_an_order_broke_off_sends_all_back(tmp_path: Path) -> N
     """What the shards told before is void."""
     desk = Desk(tmp_path, **BACKUP)
     clerks = at_version_one(desk)
-    before = desk.c.views.attempt
+    before = desk.c.views.recovery
     with pytest.raises(WireError, match="order 9 follows on 1"):
         desk.servers[1].control.order({"do": "decide", "number": 9, "version": 1, "batches": [], "go": []})
     with pytest.raises(WireError, match="order 2 follows on 1, which broke off"):
@@ -141,7 +141,7 @@ def test_a_shard_in_which_an_order_broke_off_sends_all_back(tmp_path: Path) -> N
     desk.settle()
     assert desk.versions() == {0} and [clerk.heard[-1] for clerk in clerks] == [Kind.REWIND] * 3
     for index in range(2):
-        desk.c.answer(index, {"did": "arrived", "attempt": before, "push": [0, 0], "base": 0, "carried": 0})
+        desk.c.answer(index, {"did": "arrived", "recovery": before, "push": [0, 0], "base": 0, "carried": 0})
     desk.settle()
     assert deciding(desk).missing() == [0, 1, 2]
     again = [desk.hello(rank, rewinds=1) for rank in range(3)]

@@ -90,7 +90,7 @@ def test_a_hello_with_numbers_that_none_has_ends_no_coordinator(tmp_path: Path) 
     desk.begun()
 
     def say_hello() -> None:
-        desk.hello(1, start=2, fresh=False, attempt=float("inf"))
+        desk.hello(1, start=2, fresh=False, recovery=float("inf"))
 
     desk.c._carry_out(say_hello)
     for slots in (0, 65, 1.5, True):
@@ -165,11 +165,11 @@ def test_a_worker_that_was_told_to_begin_again_is_not_welcomed_as_it_is(tmp_path
     """Its stream is still open when the restore is ordered: its clocks would count as taken, and their pushes as duplicates."""
     desk = Desk(tmp_path)
     desk.begun()
-    before = desk.c.views.attempt
+    before = desk.c.views.recovery
     desk.c.views.announced(2)
-    old = desk.hello(0, fresh=False, attempt=before, acked=3, epoch=1)
+    old = desk.hello(0, fresh=False, recovery=before, acked=3, attempt=1)
     old.done.clear()
-    desk.servers[1].store.epoch = 2
+    desk.servers[1].store.attempt = 2
     desk.relink(1, serving=False)
     desk.settle()
     assert desk.c.views.open and old.heard == [Kind.REWIND] * 2

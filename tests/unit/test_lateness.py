@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from psjob.coordinator.lateness import Lateness
 from psjob.shard.histogram import Histogram
-from psjob.shard.sight import GAPS, LAGS, Sight, _Seen
+from psjob.shard.staleness import GAPS, LAGS, StalenessMetrics, _Seen
 
 
-def word(epoch: int, began: float, lags: list[int]) -> dict[str, Any]:
-    """As `Sight.word` writes it."""
+def word(attempt: int, began: float, lags: list[int]) -> dict[str, Any]:
+    """As `StalenessMetrics.word` writes it."""
     lag = Histogram(LAGS)
     for value in lags:
         lag.see(value)
-    return {"did": "sight", "epoch": epoch, "began": began, "lag": lag.told(), "gap": Histogram(GAPS).told()}
+    return {"did": "staleness", "attempt": attempt, "began": began, "lag": lag.told(), "gap": Histogram(GAPS).told()}
 
 
 def counts(lateness: Lateness) -> tuple[int, float, float]:
@@ -59,18 +59,18 @@ def test_a_new_coordinator_counts_from_0() -> None:
 
 
 def test_a_shard_says_what_it_has_seen() -> None:
-    sight = Sight(1, None)
+    staleness = StalenessMetrics(1, None)
     lateness = Lateness()
-    lateness.heard(1, sight.word(1))
-    sight.add(0, 0, _Seen(4), {})
-    lateness.heard(1, sight.word(1))
+    lateness.heard(1, staleness.word(1))
+    staleness.add(0, 0, _Seen(4), {})
+    lateness.heard(1, staleness.word(1))
     assert counts(lateness) == (1, 4.0, 4.0)
 
 
 @given(st.integers(0, 10_000))
 def test_each_push_is_counted_once_whatever_begins_anew(seed: int) -> None:
     chance, lateness = random.Random(seed), Lateness()
-    epochs, seen, told, whole = [1, 1, 1], [[], [], []], [0, 0, 0], 0  # type: ignore[var-annotated]
+    attempts, seen, told, whole = [1, 1, 1], [[], [], []], [0, 0, 0], 0  # type: ignore[var-annotated]
     for shard in range(3):
         lateness.heard(shard, word(1, 0.0, []))
     for _ in range(40):
@@ -79,10 +79,10 @@ def test_each_push_is_counted_once_whatever_begins_anew(seed: int) -> None:
         if act == "push":
             seen[shard].append(chance.randrange(2000))
         elif act == "tell":
-            lateness.heard(shard, word(epochs[shard], 0.0, seen[shard]))
+            lateness.heard(shard, word(attempts[shard], 0.0, seen[shard]))
             whole, told[shard] = whole + len(seen[shard]) - told[shard], len(seen[shard])
         else:
-            epochs[shard], seen[shard], told[shard] = epochs[shard] + 1, [], 0
+            attempts[shard], seen[shard], told[shard] = attempts[shard] + 1, [], 0
         assert lateness.told()["lag"]["count"] == whole
 
 
@@ -92,7 +92,7 @@ GOOD = word(1, 5.0, [1, 2, 3])
 @pytest.mark.parametrize(
     "change",
     [
-        {"epoch": "x"},
+        {"attempt": "x"},
         {"began": None},
         {"lag": None},
         {"lag": {}},

@@ -176,7 +176,7 @@ def test_a_fault_in_a_cut_is_due_from_the_checkpoint_before_on() -> None:
     assert [fault.due(500, checkpoints) for checkpoints in range(3)] == [False, True, True]
 
 
-PART = "v000002-c000007-shard{:03d}-e{}.safetensors"
+PART = "v000002-c000007-shard{:03d}-a{}.safetensors"
 OTHERS = [
     PART.format(1, 3),
     PART.format(0, 2) + ".tmp",
@@ -188,19 +188,19 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(
-    ("shard", "epoch", "more", "expected"),
+    ("shard", "attempt", "more", "expected"),
     [
         (1, 3, [], None),
         (1, 3, [PART.format(1, 3) + ".tmp"], PART.format(1, 3) + ".tmp"),
         (1, 3, ["v000002-c000007-records.safetensors.tmp", "manifest-v000002-s000000000050.json.tmp"], None),
-        (0, 3, ["v000002-c000007-shard000-e3-rows.safetensors.tmp"], "v000002-c000007-shard000-e3-rows.safetensors.tmp"),
+        (0, 3, ["v000002-c000007-shard000-a3-rows.safetensors.tmp"], "v000002-c000007-shard000-a3-rows.safetensors.tmp"),
         (0, 3, ["v000002-c000007-records.safetensors.tmp"], "v000002-c000007-records.safetensors.tmp"),
         (0, 3, ["manifest-v000002-s000000000050.json.tmp"], "manifest-v000002-s000000000050.json.tmp"),
         (0, 3, ["manifest-v000002-s000000000050.json"], None),
     ],
 )
-def test_what_a_shard_has_begun_to_write_and_not_finished(shard: int, epoch: int, more: list[str], expected: str | None) -> None:
-    assert unfinished([*OTHERS, *more], shard, epoch) == expected
+def test_what_a_shard_has_begun_to_write_and_not_finished(shard: int, attempt: int, more: list[str], expected: str | None) -> None:
+    assert unfinished([*OTHERS, *more], shard, attempt) == expected
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_out_of_reach_keeps_what_was_told() -> None:
 
 
 def test_the_last_words_of_shard_0_are_the_final_progress() -> None:
-    words = {"status": {"epoch": 1, "coordinator": told(150)["coordinator"]}}
+    words = {"status": {"attempt": 1, "coordinator": told(150)["coordinator"]}}
     over = {f"worker_{index}": pod("worker", index, **ended(0)) for index in range(3)} | {"shard_1": pod("shard", 1, **ended(0))}
     done = running(**over, shard_0=pod("shard", 0, **ended(0, message=json.dumps(words))))
     decided = plan(replace(done, progress=told(140), progress_at=NOW - 50), NOW)
@@ -258,7 +258,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         processes=draw(processes()),
         live=draw(st.booleans()),
         progress=draw(st.sampled_from([None, told()])),
-        granted=draw(st.sampled_from([frozenset(), frozenset(["job-ps-0-e1", "job-worker-2-r1", "elsewhere-ps-0-e1"])])),
+        granted=draw(st.sampled_from([frozenset(), frozenset(["job-ps-0-a1", "job-worker-2-r1", "elsewhere-ps-0-a1"])])),
     )
 
 
@@ -302,7 +302,7 @@ def test_pending_starts_are_read_leniently() -> None:
 def test_names_go_round() -> None:
     for role in ("shard", "worker"):
         assert naming.parse("a-ps-0", naming.process("a-ps-0", role, 12, 3)) == (role, 12, 3)  # type: ignore[arg-type]
-    for other in ("a-ps-0-e1x", "ab-ps-0-e1", "a-worker-1", "", "a-ps-1-r1", "a-b-ps-0-e1"):
+    for other in ("a-ps-0-a1x", "ab-ps-0-a1", "a-worker-1", "", "a-ps-1-r1", "a-b-ps-0-a1"):
         assert naming.parse("a", other) is None
 
 

@@ -36,7 +36,7 @@ def test_all_objects_in_order(manifest: Path) -> None:
         ("Service", "digits-ps"),
         ("ConfigMap", "digits-config"),
         ("PersistentVolumeClaim", "digits-checkpoints"),
-        *(("Pod", f"digits-ps-{index}-e1") for index in range(2)),
+        *(("Pod", f"digits-ps-{index}-a1") for index in range(2)),
         *(("Pod", f"digits-worker-{index}-r1") for index in range(4)),
     ]
     assert {it["metadata"]["namespace"] for it in made} == {"team"}

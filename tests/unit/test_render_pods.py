@@ -65,7 +65,7 @@ def worker(snapshot: Snapshot, index: int = 1, number: int = 3) -> dict[str, Any
 
 
 def shard(snapshot: Snapshot, known: bool = False) -> dict[str, Any]:
-    return render.pod(snapshot, CreateProcess("shard", 1, 4, 5, "job-ps-1-e4", known), IMAGE)
+    return render.pod(snapshot, CreateProcess("shard", 1, 4, 5, "job-ps-1-a4", known), IMAGE)
 
 
 def env(container: dict[str, Any]) -> dict[str, str]:
@@ -202,15 +202,15 @@ def test_a_shard_takes_image_and_user_and_no_more() -> None:
         "PSJOB_INDEX": "1",
         "PSJOB_RUN": "run-1",
         "PSJOB_CONFIG": "/psjob-config/config.json",
-        "PSJOB_POD": "job-ps-1-e4",
-        "PSJOB_EPOCH": "4",
+        "PSJOB_POD": "job-ps-1-a4",
+        "PSJOB_ATTEMPT": "4",
         "PSJOB_VIEW": "5",
         "PSJOB_CHECKPOINTS": "/psjob-checkpoints",
     }
     assert env(shard(rich(), known=True)["spec"]["containers"][0])["PSJOB_MIN_STEP"] == "1"
     assert (spec["hostname"], spec["subdomain"]) == ("job-ps-1", "job-ps")
     labels = made["metadata"]["labels"]
-    assert (labels["psjob.dev/epoch"], labels["psjob.dev/view"], labels[LABEL_NUMBER]) == ("4", "5", "4")
+    assert (labels["psjob.dev/attempt"], labels["psjob.dev/view"], labels[LABEL_NUMBER]) == ("4", "5", "4")
 
 
 def test_a_shard_is_guarded() -> None:

@@ -248,7 +248,9 @@ def test_a_mean_of_several_is_refused_where_workers_have_state(name: str) -> Non
 @pytest.mark.parametrize("name", [name for name, rule in rules.RULES.items() if rule.needs_lag])
 def test_a_push_of_an_unknown_base_is_refused_where_it_matters(name: str) -> None:
     rule = rules.named(name)
-    with pytest.raises(ValueError, match=f"rule {name} needs the lag of a push; it is not known of one that is based on an earlier epoch"):
+    with pytest.raises(
+        ValueError, match=f"rule {name} needs the lag of a push; it is not known of one that is based on an earlier attempt"
+    ):
         rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.numbers, worker=0)
 
 

@@ -53,11 +53,11 @@ def test_a_shard_that_comes_back_alone_believes_what_the_coordinators_has_and_on
     desk, clerks = trained(tmp_path, "async")
     desk.push(clerks[1], 3, shards=[1], version=3)
     store = desk.servers[1].store
-    store.epoch = 2
+    store.attempt = 2
     desk.relink(1, serving=False)
     desk.settle()
     assert store.clocks() == {0: 0, 1: 0} and store.most == {0: 4, 1: 4}
-    known = {"fresh": False, "epoch": 1}
+    known = {"fresh": False, "attempt": 1}
     with pytest.raises(WireError, match="says that 5 of its clocks were acknowledged here; it can have been 4 at most"):
         hello(desk, 1, 5, start=1, **known).join()
     assert store.clocks()[1] == 0
@@ -72,10 +72,10 @@ def test_where_shard_0_was_lost_too_its_clocks_bound_nobody(tmp_path: Path) -> N
     for rank in range(2):
         after.hello(rank, start=2)
     after.settle()
-    after.servers[1].store.epoch = 3
+    after.servers[1].store.attempt = 3
     after.relink(1, serving=False)
     after.settle()
     store = after.servers[1].store
     assert store.most == {}
-    hello(after, 1, 9, start=2, fresh=False, epoch=2).join()
+    hello(after, 1, 9, start=2, fresh=False, attempt=2).join()
     assert store.clocks()[1] == 9

@@ -106,7 +106,7 @@ def check_torn(ran: Ran, shard: int) -> None:
     """The one fault has hit this shard with a file unfinished, which no manifest names, and it came back from a checkpoint before."""
     (recovery,) = ran.summary["recoveries"]
     assert recovery["manifests"] >= 2 and recovery["torn"], recovery
-    assert [epoch > 1 for epoch in ran.summary["epochs"]] == [index == shard for index in range(len(ran.summary["epochs"]))]
+    assert [attempt > 1 for attempt in ran.summary["attempts"]] == [index == shard for index in range(len(ran.summary["attempts"]))]
     whole = recovery["torn"].removesuffix(".tmp")
     manifests = {path.name: path.read_text() for path in ran.folder.glob("manifest-*.json")}
     assert len(manifests) > recovery["manifests"] and whole not in manifests and not any(whole in text for text in manifests.values())

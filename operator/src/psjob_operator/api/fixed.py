@@ -110,14 +110,14 @@ _STATUS = (
         " && self.status.shards.size() >= oldSelf.status.shards.size())",
         about="status.shards",
         limit="must not shrink",
-        remedy="each entry keeps its shard's epoch; write all of them",
+        remedy="each entry keeps its shard's attempt; write all of them",
     ),
     _transition(
         "status.shards[]",
-        "self.epoch >= oldSelf.epoch",
-        about="epoch",
+        "self.attempt >= oldSelf.attempt",
+        about="attempt",
         limit="must not go back",
-        remedy="a lower epoch would let two pods act as one shard; write the epoch that is there, or a higher one",
+        remedy="a lower attempt would let two pods act as one shard; write the attempt that is there, or a higher one",
     ),
     _transition(
         "status",

@@ -24,7 +24,7 @@ class StatusModel(Model):
 
 
 class JobStatus(StatusModel):
-    """What was seen, and what was done. Phases that end a job, epochs, view and start never go back."""
+    """What was seen, and what was done. Phases that end a job, attempts, view and start never go back."""
 
     observed_generation: int | None = None
     """Generation of the spec that this status answers."""
@@ -36,7 +36,7 @@ class JobStatus(StatusModel):
     """Identity of this training run: the job's uid. Names the folder of its checkpoints. A status of another run
     gives no facts, only minimum numbers."""
     view: int | None = None
-    """Number of the present set of epochs; rises with every start of a shard."""
+    """Number of the present set of attempts; rises with every start of a shard."""
     shards: tuple[ShardStatus, ...] = ()
     """One entry a shard; never shrinks."""
     shards_ready: str | None = None
@@ -79,7 +79,7 @@ class ShardStatus(StatusModel):
 
     index: int
     """Number of the shard, from 0."""
-    epoch: int
+    attempt: int
     """Number of its present start, from 1; never goes back."""
     state: ShardState = "Pending"
     """Where it stands: Pending (no process yet), Starting (restoring), Serving, Lost, Finished."""

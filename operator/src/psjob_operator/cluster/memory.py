@@ -54,7 +54,7 @@ class Memory:
     wrote_at: float | None = None
     """When this process last stored the status."""
     numbers: tuple[Any, ...] = ()
-    """View, start and epochs of the status when last looked at."""
+    """View, start and attempts of the status when last looked at."""
     numbers_at: float = 0.0
     """When another process gave the present numbers, as far as we know; 0 where we did, or nobody."""
     observed: tuple[int, Any, tuple[str, ...]] | None = None
@@ -62,10 +62,10 @@ class Memory:
 
     def see(self, status: Mapping[str, Any], now: float, ours: bool) -> None:
         """Notice the numbers of this status, and whether it was us who gave them."""
-        epochs = tuple(entry.get("epoch") for entry in status.get("shards") or ())
-        numbers = (status.get("view"), (status.get("workers") or {}).get("start"), epochs)
+        attempts = tuple(entry.get("attempt") for entry in status.get("shards") or ())
+        numbers = (status.get("view"), (status.get("workers") or {}).get("start"), attempts)
         if numbers != self.numbers:
-            given = any((numbers[0], numbers[1], epochs))
+            given = any((numbers[0], numbers[1], attempts))
             self.numbers, self.numbers_at = numbers, now if given and not ours else 0.0
 
     def patience(self) -> float:

@@ -26,7 +26,7 @@ class ChildProcess:
     role: Role
     index: int
     number: int
-    """Epoch of a shard, start of a worker."""
+    """Attempt of a shard, start of a worker."""
     process: subprocess.Popen[bytes] | None
     """None: the system could not start it; `problem` says why."""
     created: float

@@ -75,7 +75,7 @@ class Display:
 def plain(status: JobStatus | None, watch: Watch, now: float, unit: str = "step") -> str:
     """The job in one line: `Running  step 120/368  loss 0.21  45.2 steps/s  eta 6 s  shards 0:e1 serving 1:e1 serving  checkpoint …`."""
     told = watch.coordinator
-    shards = " ".join(f"{shard.index}:e{shard.epoch} {shard.state.lower()}" for shard in (status.shards if status else ())[:8])
+    shards = " ".join(f"{shard.index}:a{shard.attempt} {shard.state.lower()}" for shard in (status.shards if status else ())[:8])
     words = [
         (status and status.phase) or "Pending",
         *_numbers(told, unit),
@@ -124,10 +124,10 @@ def _table(job: str, status: JobStatus | None, watch: Watch, now: float, unit: s
     total, step = numbers(told, "totalSteps"), numbers(told, "step")
     bar = ProgressBar(total=total or None, completed=step, width=60, pulse=not total)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("process", "epoch", "state", "clock"):
+    for name in ("process", "attempt", "state", "clock"):
         table.add_column(name)
     for shard in (status.shards if status else ())[:16]:
-        table.add_row(f"shard {shard.index}", str(shard.epoch), shard.state.lower(), "")
+        table.add_row(f"shard {shard.index}", str(shard.attempt), shard.state.lower(), "")
     for worker in list(told.get("workers") or ())[:16]:
         table.add_row(
             f"worker {worker.get('rank')}", str(worker.get("start", "")), str(worker.get("state", "")), str(worker.get("clock", ""))

@@ -77,9 +77,9 @@ def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault
     return tuple(sorted(faults, key=lambda fault: fault.number))
 
 
-def unfinished(names: Iterable[str], shard: int, epoch: int) -> str | None:
+def unfinished(names: Iterable[str], shard: int, attempt: int) -> str | None:
     """Of the files in a run's folder, one that this shard has begun and not finished: the checkpoint is not committed before it is."""
-    own = contract.SHARD_PART.format(shard=shard, epoch=epoch)
+    own = contract.SHARD_PART.format(shard=shard, attempt=attempt)
     every = contract.SHARD_PART.partition("{")[0]
     begun = (name for name in names if name.endswith(contract.TEMP))
     return next((name for name in begun if own in name or (shard == 0 and every not in name)), None)
@@ -92,7 +92,7 @@ class Recovery:
     fault: Fault
     process: str
     number: int
-    """Epoch or start that was hit."""
+    """Attempt or start that was hit."""
     at: float
     step: int
     """Lowest complete clock at that moment."""
@@ -105,7 +105,7 @@ class Recovery:
     acknowledged: Mapping[str, Any] = field(default_factory=dict)
     """The shard's own counter at that moment: last clock acknowledged to each rank."""
     first_push: float | None = None
-    """Seconds until a push was applied by the shard's next epoch, or the worker's next start had joined."""
+    """Seconds until a push was applied by the shard's next attempt, or the worker's next start had joined."""
     passed: float | None = None
     """Seconds until a step above `step` was complete."""
 
@@ -147,7 +147,7 @@ class Recovery:
     def _see_return(self, index: int, told: Mapping[str, Any], now: float) -> None:
         if self.fault.role == "shard":
             first = numbers(told, "counters", "firstApplied")
-            if index == self.fault.index and numbers(told, "epoch") > self.number and first > 0:
+            if index == self.fault.index and numbers(told, "attempt") > self.number and first > 0:
                 self.first_push = max(0.0, first - self.at)
             return
         for worker in part(told, "coordinator").get("workers") or ():

@@ -229,7 +229,7 @@ class Ground:
             env
             | known
             | {
-                contract.ENV_EPOCH: str(action.number),
+                contract.ENV_ATTEMPT: str(action.number),
                 contract.ENV_CHECKPOINTS: str(self.folder.path.parent),
                 contract.ENV_BIND: ADDRESS,
             }

@@ -14,7 +14,7 @@ ADDRESS = "127.0.0.1"
 class Ports:
     """A data port and a status port for each shard.
 
-    Each is held by a socket that is bound and never listens: nobody else is given the port, not even between two epochs of a
+    Each is held by a socket that is bound and never listens: nobody else is given the port, not even between two attempts of a
     shard, while a shard that sets SO_REUSEADDR may bind and listen on it.
     """
 

@@ -11,7 +11,7 @@ from psjob_operator.local.probe import numbers
 
 
 def summary(ground: Ground, result: str, seconds: float) -> dict[str, Any]:
-    """The whole of a run. Counters are those last heard of each epoch of each shard; what died unheard is not in them."""
+    """The whole of a run. Counters are those last heard of each attempt of each shard; what died unheard is not in them."""
     watch, status = ground.watch, ground.status
     told = watch.coordinator
     return {
@@ -25,7 +25,7 @@ def summary(ground: Ground, result: str, seconds: float) -> dict[str, Any]:
         "updates_lost": watch.total("updatesLost"),
         "restarts": dict(status.restarts.causes) if status else {},
         "view": (status and status.view) or 0,
-        "epochs": [shard.epoch for shard in status.shards] if status else [],
+        "attempts": [shard.attempt for shard in status.shards] if status else [],
         "seconds": round(seconds, 3),
         "codecs": told.get("codecs"),
         "transport": told.get("transport"),

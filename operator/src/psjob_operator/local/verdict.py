@@ -14,7 +14,7 @@ PATIENCE = 3.0
 def never_attached(ground: Ground) -> str | None:
     """Names a worker that ended well without ever joining: the others, and the shards, would wait for it for ever."""
     watch = ground.watch
-    if watch.step > 0 or watch.progress_at is None or any(shard.epoch > 1 for shard in (ground.status.shards if ground.status else ())):
+    if watch.step > 0 or watch.progress_at is None or any(shard.attempt > 1 for shard in (ground.status.shards if ground.status else ())):
         return None
     absent = {int(numbers(worker, "rank")) for worker in watch.coordinator.get("workers") or () if _absent(worker)}
     for child in ground.children:

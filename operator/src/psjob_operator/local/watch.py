@@ -1,4 +1,4 @@
-"""What the shards' status ports say: who serves, who gives no answer, how far training is, and the counters of every epoch."""
+"""What the shards' status ports say: who serves, who gives no answer, how far training is, and the counters of every attempt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Watch:
 
     shard_timeout: float
     told: dict[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict)
-    """(shard, epoch) -> the last that it said."""
+    """(shard, attempt) -> the last that it said."""
     progress: Mapping[str, Any] | None = None
     """The last of shard 0 that holds the coordinator."""
     progress_at: float | None = None
@@ -62,7 +62,7 @@ class Watch:
 
     def hear(self, child: ChildProcess, told: Mapping[str, Any]) -> None:
         """Take note of what a shard said, on its status port or at its end."""
-        if probe.numbers(told, "epoch") not in (0, child.number):
+        if probe.numbers(told, "attempt") not in (0, child.number):
             return  # The port's last holder: its answer was on the way while it was replaced.
         pulse = self._pulses.setdefault(child.uid, Pulse())
         pulse.serving = told.get("state") in ("serving", "finishing", "finished")
@@ -128,7 +128,7 @@ class Watch:
         return int(probe.numbers(self.coordinator, "step"))
 
     def total(self, counter: str) -> int:
-        """A counter over all shards and epochs, as last heard of each."""
+        """A counter over all shards and attempts, as last heard of each."""
         return sum(int(probe.numbers(told, "counters", counter)) for told in self.told.values())
 
     @property

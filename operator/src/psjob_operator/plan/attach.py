@@ -20,7 +20,7 @@ def never_attached(facts: Facts) -> Ending | None:
     asked, written = facts.snapshot.progress_at, facts.snapshot.written_at
     if asked is None or written is None or asked < written + PATIENCE_SECONDS:
         return None
-    if whole(facts.coordinator, "step") != 0 or any(epoch > 1 for epoch in facts.epochs):
+    if whole(facts.coordinator, "step") != 0 or any(attempt > 1 for attempt in facts.attempts):
         return None
     told = facts.coordinator.get("workers")
     absent = [_rank(worker) for worker in told if _rank(worker) in facts.succeeded_before] if isinstance(told, list | tuple) else []

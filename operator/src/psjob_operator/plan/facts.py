@@ -23,7 +23,7 @@ class Seat:
     role: Role
     index: int
     number: int
-    """Number of the process that should be there: the shard's epoch, the worker's newest start. 0: none was ever given."""
+    """Number of the process that should be there: the shard's attempt, the worker's newest start. 0: none was ever given."""
     name: str
     process: Process | None
     fate: Fate
@@ -81,9 +81,9 @@ class Facts:
         return (*self.shards, *self.workers)
 
     @cached_property
-    def epochs(self) -> tuple[int, ...]:
-        """Epoch of each shard that the status names; 0 where it names none."""
-        known = {shard.index: shard.epoch for shard in self.stored.shards}
+    def attempts(self) -> tuple[int, ...]:
+        """Attempt of each shard that the status names; 0 where it names none."""
+        known = {shard.index: shard.attempt for shard in self.stored.shards}
         return tuple(known.get(index, 0) for index in range(max([self.snapshot.spec.ps.shards, *(index + 1 for index in known)])))
 
     @cached_property
@@ -93,7 +93,7 @@ class Facts:
         finished = {shard.index for shard in self.stored.shards if shard.state == "Finished"}
         seats = []
         for index in range(self.snapshot.spec.ps.shards):
-            seat = self._seat("shard", index, self.epochs[index], there.get((index, self.epochs[index])))
+            seat = self._seat("shard", index, self.attempts[index], there.get((index, self.attempts[index])))
             # Its last manifest is committed: a collected pod takes nothing away.
             seats.append(replace(seat, fate=Fate("done")) if seat.process is None and index in finished else seat)
         return tuple(seats)
@@ -146,9 +146,9 @@ class Facts:
     @cached_property
     def ahead(self) -> tuple[Process, ...]:
         """Processes of this run with a number that the status has not given: the status comes from an older backup."""
-        epochs = dict(enumerate(self.epochs))
+        attempts = dict(enumerate(self.attempts))
         return tuple(
-            pod for pod in self.pods if pod.number > (epochs.get(pod.index, 0) if pod.role == "shard" else self.stored.workers.start)
+            pod for pod in self.pods if pod.number > (attempts.get(pod.index, 0) if pod.role == "shard" else self.stored.workers.start)
         )
 
     @cached_property

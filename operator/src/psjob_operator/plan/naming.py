@@ -8,13 +8,13 @@ from psjob_operator.plan.snapshot import Role
 
 
 def process(job: str, role: Role, index: int, number: int) -> str:
-    """Name of a pod: `<job>-ps-<i>-e<epoch>` or `<job>-worker-<i>-r<start>`."""
-    return f"{job}-ps-{index}-e{number}" if role == "shard" else f"{job}-worker-{index}-r{number}"
+    """Name of a pod: `<job>-ps-<i>-a<attempt>` or `<job>-worker-<i>-r<start>`."""
+    return f"{job}-ps-{index}-a{number}" if role == "shard" else f"{job}-worker-{index}-r{number}"
 
 
 def parse(job: str, name: str) -> tuple[Role, int, int] | None:
     """(role, index, number) of a name that `process` made for this job; None for any other."""
-    found = re.fullmatch(r"-(?:ps-([0-9]+)-e|worker-([0-9]+)-r)([0-9]+)", name.removeprefix(job)) if name.startswith(job) else None
+    found = re.fullmatch(r"-(?:ps-([0-9]+)-a|worker-([0-9]+)-r)([0-9]+)", name.removeprefix(job)) if name.startswith(job) else None
     if found is None:
         return None
     shard, worker, number = found.groups()

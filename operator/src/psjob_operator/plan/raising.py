@@ -18,7 +18,7 @@ class Raising:
     """The numbers as they should stand, and why."""
 
     view: int
-    epochs: tuple[int, ...]
+    attempts: tuple[int, ...]
     """One for each shard, those that the spec no longer has included."""
     start: int
     raised: tuple[Seat, ...]
@@ -50,7 +50,7 @@ class Raising:
         """The number that the seat has now."""
         if not self.is_raised(seat):
             return seat.number
-        return self.epochs[seat.index] if seat.role == "shard" else self.start
+        return self.attempts[seat.index] if seat.role == "shard" else self.start
 
     def name(self, job: str, seat: Seat) -> str:
         """Name of the process that the seat has now."""
@@ -70,9 +70,9 @@ def decide(facts: Facts, afresh: bool) -> Raising:
             # Nobody is left to tell those workers that training is done: the shards come back for that.
             raised = (*facts.shards, *raised)
     shards = [seat for seat in raised if seat.role == "shard"]
-    epochs = list(facts.epochs)
+    attempts = list(facts.attempts)
     for seat in shards:
-        epochs[seat.index] = max([epochs[seat.index], *(pod.number for pod in facts.ahead if _sits(pod.role, pod.index, seat))]) + 1
+        attempts[seat.index] = max([attempts[seat.index], *(pod.number for pod in facts.ahead if _sits(pod.role, pod.index, seat))]) + 1
     view = facts.stored.view or 0
     start = facts.stored.workers.start
     if any(seat.role == "worker" for seat in raised):
@@ -80,7 +80,7 @@ def decide(facts: Facts, afresh: bool) -> Raising:
     absent = any(seat.fate.kind == "absent" for seat in raised) and not afresh
     return Raising(
         view=max([view, *(seat.fate.fenced_by for seat in shards)]) + 1 if shards else view,
-        epochs=tuple(epochs),
+        attempts=tuple(attempts),
         start=start,
         raised=raised,
         held=held,
@@ -94,7 +94,7 @@ def unchanged(facts: Facts) -> Raising:
     view = facts.stored.view or 0
     return Raising(
         view=view + 1 if view and facts.first_seen else view,
-        epochs=facts.epochs,
+        attempts=facts.attempts,
         start=facts.stored.workers.start,
         raised=(),
         held=(),

@@ -49,13 +49,13 @@ def shards(facts: Facts, raising: Raising) -> tuple[ShardStatus, ...]:
     """One entry a shard, those that the spec no longer has included: the list never shrinks. None for a shard that never had a number."""
     seats = {seat.index: seat for seat in facts.shards}
     entries = []
-    for index, epoch in enumerate(raising.epochs):
+    for index, attempt in enumerate(raising.attempts):
         seat = seats.get(index)
         state: ShardState = _state(seat, raising) if seat else "Lost"
-        if not epoch:
+        if not attempt:
             break
-        pod = naming.process(facts.snapshot.name, "shard", index, epoch) if seat else None
-        entries.append(ShardStatus(index=index, epoch=epoch, state=state, pod=pod))
+        pod = naming.process(facts.snapshot.name, "shard", index, attempt) if seat else None
+        entries.append(ShardStatus(index=index, attempt=attempt, state=state, pod=pod))
     return tuple(entries)
 
 

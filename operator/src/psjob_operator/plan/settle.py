@@ -46,7 +46,7 @@ def _core(status: JobStatus) -> Any:
         status.start_time,
         status.completion_time,
         status.restarts,
-        tuple((shard.index, shard.epoch) for shard in status.shards),
+        tuple((shard.index, shard.attempt) for shard in status.shards),
         (status.workers.desired, status.workers.start, status.workers.failed_indexes),
         tuple((problem.index, problem.reason) for problem in status.workers.problems),
         tuple((it.type, it.status, it.reason, it.observed_generation) for it in _plain(status)),

@@ -31,14 +31,14 @@ class Exit:
 
 @dataclass(frozen=True)
 class Process:
-    """One pod, or one local process, of this job (any run, any epoch)."""
+    """One pod, or one local process, of this job (any run, any attempt)."""
 
     name: str
     uid: str
     role: Role
     index: int
     number: int
-    """Epoch of a shard, start of a worker."""
+    """Attempt of a shard, start of a worker."""
     run: str
     """Run it was made for (ownerReference uid); may differ from the job's uid for a leftover."""
     phase: Phase

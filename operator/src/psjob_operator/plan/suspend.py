@@ -43,7 +43,9 @@ def _status(facts: Facts) -> JobStatus:
     said = suspended("spec.suspend is true; it goes on from its last checkpoint") if ended else _ending()
     said |= report.checkpoint_said(facts)
     shards = tuple(
-        ShardStatus(index=shard.index, epoch=shard.epoch, state=shard.state if shard.state == "Finished" else "Pending") if ended else shard
+        ShardStatus(index=shard.index, attempt=shard.attempt, state=shard.state if shard.state == "Finished" else "Pending")
+        if ended
+        else shard
         for shard in report.shards(facts, as_they_are)
     )
     return JobStatus(

@@ -9,7 +9,7 @@ from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
 from psjob_operator.render.around import CONFIG_FILE
 from psjob_operator.render.inject import inject
 from psjob_operator.render.names import (
-    LABEL_EPOCH,
+    LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_NUMBER,
     LABEL_ROLE,
@@ -60,7 +60,7 @@ def environment(job: ConfigSource, process: CreateProcess) -> list[Document]:
     if process.role == "worker":
         values[contract.ENV_START] = str(process.number)
     else:
-        values[contract.ENV_EPOCH] = str(process.number)
+        values[contract.ENV_ATTEMPT] = str(process.number)
         values[contract.ENV_VIEW] = str(process.view)
         values[contract.ENV_CHECKPOINTS] = CHECKPOINTS
         if process.checkpoint_known:
@@ -75,7 +75,7 @@ def _metadata(job: ConfigSource, process: CreateProcess, template: Document) -> 
         LABEL_ROLE: process.role,
         LABEL_INDEX: str(process.index),
         LABEL_NUMBER: str(process.number),
-        LABEL_EPOCH if process.role == "shard" else LABEL_START: str(process.number),
+        LABEL_ATTEMPT if process.role == "shard" else LABEL_START: str(process.number),
         LABEL_VIEW: str(process.view),
     }
     made = metadata(job, process.name, {**(given.get("labels") or {}), **own})

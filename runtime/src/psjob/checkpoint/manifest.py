@@ -28,11 +28,11 @@ _NAME = re.compile(r"manifest-v(\d{6,18})-s(\d{12,18})\.json")
 
 @dataclass(frozen=True)
 class BlockPlace:
-    """In `file` lie `<index>.weights` and `<index>.<slot>`. Version: (epoch, n); `counts` is BlockState's."""
+    """In `file` lie `<index>.weights` and `<index>.<slot>`. Version: (attempt, n); `counts` is BlockState's."""
 
     index: int
     file: str
-    epoch: int
+    attempt: int
     n: int
     counts: Mapping[str, Any]
 
@@ -209,7 +209,7 @@ def encode(made: Manifest) -> bytes:
         "shards": made.shards,
         "generation": made.generation,
         "assignment": list(made.assignment),
-        "blocks": [[b.index, b.file, b.epoch, b.n, dict(b.counts)] for b in made.blocks],
+        "blocks": [[b.index, b.file, b.attempt, b.n, dict(b.counts)] for b in made.blocks],
         "files": [fact.to_json() for fact in made.files],
         "workers": dict(made.workers),
         "tables": dict(made.tables),

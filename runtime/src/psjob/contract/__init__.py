@@ -22,10 +22,10 @@ ENV_RUN: Final = "PSJOB_RUN"
 """The run: the job's uid on a cluster, a fresh id on a laptop."""
 ENV_START: Final = "PSJOB_START"
 """Workers: the *start* half of the incarnation, from 1, given by the planner."""
-ENV_EPOCH: Final = "PSJOB_EPOCH"
+ENV_ATTEMPT: Final = "PSJOB_ATTEMPT"
 """Shards: n-th start of this shard, from 1."""
 ENV_VIEW: Final = "PSJOB_VIEW"
-"""Shards: number of the set of epochs this process was started in, from 1."""
+"""Shards: number of the set of attempts this process was started in, from 1."""
 ENV_CONFIG: Final = "PSJOB_CONFIG"
 """Path of the job's config (JSON, see `CONFIG_FORMAT`)."""
 ENV_POD: Final = "PSJOB_POD"
@@ -128,11 +128,11 @@ STARTED_PATH: Final = "/startedz"
 """200 once the shard serves (restored, joined the view); 503 before. The startup probe."""
 STATUS_KEYS: Final = """JSON of STATUS_PATH:
 
-run, index, epoch, view, pod, state: "starting" | "restoring" | "waiting" | "serving" | "finishing" | "finished"
+run, index, attempt, view, pod, state: "starting" | "restoring" | "waiting" | "serving" | "finishing" | "finished"
 counters: {"pushes": int (frames with a gradient or absent mark seen), "applied": int (pushes that counted, in worker-clocks of this shard),
            "dropped": int (those that the mode has dropped), "duplicatesRefused": int, "fenced": int, "updatesLost": int,
            "acknowledged": {rank: clock},
-           "firstApplied": float | null (unix time of the first push applied in this epoch), "badConnections": int}
+           "firstApplied": float | null (unix time of the first push applied in this attempt), "badConnections": int}
 transports: {rank: "shared" | "tcp" | "mixed"} (how that worker's blocks and rows go)
 memory: {"rssBytes": int}
 lag, gap: {"count": int, "sum": float, "max": float, "buckets": [[edge, count of what is at most that], ...]} | null (mode sync):
@@ -159,5 +159,5 @@ coordinator: {"mode": str (the one that runs, such as "bounded:3"),
 FINAL_WEIGHTS: Final = "final.safetensors"
 TEMP: Final = ".tmp"
 """What the name of a checkpoint's file ends in until the file is whole."""
-SHARD_PART: Final = "-shard{shard:03d}-e{epoch}"
+SHARD_PART: Final = "-shard{shard:03d}-a{attempt}"
 """What the names of a shard's files of a checkpoint hold; all others are the coordinator's."""

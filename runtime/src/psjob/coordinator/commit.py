@@ -78,7 +78,7 @@ class Committer:
     def _manifest(self, cut: Cut) -> Manifest:
         c = self.c
         blocks = tuple(
-            BlockPlace(entry["index"], entry["file"], entry["epoch"], entry["n"], entry["counts"])
+            BlockPlace(entry["index"], entry["file"], entry["attempt"], entry["n"], entry["counts"])
             for _shard, body in sorted(cut.written.items())
             for entry in body["blocks"]
         )

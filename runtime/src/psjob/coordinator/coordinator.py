@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 TICK_SECONDS = 0.05
 BUSY_SECONDS = 600.0
 CLAIM_SECONDS = 5.0
-SIGHT_SECONDS = 0.5
+STALENESS_SECONDS = 0.5
 AWAY_SECONDS = 10.0
 """A worker that is away for less is no word to anybody."""
 log = logging.getLogger("psjob.coordinator")
@@ -68,7 +68,7 @@ class Coordinator:
         self.deciding = Deciding(self) if self.mode.decided else None
         self.beat = time.monotonic()
         self._looked = self.beat
-        self._sighted = 0.0
+        self._staleness_told = 0.0
         self._away_since = 0.0
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
@@ -200,7 +200,7 @@ class Coordinator:
         elif did == "prepared":
             if self.cuts.prepared is not None and body.get("number") == self.cuts.number:
                 self.cuts.prepared.add(index)
-        elif did == "sight":
+        elif did == "staleness":
             self.lateness.heard(index, body)
         elif did == "stopping":
             self.ending.stop_job()
@@ -315,9 +315,9 @@ class Coordinator:
 
     def _look(self, now: float) -> None:
         """This shard's own part of how late pushes are."""
-        if self.store.sight is not None and now - self._sighted >= SIGHT_SECONDS:
-            self._sighted = now
-            self.lateness.heard(0, self.store.sight.word(self.store.epoch))
+        if self.store.staleness is not None and now - self._staleness_told >= STALENESS_SECONDS:
+            self._staleness_told = now
+            self.lateness.heard(0, self.store.staleness.word(self.store.attempt))
 
     def _tick(self, now: float) -> None:
         self._watch_claim(now)

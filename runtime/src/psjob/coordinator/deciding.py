@@ -45,7 +45,7 @@ class Deciding:
     def arrived(self, shard: int, body: Mapping[str, Any]) -> None:
         """A shard has a whole push. What it told before a restore is void."""
         c = self.c
-        if self._decisions is not None and c.views.open and int(body["attempt"]) == c.views.attempt:
+        if self._decisions is not None and c.views.open and int(body["recovery"]) == c.views.recovery:
             worker, clock = body["push"]
             self._orders.carried(shard, int(body["carried"]))
             base = None if body["base"] is None else int(body["base"])

@@ -119,7 +119,7 @@ class Joining:
             member.clock = max(member.clock, clock) if not c.mode.rewinds_together else clock
         initial = views.initial if clock is not None and record is None else b""
         session.welcome(
-            view=views.view, attempt=views.attempt, clock=clock or 0, record=bool(record or initial), assignment=list(c.store.assignment)
+            view=views.view, recovery=views.recovery, clock=clock or 0, record=bool(record or initial), assignment=list(c.store.assignment)
         )
         c.ask_mark(session)
         if record:
@@ -175,7 +175,7 @@ def resume_async(answers: Sequence[Mapping[str, Any]]) -> int:
     """The clock a returning async worker goes on at: the first that not every shard has whole of it.
 
     A push that some shards took and others did not is made again: who has it refuses it. A shard that lost more than that
-    with its epoch cannot be filled up; the clock that counts is the others'.
+    with its attempt cannot be filled up; the clock that counts is the others'.
     """
     newest = max((int(a["complete"]) for a in answers), default=0)
     return newest - 1 if any(int(a["complete"]) == newest - 1 for a in answers) else newest

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from psjob.shard.histogram import Histogram
-from psjob.shard.sight import GAPS, LAGS
+from psjob.shard.staleness import GAPS, LAGS
 
 EDGES = {"lag": LAGS, "gap": GAPS}
 
@@ -17,11 +17,11 @@ class Lateness:
     def __init__(self) -> None:
         self._total = {word: Histogram(edges) for word, edges in EDGES.items()}
         self._told: dict[int, tuple[tuple[int, float], dict[str, Histogram]]] = {}
-        """By shard: when it began to look (its epoch, and a time of that process), and what it has seen since."""
+        """By shard: when it began to look (its attempt, and a time of that process), and what it has seen since."""
 
     def heard(self, shard: int, body: Mapping[str, Any]) -> None:
-        """A shard tells of its pushes, as `Sight.word` writes it. Raises ValueError, KeyError or TypeError for anything else."""
-        began = (int(body["epoch"]), float(body["began"]))
+        """A shard tells of its pushes, as `StalenessMetrics.word` writes it. Raises ValueError, KeyError or TypeError for anything else."""
+        began = (int(body["attempt"]), float(body["began"]))
         seen = {word: Histogram.read(edges, body[word]) for word, edges in EDGES.items()}
         known = self._told.get(shard)
         if known is not None and began < known[0]:

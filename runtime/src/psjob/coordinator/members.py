@@ -99,7 +99,7 @@ class Members:
         texts = {start: ",".join(f"{low}-{high}" if low < high else f"{low}" for low, high in spans) for start, spans in starts.items()}
         return " ".join(f"{start}:{texts[start]}" for start in sorted(texts) if start)
 
-    def sight(self) -> list[dict[str, Any]]:
+    def status(self) -> list[dict[str, Any]]:
         return [
             {"rank": m.rank, "clock": m.clock, "state": m.state.value, "start": m.incarnation[0], "rewinds": m.incarnation[1]}
             | {"idle": m.idle}

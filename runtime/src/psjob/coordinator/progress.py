@@ -52,7 +52,7 @@ class JobProgress:
             return None
         return (recent[-1][0] - recent[0][0]) / (recent[-1][1] - recent[0][1])
 
-    def sight(self, now: float) -> dict[str, Any]:
+    def status(self, now: float) -> dict[str, Any]:
         rate = self.rate(now)
         left = None if self.total is None or not rate else max(0, self.total - self.step) / rate
         return {

@@ -37,9 +37,9 @@ log = logging.getLogger("psjob.coordinator")
 class ShardPeer:
     """A shard as the coordinator sees it; `order` reaches it."""
 
-    epoch: int
-    serving: bool
     attempt: int
+    serving: bool
+    recovery: int
     mode: str
     """The one that it serves, as `modes.written` writes it."""
     carried: int | None
@@ -53,7 +53,7 @@ class Views:
     def __init__(self, coordinator: Coordinator) -> None:
         self.c = coordinator
         self.view = coordinator.place.view
-        self.attempt = self.view << 20
+        self.recovery = self.view << 20
         self.state = "reading"
         self.peers: dict[int, ShardPeer] = {}
         self.initial = b""
@@ -105,13 +105,13 @@ class Views:
 
     def shard(self, index: int, hello: Mapping[str, Any], order: Callable[[Mapping[str, Any]], None]) -> None:
         """A shard says hello on a new stream. Raises Fenced when *this* coordinator is the old one."""
-        epoch, view = int(hello["epoch"]), int(hello["view"])
+        attempt, view = int(hello["attempt"]), int(hello["view"])
         known = self.peers.get(index)
-        if known is not None and epoch < known.epoch:
+        if known is not None and attempt < known.attempt:
             order({"do": "fenced", "view": self.view})
             return
         carried = None if hello.get("carried") is None else int(hello["carried"])
-        peer = ShardPeer(epoch, bool(hello["serving"]), int(hello["attempt"]), str(hello["mode"]), carried, order)
+        peer = ShardPeer(attempt, bool(hello["serving"]), int(hello["recovery"]), str(hello["mode"]), carried, order)
         self.peers[index] = peer
         self.c.drop_cut(f"shard {index} came anew")
         if view > self.view:
@@ -130,7 +130,7 @@ class Views:
     def _missed(self, index: int, peer: ShardPeer) -> list[Mapping[str, Any]] | None:
         """The orders that a shard which serves has lost with its stream; None: only a restore brings it to where the others are."""
         mode = self.c.mode
-        if not peer.serving or (mode.rewinds_together and peer.attempt != self.attempt) or peer.mode != written(mode):
+        if not peer.serving or (mode.rewinds_together and peer.recovery != self.recovery) or peer.mode != written(mode):
             return None
         return [] if self.c.deciding is None else self.c.deciding.missed(index, peer.carried)
 
@@ -158,11 +158,11 @@ class Views:
         if did == "initialised" and self.initialising and body.get("setup") == self._setup:
             self._done.add(index)
             self.check_initialised()
-        elif did == "restored" and self.state == "restoring" and body.get("attempt") == self.attempt:
+        elif did == "restored" and self.state == "restoring" and body.get("recovery") == self.recovery:
             self._done.add(index)
             if self._done >= self._only:
                 self._open()
-        elif did == "unrestored" and self.state == "restoring" and body.get("attempt") == self.attempt:
+        elif did == "unrestored" and self.state == "restoring" and body.get("recovery") == self.recovery:
             self._newest_again(str(body.get("why")))
         elif did == "where":
             self.joining.where(index, body)
@@ -240,7 +240,7 @@ class Views:
         self._setup += 1
         self.order_all({"do": "setup", "setup": self._setup, "table": session.hello["table"], "rule": self.rule, "view": self.view,
                         "mode": written(c.mode), "tables": [spec.to_json() for spec in self.tables]})  # fmt: skip
-        session.welcome(init=True, view=self.view, clock=0, attempt=self.attempt, assignment=list(c.store.assignment))
+        session.welcome(init=True, view=self.view, clock=0, recovery=self.recovery, assignment=list(c.store.assignment))
 
     def check_initialised(self) -> None:
         """All blocks and rank 0's buffers are here: commit the manifest of step 0 before any push is admitted."""
@@ -268,7 +268,7 @@ class Views:
             self._open()
             return
         self._enter("restoring")
-        self.attempt += 1
+        self.recovery += 1
         self._done = set()
         folder, made = found
         saved = made.workers
@@ -290,7 +290,7 @@ class Views:
         for index, peer in self.peers.items():
             if index in self._only:
                 peer.order(
-                    {"do": "restore", "view": self.view, "attempt": self.attempt, "folder": str(folder), "manifest": made.name,
+                    {"do": "restore", "view": self.view, "recovery": self.recovery, "folder": str(folder), "manifest": made.name,
                      "mode": mode, "fences": {str(r): f for r, f in fences.items()}, "most": most}
                 )  # fmt: skip
             else:
@@ -308,8 +308,8 @@ class Views:
         if c.deciding is not None and self.source is not None:
             c.deciding.begin(self.source[1].step, self.source[1].workers)
         for peer in self.peers.values():
-            peer.serving, peer.attempt, peer.mode = True, self.attempt, written(c.mode)
-            peer.order({"do": "open", "view": self.view, "attempt": self.attempt})
+            peer.serving, peer.recovery, peer.mode = True, self.recovery, written(c.mode)
+            peer.order({"do": "open", "view": self.view, "recovery": self.recovery})
         c.cuts.restart(c.progress.step, time.monotonic())
         waiting, self.waiting = self.waiting, {}
         for session in waiting.values():
@@ -322,7 +322,7 @@ class Views:
 
     def _rise(self, view: int) -> None:
         self.view = view
-        self.attempt = max(self.attempt, view << 20)
+        self.recovery = max(self.recovery, view << 20)
         claim.claim(self.c.folder, view, self.c.place.pod)
 
     def _rewind_workers(self) -> None:
@@ -340,7 +340,7 @@ class Views:
 
     def _behind(self, session: Session) -> bool:
         """Is a worker of another mode, or of what a restore has undone?"""
-        missed = not session.hello.get("fresh") and int(session.hello.get("attempt", 0)) != self.attempt
+        missed = not session.hello.get("fresh") and int(session.hello.get("recovery", 0)) != self.recovery
         return (missed and self.c.mode.rewinds_together) or session.mode != written(self.c.mode)
 
     def _refused(self, session: Session) -> bool:

@@ -88,7 +88,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Place:
-    """Which process of the job this one is. `number` is a shard's epoch or a worker's start."""
+    """Which process of the job this one is. `number` is a shard's attempt or a worker's start."""
 
     role: str
     index: int
@@ -130,7 +130,7 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
     if role not in ("worker", "shard"):
         problems.append(f"{contract.ENV_ROLE} is {role!r}, expected worker or shard")
     index = number(contract.ENV_INDEX, None, 0)
-    count = number(contract.ENV_EPOCH if role == "shard" else contract.ENV_START, None, 1)
+    count = number(contract.ENV_ATTEMPT if role == "shard" else contract.ENV_START, None, 1)
     view = number(contract.ENV_VIEW, 0, 0)
     rewinds = number(contract.ENV_REWINDS, 0, 0)
     min_step = number(contract.ENV_MIN_STEP, 0, 0)

@@ -201,7 +201,9 @@ def one_worker(rule: Numbered, worker: int | None) -> int:
 def known_lag(rule: Numbered, lag: int | None) -> int:
     """The lag. Raises ValueError where it is not known."""
     if lag is None:
-        raise ValueError(f"rule {rule.name} needs the lag of a push; it is not known of one that is based on an earlier epoch of the shard")
+        raise ValueError(
+            f"rule {rule.name} needs the lag of a push; it is not known of one that is based on an earlier attempt of the shard"
+        )
     return lag
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from psjob import contract
 from psjob.process.config import Place, place
 from psjob.process.errors import Refused, exit_refused, leave_message, refused_after
-from psjob.shard.door import Door
+from psjob.shard.acceptor import Acceptor
 from psjob.shard.early import announce
 from psjob.wire import tcp
 
@@ -41,8 +41,8 @@ def main() -> int:
     except OSError as error:
         print(f"psjob: {error}", file=sys.stderr)
         return contract.EXIT_RETRY
-    door = Door(here)
-    tcp.accept_forever(listener, door.serve, MAX_STREAMS, "shard")
+    acceptor = Acceptor(here)
+    tcp.accept_forever(listener, acceptor.serve, MAX_STREAMS, "shard")
     announce(here)
 
     import torch
@@ -70,7 +70,7 @@ def main() -> int:
         exit_refused(str(problem))
         raise
     serve_status(server, here.bind, peer.status_port)
-    door.open(server.meet, server.refuse)
+    acceptor.open(server.meet, server.refuse)
     threading.Thread(target=_pass_on, args=(stop, server), name="sigterm", daemon=True).start()
     code = server.run_until_gone()
     last_words(server)

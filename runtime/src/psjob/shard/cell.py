@@ -25,7 +25,7 @@ from psjob.wire.frame import WireError
 
 if TYPE_CHECKING:
     from psjob.shard.rows import RowCell
-    from psjob.shard.sight import BlockSight
+    from psjob.shard.staleness import BlockStaleness
 _room = memory.Scratch()
 
 
@@ -146,7 +146,7 @@ class Cell:
         """In a decided mode: by worker, how many of its clocks may be answered."""
         self.content = object()
         """Stands for the bytes of the state: another one after each change of them."""
-        self.sight: BlockSight | None = None
+        self.staleness: BlockStaleness | None = None
         """Looks at the pushes that count; None where none of them can be late."""
         self._cut: tuple[int, int, Callable[[Cell], Pin]] | None = None
         self._pin: Pin | None = None
@@ -257,8 +257,8 @@ class Cell:
             if self.update is not None:
                 self.update.zero_()
             return
-        if self.sight is not None:
-            self.sight.counted(batch, self.state.weights, self.n, self.block.group)
+        if self.staleness is not None:
+            self.staleness.counted(batch, self.state.weights, self.n, self.block.group)
         none = frozenset.intersection(*(a.info.none for a in batch if a.grad is not None))
         none &= {piece.tensor for piece in self.block.pieces} if none else none
         reduced = present[0]

@@ -35,7 +35,7 @@ def check_leave(store: Store, header: Header) -> None:
 def check_acked(store: Store, rank: int, acked: int) -> None:
     """Refuse a hello by which more of a worker's clocks were acknowledged than can have been: those after would count as taken."""
     complete = store.clocks()[rank]
-    most = complete if store.epoch == 1 or store.mode.rewinds_together else store.most.get(rank, acked)
+    most = complete if store.attempt == 1 or store.mode.rewinds_together else store.most.get(rank, acked)
     if acked > max(complete, most):
         raise WireError(
             f"worker {rank} says that {acked} of its clocks were acknowledged here; it can have been {max(complete, most)} at most"

@@ -102,12 +102,12 @@ class Control:
             load_table(store, made, fences)
             store.most = {int(rank): int(clock) for rank, clock in body["most"].items()}
         except (CheckpointProblem, OSError, ValueError) as error:
-            self.answer({"did": "unrestored", "attempt": body["attempt"], "why": str(error)})
+            self.answer({"did": "unrestored", "recovery": body["recovery"], "why": str(error)})
             return
-        self.answer({"did": "restored", "attempt": body["attempt"]})
+        self.answer({"did": "restored", "recovery": body["recovery"]})
 
     def _do_open(self, body: Mapping[str, Any]) -> None:
-        self.server.store.open(int(body["view"]), int(body["attempt"]))
+        self.server.store.open(int(body["view"]), int(body["recovery"]))
         self.server.changed.set()
 
     def _do_adopt(self, body: Mapping[str, Any]) -> None:

@@ -69,9 +69,9 @@ class DecidedPushes:
         least = self._bases.get(key, base)
         self._bases[key] = None if base is None or least is None else min(base, least)
 
-    def whole(self, key: Key, attempt: int) -> None:
+    def whole(self, key: Key, recovery: int) -> None:
         """All of a push is here: tell it."""
-        body = {"did": "arrived", "attempt": attempt, "push": key, "base": self._bases.pop(key, None), "carried": self._carried}
+        body = {"did": "arrived", "recovery": recovery, "push": key, "base": self._bases.pop(key, None), "carried": self._carried}
         with self._lock:
             self._told[key] = body
         self.arrived(body)

@@ -18,7 +18,7 @@ def announce(here: Place) -> None:
     if here.index == 0 or here.number == 1:
         return
     peer = here.config.shards[0]
-    header = Header(Kind.HELLO, run=run_digest(here.run), view=here.view, epoch=here.number, worker=-1 - here.index)
+    header = Header(Kind.HELLO, run=run_digest(here.run), view=here.view, attempt=here.number, worker=-1 - here.index)
     try:
         for stream in tcp.connect(peer.host, peer.port, SECONDS):
             stream.send_json(header, hello_body(here.index, here.number, here.view, False, 0, early=True))

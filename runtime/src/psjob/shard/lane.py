@@ -102,8 +102,8 @@ class ShardLane:
                 return
             reply = cell.reply(waiter)
             early = self.store.decided is not None and self.store.decided.early
-            if cell.sight is not None and not early:  # else its next push to be decided may be of an older answer
-                cell.sight.answered(waiter.rank, reply, cell.n)
+            if cell.staleness is not None and not early:  # else its next push to be decided may be of an older answer
+                cell.staleness.answered(waiter.rank, reply, cell.n)
             place = self._lend(cell, waiter, reply)
             answer = self._still(cell, waiter, reply) if place is None else None
             header = self._answer(cell, waiter)
@@ -129,7 +129,7 @@ class ShardLane:
             flags |= Flag.STORE
         return self.session.base._replace(
             view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,
-            version=(self.store.epoch, cell.n), flags=flags, info=len(cell.none) if waiter.update else 0,
+            version=(self.store.attempt, cell.n), flags=flags, info=len(cell.none) if waiter.update else 0,
         )  # fmt: skip
 
     def _lend(self, cell: Cell, waiter: Waiter, reply: torch.Tensor) -> int | None:

@@ -66,7 +66,7 @@ class PeerStream:
             coordinator.post(lambda: views.lost(self.index, order))
 
     def _send_loop(self) -> None:
-        header = Header(Kind.PEER, run=self.server.run, view=self.server.store.view, epoch=self.server.store.epoch)
+        header = Header(Kind.PEER, run=self.server.run, view=self.server.store.view, attempt=self.server.store.attempt)
         while True:
             try:
                 body = self._out.get(timeout=BEAT_SECONDS)
@@ -87,7 +87,7 @@ class CoordinatorLink:
         self.server = server
         self._stream: Stream | None = None
         self._met = False
-        self._sighted = 0.0
+        self._staleness_told = 0.0
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="to-coordinator", daemon=True).start()
@@ -101,16 +101,16 @@ class CoordinatorLink:
         except StreamClosed:
             pass
 
-    def _tell_sight(self, at_once: bool) -> None:
+    def _tell_staleness(self, at_once: bool) -> None:
         """How late pushes are, now and then: the coordinator adds up what all shards see. An order comes every BEAT_SECONDS at least."""
-        sight, now = self.server.store.sight, time.monotonic()
-        if sight is not None and (at_once or now - self._sighted >= BEAT_SECONDS):
-            self._sighted = now
-            self.answer(sight.word(self.server.store.epoch))
+        staleness, now = self.server.store.staleness, time.monotonic()
+        if staleness is not None and (at_once or now - self._staleness_told >= BEAT_SECONDS):
+            self._staleness_told = now
+            self.answer(staleness.word(self.server.store.attempt))
 
     def _header(self, kind: Kind) -> Header:
         store = self.server.store
-        return Header(kind, run=self.server.run, view=store.view, epoch=store.epoch, worker=-1 - store.index)
+        return Header(kind, run=self.server.run, view=store.view, attempt=store.attempt, worker=-1 - store.index)
 
     def _run(self) -> None:
         place, store = self.server.place, self.server.store
@@ -121,7 +121,7 @@ class CoordinatorLink:
                 try:
                     serving = store.phase is Phase.SERVING
                     carried = 0 if store.decided is None else store.decided.carried
-                    body = hello_body(store.index, store.epoch, store.view, serving, store.attempt, written(store.mode), carried)
+                    body = hello_body(store.index, store.attempt, store.view, serving, store.recovery, written(store.mode), carried)
                     stream.send_json(self._header(Kind.HELLO), body)
                     self._stream = stream  # what is said before is lost, as on the stream before
                     if store.decided is not None:
@@ -135,7 +135,7 @@ class CoordinatorLink:
                         self._met = True
                         body = stream.recv_json(header)
                         self.server.control.order(body)
-                        self._tell_sight(at_once=body.get("do") == "finish")
+                        self._tell_staleness(at_once=body.get("do") == "finish")
                 except StreamClosed:
                     pass
                 except (WireError, TimeoutError) as error:

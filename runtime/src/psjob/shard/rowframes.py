@@ -150,7 +150,7 @@ class RowFrames:
         """Gather a lookup's rows now (the table's lock is held) and queue them."""
         header = self._session.base._replace(
             kind=Kind.ROWS, view=self._store.view, clock=waiter.clock, request=waiter.request, table=cell.number,
-            block=cell.index, version=(self._store.epoch, cell.n),
+            block=cell.index, version=(self._store.attempt, cell.n),
         )  # fmt: skip
         if waiter.ids is None:
             self._session.lanes[0].put(lambda: self._session.stream.send(header))

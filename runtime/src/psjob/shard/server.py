@@ -179,7 +179,7 @@ class Server:
             log.warning("closed a stream of %s: %s", stream.peer, error)
         raw = dump({"code": "protocol", "error": str(error)[:500]})
         try:
-            stream.send(Header(Kind.ERROR, run=self.run, view=self.store.view, epoch=self.store.epoch), raw)
+            stream.send(Header(Kind.ERROR, run=self.run, view=self.store.view, attempt=self.store.attempt), raw)
         except StreamClosed:
             pass
 
@@ -260,11 +260,11 @@ class Server:
 def last_words(server: Server) -> None:
     """The last status as termination message: a shard ends between two polls of those who look."""
     words = status(server)
-    sight = words.get("coordinator", {})
+    coordinator = words.get("coordinator", {})
     kept = ("step", "loss", "metrics", "checkpoint", "weightsSha256", "committed", "checkpointProblem", "transport")
-    said = {"epoch": words["epoch"], "index": words["index"], "counters": words["counters"]}
-    if sight:
-        said["coordinator"] = {key: sight[key] for key in kept} | {"passed": sight["passed"][-4:]}
+    said = {"attempt": words["attempt"], "index": words["index"], "counters": words["counters"]}
+    if coordinator:
+        said["coordinator"] = {key: coordinator[key] for key in kept} | {"passed": coordinator["passed"][-4:]}
     met = {} if server.coordinator is None else {"met": server.coordinator.members.met()}
     body = server.words | met | {"status": said}
     for part, name in ((said["counters"], "acknowledged"), (said.get("coordinator", {}), "metrics")):

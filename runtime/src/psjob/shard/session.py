@@ -49,7 +49,9 @@ class Session:
         self.done = threading.Event()
         self.welcomed = False
         self.generation = -1
-        self.base = Header(Kind.PARAM, run=server.run, epoch=self.store.epoch, worker=self.rank, start=header.start, rewinds=header.rewinds)
+        self.base = Header(
+            Kind.PARAM, run=server.run, attempt=self.store.attempt, worker=self.rank, start=header.start, rewinds=header.rewinds
+        )
         """What every frame to this worker has in common."""
         self.lanes = [ShardLane(self, stream)]
         self.row_frames = RowFrames(self)
@@ -137,7 +139,7 @@ class Session:
         self.lanes[0].put(self.close)
 
     def welcome(self, **extra: Any) -> None:
-        """Tell the worker what this shard has of it: complete clock, open blocks, epoch."""
+        """Tell the worker what this shard has of it: complete clock, open blocks, attempt."""
         with self.store.lock:
             row = self.store.admission.rows[self.rank]
             cells = {c.position: c.index for c in self.store.all_cells()}
@@ -145,7 +147,7 @@ class Session:
                 "complete": row.complete,
                 "open": [cells[p] for p in sorted(row.open)],
                 "leftAt": row.left_at,
-                "epoch": self.store.epoch,
+                "attempt": self.store.attempt,
                 "view": self.store.view,
                 "serving": self.store.phase is Phase.SERVING,
                 "lanes": self.store.lanes,
@@ -200,25 +202,25 @@ class Session:
                 raise StreamClosed(self.stream.peer)
             self.server.changed.wait(0.2)
         together = store.mode.rewinds_together and store.phase is Phase.SERVING
-        if (together and int(self.hello.get("attempt", 0)) != store.attempt) or self.mode != written(store.mode):
+        if (together and int(self.hello.get("recovery", 0)) != store.recovery) or self.mode != written(store.mode):
             self.rewind()
             return
         self.join()
         self.welcome()
 
     def join(self) -> None:
-        """Take note of this process: fence older ones, and count what this shard lost of a worker that knew an epoch before.
+        """Take note of this process: fence older ones, and count what this shard lost of a worker that knew an attempt before.
 
         Raises WireError when a newer process of this rank has been here, or more was acknowledged to it than can have been.
         """
-        acked, epoch = int(self.hello.get("acked", 0)), int(self.hello.get("epoch", 0))
+        acked, attempt = int(self.hello.get("acked", 0)), int(self.hello.get("attempt", 0))
         with self.store.lock:
             self.generation = self.store.generation
             if not self.store.admission.meet(self.rank, self.incarnation):
                 raise WireError(f"worker {self.rank}: a newer process of this rank is here; this one is fenced")
             if self.store.phase is not Phase.SERVING:
                 return
-            if not (self.hello.get("fresh") or 0 < epoch < self.store.epoch):
+            if not (self.hello.get("fresh") or 0 < attempt < self.store.attempt):
                 return
             if not self.store.admission.owned:
                 return

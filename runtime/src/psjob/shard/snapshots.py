@@ -212,7 +212,7 @@ class Snapshots:
     def _save(self, cut: int, pins: list[Pin], base: Base, rows: Any, answer: Answer, view: int) -> None:
         torch.set_num_threads(1)
         began = time.monotonic()
-        stem = f"v{view:06d}-c{cut:06d}" + contract.SHARD_PART.format(shard=self._store.index, epoch=self._store.epoch)
+        stem = f"v{view:06d}-c{cut:06d}" + contract.SHARD_PART.format(shard=self._store.index, attempt=self._store.attempt)
         name = f"{stem}.safetensors"
         try:
             stay = staying(base, {pin.index: pin.content for pin in pins})
@@ -247,8 +247,8 @@ class Snapshots:
         stops = [pin.stopped for pin in pins if pin.stopped]
         level, took = logging.INFO if stops else logging.DEBUG, time.monotonic() - began
         log.log(level, "cut %d: %.2f s; pushes copied %d of %d blocks, %.1f ms", cut, took, len(stops), len(pins), 1e3 * sum(stops))
-        epoch = self._store.epoch
-        blocks = [{"index": p.index, "n": p.n, "epoch": epoch, "counts": p.counts, "file": lies[p.index].file} for p in pins]
+        attempt = self._store.attempt
+        blocks = [{"index": p.index, "n": p.n, "attempt": attempt, "counts": p.counts, "file": lies[p.index].file} for p in pins]
         file = None if fact is None else fact.to_json()
         answer({"did": "written", "cut": cut, "file": file, "blocks": blocks, "table": rows, "rows": chain})
 

@@ -64,7 +64,8 @@ def status(server: Server) -> dict[str, Any]:
     """The JSON of contract.STATUS_KEYS."""
     store, counters = server.store, server.store.counters
     body: dict[str, Any] = {
-        "run": store.run, "index": store.index, "epoch": store.epoch, "view": store.view, "pod": server.place.pod, "state": _state(server),
+        "run": store.run, "index": store.index, "attempt": store.attempt, "view": store.view, "pod": server.place.pod,
+        "state": _state(server),
         "counters": {
             "pushes": counters.pushes, "applied": counters.applied, "dropped": counters.dropped,
             "duplicatesRefused": counters.duplicates, "fenced": counters.fenced,
@@ -73,19 +74,19 @@ def status(server: Server) -> dict[str, Any]:
         },
         "transports": {str(rank): session.transport for rank, session in sorted(server.sessions.items())},
         "memory": {"rssBytes": _rss()},
-        **(store.sight.told() if store.sight is not None else {"lag": None, "gap": None}),
+        **(store.staleness.told() if store.staleness is not None else {"lag": None, "gap": None}),
     }  # fmt: skip
     coordinator = server.coordinator
     if coordinator is not None and coordinator.views.state != "reading":
-        body["coordinator"] = coordinator.progress.sight(time.time()) | {
+        body["coordinator"] = coordinator.progress.status(time.time()) | {
             "mode": written(coordinator.mode),
             **coordinator.lateness.told(),
-            "workers": coordinator.members.sight(),
+            "workers": coordinator.members.status(),
             "waiting": coordinator.views.reason(time.monotonic()),
             "codecs": said_of(session.encoded for session in list(server.sessions.values())),
             "state": coordinator.views.state,
             "transport": _transport(server),
-            "warning": store.sight.guard.warning if store.sight is not None and store.sight.guard is not None else None,
+            "warning": store.staleness.guard.warning if store.staleness is not None and store.staleness.guard is not None else None,
         }
     return body
 

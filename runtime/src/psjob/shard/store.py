@@ -25,7 +25,7 @@ from psjob.shard.decided import DecidedPushes
 from psjob.shard.phase import Counters, Phase
 from psjob.shard.pins import Pin
 from psjob.shard.rows import RowCell
-from psjob.shard.sight import Sight, watch
+from psjob.shard.staleness import StalenessMetrics, watch
 from psjob.tables import RowTable, TableSpec
 from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, WireError
@@ -35,18 +35,18 @@ INFOS = 4
 
 
 class Store:
-    """Blocks, versions and admission of shard `index`. `view` and `attempt` name the set of processes it serves."""
+    """Blocks, versions and admission of shard `index`. `view` and `recovery` name the set of processes it serves."""
 
     def __init__(
-        self, index: int, shards: int, workers: int, epoch: int, mode: ServedMode, run: str, lanes: int = 1, lends: bool = False,
+        self, index: int, shards: int, workers: int, attempt: int, mode: ServedMode, run: str, lanes: int = 1, lends: bool = False,
         reduce: Reduction = mean_in_rank_order,
     ) -> None:  # fmt: skip
         self.index, self.shards, self.workers = index, shards, workers
-        self.epoch, self.mode, self.run = epoch, mode, run
+        self.attempt, self.mode, self.run = attempt, mode, run
         self.reduce = reduce
         self.lanes = lanes
-        """Streams that a worker may open, the first included."""
-        self.view = self.attempt = 0
+        """Streams that a worker may open, its first included."""
+        self.view = self.recovery = 0
         self.generation = 0
         """Counts restores: a stream welcomed before one may not push after it."""
         self.most: Mapping[int, int] = {}
@@ -74,14 +74,13 @@ class Store:
         """Buffers of the size of the largest block, by rank; a worker's credit bounds how many it needs."""
         self.largest = 0
         """Bytes of the largest block here."""
-        self.lends = lends
-        """Blocks are kept in memory that workers of this host may borrow."""
+        self.lends = lends  # blocks lie in memory that workers of this host may borrow
         self.pushed = 0.0
         """When the last push came, by the monotonic clock."""
         self.places: LentSpan | None = None
         self.region: shared.Region | None = None
         """In a steady mode: the memory of all answers. No block in it changes before every worker has pushed again."""
-        self.sight: Sight | None = None
+        self.staleness: StalenessMetrics | None = None
         """In a mode that is not steady: how late pushes are."""
         self._reported = 0
         self._without_lag: set[int] = set()
@@ -92,7 +91,7 @@ class Store:
     def adopt(self, mode: ServedMode) -> None:
         """Another mode than before: blocks are laid out anew, for the restore that follows."""
         if mode != self.mode:
-            self.mode, self.layout, self.region, self.sight = mode, None, None, None
+            self.mode, self.layout, self.region, self.staleness = mode, None, None, None
 
     def set_up(self, table: tuple[TensorSpec, ...], rule: str, tables: tuple[TableSpec, ...] = ()) -> None:
         """Lay out empty blocks and tables; every block is then expected as INIT, and first rows of every table as ROW_INIT."""
@@ -144,10 +143,10 @@ class Store:
         self._missing = set()
         self.phase = Phase.HELD
 
-    def open(self, view: int, attempt: int) -> None:
+    def open(self, view: int, recovery: int) -> None:
         if self.decided is not None:
             self.decided.begin(self.clocks())
-        self.view, self.attempt, self.phase = view, attempt, Phase.SERVING
+        self.view, self.recovery, self.phase = view, recovery, Phase.SERVING
         self.tell_step()
 
     def _lay_out(self, layout: Layout, rule: str, tables: tuple[TableSpec, ...]) -> None:
@@ -184,7 +183,7 @@ class Store:
     def _look(self) -> None:
         """Begin to look at the pushes, where some can be late."""
         if not self.mode.steady:
-            self.sight = watch(list(self.cells.values()), self.rule_name, self.index == 0)
+            self.staleness = watch(list(self.cells.values()), self.rule_name, self.index == 0)
 
     # -- serving -------------------------------------------------------------------------------
 
@@ -234,7 +233,7 @@ class Store:
                     self.counters.duplicates += 1
                 elif verdict is Verdict.FENCED:
                     self.counters.fenced += 1
-                base = header.version[1] if header.version[0] == self.epoch else None
+                base = header.version[1] if header.version[0] == self.attempt else None
                 if verdict is Verdict.ADMIT and self.decided is not None:
                     self.decided.took((rank, header.clock), base)
             if verdict in (Verdict.ADMIT, Verdict.DUPLICATE):
@@ -245,7 +244,7 @@ class Store:
                 waiter.update = cell.update is not None
                 cell.wait_for(waiter)
                 if whole and self.decided is not None:
-                    self.decided.whole((rank, header.clock), self.attempt)
+                    self.decided.whole((rank, header.clock), self.recovery)
                 self._advance(cell)
                 self._count_lost(rank, cell, whole)
         self.tell_step()
@@ -342,7 +341,7 @@ class Store:
                 cell.void_cut()
                 cell.answer()  # it may have been a barrier
 
-    # -- sight ---------------------------------------------------------------------------------
+    # -- staleness ---------------------------------------------------------------------------------
 
     def span(self) -> tuple[int, int]:
         """Lowest and highest version of this shard's blocks; (0, 0) without blocks."""

@@ -236,7 +236,7 @@ class Shards:
             return subprocess.Popen([sys.executable, "-m", "psjob.shard"], env=environment, stdout=log, stderr=log)
 
     def _environment(self, role: str, index: int) -> dict[str, str]:
-        number = contract.ENV_EPOCH if role == "shard" else contract.ENV_START
+        number = contract.ENV_ATTEMPT if role == "shard" else contract.ENV_START
         return {
             contract.ENV_ROLE: role, contract.ENV_INDEX: str(index), contract.ENV_RUN: RUN, number: "1", contract.ENV_VIEW: "1",
             contract.ENV_CONFIG: str(self._config), contract.ENV_CHECKPOINTS: str(self.folder), contract.ENV_BIND: "127.0.0.1",

@@ -22,8 +22,8 @@ MAX_RECORD: Final = 256 << 20
 IDLE_PARTS: Final = 10_000
 """Of a worker's time: what a RECORD tells waiting in."""
 
-# magic, version, header length, type, codec, flags, run, view, epoch, worker, start, rewinds, clock, request, generation,
-# table, info, block, part offset, version (epoch, n), length, payload crc, reserved; then the crc of all of these.
+# magic, version, header length, type, codec, flags, run, view, attempt, worker, start, rewinds, clock, request, generation,
+# table, info, block, part offset, version (attempt, n), length, payload crc, reserved; then the crc of all of these.
 _BODY: Final = struct.Struct("<4sHHBBH16sIIiIIqIIHHIQIQQI16s")
 _CRC: Final = struct.Struct("<I")
 HEADER_BYTES: Final = _BODY.size + _CRC.size
@@ -105,7 +105,7 @@ class Header(NamedTuple):
     flags: int = Flag.NONE
     run: bytes = b"\0" * 16
     view: int = 0
-    epoch: int = 0
+    attempt: int = 0
     worker: int = 0
     start: int = 0
     rewinds: int = 0
@@ -118,7 +118,7 @@ class Header(NamedTuple):
     block: int = 0
     part: int = 0
     version: tuple[int, int] = (0, 0)
-    """(epoch, n): of a push the version its gradient was computed on, of a reply the one served."""
+    """(attempt, n): of a push the version its gradient was computed on, of a reply the one served."""
     codec: int = 0
     """What the payload is written in (psjob.codecs), 0: the block's own bytes. Refused where hello did not agree on it."""
     length: int = 0
@@ -127,7 +127,7 @@ class Header(NamedTuple):
 
     def pack(self) -> bytes:
         body = _BODY.pack(
-            MAGIC, VERSION, HEADER_BYTES, self.kind, self.codec, self.flags, self.run, self.view, self.epoch, self.worker,
+            MAGIC, VERSION, HEADER_BYTES, self.kind, self.codec, self.flags, self.run, self.view, self.attempt, self.worker,
             self.start, self.rewinds, self.clock, self.request, self.generation, self.table, self.info, self.block, self.part,
             self.version[0], self.version[1], self.length, self.crc, b"\0" * 16,
         )  # fmt: skip
@@ -150,8 +150,8 @@ def parse(raw: bytes | memoryview) -> Header:
     """
     if len(raw) < HEADER_BYTES:
         raise WireError(f"frame header is cut: {len(raw)} bytes, expected {HEADER_BYTES}")
-    (magic, version, size, kind, codec, flags, run, view, epoch, worker, start, rewinds, clock, request, generation, table, info, block,
-     part, vepoch, vn, length, crc, _reserved) = _BODY.unpack_from(raw)  # fmt: skip
+    (magic, version, size, kind, codec, flags, run, view, attempt, worker, start, rewinds, clock, request, generation, table, info, block,
+     part, vattempt, vn, length, crc, _reserved) = _BODY.unpack_from(raw)  # fmt: skip
     if magic != MAGIC:
         raise WireError(f"not a psjob peer: the first bytes are {bytes(raw[:4])!r}, expected {MAGIC!r}")
     if version != VERSION:
@@ -164,8 +164,8 @@ def parse(raw: bytes | memoryview) -> Header:
         raise WireError(f"codec {codec} on a frame of type {kind}; only gradients and weights are encoded")
     try:
         return Header(
-            _KINDS[kind], flags & 0x7F, run, view, epoch, worker, start, rewinds, clock, request, generation, table, info, block, part,
-            (vepoch, vn), codec, length, crc,
+            _KINDS[kind], flags & 0x7F, run, view, attempt, worker, start, rewinds, clock, request, generation, table, info, block, part,
+            (vattempt, vn), codec, length, crc,
         )  # fmt: skip
     except KeyError:
         raise WireError(f"unknown frame type {kind}") from None

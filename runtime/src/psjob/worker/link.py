@@ -41,7 +41,7 @@ class ShardLink:
         self.peer = session.place.config.shards[index]
         self.lanes: list[WorkerLane] = []
         """Open streams to the shard; the first carries everything, blocks are spread over all."""
-        self.epoch = 0
+        self.attempt = 0
         self.acked = 0
         self.welcomed = False
         self.released = 0
@@ -57,7 +57,7 @@ class ShardLink:
         """Pushes and pulls that wait for their PARAM, by number; what they carry can be gathered again until then."""
         self._pushed_clock = -1
         self._pushed: dict[int, Header] = {}
-        """Every push of the newest clock, answered or not: a shard of a later epoch needs them all."""
+        """Every push of the newest clock, answered or not: a shard of a later attempt needs them all."""
         self._request = 0
         self._last = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"link-{index}", daemon=True)
@@ -133,8 +133,8 @@ class ShardLink:
             self._thread.join(seconds)
 
     def dated(self, header: Header) -> Header:
-        """The header with the view and epoch of now."""
-        return header._replace(view=self.session.view, epoch=self.epoch)
+        """The header with the view and attempt of now."""
+        return header._replace(view=self.session.view, attempt=self.attempt)
 
     # -- the thread ----------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class ShardLink:
             try:
                 stream = self._dial()
                 if stream is None:
-                    if not self.epoch and time.monotonic() > deadline:
+                    if not self.attempt and time.monotonic() > deadline:
                         self.session.not_found(self.index)
                         return
                     time.sleep(0.1)
@@ -160,19 +160,19 @@ class ShardLink:
             time.sleep(0.02)
 
     def _dial(self) -> Stream | None:
-        """A stream on which hello was said: of all addresses of the name, the one whose shard has the highest (view, epoch)."""
+        """A stream on which hello was said: of all addresses of the name, the one whose shard has the highest (view, attempt)."""
         found: list[tuple[tuple[int, int], Stream]] = []
         streams = list(tcp.connect(self.peer.host, self.peer.port, DIAL_SECONDS))
         for stream in streams:
             with self.session.cond:
                 hello = self._hello()
             try:
-                stream.send_json(self.session.header(Kind.HELLO, epoch=self.epoch), hello)
+                stream.send_json(self.session.header(Kind.HELLO, attempt=self.attempt), hello)
                 first = stream.peek_header(HELLO_SECONDS) if len(streams) > 1 else None
             except (StreamClosed, WireError):
                 stream.close()
                 continue
-            found.append(((0, 0) if first is None else (first.view, first.epoch), stream))
+            found.append(((0, 0) if first is None else (first.view, first.attempt), stream))
         found.sort(key=lambda entry: entry[0])
         for _, stream in found[:-1]:
             stream.close()
@@ -183,9 +183,9 @@ class ShardLink:
         body: dict[str, Any] = {
             "role": "worker", "scheme": "none", "codecs": codecs.offered(),
             "transports": session.transports, "rowTransports": session.row_transports, "slots": SLOTS,
-            "layout": session.layout.digest(), "view": session.view, "attempt": session.attempt,
-            "fresh": not (session.joined if self.index == 0 else self.epoch),
-            "acked": self.acked if self.epoch else session.clock, "epoch": self.epoch, "init": session.initialising,
+            "layout": session.layout.digest(), "view": session.view, "recovery": session.recovery,
+            "fresh": not (session.joined if self.index == 0 else self.attempt),
+            "acked": self.acked if self.attempt else session.clock, "attempt": self.attempt, "init": session.initialising,
             "mode": written(session.mode),
             "push": codecs.push[self.index], "pull": codecs.pull[self.index],
         }  # fmt: skip
@@ -235,7 +235,7 @@ class ShardLink:
         for number in range(1, min(int(body.get("lanes", 1)), MAX_LANES)):
             stream = tcp.again(main.stream, DIAL_SECONDS)
             hello = {"role": "worker", "scheme": "none", "lane": number, "token": str(body["token"])}
-            stream.send_json(self.session.header(Kind.HELLO, epoch=self.epoch), hello)
+            stream.send_json(self.session.header(Kind.HELLO, attempt=self.attempt), hello)
             with self.session.cond:
                 self.lanes.append(WorkerLane(self, stream))
         if len(self.lanes) > 1 or self.session.exchange.beside:
@@ -281,10 +281,10 @@ class ShardLink:
         session.rows.share(self, body.get("sharedRows"))
         with session.cond:
             pushing = (self._pushed_clock == session.clock and self.unsent) or self._pushed.keys() & self.outstanding.keys()
-            if self.epoch and int(body["epoch"]) > self.epoch and pushing:
-                # What the epoch before answered of the open clock is lost with it; without it this clock would never be whole.
+            if self.attempt and int(body["attempt"]) > self.attempt and pushing:
+                # What the attempt before answered of the open clock is lost with it; without it this clock would never be whole.
                 self.outstanding |= self._pushed
-            self.epoch = int(body["epoch"])
+            self.attempt = int(body["attempt"])
             self.welcomed = True
             self.waiting = ""
             session.exchange.compression.agreed(self.index, [str(name) for name in body["codecs"]], not lane.stream.sums)

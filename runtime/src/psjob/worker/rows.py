@@ -165,7 +165,7 @@ class Rows:
         """What a push was computed on, as far as this shard's rows go; where it had none of them, they are as new as any block."""
         newest = max((n for _, n in self.session.exchange.versions.values()), default=0)
         with self.session.cond:
-            return link.epoch, self._bases.get((self.session.clock, link.index), newest)
+            return link.attempt, self._bases.get((self.session.clock, link.index), newest)
 
     def initialise(self) -> None:
         """Rank 0 of a new run gives every shard the first values of its rows."""

@@ -57,7 +57,7 @@ class WorkerSession:
         self.owner: list[int] = []
         self.clock = 0
         self.view = 0
-        self.attempt = 0
+        self.recovery = 0
         self.record: bytes | None = None
         self.initial: bytes | None = None
         self.cut_clock = -1
@@ -257,12 +257,12 @@ class WorkerSession:
         if not body["serving"]:
             self._init += 1  # of another shard: what this link has sent may be lost, or of a set-up before this one
         if link.index == 0:
-            self.attempt = int(body["attempt"])
+            self.recovery = int(body["recovery"])
             if not body.get("init") and not self.joined:
                 self.clock = int(body["clock"])
                 if not body.get("record"):
                     self.joined = True
-        if link.epoch and not link.acked:
+        if link.attempt and not link.acked:
             link.acked = min((asked.clock for asked in link.outstanding.values()), default=self.clock)
         self.cond.notify_all()
 

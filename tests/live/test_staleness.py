@@ -22,7 +22,7 @@ from psjob.rules.base import check_numbers
 from psjob.rules.stability import Guard, bound
 from psjob.shard.cell import Arrived, Info, Lent
 from psjob.shard.histogram import Histogram
-from psjob.shard.sight import ELEMENTS, FIRST, TOGETHER, BlockSight, Sample, Sight, compared
+from psjob.shard.staleness import ELEMENTS, FIRST, TOGETHER, BlockStaleness, Sample, StalenessMetrics, compared
 from psjob.shard.statusport import status
 from psjob.simulate.digits import SIZE, Digits
 from psjob.simulate.engine import simulate
@@ -35,14 +35,14 @@ SAMPLE = Sample.of(SIZE, ELEMENTS)
 
 
 class Looked(SimulatedTraining):
-    """Trains on the simulated schedule, and lets a shard's sight see what a shard would."""
+    """Trains on the simulated schedule, and lets a shard's staleness see what a shard would."""
 
     def __init__(self, lr: float, sample: Sample = SAMPLE, seed: int = 0) -> None:
         rule = rules.named("plain")
         self.given = check_numbers(rule, {"lr": lr, "weight_decay": 1e-4})
         self.guard = Guard("plain")
-        self.sight = Sight(1, self.guard)
-        self.block = BlockSight(self.sight, sample)
+        self.staleness = StalenessMetrics(1, self.guard)
+        self.block = BlockStaleness(self.staleness, sample)
         self.version = 0
         self.gaps: list[tuple[int, float]] = []
         """Of every push, with the version that it was computed on."""
@@ -95,14 +95,14 @@ def test_a_sample_is_inside_of_its_block_and_meets_nothing_twice(elements: int, 
 def test_lag_and_gap_of_every_push_are_those_of_the_schedule(workers: int, mean: float) -> None:
     """Row C2; a sample of all elements is the gap itself, and the usual sample comes near it."""
     work, sampled = looked(0.05, workers, 60, WHOLE), looked(0.05, workers, 8)
-    told = work.sight.told()
+    told = work.staleness.told()
     assert told["lag"]["sum"] / told["lag"]["count"] == pytest.approx(mean, abs=0.06)
     assert told["lag"]["count"] == len(work.gaps) == 60 * Digits.updates_per_epoch
     assert told["gap"]["sum"] == pytest.approx(sum(work.compared()), rel=1e-4)
     assert told["gap"]["count"] == len(work.compared()) < len(work.gaps) / 4
     work.gaps = work.gaps[FIRST + workers :]
     assert statistics.mean(work.compared()) == pytest.approx(statistics.mean(gap for _, gap in work.gaps), rel=0.1)
-    assert sampled.sight.told()["gap"]["sum"] == pytest.approx(sum(sampled.compared()), rel=0.2)
+    assert sampled.staleness.told()["gap"]["sum"] == pytest.approx(sum(sampled.compared()), rel=0.2)
 
 
 def test_an_eighth_is_compared_whatever_the_turns_of_the_workers() -> None:
@@ -182,8 +182,8 @@ def test_the_bound_is_that_of_the_lag_of_nineteen_pushes_in_twenty() -> None:
 
 
 def test_a_push_is_seen_when_its_last_block_is_and_as_late_as_its_latest() -> None:
-    sight = Sight(2, None)
-    blocks = [BlockSight(sight, Sample.of(4, 8)) for _ in range(2)]
+    staleness = StalenessMetrics(2, None)
+    blocks = [BlockStaleness(staleness, Sample.of(4, 8)) for _ in range(2)]
     weights, info = torch.zeros(4), Info(({"lr": 1.0},), frozenset())
     for block in blocks:
         block.answered(1, weights, 5)
@@ -192,12 +192,12 @@ def test_a_push_is_seen_when_its_last_block_is_and_as_late_as_its_latest() -> No
         blocks[block].counted([Arrived(Push(1, 0, base), Lent(weights), False, info)], weights + 3, n, 0)
 
     count(0, 5, 7)
-    assert sight.told()["lag"]["count"] == 0
+    assert staleness.told()["lag"]["count"] == 0
     count(1, 5, 9)
-    told = sight.told()
+    told = staleness.told()
     assert (told["lag"]["count"], told["lag"]["sum"], told["gap"]["sum"]) == (1, 4, 3.0)
     count(0, None, 9)  # of weights that a restore has undone
-    assert sight.told()["lag"]["count"] == 1
+    assert staleness.told()["lag"]["count"] == 1
 
 
 def quadratic(steps: int, lr: float, workers: int) -> Any:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob.shard.histogram import Histogram
-from psjob.shard.sight import GAPS, LAGS
+from psjob.shard.staleness import GAPS, LAGS
 from psjob_operator.cluster.health import Health
 from psjob_operator.cluster.metrics import exposition
 from psjob_operator.cluster.progress import parse

@@ -1,7 +1,7 @@
 """Who comes in before this process has imported torch, and to whom a stream goes after.
 
 A new shard 0 is known to its workers the moment it listens: in a mode where all rewind together, a worker of an older view
-is told so at once and restarts while this shard still imports and restores. All others wait at the door.
+is told so at once and restarts while this shard still imports and restores. All others wait at the acceptor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
 Meet = Callable[[Stream, Header, dict[str, Any]], None]
 
 
-class Door:
+class Acceptor:
     """Reads the hello of each stream, then hands it to `meet` once `open` was called. `refused` counts bad ones."""
 
     def __init__(self, here: Place) -> None:
@@ -46,7 +46,7 @@ class Door:
             if hello.get("scheme", "none") != "none":
                 raise WireError(f"authentication scheme {str(hello.get('scheme'))[:40]!r} is not offered; only none is")
             if not self._ready.is_set() and self._must_rewind(hello):
-                stream.send(Header(Kind.REWIND, run=self.run, view=self.here.view, epoch=self.here.number))
+                stream.send(Header(Kind.REWIND, run=self.run, view=self.here.view, attempt=self.here.number))
                 return
             self._ready.wait()
             if self._meet is not None:
@@ -65,6 +65,6 @@ class Door:
     def _answer_error(self, stream: Stream, error: Exception) -> None:
         raw = dump({"code": "protocol", "error": str(error)[:500]})
         try:
-            stream.send(Header(Kind.ERROR, run=self.run, view=self.here.view, epoch=self.here.number), raw)
+            stream.send(Header(Kind.ERROR, run=self.run, view=self.here.view, attempt=self.here.number), raw)
         except StreamClosed:
             pass

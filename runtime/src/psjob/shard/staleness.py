@@ -46,7 +46,7 @@ def compared(version: int) -> bool:
     return version < FIRST or (version // TOGETHER) ** 2 * 2654435769 % 2**32 < 2**32 // 8
 
 
-class Sight:
+class StalenessMetrics:
     """Lag and gap of the pushes that counted here. A push is seen when the last of `blocks`, those looked at, has taken its part of it."""
 
     def __init__(self, blocks: int, guard: Guard | None) -> None:
@@ -63,9 +63,9 @@ class Sight:
         with self._lock:
             return {"lag": self._lag.told(), "gap": self._gap.told()}
 
-    def word(self, epoch: int) -> dict[str, Any]:
+    def word(self, attempt: int) -> dict[str, Any]:
         """What the coordinator is told of it."""
-        return {"did": "sight", "epoch": epoch, "began": self._began, **self.told()}
+        return {"did": "staleness", "attempt": attempt, "began": self._began, **self.told()}
 
     def add(self, rank: int, clock: int, part: _Seen, numbers: Mapping[str, float | bool]) -> None:
         """A block has taken its part of a push."""
@@ -124,11 +124,11 @@ class Sample(NamedTuple):
         return whole.as_strided((self.runs, self.length), (self.step, 1))
 
 
-class BlockSight:
+class BlockStaleness:
     """One block's part; called with its lock held."""
 
-    def __init__(self, sight: Sight, sample: Sample) -> None:
-        self._sight, self._sample = sight, sample
+    def __init__(self, staleness: StalenessMetrics, sample: Sample) -> None:
+        self._sight, self._sample = staleness, sample
         self._sent: dict[int, tuple[int, torch.Tensor]] = {}
         """By rank: the last version that is compared and that it was answered with, and its weights."""
         self._first: tuple[int, torch.Tensor, torch.Tensor] | None = None
@@ -162,13 +162,13 @@ class BlockSight:
         return _product(grad - self._first[1], moved), _product(moved, moved)
 
 
-def watch(cells: Sequence[Cell], rule: str, first: bool) -> Sight:
+def watch(cells: Sequence[Cell], rule: str, first: bool) -> StalenessMetrics:
     """Look at the pushes of these cells; on the `first` shard the learning rate is judged too, where the rule can be."""
     looked = cells[:: max(1, -(-len(cells) // BLOCKS))]
-    sight = Sight(len(looked), Guard(rule) if first and rule in RULES else None)
+    staleness = StalenessMetrics(len(looked), Guard(rule) if first and rule in RULES else None)
     for cell in looked:
-        cell.sight = BlockSight(sight, Sample.of(cell.block.length, ELEMENTS // len(looked)))
-    return sight
+        cell.staleness = BlockStaleness(staleness, Sample.of(cell.block.length, ELEMENTS // len(looked)))
+    return staleness
 
 
 def _product(x: torch.Tensor, y: torch.Tensor) -> float:
