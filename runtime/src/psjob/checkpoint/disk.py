@@ -123,7 +123,10 @@ def read_into(fd: int, target: memoryview, name: str) -> None:
 
 def make_folder(folder: Path) -> None:
     """Create the run's folder, durably, where it is not there yet. Raises CheckpointProblem."""
-    missing = [part for part in (folder, *folder.parents) if not part.exists()]
+    try:
+        missing = [part for part in (folder, *folder.parents) if not part.exists()]
+    except OSError as error:
+        raise explain(error, f"look for {folder.name}", folder.parent) from error
     for part in reversed(missing):
         try:
             part.mkdir(mode=0o755, exist_ok=True)
