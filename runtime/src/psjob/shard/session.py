@@ -116,8 +116,11 @@ class Session:
 
     def tell(self, kind: Kind, body: Any = None, payload: bytes | None = None, **fields: Any) -> None:
         """Queue a control frame: JSON `body`, or raw `payload`."""
-        raw = payload if payload is not None else (b"" if body is None else dump(body))
-        self.lanes[0].tell(self.base._replace(kind=kind, view=self.store.view, **fields), raw)
+        header, lane = self.base._replace(kind=kind, view=self.store.view, **fields), self.lanes[0]
+        if payload is None:
+            lane.tell(header, b"" if body is None else dump(body))
+        else:
+            lane.put(lambda: lane.stream.send(header, payload))
 
     @property
     def mode(self) -> str:

@@ -67,6 +67,13 @@ class WorkerLane:
         except StreamClosed:
             pass
 
+    def send_control(self, header: Header, raw: bytes) -> None:
+        """As `send`, of a control body."""
+        try:
+            self.stream.send_control(self.link.dated(header), raw)
+        except StreamClosed:
+            pass
+
     def send_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
         """As `send`, of a payload that lies in several places."""
         try:

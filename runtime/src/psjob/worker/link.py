@@ -118,7 +118,7 @@ class ShardLink:
         """Send on the first stream (`everywhere`: on each, ahead of the blocks to come), if the link is up."""
         raw = dump(body)
         for lane in (self.lanes if everywhere else self.lanes[:1]) if self.welcomed else ():
-            lane.send(header, raw)
+            lane.send_control(header, raw)
 
     def close(self) -> None:
         for lane in self.lanes:
@@ -193,7 +193,7 @@ class ShardLink:
             body["rule"] = session.rule
             body["aliases"] = session.aliases
             body["tables"] = [spec.to_json() for spec in session.rows.specs]
-            body["table"] = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "group": t.group} for t in session.layout.table]
+            body["table"] = [spec.to_json() for spec in session.layout.table]
         return body
 
     def _serve(self, stream: Stream) -> None:
