@@ -22,6 +22,7 @@ from psjob.shard.cell import Cell, Waiter
 from psjob.shard.control import Control
 from psjob.shard.peers import CoordinatorLink, PeerStream
 from psjob.shard.phase import Phase
+from psjob.shard.recordframes import RecordsHere
 from psjob.shard.rows import RowCell
 from psjob.shard.session import WAITING_SECONDS, Session
 from psjob.shard.snapshots import Snapshots
@@ -55,6 +56,7 @@ class Server:
         self.store.view = place.view
         self.changed = threading.Event()
         self.sessions: dict[int, Session] = {}
+        self.records = RecordsHere()
         self.bad_connections = 0
         self.cut_step = -1
         self.wishes = False

@@ -65,6 +65,12 @@ class Kind(IntEnum):
     EARLY = 23
     """A gradient before its step: kept for its stream under `request`, and nothing else, until a HELD push names it."""
     CODEC = 24
+    RECORD_PIECE = 25
+    """`length` bytes at `part` of a resume record whose crc32 and size are `version`; none: only the question how much of it came.
+
+    To the coordinator `generation` and `request` are what `part` and `request` are of a RECORD."""
+    RECORD_HAS = 26
+    """`part` bytes of the record of `clock` and `version`, as in RECORD_PIECE, have come."""
     LOOKUP = 40
     """Ids of a table (raw int64, ascending) whose rows are wanted at `version` or later; none: only the word that it is reached."""
     ROWS = 41

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from psjob.modes import written
+from psjob.protocol.records import PIECE, RecordId, RecordIn
 from psjob.wire import tcp
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
 from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
@@ -58,6 +59,8 @@ class ShardLink:
         self._pushed_clock = -1
         self._pushed: dict[int, Header] = {}
         """Every push of the newest clock, answered or not: a shard of a later attempt needs them all."""
+        self.record = RecordIn()
+        """What the coordinator gives back, as far as it has come: a break does not begin it anew."""
         self._request = 0
         self._last = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"link-{index}", daemon=True)
@@ -190,6 +193,7 @@ class ShardLink:
             "push": codecs.push[self.index], "pull": codecs.pull[self.index],
         }  # fmt: skip
         if self.index == 0:
+            body["has"] = None if self.record.id is None else [*self.record.id, self.record.count]
             body["rule"] = session.rule
             body["aliases"] = session.aliases
             body["tables"] = [spec.to_json() for spec in session.rows.specs]
@@ -256,6 +260,10 @@ class ShardLink:
             session.on_waiting(self, stream.recv_json(header))
         elif kind is Kind.RECORD:
             session.on_record(header.clock, bytes(stream.recv_body(header, MAX_RECORD)))
+        elif kind is Kind.RECORD_PIECE:
+            self._record_piece(header, stream.recv_body(header, PIECE))
+        elif kind is Kind.RECORD_HAS:
+            session.on_record_has(header)
         elif kind is Kind.ERROR:
             session.on_error(self, stream.recv_json(header))
         elif kind is Kind.INFO:
@@ -307,6 +315,15 @@ class ShardLink:
                 self.send_block(old)
         session.rows.again(self)
         session.on_relinked(self)
+
+    def _record_piece(self, header: Header, data: bytearray) -> None:
+        record = RecordId(header.clock, *header.version)
+        if record.size > MAX_RECORD:
+            raise WireError(f"a record of {record.size} bytes is above the limit of {MAX_RECORD}")
+        with self.session.cond:
+            whole = self.record.take(record, header.part, data)
+        if whole is not None:
+            self.session.on_record(record.clock, whole)
 
     def _applied(self, header: Header) -> None:
         """A shard has applied the rows of a push."""

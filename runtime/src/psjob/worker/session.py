@@ -25,6 +25,7 @@ from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, Kind, run_digest
 from psjob.worker.ending import SessionEnd
 from psjob.worker.exchange import Exchange
+from psjob.worker.handin import HandIn
 from psjob.worker.idle import Idle
 from psjob.worker.link import ShardLink
 from psjob.worker.rows import Rows
@@ -78,6 +79,7 @@ class WorkerSession:
         self.states: dict[int, bytes] = {}
         self._said = 0.0
         self._last_record = (0, b"")
+        self.records = HandIn(self)
         self.idle = Idle()
         self._told: dict[Kind, dict[str, Any]] = {}
         self._wished = -1
@@ -132,17 +134,16 @@ class WorkerSession:
             self._store(link, self.exchange.packs, parameters)
         if cut or stops or mark or small:
             self._last_record = (self.clock, make_record() if record is None else record)
-            self._hand_in()
+            self._hand_in(cut or stops or mark > 0)
         if mark or self.cut_clock > self._wished:
             self._told.pop(Kind.CHECKPOINT, None)
         self._mark(mark)
         if stops:
             self._stand_still()
 
-    def _hand_in(self) -> None:
+    def _hand_in(self, cut: bool = False) -> None:
         """The last record goes to the coordinator, and how long the script has waited."""
-        (clock, record), (counted, waited) = self._last_record, self.idle.told
-        self.links[0].send(self.header(Kind.RECORD, clock=clock, part=counted, request=waited), record)
+        self.records.hand_in(*self._last_record, cut, self.idle.told)
 
     def _mark(self, mark: int) -> None:
         """Tell every shard that this worker holds its pushes for cut `mark` (0: none is wanted), and wait until all have copied."""
@@ -252,6 +253,8 @@ class WorkerSession:
 
     def on_welcome(self, link: ShardLink, body: dict[str, Any]) -> None:
         """Called with the condition held."""
+        if link.index == 0:
+            self.records.relinked()
         link.released = max(link.released, self.holding)  # a shard that comes anew knows nothing of that cut
         self.view = max(self.view, int(body["view"]))
         if not body["serving"]:
@@ -274,8 +277,14 @@ class WorkerSession:
             link.send_json(self.header(kind, clock=self.clock), body)
         if self.leaving and self.reduces:
             self._store(link, self.exchange.make_packs(), self.exchange.sources)
-        if self.leaving:
+        if self.leaving and (link.index or self.records.through):
             link.send(self.header(Kind.LEAVE, clock=self.clock))
+
+    def on_record_has(self, header: Header) -> None:
+        """The coordinator has so much of a record; who leaves says so once it has all."""
+        self.records.has(header)
+        if self.leaving and self.records.through:
+            self.links[0].send(self.header(Kind.LEAVE, clock=self.clock))
 
     def on_record(self, clock: int, blob: bytes) -> None:
         with self.cond:
@@ -363,8 +372,7 @@ class WorkerSession:
                 self.header(Kind.INIT, block=block.index), self.exchange.packs[block.index].gather(parameters)
             )
         self.rows.initialise()
-        blob = initial()
-        self.links[0].send(self.header(Kind.RECORD, clock=-1), blob)
+        self.records.hand_in(-1, initial(), True, (0, 0))
         return asked
 
     def wait(self, done: Callable[[], bool], what: str, seconds: float | None = None) -> None:
