@@ -47,6 +47,8 @@ class Reading:
         self._begin = self._end = 0
         """Between them lies in `_ahead` what was received and is not read yet."""
         self._receive_seconds = 0.0
+        self.received = 0
+        """Bytes that have come."""
 
     def ahead(self) -> bool:
         """Has the next header been received already?"""
@@ -192,6 +194,7 @@ class Reading:
             except OSError as error:
                 raise error if isinstance(error, StreamClosed) else StreamClosed(f"{self.peer}: {error}") from error
             done += count
+            self.received += count
             if done >= size:
                 break
             now = time.monotonic()

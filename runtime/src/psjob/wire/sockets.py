@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import socket
 import struct
+import sys
+import termios
 
 SLICE_SECONDS = 1.0
 """Longest wait of one call to the kernel, which does not tell when within the call its last byte moved."""
@@ -30,6 +34,15 @@ def one_host(sock: socket.socket) -> bool:
         return bool(sock.getpeername()[0] == sock.getsockname()[0])
     except OSError:
         return False
+
+
+def unconfirmed(sock: socket.socket) -> int:
+    """Bytes that were written and the peer's system has not confirmed; 0 where this system does not tell. Raises OSError."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    count = array.array("i", [0])
+    fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, count)
+    return count[0]
 
 
 def unpaced(sock: socket.socket) -> None:

@@ -17,7 +17,7 @@ from psjob.wire.frame import MAX_JSON, Header, dump, frames
 from psjob.wire.reading import HELLO_SECONDS as HELLO_SECONDS
 from psjob.wire.reading import SILENCE_SECONDS, Reading
 from psjob.wire.reading import StreamClosed as StreamClosed
-from psjob.wire.sockets import SLICE_SECONDS, keepalive, one_host, timeval, unpaced
+from psjob.wire.sockets import SLICE_SECONDS, keepalive, one_host, timeval, unconfirmed, unpaced
 
 TCP_NOTSENT_LOWAT = 25
 UNSENT_BYTES = 128 << 10
@@ -31,6 +31,7 @@ class Stream(Reading):
         self.sums = not one_host(sock)
         self.closed = False
         self._send_lock = threading.Lock()
+        self._written = 0
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keepalive(sock)
         if not self.sums:
@@ -79,7 +80,9 @@ class Stream(Reading):
         size, done, moved = len(part), 0, 0.0
         while done < size:
             try:
-                done += self.sock.send(memoryview(part)[done:] if done else part)
+                count = self.sock.send(memoryview(part)[done:] if done else part)
+                done += count
+                self._written += count
             except BlockingIOError:
                 now = time.monotonic()
                 moved = moved or now - SLICE_SECONDS
@@ -94,6 +97,7 @@ class Stream(Reading):
             return False
         try:
             sent = self.sock.send(raw, socket.MSG_DONTWAIT)
+            self._written += sent
             if sent < len(raw):
                 self._send_all(raw[sent:])
             return True
@@ -115,6 +119,13 @@ class Stream(Reading):
             self.send(header, raw)
         else:
             self.write(*(part for head, piece in frames(header, raw) for part in (head.sized(piece, self.sums).pack(), piece)))
+
+    def moved(self) -> int:
+        """Bytes that have come, and those of what was written that the peer's system has confirmed: it changes while the peer is there."""
+        try:
+            return self.received + self._written - unconfirmed(self.sock)
+        except (OSError, ValueError):
+            return self.received
 
     def gone(self) -> bool:
         """Whether the peer has closed already, so far as can be told without waiting and once all that it sent is read."""
