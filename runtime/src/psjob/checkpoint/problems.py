@@ -7,7 +7,12 @@ from pathlib import Path
 
 
 class CheckpointProblem(Exception):
-    """Something could not be written or read. Training can go on; the text says what to change."""
+    """Something could not be written or read. Training can go on; the text says what to change.
+
+    `full`: the volume, or the quota, has no room.
+    """
+
+    full = False
 
 
 class Damage(CheckpointProblem):
@@ -33,4 +38,6 @@ def explain(error: OSError, doing: str, folder: Path) -> CheckpointProblem:
     """The sentence for an OSError met while `doing` something in `folder`."""
     name = errno.errorcode.get(error.errno or 0, "error")
     remedy = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
-    return CheckpointProblem(f"cannot {doing} in {folder}: {name}, {remedy}")
+    problem = CheckpointProblem(f"cannot {doing} in {folder}: {name}, {remedy}")
+    problem.full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return problem

@@ -13,13 +13,13 @@ from typing import Any
 from psjob import contract
 from psjob.checkpoint import manifest
 from psjob.checkpoint.problems import CheckpointProblem
-from psjob.coordinator.coordinator import Coordinator
 from psjob.modes import of as mode_of
 from psjob.process.config import Place
 from psjob.process.errors import LONGEST_MESSAGE, Fenced, leave_message
 from psjob.rules import reduction
 from psjob.shard.cell import Cell, Waiter
 from psjob.shard.control import Control
+from psjob.shard.coordination import Coordination
 from psjob.shard.peers import CoordinatorLink, PeerStream
 from psjob.shard.phase import Phase
 from psjob.shard.rows import RowCell
@@ -67,7 +67,7 @@ class Server:
         self.control = Control(self)
         if self.store.decided is not None:
             self.store.decided.arrived = lambda body: self.control.answer(body)
-        self.coordinator = Coordinator(place, self, folder, self.exit_with) if place.index == 0 else None
+        self.coordinator = Coordination(place, self, folder) if place.index == 0 else None
         self.link = CoordinatorLink(self) if place.index else None
         self._lock = threading.Lock()
         self._noticed: dict[str, float] = {}
@@ -91,10 +91,6 @@ class Server:
             self.beat = time.monotonic()
             if self.link is not None:
                 self.tick(self.beat)
-            elif self.coordinator is not None:
-                code = self.coordinator.ending.due_to_go(self.beat)
-                if code is not None:
-                    self.exit_with(code)
         return self._exit[0]
 
     def _is_over(self) -> bool:
@@ -214,16 +210,12 @@ class Server:
         """A sentence on whom held answers wait for, as a block knows it."""
         if not self.store.mode.decided:
             return f"workers {ranks} have not pushed step {step}"
-        if not ranks and self.coordinator is not None and self.coordinator.deciding is not None:
-            ranks = self.coordinator.deciding.missing()  # of whom another shard has not all
+        if not ranks and self.coordinator is not None:
+            ranks = self.coordinator.missing()  # of whom another shard has not all
         return f"update {step} waits for pushes of workers {ranks}" if ranks else f"update {step} waits for the coordinator"
 
     def initialised(self) -> None:
         self.control.answer({"did": "initialised", "setup": self.control.setup})
-
-    def finishing(self) -> None:
-        """The final manifest is there: tell every shard and worker that comes."""
-        self.final = True
 
     def stop(self) -> None:
         """SIGTERM: hand the wish to the coordinator; leave by ourselves when it does not answer."""
@@ -265,7 +257,7 @@ def last_words(server: Server) -> None:
     said = {"attempt": words["attempt"], "index": words["index"], "counters": words["counters"]}
     if coordinator:
         said["coordinator"] = {key: coordinator[key] for key in kept} | {"passed": coordinator["passed"][-4:]}
-    met = {} if server.coordinator is None else {"met": server.coordinator.members.met()}
+    met = {} if server.coordinator is None else {"met": server.coordinator.machine.members.met()}
     body = server.words | met | {"status": said}
     for part, name in ((said["counters"], "acknowledged"), (said.get("coordinator", {}), "metrics")):
         if len(json.dumps(body)) > LONGEST_MESSAGE:  # as long as there are workers, or numbers reported
