@@ -32,7 +32,7 @@ from psjob.wire.tcp import Stream
 NEVER = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
 TABLE = [TensorSpec("w", (1024,), "float32", 0)]
 """Four blocks, so that each of two shards has some."""
-SLOW = ("snapshot", "spare", "restore")
+SLOW = ("spare",)
 """Threads of a shard that answer when they are through."""
 
 
@@ -88,11 +88,14 @@ class Desk:
             for thread in threading.enumerate():
                 if thread.name in SLOW:
                     thread.join()
+            for server in self.servers:
+                server.control.disk.wait()
             try:
                 while True:
                     self.c._events.get_nowait()()
             except queue.Empty:
-                if not any(thread.name in SLOW for thread in threading.enumerate()):
+                busy = any(server.control.disk.busy for server in self.servers)
+                if not busy and not any(thread.name in SLOW for thread in threading.enumerate()):
                     return
 
     def hear(self) -> None:
@@ -185,7 +188,7 @@ class Desk:
         for server in self.servers:
             if shards is None or server.place.index in shards:
                 server.store.leave(clerk.rank, clock)
-                server.snapshots.recheck()
+                server.control.left(clerk.rank)
         if shards is None or 0 in shards:
             self.edge(clerk, clock)
             self.c._frame(clerk, Header(Kind.LEAVE, clock=clock), {}, b"")

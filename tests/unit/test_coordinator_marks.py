@@ -16,7 +16,7 @@ def mark(desk: Desk, clerk: Clerk, clock: int) -> None:
     desk.edge(clerk, clock)
     desk.c._frame(clerk, Header(Kind.MARK, clock=clock, request=cut.number), {}, b"")
     for server in desk.servers:
-        server.snapshots.mark(clerk.rank, cut.number)
+        server.control.mark(clerk.rank, cut.number)
 
 
 def cut(desk: Desk, clerks: list[Clerk], clocks: list[int]) -> None:

@@ -83,7 +83,8 @@ class Manifest:
     def listed(self) -> list[FileFact]:
         """Every file of this checkpoint but the manifest itself."""
         rows = () if self.rows is None else self.rows.files
-        return [*self.files, *rows, *(fact for fact in (self.records, self.buffers) if fact is not None)]
+        tables = [FileFact.from_json(table) for table in self.tables.values() if "name" in table]
+        return [*self.files, *rows, *tables, *(fact for fact in (self.records, self.buffers) if fact is not None)]
 
     def fact(self, name: str) -> FileFact:
         """The facts of the file `name`. Raises Damage where the manifest does not list it."""
@@ -126,6 +127,16 @@ def newest(folder: Path, run: str | None) -> tuple[Manifest | None, list[str]]:
         except CheckpointProblem as problem:
             problems.append(f"checkpoint {name} is passed over: {problem}")
     return None, problems
+
+
+def is_over(folder: Path, run: str) -> bool:
+    """Has this run its final manifest? No file that it lists is looked at. Raises CheckpointProblem where the folder cannot be listed."""
+    for _, _, name in reversed(_names(folder)):
+        with contextlib.suppress(CheckpointProblem):
+            made = read(folder, name)
+            if made.run == run:
+                return made.final
+    return False
 
 
 def read(folder: Path, name: str) -> Manifest:

@@ -82,14 +82,15 @@ class Committer:
             for _shard, body in sorted(cut.written.items())
             for entry in body["blocks"]
         )
-        tables = {str(shard): body["table"] for shard, body in sorted(cut.written.items())}
+        told = {str(shard): body["table"] for shard, body in sorted(cut.written.items())}
+        tables = {shard: table["file"] for shard, table in told.items()}
         rows = row_places(cut.written, [cell.spec for cell in c.store.row_cells.values()], self._newest)
         clocks = cut.clocks or self._clocks(
-            [*(place.n for place in blocks), *(n for of in (rows.versions if rows else ()) for n in of)], tables
+            [*(place.n for place in blocks), *(n for of in (rows.versions if rows else ()) for n in of)], told
         )
         workers: dict[str, Any] = {}
         for member in c.members.all.values():
-            left = _left(tables, member.rank)
+            left = _left(told, member.rank)
             workers[str(member.rank)] = {
                 "clock": clocks[member.rank], "start": member.incarnation[0], "rewinds": member.incarnation[1], "leftAt": left,
             }  # fmt: skip
@@ -130,8 +131,8 @@ class Committer:
         clocks: dict[int, int] = {}
         for rank in ranks:
             seen = {
-                int(rows[str(rank)]["complete"])
-                for shard, rows in tables.items()
+                int(table["complete"][rank])
+                for shard, table in tables.items()
                 if self.c.store.row_cells or self.c.store.assignment.count(int(shard))
             }
             if len(seen) > 1:
@@ -168,5 +169,5 @@ class Committer:
 
 def _left(tables: Mapping[str, Any], rank: int) -> int | None:
     """From which clock on a worker has left, if every shard knew so at the cut."""
-    clocks = [rows[str(rank)]["leftAt"] for rows in tables.values()]
+    clocks = [table["left"].get(str(rank)) for table in tables.values()]
     return None if None in clocks else max(clocks)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,6 +28,7 @@ from psjob.coordinator.members import Members, State
 from psjob.coordinator.progress import JobProgress
 from psjob.coordinator.switching import Switching
 from psjob.coordinator.views import Views
+from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
 from psjob.shard.session import Session
@@ -73,7 +73,7 @@ class Coordinator:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="coordinator", daemon=True).start()
+        supervise.start(self._run, "coordinator")
 
     def _run(self) -> None:
         try:
@@ -94,9 +94,6 @@ class Coordinator:
             self.server.leave(1, str(problem))
         except ResumeRefused as refused:
             self.server.leave(contract.EXIT_REFUSED, str(refused))
-        except Exception:  # the thread must not die in silence
-            log.exception("the coordinator failed")
-            self.exit_with(1)
 
     def _carry_out(self, event: Callable[[], None]) -> None:
         try:

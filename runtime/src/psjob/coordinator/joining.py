@@ -33,7 +33,7 @@ class PlacementQuery:
 
     def question(self) -> dict[str, Any]:
         """What shards are ordered."""
-        return {"do": "where", "rank": self.session.rank, "ask": self.number}
+        return {"do": "where", "ranks": [self.session.rank], "ask": self.number}
 
 
 class Joining:
@@ -65,7 +65,9 @@ class Joining:
 
     def where(self, index: int, body: Mapping[str, Any]) -> None:
         """A shard says how far a rank is there."""
-        asked = self._asked.get(int(body["rank"]))
+        rank, complete, _ = body["rows"][0]
+        body = {**body, "complete": complete}
+        asked = self._asked.get(int(rank))
         if asked is None or body["ask"] != asked.number:
             return
         asked.answers[index] = body

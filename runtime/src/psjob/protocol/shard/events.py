@@ -32,7 +32,7 @@ class Ordered:
 
 @dataclass(frozen=True)
 class Connected:
-    """A stream to the coordinator is open. `carried` is the last decided order that was carried out (None: one broke off)."""
+    """A stream to the coordinator is open. `carried` is the last decided order that was carried out by now (None: one broke off)."""
 
     stream: int
     carried: int | None = 0
