@@ -142,6 +142,16 @@ def _there(path: Path, fact: FileFact) -> None:
             raise Damage(path.name, f"{fact.bytes} bytes", f"{size} bytes")
 
 
+def is_over(folder: Path, run: str) -> bool:
+    """Has this run its final manifest? No file that it lists is looked at. Raises CheckpointProblem where the folder cannot be listed."""
+    for _, _, name in reversed(listing(folder)):
+        with contextlib.suppress(CheckpointProblem):
+            made = read(folder, name)
+            if made.run == run:
+                return made.final
+    return False
+
+
 def read(folder: Path, name: str) -> Manifest:
     """The manifest `name` of `folder`, checked against its own hash; the files it lists are not. Raises Damage or CheckpointProblem."""
     match = _NAME.fullmatch(name)

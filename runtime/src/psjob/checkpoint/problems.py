@@ -9,7 +9,7 @@ from pathlib import Path
 class CheckpointProblem(Exception):
     """Something could not be written or read. Training can go on; the text says what to change.
 
-    `full`: the volume, or the quota, has no room.
+    `full`: for want of room, so that the same may succeed later.
     """
 
     full = False
@@ -23,6 +23,7 @@ class Damage(CheckpointProblem):
         self.file, self.expected, self.found = file, expected, found
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _REMEDIES = {
     errno.ENOSPC: "the volume is full: free space or ask for a larger one",
     errno.EDQUOT: "the quota is used up: free space or ask for more",
@@ -39,5 +40,5 @@ def explain(error: OSError, doing: str, folder: Path) -> CheckpointProblem:
     name = errno.errorcode.get(error.errno or 0, "error")
     remedy = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
     problem = CheckpointProblem(f"cannot {doing} in {folder}: {name}, {remedy}")
-    problem.full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    problem.full = error.errno in FULL
     return problem

@@ -6,7 +6,6 @@ One thread does it, first in, first out: a read that is asked for after a commit
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from psjob import modes
-from psjob.checkpoint import claim, files, final, manifest, orphans, records
+from psjob.checkpoint import claim, disk, files, final, manifest, orphans, records
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.manifest import BlockPlace, Manifest
 from psjob.checkpoint.problems import CheckpointProblem
@@ -107,7 +106,7 @@ class DiskWork:
                         log.info("removed %d files of void checkpoints", len(gone))
                 return None
             case actions.MeasureRoom():
-                return events.RoomMeasured(room(self.folder))
+                return events.RoomMeasured(disk.free_bytes(self.folder))
             case actions.ReadWish():
                 return self._wish()
 
@@ -258,15 +257,6 @@ def facts_of(folder: Path, made: Manifest) -> CheckpointFacts:
         workers, tables, tuple(sorted((str(a), str(b)) for a, b in dict(made.extra.get("aliases") or {}).items())),
         made.extra.get("weightsSha256"),
     )  # fmt: skip
-
-
-def room(folder: Path) -> int | None:
-    """Bytes that this user may still write there; None where the system does not say."""
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize
 
 
 def _bytes(blob: bytes) -> torch.Tensor:

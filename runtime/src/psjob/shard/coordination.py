@@ -20,6 +20,7 @@ import torch
 from psjob import rules
 from psjob.layout.blocks import MAX_TENSORS, TensorSpec, check_table
 from psjob.modes import written
+from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
 from psjob.protocol.coordinator import actions, border, events
@@ -56,7 +57,7 @@ class Coordination:
         self.lateness = Lateness()
         self.beat = time.monotonic()
         """When the machine was last seen to move."""
-        self.pending: queue.SimpleQueue[Event | Exception] = queue.SimpleQueue()
+        self.pending: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._ids = itertools.count(1)
         self._sessions: dict[int, Session] = {}
@@ -69,40 +70,29 @@ class Coordination:
 
     def start(self) -> None:
         """Begin, in threads of its own."""
-        threading.Thread(target=self._run, name="coordinator", daemon=True).start()
-        threading.Thread(target=self._work, name="coordinator-disk", daemon=True).start()
+        supervise.start(self._run, "coordinator")
+        supervise.start(self._work, "coordinator-disk")
 
     def _run(self) -> None:
-        try:
-            self.feed(events.Started())
-            ticked = 0.0
-            while not self.machine.ended:
-                try:
-                    event = self.pending.get(timeout=max(0.0, ticked + TICK_SECONDS - self.clock()))
-                except queue.Empty:
-                    pass
-                else:
-                    if isinstance(event, Exception):
-                        raise event
-                    self.feed(event)
-                self.beat = time.monotonic()
-                now = self.clock()
-                if now - ticked >= TICK_SECONDS:
-                    ticked = now
-                    self.tick()
-        except Exception as error:  # whatever it is, this process must not live on without a coordinator
-            log.exception("the coordinator failed")
-            self.server.words["problem"] = f"the coordinator failed: {type(error).__name__}: {error}"[:1000]
-            self.server.exit_with(1)
+        self.feed(events.Started())
+        ticked = 0.0
+        while not self.machine.ended:
+            try:
+                event = self.pending.get(timeout=max(0.0, ticked + TICK_SECONDS - self.clock()))
+            except queue.Empty:
+                pass
+            else:
+                self.feed(event)
+            self.beat = time.monotonic()
+            now = self.clock()
+            if now - ticked >= TICK_SECONDS:
+                ticked = now
+                self.tick()
 
     def _work(self) -> None:
         torch.set_num_threads(1)
         while True:
-            try:
-                done = self.disk.carry_out(self.jobs.get())
-            except Exception as error:
-                self.pending.put(error)
-                return
+            done = self.disk.carry_out(self.jobs.get())
             if done is not None:
                 self.pending.put(done)
 
@@ -121,7 +111,6 @@ class Coordination:
         """Look at the time."""
         now = self.clock()
         self._look(now)
-        self.server.tick(now)
         self.feed(events.Tick(self.server.store.furthest()))
 
     # -- from other threads --------------------------------------------------------------------
@@ -188,9 +177,8 @@ class Coordination:
                 return
             event = border.answer(index, body, self.place.config.workers, read_part)
         except (ValueError, KeyError, TypeError) as error:
-            if index == 0:  # no stream to end: it is this process that is wrong
-                self.pending.put(error)
-                return
+            if index == 0:
+                raise  # no stream to end: it is this process that is wrong
             raise WireError(f"shard {index}: {error}") from None
         if event is not None:
             self.post(event)
