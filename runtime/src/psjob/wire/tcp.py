@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from psjob.process import supervise
 from psjob.wire.frame import MAX_JSON, Header, dump, frames
 from psjob.wire.reading import HELLO_SECONDS as HELLO_SECONDS
 from psjob.wire.reading import SILENCE_SECONDS, Reading
@@ -30,6 +31,8 @@ class Stream(Reading):
         super().__init__(sock)
         self.sums = not one_host(sock)
         self.closed = False
+        self.unsent: bytes | memoryview = b""
+        """The rest of a frame that was begun by `offer`; whatever is written next goes after it."""
         self._send_lock = threading.Lock()
         self._written = 0
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -69,7 +72,8 @@ class Stream(Reading):
         """Write whole frames, whose bytes lie in these places. Raises StreamClosed."""
         with self._send_lock:
             try:
-                for part in raw:
+                rest, self.unsent = self.unsent, b""
+                for part in (rest, *raw) if rest else raw:
                     self._send_all(part)
             except (OSError, ValueError) as error:
                 self.close()
@@ -91,15 +95,23 @@ class Stream(Reading):
             else:
                 moved = 0.0
 
+    def flush(self) -> None:
+        """Write what an `offer` has left. Raises StreamClosed."""
+        self.write()
+
     def offer(self, raw: bytes) -> bool:
-        """As `write`, but only where that takes no waiting; False: nothing was written. Raises StreamClosed."""
+        """As `write`, but without any waiting; False: nothing was written. What the kernel did not take is `unsent` then.
+
+        Raises StreamClosed.
+        """
         if not self._send_lock.acquire(blocking=False):
             return False
         try:
+            if self.unsent:
+                return False
             sent = self.sock.send(raw, socket.MSG_DONTWAIT)
             self._written += sent
-            if sent < len(raw):
-                self._send_all(raw[sent:])
+            self.unsent = raw[sent:]
             return True
         except BlockingIOError:
             return False
@@ -225,11 +237,9 @@ def accept_forever(
                 sock.close()
                 continue
             try:
-                threading.Thread(target=serve, args=(wrap(sock),), name=f"{name}-stream", daemon=True).start()
+                supervise.start(serve, f"{name}-stream", wrap(sock))
             except (OSError, RuntimeError):
                 sock.close()
                 slots.release()
 
-    thread = threading.Thread(target=loop, name=f"{name}-accept", daemon=True)
-    thread.start()
-    return thread
+    return supervise.start(loop, f"{name}-accept")
