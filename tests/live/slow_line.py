@@ -17,6 +17,7 @@ class SlowLine:
     def __init__(self, target: tuple[str, int], rate: float) -> None:
         self.rate = rate
         self.carried = {"up": 0, "down": 0}
+        self.connections = 0
         self._target = target
         self._free = {"up": 0.0, "down": 0.0}
         self._lock = threading.Lock()
@@ -63,6 +64,7 @@ class SlowLine:
                 near.close()
                 continue
             with self._lock:
+                self.connections += 1
                 self._socks += [near, far]
             for ends in ((near, far, "up"), (far, near, "down")):
                 thread = threading.Thread(target=self._carry, args=ends, daemon=True)

@@ -23,7 +23,7 @@ from tests.live.slow_line import SlowLine
 
 RATE = 200_000
 """Bytes a second: 1.6 Mbit/s."""
-RECORD = 18 << 20 if os.environ.get("PSJOB_SOAK") else 2 << 20
+RECORD = 18 << 20 if os.environ.get("PSJOB_SOAK") else 1 << 20
 STEP_SECONDS = 5.0
 SECONDS = RECORD / RATE * 3 + 60
 

@@ -97,14 +97,25 @@ def test_what_is_under_way_goes_by_how_soon_pieces_are_confirmed(seconds: float,
     assert largest == most
 
 
-def test_the_cuts_record_comes_through_and_the_newest_of_the_others() -> None:
+def test_the_cuts_record_comes_through_and_then_the_newest_of_the_others() -> None:
     out, into = RecordsOut(), RecordIn()
-    cut, between, newest = (blob(3 * PIECE, seed) for seed in (1, 2, 3))
+    cut, between, newest = (blob(size, seed) for seed, size in enumerate((3 * PIECE, 3 * PIECE, 100)))
     out.add(4, cut, cut=True)
     carry(out, into, 2)
     out.add(5, between, cut=False)
     out.add(6, newest, cut=False)
     assert carry(out, into, 100) == [cut, newest]
+
+
+def test_a_newer_record_takes_the_place_of_a_long_one_and_waits_for_a_short_one() -> None:
+    """Else one that comes with every clock would never be through."""
+    out, into = RecordsOut(), RecordIn()
+    long, first, second, third = (blob(size, seed) for seed, size in enumerate((3 * PIECE, 10, 20, 30)))
+    out.add(4, long, cut=False)
+    carry(out, into, 2)
+    for clock, record in enumerate((first, second, third), 5):
+        out.add(clock, record, cut=False)
+    assert carry(out, into, 100) == [first, third]
 
 
 def test_the_next_cuts_record_replaces_all() -> None:

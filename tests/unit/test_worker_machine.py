@@ -204,6 +204,23 @@ def test_pieces_wait_for_the_stream() -> None:
     assert m.next_piece(2.0) is not None
 
 
+def test_a_short_record_does_not_overtake_the_cuts() -> None:
+    m = joined()
+    m.handle(e.CutTold(3, False), 0.0)
+    m.handle(e.AtEdge(bytes(3 * PIECE)), 0.0)
+    m.clock = 4
+    assert not of(m.handle(e.AtEdge(b"short"), 1.0), a.SendRecord)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_the_coordinator_says_whether_a_records_residual_is_still_to_be_sent(residual: bool) -> None:
+    m = machine()
+    m.handle(e.Started(), 0.0)
+    body = {"attempt": 1, "view": 1, "serving": True, "complete": 5, "open": [], "clock": 5, "record": True, "residual": residual}
+    m.handle(e.Welcomed.of(0, body), 0.0)
+    assert m.residual is residual
+
+
 def test_a_record_nobody_hands_in_is_nothing_to_the_machine() -> None:
     assert joined().handle(e.RecordHas(RecordId(1, 2, 3), 3), 0.0) == []
 

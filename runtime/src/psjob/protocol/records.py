@@ -34,8 +34,8 @@ class Piece(NamedTuple):
 
 
 class _Outgoing:
-    def __init__(self, clock: int, blob: bytes, idle: tuple[int, int]) -> None:
-        self.id, self.view, self.idle = RecordId(clock, zlib.crc32(blob), len(blob)), memoryview(blob), idle
+    def __init__(self, clock: int, blob: bytes, cut: bool, idle: tuple[int, int]) -> None:
+        self.id, self.view, self.cut, self.idle = RecordId(clock, zlib.crc32(blob), len(blob)), memoryview(blob), cut, idle
         self.has = self.sent = 0
         self.asked = self.known = False
         self.window = PIECE
@@ -44,36 +44,35 @@ class _Outgoing:
 
 
 class RecordsOut:
-    """Records that a worker hands in, one after the other: that of a cut first, then the newest.
+    """Records that a worker hands in, one after the other and in their order.
 
-    A newer record takes the place of one that is not through; that of a cut gives way to the next cut's alone.
+    The newest waits for the one that is on its way, if that is a cut's or is soon through; else it takes its place. A cut's record
+    gives way to the next cut's alone.
     """
 
     def __init__(self) -> None:
-        self._cut: _Outgoing | None = None
-        self._newest: _Outgoing | None = None
+        self._current: _Outgoing | None = None
+        self._next: _Outgoing | None = None
 
     @property
     def through(self) -> bool:
         """Is nothing left to send or to be confirmed?"""
         return self._current is None
 
-    @property
-    def _current(self) -> _Outgoing | None:
-        return self._cut or self._newest
-
     def add(self, clock: int, blob: bytes, cut: bool, idle: tuple[int, int] = (0, 0)) -> None:
         """Hand in the record of `clock`; `cut`: a checkpoint needs it."""
-        made = _Outgoing(clock, blob, idle)
-        known = [out for out in (self._cut, self._newest) if out is not None and out.id == made.id]
-        if cut:
-            self._cut, self._newest = (*known, made)[0], None
-        elif not known:
-            self._newest = made
+        made = _Outgoing(clock, blob, cut, idle)
+        if any(out is not None and out.id == made.id for out in (self._current, self._next)):
+            return
+        current = self._current
+        if current is None or cut or not (current.cut or current.id.size <= PIECE):
+            self._current, self._next = made, None
+        else:
+            self._next = made
 
     def relinked(self) -> None:
         """A new stream: what was sent and not confirmed may be lost."""
-        for out in (self._cut, self._newest):
+        for out in (self._current, self._next):
             if out is not None:
                 out.asked = out.known = False
                 out.flights.clear()
@@ -84,10 +83,7 @@ class RecordsOut:
         if out is None or out.id != record:
             return
         if count >= record.size:
-            if out is self._cut:
-                self._cut = None
-            else:
-                self._newest = None
+            self._current, self._next = self._next, None
             return
         if not out.known or count < out.has:
             out.known, out.sent = True, count

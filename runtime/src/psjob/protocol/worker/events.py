@@ -105,6 +105,8 @@ class Welcomed:
     clock: int = 0
     record: bool = False
     """Of shard 0: a record follows, and the worker has joined once it is here."""
+    residual: bool = True
+    """What pushes left out when that record was made is not sent yet. Of an older record it was, by pushes that count."""
 
     @classmethod
     def of(cls, link: int, body: Mapping[str, Any]) -> Welcomed:
@@ -113,7 +115,7 @@ class Welcomed:
             return cls(
                 link, int(body["attempt"]), int(body["view"]), bool(body["serving"]), int(body["complete"]),
                 frozenset(int(block) for block in body["open"]), bool(body.get("init")), int(body.get("recovery", 0)),
-                int(body.get("clock", 0)), bool(body.get("record")),
+                int(body.get("clock", 0)), bool(body.get("record")), bool(body.get("residual", True)),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"WELCOME of shard {link} is not in shape: {error!r}") from None

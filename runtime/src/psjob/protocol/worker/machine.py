@@ -53,6 +53,8 @@ class WorkerMachine:
         self.init = 0
         """How often a shard has asked rank 0 for the run's first values."""
         self.record: bytes | None = None
+        self.residual = True
+        """What pushes left out when `record` was made is not sent yet."""
         self.initial: bytes | None = None
         self.records = RecordsOut()
         self.last_record: tuple[int, bytes, tuple[int, int]] | None = None
@@ -216,7 +218,7 @@ class WorkerMachine:
             self.recovery = event.recovery
             self.records.relinked()
             if not event.init and not self.joined:
-                self.clock = event.clock
+                self.clock, self.residual = event.clock, event.residual
                 self.joined = not event.record
         if not requests.acked:
             requests.acked = min((asked.clock for asked in requests.outstanding.values()), default=self.clock)
@@ -260,7 +262,7 @@ class WorkerMachine:
         return self._dial(self.links, now)
 
     def _hand_in(self, clock: int, record: bytes, cut: bool, idle: tuple[int, int]) -> list[Action]:
-        if len(record) <= PIECE:
+        if len(record) <= PIECE and self.records.through:  # else it would come before one that is older
             return [a.SendRecord(clock, record, idle)]
         self.records.add(clock, record, cut, idle)
         return [a.SendPieces()]
