@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from psjob.layout import memory
+from psjob.process import supervise
 from psjob.shard.cell import Cell, Waiter
 from psjob.shard.held import EarlyPushes
 from psjob.shard.rows import RowCell
@@ -34,7 +35,7 @@ class ShardLane:
         self._collects = False
         self._collecting = threading.Lock()
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._sender = threading.Thread(target=self._send_loop, name=f"to-worker-{session.rank}", daemon=True)
+        self._sender = supervise.thread(self._send_loop, f"to-worker-{session.rank}")
 
     def start(self) -> None:
         self._sender.start()
@@ -61,8 +62,8 @@ class ShardLane:
         self._out.put(act)
 
     def tell(self, header: Header, raw: bytes) -> None:
-        """Queue a frame."""
-        self._out.put(lambda: self.stream.send(header, raw))
+        """Queue a control frame."""
+        self._out.put(lambda: self.stream.send_control(header, raw))
 
     def param(self, cell: Cell, waiter: Waiter) -> None:
         if not self._told(cell, waiter):
@@ -84,9 +85,12 @@ class ShardLane:
                 self._collected.append(raw)
                 return True
         try:
-            return self.stream.offer(raw)
+            sent = self.stream.offer(raw)
         except StreamClosed:
             return True
+        if sent and self.stream.unsent:
+            self._out.put(self.stream.flush)
+        return sent
 
     def rows(self, cell: RowCell, waiter: Waiter) -> None:
         self.session.row_frames.answer(cell, waiter)
@@ -110,7 +114,7 @@ class ShardLane:
             none = sorted(cell.none) if waiter.update else []
         if none:
             raw_none = dump({"none": none})
-            self.stream.send(self.session.base._replace(kind=Kind.INFO, view=self.store.view, block=cell.block.index), raw_none)
+            self.stream.send_control(self.session.base._replace(kind=Kind.INFO, view=self.store.view, block=cell.block.index), raw_none)
         if answer is None:
             self.stream.send_lent(header, place or 0, cell.block.nbytes)
             return

@@ -17,6 +17,7 @@ import torch
 from psjob.codecs import Codec
 from psjob.layout import memory
 from psjob.modes import written
+from psjob.protocol.records import PIECE
 from psjob.shard.admission import Verdict
 from psjob.shard.cell import Cell, Gradient, Info, Received
 from psjob.shard.checks import check_acked, check_leave, check_push, group_numbers, table_numbers
@@ -24,6 +25,7 @@ from psjob.shard.encoded import Encoded
 from psjob.shard.lane import ShardLane
 from psjob.shard.lending import Lending, lent_bytes, slots_of
 from psjob.shard.phase import Phase
+from psjob.shard.recordframes import RecordFrames
 from psjob.shard.rowframes import RowFrames
 from psjob.wire.frame import MAX_RECORD, ROW_KINDS, Flag, Header, Kind, WireError, dump
 from psjob.wire.tcp import Stream, StreamClosed
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from psjob.shard.server import Server
 
 WAITING_SECONDS = 2.0
+MORE_STATES = 16
+"""A worker that asks again, on a step that it repeats, asks for a few twice."""
 log = logging.getLogger("psjob.shard")
 
 
@@ -55,6 +59,7 @@ class Session:
         """What every frame to this worker has in common."""
         self.lanes = [ShardLane(self, stream)]
         self.row_frames = RowFrames(self)
+        self.records = RecordFrames(self)
         self._token = secrets.token_hex(16)
         """Who knows it may open further lanes of this very session."""
         self.lending: Lending | None = None
@@ -63,6 +68,8 @@ class Session:
         self._slots = slots_of(hello)
         self._lock = threading.Lock()
         self._reading = 1
+        self._states = 0
+        """Blocks whose optimizer state was asked for and not sent yet."""
 
     @property
     def stream(self) -> Stream:
@@ -107,6 +114,8 @@ class Session:
                 self._reading -= 1
                 if not self._reading:
                     self.done.set()
+                    if self.server.coordinator is not None:
+                        self.server.coordinator.ended(self)
                     if self.server.counter is not None:
                         self.server.counter.forget(self._ticket)
                     self.row_frames.close()
@@ -116,8 +125,13 @@ class Session:
 
     def tell(self, kind: Kind, body: Any = None, payload: bytes | None = None, **fields: Any) -> None:
         """Queue a control frame: JSON `body`, or raw `payload`."""
-        raw = payload if payload is not None else (b"" if body is None else dump(body))
-        self.lanes[0].tell(self.base._replace(kind=kind, view=self.store.view, **fields), raw)
+        header, lane = self.base._replace(kind=kind, view=self.store.view, **fields), self.lanes[0]
+        if payload is None:
+            lane.tell(header, b"" if body is None else dump(body))
+        elif kind is Kind.RECORD and len(payload) > PIECE:
+            self.records.give_back(header, payload)
+        else:
+            lane.put(lambda: lane.stream.send(header, payload))
 
     @property
     def mode(self) -> str:
@@ -248,18 +262,20 @@ class Session:
         elif kind is Kind.INIT:
             self._init(header)
         elif kind is Kind.MARK:
-            self._to_coordinator(header, {})
-            self.server.snapshots.mark(self.rank, header.request)
+            self.to_coordinator(header, {})
+            self.server.control.mark(self.rank, header.request)
         elif kind is Kind.LEAVE:
             if not self.stale:
                 check_leave(self.store, header)
                 self.store.leave(self.rank, header.clock)
-                self.server.snapshots.recheck()
-                self._to_coordinator(header, {})
+                self.server.control.left(self.rank)
+                self.to_coordinator(header, {})
         elif kind is Kind.RECORD:
-            self._to_coordinator(header, {}, bytes(self.stream.recv_body(header, MAX_RECORD)))
+            self.to_coordinator(header, {}, bytes(self.stream.recv_body(header, MAX_RECORD)))
+        elif kind is Kind.RECORD_PIECE:
+            self.records.piece(header)
         elif kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP):
-            self._to_coordinator(header, self.stream.recv_json(header))
+            self.to_coordinator(header, self.stream.recv_json(header))
         elif kind is Kind.STATE:
             self._state(header)
         elif kind is Kind.CODEC:
@@ -348,15 +364,30 @@ class Session:
             self.server.initialised()
 
     def _state(self, header: Header) -> None:
-        """Optimizer state of a block that is no one worker's, for `opt.state_dict()`: slots one after the other, counters as JSON first."""
+        """Optimizer state of a block that is no one worker's, for `opt.state_dict()`: slots one after the other, counters as JSON first.
+
+        It is copied when its turn to be sent has come: at most one copy a worker is held. Raises WireError for too many at a time.
+        """
         cell = self.store.cell(header.block)
+        if self._states >= len(self.store.cells) + MORE_STATES:
+            raise WireError(f"worker {self.rank} has asked for the state of {self._states} blocks and taken none")
+        with self._lock:
+            self._states += 1
+        self.lanes[0].put(lambda: self._send_state(header, cell))
+
+    def _send_state(self, header: Header, cell: Cell) -> None:
+        with self._lock:
+            self._states -= 1
         with cell.lock:
-            assert cell.state is not None
+            if cell.state is None:
+                return  # a restore has come between, which ends this stream
             copy = cell.state.shared().copy()
         head = dump({"slots": {name: t.numel() * t.element_size() for name, t in copy.slots.items()}, **copy.counts()})
-        raw = len(head).to_bytes(4, "little") + head + b"".join(bytes(memory.view(t)) for t in copy.slots.values())
-        self.tell(Kind.STATE, payload=raw, request=header.request, block=header.block)
+        parts = [memoryview(len(head).to_bytes(4, "little") + head), *(memory.view(t) for t in copy.slots.values())]
+        answer = self.base._replace(kind=Kind.STATE, view=self.store.view, request=header.request, block=header.block)
+        self.stream.send_parts(answer, parts)
 
-    def _to_coordinator(self, header: Header, body: dict[str, Any], blob: bytes = b"") -> None:
+    def to_coordinator(self, header: Header, body: dict[str, Any], blob: bytes = b"") -> None:
+        """Let the coordinator have a frame, if it is in this process."""
         if self.server.coordinator is not None:
             self.server.coordinator.frame(self, header, body, blob)
