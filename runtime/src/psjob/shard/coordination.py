@@ -77,6 +77,7 @@ class Coordination:
         self.feed(events.Started())
         ticked = 0.0
         while not self.machine.ended:
+            event: Event | None = None
             try:
                 event = self.pending.get(timeout=max(0.0, ticked + TICK_SECONDS - self.clock()))
             except queue.Empty:
@@ -85,7 +86,7 @@ class Coordination:
                 self.feed(event)
             self.beat = time.monotonic()
             now = self.clock()
-            if now - ticked >= TICK_SECONDS:
+            if now - ticked >= TICK_SECONDS or isinstance(event, events.StepPassed):  # a cut is named ahead of quick steps
                 ticked = now
                 self.tick()
 

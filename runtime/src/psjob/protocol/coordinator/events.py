@@ -389,5 +389,6 @@ Event = (
     | WorkerHello | StreamEnded | NotJoined | RecordCame | Marked | WorkerLeft | Reported | CheckpointAsked | WorkerStops
     | ShardHello | ShardAnnounced | ShardLost | Initialised | ShardRestored | Unrestored | StandsAt | MemoryReady
     | CutReady | CutLate | CutHeld | CutWritten | CutUnwritten | CutVoided | BytesMoved | PushArrived
-    | ViewClaimed | ViewUnclaimed | ClaimSeen | ViewFenced | NewestRead | ManifestCommitted | ManifestUncommitted | RoomMeasured | ModeWished
+    | ViewClaimed | ViewUnclaimed | ClaimSeen | ViewFenced | NewestRead | ManifestCommitted | ManifestUncommitted
+    | RoomMeasured | ModeWished
 )  # fmt: skip

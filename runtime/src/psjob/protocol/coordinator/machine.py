@@ -124,7 +124,7 @@ class Coordinator:
             case events.ShardLost(index, link):
                 recovery.lost(index, link)
             case events.Initialised():
-                recovery.initialised(event)
+                recovery.beginning.initialised(event)
             case events.ShardRestored():
                 recovery.restored(event)
             case events.Unrestored():
@@ -199,7 +199,7 @@ class Coordinator:
             case events.RecordCame(_, clock, record, idle):
                 if clock < 0:
                     self.recovery.initial = record
-                    self.recovery.check_initialised()
+                    self.recovery.beginning.check()
                     return
                 if idle is not None:
                     member.idle = idle
@@ -232,7 +232,7 @@ class Coordinator:
             self._looked, self._looking = now, True
             self.emit(actions.LookForClaim(self.recovery.view))
         self.recovery.tick(now)
-        self.recovery.check_initialised()
+        self.recovery.beginning.check()
         self.completion.go(now)
         self.cutting.tick(now)
         if not self.recovery.open or self.completion.over:
