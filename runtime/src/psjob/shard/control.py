@@ -155,10 +155,10 @@ class Control:
         for action in self.machine.handle(event, time.monotonic()):
             self._carriers[type(action)](action)
 
-    def tell_staleness(self, now: float) -> None:
-        """How late pushes are, now and then: the coordinator adds up what all shards see."""
+    def tell_staleness(self, now: float, at_once: bool = False) -> None:
+        """How late pushes are, now and then: the coordinator adds up what all shards see after their first word to it."""
         staleness = self.server.store.staleness
-        if self.link is not None and staleness is not None and now - self._told >= STALENESS_SECONDS:
+        if self.link is not None and staleness is not None and (at_once or now - self._told >= STALENESS_SECONDS):
             self._told = now
             self.answer(staleness.word(self.server.store.attempt))
 
@@ -195,6 +195,7 @@ class Control:
 
     def _serve(self, act: a.Serve) -> None:
         self.server.store.open(act.view, act.recovery)
+        self.tell_staleness(time.monotonic(), at_once=True)
         self.server.changed.set()
 
     def _carry_out(self, act: a.CarryOut) -> None:
@@ -216,8 +217,7 @@ class Control:
         self.post(e.Stands(act.ask, found, rows))
 
     def _tell_finished(self, act: a.TellFinished) -> None:
-        self._told = 0.0
-        self.tell_staleness(time.monotonic())
+        self.tell_staleness(time.monotonic(), at_once=True)
         self.server.final = True
         for session in list(self.server.sessions.values()):
             session.tell(Kind.FINISHED)
