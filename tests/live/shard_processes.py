@@ -37,7 +37,8 @@ class Processes:
         self.folder, self.shards = folder, shards
         self.config: dict[str, Any] = {
             "format": 1, "job": "job", "run": "run-1", "specHash": "0" * 64, "mode": "async", "seed": 1, "updateAt": None,
-            "workers": workers, "shards": [{"host": "127.0.0.1", "port": ports[2 * i], "statusPort": ports[2 * i + 1]} for i in range(shards)],
+            "workers": workers,
+            "shards": [{"host": "127.0.0.1", "port": ports[2 * i], "statusPort": ports[2 * i + 1]} for i in range(shards)],
             "checkpoint": {"intervalSeconds": 0.5, "everySteps": None, "keep": 2, "disabled": False, "resumeFrom": None},
             "successPolicy": "AllWorkers", "shardTimeoutSeconds": 10.0, "connectSeconds": 60,
         } | changes  # fmt: skip
