@@ -111,7 +111,7 @@ class Cutting:
                 self.cut = None
                 why = f"blocks are at {event.furthest}, beyond {cut.order.step}"
                 return [GiveUp(cut.number), AskRecords(-1), Answer({"did": "late", "cut": cut.number, "why": why})]
-            case e.Held():
+            case e.Held() if cut.stage is Stage.HOLDING:
                 cut.stage = Stage.WRITING
                 self._writer = cut.number
                 ready = self._tell_ready(cut)
@@ -125,6 +125,7 @@ class Cutting:
                 return [AskRecords(-1), Answer({"did": "unwritten", "cut": cut.number, "why": event.why, "full": event.full})]
             case e.GaveUp():  # blocks were replaced under the writer
                 return self.drop()
+        return []
 
     def void(self, number: int) -> list[Action]:
         """The coordinator gives a cut up: nothing of it may stay."""
