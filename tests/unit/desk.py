@@ -21,9 +21,9 @@ from psjob.layout.blocks import TensorSpec
 from psjob.modes import written
 from psjob.process.config import CheckpointConfig, Config, Place, ShardAddress
 from psjob.resume import record
-from psjob.shard.cell import Info
 from psjob.shard.checks import group_numbers
 from psjob.shard.hello import hello_body
+from psjob.shard.pending import Info
 from psjob.shard.server import Server
 from psjob.shard.session import Session
 from psjob.wire.frame import Header, Kind

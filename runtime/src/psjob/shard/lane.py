@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from psjob.layout import memory
-from psjob.shard.cell import Cell, Waiter
+from psjob.shard.cell import Cell
 from psjob.shard.held import EarlyPushes
 from psjob.shard.rows import RowCell
+from psjob.shard.waiting import Waiter
 from psjob.wire.frame import Flag, Header, Kind, dump
 from psjob.wire.tcp import Stream, StreamClosed
 
@@ -41,7 +42,7 @@ class ShardLane:
 
     def end(self) -> None:
         """The stream has ended: nothing waits for it any more."""
-        self.store.drop_waiters(self)
+        self.store.drop_waiters(self, self.session.rank)
         self.held.clear()
         self._out.put(None)
 
@@ -125,7 +126,7 @@ class ShardLane:
         flags = Flag.CUT if (server.wishes if mode.decided else server.cut_step == waiter.version) else Flag.NONE
         if cell.skipped and (waiter.update or mode.steady):
             flags |= Flag.SKIP
-        if waiter.update and flags & Flag.CUT and self.session.rank == min(self.store.admission.expected(cell.n), default=-1):
+        if waiter.update and flags & Flag.CUT and self.session.rank == self.store.first_expected(cell.n):
             flags |= Flag.STORE
         return self.session.base._replace(
             view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,

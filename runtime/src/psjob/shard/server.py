@@ -18,7 +18,7 @@ from psjob.modes import of as mode_of
 from psjob.process.config import Place
 from psjob.process.errors import LONGEST_MESSAGE, Fenced, leave_message
 from psjob.rules import reduction
-from psjob.shard.cell import Cell, Waiter
+from psjob.shard.cell import Cell
 from psjob.shard.control import Control
 from psjob.shard.peers import CoordinatorLink, PeerStream
 from psjob.shard.phase import Phase
@@ -27,6 +27,7 @@ from psjob.shard.session import WAITING_SECONDS, Session
 from psjob.shard.snapshots import Snapshots
 from psjob.shard.statusport import status
 from psjob.shard.store import Store
+from psjob.shard.waiting import Waiter
 from psjob.wire import shared
 from psjob.wire.frame import Header, Kind, WireError, dump, run_digest
 from psjob.wire.handover import Counter

@@ -18,11 +18,12 @@ from psjob.codecs import Codec
 from psjob.layout import memory
 from psjob.modes import written
 from psjob.shard.admission import Verdict
-from psjob.shard.cell import Cell, Gradient, Info, Received
+from psjob.shard.cell import Cell, Gradient
 from psjob.shard.checks import check_acked, check_leave, check_push, group_numbers, table_numbers
 from psjob.shard.encoded import Encoded
 from psjob.shard.lane import ShardLane
 from psjob.shard.lending import Lending, lent_bytes, slots_of
+from psjob.shard.pending import Info, Received
 from psjob.shard.phase import Phase
 from psjob.shard.rowframes import RowFrames
 from psjob.wire.frame import MAX_RECORD, ROW_KINDS, Flag, Header, Kind, WireError, dump

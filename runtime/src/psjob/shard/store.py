@@ -5,7 +5,6 @@ Lock order: a cell's lock, then the store's. Threads of many streams call in; no
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,12 +19,15 @@ from psjob.rules.base import BlockState
 from psjob.rules.reduction import Reduction, ReductionProblem, mean_in_rank_order
 from psjob.shard.admission import Admission, Verdict
 from psjob.shard.bound import Bound
-from psjob.shard.cell import Arrived, Cell, Gradient, Info, Received, Replies, Waiter
+from psjob.shard.cell import Cell, Gradient
 from psjob.shard.decided import DecidedPushes
+from psjob.shard.pending import Arrived, Info, Received
 from psjob.shard.phase import Counters, Phase
 from psjob.shard.pins import Pin
+from psjob.shard.progress import ShardProgress
 from psjob.shard.rows import RowCell
 from psjob.shard.staleness import StalenessMetrics, watch
+from psjob.shard.waiting import Replies, Waiter
 from psjob.tables import RowTable, TableSpec
 from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, WireError
@@ -34,7 +36,7 @@ INFOS = 4
 """Sets of numbers that are kept of each worker: its open clocks name two at most."""
 
 
-class Store:
+class Store(ShardProgress):
     """Blocks, versions and admission of shard `index`. `view` and `recovery` name the set of processes it serves."""
 
     def __init__(
@@ -42,7 +44,8 @@ class Store:
         reduce: Reduction = mean_in_rank_order,
     ) -> None:  # fmt: skip
         self.index, self.shards, self.workers = index, shards, workers
-        self.attempt, self.mode, self.run = attempt, mode, run
+        super().__init__(mode, Admission(workers, 0))
+        self.attempt, self.run = attempt, run
         self.reduce = reduce
         self.lanes = lanes
         """Streams that a worker may open, its first included."""
@@ -51,8 +54,6 @@ class Store:
         """Counts restores: a stream welcomed before one may not push after it."""
         self.most: Mapping[int, int] = {}
         """After a restore of this shard alone: by rank, the clocks that it can have acknowledged before, as far as that is known."""
-        self.phase = Phase.BLANK
-        self.lock = threading.RLock()
         self.counters = Counters()
         self.layout: Layout | None = None
         self.assignment: tuple[int, ...] = ()
@@ -60,11 +61,9 @@ class Store:
         self.cells: dict[int, Cell] = {}
         self.row_cells: dict[int, RowCell] = {}
         """Tables by number. To whoever counts blocks, table t is block `len(layout.blocks) + t`."""
-        self.admission = Admission(workers, 0)
         self.decided = DecidedPushes(mode) if mode.decided else None
         self.infos: dict[int, dict[int, Info]] = {}
         """By rank, then by the number that the worker gave it; the oldest first."""
-        self.on_step: Callable[[int], None] = lambda step: None
         self.on_problem: Callable[[str], None] = lambda sentence: None
         """Told of pushes that cannot be joined; no other attempt would go better."""
         self.on_failure: Callable[[str], None] = lambda sentence: None
@@ -82,7 +81,6 @@ class Store:
         """In a steady mode: the memory of all answers. No block in it changes before every worker has pushed again."""
         self.staleness: StalenessMetrics | None = None
         """In a mode that is not steady: how late pushes are."""
-        self._reported = 0
         self._without_lag: set[int] = set()
         """Workers of whose open clock the rule could not apply a block."""
 
@@ -139,7 +137,7 @@ class Store:
                 self.row_cells[number].put(table, n)
         with self.lock:
             self.infos.clear()
-            self._reported = 0
+            self.begin(cell.n for cell in self.all_cells())
         self._missing = set()
         self.phase = Phase.HELD
 
@@ -162,6 +160,7 @@ class Store:
         for cell in self.all_cells():
             cell.gone = None if self.decided is None else self.decided.gone
         self.admission = Admission(self.workers, len(mine) + len(tables))
+        self.begin(cell.n for cell in self.all_cells())
         for cell in self.all_cells() if self.mode.ahead else ():
             cell.bound = Bound(self.mode, self.admission, self.lock, cell.position)
         self._pools.clear()
@@ -245,7 +244,7 @@ class Store:
                 cell.wait_for(waiter)
                 if whole and self.decided is not None:
                     self.decided.whole((rank, header.clock), self.recovery)
-                self._advance(cell)
+                self._advance(cell, (rank,))
                 self._count_lost(rank, cell, whole)
         self.tell_step()
         return verdict
@@ -280,7 +279,7 @@ class Store:
             waiter = self.waiter(header, replies, header.version[1])
             waiter.update = wants_update
             cell.wait_for(waiter)
-            cell.answer()
+            cell.answer((header.worker,))
 
     def leave(self, rank: int, clock: int) -> None:
         """A worker is absent from `clock` on; what waited for it goes on."""
@@ -312,10 +311,11 @@ class Store:
         with self.lock:
             return self.infos.get(header.worker, {}).get(header.info)
 
-    def drop_waiters(self, replies: Replies) -> None:
+    def drop_waiters(self, replies: Replies, rank: int) -> None:
+        """Nobody waits for answers to worker `rank` by this stream any more."""
         for cell in self.all_cells():
             with cell.lock:
-                cell.drop_waiters(replies)
+                cell.drop_waiters(replies, rank)
 
     # -- cuts ----------------------------------------------------------------------------------
 
@@ -341,60 +341,22 @@ class Store:
                 cell.void_cut()
                 cell.answer()  # it may have been a barrier
 
-    # -- staleness ---------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------
 
-    def span(self) -> tuple[int, int]:
-        """Lowest and highest version of this shard's blocks; (0, 0) without blocks."""
-        versions = [cell.n for cell in self.all_cells()]
-        return (min(versions), max(versions)) if versions else (0, 0)
-
-    def furthest(self) -> int:
-        """The highest step that any block is at, where versions are clocks; else the most that a worker has pushed."""
-        if self.mode.ahead == 0:
-            return self.span()[1]
-        with self.lock:
-            return self.admission.furthest()
-
-    def awaited(self, cell: Cell | RowCell, waiter: Waiter) -> tuple[list[int], int]:
-        """The workers for whom one waits, and the step that they have not pushed. Called with the cell's lock held."""
-        if cell.bound is not None:
-            return cell.bound.awaited(waiter.rank, waiter.version, cell.barrier)
-        there = self.admission.live() if self.mode.decided else self.admission.expected(cell.n)
-        return sorted(there - {rank for rank, _ in cell.pending}), cell.n
-
-    def clocks(self) -> dict[int, int]:
-        """Complete clocks by rank, as this shard has them."""
-        with self.lock:
-            return {rank: row.complete for rank, row in self.admission.rows.items()}
-
-    def step(self) -> int:
-        """Lowest complete clock over the workers that have not left (over all, when all have)."""
-        with self.lock:
-            live = self.admission.live() or frozenset(self.admission.rows)
-            return min((self.admission.rows[rank].complete for rank in live), default=0)
-
-    def _advance(self, cell: Cell | RowCell) -> None:
+    def _advance(self, cell: Cell | RowCell, ranks: Sequence[int] | None = None) -> None:
+        """Make the updates that are due and answer; `ranks` are those of whom there is news, None: of all."""
         if self.mode.decided:
-            cell.answer()
+            cell.answer(ranks)
             return
+        before = cell.n
         try:
-            made = cell.advance(self.admission.expected)
+            made = cell.advance(self.expected, ranks)
         except ReductionProblem as problem:
             self.on_problem(f"step {cell.n} of {cell.name}: {problem}")
             return
         except Exception as error:  # the push is taken and not applied: who waits for it would wait for ever
             self.on_failure(f"step {cell.n} of {cell.name} was not made, {type(error).__name__}: {str(error)[:300]}")
             return
+        self.moved(before, cell.n)
         if made and self.counters.first_applied is None:
             self.counters.first_applied = time.time()
-
-    def tell_step(self) -> None:
-        """Say how far all blocks are, if that has changed."""
-        if self.phase is not Phase.SERVING:
-            return
-        step = self.span()[0] if self.mode.rewinds_together else self.step()
-        with self.lock:
-            if step <= self._reported:
-                return
-            self._reported = step
-        self.on_step(step)
