@@ -72,6 +72,9 @@ class Training(Model):
     """linear: updates use the script's learning rate times replicas - backupWorkers."""
     warmup_steps: int = 0
     """Steps of a worker in which the learning rate rises from a replicas-th to the whole; 0..1000000000."""
+    non_finite: Literal["pass", "skip", "refuse"] = "pass"
+    """What becomes of a step with NaN or inf in a gradient. pass: it is applied, as in torch, and counted; skip: nobody makes it, in
+    sync on all workers; refuse: the job fails with the worker, the step and the tensor. skip and refuse look before each push."""
     transport: Literal["auto", "tcp"] = "auto"
     """auto: a worker and a shard in one pod or on one laptop give each other gradients and weights in shared memory, all others
     over TCP; tcp: all over TCP."""

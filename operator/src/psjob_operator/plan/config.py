@@ -57,6 +57,7 @@ def job_config(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkp
         "reduction": spec.training.reduction,
         "lrScaling": spec.training.lr_scaling,
         "warmupSteps": spec.training.warmup_steps,
+        "nonFinite": spec.training.non_finite,
         "transport": spec.training.transport,
         "streams": spec.training.streams,
         "creditBytes": None if spec.training.credit_mebibytes is None else spec.training.credit_mebibytes << 20,

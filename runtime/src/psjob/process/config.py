@@ -84,6 +84,8 @@ class Config:
     reduction: str = "mean"
     lr_scaling: str = "none"
     warmup_steps: int = 0
+    non_finite: str = "pass"
+    """What becomes of a step whose gradient holds NaN or inf: it ends the job (refuse), is skipped, or passes."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,7 @@ def _config(raw: dict[str, Any]) -> Config:
         reduction=str(raw.get("reduction") or "mean"),
         lr_scaling=_word(raw, "lrScaling", "none", "linear"),
         warmup_steps=int(raw.get("warmupSteps") or 0),
+        non_finite=_word(raw, "nonFinite", *contract.NON_FINITE),
     )
 
 

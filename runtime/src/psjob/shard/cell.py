@@ -19,6 +19,7 @@ from psjob.rules import arrays, reduction
 from psjob.rules.base import BlockState, Rule
 from psjob.shard.bound import Bound
 from psjob.shard.decided import Decision
+from psjob.shard.nonfinite import NonFinitePushes, is_sound
 from psjob.shard.pending import Arrived, PendingPushes
 from psjob.shard.pins import Pin
 from psjob.shard.waiting import Replies, Waiter, Waiters
@@ -89,6 +90,8 @@ class Cell:
         """In a decided mode: by worker, how many of its clocks may be answered."""
         self.content = object()
         """Stands for the bytes of the state: another one after each change of them."""
+        self.non_finite: NonFinitePushes | None = None
+        """Is told of pushes with NaN or inf; None where nobody looks for them here."""
         self.staleness: BlockStaleness | None = None
         """Looks at the pushes that count; None where none of them can be late."""
         self._cut: tuple[int, int, Callable[[Cell], Pin]] | None = None
@@ -215,6 +218,8 @@ class Cell:
                 torch.mul(present[0], shares[0], out=reduced)
                 for grad, share in zip(present[1:], shares[1:], strict=True):
                     arrays.add_scaled(reduced, grad, share)
+        if self.non_finite is not None and not is_sound(reduced):
+            self.non_finite.blame(self.block, batch, reduced)
         if self.update is not None:
             self.update.copy_(reduced)
             self.none = none

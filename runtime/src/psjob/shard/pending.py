@@ -17,6 +17,8 @@ class Info:
     numbers: tuple[Mapping[str, Any], ...]
     none: frozenset[int]
     rows: tuple[Mapping[str, Any], ...] = ()
+    bad: int | None = None
+    """The tensor (after the model's: the table) in which the worker has found NaN or inf, so that it skips this step."""
 
 
 class Received(Protocol):

@@ -17,6 +17,7 @@ from psjob.modes import ServedMode
 from psjob.shard.bound import Bound
 from psjob.shard.cell import free, ready, take
 from psjob.shard.decided import Decision
+from psjob.shard.nonfinite import NonFinitePushes, first_bad
 from psjob.shard.pending import Arrived, PendingPushes
 from psjob.shard.waiting import Replies, Waiter, Waiters
 from psjob.tables import RowTable, TableSpec, merge
@@ -65,6 +66,7 @@ class RowCell:
         self.n = 0
         self.pending = PendingPushes()
         self.waiters = Waiters()
+        self.non_finite: NonFinitePushes | None = None
         self.gone: Mapping[int, int] | None = None
         """As of a block."""
         self._cut: tuple[int, Callable[[RowCell], None]] | None = None
@@ -156,6 +158,10 @@ class RowCell:
             parts = [(ids, grads * share) for (ids, grads), share in zip(parts, shares, strict=True)]
         if not isinstance(self.table.rule, Combine):
             parts = [self._reduced(parts, len(parts) if self._divides and weights is None else 1)]
+        if self.non_finite is not None:
+            for a in batch:
+                if isinstance(a.grad, RowGradient) and first_bad(a.grad.grads) is not None:
+                    self.non_finite.note(a.push.worker, a.push.clock, self.name)
         for ids, grads in parts:
             self.table.push(ids, grads, batch[0].info.rows[self.number], clock)
         self.table.evict(clock)

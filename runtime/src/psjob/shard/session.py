@@ -227,6 +227,7 @@ class Session:
                 return
             check_acked(self.store, self.rank, acked)
             lost = self.store.admission.jump(self.rank, acked)
+            self.store.samples.forget(self.rank)
             self.store.counters.lost += lost
         if lost:
             self.store.ask_again()
@@ -335,7 +336,8 @@ class Session:
         try:
             numbers = group_numbers(self.store, body["numbers"])
             rows = table_numbers(self.store, body.get("rows", []))
-            self.store.learn(self.rank, header.info, Info(numbers, frozenset(int(t) for t in body["none"]), rows))
+            bad = None if body.get("nonFinite") is None else int(body["nonFinite"])
+            self.store.learn(self.rank, header.info, Info(numbers, frozenset(int(t) for t in body["none"]), rows, bad))
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"INFO of worker {self.rank} is not in shape: {error!r}") from None
 

@@ -5,6 +5,7 @@ Lock order: a cell's lock, then the store's. Threads of many streams call in; no
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,17 +22,20 @@ from psjob.shard.admission import Admission, Verdict
 from psjob.shard.bound import Bound
 from psjob.shard.cell import Cell, Gradient
 from psjob.shard.decided import DecidedPushes
+from psjob.shard.nonfinite import NonFinitePushes
 from psjob.shard.pending import Arrived, Info, Received
 from psjob.shard.phase import Counters, Phase
 from psjob.shard.pins import Pin
 from psjob.shard.progress import ShardProgress
 from psjob.shard.rows import RowCell
+from psjob.shard.samples import PushSamples
 from psjob.shard.staleness import StalenessMetrics, watch
 from psjob.shard.waiting import Replies, Waiter
 from psjob.tables import RowTable, TableSpec
 from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, WireError
 
+log = logging.getLogger("psjob.shard")
 INFOS = 4
 """Sets of numbers that are kept of each worker: its open clocks name two at most."""
 
@@ -68,6 +72,8 @@ class Store(ShardProgress):
         """Told of pushes that cannot be joined; no other attempt would go better."""
         self.on_failure: Callable[[str], None] = lambda sentence: None
         """Told of an update that broke off: what this shard holds is not to be served any more."""
+        self.non_finite = NonFinitePushes()
+        self.samples = PushSamples(0)
         self._missing: set[int] = set()
         self._pools: dict[int, list[torch.Tensor]] = {}
         """Buffers of the size of the largest block, by rank; a worker's credit bounds how many it needs."""
@@ -137,6 +143,7 @@ class Store(ShardProgress):
                 self.row_cells[number].put(table, n)
         with self.lock:
             self.infos.clear()
+            self.samples = PushSamples(self.admission.owned)
             self.begin(cell.n for cell in self.all_cells())
         self._missing = set()
         self.phase = Phase.HELD
@@ -159,7 +166,10 @@ class Store(ShardProgress):
         }
         for cell in self.all_cells():
             cell.gone = None if self.decided is None else self.decided.gone
+            cell.non_finite = self.non_finite if self.non_finite.looks else None
+        self.non_finite.names = [*(spec.name for spec in layout.table), *(f"table {spec.name}" for spec in tables)]
         self.admission = Admission(self.workers, len(mine) + len(tables))
+        self.samples = PushSamples(self.admission.owned)
         self.begin(cell.n for cell in self.all_cells())
         for cell in self.all_cells() if self.mode.ahead else ():
             cell.bound = Bound(self.mode, self.admission, self.lock, cell.position)
@@ -205,15 +215,35 @@ class Store(ShardProgress):
             raise WireError(f"block {block} is not on shard {self.index}; it has {len(self.cells)} blocks") from None
 
     def target(self, header: Header, cell: Cell) -> Gradient | None:
-        """Where the payload of an admissible push is received: a buffer of this worker's; None when it will be refused anyway."""
+        """Where the payload of a push is received, a buffer of this worker's; None: it will be refused, and not compared."""
         with self.lock:
-            return Gradient(self._pools.setdefault(header.worker, []), self.largest, cell.block) if self.wanted(header, cell) else None
+            if not self.wanted(header, cell) and not self._comes_again(header, cell):
+                return None
+            return Gradient(self._pools.setdefault(header.worker, []), self.largest, cell.block)
 
     def wanted(self, header: Header, cell: Cell | RowCell) -> bool:
         """Would a push of now be admitted?"""
         with self.lock:
             row = self.admission.rows[header.worker]
             return header.clock == row.complete and cell.position not in row.open and (header.start, header.rewinds) >= row.incarnation
+
+    def _comes_again(self, header: Header, cell: Cell | RowCell) -> bool:
+        """Is this the newest push of its worker and block once more, with a sample of its bytes at hand?"""
+        row = self.admission.rows[header.worker]
+        newest = row.complete if cell.position in row.open else row.complete - 1
+        return header.clock == newest and self.samples.knows(header.worker, cell.position)
+
+    def _compare(self, header: Header, cell: Cell | RowCell, grad: Received | None) -> None:
+        """Tell of a push under a taken key that has other bytes than the one that was admitted."""
+        flat = grad.flat if isinstance(grad, Gradient) else None
+        if header.flags & Flag.HELD or not self._comes_again(header, cell) or not self.samples.differs(header.worker, cell.position, flat):
+            return
+        self.counters.differing += 1
+        log.error(
+            "worker %d pushed step %d of %s again with other bytes than those that count; the new ones are left out. A process that was "
+            "started again may compute other bits (a GPU's atomics do); from one process this is a fault",
+            header.worker, header.clock, cell.name,
+        )  # fmt: skip
 
     def push(self, header: Header, cell: Cell | RowCell, grad: Received | None, replies: Replies, generation: int) -> Verdict:
         """Take a push and register its sender for the version that answers it; FENCED when a restore came between."""
@@ -230,6 +260,7 @@ class Store(ShardProgress):
                 self.counters.applied += whole
                 if verdict is Verdict.DUPLICATE:
                     self.counters.duplicates += 1
+                    self._compare(header, cell, grad)
                 elif verdict is Verdict.FENCED:
                     self.counters.fenced += 1
                 base = header.version[1] if header.version[0] == self.attempt else None
@@ -237,7 +268,11 @@ class Store(ShardProgress):
                     self.decided.took((rank, header.clock), base)
             if verdict in (Verdict.ADMIT, Verdict.DUPLICATE):
                 if verdict is Verdict.ADMIT:
+                    if isinstance(cell, Cell):
+                        self.samples.keep(rank, cell.position, grad.flat if isinstance(grad, Gradient) else None)
                     info = self.info(header) or Info((), frozenset())
+                    if info.bad is not None:
+                        self.non_finite.note(rank, header.clock, self.non_finite.named(info.bad))
                     cell.pending[rank, header.clock] = Arrived(Push(rank, header.clock, base), grad, bool(header.flags & Flag.SKIP), info)
                 waiter = self.waiter(header, replies, self.mode.version_for(header.clock))
                 waiter.update = cell.update is not None

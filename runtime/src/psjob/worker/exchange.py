@@ -19,6 +19,7 @@ from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
 from psjob.worker.compression import WorkerCompression
 from psjob.worker.ending import SessionEnd
+from psjob.worker.finite import FiniteCheck
 from psjob.worker.sharing import SLOTS, Sharing
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Exchange:
         """Where blocks are copied to as they land; the script waits in a call of ours meanwhile."""
         self.may_skip = False
         """A GradScaler is at work: some worker may have found inf, and then this clock counts for nothing."""
+        self.finite = FiniteCheck(session)
         self.compression = WorkerCompression(session.place, session.layout)
         self.sharing = Sharing(session.layout, session.mode.steady)
         self._scale = 1.0
@@ -90,7 +92,7 @@ class Exchange:
         info = self.tell_numbers(numbers, none)
         flags = Flag.ABSENT if grads is None else (Flag.SKIP if skip else Flag.NONE)
         self.sources, self._scale = grads or (), scale
-        self.compression.begin(session.clock, frozenset(none), self.may_skip)
+        self.compression.begin(session.clock, frozenset(none), self.may_skip or self.finite.may_skip)
         self.skipped = False
         self.sharing.begin(grads, scale != 1.0)
         session.rows.push(flags, info)
@@ -249,7 +251,9 @@ class Exchange:
 
     def tell_numbers(self, numbers: list[dict[str, Any]], none: list[int]) -> int:
         """Let every shard know what the pushes that follow are made with; the version by which they name it."""
-        body = {"numbers": numbers, "none": none, "rows": list(self.session.rows.numbers)}
+        body: dict[str, Any] = {"numbers": numbers, "none": none, "rows": list(self.session.rows.numbers)}
+        if self.finite.found is not None:
+            body["nonFinite"] = self.finite.found
         if body != self._info[1]:
             self._info = (self._info[0] + 1, body)
             for link in self.session.links:
