@@ -105,8 +105,9 @@ MEASURES: Sequence[Against | Alone] = (
         ((Program("without overlap", "overlap_ps.py", ("--what", "dense-off")), 0.0),),
     ),
     Against(
-        "credit", "4 workers push at once: what a credit of 32 MiB costs", ours(*FOUR),
-        ((Program("psjob without a credit", "psjob_ps.py", (*FOUR, "--set", f"creditBytes={1 << 40}")), 1 / 1.1),),
+        "credit", "4 workers push at once, a block at a time: what the least share of a shard's memory costs",
+        ours(*FOUR, "--set", f"gradientBytes={16 << 20}"),
+        ((Program("psjob with 32 MiB a worker", "psjob_ps.py", FOUR), 0.0),),
     ),
     Alone("memory", "100 MB, SGD, 1 worker, 1 shard: memory beyond what the work itself holds", Program("psjob", "memory_ps.py")),
     Alone("memory-adam", "the same with Adam", Program("psjob", "memory_ps.py", ("--optimizer", "adam"))),

@@ -94,7 +94,7 @@ def served(mode: ServedMode, workers: int) -> Store:
     store.restore(layout, "sgd", {block.index: (BlockState(torch.zeros(block.length)), 0) for block in layout.blocks})
     numbers = {"lr": clock.RATE, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
     for rank in range(workers):
-        store.learn(rank, 1, Info((numbers,), frozenset()))
+        store.infos.learn(rank, 1, Info((numbers,), frozenset()))
     store.open(1, 1)
     return store
 

@@ -82,7 +82,7 @@ def test_what_passes_is_counted_with_its_worker(tmp_path: Path, transport: str, 
         all_well(workers, training(float("nan")))
         found = told(shards)
         assert {"pushes": 1, "worker": BY, "step": BAD, "tensor": "1.weight"} in found and None in found
-    weights = list(workers[0].model.parameters())
+    weights = list(workers[BY].model.parameters())
     assert torch.isfinite(weights[0]).all(), "as in torch: a NaN stays where it was pushed"
     assert int((~torch.isfinite(weights[1])).sum()) == 1 and not torch.isfinite(weights[1][3, 4])
 

@@ -159,7 +159,7 @@ class Desk:
             store = server.store
             if shards is not None and server.place.index not in shards:
                 continue
-            store.learn(clerk.rank, 1, Info(group_numbers(store, [] if self.rule == "reduce" else [{"lr": 1.0}]), frozenset()))
+            store.infos.learn(clerk.rank, 1, Info(group_numbers(store, [] if self.rule == "reduce" else [{"lr": 1.0}]), frozenset()))
             for block, cell in store.cells.items():
                 header = Header(
                     Kind.PUSH,

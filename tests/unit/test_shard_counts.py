@@ -168,7 +168,7 @@ def test_no_push_looks_at_the_rows_of_all_workers(mode: ServedMode, monkeypatch:
     layout = Layout.of((TensorSpec("w", (512,), "float32"),))
     store.restore(layout, "plain", {block.index: (BlockState(torch.zeros(block.length)), 0) for block in layout.blocks})
     for rank in range(workers):
-        store.learn(rank, 1, Info(({"lr": 1.0, "weight_decay": 0.0},), frozenset()))
+        store.infos.learn(rank, 1, Info(({"lr": 1.0, "weight_decay": 0.0},), frozenset()))
     store.open(1, 1)
     store.admission.rows = Watched(store.admission.rows)
     monkeypatch.setattr(Watched, "scans", 0)

@@ -60,7 +60,7 @@ successPolicy: "AllWorkers" | "FirstWorker"
 shardTimeoutSeconds: float
 transport: "auto" | "tcp" (auto: shared memory where a worker and a shard can reach each other's, else TCP)
 streams: int (TCP streams between a worker and a shard)
-creditBytes: int | null (pushes of a worker that may wait at a shard, and early data beside them; null: the runtime's defaults)
+gradientBytes: int (gradients that a shard may hold of all workers together; each worker has an equal share)
 connectSeconds: float (600; how long a process tries to find its peers before it exits with EXIT_RETRY)
 """
 MODES: Final = ("sync", "bounded", "softsync", "async", "threshold", "local")
@@ -92,6 +92,10 @@ GOES_ON: Final[dict[str, tuple[str, ...]]] = {
 """By the mode of a checkpoint: those in which a run may go on from it; each one not named here, in itself. A running job changes among
 these when its config names another: at a checkpoint, where all processes go back to it in the new mode. Bounded with staleness 0
 is sync, which needs all workers at one step: an async checkpoint does not have them there, one of bounded does."""
+GRADIENT_MEBIBYTES: Final = 4096
+"""MiB of gradients that a shard may hold where a job says nothing; more where workers have less than LEAST_SHARE_MEBIBYTES each."""
+LEAST_SHARE_MEBIBYTES: Final = 4
+"""MiB of a shard's gradients that a worker needs: one block."""
 NON_FINITE: Final = ("pass", "skip", "refuse")
 """What becomes of a gradient that holds NaN or inf: it is applied as torch does it, its step is skipped, or it ends the job."""
 PUSH_CODECS: Final = ("none", "bf16", "fp16", "int8", "topk", "randomk", "auto")

@@ -80,9 +80,9 @@ class Training(Model):
     over TCP; tcp: all over TCP."""
     streams: int = 1
     """TCP streams between each worker and each shard, both ways at once; more of them use more cores on both sides. 1..8."""
-    credit_mebibytes: int | None = None
-    """MiB of gradients that a shard may hold of one worker while they wait for others (absent: 32), and again so much of what
-    overlap sends before the step (absent: all of it). 4..65536."""
+    gradient_mebibytes: int | None = None
+    """MiB of gradients that a shard may hold of all workers together, those included that overlap sends before the step. Each worker
+    has an equal share, at least the 4 MiB of one block. Absent: 4096, or 4 a worker where that is more. 4..65536."""
     compression: Compression = Field(default_factory=lambda: Compression())
     """In how many bits numbers travel between workers and shards."""
 

@@ -45,7 +45,7 @@ def check_acked(store: Store, rank: int, acked: int) -> None:
 
 def check_info(store: Store, header: Header, name: str) -> Info:
     """The numbers that a push names. Raises WireError where they are not known, or are none."""
-    info = store.info(header)
+    info = store.infos.of(header)
     if info is None:
         raise WireError(f"push of {name} names numbers {header.info}, which were not sent")
     without = not info.numbers and store.rule_name != "reduce" if header.kind is Kind.PUSH else not info.rows

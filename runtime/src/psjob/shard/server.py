@@ -53,6 +53,7 @@ class Server:
         )  # fmt: skip
         self.store.on_problem = self._broken
         self.store.on_failure = lambda sentence: self.leave(1, sentence)
+        self.store.budget = config.gradients
         self.store.non_finite.looks = config.non_finite == "pass"
         self.store.view = place.view
         self.changed = threading.Event()

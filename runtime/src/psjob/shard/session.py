@@ -337,7 +337,7 @@ class Session:
             numbers = group_numbers(self.store, body["numbers"])
             rows = table_numbers(self.store, body.get("rows", []))
             bad = None if body.get("nonFinite") is None else int(body["nonFinite"])
-            self.store.learn(self.rank, header.info, Info(numbers, frozenset(int(t) for t in body["none"]), rows, bad))
+            self.store.infos.learn(self.rank, header.info, Info(numbers, frozenset(int(t) for t in body["none"]), rows, bad))
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"INFO of worker {self.rank} is not in shape: {error!r}") from None
 

@@ -22,11 +22,13 @@ from psjob.shard.admission import Admission, Verdict
 from psjob.shard.bound import Bound
 from psjob.shard.cell import Cell, Gradient
 from psjob.shard.decided import DecidedPushes
+from psjob.shard.infos import Infos
 from psjob.shard.nonfinite import NonFinitePushes
 from psjob.shard.pending import Arrived, Info, Received
 from psjob.shard.phase import Counters, Phase
 from psjob.shard.pins import Pin
 from psjob.shard.progress import ShardProgress
+from psjob.shard.room import room_problem
 from psjob.shard.rows import RowCell
 from psjob.shard.samples import PushSamples
 from psjob.shard.staleness import StalenessMetrics, watch
@@ -36,8 +38,6 @@ from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, WireError
 
 log = logging.getLogger("psjob.shard")
-INFOS = 4
-"""Sets of numbers that are kept of each worker: its open clocks name two at most."""
 
 
 class Store(ShardProgress):
@@ -66,8 +66,9 @@ class Store(ShardProgress):
         self.row_cells: dict[int, RowCell] = {}
         """Tables by number. To whoever counts blocks, table t is block `len(layout.blocks) + t`."""
         self.decided = DecidedPushes(mode) if mode.decided else None
-        self.infos: dict[int, dict[int, Info]] = {}
-        """By rank, then by the number that the worker gave it; the oldest first."""
+        self.infos = Infos()
+        self.budget = 1 << 62
+        """Bytes of gradients that may be held."""
         self.on_problem: Callable[[str], None] = lambda sentence: None
         """Told of pushes that cannot be joined; no other attempt would go better."""
         self.on_failure: Callable[[str], None] = lambda sentence: None
@@ -173,6 +174,8 @@ class Store(ShardProgress):
         self.begin(cell.n for cell in self.all_cells())
         for cell in self.all_cells() if self.mode.ahead else ():
             cell.bound = Bound(self.mode, self.admission, self.lock, cell.position)
+        if problem := room_problem(self.workers, self.mode, sum(b.nbytes for b in mine), self.budget):
+            self.on_problem(problem)
         self._pools.clear()
         self.largest = max((b.nbytes for b in mine), default=0)
         self._settle()
@@ -270,7 +273,7 @@ class Store(ShardProgress):
                 if verdict is Verdict.ADMIT:
                     if isinstance(cell, Cell):
                         self.samples.keep(rank, cell.position, grad.flat if isinstance(grad, Gradient) else None)
-                    info = self.info(header) or Info((), frozenset())
+                    info = self.infos.of(header) or Info((), frozenset())
                     if info.bad is not None:
                         self.non_finite.note(rank, header.clock, self.non_finite.named(info.bad))
                     cell.pending[rank, header.clock] = Arrived(Push(rank, header.clock, base), grad, bool(header.flags & Flag.SKIP), info)
@@ -298,7 +301,7 @@ class Store(ShardProgress):
     def waiter(self, header: Header, replies: Replies, version: int, ids: torch.Tensor | None = None) -> Waiter:
         """Who asked by `header`, and wants `version` or later."""
         lent = bool(header.flags & Flag.LENT)
-        now, info = time.monotonic(), self.info(header)
+        now, info = time.monotonic(), self.infos.of(header)
         return Waiter(replies, header.worker, header.request, version, header.clock, now, lent=lent, ids=ids, info=info)
 
     def keep(self, cell: Cell, weights: torch.Tensor, version: int, generation: int) -> None:
@@ -331,20 +334,6 @@ class Store(ShardProgress):
             with cell.lock:
                 self._advance(cell)
         self.tell_step()
-
-    def learn(self, rank: int, version: int, info: Info) -> None:
-        """Numbers that later pushes of `rank` name by `version`; the last four are kept, whatever they are called."""
-        with self.lock:
-            told = self.infos.setdefault(rank, {})
-            told.pop(version, None)  # told again, it is the newest
-            told[version] = info
-            if len(told) > INFOS:
-                del told[next(iter(told))]
-
-    def info(self, header: Header) -> Info | None:
-        """The numbers that a worker's frame names."""
-        with self.lock:
-            return self.infos.get(header.worker, {}).get(header.info)
 
     def drop_waiters(self, replies: Replies, rank: int) -> None:
         """Nobody waits for answers to worker `rank` by this stream any more."""

@@ -18,6 +18,7 @@ from psjob.layout.packing import Pack, Packs
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
 from psjob.worker.compression import WorkerCompression
+from psjob.worker.credit import credits
 from psjob.worker.ending import SessionEnd
 from psjob.worker.finite import FiniteCheck
 from psjob.worker.sharing import SLOTS, Sharing
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from psjob.worker.link import ShardLink
     from psjob.worker.session import WorkerSession
 
-CREDIT = 32 << 20
-"""Bytes on their way between this worker and one shard, or one block: a shard holds at most so much of it that waits for others.
-`training.creditMebibytes` sets another."""
 WAITS_FOR = "the shards' answer"
 
 
@@ -41,12 +39,16 @@ class Exchange:
     beside = False
     """Blocks are sent by threads of the lanes even where there is one lane."""
 
+    overlaps = False
+    """Gradients are sent before their step too."""
+
     lends = True
     """Blocks may lie in memory that this worker and a shard of its host lend each other."""
 
     def __init__(self, session: WorkerSession) -> None:
         self.session = session
-        self.credit = CREDIT if session.place.config.credit is None else session.place.config.credit
+        self.credit, self.early_credit = credits(session.place.config, self.overlaps)
+        """Bytes on their way between this worker and one shard, or one block: a shard holds at most so much of it that waits for others."""
         self.packs = self.make_packs()
         self.versions: dict[int, tuple[int, int]] = {}
         self.skipped = False
@@ -234,7 +236,7 @@ class Exchange:
     def _await_credit(self, link: ShardLink, nbytes: int, apart: Set[int] = frozenset()) -> None:
         """Wait until `nbytes` more may be on their way; blocks in `apart` have a credit of their own.
 
-        In a decided mode nothing is answered before all of a push is there: it is not bounded.
+        In a decided mode nothing is answered before all of a push is there: the shards have refused what they have no room for.
         """
         if self.session.mode.decided:
             return
