@@ -12,7 +12,7 @@ from torch import nn
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Push
 from psjob.shard.cell import Gradient
-from psjob.shard.nonfinite import NonFinitePushes, first_bad
+from psjob.shard.nonfinite import PARTS, WHOLE, NonFinitePushes, first_bad, looked_at
 from psjob.shard.pending import Arrived, Info
 from psjob.shard.statusport import status
 from tests.live.live_shards import Shards, Worker, all_well, serving
@@ -110,6 +110,14 @@ def test_large_numbers_are_not_taken_for_inf() -> None:
     assert first_bad(torch.tensor([1, 2])) is None
     assert first_bad(torch.tensor([[1.0, 2.0], [float("nan"), 3.0]])) == 2
     assert first_bad(torch.tensor([float("inf"), -float("inf")])) == 0
+
+
+@pytest.mark.parametrize("elements", [WHOLE - 1, WHOLE + 1, WHOLE * PARTS + 5])
+def test_each_number_is_looked_at_in_eight_updates(elements: int) -> None:
+    seen = torch.zeros(elements)
+    for update in range(100, 100 + PARTS):
+        looked_at(seen, update).add_(1)
+    assert int(seen.min()) >= 1 and int(seen.max()) == (PARTS if elements <= WHOLE else 1)
 
 
 def test_the_first_push_of_a_sum_is_blamed_where_no_other_is() -> None:

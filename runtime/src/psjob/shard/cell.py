@@ -19,7 +19,7 @@ from psjob.rules import arrays, reduction
 from psjob.rules.base import BlockState, Rule
 from psjob.shard.bound import Bound
 from psjob.shard.decided import Decision
-from psjob.shard.nonfinite import NonFinitePushes, is_sound
+from psjob.shard.nonfinite import NonFinitePushes, is_sound, looked_at
 from psjob.shard.pending import Arrived, PendingPushes
 from psjob.shard.pins import Pin
 from psjob.shard.waiting import Replies, Waiter, Waiters
@@ -218,7 +218,7 @@ class Cell:
                 torch.mul(present[0], shares[0], out=reduced)
                 for grad, share in zip(present[1:], shares[1:], strict=True):
                     arrays.add_scaled(reduced, grad, share)
-        if self.non_finite is not None and not is_sound(reduced):
+        if self.non_finite is not None and not is_sound(looked_at(reduced, self.n)):
             self.non_finite.blame(self.block, batch, reduced)
         if self.update is not None:
             self.update.copy_(reduced)

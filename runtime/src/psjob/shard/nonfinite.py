@@ -13,6 +13,9 @@ import torch
 from psjob.layout.blocks import Block
 from psjob.shard.pending import Arrived
 
+WHOLE = 1 << 16
+"""Elements of a gradient that are looked at whole at each update."""
+PARTS = 8
 log = logging.getLogger("psjob.shard")
 
 
@@ -80,6 +83,20 @@ class NonFinitePushes:
     def _tensor(self, block: Block, at: int) -> str:
         inside = [piece for piece in block.pieces if piece.block_offset <= at < piece.block_offset + piece.length]
         return self.named(inside[0].tensor) if inside else f"block {block.index}"
+
+
+def looked_at(numbers: torch.Tensor, update: int) -> torch.Tensor:
+    """What is looked at of a gradient: all of it, or where it is large an eighth of it at an update, each in turn.
+
+    A whole look takes a tenth of the time of a large update. NaN in one weight is found at the latest eight updates later, since it
+    stays; NaN all over a gradient, as after a loss that is NaN, at once.
+    """
+    flat = numbers.view(-1)
+    if flat.numel() <= WHOLE:
+        return flat
+    size = -(-flat.numel() // PARTS)
+    begin = update % PARTS * size
+    return flat[begin : begin + size]
 
 
 def is_sound(numbers: torch.Tensor) -> bool:

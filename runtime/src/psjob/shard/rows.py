@@ -17,7 +17,7 @@ from psjob.modes import ServedMode
 from psjob.shard.bound import Bound
 from psjob.shard.cell import free, ready, take
 from psjob.shard.decided import Decision
-from psjob.shard.nonfinite import NonFinitePushes, first_bad
+from psjob.shard.nonfinite import NonFinitePushes, first_bad, is_sound, looked_at
 from psjob.shard.pending import Arrived, PendingPushes
 from psjob.shard.waiting import Replies, Waiter, Waiters
 from psjob.tables import RowTable, TableSpec, merge
@@ -160,7 +160,11 @@ class RowCell:
             parts = [self._reduced(parts, len(parts) if self._divides and weights is None else 1)]
         if self.non_finite is not None:
             for a in batch:
-                if isinstance(a.grad, RowGradient) and first_bad(a.grad.grads) is not None:
+                if (
+                    isinstance(a.grad, RowGradient)
+                    and not is_sound(looked_at(a.grad.grads, self.n))
+                    and first_bad(a.grad.grads) is not None
+                ):
                     self.non_finite.note(a.push.worker, a.push.clock, self.name)
         for ids, grads in parts:
             self.table.push(ids, grads, batch[0].info.rows[self.number], clock)
