@@ -36,7 +36,7 @@ class Shards:
     def __init__(
         self, folder: Path, workers: int = 2, shards: int = 2, mode: str = "sync", update_at: str | None = None,
         checkpoint: CheckpointConfig = NEVER, run: str = "run-1", streams: int = 1,
-        credit: int | None = None, transport: str = "auto",
+        gradients: int = 1 << 32, transport: str = "auto",
         compression: CompressionConfig = CompressionConfig(), update_rule: str | None = None,
         line: Callable[[int], int] = lambda port: port, **more: Any,
     ) -> None:  # fmt: skip
@@ -58,7 +58,7 @@ class Shards:
             10.0,
             60.0,
             streams,
-            credit,
+            gradients,
             compression,
             transport,
             update_rule,

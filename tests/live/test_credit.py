@@ -73,9 +73,9 @@ class Meter:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("blocks", [1, 3, 8])
 def test_four_workers_at_once_stay_within_their_credit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, overlap: bool) -> None:
-    """One is late at every step, so the others push all that they may; with overlap early data has as much once more."""
+    """One is late at every step, so the others push all that they may; early data has half of a worker's share."""
     meter = Meter(monkeypatch)
-    with serving(tmp_path, workers=4, shards=1, credit=blocks * BLOCK, transport="tcp") as shards:
+    with serving(tmp_path, workers=4, shards=1, gradients=4 * blocks * BLOCK * (1 + overlap), transport="tcp") as shards:
         models = [Layers(list(range(BLOCKS))) for _ in range(4)]
         workers = [Worker(shards, rank, model, sgd(model), overlap=overlap) for rank, model in enumerate(models)]
 
@@ -97,10 +97,10 @@ def test_four_workers_at_once_stay_within_their_credit(tmp_path: Path, monkeypat
     assert all(torch.equal(p, torch.full_like(p, -4.0)) for model in models for p in model.parameters())
 
 
-@pytest.mark.parametrize("credit", [BLOCK, 5 * BLOCK, None])
-def test_workers_whose_blocks_are_ready_in_different_orders(tmp_path: Path, credit: int | None) -> None:
+@pytest.mark.parametrize("blocks", [1, 2, 10, 1 << 10])
+def test_workers_whose_blocks_are_ready_in_different_orders(tmp_path: Path, blocks: int) -> None:
     """Sums in rank order need every worker's block: a credit that early data and pushes shared would stop them here."""
-    with serving(tmp_path, workers=3, shards=2, credit=credit) as shards:
+    with serving(tmp_path, workers=3, shards=2, gradients=3 * blocks * BLOCK) as shards:
         orders = [list(range(BLOCKS)), list(reversed(range(BLOCKS))), [*range(0, BLOCKS, 2), *range(1, BLOCKS, 2)]]
         models = [Layers(order) for order in orders]
         workers = [Worker(shards, rank, model, sgd(model), overlap=True) for rank, model in enumerate(models)]

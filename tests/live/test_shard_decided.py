@@ -80,7 +80,7 @@ def real(count: int, batches: list[Batch] | None = None) -> Callable[[Worker], N
     return act
 
 
-@pytest.mark.parametrize("way", [{}, {"transport": "tcp", "streams": 2}, {"credit": 4096}], ids=["shared", "lanes", "small-credit"])
+@pytest.mark.parametrize("way", [{}, {"transport": "tcp", "streams": 2}, {"gradients": 64 << 10}], ids=["shared", "lanes", "little-room"])
 def test_backup_is_a_batch_run_over_the_pushes_it_kept(tmp_path: Path, batches: list[Batch], way: dict[str, Any]) -> None:
     with serving(tmp_path, workers=3, shards=2, **BACKUP, **way) as shards:
         all_well([sgd(shards, rank) for rank in range(3)], real(25, batches))

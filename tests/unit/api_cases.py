@@ -22,7 +22,6 @@ def _edges(path: str, low: int, high: int) -> list[Case]:
 _RANGES = [
     ("spec.training.seed", 0, 2**31 - 1),
     ("spec.training.streams", 1, 8),
-    ("spec.training.creditMebibytes", 4, 65536),
     ("spec.training.staleness", 0, 100_000),
     ("spec.ps.shards", 1, 256),
     ("spec.ps.shardTimeoutSeconds", 2, 3600),
@@ -115,6 +114,7 @@ REFUSED: list[Case] = [
             ("backupWorkers", (-1, 4000), "0..3999"),
             ("splits", (0, 4001), "1..4000"),
             ("warmupSteps", (-1, 10**9 + 1), "0..1000000000"),
+            ("gradientMebibytes", (3, 65537), "4..65536"),
         )
         for value in values
     ),
@@ -166,6 +166,12 @@ REFUSED: list[Case] = [
             server=False,
         )
         for rule, name in (("dana-zero", "lam"), ("dana-dc", "lr"), ("ftrl", "momentum"))
+    ),
+    Case(
+        "no-block-for-each",
+        {"spec.training.gradientMebibytes": 15, "spec.workers.replicas": 4},
+        "spec.training.gradientMebibytes",
+        "must be at least 4 times spec.workers.replicas, a block for each; ",
     ),
     Case(
         "all-are-backups", {"spec.training.backupWorkers": 2, "spec.workers.replicas": 2}, "spec.training", "must leave a worker to take: "

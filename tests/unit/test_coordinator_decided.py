@@ -217,7 +217,7 @@ def test_what_is_waited_for_is_said(tmp_path: Path) -> None:
     desk.settle()
     server = desk.servers[0]
     cell = next(iter(server.store.cells.values()))
-    waiter = cell.waiters[0]
+    waiter = next(iter(cell.waiters))
     assert server.store.awaited(cell, waiter) == ([2], 1)
     assert server.missing([2], 1) == "update 1 waits for pushes of workers [2]"
     desk.push(clerks[2], 0, shards=[0])

@@ -69,7 +69,8 @@ def test_what_a_dead_worker_lost_with_a_shard_is_counted(tmp_path: Path) -> None
     for clock in range(5):
         desk.push(clerks[0], clock)
     desk.servers[0].store.attempt = 2
-    desk.servers[0].store.admission.rows[0].complete = 2
+    table = desk.servers[0].store.admission
+    table.load({**table.save(), "0": {"complete": 2, "incarnation": [1, 0]}}, {})
     again = desk.hello(0, start=2)
     desk.settle()
     assert again.placed["clock"] == 5

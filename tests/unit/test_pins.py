@@ -15,11 +15,13 @@ from psjob import rules
 from psjob.checkpoint.increments import EMPTY, MAX_FILES, Base, Lies, staying
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Push, Sync
-from psjob.shard.cell import Arrived, Cell, Gradient, Info, Replies, Waiter
+from psjob.shard.cell import Cell, Gradient
 from psjob.shard.gaps import PushGaps
+from psjob.shard.pending import Arrived, Info
 from psjob.shard.pins import Pin, Voided, room
 from psjob.shard.spare import Spare
 from psjob.shard.store import Store
+from psjob.shard.waiting import Replies, Waiter
 
 LAYOUT = Layout.of((TensorSpec("w", (300_000,), "float32", 0),))
 INFO = Info(({**rules.named("adam").numbers, "lr": 0.25},), frozenset())

@@ -141,11 +141,17 @@ def test_who_is_waited_for_is_told_once_a_minute() -> None:
     assert (ready.status, ready.reason) == ("True", "WaitingForMember") and "61 s" in ready.message
 
 
-def test_a_learning_rate_that_is_too_high_is_told_and_stays_told_out_of_reach() -> None:
-    warning = "lr 0.6 is 2.8 times the 0.213 that gradients 13 updates old bear"
-    up = plan(replace(running(), progress=told(9, warning=warning), progress_at=NOW), NOW).status
+@pytest.mark.parametrize(
+    ("key", "reason", "warning"),
+    [
+        ("warning", "LearningRateHigh", "lr 0.6 is 2.8 times the 0.213 that gradients 13 updates old bear"),
+        ("nonFinite", "NonFiniteGradients", "worker 3's gradient of 1.weight held NaN or inf at step 7 and was applied"),
+    ],
+)
+def test_what_is_wrong_with_the_numbers_is_told_and_stays_told_out_of_reach(key: str, reason: str, warning: str) -> None:
+    up = plan(replace(running(), progress=told(9, **{key: warning}), progress_at=NOW), NOW).status
     ready = said(up)["Ready"]
-    assert (ready.status, ready.reason, ready.message) == ("True", "LearningRateHigh", warning)
+    assert (ready.status, ready.reason, ready.message) == ("True", reason, warning)
     silent = plan(replace(running(), status=up, progress=None), NOW + 90)
     assert said(silent.status)["Ready"] == ready
 

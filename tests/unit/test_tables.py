@@ -304,3 +304,14 @@ def test_planes_that_do_not_fit_are_refused() -> None:
         table.load(rows | {"weights": torch.zeros(1, 4)})
     with pytest.raises(ValueError, match="last seen at a clock below 0"):
         table.load(rows | {"seen": ids(-1)})
+
+
+def test_rows_are_looked_at_once_a_clock_however_many_pushes_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = RowTable(small(evict_after=16))
+    ids = torch.tensor([1, 2, 3])
+    looks = []
+    monkeypatch.setattr(table._slab, "seen_until", lambda clock: looks.append(clock) or torch.empty(0, dtype=torch.int64))
+    for clock in (1, 2, 1, 2, 3, 4, 4, 2, 5, 6):
+        table.push(ids, torch.ones(3, table.spec.dim), LR, clock)
+        table.evict(clock)
+    assert looks == [2 - 16, 4 - 16, 6 - 16], "each second clock is looked at, once, and none for a push that comes late"

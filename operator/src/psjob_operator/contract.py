@@ -50,6 +50,7 @@ backupWorkers: int (sync) · staleness: int | null (bounded: 3, threshold: 16) �
 local: null (another mode) | {"innerSteps": int, "quorum": int, "graceSeconds": float, "lr": float, "momentum": float}
 updateRule: one of UPDATE_RULES | null (null: that of the script's optimizer) · ruleOptions: {name: float}
 reduction: "mean" | "sum" | "median" | "trimmed_mean" | "module:function" · lrScaling: "none" | "linear" · warmupSteps: int
+nonFinite: one of NON_FINITE
 compression: {"push": one of PUSH_CODECS, "pull": one of PULL_CODECS, "ratio": float (share of a gradient that topk and randomk send)}
 workers: int (how many ranks)
 shards: [{"host": str, "port": int, "statusPort": int}] in index order
@@ -59,7 +60,7 @@ successPolicy: "AllWorkers" | "FirstWorker"
 shardTimeoutSeconds: float
 transport: "auto" | "tcp" (auto: shared memory where a worker and a shard can reach each other's, else TCP)
 streams: int (TCP streams between a worker and a shard)
-creditBytes: int | null (pushes of a worker that may wait at a shard, and early data beside them; null: the runtime's defaults)
+gradientBytes: int (gradients that a shard may hold of all workers together; each worker has an equal share)
 connectSeconds: float (600; how long a process tries to find its peers before it exits with EXIT_RETRY)
 """
 MODES: Final = ("sync", "bounded", "softsync", "async", "threshold", "local")
@@ -91,6 +92,12 @@ GOES_ON: Final[dict[str, tuple[str, ...]]] = {
 """By the mode of a checkpoint: those in which a run may go on from it; each one not named here, in itself. A running job changes among
 these when its config names another: at a checkpoint, where all processes go back to it in the new mode. Bounded with staleness 0
 is sync, which needs all workers at one step: an async checkpoint does not have them there, one of bounded does."""
+GRADIENT_MEBIBYTES: Final = 4096
+"""MiB of gradients that a shard may hold where a job says nothing; more where workers have less than LEAST_SHARE_MEBIBYTES each."""
+LEAST_SHARE_MEBIBYTES: Final = 4
+"""MiB of a shard's gradients that a worker needs: one block."""
+NON_FINITE: Final = ("pass", "skip", "refuse")
+"""What becomes of a gradient that holds NaN or inf: it is applied as torch does it, its step is skipped, or it ends the job."""
 PUSH_CODECS: Final = ("none", "bf16", "fp16", "int8", "topk", "randomk", "auto")
 """How gradients travel; none: as they are; auto: by the measured speed of the link."""
 AUTO_CODEC: Final = "auto"
@@ -131,11 +138,14 @@ STATUS_KEYS: Final = """JSON of STATUS_PATH:
 
 run, index, attempt, view, pod, state: "starting" | "restoring" | "waiting" | "serving" | "finishing" | "finished"
 counters: {"pushes": int (frames with a gradient or absent mark seen), "applied": int (pushes that counted, in worker-clocks of this shard),
-           "dropped": int (those that the mode has dropped), "duplicatesRefused": int, "fenced": int, "updatesLost": int,
+           "dropped": int (those that the mode has dropped), "duplicatesRefused": int, "duplicatesDiffering": int (those of them
+           with other bytes than the push that counted), "fenced": int, "updatesLost": int,
            "acknowledged": {rank: clock},
            "firstApplied": float | null (unix time of the first push applied in this attempt), "badConnections": int}
 transports: {rank: "shared" | "tcp" | "mixed"} (how that worker's blocks and rows go)
 memory: {"rssBytes": int}
+nonFinite: {"pushes": int, "worker": int, "step": int, "tensor": str} | null (pushes with NaN or inf that an update of this shard held,
+  or that were skipped, and the first of them; a push counts once. A robust reduction may have left such a push out: it is not counted)
 lag, gap: {"count": int, "sum": float, "max": float, "buckets": [[edge, count of what is at most that], ...]} | null (mode sync):
   over pushes that counted here since the last restore, at most one entry a worker's clock. lag: updates between the weights of a
   gradient and those it is applied to; gap: root mean square of what the weights have moved meanwhile, estimated on a sample of
@@ -152,6 +162,7 @@ coordinator: {"mode": str (the one that runs, such as "bounded:3"),
   "codecs": str | null (how numbers travel between shard 0 and the workers, such as "push int8, pull bf16"; null: as they are),
   "weightsSha256": str | null (of final.safetensors' parameters, once final), "failure": str | null,
   "transport": "shared" | "tcp" | "mixed" | null (how blocks and rows go between the workers and shard 0),
+  "nonFinite": str | null (the same of shard 0, in a sentence),
   "warning": str | null (the learning rate is above what late gradients bear),
   "passed": [[step, unix time], ...] (last 64 steps completed, newest last)}
 """

@@ -131,7 +131,7 @@ _RANGES = (
     _between("spec.training.local.momentum", 0, 0.9999, "leave it out for 0.9"),
     _between("spec.training.warmupSteps", 0, 1_000_000_000, "leave it out for none"),
     _between("spec.training.streams", 1, 8, "one is enough where both sides have few cores"),
-    _between("spec.training.creditMebibytes", 4, 65536, "leave it out for 32; a block is up to 4"),
+    _between("spec.training.gradientMebibytes", 4, 65536, "leave it out for 4096, or 4 a worker where that is more"),
     _between("spec.training.compression.ratio", 0.0001, 0.5, "leave it out for 0.01; above 0.5 nothing becomes smaller"),
     _between("spec.ps.shards", 1, 256, "one shard serves most models; more spread memory and traffic"),
     _between("spec.ps.shardTimeoutSeconds", 2, 3600, "leave it out for 10"),
@@ -255,6 +255,17 @@ _ACROSS = (
         "must name numbers of its rule: " + "; ".join(f"{', '.join(names)} of {rule}" for rule, names in UPDATE_RULES.items() if names),
         "all others are the script's optimizer's",
         about="ruleOptions",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: (
+            (spec.get("training") or {}).get("gradientMebibytes") is None
+            or spec["training"]["gradientMebibytes"] >= 4 * spec["workers"]["replicas"]
+        ),
+        "must be at least 4 times spec.workers.replicas, a block for each",
+        "raise it, have fewer workers, or leave it out",
+        cel="!has(self.training.gradientMebibytes) || self.training.gradientMebibytes >= 4 * self.workers.replicas",
+        about="training.gradientMebibytes",
     ),
     FieldRule(
         "spec",

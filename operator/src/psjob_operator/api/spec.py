@@ -72,14 +72,17 @@ class Training(Model):
     """linear: updates use the script's learning rate times replicas - backupWorkers."""
     warmup_steps: int = 0
     """Steps of a worker in which the learning rate rises from a replicas-th to the whole; 0..1000000000."""
+    non_finite: Literal["pass", "skip", "refuse"] = "pass"
+    """What becomes of a step with NaN or inf in a gradient. pass: it is applied, as in torch, and counted; skip: nobody makes it, in
+    sync on all workers; refuse: the job fails with the worker, the step and the tensor. skip and refuse look before each push."""
     transport: Literal["auto", "tcp"] = "auto"
     """auto: a worker and a shard in one pod or on one laptop give each other gradients and weights in shared memory, all others
     over TCP; tcp: all over TCP."""
     streams: int = 1
     """TCP streams between each worker and each shard, both ways at once; more of them use more cores on both sides. 1..8."""
-    credit_mebibytes: int | None = None
-    """MiB of gradients that a shard may hold of one worker while they wait for others (absent: 32), and again so much of what
-    overlap sends before the step (absent: all of it). 4..65536."""
+    gradient_mebibytes: int | None = None
+    """MiB of gradients that a shard may hold of all workers together, those included that overlap sends before the step. Each worker
+    has an equal share, at least the 4 MiB of one block. Absent: 4096, or 4 a worker where that is more. 4..65536."""
     compression: Compression = Field(default_factory=lambda: Compression())
     """In how many bits numbers travel between workers and shards."""
 

@@ -67,7 +67,8 @@ class Story:
         """New output of the script, and where the job stands."""
         for child in ground.children:
             self._pass_on(child, whole=False)
-        warning = ground.watch.coordinator.get("warning")
+        told = ground.watch.coordinator
+        warning = told.get("warning") or told.get("nonFinite")
         if warning and warning != self._warned:
             self._warned = warning
             self.display.say(f"warning: {warning}", "yellow")

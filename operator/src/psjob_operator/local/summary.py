@@ -31,6 +31,7 @@ def summary(ground: Ground, result: str, seconds: float) -> dict[str, Any]:
         "transport": told.get("transport"),
         **(lateness(watch.told.values()) or {"lag": None, "gap": None}),
         "warning": told.get("warning"),
+        "non_finite": told.get("nonFinite"),
         "loss": told.get("loss"),
         "metrics": metrics(told),
         "weights_sha256": told.get("weightsSha256"),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from psjob_operator.api.spec import JobSpec, Local
-from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, STATUS_PORT
+from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, GRADIENT_MEBIBYTES, LEAST_SHARE_MEBIBYTES, STATUS_PORT
 from psjob_operator.plan import naming
 
 CHECKPOINTS = "/psjob-checkpoints"
@@ -57,9 +57,10 @@ def job_config(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkp
         "reduction": spec.training.reduction,
         "lrScaling": spec.training.lr_scaling,
         "warmupSteps": spec.training.warmup_steps,
+        "nonFinite": spec.training.non_finite,
         "transport": spec.training.transport,
         "streams": spec.training.streams,
-        "creditBytes": None if spec.training.credit_mebibytes is None else spec.training.credit_mebibytes << 20,
+        "gradientBytes": gradient_mebibytes(spec) << 20,
         "compression": spec.training.compression.to_manifest(),
         "workers": spec.workers.replicas,
         "shards": [{"host": host, "port": port, "statusPort": status} for host, port, status in shards],
@@ -74,6 +75,12 @@ def job_config(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkp
         "shardTimeoutSeconds": float(spec.ps.shard_timeout_seconds),
         "connectSeconds": CONNECT_SECONDS,
     }
+
+
+def gradient_mebibytes(spec: JobSpec) -> int:
+    """MiB of gradients that a shard may hold of all workers together."""
+    given = spec.training.gradient_mebibytes
+    return max(GRADIENT_MEBIBYTES, LEAST_SHARE_MEBIBYTES * spec.workers.replicas) if given is None else given
 
 
 def cluster_config(job: ConfigSource) -> dict[str, Any]:

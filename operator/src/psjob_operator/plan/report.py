@@ -159,7 +159,10 @@ def _running(facts: Facts) -> dict[str, Say]:
     warning = text(facts, "warning")
     if warning:
         return running("LearningRateHigh", warning)
-    if kept and kept.reason in ("WaitingForMember", "LearningRateHigh") and not facts.coordinator:
+    non_finite = text(facts, "nonFinite")
+    if non_finite:
+        return running("NonFiniteGradients", non_finite)
+    if kept and kept.reason in ("WaitingForMember", "LearningRateHigh", "NonFiniteGradients") and not facts.coordinator:
         return running(kept.reason, kept.message)
     return running("Running", "all shards and workers are running")
 

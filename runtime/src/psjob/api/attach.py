@@ -163,8 +163,8 @@ class AttachedJob:
         scale, skip = optimizers.amp(self.optimizer)
         if self.overlap is not None and getattr(self.optimizer, "found_inf", None) is not None:
             self.refuse("overlap=True sends gradients before a GradScaler has unscaled them; attach without it, or train in bfloat16")
-        if self.tables.counts and getattr(self.optimizer, "found_inf", None) is not None:
-            self.refuse("a GradScaler skips steps, and what a ps.Table was given would be lost with them; train in bfloat16")
+        if self.tables.counts and (getattr(self.optimizer, "found_inf", None) is not None or self.place.config.non_finite == "skip"):
+            self.refuse("a skipped step loses what a ps.Table was given; train in bfloat16, without GradScaler and nonFinite: skip")
         self._exchange(grads, skip, scale, original)
 
     def _inner_step(self, rounds: LocalRounds, original: Callable[[], Any] | None) -> None:
@@ -217,6 +217,7 @@ class AttachedJob:
     def _exchange(self, grads: list[torch.Tensor | None] | None, skip: bool, scale: float, original: Callable[[], Any] | None) -> None:
         clock, numbers = self.session.clock, self.carry_out(self._numbers)
         rows = [None] * len(self.tables.specs) if grads is None else self.tables.gradients(scale)
+        skip = self.carry_out(lambda: self.session.exchange.finite.skips(grads, rows, skip))
         if self.half is not None and grads is not None and not skip:
             grads, scale = self.half.outgoing(grads, numbers, scale), 1.0
         self.carry_out(lambda: self.session.rows.offer(rows, self.lr.numbers(self.tables.numbers(), clock)))

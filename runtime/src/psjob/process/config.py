@@ -70,7 +70,8 @@ class Config:
     shard_timeout: float
     connect_seconds: float
     streams: int = 1
-    credit: int | None = None
+    gradients: int = contract.GRADIENT_MEBIBYTES << 20
+    """Bytes of gradients that a shard may hold of all workers together."""
     compression: CompressionConfig = CompressionConfig()
     transport: str = "auto"
     """auto: shared memory where both ends are on one host, else TCP; tcp: only that."""
@@ -84,6 +85,8 @@ class Config:
     reduction: str = "mean"
     lr_scaling: str = "none"
     warmup_steps: int = 0
+    non_finite: str = "pass"
+    """What becomes of a step whose gradient holds NaN or inf: it ends the job (refuse), is skipped, or passes."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +217,7 @@ def _config(raw: dict[str, Any]) -> Config:
         shard_timeout=float(raw["shardTimeoutSeconds"]),
         connect_seconds=float(raw.get("connectSeconds", 600)),
         streams=int(raw.get("streams", 1)),
-        credit=None if raw.get("creditBytes") is None else int(raw["creditBytes"]),
+        gradients=int(raw.get("gradientBytes") or contract.GRADIENT_MEBIBYTES << 20),
         compression=_compression(raw.get("compression") or {}),
         transport=_word(raw, "transport", "auto", "tcp"),
         update_rule=None if raw.get("updateRule") is None else _word(raw, "updateRule", *contract.UPDATE_RULES),
@@ -226,6 +229,7 @@ def _config(raw: dict[str, Any]) -> Config:
         reduction=str(raw.get("reduction") or "mean"),
         lr_scaling=_word(raw, "lrScaling", "none", "linear"),
         warmup_steps=int(raw.get("warmupSteps") or 0),
+        non_finite=_word(raw, "nonFinite", *contract.NON_FINITE),
     )
 
 

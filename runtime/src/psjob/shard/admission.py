@@ -3,6 +3,9 @@
 The key of a push is (run, worker, clock, block). A row holds the highest complete clock and one bit a block of the open
 one; it is saved in the same snapshot as the blocks it describes, so a restored shard refuses what its blocks contain and
 takes again what they lost. The incarnation is only a fence: it orders processes, it never resets a clock.
+
+What a push asks of all workers is counted as rows change, so that its cost does not grow with their number: rows change by the
+methods of `Admission` alone.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from psjob.shard.tally import Tally
 
 
 class Verdict(Enum):
@@ -39,6 +44,17 @@ class Admission:
     def __init__(self, workers: int, owned: int) -> None:
         self.owned = owned
         self.rows = {rank: Row() for rank in range(workers)}
+        self.changes = 0
+        """Rises with each change of what a worker has pushed or of who is there."""
+        self._tallies: dict[int, Tally] = {}
+        """By position that is watched: how often live workers have pushed it."""
+        self._live: frozenset[int] = frozenset()
+        self._last_left = -1
+        """A clock from which on nobody is waited for but who is live."""
+        self._expected: dict[int, frozenset[int]] = {}
+        self._first: tuple[frozenset[int], int] = (frozenset(), -1)
+        self._complete = Tally()
+        self._count()
 
     def admit(self, worker: int, incarnation: tuple[int, int], clock: int, position: int) -> Verdict:
         """Take the push, or say why not. Only ADMIT changes the table."""
@@ -52,9 +68,15 @@ class Admission:
         if clock > row.complete:
             return Verdict.GAP
         row.open.add(position)
+        live = row.left_at is None
+        if live and position in self._tallies:
+            self._tallies[position].move(clock, clock + 1)
         if len(row.open) == self.owned:
             row.complete += 1
             row.open = set()
+            if live:
+                self._complete.move(clock, clock + 1)
+        self.changes += 1
         return Verdict.ADMIT
 
     def meet(self, worker: int, incarnation: tuple[int, int]) -> bool:
@@ -70,8 +92,18 @@ class Admission:
         row = self.rows[worker]
         lost = max(0, clock - row.complete)
         if lost:
+            self._uncount(row)
             row.complete, row.open = clock, set()
+            self._recount(row)
         return lost
+
+    def watch(self, position: int) -> None:
+        """From now on `tally(position)` is kept."""
+        self._tallies[position] = Tally(count for rank, count in self.pushed(position).items() if rank in self._live)
+
+    def tally(self, position: int) -> Tally:
+        """How often each live worker has pushed the block at a position that is watched."""
+        return self._tallies[position]
 
     def pushed(self, position: int) -> dict[int, int]:
         """How often each worker has pushed the block at `position`."""
@@ -81,17 +113,41 @@ class Admission:
         """The highest clock that a worker has begun to push, plus one."""
         return max((row.complete + bool(row.open) for row in self.rows.values()), default=0)
 
+    def lowest(self) -> int:
+        """Lowest complete clock over the workers that have not left (over all, when all have)."""
+        return self._complete.lowest if self._complete else min((row.complete for row in self.rows.values()), default=0)
+
     def leave(self, worker: int, clock: int) -> None:
         """The worker is absent from `clock` on."""
         row = self.rows[worker]
+        if row.left_at is None:
+            self._uncount(row)
+            self._live -= {worker}
         row.left_at = clock if row.left_at is None else min(row.left_at, clock)
+        self._last_left = max(self._last_left, row.left_at)
+        self._expected.clear()
+        self.changes += 1
 
     def expected(self, clock: int) -> frozenset[int]:
         """Ranks whose push of `clock` must be waited for."""
-        return frozenset(rank for rank, row in self.rows.items() if row.left_at is None or row.left_at > clock)
+        if clock >= self._last_left:
+            return self._live
+        found = self._expected.get(clock)
+        if found is None:
+            self._expected.clear()  # blocks ask of one clock and the next
+            found = frozenset(rank for rank, row in self.rows.items() if row.left_at is None or row.left_at > clock)
+            self._expected[clock] = found
+        return found
+
+    def first_expected(self, clock: int) -> int:
+        """The lowest of them; -1 without any."""
+        expected = self.expected(clock)
+        if self._first[0] is not expected:
+            self._first = (expected, min(expected, default=-1))
+        return self._first[1]
 
     def live(self) -> frozenset[int]:
-        return frozenset(rank for rank, row in self.rows.items() if row.left_at is None)
+        return self._live
 
     def save(self) -> dict[str, Any]:
         """The table as JSON, keyed by rank."""
@@ -119,6 +175,7 @@ class Admission:
             row.left_at = None if left is None else int(left)
             old = entry.get("incarnation", (0, 0))
             row.incarnation = max((int(old[0]), int(old[1])), fences.get(rank, (0, 0)))
+        self._count()
 
     def resharded(self, clocks: Mapping[int, int], left: Iterable[tuple[int, int]]) -> None:
         """Start from whole clocks (a restore onto another shard count, where no open clock can be kept)."""
@@ -127,3 +184,32 @@ class Admission:
         for rank, clock in left:
             if rank in self.rows:
                 self.rows[rank].left_at = clock
+        self._count()
+
+    def _count(self) -> None:
+        """Count anew: all rows may have changed."""
+        self._live = frozenset(rank for rank, row in self.rows.items() if row.left_at is None)
+        self._last_left = max((row.left_at for row in self.rows.values() if row.left_at is not None), default=-1)
+        self._expected.clear()
+        live = [self.rows[rank] for rank in self._live]
+        self._complete = Tally(row.complete for row in live)
+        for position in self._tallies:
+            self._tallies[position] = self._complete.copy()
+        for row in live:
+            for position in self._tallies.keys() & row.open:
+                self._tallies[position].move(row.complete, row.complete + 1)
+        self.changes += 1
+
+    def _uncount(self, row: Row) -> None:
+        """Leave a live worker out of all counts."""
+        if row.left_at is None:
+            self._complete.remove(row.complete)
+            for position, tally in self._tallies.items():
+                tally.remove(row.complete + (position in row.open))
+
+    def _recount(self, row: Row) -> None:
+        if row.left_at is None:
+            self._complete.add(row.complete)
+            for position, tally in self._tallies.items():
+                tally.add(row.complete + (position in row.open))
+        self.changes += 1

@@ -18,22 +18,36 @@ class Bound:
 
     def __init__(self, mode: ServedMode, admission: Admission, lock: threading.RLock, position: int) -> None:
         self.mode, self._admission, self._lock, self._position = mode, admission, lock, position
+        self._missing: tuple[int, dict[int, list[int]]] = (-1, {})
+        """The changes of the table after which it was asked, and by step who has not come to it."""
+        with lock:
+            admission.watch(position)
+
+    def reached(self, barrier: int | None) -> int:
+        """The highest step that a worker may begin which has pushed all before it."""
+        with self._lock:
+            step = self._admission.tally(self._position).lowest + (self.mode.ahead or 0)
+        return step if barrier is None else min(step, barrier - 1)
 
     def goes(self, barrier: int | None) -> Callable[[int, int], bool]:
         """Whether worker `rank` may begin `step`, as things stand. It also waits for what it has pushed itself."""
-        pushed = self._live()
-        lowest = min(pushed.values(), default=0)
+        with self._lock:
+            lowest = self._admission.tally(self._position).lowest
 
         def may(rank: int, step: int) -> bool:
             if barrier is not None and step >= barrier:
                 return False
-            return rank not in pushed or self.mode.may_go(step, lowest, pushed[rank] < step)
+            with self._lock:
+                row = self._admission.rows[rank]
+                waiting = row.complete + (self._position in row.open) < step
+            return row.left_at is not None or self.mode.may_go(step, lowest, waiting)
 
         return may
 
     def stands_at(self, step: int) -> bool:
         """Has every worker that has not left come to `step`, and none begun it?"""
-        return all(count == step for count in self._live().values())
+        with self._lock:
+            return self._admission.tally(self._position).all_at(step)
 
     def beyond(self, step: int) -> bool:
         """Is it too late for a barrier at `step`: may a worker have been let go on to it already?"""
@@ -44,10 +58,12 @@ class Bound:
     def awaited(self, rank: int, step: int, barrier: int | None) -> tuple[list[int], int]:
         """Whom worker `rank` waits for to begin `step`, and the step that they have not pushed."""
         needed = barrier if barrier is not None and step >= barrier else step - (self.mode.ahead or 0)
-        missing = sorted(other for other, count in self._live().items() if count < needed)
-        return (missing, needed - 1) if missing else ([rank], step - 1)
-
-    def _live(self) -> dict[int, int]:
         with self._lock:
-            live, pushed = self._admission.live(), self._admission.pushed(self._position)
-        return {rank: pushed[rank] for rank in live}
+            changes, known = self._missing
+            if changes != self._admission.changes:
+                known = {}
+                self._missing = (self._admission.changes, known)
+            if needed not in known:
+                pushed, live = self._admission.pushed(self._position), self._admission.live()
+                known[needed] = sorted(other for other in live if pushed[other] < needed)
+        return (known[needed], needed - 1) if known[needed] else ([rank], step - 1)

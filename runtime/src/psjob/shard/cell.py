@@ -7,35 +7,28 @@ given when the version a worker needs exists. In a decided mode both are the coo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from psjob.layout import memory
 from psjob.layout.blocks import Block, live_ranges
-from psjob.modes import Push, ServedMode
+from psjob.modes import ServedMode
 from psjob.rules import arrays, reduction
 from psjob.rules.base import BlockState, Rule
 from psjob.shard.bound import Bound
-from psjob.shard.decided import Decision, Key
+from psjob.shard.decided import Decision
+from psjob.shard.nonfinite import NonFinitePushes, is_sound, looked_at
+from psjob.shard.pending import Arrived, PendingPushes
 from psjob.shard.pins import Pin
+from psjob.shard.waiting import Replies, Waiter, Waiters
 from psjob.wire.frame import WireError
 
 if TYPE_CHECKING:
     from psjob.shard.rows import RowCell
     from psjob.shard.staleness import BlockStaleness
 _room = memory.Scratch()
-
-
-@dataclass(frozen=True)
-class Info:
-    """What a worker's pushes are made with: its optimizer numbers a group, the tensors without a gradient, numbers a table."""
-
-    numbers: tuple[Mapping[str, Any], ...]
-    none: frozenset[int]
-    rows: tuple[Mapping[str, Any], ...] = ()
 
 
 class Gradient:
@@ -64,55 +57,6 @@ class Lent(Gradient):
         """Nothing: the worker writes there again when it has been answered."""
 
 
-class Received(Protocol):
-    """What a push brought, in a buffer that is given back."""
-
-    def free(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Arrived:
-    """A push that was admitted and is not yet applied. `grad` is None for an absent rank."""
-
-    push: Push
-    grad: Received | None
-    skip: bool
-    info: Info
-
-
-class Replies(Protocol):
-    """Where answers go: the stream of one worker."""
-
-    def param(self, cell: Cell, waiter: Waiter) -> None: ...
-
-    def rows(self, cell: RowCell, waiter: Waiter) -> None: ...
-
-    def waiting(self, waiter: Waiter, cell: Cell | RowCell, missing: list[int], seconds: float) -> None: ...
-
-
-@dataclass
-class Waiter:
-    """A worker that wants this block at `version` or later (see ServedMode.version_for), and with `update` the reduced gradient instead.
-
-    Of a table: `ids` are the rows that are wanted; None asks only to be told that the version is there.
-    """
-
-    to: Replies
-    rank: int
-    request: int
-    version: int
-    clock: int
-    since: float
-    update: bool = False
-    ids: torch.Tensor | None = None
-    place: tuple[int, torch.Tensor] | None = None
-    """Where in lent memory the rows are to be put, offset and memory itself; None: they are sent."""
-    lent: bool = False
-    """The answer may lie in memory that this shard lends to the worker."""
-    info: Info | None = None
-    """What the worker's numbers are; None: they were not told."""
-
-
 class Cell:
     """`n` is the number of updates decided for this block; without a `bound` it is also the open clock, or nobody waits for one."""
 
@@ -138,14 +82,16 @@ class Cell:
         """The last update was none: a worker found inf, or nobody had a batch. Workers that step by themselves leave it out too."""
         self.n = 0
         self.stored = 0
-        self.pending: dict[Key, Arrived] = {}
-        self.waiters: list[Waiter] = []
+        self.pending = PendingPushes()
+        self.waiters = Waiters()
         self.lost: set[int] = set()
         """Ranks whose newest push had no effect: the rule needs its lag, and that is not known."""
         self.gone: Mapping[int, int] | None = None
         """In a decided mode: by worker, how many of its clocks may be answered."""
         self.content = object()
         """Stands for the bytes of the state: another one after each change of them."""
+        self.non_finite: NonFinitePushes | None = None
+        """Is told of pushes with NaN or inf; None where nobody looks for them here."""
         self.staleness: BlockStaleness | None = None
         """Looks at the pushes that count; None where none of them can be late."""
         self._cut: tuple[int, int, Callable[[Cell], Pin]] | None = None
@@ -170,11 +116,11 @@ class Cell:
         self.pending.clear()
         self.waiters.clear()
 
-    def advance(self, expected: Callable[[int], frozenset[int]]) -> int:
-        """Apply what counts, answer who waited. Returns the number of updates made."""
+    def advance(self, expected: Callable[[int], frozenset[int]], ranks: Iterable[int] | None = None) -> int:
+        """Apply what counts, answer who waited; for `ranks` see `answer`. Returns the number of updates made."""
         made = 0
-        while taken := self.mode.takes([a.push for a in self.pending.values()], expected(self.n), self.n):
-            batch = [self.pending.pop((push.worker, push.clock)) for push in taken.kept]
+        while taken := self.mode.takes(self.pending.pushes, expected(self.n), self.n):
+            batch = self.pending.take((push.worker, push.clock) for push in taken.kept)
             base = batch[0].push.base
             self._apply(batch, None if base is None else self.n - base)
             free(batch)
@@ -183,7 +129,7 @@ class Cell:
             self._pin_if_due()
         if not made:  # a worker has left, or come back further on
             self._pin_if_due()
-        self.answer()
+        self.answer(ranks)
         return made
 
     def decide(self, decision: Decision) -> None:
@@ -199,7 +145,7 @@ class Cell:
         return [] if self.state is None else [self.state.weights, *self.state.slots.values()]
 
     def wait_for(self, waiter: Waiter) -> None:
-        self.waiters.append(waiter)
+        self.waiters.add(waiter)
 
     def reply(self, waiter: Waiter) -> torch.Tensor:
         """What a worker is answered with: the block's own memory, which changes, or a tensor that nobody changes."""
@@ -245,8 +191,8 @@ class Cell:
             self._pin.drop(void=True)
             self._pin = None
 
-    def drop_waiters(self, to: Replies) -> None:
-        self.waiters = [w for w in self.waiters if w.to is not to]
+    def drop_waiters(self, to: Replies, rank: int) -> None:
+        self.waiters.drop(to, rank)
 
     def _apply(self, batch: list[Arrived], lag: int | None, weights: Sequence[float] | None = None) -> None:
         assert self.state is not None
@@ -272,6 +218,8 @@ class Cell:
                 torch.mul(present[0], shares[0], out=reduced)
                 for grad, share in zip(present[1:], shares[1:], strict=True):
                     arrays.add_scaled(reduced, grad, share)
+        if self.non_finite is not None and not is_sound(looked_at(reduced, self.n)):
+            self.non_finite.blame(self.block, batch, reduced)
         if self.update is not None:
             self.update.copy_(reduced)
             self.none = none
@@ -320,32 +268,28 @@ class Cell:
         """The step of a cut that this block has not come to."""
         return None if self._cut is None or self._cut[0] < 0 else self._cut[0]
 
-    def answer(self) -> None:
-        """Serve the pulls that can be served now."""
-        keep = []
-        goes = goes_on(self)
-        for waiter in self.waiters:
-            if goes(waiter.rank, waiter.version):
-                waiter.to.param(self, waiter)
-            else:
-                keep.append(waiter)
-        self.waiters = keep
+    def answer(self, ranks: Iterable[int] | None = None) -> None:
+        """Serve the pulls that can be served now: those of all workers, or of `ranks` and of whom the version has reached."""
+        for waiter in ready(self, ranks):
+            waiter.to.param(self, waiter)
 
 
-def goes_on(cell: Cell | RowCell) -> Callable[[int, int], bool]:
-    """Whether there is what worker `rank` waits for, which it names by a number that `ServedMode.version_for` gave."""
+def ready(cell: Cell | RowCell, ranks: Iterable[int] | None) -> list[Waiter]:
+    """Take those for whom there is what they wait for, which they name by a number that `ServedMode.version_for` gave."""
+    if not cell.waiters:
+        return []
     if cell.gone is not None:
         gone = cell.gone
-        return lambda rank, clocks: gone.get(rank, 0) >= clocks
-    if cell.bound is not None and cell.waiters:
-        return cell.bound.goes(cell.barrier)
-    return lambda rank, version: cell.n >= version
+        return cell.waiters.take(ranks, None, lambda rank, clocks: gone.get(rank, 0) >= clocks)
+    if cell.bound is not None:
+        return cell.waiters.take(ranks, cell.bound.reached(cell.barrier), cell.bound.goes(cell.barrier))
+    return cell.waiters.take(ranks, cell.n, lambda rank, version: cell.n >= version)
 
 
-def take(pending: dict[Key, Arrived], decision: Decision) -> tuple[list[Arrived], list[Arrived]]:
+def take(pending: PendingPushes, decision: Decision) -> tuple[list[Arrived], list[Arrived]]:
     """The pushes that a decision keeps and drops, which wait no longer. Raises WireError where one is not here."""
     try:
-        return [pending.pop(key) for key in decision.kept], [pending.pop(key) for key in decision.dropped]
+        return pending.take(decision.kept), pending.take(decision.dropped)
     except KeyError as missing:
         raise WireError(f"the coordinator decides on push {missing} (worker, clock), which is not here") from None
 

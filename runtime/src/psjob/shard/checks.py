@@ -7,7 +7,8 @@ from typing import Any
 
 from psjob import rules
 from psjob.rules.base import check_numbers
-from psjob.shard.cell import Cell, Info
+from psjob.shard.cell import Cell
+from psjob.shard.pending import Info
 from psjob.shard.store import Store
 from psjob.wire.frame import Flag, Header, Kind, WireError
 
@@ -27,14 +28,14 @@ def check_push(store: Store, header: Header, cell: Cell, encoded: bool = False) 
 
 def check_leave(store: Store, header: Header) -> None:
     """Refuse a LEAVE of another clock than its worker has come to here: it would be waited for, or missed, at the wrong step."""
-    complete = store.clocks()[header.worker]
+    complete = store.complete(header.worker)
     if header.clock < 0 or (store.admission.owned and header.clock != complete):
         raise WireError(f"worker {header.worker} leaves at clock {header.clock}; this shard has {complete} complete clocks of it")
 
 
 def check_acked(store: Store, rank: int, acked: int) -> None:
     """Refuse a hello by which more of a worker's clocks were acknowledged than can have been: those after would count as taken."""
-    complete = store.clocks()[rank]
+    complete = store.complete(rank)
     most = complete if store.attempt == 1 or store.mode.rewinds_together else store.most.get(rank, acked)
     if acked > max(complete, most):
         raise WireError(
@@ -44,7 +45,7 @@ def check_acked(store: Store, rank: int, acked: int) -> None:
 
 def check_info(store: Store, header: Header, name: str) -> Info:
     """The numbers that a push names. Raises WireError where they are not known, or are none."""
-    info = store.info(header)
+    info = store.infos.of(header)
     if info is None:
         raise WireError(f"push of {name} names numbers {header.info}, which were not sent")
     without = not info.numbers and store.rule_name != "reduce" if header.kind is Kind.PUSH else not info.rows

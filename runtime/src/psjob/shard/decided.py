@@ -97,6 +97,7 @@ class DecidedPushes:
                         raise WireError(f"{cell.name} is at version {cell.n}, and the coordinator decides on {body['version']}")
                     for decision in decisions:
                         cell.decide(decision)
+                    store.moved(int(body["version"]), cell.n)
         except ReductionProblem as problem:
             store.on_problem(f"update {body['version']}: {problem}")
             return
@@ -116,10 +117,11 @@ class DecidedPushes:
                 for key in (*decision.kept, *decision.dropped):
                     self._told.pop(key, None)
         self._carried, self._broken = number, False
-        self.gone.update({int(rank): int(clocks) for rank, clocks in body["go"]})
+        go = {int(rank): int(clocks) for rank, clocks in body["go"]}
+        self.gone.update(go)
         for cell in store.all_cells():
             with cell.lock:
-                cell.answer()
+                cell.answer(go)
         store.tell_step()
 
 

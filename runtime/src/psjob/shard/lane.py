@@ -11,9 +11,10 @@ import torch
 
 from psjob.layout import memory
 from psjob.process import supervise
-from psjob.shard.cell import Cell, Waiter
+from psjob.shard.cell import Cell
 from psjob.shard.held import EarlyPushes
 from psjob.shard.rows import RowCell
+from psjob.shard.waiting import Waiter
 from psjob.wire.frame import Flag, Header, Kind, dump
 from psjob.wire.tcp import Stream, StreamClosed
 
@@ -42,7 +43,7 @@ class ShardLane:
 
     def end(self) -> None:
         """The stream has ended: nothing waits for it any more."""
-        self.store.drop_waiters(self)
+        self.store.drop_waiters(self, self.session.rank)
         self.held.clear()
         self._out.put(None)
 
@@ -129,7 +130,7 @@ class ShardLane:
         flags = Flag.CUT if (server.wishes if mode.decided else server.cut_step == waiter.version) else Flag.NONE
         if cell.skipped and (waiter.update or mode.steady):
             flags |= Flag.SKIP
-        if waiter.update and flags & Flag.CUT and self.session.rank == min(self.store.admission.expected(cell.n), default=-1):
+        if waiter.update and flags & Flag.CUT and self.session.rank == self.store.first_expected(cell.n):
             flags |= Flag.STORE
         return self.session.base._replace(
             view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,

@@ -17,6 +17,7 @@ class Counters:
     applied: int = 0
     dropped: int = 0
     duplicates: int = 0
+    differing: int = 0
     fenced: int = 0
     lost: int = 0
     first_applied: float | None = None

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from psjob.layout import memory
-from psjob.shard.cell import Waiter
 from psjob.shard.checks import check_info
 from psjob.shard.phase import Phase
 from psjob.shard.rowlending import RowLending
 from psjob.shard.rows import Buffers, RowCell, RowGradient
+from psjob.shard.waiting import Waiter
 from psjob.wire.frame import Flag, Header, Kind, WireError
 from psjob.wire.rows import ID_BYTES, LENT_ANSWERS, lookup_limit, push_limit, row_bytes
 from psjob.wire.tcp import StreamClosed
@@ -90,12 +90,12 @@ class RowFrames:
             _check_ids(cell, ids)
         self._make_room()
         with cell.lock:
-            if sum(w.rank == header.worker for w in cell.waiters) >= MAX_HELD:
+            if cell.waiters.of(header.worker) >= MAX_HELD:
                 raise WireError(f"worker {header.worker} has {MAX_HELD} lookups in {cell.name} that are held already")
             waiter = self._store.waiter(header, self._session.lanes[0], header.version[1], ids)
             waiter.place = place
             cell.wait_for(waiter)
-            cell.answer()
+            cell.answer((header.worker,))
 
     def _push(self, header: Header) -> None:
         """Take a clock's gradient rows."""

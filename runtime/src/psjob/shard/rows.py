@@ -8,15 +8,18 @@ table counts it as it counts a block's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from psjob.modes import ServedMode
 from psjob.shard.bound import Bound
-from psjob.shard.cell import Arrived, Replies, Waiter, free, goes_on, take
-from psjob.shard.decided import Decision, Key
+from psjob.shard.cell import free, ready, take
+from psjob.shard.decided import Decision
+from psjob.shard.nonfinite import NonFinitePushes, first_bad, is_sound, looked_at
+from psjob.shard.pending import Arrived, PendingPushes
+from psjob.shard.waiting import Replies, Waiter, Waiters
 from psjob.tables import RowTable, TableSpec, merge
 from psjob.tables.cut import Rows
 from psjob.tables.merge import Part
@@ -61,8 +64,9 @@ class RowCell:
         self.lock = threading.Lock()
         self.table = RowTable(spec)
         self.n = 0
-        self.pending: dict[Key, Arrived] = {}
-        self.waiters: list[Waiter] = []
+        self.pending = PendingPushes()
+        self.waiters = Waiters()
+        self.non_finite: NonFinitePushes | None = None
         self.gone: Mapping[int, int] | None = None
         """As of a block."""
         self._cut: tuple[int, Callable[[RowCell], None]] | None = None
@@ -84,20 +88,20 @@ class RowCell:
         """First values of rows, with the state that the rule gives to new ones."""
         self.table.load(first_rows(self.table, ids, weights, numbers[self.number]))
 
-    def advance(self, expected: Callable[[int], frozenset[int]]) -> int:
-        """Apply what counts, answer who waited. Returns the number of updates made."""
+    def advance(self, expected: Callable[[int], frozenset[int]], ranks: Iterable[int] | None = None) -> int:
+        """As of a block."""
         made = 0
-        while taken := self.mode.takes([a.push for a in self.pending.values()], expected(self.n), self.n):
-            batch = [self.pending.pop((push.worker, push.clock)) for push in taken.kept]
+        while taken := self.mode.takes(self.pending.pushes, expected(self.n), self.n):
+            batch = self.pending.take((push.worker, push.clock) for push in taken.kept)
             self._apply(batch, batch[0].push.clock)
             free(batch)
             self.n += 1
             made += 1
             self._hold_if_due()
-            self.answer()
+            self.answer(ranks)
         if not made:  # a worker has left, or come back further on
             self._hold_if_due()
-            self.answer()
+            self.answer(ranks)
         return made
 
     def decide(self, decision: Decision) -> None:
@@ -109,7 +113,7 @@ class RowCell:
         free([*batch, *dropped])
 
     def wait_for(self, waiter: Waiter) -> None:
-        self.waiters.append(waiter)
+        self.waiters.add(waiter)
 
     def order_cut(self, step: int, hold: Callable[[RowCell], None]) -> bool:
         """Hold on to the table with `hold` when it is at `step` (where that is negative: as it stands). False: too late."""
@@ -123,23 +127,18 @@ class RowCell:
         """No cut waits for this table any more."""
         self._cut = None
 
-    def drop_waiters(self, to: Replies) -> None:
-        self.waiters = [w for w in self.waiters if w.to is not to]
+    def drop_waiters(self, to: Replies, rank: int) -> None:
+        self.waiters.drop(to, rank)
 
     @property
     def barrier(self) -> int | None:
         """The step of a cut that this table has not come to."""
         return None if self._cut is None or self._cut[0] < 0 else self._cut[0]
 
-    def answer(self) -> None:
-        """Serve the lookups that can be served now."""
-        goes, keep = goes_on(self), []
-        for waiter in self.waiters:
-            if goes(waiter.rank, waiter.version):
-                waiter.to.rows(self, waiter)
-            else:
-                keep.append(waiter)
-        self.waiters = keep
+    def answer(self, ranks: Iterable[int] | None = None) -> None:
+        """Serve the lookups that can be served now; for `ranks` see the block's."""
+        for waiter in ready(self, ranks):
+            waiter.to.rows(self, waiter)
 
     def _hold_if_due(self) -> None:
         if self._cut is None:
@@ -159,6 +158,14 @@ class RowCell:
             parts = [(ids, grads * share) for (ids, grads), share in zip(parts, shares, strict=True)]
         if not isinstance(self.table.rule, Combine):
             parts = [self._reduced(parts, len(parts) if self._divides and weights is None else 1)]
+        if self.non_finite is not None:
+            for a in batch:
+                if (
+                    isinstance(a.grad, RowGradient)
+                    and not is_sound(looked_at(a.grad.grads, self.n))
+                    and first_bad(a.grad.grads) is not None
+                ):
+                    self.non_finite.note(a.push.worker, a.push.clock, self.name)
         for ids, grads in parts:
             self.table.push(ids, grads, batch[0].info.rows[self.number], clock)
         self.table.evict(clock)

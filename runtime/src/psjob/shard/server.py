@@ -20,7 +20,7 @@ from psjob.process.errors import LONGEST_MESSAGE, Fenced, leave_message
 from psjob.process.pulse import Liveness
 from psjob.protocol.shard import events as e
 from psjob.rules import reduction
-from psjob.shard.cell import Cell, Waiter
+from psjob.shard.cell import Cell
 from psjob.shard.control import Control
 from psjob.shard.coordination import Coordination
 from psjob.shard.peers import PeerStream
@@ -30,6 +30,7 @@ from psjob.shard.rows import RowCell
 from psjob.shard.session import WAITING_SECONDS, Session
 from psjob.shard.statusport import status
 from psjob.shard.store import Store
+from psjob.shard.waiting import Waiter
 from psjob.wire import shared
 from psjob.wire.frame import Header, Kind, WireError, dump, run_digest
 from psjob.wire.handover import Counter
@@ -57,6 +58,8 @@ class Server:
         )  # fmt: skip
         self.store.on_problem = self._broken
         self.store.on_failure = lambda sentence: self.leave(1, sentence)
+        self.store.budget = config.gradients
+        self.store.non_finite.looks = config.non_finite == "pass"
         self.store.view = place.view
         self.changed = threading.Event()
         self.sessions: dict[int, Session] = {}

@@ -19,11 +19,12 @@ from psjob.layout import memory
 from psjob.modes import written
 from psjob.protocol.records import PIECE
 from psjob.shard.admission import Verdict
-from psjob.shard.cell import Cell, Gradient, Info, Received
+from psjob.shard.cell import Cell, Gradient
 from psjob.shard.checks import check_acked, check_leave, check_push, group_numbers, table_numbers
 from psjob.shard.encoded import Encoded
 from psjob.shard.lane import ShardLane
 from psjob.shard.lending import Lending, lent_bytes, slots_of
+from psjob.shard.pending import Info, Received
 from psjob.shard.phase import Phase
 from psjob.shard.recordframes import RecordFrames
 from psjob.shard.rowframes import RowFrames
@@ -240,6 +241,7 @@ class Session:
                 return
             check_acked(self.store, self.rank, acked)
             lost = self.store.admission.jump(self.rank, acked)
+            self.store.samples.forget(self.rank)
             self.store.counters.lost += lost
         if lost:
             self.store.ask_again()
@@ -350,7 +352,8 @@ class Session:
         try:
             numbers = group_numbers(self.store, body["numbers"])
             rows = table_numbers(self.store, body.get("rows", []))
-            self.store.learn(self.rank, header.info, Info(numbers, frozenset(int(t) for t in body["none"]), rows))
+            bad = None if body.get("nonFinite") is None else int(body["nonFinite"])
+            self.store.infos.learn(self.rank, header.info, Info(numbers, frozenset(int(t) for t in body["none"]), rows, bad))
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"INFO of worker {self.rank} is not in shape: {error!r}") from None
 

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import torch
 
 from psjob.rules.stability import RULES, Guard
-from psjob.shard.cell import Arrived, Cell, Gradient
+from psjob.shard.cell import Cell, Gradient
 from psjob.shard.histogram import Histogram
+from psjob.shard.pending import Arrived
 
 BLOCKS = 4
 """Blocks of a shard that are looked at, spread over all of them."""

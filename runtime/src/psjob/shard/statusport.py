@@ -70,12 +70,13 @@ def status(server: Server) -> dict[str, Any]:
         "state": _state(server), "transfer": _transfer(server), "problem": server.problem,
         "counters": {
             "pushes": counters.pushes, "applied": counters.applied, "dropped": counters.dropped,
-            "duplicatesRefused": counters.duplicates, "fenced": counters.fenced,
+            "duplicatesRefused": counters.duplicates, "duplicatesDiffering": counters.differing, "fenced": counters.fenced,
             "updatesLost": counters.lost, "acknowledged": {str(r): c for r, c in store.clocks().items()},
             "firstApplied": counters.first_applied, "badConnections": server.bad_connections, "blocks": len(store.cells),
         },
         "transports": {str(rank): session.transport for rank, session in sorted(server.sessions.copy().items())},
         "memory": {"rssBytes": _rss()},
+        "nonFinite": store.non_finite.told(),
         **(store.staleness.told() if store.staleness is not None else {"lag": None, "gap": None}),
     }  # fmt: skip
     coordinator = server.coordinator
@@ -84,6 +85,7 @@ def status(server: Server) -> dict[str, Any]:
         body["coordinator"] = said | {
             "codecs": said_of(session.encoded for session in list(server.sessions.values())),
             "transport": _transport(server),
+            "nonFinite": store.non_finite.sentence(),
             "warning": store.staleness.guard.warning if store.staleness is not None and store.staleness.guard is not None else None,
         }
     return body

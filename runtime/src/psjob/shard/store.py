@@ -5,7 +5,7 @@ Lock order: a cell's lock, then the store's. Threads of many streams call in; no
 
 from __future__ import annotations
 
-import threading
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,21 +20,27 @@ from psjob.rules.base import BlockState
 from psjob.rules.reduction import Reduction, ReductionProblem, mean_in_rank_order
 from psjob.shard.admission import Admission, Verdict
 from psjob.shard.bound import Bound
-from psjob.shard.cell import Arrived, Cell, Gradient, Info, Received, Replies, Waiter
+from psjob.shard.cell import Cell, Gradient
 from psjob.shard.decided import DecidedPushes
+from psjob.shard.infos import Infos
+from psjob.shard.nonfinite import NonFinitePushes
+from psjob.shard.pending import Arrived, Info, Received
 from psjob.shard.phase import Counters, Phase
 from psjob.shard.pins import Pin
+from psjob.shard.progress import ShardProgress
+from psjob.shard.room import room_problem
 from psjob.shard.rows import RowCell
+from psjob.shard.samples import PushSamples
 from psjob.shard.staleness import StalenessMetrics, watch
+from psjob.shard.waiting import Replies, Waiter
 from psjob.tables import RowTable, TableSpec
 from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, WireError
 
-INFOS = 4
-"""Sets of numbers that are kept of each worker: its open clocks name two at most."""
+log = logging.getLogger("psjob.shard")
 
 
-class Store:
+class Store(ShardProgress):
     """Blocks, versions and admission of shard `index`. `view` and `recovery` name the set of processes it serves."""
 
     def __init__(
@@ -42,7 +48,8 @@ class Store:
         reduce: Reduction = mean_in_rank_order,
     ) -> None:  # fmt: skip
         self.index, self.shards, self.workers = index, shards, workers
-        self.attempt, self.mode, self.run = attempt, mode, run
+        super().__init__(mode, Admission(workers, 0))
+        self.attempt, self.run = attempt, run
         self.reduce = reduce
         self.lanes = lanes
         """Streams that a worker may open, its first included."""
@@ -51,8 +58,6 @@ class Store:
         """Counts restores: a stream welcomed before one may not push after it."""
         self.most: Mapping[int, int] = {}
         """After a restore of this shard alone: by rank, the clocks that it can have acknowledged before, as far as that is known."""
-        self.phase = Phase.BLANK
-        self.lock = threading.RLock()
         self.counters = Counters()
         self.layout: Layout | None = None
         self.assignment: tuple[int, ...] = ()
@@ -60,15 +65,16 @@ class Store:
         self.cells: dict[int, Cell] = {}
         self.row_cells: dict[int, RowCell] = {}
         """Tables by number. To whoever counts blocks, table t is block `len(layout.blocks) + t`."""
-        self.admission = Admission(workers, 0)
         self.decided = DecidedPushes(mode) if mode.decided else None
-        self.infos: dict[int, dict[int, Info]] = {}
-        """By rank, then by the number that the worker gave it; the oldest first."""
-        self.on_step: Callable[[int], None] = lambda step: None
+        self.infos = Infos()
+        self.budget = 1 << 62
+        """Bytes of gradients that may be held."""
         self.on_problem: Callable[[str], None] = lambda sentence: None
         """Told of pushes that cannot be joined; no other attempt would go better."""
         self.on_failure: Callable[[str], None] = lambda sentence: None
         """Told of an update that broke off: what this shard holds is not to be served any more."""
+        self.non_finite = NonFinitePushes()
+        self.samples = PushSamples(0)
         self._missing: set[int] = set()
         self._pools: dict[int, list[torch.Tensor]] = {}
         """Buffers of the size of the largest block, by rank; a worker's credit bounds how many it needs."""
@@ -82,7 +88,6 @@ class Store:
         """In a steady mode: the memory of all answers. No block in it changes before every worker has pushed again."""
         self.staleness: StalenessMetrics | None = None
         """In a mode that is not steady: how late pushes are."""
-        self._reported = 0
         self._without_lag: set[int] = set()
         """Workers of whose open clock the rule could not apply a block."""
 
@@ -139,7 +144,8 @@ class Store:
                 self.row_cells[number].put(table, n)
         with self.lock:
             self.infos.clear()
-            self._reported = 0
+            self.samples = PushSamples(self.admission.owned)
+            self.begin(cell.n for cell in self.all_cells())
         self._missing = set()
         self.phase = Phase.HELD
 
@@ -161,9 +167,15 @@ class Store:
         }
         for cell in self.all_cells():
             cell.gone = None if self.decided is None else self.decided.gone
+            cell.non_finite = self.non_finite if self.non_finite.looks else None
+        self.non_finite.names = [*(spec.name for spec in layout.table), *(f"table {spec.name}" for spec in tables)]
         self.admission = Admission(self.workers, len(mine) + len(tables))
+        self.samples = PushSamples(self.admission.owned)
+        self.begin(cell.n for cell in self.all_cells())
         for cell in self.all_cells() if self.mode.ahead else ():
             cell.bound = Bound(self.mode, self.admission, self.lock, cell.position)
+        if problem := room_problem(self.workers, self.mode, sum(b.nbytes for b in mine), self.budget):
+            self.on_problem(problem)
         self._pools.clear()
         self.largest = max((b.nbytes for b in mine), default=0)
         self._settle()
@@ -206,15 +218,35 @@ class Store:
             raise WireError(f"block {block} is not on shard {self.index}; it has {len(self.cells)} blocks") from None
 
     def target(self, header: Header, cell: Cell) -> Gradient | None:
-        """Where the payload of an admissible push is received: a buffer of this worker's; None when it will be refused anyway."""
+        """Where the payload of a push is received, a buffer of this worker's; None: it will be refused, and not compared."""
         with self.lock:
-            return Gradient(self._pools.setdefault(header.worker, []), self.largest, cell.block) if self.wanted(header, cell) else None
+            if not self.wanted(header, cell) and not self._comes_again(header, cell):
+                return None
+            return Gradient(self._pools.setdefault(header.worker, []), self.largest, cell.block)
 
     def wanted(self, header: Header, cell: Cell | RowCell) -> bool:
         """Would a push of now be admitted?"""
         with self.lock:
             row = self.admission.rows[header.worker]
             return header.clock == row.complete and cell.position not in row.open and (header.start, header.rewinds) >= row.incarnation
+
+    def _comes_again(self, header: Header, cell: Cell | RowCell) -> bool:
+        """Is this the newest push of its worker and block once more, with a sample of its bytes at hand?"""
+        row = self.admission.rows[header.worker]
+        newest = row.complete if cell.position in row.open else row.complete - 1
+        return header.clock == newest and self.samples.knows(header.worker, cell.position)
+
+    def _compare(self, header: Header, cell: Cell | RowCell, grad: Received | None) -> None:
+        """Tell of a push under a taken key that has other bytes than the one that was admitted."""
+        flat = grad.flat if isinstance(grad, Gradient) else None
+        if header.flags & Flag.HELD or not self._comes_again(header, cell) or not self.samples.differs(header.worker, cell.position, flat):
+            return
+        self.counters.differing += 1
+        log.error(
+            "worker %d pushed step %d of %s again with other bytes than those that count; the new ones are left out. A process that was "
+            "started again may compute other bits (a GPU's atomics do); from one process this is a fault",
+            header.worker, header.clock, cell.name,
+        )  # fmt: skip
 
     def push(self, header: Header, cell: Cell | RowCell, grad: Received | None, replies: Replies, generation: int) -> Verdict:
         """Take a push and register its sender for the version that answers it; FENCED when a restore came between."""
@@ -231,6 +263,7 @@ class Store:
                 self.counters.applied += whole
                 if verdict is Verdict.DUPLICATE:
                     self.counters.duplicates += 1
+                    self._compare(header, cell, grad)
                 elif verdict is Verdict.FENCED:
                     self.counters.fenced += 1
                 base = header.version[1] if header.version[0] == self.attempt else None
@@ -238,14 +271,18 @@ class Store:
                     self.decided.took((rank, header.clock), base)
             if verdict in (Verdict.ADMIT, Verdict.DUPLICATE):
                 if verdict is Verdict.ADMIT:
-                    info = self.info(header) or Info((), frozenset())
+                    if isinstance(cell, Cell):
+                        self.samples.keep(rank, cell.position, grad.flat if isinstance(grad, Gradient) else None)
+                    info = self.infos.of(header) or Info((), frozenset())
+                    if info.bad is not None:
+                        self.non_finite.note(rank, header.clock, self.non_finite.named(info.bad))
                     cell.pending[rank, header.clock] = Arrived(Push(rank, header.clock, base), grad, bool(header.flags & Flag.SKIP), info)
                 waiter = self.waiter(header, replies, self.mode.version_for(header.clock))
                 waiter.update = cell.update is not None
                 cell.wait_for(waiter)
                 if whole and self.decided is not None:
                     self.decided.whole((rank, header.clock), self.recovery)
-                self._advance(cell)
+                self._advance(cell, (rank,))
                 self._count_lost(rank, cell, whole)
         self.tell_step()
         return verdict
@@ -264,7 +301,7 @@ class Store:
     def waiter(self, header: Header, replies: Replies, version: int, ids: torch.Tensor | None = None) -> Waiter:
         """Who asked by `header`, and wants `version` or later."""
         lent = bool(header.flags & Flag.LENT)
-        now, info = time.monotonic(), self.info(header)
+        now, info = time.monotonic(), self.infos.of(header)
         return Waiter(replies, header.worker, header.request, version, header.clock, now, lent=lent, ids=ids, info=info)
 
     def keep(self, cell: Cell, weights: torch.Tensor, version: int, generation: int) -> None:
@@ -280,7 +317,7 @@ class Store:
             waiter = self.waiter(header, replies, header.version[1])
             waiter.update = wants_update
             cell.wait_for(waiter)
-            cell.answer()
+            cell.answer((header.worker,))
 
     def leave(self, rank: int, clock: int) -> None:
         """A worker is absent from `clock` on; what waited for it goes on."""
@@ -298,24 +335,11 @@ class Store:
                 self._advance(cell)
         self.tell_step()
 
-    def learn(self, rank: int, version: int, info: Info) -> None:
-        """Numbers that later pushes of `rank` name by `version`; the last four are kept, whatever they are called."""
-        with self.lock:
-            told = self.infos.setdefault(rank, {})
-            told.pop(version, None)  # told again, it is the newest
-            told[version] = info
-            if len(told) > INFOS:
-                del told[next(iter(told))]
-
-    def info(self, header: Header) -> Info | None:
-        """The numbers that a worker's frame names."""
-        with self.lock:
-            return self.infos.get(header.worker, {}).get(header.info)
-
-    def drop_waiters(self, replies: Replies) -> None:
+    def drop_waiters(self, replies: Replies, rank: int) -> None:
+        """Nobody waits for answers to worker `rank` by this stream any more."""
         for cell in self.all_cells():
             with cell.lock:
-                cell.drop_waiters(replies)
+                cell.drop_waiters(replies, rank)
 
     # -- cuts ----------------------------------------------------------------------------------
 
@@ -341,60 +365,22 @@ class Store:
                 cell.void_cut()
                 cell.answer()  # it may have been a barrier
 
-    # -- staleness ---------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------
 
-    def span(self) -> tuple[int, int]:
-        """Lowest and highest version of this shard's blocks; (0, 0) without blocks."""
-        versions = [cell.n for cell in self.all_cells()]
-        return (min(versions), max(versions)) if versions else (0, 0)
-
-    def furthest(self) -> int:
-        """The highest step that any block is at, where versions are clocks; else the most that a worker has pushed."""
-        if self.mode.ahead == 0:
-            return self.span()[1]
-        with self.lock:
-            return self.admission.furthest()
-
-    def awaited(self, cell: Cell | RowCell, waiter: Waiter) -> tuple[list[int], int]:
-        """The workers for whom one waits, and the step that they have not pushed. Called with the cell's lock held."""
-        if cell.bound is not None:
-            return cell.bound.awaited(waiter.rank, waiter.version, cell.barrier)
-        there = self.admission.live() if self.mode.decided else self.admission.expected(cell.n)
-        return sorted(there - {rank for rank, _ in cell.pending}), cell.n
-
-    def clocks(self) -> dict[int, int]:
-        """Complete clocks by rank, as this shard has them."""
-        with self.lock:
-            return {rank: row.complete for rank, row in self.admission.rows.items()}
-
-    def step(self) -> int:
-        """Lowest complete clock over the workers that have not left (over all, when all have)."""
-        with self.lock:
-            live = self.admission.live() or frozenset(self.admission.rows)
-            return min((self.admission.rows[rank].complete for rank in live), default=0)
-
-    def _advance(self, cell: Cell | RowCell) -> None:
+    def _advance(self, cell: Cell | RowCell, ranks: Sequence[int] | None = None) -> None:
+        """Make the updates that are due and answer; `ranks` are those of whom there is news, None: of all."""
         if self.mode.decided:
-            cell.answer()
+            cell.answer(ranks)
             return
+        before = cell.n
         try:
-            made = cell.advance(self.admission.expected)
+            made = cell.advance(self.expected, ranks)
         except ReductionProblem as problem:
             self.on_problem(f"step {cell.n} of {cell.name}: {problem}")
             return
         except Exception as error:  # the push is taken and not applied: who waits for it would wait for ever
             self.on_failure(f"step {cell.n} of {cell.name} was not made, {type(error).__name__}: {str(error)[:300]}")
             return
+        self.moved(before, cell.n)
         if made and self.counters.first_applied is None:
             self.counters.first_applied = time.time()
-
-    def tell_step(self) -> None:
-        """Say how far all blocks are, if that has changed."""
-        if self.phase is not Phase.SERVING:
-            return
-        step = self.span()[0] if self.mode.rewinds_together else self.step()
-        with self.lock:
-            if step <= self._reported:
-                return
-            self._reported = step
-        self.on_step(step)

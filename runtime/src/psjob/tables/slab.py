@@ -62,6 +62,11 @@ class Slab:
         if len(slots):
             self._free.append(slots)
 
+    def seen_until(self, clock: int) -> torch.Tensor:
+        """Slots of rows that were not pushed after `clock`, as int64."""
+        seen = self.seen[: self.top]
+        return ((seen <= clock) & (seen >= 0)).nonzero().squeeze(1)
+
     def live(self) -> torch.Tensor:
         """Slots that hold a row, as int64."""
         return (self.seen[: self.top] >= 0).nonzero().squeeze(1)

@@ -31,6 +31,8 @@ class RowTable:
         self._cut: RowCut | None = None
         self._images: Rows | None = None
         self._clock = 0
+        self._looked = -1
+        """The clock at which rows that are too old were looked for last."""
 
     def __len__(self) -> int:
         return len(self._index)
@@ -76,12 +78,15 @@ class RowTable:
         return len(slots)
 
     def evict(self, clock: int) -> int:
-        """Remove the rows that were not pushed in `evict_after` clocks up to `clock`, where it is time to look (`evict_every`)."""
+        """Remove the rows that were not pushed in `evict_after` clocks up to `clock`, where it is time to look (`evict_every`).
+
+        Rows are looked at once a clock, however many pushes have that clock, and not at all for a push behind the last look.
+        """
         after = self.spec.evict_after
-        if after is None or clock % self.spec.evict_every:
+        if after is None or clock <= self._looked or clock % self.spec.evict_every:
             return 0
-        slots = self._slab.live()
-        slots = slots[self._slab.seen.index_select(0, slots) <= clock - after]
+        self._looked = clock
+        slots = self._slab.seen_until(clock - after)
         self.remove(self._slab.ids.index_select(0, slots))
         return len(slots)
 

@@ -19,6 +19,9 @@ from psjob.protocol.worker import events as e
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
 from psjob.worker.compression import WorkerCompression
+from psjob.worker.credit import credits
+from psjob.worker.ending import SessionEnd
+from psjob.worker.finite import FiniteCheck
 from psjob.worker.sharing import SLOTS, Sharing
 
 if TYPE_CHECKING:
@@ -26,9 +29,6 @@ if TYPE_CHECKING:
     from psjob.worker.link import ShardLink
     from psjob.worker.session import WorkerSession
 
-CREDIT = 32 << 20
-"""Bytes on their way between this worker and one shard, or one block: a shard holds at most so much of it that waits for others.
-`training.creditMebibytes` sets another."""
 WAITS_FOR = "the shards' answer"
 
 
@@ -40,12 +40,16 @@ class Exchange:
     beside = False
     """Blocks are sent by threads of the lanes even where there is one lane."""
 
+    overlaps = False
+    """Gradients are sent before their step too."""
+
     lends = True
     """Blocks may lie in memory that this worker and a shard of its host lend each other."""
 
     def __init__(self, session: WorkerSession) -> None:
         self.session = session
-        self.credit = CREDIT if session.place.config.credit is None else session.place.config.credit
+        self.credit, self.early_credit = credits(session.place.config, self.overlaps)
+        """Bytes on their way between this worker and one shard, or one block: a shard holds at most so much of it that waits for others."""
         self.packs = self.make_packs()
         self.versions: dict[int, tuple[int, int]] = {}
         self.skipped = False
@@ -55,6 +59,7 @@ class Exchange:
         """Where blocks are copied to as they land; the script waits in a call of ours meanwhile."""
         self.may_skip = False
         """A GradScaler is at work: some worker may have found inf, and then this clock counts for nothing."""
+        self.finite = FiniteCheck(session)
         self.compression = WorkerCompression(session.place, session.layout)
         self.sharing = Sharing(session.layout, session.mode.steady)
         self._scale = 1.0
@@ -90,7 +95,7 @@ class Exchange:
         info = self.tell_numbers(numbers, none)
         flags = Flag.ABSENT if grads is None else (Flag.SKIP if skip else Flag.NONE)
         self.sources, self._scale = grads or (), scale
-        self.compression.begin(session.clock, frozenset(none), self.may_skip)
+        self.compression.begin(session.clock, frozenset(none), self.may_skip or self.finite.may_skip)
         self.skipped = False
         self.sharing.begin(grads, scale != 1.0)
         session.rows.push(flags, info)
@@ -233,7 +238,7 @@ class Exchange:
     def _await_credit(self, link: ShardLink, nbytes: int, apart: Set[int] = frozenset()) -> None:
         """Wait until `nbytes` more may be on their way; blocks in `apart` have a credit of their own.
 
-        In a decided mode nothing is answered before all of a push is there: it is not bounded.
+        In a decided mode nothing is answered before all of a push is there: the shards have refused what they have no room for.
         """
         if self.session.mode.decided:
             return
@@ -250,7 +255,9 @@ class Exchange:
 
     def tell_numbers(self, numbers: list[dict[str, Any]], none: list[int]) -> int:
         """Let every shard know what the pushes that follow are made with; the version by which they name it."""
-        body = {"numbers": numbers, "none": none, "rows": list(self.session.rows.numbers)}
+        body: dict[str, Any] = {"numbers": numbers, "none": none, "rows": list(self.session.rows.numbers)}
+        if self.finite.found is not None:
+            body["nonFinite"] = self.finite.found
         if body != self._info[1]:
             self._info = (self._info[0] + 1, body)
             for link in self.session.links:

@@ -34,7 +34,7 @@ class Overlap(Staged):
     Gradients are staged (also on the CPU), so that the model's own may be changed or freed while theirs is on its way.
     """
 
-    beside = True
+    beside = overlaps = True
     lends = False  # bytes are sent while others are made
 
     def __init__(
@@ -113,9 +113,9 @@ class Overlap(Staged):
 
     def _may_hold(self, index: int) -> bool:
         """Does the early credit of the block's shard reach for it? Where it does not, the block is pushed whole at the step."""
-        session, limit = self.session, self.session.place.config.credit
+        session = self.session
         held = [session.layout.blocks[i].nbytes for i in self._issued if session.owner[i] == session.owner[index]]
-        return limit is None or sum(held) + session.layout.blocks[index].nbytes <= limit
+        return sum(held) + session.layout.blocks[index].nbytes <= self.early_credit
 
     def _renew(self, index: int) -> None:
         """The block's staging memory gets other contents: wait until it is not being sent."""

@@ -58,7 +58,9 @@ class LocalRounds:
             return False
         with torch.no_grad():
             torch._foreach_sub_(self._taken, self._parameters)
-        self._session.exchange.push(self._taken if self._moved else None, self._numbers, False, 1.0, self._parameters)
+        way = self._taken if self._moved else None
+        skip = self._session.exchange.finite.skips(way, (), False)
+        self._session.exchange.push(way, self._numbers, skip, 1.0, self._parameters)
         self.begin()
         return True
 

@@ -1,0 +1,112 @@
+"""Pushes that hold NaN or inf: how many came, and which was the first. They do what they do in torch; here they are told of."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from psjob.layout.blocks import Block
+from psjob.shard.pending import Arrived
+
+WHOLE = 1 << 16
+"""Elements of a gradient that are looked at whole at each update."""
+PARTS = 8
+log = logging.getLogger("psjob.shard")
+
+
+class NonFinitePushes:
+    """Of one shard. A push (a worker's step) is counted once, however many blocks show it."""
+
+    def __init__(self) -> None:
+        self.looks = True
+        """Are gradients looked at here? Where `training.nonFinite` is not pass, workers look at them before they push."""
+        self.names: Sequence[str] = ()
+        """Of the model's tensors, in the table's order, then of tables of rows."""
+        self.count = 0
+        self.first: tuple[int, int, str] | None = None
+        """Worker, step and tensor."""
+        self._last: dict[int, int] = {}
+        """By worker: the newest step that is counted."""
+        self._lock = threading.Lock()
+
+    def note(self, worker: int, clock: int, tensor: str) -> None:
+        """A push was found to hold such a number in `tensor`."""
+        with self._lock:
+            if self._last.get(worker, -1) >= clock:
+                return
+            self._last[worker] = clock
+            self.count += 1
+            first = self.first is None
+            if first:
+                self.first = (worker, clock, tensor)
+        if first:
+            log.warning("%s", self.sentence())
+
+    def named(self, index: int) -> str:
+        """The name of a tensor or table."""
+        return self.names[index] if 0 <= index < len(self.names) else f"tensor {index}"
+
+    def told(self) -> dict[str, Any] | None:
+        """For the status: as contract.STATUS_KEYS has it."""
+        if self.first is None:
+            return None
+        return {"pushes": self.count, **dict(zip(("worker", "step", "tensor"), self.first, strict=True))}
+
+    def sentence(self) -> str | None:
+        """What a user is told of the first; None where there was none. It never changes: it stands in a status."""
+        if self.first is None:
+            return None
+        worker, clock, tensor = self.first
+        done = "was applied (training.nonFinite: skip leaves it out)" if self.looks else "was left out (training.nonFinite is skip)"
+        return f"worker {worker}'s gradient of {tensor[:100]} held NaN or inf at step {clock} and {done}"
+
+    def blame(self, block: Block, batch: Sequence[Arrived], reduced: torch.Tensor) -> None:
+        """An update of `block` is not finite: note the pushes that are to blame. `reduced` may lie in the memory of the first push."""
+        over, found = None, False
+        for arrived in batch:
+            flat = getattr(arrived.grad, "flat", None)
+            if not isinstance(flat, torch.Tensor):
+                continue
+            if flat.data_ptr() == reduced.data_ptr():
+                over = arrived
+            elif (at := first_bad(flat)) is not None:
+                self.note(arrived.push.worker, arrived.push.clock, self._tensor(block, at))
+                found = True
+        if not found and over is not None and (at := first_bad(reduced)) is not None:
+            self.note(over.push.worker, over.push.clock, self._tensor(block, at))
+
+    def _tensor(self, block: Block, at: int) -> str:
+        inside = [piece for piece in block.pieces if piece.block_offset <= at < piece.block_offset + piece.length]
+        return self.named(inside[0].tensor) if inside else f"block {block.index}"
+
+
+def looked_at(numbers: torch.Tensor, update: int) -> torch.Tensor:
+    """What is looked at of a gradient: all of it, or where it is large an eighth of it at an update, each in turn.
+
+    A whole look takes a tenth of the time of a large update. NaN in one weight is found at the latest eight updates later, since it
+    stays; NaN all over a gradient, as after a loss that is NaN, at once.
+    """
+    flat = numbers.view(-1)
+    if flat.numel() <= WHOLE:
+        return flat
+    size = -(-flat.numel() // PARTS)
+    begin = update % PARTS * size
+    return flat[begin : begin + size]
+
+
+def is_sound(numbers: torch.Tensor) -> bool:
+    """Is the sum of these finite? Where it is, so is each of them; where it is not, the sum of large ones may be to blame."""
+    return not numbers.is_floating_point() or math.isfinite(float(numbers.sum()))
+
+
+def first_bad(numbers: torch.Tensor) -> int | None:
+    """The place of the first NaN or inf of a tensor of any shape; None without one."""
+    if is_sound(numbers):
+        return None
+    bad = torch.isfinite(numbers).logical_not_().reshape(-1).nonzero()
+    return int(bad[0]) if len(bad) else None

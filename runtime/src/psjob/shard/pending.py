@@ -1,0 +1,82 @@
+"""Pushes of one block or table that were admitted and are not applied yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from psjob.modes import Push
+from psjob.shard.decided import Key
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a worker's pushes are made with: its optimizer numbers a group, the tensors without a gradient, numbers a table."""
+
+    numbers: tuple[Mapping[str, Any], ...]
+    none: frozenset[int]
+    rows: tuple[Mapping[str, Any], ...] = ()
+    bad: int | None = None
+    """The tensor (after the model's: the table) in which the worker has found NaN or inf, so that it skips this step."""
+
+
+class Received(Protocol):
+    """What a push brought, in a buffer that is given back."""
+
+    def free(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A push that was admitted and is not yet applied. `grad` is None for an absent rank."""
+
+    push: Push
+    grad: Received | None
+    skip: bool
+    info: Info
+
+
+class PendingPushes:
+    """By worker and clock, in order of arrival. A mode that is asked at each push is given the same list, not a new one."""
+
+    def __init__(self) -> None:
+        self._arrived: dict[Key, Arrived] = {}
+        self._pushes: list[Push] | None = []
+        """None: to be made again."""
+        self.changes = 0
+
+    def __len__(self) -> int:
+        return len(self._arrived)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._arrived)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._arrived
+
+    def __getitem__(self, key: Key) -> Arrived:
+        return self._arrived[key]
+
+    def __setitem__(self, key: Key, arrived: Arrived) -> None:
+        self._arrived[key] = arrived
+        self.changes += 1
+        if self._pushes is not None:
+            self._pushes.append(arrived.push)
+
+    @property
+    def pushes(self) -> Sequence[Push]:
+        """In order of arrival; stands until the next change."""
+        if self._pushes is None:
+            self._pushes = [arrived.push for arrived in self._arrived.values()]
+        return self._pushes
+
+    def take(self, keys: Iterable[Key]) -> list[Arrived]:
+        """These, in this order, which wait no longer. Raises KeyError where one is not here."""
+        taken = [self._arrived.pop(key) for key in keys]
+        self._pushes = None if self._arrived else []
+        self.changes += 1
+        return taken
+
+    def clear(self) -> None:
+        self.take(list(self._arrived))

@@ -1,0 +1,104 @@
+"""How far the blocks of a shard and its workers are, counted as they go on: no call of a push looks at all workers or all blocks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from psjob.modes import ServedMode
+from psjob.shard.admission import Admission
+from psjob.shard.phase import Phase
+from psjob.shard.tally import Tally
+from psjob.shard.waiting import Waiter
+
+if TYPE_CHECKING:
+    from psjob.shard.cell import Cell
+    from psjob.shard.rows import RowCell
+
+
+class ShardProgress:
+    """Of one store. `lock` guards `admission` and the counts."""
+
+    def __init__(self, mode: ServedMode, admission: Admission) -> None:
+        self.mode, self.admission = mode, admission
+        self.lock = threading.RLock()
+        self.phase = Phase.BLANK
+        self.on_step: Callable[[int], None] = lambda step: None
+        self._reported = 0
+        self._versions = Tally()
+        """Of all blocks and tables."""
+        self._awaited: dict[int, tuple[tuple[int, ...], list[int]]] = {}
+        """By position: whom the cell waits for, and at which state of it that was asked."""
+
+    def begin(self, versions: Iterable[int]) -> None:
+        """Blocks and tables were laid out or restored, and have these versions."""
+        with self.lock:
+            self._reported, self._versions = 0, Tally(versions)
+            self._awaited.clear()
+
+    def moved(self, before: int, after: int) -> None:
+        """A block or table has gone on from one version to another."""
+        if before != after:
+            with self.lock:
+                self._versions.move(before, after)
+
+    def span(self) -> tuple[int, int]:
+        """Lowest and highest version of this shard's blocks; (0, 0) without blocks."""
+        with self.lock:
+            return self._versions.lowest, self._versions.highest
+
+    def furthest(self) -> int:
+        """The highest step that any block is at, where versions are clocks; else the most that a worker has pushed."""
+        if self.mode.ahead == 0:
+            return self.span()[1]
+        with self.lock:
+            return self.admission.furthest()
+
+    def awaited(self, cell: Cell | RowCell, waiter: Waiter) -> tuple[list[int], int]:
+        """The workers for whom one waits, and the step that they have not pushed. Called with the cell's lock held."""
+        if cell.bound is not None:
+            return cell.bound.awaited(waiter.rank, waiter.version, cell.barrier)
+        with self.lock:
+            state = (cell.n, cell.pending.changes, self.admission.changes)
+            known = self._awaited.get(cell.position)
+            if known is None or known[0] != state:
+                there = self.admission.live() if self.mode.decided else self.admission.expected(cell.n)
+                known = self._awaited[cell.position] = (state, sorted(there - {rank for rank, _ in cell.pending}))
+            return known[1], cell.n
+
+    def clocks(self) -> dict[int, int]:
+        """Complete clocks by rank, as this shard has them."""
+        with self.lock:
+            return {rank: row.complete for rank, row in self.admission.rows.items()}
+
+    def complete(self, rank: int) -> int:
+        """Complete clocks of one worker."""
+        with self.lock:
+            return self.admission.rows[rank].complete
+
+    def first_expected(self, clock: int) -> int:
+        """The lowest rank whose push of `clock` is waited for; -1: of nobody."""
+        with self.lock:
+            return self.admission.first_expected(clock)
+
+    def step(self) -> int:
+        """Lowest complete clock over the workers that have not left (over all, when all have)."""
+        with self.lock:
+            return self.admission.lowest()
+
+    def expected(self, clock: int) -> frozenset[int]:
+        """Ranks whose push of `clock` must be waited for."""
+        with self.lock:
+            return self.admission.expected(clock)
+
+    def tell_step(self) -> None:
+        """Say how far all blocks are, if that has changed."""
+        if self.phase is not Phase.SERVING:
+            return
+        with self.lock:
+            step = self._versions.lowest if self.mode.rewinds_together else self.admission.lowest()
+            if step <= self._reported:
+                return
+            self._reported = step
+        self.on_step(step)

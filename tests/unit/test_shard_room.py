@@ -1,0 +1,49 @@
+"""What a shard may hold of all workers' gradients: shares that keep to it, and a job that is refused where they cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from psjob.modes import Backup, LocalAsync, Quorum, ServedMode, Softsync, Sync, Threshold
+from psjob.shard.room import room_problem
+from psjob.worker.credit import CREDIT, credits
+from tests.unit.desk import Desk
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("workers", [1, 2, 64, 128, 1000, 4000])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("budget", [16, 4096, 16000, 65536])
+def test_all_shares_together_are_within_the_budget(tmp_path: Path, workers: int, overlap: bool, budget: int) -> None:
+    config = replace(Desk(tmp_path).servers[0].place.config, workers=workers, gradients=budget * MIB)
+    pushes, early = credits(config, overlap)
+    assert workers * (pushes + early) <= budget * MIB
+    assert pushes <= CREDIT and (overlap or not early)
+    assert pushes == CREDIT or pushes == budget * MIB // workers // (1 + overlap), "what is there is used"
+
+
+@pytest.mark.parametrize(
+    ("mode", "pushes"), [(Backup(1), 1), (Threshold(3), 1), (Quorum(5, 2), 1), (LocalAsync(5), 1), (Softsync(2), 2)], ids=lambda x: str(x)
+)
+def test_whole_pushes_need_room(mode: ServedMode, pushes: int) -> None:
+    assert room_problem(8, mode, 100 * MIB, 800 * pushes * MIB) is None
+    said = room_problem(8, mode, 100 * MIB, 800 * pushes * MIB - 1)
+    assert said is not None and f"set training.gradientMebibytes to {800 * pushes}, or take more shards" in said
+
+
+def test_other_modes_hold_what_is_on_its_way() -> None:
+    assert room_problem(4000, Sync(), 1 << 40, 0) is None
+
+
+def test_a_job_without_room_is_refused_when_it_begins(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, mode="softsync")
+    said: list[str] = []
+    for server in desk.servers:
+        server.store.on_problem = said.append
+        server.store.budget = 1
+    desk.begun()
+    assert len(said) == len(desk.servers) and "set training.gradientMebibytes to 1" in said[0]
