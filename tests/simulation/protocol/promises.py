@@ -1,0 +1,197 @@
+"""What must hold whatever happens, in terms of pushes: nothing acknowledged as durable is lost, nothing counts twice, a cut is one cut.
+
+A block's content is a chain: each update's digest stands on the one before and names every push in it. A push's value is made of what
+its worker knew: its cursor and the digests of all blocks that it computed on. So equal digests are equal histories, to the last detail.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from tests.simulation.protocol.world import World
+
+
+class Broken(AssertionError):
+    """A promise does not hold."""
+
+    def __init__(self, promise: str, detail: str) -> None:
+        super().__init__(f"{promise}: {detail}")
+        self.promise = promise
+
+
+class Content(NamedTuple):
+    """What a block (or table on a shard) holds. `next` is, by rank, the clock after the newest push that was decided on."""
+
+    digest: int
+    updates: int
+    next: tuple[int, ...]
+
+
+def first(part: int, workers: int) -> Content:
+    """The content of a part of the model at step 0."""
+    return Content(hash(("first", part)) if isinstance(part, str) else hash((-7, part)), 0, (0,) * workers)
+
+
+def gradient(rank: int, clock: int, cursor: int, part: int, model: int) -> int:
+    """The value of a push: `model` stands for all that its worker computed on."""
+    return hash((rank, clock, cursor, part, model))
+
+
+def update(content: Content, pushes: Sequence[tuple[int, int, int]]) -> Content:
+    """The content after an update of `pushes` (rank, clock, value), in order."""
+    following = list(content.next)
+    for rank, clock, _ in pushes:
+        following[rank] = max(following[rank], clock + 1)
+    return Content(hash((content.digest, *pushes)), content.updates + 1, tuple(following))
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A manifest as the simulator keeps it: `parts` by number, `made` what the coordinator decided on it."""
+
+    view: int
+    step: int
+    cut: int
+    final: bool
+    parts: Mapping[int, Content]
+    versions: Mapping[int, int]
+    clocks: Mapping[int, int]
+    left: Mapping[int, int | None]
+    records: Mapping[int, Any]
+    mode: str
+    writer: str
+    names: tuple[str, ...]
+    made: Any = None
+
+
+class Promises:
+    """Hears of everything that matters, and raises Broken."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.told: tuple[int, int] = (-1, -1)
+        """(view, step) of the newest checkpoint that anybody was told of,"""
+        self.durable: Saved | None = None
+        """and what it holds."""
+        self.final: Saved | None = None
+        self.sources: dict[int, float] = {}
+        """By view: when its coordinator had chosen what to go on from."""
+        self.zombies: set[str] = set()
+        """Manifests that were committed by a process whose successor had chosen already."""
+        self.counts: Counter[str] = Counter()
+        self.lost_told = 0
+        self._reference: list[dict[int, Content]] = []
+        self._batches: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+
+    # -- pushes ------------------------------------------------------------------------------------
+
+    def applied(self, shard: str, part: int, before: Content, pushes: Sequence[tuple[int, int, int]], jumped: Mapping[int, int], mode: Any) -> None:
+        """An update is made on a part of the model. `jumped`: by rank, the clock up to which pushes were given up, and said so."""
+        self.counts["updates"] += 1
+        for rank, clock, _ in pushes:
+            had = before.next[rank]
+            if clock < had:
+                raise Broken("applied twice", f"{shard}: push {clock} of worker {rank} on part {part}, which holds its clocks below {had}")
+            if clock > had and clock > jumped.get(rank, 0):
+                raise Broken("lost in silence", f"{shard}: push {clock} of worker {rank} on part {part} follows on {had}")
+        if len({rank for rank, _, _ in pushes}) < len(pushes) and not mode.decided:
+            raise Broken("applied twice", f"{shard}: {pushes} is one update")
+        if mode.name in ("sync", "local"):
+            self._together(shard, part, before, pushes)
+
+    def _together(self, shard: str, part: int, before: Content, pushes: Sequence[tuple[int, int, int]]) -> None:
+        step = before.updates
+        expected = [rank for rank, length in enumerate(self.world.plan.steps) if length > step]
+        if self.world.switched:
+            expected = sorted(rank for rank, _, _ in pushes) if len(pushes) else expected
+        if [(rank, clock) for rank, clock, _ in pushes] != [(rank, step) for rank in expected]:
+            raise Broken("a step with other pushes", f"{shard}: step {step} of part {part} is made of {[p[:2] for p in pushes]}, not of ranks {expected}")
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    def committed(self, saved: Saved, writer: Any) -> None:
+        """A manifest was renamed into place: is it one consistent cut?"""
+        self.counts["commits"] += 1
+        newer = [view for view in self.sources if view > saved.view]
+        if newer:
+            self.zombies.add(saved.names[0])
+        self._one_cut(saved)
+
+    def _one_cut(self, saved: Saved) -> None:
+        world = self.world
+        parts = set(world.parts())
+        if set(saved.parts) != parts:
+            raise Broken("not one cut", f"cut {saved.cut} holds parts {sorted(saved.parts)}, the job has {sorted(parts)}")
+        for part, content in saved.parts.items():
+            for rank, clock in saved.clocks.items():
+                if content.next[rank] > clock:
+                    raise Broken("not one cut", f"cut {saved.cut}: part {part} holds worker {rank}'s clocks below {content.next[rank]}, its clock is {clock}")
+        if saved.mode in ("sync", "local") and not world.switched:
+            wanted = self.reference(saved.step)
+            for part, content in saved.parts.items():
+                if content != wanted[part]:
+                    raise Broken("not the undisturbed history", f"cut {saved.cut} at step {saved.step}: part {part} is {content}, expected {wanted[part]}")
+        else:
+            for rank in saved.clocks:
+                if len({content.next[rank] for content in saved.parts.values()}) > 1 and not self.lost_told:
+                    held = {part: content.next[rank] for part, content in saved.parts.items()}
+                    raise Broken("not one cut", f"cut {saved.cut}: of worker {rank} the parts hold {held}")
+        for rank, record in saved.records.items():
+            if record["clock"] > saved.clocks[rank]:
+                raise Broken("not one cut", f"cut {saved.cut}: worker {rank}'s record is of clock {record['clock']}, the cut of {saved.clocks[rank]}")
+            if saved.mode in ("sync", "local") and record["clock"] != saved.clocks[rank]:
+                raise Broken("not one cut", f"cut {saved.cut}: worker {rank}'s record is of clock {record['clock']}, the cut of {saved.clocks[rank]}")
+
+    def tell(self, view: int, step: int, saved: Saved | None) -> None:
+        """Somebody outside was told that this checkpoint is durable."""
+        if (view, step) < self.told:
+            raise Broken("status went back", f"the checkpoint is said to be {(view, step)}, it was {self.told}")
+        if (view, step) > self.told and saved is not None:
+            self.durable = saved
+        self.told = (view, step)
+
+    def chosen(self, saved: Saved, view: int, by: str) -> None:
+        """A coordinator has chosen what to go on from."""
+        self.sources.setdefault(view, self.world.kernel.now)
+        if saved.names[0] in self.zombies:
+            raise Broken("a zombie's commit was adopted", f"{by} goes on from {saved.names[0]} of {saved.writer}")
+        durable = self.durable
+        if durable is not None:
+            for part, content in durable.parts.items():
+                for rank, clock in enumerate(content.next):
+                    if saved.parts[part].next[rank] < clock:
+                        raise Broken("a durable push is lost", f"{by} goes on from {saved.names[0]}: part {part} has {saved.parts[part].next[rank]} of worker {rank}, "
+                                     f"{durable.names[0]} had {clock}")  # fmt: skip
+
+    def finished(self, saved: Saved) -> None:
+        """The final manifest is there."""
+        self.final = saved
+        world = self.world
+        for rank, length in enumerate(world.plan.steps):
+            if world.plan.policy == "AllWorkers" and saved.clocks[rank] != length:
+                raise Broken("a step is missing", f"the final checkpoint has {saved.clocks[rank]} steps of worker {rank}, which made {length}")
+
+    def opened(self, shard: str, restored: bool) -> None:
+        """A shard begins to serve."""
+        if self.final is not None and self.world.kernel.now > self.world.final_at + 0.0 and restored:
+            raise Broken("a finished job trains again", f"{shard} serves after the final checkpoint")
+
+    # -- the undisturbed history -------------------------------------------------------------------
+
+    def reference(self, step: int) -> dict[int, Content]:
+        """In sync: what every part holds after `step` steps that nothing disturbed."""
+        plan, parts = self.world.plan, self.world.parts()
+        if not self._reference:
+            self._reference.append({part: first(part, plan.workers) for part in parts})
+        while len(self._reference) <= step:
+            at, held = len(self._reference) - 1, self._reference[-1]
+            model = hash(tuple(held[part].digest for part in parts))
+            ranks = [rank for rank, length in enumerate(plan.steps) if length > at]
+            self._reference.append(
+                {part: update(held[part], [(rank, at, gradient(rank, at, at, part, model)) for rank in ranks]) if ranks else held[part] for part in parts}
+            )
+        return self._reference[step]
