@@ -16,7 +16,7 @@ AGAIN = (0.2, 1.2)
 class End:
     """One process's end of a stream. `heard(frame)` and `ended()` are called in its process."""
 
-    __slots__ = ("arrives", "closed", "dead", "ended", "free", "held", "heard", "network", "number", "owner", "peer", "tag")
+    __slots__ = ("arrives", "closed", "ended", "free", "held", "heard", "network", "number", "owner", "peer", "tag", "turn")
 
     def __init__(self, network: Network, owner: Process, number: int) -> None:
         self.network, self.owner, self.number = network, owner, number
@@ -25,8 +25,8 @@ class End:
         self.ended: Callable[[], None] = lambda: None
         self.closed = False
         """This end reads and writes no more."""
-        self.dead = False
-        """Nothing that was sent from this end arrives any more."""
+        self.turn = 0
+        """Raised when all that is under way from this end is lost."""
         self.free = 0.0
         """When the wire has taken all that was sent so far."""
         self.arrives = 0.0
@@ -36,7 +36,7 @@ class End:
 
     def send(self, frame: Any, size: int = 0) -> None:
         """Send a frame with `size` bytes of payload. On a stream that has ended it is forgotten."""
-        if not self.closed and not self.dead:
+        if not self.closed:
             self.network.carry(self, frame, FRAME + size)
 
     def close(self) -> None:
@@ -44,8 +44,7 @@ class End:
         if not self.closed:
             self.closed = True
             self.network.open.pop(self, None)
-            if not self.dead:
-                self.network.carry(self, None, FRAME)
+            self.network.carry(self, None, FRAME)
 
 
 class Network:
@@ -87,10 +86,10 @@ class Network:
         delay, rate = self.slow.get((source, target), (self.delay, self.rate)) if self.slow else (self.delay, self.rate)
         end.free = max(now, end.free) + size / rate
         end.arrives = max(end.arrives, end.free + delay * (0.5 + self.kernel.random.random()))
-        self.kernel.after(end.arrives - now, self._arrive, end, frame)
+        self.kernel.after(end.arrives - now, self._arrive, end, frame, end.turn)
 
-    def _arrive(self, end: End, frame: Any) -> None:
-        if end.dead:
+    def _arrive(self, end: End, frame: Any, turn: int) -> None:
+        if end.turn != turn:
             return
         if end.held or (self.walls and self.blocked(end.owner.pod, end.peer.owner.pod)):
             end.held.append(frame)
@@ -118,15 +117,15 @@ class Network:
 
     def _hear_end(self, end: End) -> None:
         if not end.closed:
-            end.closed = end.dead = True
+            end.closed = True
+            end.turn += 1
             self.open.pop(end, None)
             end.ended()
 
     def reset(self, end: End) -> None:
         """Whoever sends to `end` is told that nobody reads there, where the word gets through."""
-        if end.dead or self.blocked(end.owner.pod, end.peer.owner.pod):
+        if self.blocked(end.owner.pod, end.peer.owner.pod):
             return
-        end.dead = True
         self.kernel.after(self.latency(end.owner.pod, end.peer.owner.pod), end.peer.owner.call, self._hear_end, end.peer)
 
     def heal(self, wall: int) -> None:
@@ -138,8 +137,6 @@ class Network:
                 self.kernel.after(self.kernel.random.uniform(*AGAIN), self._again, end)
 
     def _again(self, end: End) -> None:
-        if end.dead:
-            return
         if self.walls and self.blocked(end.owner.pod, end.peer.owner.pod):
             self._waiting[end] = None
             return
@@ -152,14 +149,16 @@ class Network:
 
         `told`: both ends hear of it; else only `end`, and the other stays half-open until it sends.
         """
-        end.peer.dead = True
+        end.peer.turn += 1
+        end.peer.held.clear()
+        turn = end.turn
         end.owner.call(self._hear_end, end)
         if lingers:
-            end.dead = False
+            end.turn = turn
         self.kernel.after(lingers, self._cut, end, told)
 
     def _cut(self, end: End, told: bool) -> None:
-        end.dead = True
+        end.turn += 1
         end.held.clear()
         if told:
             end.peer.owner.call(self._hear_end, end.peer)
@@ -171,6 +170,6 @@ class Network:
             end.closed = True
             self.open.pop(end, None)
             if silently:
-                end.dead = True
+                end.turn += 1
             else:
                 self.carry(end, None, FRAME)
