@@ -13,11 +13,12 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from psjob import contract
 from psjob.checkpoint.problems import CheckpointProblem, Damage, explain
+from psjob.process import pulse
 
 TEMP = contract.TEMP
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -28,12 +29,15 @@ on cores that train."""
 SYNC_BYTES = 32 << 20
 """Where it cannot, so much is dirty at a time."""
 PAGE = 4096
+Moved = Callable[[int], None]
+"""Told of bytes that were written or read. What it raises ends the transfer."""
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 
-def write_whole(folder: Path, name: str, parts: Iterable[bytes | memoryview], size: int = 0) -> None:
-    """Write `parts`, of about `size` bytes, to `folder/name`. Raises CheckpointProblem, leaving neither file nor temp file behind it.
+def write_whole(folder: Path, name: str, parts: Iterable[bytes | memoryview], size: int = 0, moved: Moved | None = None) -> None:
+    """Write `parts`, of about `size` bytes, to `folder/name`. Raises CheckpointProblem and what `moved` raises.
 
+    Whatever fails, the name and the temp file are removed again. Where even this fails, the error says that the file may be there.
     After a failed fsync the file is dropped and never synced again: a second call may lie.
     """
     check_name(name)
@@ -44,38 +48,99 @@ def write_whole(folder: Path, name: str, parts: Iterable[bytes | memoryview], si
             fd = _create(temp, at, _DIRECT if large else 0)
         except OSError as error:
             raise explain(error, f"create {temp}", folder) from error
-        with _dropping(temp, at, folder, name):
+        with _dropping(temp, name, at, folder) as renamed:
             try:
                 for part in _in_pages(parts, fd) if large else parts:
-                    _write(fd, part)
+                    _write(fd, part, moved)
                 _sync(fd)
             finally:
                 os.close(fd)
             _rename(temp, name, at)
+            renamed.append(name)
             _sync(at)
 
 
 def rename_whole(folder: Path, name: str, to: str) -> None:
-    """Give `folder/name` the name `to`, which may be any that the system takes; where that fails, `name` is gone.
+    """Give `folder/name` the name `to`, which may be any that the system takes; where that fails, both are gone.
 
     Raises CheckpointProblem, and ValueError for a name with a NUL.
     """
-    with opened_folder(folder) as at, _dropping(name, at, folder, to):
+    with opened_folder(folder) as at, _dropping(name, to, at, folder) as renamed:
         _rename(name, to, at)
+        renamed.append(to)
         _sync(at)
 
 
 @contextlib.contextmanager
-def _dropping(name: str, at: int, folder: Path, wanted: str) -> Iterator[None]:
-    """Where what happens here fails, the passing file `name` goes. An OSError is told as the failure to write `wanted`."""
+def _dropping(before: str, wanted: str, at: int, folder: Path) -> Iterator[list[str]]:
+    """A file passes from one name to another, and then `wanted` is put into the list. Where that fails, neither name stays.
+
+    An OSError is told as a CheckpointProblem.
+    """
+    renamed: list[str] = []
     try:
-        yield
+        yield renamed
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=at)
-        if isinstance(error, OSError):
-            raise explain(error, f"write {wanted}", folder) from error
-        raise
+        left = _stays(wanted if renamed else before, at)
+        if not isinstance(error, OSError):
+            raise
+        problem = explain(error, f"write {wanted}", folder)
+        if renamed and left:
+            problem.args = (f"{problem}; {wanted} could not be removed again and may be there",)
+        raise problem from error
+
+
+def _stays(name: str, at: int) -> bool:
+    """Remove a file; True where that fails."""
+    try:
+        os.unlink(name, dir_fd=at)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return False
+
+
+def remove(folder: Path, names: Iterable[str]) -> list[str]:
+    """Remove files and make that durable; those that were there. Raises CheckpointProblem where one stays."""
+    removed = []
+    with opened_folder(folder) as at:
+        for name in names:
+            try:
+                with pulse.call():
+                    os.unlink(name, dir_fd=at)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise explain(error, f"remove {name}", folder) from error
+            removed.append(name)
+        if removed:
+            try:
+                _sync(at)
+            except OSError as error:
+                raise explain(error, "fsync", folder) from error
+    return removed
+
+
+def names_in(folder: Path) -> list[str]:
+    """Names of all entries, in order; none where there is no such folder. Raises CheckpointProblem."""
+    try:
+        with pulse.call():
+            return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise explain(error, "list the folder", folder) from error
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Bytes that this user may still write there; None where that cannot be told."""
+    try:
+        with pulse.call():
+            facts = os.statvfs(folder)
+    except OSError:
+        return None
+    return facts.f_bavail * facts.f_frsize
 
 
 @contextlib.contextmanager
@@ -83,7 +148,8 @@ def opened_regular(path: Path) -> Iterator[tuple[int, int]]:
     """(file descriptor, size) of a regular file. Raises Damage for anything else: a link, a fifo, a device, nothing at all."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags)
+        with pulse.call():
+            fd = os.open(path, flags)
     except FileNotFoundError:
         raise Damage(path.name, "a file", "nothing") from None
     except OSError as error:
@@ -111,14 +177,17 @@ def read_small(path: Path, limit: int) -> bytes:
         return bytes(data)
 
 
-def read_into(fd: int, target: memoryview, name: str) -> None:
-    """Fill `target` from the file's position on. Raises Damage when the file ends before."""
+def read_into(fd: int, target: memoryview, name: str, moved: Moved | None = None) -> None:
+    """Fill `target` from the file's position on. Raises Damage when the file ends before, and what `moved` raises."""
     done = 0
     while done < len(target):
-        got = os.readv(fd, [target[done : done + CHUNK]])
+        with pulse.call():
+            got = os.readv(fd, [target[done : done + CHUNK]])
         if got == 0:
             raise Damage(name, f"{len(target)} bytes", f"only {done}")
         done += got
+        if moved is not None:
+            moved(got)
 
 
 def make_folder(folder: Path) -> None:
@@ -211,7 +280,8 @@ def _plainly(fd: int) -> None:
 def _create(temp: str, at: int, more: int = 0) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.open(temp, flags | more, 0o644, dir_fd=at)
+        with pulse.call():
+            return os.open(temp, flags | more, 0o644, dir_fd=at)
     except FileExistsError:  # left by a process of the same name that was killed here
         os.unlink(temp, dir_fd=at)
         return os.open(temp, flags | more, 0o644, dir_fd=at)
@@ -223,20 +293,27 @@ def _create(temp: str, at: int, more: int = 0) -> int:
     return os.open(temp, flags, 0o644, dir_fd=at)
 
 
-def _write(fd: int, part: bytes | memoryview) -> None:
+def _write(fd: int, part: bytes | memoryview, moved: Moved | None = None) -> None:
     rest = memoryview(part).cast("B") if not isinstance(part, memoryview) else part
     while len(rest):
         try:
-            rest = rest[os.write(fd, rest[:CHUNK]) :]
+            with pulse.call():
+                done = os.write(fd, rest[:CHUNK])
         except OSError as error:
             if error.errno != errno.EINVAL or not _is_direct(fd):
                 raise
             _plainly(fd)  # larger pages than ours, or a write that was cut short
+            continue
+        rest = rest[done:]
+        if moved is not None:
+            moved(done)
 
 
 def _sync(fd: int) -> None:
-    os.fsync(fd)
+    with pulse.call():
+        os.fsync(fd)
 
 
 def _rename(temp: str, name: str, at: int) -> None:
-    os.rename(temp, name, src_dir_fd=at, dst_dir_fd=at)
+    with pulse.call():
+        os.rename(temp, name, src_dir_fd=at, dst_dir_fd=at)

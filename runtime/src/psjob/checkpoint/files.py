@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import zlib
@@ -27,8 +28,11 @@ __all__ = [
     "check",
     "opened",
     "read_blocks",
+    "read_json",
     "write_blocks",
+    "write_json",
 ]
+MAX_JSON_FILE = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -88,9 +92,10 @@ class DeferredTensor:
 
 
 def write_blocks(
-    folder: Path, name: str, tensors: Iterable[tuple[str, torch.Tensor | DeferredTensor]], metadata: Mapping[str, str] | None = None
-) -> FileFact:
-    """Write one safetensors file, whole or not at all, and make it durable. Raises CheckpointProblem."""
+    folder: Path, name: str, tensors: Iterable[tuple[str, torch.Tensor | DeferredTensor]], metadata: Mapping[str, str] | None = None,
+    moved: disk.Moved | None = None,
+) -> FileFact:  # fmt: skip
+    """Write one safetensors file, whole or not at all, and make it durable. Raises CheckpointProblem and what `moved` raises."""
     entries = [(key, t if isinstance(t, DeferredTensor) else _held(t)) for key, t in tensors]
     # Whole pages first, as they can be written from where they lie; then so that each stays aligned.
     entries.sort(key=lambda entry: (entry[1].bytes % disk.PAGE != 0, -getattr(torch, entry[1].dtype).itemsize))
@@ -114,21 +119,49 @@ def write_blocks(
             offset += size
             yield raw
 
-    disk.write_whole(folder, name, parts(), total)
+    disk.write_whole(folder, name, parts(), total, moved)
     return FileFact(name, len(header) + total, zlib.crc32(header), spans)
 
 
-def read_blocks(path: Path, wanted: Collection[str] | None = None, expect: FileFact | None = None) -> dict[str, torch.Tensor]:
+def write_json(folder: Path, name: str, body: Any) -> FileFact:
+    """Write one JSON file, whole or not at all, and make it durable; its fact has no tensors. Raises CheckpointProblem."""
+    raw = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    if len(raw) > MAX_JSON_FILE:
+        raise CheckpointProblem(
+            f"{name} would have {len(raw)} bytes, at most {MAX_JSON_FILE} are allowed: use fewer workers or more shards"
+        )
+    disk.write_whole(folder, name, [raw])
+    return FileFact(name, len(raw), zlib.crc32(raw), {})
+
+
+def read_json(path: Path, expect: FileFact) -> Any:
+    """What `write_json` was given. Raises Damage where a byte is another, or CheckpointProblem."""
+    raw = disk.read_small(path, MAX_JSON_FILE)
+    found = (len(raw), zlib.crc32(raw))
+    if found != (expect.bytes, expect.crc):
+        raise Damage(path.name, f"{expect.bytes} bytes with crc {expect.crc:08x}", f"{found[0]} bytes with crc {found[1]:08x}")
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Damage(path.name, "JSON", str(error)[:200]) from None
+
+
+def read_blocks(
+    path: Path, wanted: Collection[str] | None = None, expect: FileFact | None = None, moved: disk.Moved | None = None
+) -> dict[str, torch.Tensor]:
     """The tensors named in `wanted` (None: all). Raises Damage where the file is not whole or not as `expect` says.
 
     Nothing is allocated before its bounds are checked against the file's true size.
     """
-    with opened(path, expect) as reader:
+    with opened(path, expect, moved) as reader:
         return {name: reader.read(name) for name in (list(reader.entries) if wanted is None else wanted)}
 
 
 def check(path: Path, expect: FileFact) -> None:
     """Read the whole file and compare every byte's crc with `expect`. Raises Damage or CheckpointProblem."""
+    if path.suffix == ".json":
+        read_json(path, expect)
+        return
     with opened(path, expect) as reader:
         if set(reader.entries) != set(expect.tensors):
             raise Damage(path.name, f"{len(expect.tensors)} tensors", f"{len(reader.entries)} with other names")
@@ -138,8 +171,11 @@ def check(path: Path, expect: FileFact) -> None:
 
 
 @contextlib.contextmanager
-def opened(path: Path, expect: FileFact | None = None) -> Iterator[Reader]:
-    """A reader of the file; its header is read and checked once. Raises Damage or CheckpointProblem."""
+def opened(path: Path, expect: FileFact | None = None, moved: disk.Moved | None = None) -> Iterator[Reader]:
+    """A reader of the file, which tells `moved` of tensors' bytes; the header is read and checked once.
+
+    Raises Damage or CheckpointProblem.
+    """
     with disk.opened_regular(path) as (fd, size):
         if expect is not None and size != expect.bytes:
             raise Damage(path.name, f"{expect.bytes} bytes", f"{size} bytes")
@@ -151,7 +187,7 @@ def opened(path: Path, expect: FileFact | None = None) -> Iterator[Reader]:
             if expect is not None and (crc := zlib.crc32(raw, zlib.crc32(start))) != expect.crc:
                 raise Damage(path.name, f"crc {expect.crc:08x} of its header", f"{crc:08x}")
             data = 8 + len(raw)
-            yield Reader(path.name, fd, data, safetensors.read_header(raw, size - data), expect)
+            yield Reader(path.name, fd, data, safetensors.read_header(raw, size - data), expect, moved)
         except ValueError as error:
             raise Damage(path.name, "a safetensors header", str(error)[:200]) from None
 
@@ -159,9 +195,12 @@ def opened(path: Path, expect: FileFact | None = None) -> Iterator[Reader]:
 class Reader:
     """An open file. `entries` are its tensors; where facts were expected, each read is compared with them."""
 
-    def __init__(self, name: str, fd: int, data: int, entries: Mapping[str, safetensors.TensorEntry], expect: FileFact | None) -> None:
+    def __init__(
+        self, name: str, fd: int, data: int, entries: Mapping[str, safetensors.TensorEntry], expect: FileFact | None,
+        moved: disk.Moved | None = None,
+    ) -> None:  # fmt: skip
         self.entries = entries
-        self._name, self._fd, self._data, self._expect = name, fd, data, expect
+        self._name, self._fd, self._data, self._expect, self._moved = name, fd, data, expect, moved
 
     def read(self, name: str) -> torch.Tensor:
         """A tensor of the file. Raises Damage where it is not there or not as expected."""
@@ -171,7 +210,7 @@ class Reader:
         tensor = torch.empty(entry.shape, dtype=entry.dtype)
         raw = memory.view(tensor)
         os.lseek(self._fd, self._data + entry.begin, os.SEEK_SET)
-        disk.read_into(self._fd, raw, self._name)
+        disk.read_into(self._fd, raw, self._name, self._moved)
         if self._expect is not None:
             self._compare(name, zlib.crc32(raw))
         return tensor

@@ -7,7 +7,12 @@ from pathlib import Path
 
 
 class CheckpointProblem(Exception):
-    """Something could not be written or read. Training can go on; the text says what to change."""
+    """Something could not be written or read. Training can go on; the text says what to change.
+
+    `full`: for want of room, so that the same may succeed later.
+    """
+
+    full = False
 
 
 class Damage(CheckpointProblem):
@@ -18,6 +23,7 @@ class Damage(CheckpointProblem):
         self.file, self.expected, self.found = file, expected, found
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _REMEDIES = {
     errno.ENOSPC: "the volume is full: free space or ask for a larger one",
     errno.EDQUOT: "the quota is used up: free space or ask for more",
@@ -33,4 +39,6 @@ def explain(error: OSError, doing: str, folder: Path) -> CheckpointProblem:
     """The sentence for an OSError met while `doing` something in `folder`."""
     name = errno.errorcode.get(error.errno or 0, "error")
     remedy = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
-    return CheckpointProblem(f"cannot {doing} in {folder}: {name}, {remedy}")
+    problem = CheckpointProblem(f"cannot {doing} in {folder}: {name}, {remedy}")
+    problem.full = error.errno in FULL
+    return problem

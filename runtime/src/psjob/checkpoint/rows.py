@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import torch
 
 from psjob.checkpoint import files
+from psjob.checkpoint.disk import Moved
 from psjob.checkpoint.files import DeferredTensor, FileFact
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.problems import Damage
@@ -41,8 +42,8 @@ class RowSource(Protocol):
     def take(self, part: int) -> Rows: ...
 
 
-def write_rows(folder: Path, name: str, sources: Sequence[RowSource], metadata: Mapping[str, str]) -> FileFact:
-    """Write one shard's tables, in order of their numbers. Raises CheckpointProblem, and what `take` raises."""
+def write_rows(folder: Path, name: str, sources: Sequence[RowSource], metadata: Mapping[str, str], moved: Moved | None = None) -> FileFact:
+    """Write one shard's tables, in order of their numbers. Raises CheckpointProblem, and what `take` and `moved` raise."""
     entries: list[tuple[str, torch.Tensor | DeferredTensor]] = []
     for number, source in enumerate(sources):
         words = words_of(source.spec)
@@ -50,21 +51,34 @@ def write_rows(folder: Path, name: str, sources: Sequence[RowSource], metadata: 
             entries.append((f"{number}.rows.{part}", DeferredTensor("int32", (size, words), functools.partial(_taken, source, part))))
         entries.append((f"{number}.removed", source.removed))
         entries.extend((f"{number}.counts.{plane}", tensor) for plane, tensor in source.counts.items())
-    return files.write_blocks(folder, name, entries, metadata)
+    return files.write_blocks(folder, name, entries, metadata, moved)
 
 
-def read_tables(folder: Path, made: Manifest, shard: int, shards: int) -> list[tuple[RowTable, int]]:
+def bytes_of(spec: TableSpec, rows: int) -> int:
+    """Size of so many rows in a file."""
+    return 4 * words_of(spec) * rows
+
+
+def table_bytes(made: Manifest, shard: int, shards: int) -> int:
+    """Bytes that `read_tables` reads."""
+    if made.rows is None:
+        return 0
+    chains = [made.rows.chains[shard]] if _same_owners(made, shards) else made.rows.chains
+    return sum(span.length for chain in chains for name in chain for span in made.fact(name).tensors.values())
+
+
+def read_tables(folder: Path, made: Manifest, shard: int, shards: int, moved: Moved | None = None) -> list[tuple[RowTable, int]]:
     """Tables of `shard` among `shards`, with the version n of each; none where the manifest has no rows. Raises Damage."""
     if made.rows is None:
         return []
     mine = Partition.even(shards).buckets(shard)
     tables = {number: RowTable(spec) for number, spec in enumerate(made.rows.specs)}
-    same = shards == len(made.rows.chains) and made.rows.partition == Partition.even(shards)
+    same = _same_owners(made, shards)
     for owner, chain in enumerate(made.rows.chains):
         if not same:
-            _read_chain(folder, made, chain, tables, mine)
+            _read_chain(folder, made, chain, tables, mine, moved)
         elif owner == shard:
-            _read_chain(folder, made, chain, tables, None)
+            _read_chain(folder, made, chain, tables, None, moved)
     versions = made.rows.versions[shard] if same else tuple(max(of) for of in zip(*made.rows.versions, strict=True))
     for table in tables.values():
         table.mark()
@@ -123,10 +137,19 @@ def _taken(source: RowSource, part: int) -> torch.Tensor:
     return packed(source.take(part))
 
 
-def _read_chain(folder: Path, made: Manifest, chain: Sequence[str], tables: Mapping[int, RowTable], buckets: torch.Tensor | None) -> None:
+def _same_owners(made: Manifest, shards: int) -> bool:
+    """Has each of `shards` shards the buckets that it had when `made` was written?"""
+    assert made.rows is not None
+    return shards == len(made.rows.chains) and made.rows.partition == Partition.even(shards)
+
+
+def _read_chain(
+    folder: Path, made: Manifest, chain: Sequence[str], tables: Mapping[int, RowTable], buckets: torch.Tensor | None,
+    moved: Moved | None = None,
+) -> None:  # fmt: skip
     """Bring `tables`, by number, to what a chain of files holds of them."""
     for file in chain:
-        with files.opened(folder / file, made.fact(file)) as reader:
+        with files.opened(folder / file, made.fact(file), moved) as reader:
             try:
                 for number, table in tables.items():
                     table.remove(reader.read(f"{number}.removed"))

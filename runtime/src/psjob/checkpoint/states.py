@@ -9,6 +9,7 @@ import torch
 
 from psjob import rules
 from psjob.checkpoint import files
+from psjob.checkpoint.disk import Moved
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.manifest import BlockPlace, Manifest
 from psjob.checkpoint.problems import Damage
@@ -17,8 +18,29 @@ from psjob.rules.base import BlockState, Rule
 WEIGHTS = "weights"
 
 
-def read_states(folder: Path, made: Manifest, indices: Iterable[int]) -> dict[int, tuple[BlockState, int]]:
-    """State and version n of each block in `indices`. Raises Damage, naming the file, where a byte is not what was written."""
+def state_bytes(made: Manifest, indices: Iterable[int]) -> int:
+    """Bytes that `read_states` reads. Raises Damage where the manifest does not hold a block."""
+    places = {place.index: place.file for place in made.blocks}
+    sizes: dict[str, dict[str, int]] = {}
+    total = 0
+    for index in indices:
+        file = places.get(index)
+        if file is None:
+            raise Damage(made.name, f"block {index}", f"{len(places)} blocks without it")
+        if file not in sizes:
+            sizes[file] = {}
+            for name, span in made.fact(file).tensors.items():
+                block = name.partition(".")[0]
+                sizes[file][block] = sizes[file].get(block, 0) + span.length
+        total += sizes[file].get(str(index), 0)
+    return total
+
+
+def read_states(folder: Path, made: Manifest, indices: Iterable[int], moved: Moved | None = None) -> dict[int, tuple[BlockState, int]]:
+    """State and version n of each block in `indices`. Raises Damage, naming the file, where a byte is not what was written.
+
+    Nothing else of the checkpoint is read. What `moved` raises ends the reading.
+    """
     places = {place.index: place for place in made.blocks}
     by_file: dict[str, list[BlockPlace]] = {}
     for index in indices:
@@ -33,7 +55,7 @@ def read_states(folder: Path, made: Manifest, indices: Iterable[int]) -> dict[in
     for file, here in by_file.items():
         fact = made.fact(file)
         held = _names(made, rule, fact)
-        tensors = files.read_blocks(folder / file, [f"{place.index}.{name}" for place in here for name in held[place.index]], fact)
+        tensors = files.read_blocks(folder / file, [f"{place.index}.{name}" for place in here for name in held[place.index]], fact, moved)
         for place in here:
             found[place.index] = (_state(made, place, {name: tensors[f"{place.index}.{name}"] for name in held[place.index]}), place.n)
     return found

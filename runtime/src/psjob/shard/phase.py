@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
+from psjob.protocol.shard.phase import Phase
 
-class Phase(Enum):
-    """How far this shard is from serving."""
-
-    BLANK = "blank"
-    """No layout yet: a new run, or a shard that waits to be told what to restore."""
-    INIT = "initialising"
-    HELD = "restored"
-    SERVING = "serving"
+__all__ = ["Counters", "Phase"]
 
 
 @dataclass

@@ -1,0 +1,60 @@
+"""A shard's admission table as a file of its own beside its blocks: what it had taken of each worker, and which process had sent it.
+
+The rows are those of `psjob.shard.admission.Admission.save`, keyed by rank. In the file a worker is six values; the blocks of its open
+clock are one bit each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from psjob.checkpoint import files
+from psjob.checkpoint.files import FileFact
+from psjob.checkpoint.manifest import Manifest
+from psjob.checkpoint.problems import Damage
+
+FORMAT: Final = 1
+Rows = Mapping[str, Mapping[str, Any]]
+
+
+def write_admission(folder: Path, name: str, rows: Rows) -> FileFact:
+    """Write the table durably, whole or not at all. Raises CheckpointProblem."""
+    packed = [[int(rank), row["complete"], row["leftAt"], *row["incarnation"], _bits(row["open"])] for rank, row in rows.items()]
+    return files.write_json(folder, name, {"format": FORMAT, "rows": packed})
+
+
+def read_admission(folder: Path, made: Manifest, shard: int) -> dict[str, dict[str, Any]] | None:
+    """The table that `shard` had in checkpoint `made`, None where it has none. Raises Damage or CheckpointProblem."""
+    saved = made.tables.get(str(shard))
+    if saved is None:
+        return None
+    if "name" not in saved:  # an earlier version wrote the rows into the manifest
+        return {str(rank): dict(row) for rank, row in saved.items()}
+    try:
+        fact = FileFact.from_json(saved)
+    except ValueError as error:
+        raise Damage(made.name, f"the admission table of shard {shard}", str(error)) from None
+    body = files.read_json(folder / fact.name, fact)
+    try:
+        if body["format"] != FORMAT:
+            raise ValueError(f"format {body['format']}")
+        return {
+            str(int(rank)): {
+                "complete": int(complete), "leftAt": None if left is None else int(left),
+                "incarnation": [int(start), int(rewinds)], "open": _positions(bits),
+            }
+            for rank, complete, left, start, rewinds, bits in body["rows"]
+        }  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise Damage(fact.name, "an admission table", f"{type(error).__name__}: {str(error)[:200]}") from None
+
+
+def _bits(positions: list[int]) -> str:
+    return format(sum(1 << position for position in positions), "x")
+
+
+def _positions(bits: str) -> list[int]:
+    whole = int(bits, 16)
+    return [position for position in range(whole.bit_length()) if whole >> position & 1]

@@ -1,0 +1,217 @@
+"""What a shard's machine wants done. Actions are carried out in order; results come back as events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from psjob.layout.blocks import TensorSpec
+from psjob.protocol.shard.orders import Clocks, Incarnation
+from psjob.protocol.shard.phase import Phase
+
+
+@dataclass(frozen=True)
+class Log:
+    """A line for the process's log."""
+
+    level: Literal["debug", "info", "warning"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Tell the coordinator. What cannot be sent is lost, as on a stream that breaks."""
+
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """End this process with a status and, unless it is empty, a sentence. `fenced`: the view of who took its place."""
+
+    code: int
+    text: str = ""
+    fenced: int | None = None
+
+
+@dataclass(frozen=True)
+class Dial:
+    """Open a stream to the coordinator after so many seconds; then Connected or Unreached."""
+
+    after: float
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Say hello on a stream."""
+
+    stream: int
+    serving: bool
+    view: int
+    recovery: int
+    mode: str
+    carried: int | None
+
+
+@dataclass(frozen=True)
+class HangUp:
+    """Close a stream."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class TellArrivals:
+    """In a decided mode: answer again with every whole push that no order has named."""
+
+
+@dataclass(frozen=True)
+class Reset:
+    """The shard is in `phase` and `view`; a stream of an earlier `generation` may not push any more."""
+
+    phase: Phase
+    view: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class TakeView:
+    """The shard's view is this one."""
+
+    view: int
+
+
+@dataclass(frozen=True)
+class AdoptMode:
+    """Serve in another mode; blocks are laid out anew."""
+
+    mode: str
+
+
+@dataclass(frozen=True)
+class LayOut:
+    """Empty blocks and tables of a new run; Initialised when each has its first values."""
+
+    table: tuple[TensorSpec, ...]
+    rule: str
+    tables: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class DropSessions:
+    """End every worker's stream; with `rewind` the workers begin again from the checkpoint."""
+
+    rewind: bool
+
+
+@dataclass(frozen=True)
+class Read:
+    """Read this shard's part of a manifest and put it in place, then Placed or Unread. An earlier reading is given up."""
+
+    reading: int
+    folder: str
+    manifest: str
+
+
+@dataclass(frozen=True)
+class SetFences:
+    """Processes of workers below these may not speak; `most` are the clocks that may have been acknowledged before."""
+
+    fences: Mapping[int, Incarnation]
+    most: Clocks
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Workers may push."""
+
+    view: int
+    recovery: int
+
+
+@dataclass(frozen=True)
+class CarryOut:
+    """Make the updates of a decided order; Misfit where it does not fit."""
+
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LookUp:
+    """Say how far these workers are, then Stands."""
+
+    ask: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MakeReady:
+    """Make memory ready for the next cut, then Prepared."""
+
+    number: int
+    base: int | None
+
+
+@dataclass(frozen=True)
+class NoteLeft:
+    """A worker has left at a clock, as the coordinator knows."""
+
+    rank: int
+    clock: int
+
+
+@dataclass(frozen=True)
+class AskRecords:
+    """Answers of version `step` ask their worker for its resume record; -1: none does."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Hold every block and table at `step` (-1: now): Armed or TooLate, and Held."""
+
+    cut: int
+    step: int
+    base: int | None
+    clocks: Clocks | None
+
+
+@dataclass(frozen=True)
+class Write:
+    """Write what is held, then Wrote, Failed or GaveUp. It waits for disk work that was asked for before."""
+
+    cut: int
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Nothing is held for a cut any more, and its writer stops."""
+
+    cut: int
+
+
+@dataclass(frozen=True)
+class Discard:
+    """Delete the files of a cut, after disk work that was asked for before; then Discarded."""
+
+    cut: int
+
+
+@dataclass(frozen=True)
+class Release:
+    """Workers that marked for a cut may go on."""
+
+    cut: int
+
+
+@dataclass(frozen=True)
+class TellFinished:
+    """Tell every worker that the run is over."""
+
+
+Action = (
+    Log | Answer | Exit | Dial | Hello | HangUp | TellArrivals | Reset | TakeView | AdoptMode | LayOut | DropSessions | Read | SetFences
+    | Serve | CarryOut | LookUp | MakeReady | NoteLeft | AskRecords | Hold | Write | GiveUp | Discard | Release | TellFinished
+)  # fmt: skip

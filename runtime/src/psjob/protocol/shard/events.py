@@ -1,0 +1,191 @@
+"""What a shard's machine is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psjob.protocol.shard.orders import Order
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The process serves from now on: a shard with a link dials the coordinator."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """At least each 250 ms, once every event before it was handled. Bytes `done` of `total` of the transfer that is under way."""
+
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """The coordinator ordered something, by stream `stream` (None: in this process)."""
+
+    order: Order
+    stream: int | None = None
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A stream to the coordinator is open. `carried` is the last decided order that was carried out (None: one broke off)."""
+
+    stream: int
+    carried: int | None = 0
+
+
+@dataclass(frozen=True)
+class Unreached:
+    """A dial came to no stream."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The stream to the coordinator ended."""
+
+    stream: int
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A decided order does not fit the blocks."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Initialised:
+    """Every block and table of this set-up has its first values."""
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A worker stands at its step edge and holds its pushes for `cut`."""
+
+    rank: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class Left:
+    """A worker has left."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Memory for the cut after `number` is ready."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Armed:
+    """Every block and table knows at which step it is to be held."""
+
+    cut: int
+
+
+@dataclass(frozen=True)
+class TooLate:
+    """A block was beyond the step already; nothing is armed any more."""
+
+    cut: int
+    furthest: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """Every block and table is held."""
+
+    cut: int
+
+
+@dataclass(frozen=True)
+class Wrote:
+    """The files of a cut are durable. `body` is what the coordinator is told of them."""
+
+    cut: int
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The files of a cut could not be written, and are deleted. `full`: for want of room."""
+
+    cut: int
+    why: str
+    full: bool = False
+
+
+@dataclass(frozen=True)
+class GaveUp:
+    """The writer of a cut that was given up has stopped."""
+
+    cut: int
+
+
+@dataclass(frozen=True)
+class Discarded:
+    """Nothing of a cut is left on this shard's disk."""
+
+    cut: int
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a shard's blocks are: lowest and highest version, blocks that it owns, lowest clock of weights that workers stored."""
+
+    lo: int
+    hi: int
+    owned: int
+    stored: int
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What `Read` asked for is in its place. `complete` are clocks by rank, `left` the ranks that have left."""
+
+    reading: int
+    standing: Standing
+    complete: Sequence[int]
+    left: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Unread:
+    """What `Read` asked for could not be read."""
+
+    reading: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Stands:
+    """The answer to `LookUp`: `rows` are (rank, complete clocks, blocks of the open clock)."""
+
+    ask: int
+    standing: Standing
+    rows: Sequence[tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
+class RunIsOver:
+    """The run's folder holds a final manifest."""
+
+
+@dataclass(frozen=True)
+class Terminated:
+    """This process was asked to end (SIGTERM)."""
+
+
+Event = (
+    Begin | Tick | Ordered | Connected | Unreached | Lost | Misfit | Initialised | Marked | Left | Prepared | Armed | TooLate | Held | Wrote
+    | Failed | GaveUp | Discarded | Placed | Unread | Stands | RunIsOver | Terminated
+)  # fmt: skip
