@@ -28,6 +28,13 @@ class Value:
         """Nothing: it is no buffer."""
 
 
+class HeldTable:
+    """A table's rows as a ledger."""
+
+    def __init__(self, spec: Any, content: Content) -> None:
+        self.spec, self.content = spec, content
+
+
 class LedgerAdmission(Admission):
     """Remembers which clocks were given up."""
 
@@ -47,18 +54,19 @@ class _Ledger:
 
     ledger: LedgerStore
     part: int
-    held: Content
+    held: Content | None = None
 
     def note(self, batch: Sequence[Arrived]) -> None:
         """Write an update down."""
         store = self.ledger
+        assert self.held is not None
         pushes = [(a.push.worker, a.push.clock, a.grad.value) for a in batch if isinstance(a.grad, Value)]
         store.promises.applied(store.pod, self.part, self.held, pushes, store.jumped(), store.mode)
         self.held = update(self.held, pushes)
 
     def drop(self, dropped: Sequence[Arrived]) -> None:
         """Pushes that the mode does not count are decided on too."""
-        if dropped:
+        if dropped and self.held is not None:
             following = list(self.held.next)
             for arrived in dropped:
                 following[arrived.push.worker] = max(following[arrived.push.worker], arrived.push.clock + 1)
@@ -98,7 +106,7 @@ class LedgerRowCell(_Ledger, RowCell):
     """A table's rows on one shard."""
 
     def put(self, table: Any, n: int) -> None:
-        self.held, self.n = table, n
+        self.held, self.n = table.content, n
         self.pending.clear()
         self.waiters.clear()
         self._cut = None

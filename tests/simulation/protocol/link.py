@@ -20,7 +20,7 @@ class SimLink:
     """`outstanding` are requests by number that wait for their answer."""
 
     def __init__(self, worker: SimWorker, index: int) -> None:
-        self.worker, self.index = worker, index
+        self.worker, self.index, self.life = worker, index, worker.life
         self.end: End | None = None
         self.attempt = self.acked = self.released = self.unsent = 0
         self.welcomed = self.started = False
@@ -66,13 +66,14 @@ class SimLink:
 
     def close(self) -> None:
         """Nothing more by this link."""
+        self.life = -1
         if self.end is not None:
             self.end.close()
             self.end = None
 
     def _dial(self) -> None:
         worker = self.worker
-        if worker.over or self.end is not None:
+        if worker.over or self.end is not None or self.life != worker.life:
             return
         end = worker.dial(worker.world.named.get(("shard", self.index), []))
         if end is None:

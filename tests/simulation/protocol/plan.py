@@ -9,7 +9,7 @@ from tests.simulation.protocol import faults
 from tests.simulation.protocol.faults import Fault
 
 MODES = ("sync", "async", "bounded", "backup", "softsync", "threshold", "local", "local-quorum", "local-async")
-PHASES = ("gathering", "restoring", "initialising", "training", "preparing", "cutting", "writing", "committing", "ending", "finished")
+PHASES = ("gathering", "restoring", "initialising", "training", "cutting", "writing", "committing", "ending", "finished")
 """Where a job can stand when a fault comes."""
 
 

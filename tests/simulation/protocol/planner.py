@@ -37,6 +37,8 @@ class Planner:
         self.cut_off: set[str] = set()
         """Pods whose kubelet is out of reach: the planner takes them for lost and cannot end them."""
         self.mode = world.plan.mode
+        self.knows = False
+        """It has read of a checkpoint beyond step 0."""
         self._due: dict[tuple[str, int], float] = {}
         self._killed_at: float | None = None
         self._ill: dict[str, float] = {}

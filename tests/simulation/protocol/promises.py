@@ -23,6 +23,17 @@ class Broken(AssertionError):
         self.promise = promise
 
 
+def make_record(clock: int, cursor: int, residual: int) -> bytes:
+    """A resume record: `residual` is the clock whose leftovers it holds."""
+    return b"%d %d %d" % (clock, cursor, residual)
+
+
+def read_record(blob: bytes) -> tuple[int, int, int]:
+    """(clock, cursor, residual) of a record."""
+    clock, cursor, residual = blob.split()
+    return int(clock), int(cursor), int(residual)
+
+
 class Content(NamedTuple):
     """What a block (or table on a shard) holds. `next` is, by rank, the clock after the newest push that was decided on."""
 
@@ -51,21 +62,28 @@ def update(content: Content, pushes: Sequence[tuple[int, int, int]]) -> Content:
 
 @dataclass(frozen=True)
 class Saved:
-    """A manifest as the simulator keeps it: `parts` by number, `made` what the coordinator decided on it."""
+    """A manifest as the simulator keeps it."""
 
+    name: str
     view: int
     step: int
     cut: int
     final: bool
-    parts: Mapping[int, Content]
-    versions: Mapping[int, int]
-    clocks: Mapping[int, int]
-    left: Mapping[int, int | None]
-    records: Mapping[int, Any]
     mode: str
     writer: str
-    names: tuple[str, ...]
-    made: Any = None
+    parts: Mapping[int, Content]
+    versions: Mapping[int, int]
+    where: Mapping[int, str]
+    """The file in which each part lies."""
+    tables: Mapping[int, Any]
+    """By shard: its admission table."""
+    workers: tuple[Any, ...]
+    """By rank, as `WorkerFacts`."""
+    records: Mapping[int, bytes]
+    initial: bytes
+    facts: Any
+    files: tuple[str, ...]
+    """Every file that it lists."""
 
 
 class Promises:
@@ -78,6 +96,7 @@ class Promises:
         self.durable: Saved | None = None
         """and what it holds."""
         self.final: Saved | None = None
+        self.final_recovery = 0
         self.sources: dict[int, float] = {}
         """By view: when its coordinator had chosen what to go on from."""
         self.zombies: set[str] = set()
@@ -118,7 +137,7 @@ class Promises:
         self.counts["commits"] += 1
         newer = [view for view in self.sources if view > saved.view]
         if newer:
-            self.zombies.add(saved.names[0])
+            self.zombies.add(saved.name)
         self._one_cut(saved)
 
     def _one_cut(self, saved: Saved) -> None:
@@ -127,7 +146,7 @@ class Promises:
         if set(saved.parts) != parts:
             raise Broken("not one cut", f"cut {saved.cut} holds parts {sorted(saved.parts)}, the job has {sorted(parts)}")
         for part, content in saved.parts.items():
-            for rank, clock in saved.clocks.items():
+            for rank, clock in enumerate(worker.clock for worker in saved.workers):
                 if content.next[rank] > clock:
                     raise Broken("not one cut", f"cut {saved.cut}: part {part} holds worker {rank}'s clocks below {content.next[rank]}, its clock is {clock}")
         if saved.mode in ("sync", "local") and not world.switched:
@@ -136,15 +155,14 @@ class Promises:
                 if content != wanted[part]:
                     raise Broken("not the undisturbed history", f"cut {saved.cut} at step {saved.step}: part {part} is {content}, expected {wanted[part]}")
         else:
-            for rank in saved.clocks:
+            for rank in range(len(saved.workers)):
                 if len({content.next[rank] for content in saved.parts.values()}) > 1 and not self.lost_told:
                     held = {part: content.next[rank] for part, content in saved.parts.items()}
                     raise Broken("not one cut", f"cut {saved.cut}: of worker {rank} the parts hold {held}")
-        for rank, record in saved.records.items():
-            if record["clock"] > saved.clocks[rank]:
-                raise Broken("not one cut", f"cut {saved.cut}: worker {rank}'s record is of clock {record['clock']}, the cut of {saved.clocks[rank]}")
-            if saved.mode in ("sync", "local") and record["clock"] != saved.clocks[rank]:
-                raise Broken("not one cut", f"cut {saved.cut}: worker {rank}'s record is of clock {record['clock']}, the cut of {saved.clocks[rank]}")
+        for rank, blob in saved.records.items():
+            clock, at = read_record(blob)[0], saved.workers[rank].clock
+            if clock > at or (clock != at and saved.mode in ("sync", "local", "async", "bounded") and blob != saved.initial):
+                raise Broken("not one cut", f"cut {saved.cut}: worker {rank}'s record is of clock {clock}, the cut of {at}")
 
     def tell(self, view: int, step: int, saved: Saved | None) -> None:
         """Somebody outside was told that this checkpoint is durable."""
@@ -157,28 +175,47 @@ class Promises:
     def chosen(self, saved: Saved, view: int, by: str) -> None:
         """A coordinator has chosen what to go on from."""
         self.sources.setdefault(view, self.world.kernel.now)
-        if saved.names[0] in self.zombies:
-            raise Broken("a zombie's commit was adopted", f"{by} goes on from {saved.names[0]} of {saved.writer}")
+        if saved.name in self.zombies:
+            raise Broken("a zombie's commit was adopted", f"{by} goes on from {saved.name} of {saved.writer}")
         durable = self.durable
         if durable is not None:
             for part, content in durable.parts.items():
                 for rank, clock in enumerate(content.next):
                     if saved.parts[part].next[rank] < clock:
-                        raise Broken("a durable push is lost", f"{by} goes on from {saved.names[0]}: part {part} has {saved.parts[part].next[rank]} of worker {rank}, "
-                                     f"{durable.names[0]} had {clock}")  # fmt: skip
+                        raise Broken("a durable push is lost", f"{by} goes on from {saved.name}: part {part} has {saved.parts[part].next[rank]} of worker {rank}, "
+                                     f"{durable.name} had {clock}")  # fmt: skip
 
-    def finished(self, saved: Saved) -> None:
+    def finished(self, saved: Saved, recovery: int) -> None:
         """The final manifest is there."""
-        self.final = saved
+        self.final, self.final_recovery = saved, recovery
         world = self.world
         for rank, length in enumerate(world.plan.steps):
-            if world.plan.policy == "AllWorkers" and saved.clocks[rank] != length:
-                raise Broken("a step is missing", f"the final checkpoint has {saved.clocks[rank]} steps of worker {rank}, which made {length}")
+            clock = saved.workers[rank].clock if saved.workers[rank].left is None else saved.workers[rank].left
+            if world.plan.policy == "AllWorkers" and clock != length:
+                raise Broken("a step is missing", f"the final checkpoint has {clock} steps of worker {rank}, which made {length}")
 
-    def opened(self, shard: str, restored: bool) -> None:
+    def opened(self, shard: Any, recovery: int) -> None:
         """A shard begins to serve."""
-        if self.final is not None and self.world.kernel.now > self.world.final_at + 0.0 and restored:
-            raise Broken("a finished job trains again", f"{shard} serves after the final checkpoint")
+        if self.final is not None and recovery > self.final_recovery:
+            raise Broken("a finished job trains again", f"{shard.pod} serves recovery {recovery} after the final checkpoint")
+
+    def stepped(self, worker: Any) -> None:
+        """A worker has computed a step."""
+        self.counts["steps"] += 1
+
+    def resumed(self, worker: Any, record: bytes, residual: bool) -> None:
+        """A worker has put a record back; with `residual` also what its pushes had left out."""
+        clock, cursor, _ = read_record(record)
+        if worker.mode.steady and cursor != worker.step:
+            raise Broken("a worker goes on elsewhere", f"{worker.pod} is at clock {worker.step} with the record of {clock}, batch {cursor}")
+        if residual and clock != worker.step and worker.step > 0:
+            raise Broken("a residual counts twice", f"{worker.pod} takes what pushes before {clock} left out at clock {worker.step}")
+
+    def complete(self) -> None:
+        """The job is over."""
+        saved = self.final
+        if saved is None:
+            raise Broken("complete without an end", "shard 0 ended well and no final checkpoint was committed")
 
     # -- the undisturbed history -------------------------------------------------------------------
 

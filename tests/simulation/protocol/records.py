@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from psjob.checkpoint.problems import CheckpointProblem
@@ -55,18 +56,18 @@ def highest_claim(volume: Volume) -> int:
     return max((int(match[1]) for name in volume.files if (match := _CLAIM.fullmatch(name))), default=0)
 
 
-def newest(volume: Volume, pod: str, whole: bool = True) -> Job:
-    """As `checkpoint.manifest.newest`: (manifest or None, what was passed over). `whole`: every byte that it lists is read."""
+def newest(volume: Volume, pod: str, passed: frozenset[str] = frozenset()) -> Job:
+    """As `checkpoint.manifest.newest`: (manifest or None, what was passed over). What it lists must be there; its bytes are not read."""
     problems: list[str] = []
     names = yield from volume.listing(pod)
     found = sorted(((int(m[1]), int(m[2]), name) for name in names if (m := _MANIFEST.fullmatch(name))), reverse=True)
     for _, _, name in found:
+        if name in passed:
+            continue
         try:
             saved = yield from volume.read(pod, name)
-            for data in saved.names[1:]:
-                if whole:
-                    yield from volume.read(pod, data)
-                elif data not in volume.files:
+            for data in saved.files:
+                if data not in volume.files:
                     raise CheckpointProblem(f"{data} is not there")
             return saved, problems
         except CheckpointProblem as problem:
@@ -74,23 +75,11 @@ def newest(volume: Volume, pod: str, whole: bool = True) -> Job:
     return None, problems
 
 
-def commit(volume: Volume, pod: str, saved: Saved, renamed: Any, fenced: bool = True) -> Job:
+def commit(volume: Volume, pod: str, saved: Saved, renamed: Callable[[], None]) -> Job:
     """As `checkpoint.manifest.commit`; `renamed()` is called when the manifest has its name."""
-    if fenced:
-        yield from check(volume, pod, saved.view)
-    name = saved.names[0]
-    before = volume.files.get(name)
-    writing = volume.write_whole(pod, name, saved, SMALL)
-    told = False
-    for seconds in writing:
-        if not told and volume.files.get(name) is not before and name in volume.files:
-            told = True
-            renamed()
-        yield seconds
-    if not told:
-        renamed()
-    if fenced:
-        yield from check(volume, pod, saved.view)
+    yield from check(volume, pod, saved.view)
+    yield from volume.write_whole(pod, saved.name, saved, SMALL, renamed)
+    yield from check(volume, pod, saved.view)
 
 
 def prune(volume: Volume, pod: str, keep: int, saved: Saved) -> Job:
@@ -101,7 +90,6 @@ def prune(volume: Volume, pod: str, keep: int, saved: Saved) -> Job:
         match = _CLAIM.fullmatch(name)
         if match is not None and int(match[1]) < saved.view:
             volume.unlink(pod, name)
-    kept: list[Saved] = []
     ordinary = 0
     manifests = sorted(((int(m[1]), int(m[2]), name) for name in names if (m := _MANIFEST.fullmatch(name))), reverse=True)
     for view, step, name in manifests:
@@ -112,11 +100,16 @@ def prune(volume: Volume, pod: str, keep: int, saved: Saved) -> Job:
             ordinary += 1
             if ordinary > max(1, keep):
                 volume.unlink(pod, name)
-                continue
-        kept.append(content)
     yield volume.seconds(pod)
-    listed = {name for made in kept for name in made.names}
+    yield from sweep(volume, pod, (saved.view, saved.cut))
+
+
+def sweep(volume: Volume, pod: str, before: tuple[int, int]) -> Job:
+    """Delete data files of cuts below `before` (view, cut) that no manifest lists."""
+    names = yield from volume.listing(pod)
+    kept = [file.content for name, file in volume.files.items() if _MANIFEST.fullmatch(name) and isinstance(file.content, Saved)]
+    listed = {name for made in kept for name in (made.name, *made.files)}
     for name in names:
         match = _DATA.match(name.removesuffix(TEMP))
-        if match is not None and (int(match[1]), int(match[2])) < (saved.view, saved.cut) and name not in listed:
+        if match is not None and (int(match[1]), int(match[2])) < before and name not in listed:
             volume.unlink(pod, name)

@@ -51,7 +51,7 @@ def run(plan: Plan, traced: bool = False) -> Outcome:
     except Broken as problem:
         broken, detail = problem.promise, str(problem)
     except Exception as error:
-        broken, detail = f"{type(error).__name__}", traceback.format_exc()
+        broken, detail = type(error).__name__, traceback.format_exc(limit=-5)
     kernel = world.kernel
     return Outcome(plan, broken, detail, kernel.now, kernel.steps, world.pairs, world.promises.counts, kernel.traced or [])
 

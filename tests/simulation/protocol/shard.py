@@ -16,12 +16,13 @@ from psjob.protocol.shard import orders
 from psjob.protocol.shard.link import LinkState
 from psjob.protocol.shard.machine import ShardMachine
 from psjob.shard.phase import Phase
+from psjob.tables import TableSpec
 from psjob.wire.frame import Header, Kind, WireError
 from tests.simulation.protocol import records
 from tests.simulation.protocol.kernel import Process
 from tests.simulation.protocol.ledger import HeldTable, LedgerStore
 from tests.simulation.protocol.network import End
-from tests.simulation.protocol.promises import Content, Saved
+from tests.simulation.protocol.promises import Saved
 from tests.simulation.protocol.sessions import SimSession
 from tests.simulation.protocol.snapshot import Snapshots
 from tests.simulation.protocol.volume import DiskThread, Job
@@ -87,7 +88,7 @@ class SimShard(Process):
             self.coordinator.begin()
             self.store.on_step = self.coordinator.step_passed
         elif self.attempt > 1:
-            self.disk.ask(records.newest(world.volume, self.pod, whole=False), self._over)
+            self.disk.ask(records.newest(world.volume, self.pod), self._over)
         self.post(e.Begin())
         self.after(TICK, self._tick)
         early, self._early = self._early, []
@@ -150,7 +151,7 @@ class SimShard(Process):
     def _answer(self, body: Mapping[str, Any]) -> None:
         """Tell the coordinator, where there is a stream."""
         self.world.count("answer", str(body.get("did")))
-        body = json.loads(json.dumps(body, default=_opaque)) if "content" not in body else body
+        body = json.loads(json.dumps(body))
         if self.coordinator is not None:
             self.coordinator.answer(0, body)
             return
@@ -259,7 +260,7 @@ class SimShard(Process):
             self.post(e.Initialised())
 
     def _lay_out(self, action: a.LayOut) -> None:
-        self.store.set_up(action.table, action.rule, tuple(map(self.world.spec, action.tables)))
+        self.store.set_up(action.table, action.rule, tuple(map(TableSpec.from_json, action.tables)))
         if self.store.initialised():
             self.post(e.Initialised())
 
@@ -282,9 +283,9 @@ class SimShard(Process):
     def _reading(self, action: a.Read) -> Job:
         volume, plan = self.world.volume, self.world.plan
         saved: Saved = yield from volume.read(self.pod, action.manifest)
-        mine = [name for name in saved.names[1:] if f"-shard{self.index:03d}-" in name]
+        mine = self.world.owned(self.index)
         self.moved = (0, plan.shard_bytes)
-        for name in mine:
+        for name in sorted({saved.where[part] for part in mine}):
             yield from volume.read(self.pod, name)
         self.moved = (plan.shard_bytes, plan.shard_bytes)
         return saved
@@ -417,14 +418,6 @@ class SimShard(Process):
         rows = {rank: (row.complete, len(row.open), row.left_at) for rank, row in store.admission.rows.items()}
         words = f"{store.phase.value} view {store.view} recovery {store.recovery} {written(store.mode)} at {store.span()} rows {rows}"
         return words if self.coordinator is None else f"{words}; {self.coordinator.standing()}"
-
-
-def _opaque(value: Any) -> Any:
-    raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def _nothing(shard: SimShard, action: Any) -> None:
-    """Of no weight here."""
 
 
 def _log(shard: SimShard, action: a.Log) -> None:

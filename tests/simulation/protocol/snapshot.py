@@ -41,11 +41,14 @@ class Snapshots:
         self._table: dict[str, Any] = {}
         self._given_up: set[int] = set()
         self._names: dict[int, str] = {}
+        self._base: int | None = None
+        self._bases: dict[int, dict[int, tuple[Content, str]]] = {}
+        """By cut: what each part held, and the file in which it lies."""
 
     def hold(self, order: a.Hold) -> None:
         """Hold every part at a step, or now."""
         shard, store = self.shard, self.shard.store
-        self._cut, self._step, self._held = order.cut, order.step, {}
+        self._cut, self._step, self._held, self._base = order.cut, order.step, {}, order.base
         if order.step < 0:
             admission = store.admission
             self._table = admission.save() if order.clocks is None else admission.save_at(order.clocks)
@@ -87,11 +90,14 @@ class Snapshots:
         return rows
 
     def write(self, cut: int) -> None:
-        """Write what is held."""
-        shard = self.shard
+        """Write what is held; a part that has not changed since the base stays where it lies."""
+        shard, held = self.shard, dict(self._held)
         name = records.data_name(shard.store.view, cut, shard.index, shard.attempt)
+        base = self._bases.get(self._base, {}) if self._base is not None else {}
+        where = {part: base[part][1] if part in base and base[part][0] is content else name for part, (content, _) in held.items()}
+        self._bases = {key: value for key, value in self._bases.items() if key == self._base}
         self._names[cut] = name
-        content = {"parts": dict(self._held), "table": self._table, "name": name}
+        content = {"parts": held, "table": self._table, "name": name, "where": where}
         shard.disk.ask(self._writing(cut, name, content), lambda result: self._wrote(cut, content, result))
 
     def _writing(self, cut: int, name: str, content: dict[str, Any]) -> Job:
@@ -117,9 +123,10 @@ class Snapshots:
             raise result
         else:
             rows = content["table"]
+            self._bases[cut] = {part: (held, content["where"][part]) for part, (held, _) in content["parts"].items()}
             body = {
-                "file": {"name": content["name"]}, "parts": sorted(content["parts"]),
-                "blocks": [[part, n] for part, (_, n) in sorted(content["parts"].items())],
+                "file": {"name": content["name"]},
+                "blocks": [{"index": part, "n": n, "file": content["where"][part]} for part, (_, n) in sorted(content["parts"].items())],
                 "table": {
                     "complete": [rows[str(rank)]["complete"] for rank in range(shard.world.plan.workers)],
                     "left": {rank: row["leftAt"] for rank, row in rows.items() if row["leftAt"] is not None},

@@ -60,8 +60,8 @@ class Volume:
 
     # -- what a driver asks for --------------------------------------------------------------------
 
-    def write_whole(self, pod: str, name: str, content: Any, size: int) -> Job:
-        """Temp name, fsync, rename, fsync of the folder; what fails leaves nothing behind."""
+    def write_whole(self, pod: str, name: str, content: Any, size: int, renamed: Callable[[], None] = lambda: None) -> Job:
+        """Temp name, fsync, rename, fsync of the folder; what fails leaves nothing behind. `renamed()` is called at the rename."""
         temp = name + TEMP
         yield self.seconds(pod)
         self.create(pod, temp)
@@ -82,11 +82,15 @@ class Volume:
             yield self.seconds(pod)
             self.check(pod, "rename")
             self.rename(pod, temp, name)
+            renamed()
         except CheckpointProblem:
             self.unlink(pod, temp)
             raise
-        yield self.seconds(pod)
-        yield from self.sync_folder(pod)
+        try:
+            yield from self.sync_folder(pod)
+        except CheckpointProblem:
+            self.unlink(pod, name)
+            raise
 
     def sync_folder(self, pod: str) -> Job:
         """Make this pod's names durable."""

@@ -10,7 +10,7 @@ from psjob.wire.frame import Header, Kind
 from tests.simulation.protocol.kernel import Process
 from tests.simulation.protocol.link import SimLink
 from tests.simulation.protocol.network import End
-from tests.simulation.protocol.promises import gradient
+from tests.simulation.protocol.promises import gradient, make_record, read_record
 
 if TYPE_CHECKING:
     from tests.simulation.protocol.world import World
@@ -46,13 +46,15 @@ class SimWorker(Process):
         """Batches that the script has taken."""
         self.model: dict[int, int] = {}
         self.versions: dict[int, tuple[int, int]] = {}
-        self.record: Any = None
+        self.record: bytes | None = None
+        self.residual = True
+        """What the record has of the pushes' leftovers is to be put back."""
         self.cut_clock = -1
         self.mark_wanted = self.holding = self.init = 0
         self.stop_clock: int | None = None
         self.stop_requested = self._stopping
         self.asked_stop = self.leaving = self.joined = False
-        self.last_record: tuple[int, Any] = (0, None)
+        self.last_record: tuple[int, bytes | None] = (0, None)
         self.ending: SessionEnd | None = None
         self.values: dict[int, int] = {}
         self._waits: Callable[[], bool] | None = None
@@ -165,14 +167,14 @@ class SimWorker(Process):
             for part in self.world.parts():
                 link = self.links[self.world.owner(part)]
                 link.send(self.header(Kind.INIT, block=part))
-            self.links[0].send(self.header(Kind.RECORD, clock=-1), {"clock": 0, "cursor": 0}, self.world.plan.record_bytes)
+            self.links[0].send(self.header(Kind.RECORD, clock=-1), make_record(0, 0, 0), self.world.plan.record_bytes)
             yield from self._wait(lambda: self.joined or self.init > asked)  # noqa: B023
         for link in self.links[1:]:
             link.start()
         yield from self._wait(lambda: all(link.welcomed for link in self.links))
         if self.record is not None:
-            self.cursor = self.record["cursor"]
-            self.world.promises.resumed(self, self.record)
+            self.cursor = read_record(self.record)[1]
+            self.world.promises.resumed(self, self.record, self.residual and self.world.plan.residual)
         version = (0, self.mode.version_for(self.step - 1))
         yield from self._ask(lambda part: self.header(self._kind(part, Kind.PULL, Kind.LOOKUP), block=part, clock=self.step, version=version))
         if self.mode.steady and any(n != self.step for _, n in self.versions.values()):
@@ -203,8 +205,8 @@ class SimWorker(Process):
             self.links[self.world.owner(part)].ask(make(part))
         yield from self._wait(lambda: not any(link.outstanding for link in self.links))
 
-    def _record(self) -> Any:
-        return {"clock": self.step, "cursor": self.cursor}
+    def _record(self) -> bytes:
+        return make_record(self.step, self.cursor, self.step)
 
     def _edge(self) -> Script:
         if self.ending is not None:
@@ -284,6 +286,7 @@ class SimWorker(Process):
             self.recovery = int(body["recovery"])
             if not body.get("init") and not self.joined:
                 self.step = int(body["clock"])
+                self.residual = bool(body.get("residual", True))
                 if not body.get("record"):
                     self.joined = True
         if link.attempt and not link.acked:

@@ -7,13 +7,17 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from psjob import modes
+from psjob.layout.blocks import Layout, TensorSpec, assign
+from psjob.modes import ServedMode
+from psjob.tables import TableSpec
 from tests.simulation.protocol import faults
 from tests.simulation.protocol.faults import Fault
 from tests.simulation.protocol.kernel import Kernel
 from tests.simulation.protocol.network import Network
 from tests.simulation.protocol.plan import Plan
 from tests.simulation.protocol.planner import Planner
-from tests.simulation.protocol.promises import Promises
+from tests.simulation.protocol.promises import Promises, Saved
 from tests.simulation.protocol.volume import Volume
 
 if TYPE_CHECKING:
@@ -43,6 +47,8 @@ class World:
         self.pairs: set[tuple[str, str]] = set()
         """(phase, fault) that were met."""
         self.switched = False
+        self.saved: dict[str, Saved] = {}
+        """Every manifest that was ever committed, by name."""
         self.final_at = 0.0
         self.counts: Counter[str] = Counter()
         """Messages by kind."""
@@ -135,3 +141,71 @@ class World:
         shard = self.shards[0]
         if shard.alive and not shard.frozen and shard.pod not in self.planner.cut_off:
             shard.polled()
+
+    # -- the job, as processes are told of it --------------------------------------------------------
+
+    @cached_property
+    def table(self) -> tuple[TensorSpec, ...]:
+        """A tensor a block: each in a parameter group of its own."""
+        return tuple(TensorSpec(f"t{number}", (64,), "float32", number) for number in range(self.plan.blocks))
+
+    @cached_property
+    def layout(self) -> Layout:
+        """As the shards cut it."""
+        made = Layout.of(self.table)
+        assert len(made.blocks) == self.plan.blocks
+        return made
+
+    @cached_property
+    def _specs(self) -> tuple[TableSpec, ...]:
+        return tuple(TableSpec.from_json(spec) for spec in self.model()["tables"])
+
+    def specs(self) -> tuple[TableSpec, ...]:
+        """The job's tables."""
+        return self._specs
+
+    def model(self) -> dict[str, Any]:
+        """What a worker's hello tells of its model."""
+        return self._model
+
+    @cached_property
+    def _model(self) -> dict[str, Any]:
+        rows = [{**TABLE, "name": f"rows{number}"} for number in range(self.plan.tables)]
+        table = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "group": t.group} for t in self.table]
+        return {"rule": "sgd", "aliases": {}, "table": table, "tables": rows}
+
+    @cached_property
+    def _owners(self) -> tuple[int, ...]:
+        blocks = assign(self.layout, self.plan.shards)
+        return (*blocks, *(part % self.plan.shards for part in range(self.plan.tables * self.plan.shards)))
+
+    def owner(self, part: int) -> int:
+        """The shard that has a part."""
+        return self._owners[part]
+
+    @cached_property
+    def _owned(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(part for part in self.parts() if self._owners[part] == shard) for shard in range(self.plan.shards))
+
+    def owned(self, shard: int) -> tuple[int, ...]:
+        """The parts of a shard."""
+        return self._owned[shard]
+
+    def mode_of(self, name: str) -> ServedMode:
+        """The mode object of a name."""
+        return MADE[name]
+
+    def mode_read(self, word: str) -> ServedMode:
+        """The mode of a REWIND."""
+        return next((mode for mode in MADE.values() if modes.written(mode) == word), None) or modes.read(word)
+
+    def count(self, kind: str, word: str) -> None:
+        """A message was sent."""
+        self.counts[f"{kind} {word}"] += 1
+
+
+MADE: dict[str, ServedMode] = {
+    "sync": modes.Sync(), "async": modes.Async(), "bounded": modes.Bounded(2), "backup": modes.Backup(1), "softsync": modes.Softsync(2),
+    "threshold": modes.Threshold(4), "local": modes.LocalSGD(4), "local-quorum": modes.Quorum(4, 2, 0.5), "local-async": modes.LocalAsync(4),
+}  # fmt: skip
+TABLE = TableSpec("rows", 4, "sgd").to_json()
