@@ -19,8 +19,8 @@ import psjob as ps
 from psjob import rules
 from psjob.api import attach as attaching
 from psjob.checkpoint.final import tensors_sha256
-from psjob.coordinator.deciding import Deciding
-from psjob.coordinator.decisions import Order
+from psjob.protocol.coordinator.deciding import Deciding
+from psjob.protocol.coordinator.decisions import Order
 from psjob.modes import Batch
 from psjob.process.config import LocalConfig
 from psjob.process.errors import Refused

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from psjob.checkpoint import manifest
 from psjob.checkpoint.final import tensors_sha256
 from psjob.checkpoint.states import read_states
-from psjob.coordinator.joining import ResumeRefused, read_records
+from psjob.protocol.coordinator.joining import ResumeRefused, read_records
 from psjob.embeddings.rowmodule import RowModule
 from psjob.modes import Bounded
 from psjob.process.config import CheckpointConfig

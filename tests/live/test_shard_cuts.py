@@ -17,7 +17,7 @@ from torch import nn
 from psjob.checkpoint import manifest
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.states import read_states
-from psjob.coordinator.joining import read_records
+from psjob.checkpoint.records import read_records
 from psjob.process.config import CheckpointConfig
 from psjob.resume.record import unpack
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving

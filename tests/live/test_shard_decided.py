@@ -12,9 +12,9 @@ import torch
 
 from psjob.checkpoint import manifest
 from psjob.checkpoint.states import read_states
-from psjob.coordinator.deciding import Deciding
-from psjob.coordinator.decisions import Order
-from psjob.coordinator.joining import read_records
+from psjob.protocol.coordinator.deciding import Deciding
+from psjob.protocol.coordinator.decisions import Order
+from psjob.checkpoint.records import read_records
 from psjob.layout.packing import Pack
 from psjob.modes import Batch
 from psjob.resume.record import unpack

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from psjob.coordinator.cuts import Cuts
-from psjob.coordinator.joining import difference, resume_async, resume_sync
-from psjob.coordinator.members import Members, State
+from psjob.protocol.coordinator.cuts import Cuts
+from psjob.protocol.coordinator.joining import difference, resume_async, resume_sync
+from psjob.protocol.coordinator.members import Members, State
 from psjob.layout.blocks import TensorSpec
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob.coordinator.decisions import Decisions, Order
+from psjob.protocol.coordinator.decisions import Decisions, DecisionOrder as Order
 from psjob.modes import Backup, Batch, LocalSGD, Mode, Push, Softsync, Threshold
 
 

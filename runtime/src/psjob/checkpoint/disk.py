@@ -192,10 +192,14 @@ def read_into(fd: int, target: memoryview, name: str, moved: Moved | None = None
 
 def make_folder(folder: Path) -> None:
     """Create the run's folder, durably, where it is not there yet. Raises CheckpointProblem."""
-    missing = [part for part in (folder, *folder.parents) if not part.exists()]
+    try:
+        missing = [part for part in (folder, *folder.parents) if not part.exists()]
+    except OSError as error:
+        raise explain(error, "look for the folder", folder) from error
     for part in reversed(missing):
         try:
-            part.mkdir(mode=0o755, exist_ok=True)
+            with pulse.call():
+                part.mkdir(mode=0o755, exist_ok=True)
         except OSError as error:
             raise explain(error, f"create {part.name}", part.parent) from error
         sync_folder(part.parent)

@@ -11,13 +11,15 @@ import threading
 from typing import Any
 
 from psjob import contract
+from psjob.process import limits, supervise
 from psjob.process.config import Place, place
-from psjob.process.errors import Refused, exit_refused, leave_message, refused_after
+from psjob.process.errors import Refused, exit_refused, refused_after
 from psjob.shard.acceptor import Acceptor
 from psjob.shard.early import announce
 from psjob.wire import tcp
 
-MAX_STREAMS = 4096
+MORE_STREAMS = 1024
+"""Beside one of each worker's and shard's: those that are dialled again before the old ones are closed, and strangers'."""
 TRIAL_SECONDS = 120.0
 """For the import and the trial of a reduction of the user's own."""
 M_ARENA_MAX = -8
@@ -30,8 +32,10 @@ def main() -> int:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    supervise.guard()
     try:
         here = _checked(place())
+        files = limits.open_files(here.config.workers, here.config.streams, len(here.config.shards))
     except Refused as refused:
         exit_refused(str(refused))
         raise
@@ -42,40 +46,49 @@ def main() -> int:
         print(f"psjob: {error}", file=sys.stderr)
         return contract.EXIT_RETRY
     acceptor = Acceptor(here)
-    tcp.accept_forever(listener, acceptor.serve, MAX_STREAMS, "shard")
+    streams = here.config.workers * here.config.streams + len(here.config.shards) + MORE_STREAMS
+    tcp.accept_forever(listener, acceptor.serve, min(streams, files - limits.OWN_FILES // 2), "shard")
     announce(here)
 
     import torch
 
     torch.set_num_threads(1)
-    from psjob.checkpoint.disk import make_folder
-    from psjob.checkpoint.problems import CheckpointProblem
     from psjob.rules.reduction import ReductionProblem
     from psjob.shard.server import Server, exit_now, last_words
     from psjob.shard.statusport import serve_status
 
     assert here.checkpoints is not None
-    try:
-        folder = here.checkpoints / here.run
-        make_folder(folder)
-    except CheckpointProblem as problem:
-        print(f"psjob: {problem}", file=sys.stderr)
-        leave_message({"problem": str(problem)[:1000]})
-        return 1
     stuck = f"training.reduction {here.config.reduction}: its import and trial took more than {TRIAL_SECONDS:.0f} s; it must return"
     try:
         with refused_after(TRIAL_SECONDS, stuck):
-            server = Server(here, folder)
+            server = Server(here, here.checkpoints / here.run)
     except ReductionProblem as problem:
         exit_refused(str(problem))
         raise
     serve_status(server, here.bind, peer.status_port)
     acceptor.open(server.meet, server.refuse)
-    threading.Thread(target=_pass_on, args=(stop, server), name="sigterm", daemon=True).start()
-    code = server.run_until_gone()
+    supervise.guard(lambda sentence: _break_off(server, sentence))
+    supervise.start(_pass_on, "sigterm", stop, server)
+    try:
+        code = server.run_until_gone()
+    except Exception as error:
+        supervise.broken("control", error)
+        raise
     last_words(server)
     exit_now(code)
     return code
+
+
+def _break_off(server: Any, sentence: str) -> None:
+    """A thread broke: leave the reason with the last status, and count as a crash."""
+    from psjob.shard.server import exit_now, last_words
+
+    print(f"psjob: {sentence}", file=sys.stderr, flush=True)
+    server.words["problem"] = sentence
+    try:
+        last_words(server)
+    finally:
+        exit_now(supervise.EXIT_BROKEN)
 
 
 def _few_arenas() -> None:

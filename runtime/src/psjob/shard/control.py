@@ -1,188 +1,219 @@
-"""What the coordinator orders and how this shard carries it out. Runs in the thread that brings the order."""
+"""Carries out what the machine of a shard's control side decides, and brings back what came of it.
+
+Events come from any thread and are handled one at a time, in order: by the shard's main thread once it serves, before that by whoever
+posts one. Nothing here waits for a socket or a disk.
+"""
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from psjob import contract, modes
-from psjob.checkpoint import manifest
-from psjob.checkpoint.problems import CheckpointProblem
-from psjob.checkpoint.rows import read_tables
-from psjob.checkpoint.states import read_states
-from psjob.layout.blocks import TensorSpec, assign
-from psjob.modes import written
+from psjob import modes
 from psjob.process.errors import Fenced
-from psjob.shard.phase import Phase
+from psjob.process.pulse import Pulse
+from psjob.protocol.shard import actions as a
+from psjob.protocol.shard import events as e
+from psjob.protocol.shard import orders
+from psjob.protocol.shard.link import LinkState
+from psjob.protocol.shard.machine import ShardMachine
+from psjob.shard.disk import DiskThread
+from psjob.shard.link import CoordinatorLink
+from psjob.shard.restoring import Restoring, standing
+from psjob.shard.snapshots import Snapshots
 from psjob.tables import TableSpec
-from psjob.wire.frame import Kind
+from psjob.wire.frame import Kind, WireError
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server
 
+TICK_SECONDS = 0.25
+LATE_SECONDS = 1.0
+"""Where events never cease, a tick is made after so long all the same."""
+STALENESS_SECONDS = 2.0
+"""So often the coordinator is told how late pushes are."""
 log = logging.getLogger("psjob.shard")
 
 
 class Control:
-    """`answer` carries a reply back to the coordinator."""
+    """`answer` carries a reply to the coordinator; `link` is the stream to it, None in shard 0's process."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
+        place, store = server.place, server.store
+        self.disk = DiskThread()
+        self.pulse = Pulse("control")
+        self.snapshots = Snapshots(store, server.folder, self.disk, self.post)
+        self.restoring = Restoring(store, self.disk, self.post)
+        self.link = CoordinatorLink(server, self.post) if place.index else None
         self.answer: Callable[[dict[str, Any]], None] = lambda body: None
-        self.setup = 0
-        """Which set-up this shard's first values are of."""
-        self._restoring = threading.Lock()
+        peer = place.config.shards[0]
+        state = LinkState(f"{peer.host}:{peer.port}", place.config.connect_seconds) if place.index else None
+        self.machine = ShardMachine(place.index, place.config.workers, place.view, store.mode, state)
+        self._events: queue.SimpleQueue[e.Event | None] = queue.SimpleQueue()
+        self._handling = threading.Lock()
+        self._serving = False
+        self._told = 0.0
+        self._carriers: Mapping[type, Callable[[Any], None]] = {
+            a.Log: lambda act: log.log(logging.getLevelNamesMapping()[act.level.upper()], "%s", act.text),
+            a.Answer: lambda act: self.answer(dict(act.body)),
+            a.Exit: self._exit,
+            a.Dial: lambda act: None if self.link is None else self.link.dial(act.after),
+            a.Hello: lambda act: None if self.link is None else self.link.hello(act),
+            a.HangUp: lambda act: None if self.link is None else self.link.hang_up(act.stream),
+            a.TellArrivals: lambda act: None if store.decided is None else store.decided.tell_again(),
+            a.Reset: self._reset,
+            a.TakeView: lambda act: setattr(store, "view", act.view),
+            a.AdoptMode: self._adopt,
+            a.LayOut: self._lay_out,
+            a.DropSessions: lambda act: server.drop_sessions(act.rewind),
+            a.Read: self.restoring.read,
+            a.SetFences: self.restoring.set_fences,
+            a.Serve: self._serve,
+            a.CarryOut: self._carry_out,
+            a.LookUp: self._look_up,
+            a.MakeReady: lambda act: self.snapshots.make_ready(act.number, act.base),
+            a.NoteLeft: lambda act: store.leave(act.rank, act.clock),
+            a.AskRecords: lambda act: setattr(server, "cut_step", act.step),
+            a.Hold: self.snapshots.hold,
+            a.Write: lambda act: self.snapshots.write(act.cut),
+            a.GiveUp: lambda act: self.snapshots.give_up(act.cut),
+            a.Discard: lambda act: self.snapshots.discard(act.cut),
+            a.Release: lambda act: server.release(act.cut),
+            a.TellFinished: self._tell_finished,
+        }
+
+    # -- in ------------------------------------------------------------------------------------
 
     def order(self, body: Mapping[str, Any]) -> None:
-        """Carry out one order; an unknown one is logged and left."""
-        act = getattr(self, f"_do_{str(body.get('do')).replace('-', '_')}", None)
-        if act is None:
-            log.warning("an order that this version does not know: %s", str(body.get("do"))[:40])
-            return
-        act(body)
+        """The coordinator of this process orders something. Raises WireError where the order is not in shape."""
+        self.post(e.Ordered(orders.read(body)))
 
-    def _do_nothing(self, body: Mapping[str, Any]) -> None:
-        """The coordinator is alive."""
+    def mark(self, rank: int, cut: int) -> None:
+        """A worker stands at its step edge and holds its pushes for `cut`."""
+        self.post(e.Marked(rank, cut))
 
-    def _do_setup(self, body: Mapping[str, Any]) -> None:
-        server, store = self.server, self.server.store
-        table = tuple(TensorSpec(str(t["name"]), tuple(t["shape"]), str(t["dtype"]), int(t["group"])) for t in body["table"])
-        store.view = int(body["view"])
-        self._adopt(body)
-        store.set_up(table, str(body["rule"]), tuple(TableSpec.from_json(spec) for spec in body.get("tables", ())))
-        self.setup = int(body["setup"])
-        server.drop_sessions(rewind=False)  # rank 0 may have sent its values already, to a set-up before this one
-        server.changed.set()
-        if store.initialised():
-            server.initialised()
+    def left(self, rank: int) -> None:
+        """A worker has left."""
+        self.post(e.Left(rank))
 
-    def _adopt(self, body: Mapping[str, Any]) -> bool:
-        """Take the mode that an order names; True when it is another one than before."""
+    def post(self, event: e.Event) -> None:
+        """Handle an event soon. May be called with a block's lock held."""
+        self._events.put(event)
+        if not self._serving:
+            self.pump()
+
+    def pump(self) -> None:
+        """Handle what was posted, unless another thread (or a caller of this one) is at it."""
+        while not self._events.empty() and self._handling.acquire(blocking=False):
+            try:
+                while not self._events.empty():
+                    self._handle(self._events.get())
+            finally:
+                self._handling.release()
+
+    def wake(self) -> None:
+        """Let `serve` look at once whether it is over."""
+        self._events.put(None)
+
+    def serve(self, over: threading.Event, tick: Callable[[float], None]) -> None:
+        """Handle events until `over`. `tick` is called with the time at least every TICK_SECONDS."""
+        self._serving = True
+        self.pulse.bind()
+        self.post(e.Begin())
+        due = time.monotonic()
+        while not over.is_set():
+            try:
+                self._handle(self._events.get(timeout=max(0.0, due - time.monotonic())))
+                late = time.monotonic() - due > LATE_SECONDS
+            except queue.Empty:
+                late = True
+            self.pulse.beat()
+            now = time.monotonic()
+            if late or (now >= due and self._events.empty()):
+                due = now + TICK_SECONDS
+                self._handle(e.Tick(*self.disk.moving()))
+                self.tell_staleness(now)
+                tick(now)
+
+    def _handle(self, event: e.Event | None) -> None:
         store = self.server.store
-        if body["mode"] == written(store.mode):
-            return False
-        store.adopt(modes.read(str(body["mode"])))
-        return True
+        if event is None:
+            return
+        if isinstance(event, e.Initialised) and not store.initialised():
+            return  # of a set-up before
+        if isinstance(event, e.Connected):
+            event = e.Connected(event.stream, 0 if store.decided is None else store.decided.carried)
+        for action in self.machine.handle(event, time.monotonic()):
+            self._carriers[type(action)](action)
 
-    def _do_restore(self, body: Mapping[str, Any]) -> None:
-        """Read the manifest's blocks in a thread of its own, then answer."""
+    def tell_staleness(self, now: float) -> None:
+        """How late pushes are, now and then: the coordinator adds up what all shards see."""
+        staleness = self.server.store.staleness
+        if self.link is not None and staleness is not None and now - self._told >= STALENESS_SECONDS:
+            self._told = now
+            self.answer(staleness.word(self.server.store.attempt))
+
+    # -- out -----------------------------------------------------------------------------------
+
+    def _exit(self, act: a.Exit) -> None:
         server = self.server
+        if act.fenced is not None:
+            server.fenced(Fenced(act.text, act.fenced))
+        elif act.text:
+            server.leave(act.code, act.text)
+        else:
+            server.exit_with(act.code)
+
+    def _reset(self, act: a.Reset) -> None:
+        server, store = self.server, self.server.store
         server.changed.clear()
-        server.store.phase = Phase.BLANK
-        server.store.generation += 1
-        server.store.view = int(body["view"])
-        server.cut_step = -1
-        other = self._adopt(body)
-        server.drop_sessions(server.store.mode.rewinds_together or other)
-        threading.Thread(target=self._restore, args=(dict(body), server.store.generation), name="restore", daemon=True).start()
+        if store.phase is not act.phase:
+            self.restoring.forget()
+            store.phase = act.phase
+        store.view, store.generation = act.view, act.generation
 
-    def _restore(self, body: dict[str, Any], generation: int) -> None:
-        with self._restoring:
-            if generation == self.server.store.generation:  # else a later order has come
-                self._restore_now(body)
+    def _adopt(self, act: a.AdoptMode) -> None:
+        self.restoring.forget()
+        self.server.store.adopt(modes.read(act.mode))
 
-    def _restore_now(self, body: dict[str, Any]) -> None:
+    def _lay_out(self, act: a.LayOut) -> None:
+        self.restoring.forget()
         store = self.server.store
-        folder = Path(body["folder"])
-        try:
-            made = manifest.read(folder, str(body["manifest"]))
-            fences = {int(rank): (int(f[0]), int(f[1])) for rank, f in body["fences"].items()}
-            if made.run != store.run:
-                fences = {}
-            owner = assign(made.layout, store.shards)
-            states = read_states(folder, made, [index for index, shard in enumerate(owner) if shard == store.index])
-            tables = read_tables(folder, made, store.index, store.shards)
-            if store.mode.ahead == 0:  # versions are clocks here; a checkpoint of another mode may have counted pushes
-                states = {index: (state, made.step) for index, (state, _) in states.items()}
-                tables = [(table, made.step) for table, _ in tables]
-            store.restore(made.layout, made.rule, states, tables)
-            load_table(store, made, fences)
-            store.most = {int(rank): int(clock) for rank, clock in body["most"].items()}
-        except (CheckpointProblem, OSError, ValueError) as error:
-            self.answer({"did": "unrestored", "recovery": body["recovery"], "why": str(error)})
-            return
-        self.answer({"did": "restored", "recovery": body["recovery"]})
+        store.set_up(act.table, act.rule, tuple(TableSpec.from_json(spec) for spec in act.tables))
+        self.server.changed.set()
+        if store.initialised():
+            self.server.initialised()
 
-    def _do_open(self, body: Mapping[str, Any]) -> None:
-        self.server.store.open(int(body["view"]), int(body["recovery"]))
+    def _serve(self, act: a.Serve) -> None:
+        self.server.store.open(act.view, act.recovery)
         self.server.changed.set()
 
-    def _do_adopt(self, body: Mapping[str, Any]) -> None:
-        self.server.store.view = max(self.server.store.view, int(body["view"]))
-
-    def _do_prepare(self, body: Mapping[str, Any]) -> None:
-        self.server.snapshots.prepare(_base(body), lambda: self.answer({"did": "prepared", "number": body["number"]}))
-
-    def _do_cut(self, body: Mapping[str, Any]) -> None:
-        step = int(body["step"])
-        self.server.cut_step = step
-        for rank, clock in dict(body.get("left", {})).items():  # its own LEAVE may still be on its way to this shard
-            self.server.store.leave(int(rank), int(clock))
-        clocks = body.get("clocks")  # of a decided mode: what blocks hold, whatever was pushed since
-        held = None if clocks is None else {int(rank): int(clock) for rank, clock in clocks}
-        self.server.snapshots.order(int(body["cut"]), step, bool(body["marks"]), _base(body), self.answer, held)
-
-    def _do_void(self, body: Mapping[str, Any]) -> None:
-        self.server.cut_step = -1
-        self.server.snapshots.void(int(body["cut"]))
-
-    def _do_committed(self, body: Mapping[str, Any]) -> None:
-        self.server.cut_step = -1
-
-    def _do_decide(self, body: Mapping[str, Any]) -> None:
+    def _carry_out(self, act: a.CarryOut) -> None:
         store = self.server.store
-        if store.decided is not None and store.phase is Phase.SERVING:
-            store.decided.carry_out(store, body)
+        if store.decided is None:
+            self.post(e.Misfit("the coordinator decides on updates, and this shard's mode does not let it"))
+            return
+        try:
+            store.decided.carry_out(store, act.body)
+        except WireError as error:
+            self.post(e.Misfit(str(error)))
 
-    def _do_where(self, body: Mapping[str, Any]) -> None:
-        store, rank = self.server.store, int(body["rank"])
-        low, high = store.span()
-        stored = [cell.stored for cell in store.cells.values() if cell.update is not None]
+    def _look_up(self, act: a.LookUp) -> None:
+        store = self.server.store
         with store.lock:
-            row = store.admission.rows[rank]
-            self.answer(
-                {"did": "where", "rank": rank, "ask": body["ask"], "complete": row.complete, "open": len(row.open), "lo": low, "hi": high,
-                 "owned": store.admission.owned, "stored": min(stored, default=low)}
-            )  # fmt: skip
+            known = store.admission.rows
+            rows = [(rank, known[rank].complete, len(known[rank].open)) for rank in act.ranks if rank in known]
+            found = standing(store)
+        self.post(e.Stands(act.ask, found, rows))
 
-    def _do_finish(self, body: Mapping[str, Any]) -> None:
-        """The final manifest is committed: workers hear it here too, then this shard may go."""
-        server = self.server
-        server.final = True
-        for session in list(server.sessions.values()):
+    def _tell_finished(self, act: a.TellFinished) -> None:
+        self._told = 0.0
+        self.tell_staleness(time.monotonic())
+        self.server.final = True
+        for session in list(self.server.sessions.values()):
             session.tell(Kind.FINISHED)
-        if server.coordinator is None:
-            timer = threading.Timer(2.0, server.exit_with, (contract.EXIT_DONE,))
-            timer.daemon = True
-            timer.start()
-
-    def _do_stop(self, body: Mapping[str, Any]) -> None:
-        if self.server.coordinator is None:
-            self.server.exit_with(contract.EXIT_RETRY)
-
-    def _do_fenced(self, body: Mapping[str, Any]) -> None:
-        view = int(body["view"])
-        self.server.fenced(Fenced(f"shard {self.server.store.index}: a newer process of this shard is here (view {view})", view))
-
-
-def _base(body: Mapping[str, Any]) -> int | None:
-    """The cut that the newest manifest holds, in an order; None: everything is to be written."""
-    return None if body.get("base") is None else int(body["base"])
-
-
-def load_table(store: Any, made: manifest.Manifest, fences: dict[int, tuple[int, int]]) -> None:
-    """Put the saved table of this shard back; onto another shard count, whole clocks are what all shards agree on."""
-    saved = made.tables.get(str(store.index))
-    foreign = made.run != store.run
-    if made.shards == store.shards and saved is not None:
-        rows = {rank: dict(row) for rank, row in saved.items()}
-        if foreign:
-            rows = {rank: row | {"incarnation": [0, 0]} for rank, row in rows.items()}
-        store.admission.load(rows, fences)
-        return
-    clocks = {int(rank): int(entry["clock"]) for rank, entry in made.workers.items()}
-    left = [(int(rank), int(entry["leftAt"])) for rank, entry in made.workers.items() if entry.get("leftAt") is not None]
-    store.admission.resharded(clocks, left)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from psjob.layout import memory
+from psjob.process import supervise
 from psjob.shard.cell import Cell, Waiter
 from psjob.shard.held import EarlyPushes
 from psjob.shard.rows import RowCell
@@ -34,7 +35,7 @@ class ShardLane:
         self._collects = False
         self._collecting = threading.Lock()
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._sender = threading.Thread(target=self._send_loop, name=f"to-worker-{session.rank}", daemon=True)
+        self._sender = supervise.thread(self._send_loop, f"to-worker-{session.rank}")
 
     def start(self) -> None:
         self._sender.start()
@@ -84,9 +85,12 @@ class ShardLane:
                 self._collected.append(raw)
                 return True
         try:
-            return self.stream.offer(raw)
+            sent = self.stream.offer(raw)
         except StreamClosed:
             return True
+        if sent and self.stream.unsent:
+            self._out.put(self.stream.flush)
+        return sent
 
     def rows(self, cell: RowCell, waiter: Waiter) -> None:
         self.session.row_frames.answer(cell, waiter)

@@ -5,26 +5,28 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from psjob import contract
-from psjob.checkpoint import manifest
+from psjob.checkpoint import disk, manifest
 from psjob.checkpoint.problems import CheckpointProblem
-from psjob.coordinator.coordinator import Coordinator
 from psjob.modes import of as mode_of
 from psjob.process.config import Place
 from psjob.process.errors import LONGEST_MESSAGE, Fenced, leave_message
+from psjob.process.pulse import Liveness
+from psjob.protocol.shard import events as e
 from psjob.rules import reduction
 from psjob.shard.cell import Cell, Waiter
 from psjob.shard.control import Control
-from psjob.shard.peers import CoordinatorLink, PeerStream
+from psjob.shard.coordination import Coordination
+from psjob.shard.peers import PeerStream
 from psjob.shard.phase import Phase
 from psjob.shard.rows import RowCell
 from psjob.shard.session import WAITING_SECONDS, Session
-from psjob.shard.snapshots import Snapshots
 from psjob.shard.statusport import status
 from psjob.shard.store import Store
 from psjob.wire import shared
@@ -33,6 +35,8 @@ from psjob.wire.handover import Counter
 from psjob.wire.tcp import Stream, StreamClosed
 
 NOTICE_SECONDS = 60.0
+ROOM_SECONDS = 1.0
+"""Between two tries to make the run's folder."""
 log = logging.getLogger("psjob.shard")
 
 
@@ -62,13 +66,13 @@ class Server:
         self.waiting_for: str | None = None
         self.final = False
         self.words: dict[str, Any] = {}
-        self.beat = time.monotonic()
-        self.snapshots = Snapshots(self.store, folder, self._release)
+        self.problem: str | None = None
+        """What keeps this shard from its folder."""
         self.control = Control(self)
         if self.store.decided is not None:
             self.store.decided.arrived = lambda body: self.control.answer(body)
-        self.coordinator = Coordinator(place, self, folder, self.exit_with) if place.index == 0 else None
-        self.link = CoordinatorLink(self) if place.index else None
+        self.coordinator = Coordination(place, self, folder) if place.index == 0 else None
+        self.liveness = Liveness([self.control.pulse, self.control.disk.pulse], config.shard_timeout)
         self._lock = threading.Lock()
         self._noticed: dict[str, float] = {}
         self._exit: list[int] = []
@@ -77,33 +81,51 @@ class Server:
 
     def run_until_gone(self) -> int:
         """Serve until someone says how to exit; returns the exit status."""
+        self.liveness.start()
+        self.control.disk.put(self._settle_in)
         if self.coordinator is not None:
             coordinator = self.coordinator
             self.store.on_step = coordinator.step_passed
             self.control.answer = lambda body: coordinator.answer(0, body)
             coordinator.start()
-        elif self.link is not None:
-            self.control.answer = self.link.answer
-            if self.place.number > 1 and self._is_over():
-                self.control.order({"do": "finish"})
-            self.link.start()
-        while not self._gone.wait(0.25):
-            self.beat = time.monotonic()
-            if self.link is not None:
-                self.tick(self.beat)
-            elif self.coordinator is not None:
-                code = self.coordinator.ending.due_to_go(self.beat)
-                if code is not None:
-                    self.exit_with(code)
+        elif self.control.link is not None:
+            self.control.answer = self.control.link.say
+            self.control.link.start()
+        self.control.serve(self._gone, self.tick)
         return self._exit[0]
 
-    def _is_over(self) -> bool:
-        """The run has its final manifest: whoever else is still there, this shard has nothing left to serve."""
+    @property
+    def asked(self) -> bool:
+        """Could this shard be asked for something: does its coordinator run, or has it heard the coordinator?"""
+        link = self.control.machine.link
+        return link is None or link.met or self.final
+
+    def _settle_in(self) -> None:
+        """Before any other disk work: the run's folder is there, what an earlier life left half done is gone. A full disk is waited for."""
+        while True:
+            try:
+                disk.make_folder(self.folder)
+                break
+            except CheckpointProblem as problem:
+                if self.problem is None:
+                    log.warning("%s; this shard waits for it", problem)
+                self.problem = str(problem)
+            self.control.disk.pulse.idle()
+            time.sleep(ROOM_SECONDS)
+        self.problem = None
         try:
-            made, _ = manifest.newest(self.folder, self.place.run)
-        except CheckpointProblem:
-            return False
-        return made is not None and made.final
+            disk.remove(self.folder, self._orphans())
+            if self.place.index and self.place.number > 1 and manifest.is_over(self.folder, self.place.run):
+                self.control.post(e.RunIsOver())
+        except CheckpointProblem as problem:
+            log.warning("%s", problem)
+
+    def _orphans(self) -> list[str]:
+        """Temp files of earlier attempts of this very shard."""
+        part = contract.SHARD_PART.format(shard=self.place.index, attempt="@").replace("@", r"(\d+)")
+        orphan = re.compile(rf"v\d+-c\d+{part}[.-].*{re.escape(contract.TEMP)}")
+        found = ((name, orphan.fullmatch(name)) for name in disk.names_in(self.folder))
+        return [name for name, match in found if match is not None and int(match[1]) < self.place.number]
 
     # -- streams -------------------------------------------------------------------------------
 
@@ -183,7 +205,8 @@ class Server:
         except StreamClosed:
             pass
 
-    def _release(self, cut: int) -> None:
+    def release(self, cut: int) -> None:
+        """Workers that marked for a cut may go on."""
         for session in list(self.sessions.values()):
             session.tell(Kind.RELEASE, request=cut)
 
@@ -214,26 +237,20 @@ class Server:
         """A sentence on whom held answers wait for, as a block knows it."""
         if not self.store.mode.decided:
             return f"workers {ranks} have not pushed step {step}"
-        if not ranks and self.coordinator is not None and self.coordinator.deciding is not None:
-            ranks = self.coordinator.deciding.missing()  # of whom another shard has not all
+        if not ranks and self.coordinator is not None:
+            ranks = self.coordinator.missing()  # of whom another shard has not all
         return f"update {step} waits for pushes of workers {ranks}" if ranks else f"update {step} waits for the coordinator"
 
     def initialised(self) -> None:
-        self.control.answer({"did": "initialised", "setup": self.control.setup})
-
-    def finishing(self) -> None:
-        """The final manifest is there: tell every shard and worker that comes."""
-        self.final = True
+        """Every block and table has its first values."""
+        self.control.post(e.Initialised())
 
     def stop(self) -> None:
         """SIGTERM: hand the wish to the coordinator; leave by ourselves when it does not answer."""
         if self.coordinator is not None:
             self.coordinator.stop()
         else:
-            self.control.answer({"did": "stopping"})
-            timer = threading.Timer(26.0, self.exit_with, (contract.EXIT_RETRY,))
-            timer.daemon = True
-            timer.start()
+            self.control.post(e.Terminated())
 
     def fenced(self, fenced: Fenced) -> None:
         self.words["fenced"] = {"view": fenced.view}
@@ -255,6 +272,7 @@ class Server:
         if not self._exit:
             self._exit.append(code)
         self._gone.set()
+        self.control.wake()
 
 
 def last_words(server: Server) -> None:
@@ -265,7 +283,7 @@ def last_words(server: Server) -> None:
     said = {"attempt": words["attempt"], "index": words["index"], "counters": words["counters"]}
     if coordinator:
         said["coordinator"] = {key: coordinator[key] for key in kept} | {"passed": coordinator["passed"][-4:]}
-    met = {} if server.coordinator is None else {"met": server.coordinator.members.met()}
+    met = {} if server.coordinator is None else {"met": server.coordinator.machine.members.met()}
     body = server.words | met | {"status": said}
     for part, name in ((said["counters"], "acknowledged"), (said.get("coordinator", {}), "metrics")):
         if len(json.dumps(body)) > LONGEST_MESSAGE:  # as long as there are workers, or numbers reported

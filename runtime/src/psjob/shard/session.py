@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from psjob.shard.server import Server
 
 WAITING_SECONDS = 2.0
+MORE_STATES = 16
+"""A worker that asks again, on a step that it repeats, asks for a few twice."""
 log = logging.getLogger("psjob.shard")
 
 
@@ -63,6 +65,8 @@ class Session:
         self._slots = slots_of(hello)
         self._lock = threading.Lock()
         self._reading = 1
+        self._states = 0
+        """Blocks whose optimizer state was asked for and not sent yet."""
 
     @property
     def stream(self) -> Stream:
@@ -107,6 +111,8 @@ class Session:
                 self._reading -= 1
                 if not self._reading:
                     self.done.set()
+                    if self.server.coordinator is not None:
+                        self.server.coordinator.ended(self)
                     if self.server.counter is not None:
                         self.server.counter.forget(self._ticket)
                     self.row_frames.close()
@@ -249,12 +255,12 @@ class Session:
             self._init(header)
         elif kind is Kind.MARK:
             self._to_coordinator(header, {})
-            self.server.snapshots.mark(self.rank, header.request)
+            self.server.control.mark(self.rank, header.request)
         elif kind is Kind.LEAVE:
             if not self.stale:
                 check_leave(self.store, header)
                 self.store.leave(self.rank, header.clock)
-                self.server.snapshots.recheck()
+                self.server.control.left(self.rank)
                 self._to_coordinator(header, {})
         elif kind is Kind.RECORD:
             self._to_coordinator(header, {}, bytes(self.stream.recv_body(header, MAX_RECORD)))
@@ -348,14 +354,28 @@ class Session:
             self.server.initialised()
 
     def _state(self, header: Header) -> None:
-        """Optimizer state of a block that is no one worker's, for `opt.state_dict()`: slots one after the other, counters as JSON first."""
+        """Optimizer state of a block that is no one worker's, for `opt.state_dict()`: slots one after the other, counters as JSON first.
+
+        It is copied when its turn to be sent has come: at most one copy a worker is held. Raises WireError for too many at a time.
+        """
         cell = self.store.cell(header.block)
+        if self._states >= len(self.store.cells) + MORE_STATES:
+            raise WireError(f"worker {self.rank} has asked for the state of {self._states} blocks and taken none")
+        with self._lock:
+            self._states += 1
+        self.lanes[0].put(lambda: self._send_state(header, cell))
+
+    def _send_state(self, header: Header, cell: Cell) -> None:
+        with self._lock:
+            self._states -= 1
         with cell.lock:
-            assert cell.state is not None
+            if cell.state is None:
+                return  # a restore has come between, which ends this stream
             copy = cell.state.shared().copy()
         head = dump({"slots": {name: t.numel() * t.element_size() for name, t in copy.slots.items()}, **copy.counts()})
-        raw = len(head).to_bytes(4, "little") + head + b"".join(bytes(memory.view(t)) for t in copy.slots.values())
-        self.tell(Kind.STATE, payload=raw, request=header.request, block=header.block)
+        parts = [memoryview(len(head).to_bytes(4, "little") + head), *(memory.view(t) for t in copy.slots.values())]
+        answer = self.base._replace(kind=Kind.STATE, view=self.store.view, request=header.request, block=header.block)
+        self.stream.send_parts(answer, parts)
 
     def _to_coordinator(self, header: Header, body: dict[str, Any], blob: bytes = b"") -> None:
         if self.server.coordinator is not None:

@@ -1,26 +1,35 @@
 """One cut of this shard: its blocks are held as they stood, and written beside the path while pushes go on.
 
 An update waits for at most the copy of the block that it is about to change. Two threads work beside it: one copies the blocks in the
-order in which pushes touch them, mostly while the workers compute; the other writes the file.
+order in which pushes touch them, mostly while the workers compute; the disk thread writes the files. What is held, written or given up
+is decided by `psjob.protocol.shard`.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from psjob import contract
-from psjob.checkpoint import files
+from psjob.checkpoint import disk, files
+from psjob.checkpoint.admissions import write_admission
 from psjob.checkpoint.files import DeferredTensor
 from psjob.checkpoint.increments import EMPTY, Base, Lies, staying
+from psjob.checkpoint.problems import CheckpointProblem
+from psjob.process import supervise
+from psjob.protocol.shard import events as e
+from psjob.protocol.shard.actions import Hold
 from psjob.shard.cell import Cell
+from psjob.shard.disk import DiskThread, Stopped, Transfer
 from psjob.shard.gaps import PushGaps
 from psjob.shard.pins import Pin, Voided, room
 from psjob.shard.rows import RowCell
@@ -28,128 +37,98 @@ from psjob.shard.spare import Spare
 from psjob.shard.store import Store
 from psjob.shard.tables import RowCuts
 
-Answer = Callable[[dict[str, Any]], None]
 log = logging.getLogger("psjob.shard")
 
 
-class Snapshots:
-    """At most one cut is in flight. `release` tells a cut's marked workers that they may go on."""
+@dataclass(frozen=True)
+class Job:
+    """What is written of one cut, and from which view. `rows` is the admission table."""
 
-    def __init__(self, store: Store, folder: Path, release: Callable[[int], None]) -> None:
-        self._store, self._folder, self._release = store, folder, release
+    cut: int
+    view: int
+    pins: list[Pin]
+    base: Base
+    rows: Mapping[str, Any]
+    transfer: Transfer
+
+
+class Snapshots:
+    """Holds at most one cut. `post` takes what came of it, from whichever thread met it."""
+
+    def __init__(self, store: Store, folder: Path, thread: DiskThread, post: Callable[[e.Event], None]) -> None:
+        self._store, self._folder, self._disk, self._post = store, folder, thread, post
         self._lock = threading.Lock()
-        self._cut: int | None = None
-        self._step = -1
-        self._clocks: Mapping[int, int] | None = None
-        self._answer: Answer = lambda body: None
+        self._held: Hold | None = None
         self._pins: list[Pin] = []
         self._spare = Spare({})
-        self._table: dict[str, Any] = {}
-        self._marks: set[int] = set()
-        self._wanted = False
-        self._writer: threading.Thread | None = None
+        self._table: Mapping[str, Any] = {}
+        self._job: Job | None = None
         self._bases: dict[int, Base] = {}
         """By cut: the newest one that was committed, as far as this shard was told, and the one written after it."""
         self._base = EMPTY
         self._rows = RowCuts(folder, store.run)
 
-    def prepare(self, base: int | None, done: Callable[[], None]) -> None:
-        """Make memory ready for the copies of the cut that comes next; then call `done`, from a thread of its own."""
-        with self._lock:
-            if self._cut is not None or self._busy():
-                done()
-                return
-            spare, changed = self._spare_for(base)
+    def make_ready(self, number: int, base: int | None) -> None:
+        """Make memory ready for the copies of the cut that comes next, in a thread of its own."""
+        spare, changed = self._spare_for(base)
 
         def warm() -> None:
             spare.warm(changed)
-            done()
+            self._post(e.Prepared(number))
 
-        threading.Thread(target=warm, name="spare", daemon=True).start()
+        supervise.start(warm, "spare")
 
-    def order(
-        self, cut: int, step: int, marks: bool, base: int | None, answer: Answer, clocks: Mapping[int, int] | None = None
-    ) -> None:  # fmt: skip
-        """Begin cut `cut` at `step`; a negative one holds blocks as they stand, with `marks` when every live worker has marked.
+    def hold(self, order: Hold) -> None:
+        """Hold every block and table when it comes to the step, or now.
 
-        `clocks` are the pushes that blocks hold of each worker, where that is not all that was taken.
-        `base` is the cut that the newest manifest holds: what has not changed since is named where it lies.
+        What has not changed since the cut `base` is named where it lies.
         """
         with self._lock:
-            if self._busy():
-                answer({"did": "late", "cut": cut, "why": "the cut before is still being written"})
-                return
-            self._cut, self._step, self._answer, self._clocks = None, step, answer, clocks
-            self._pins, self._table, self._marks = [], {}, set()
-            self._wanted = marks
-            self._spare_for(base)
-            self._base = EMPTY if base is None else self._bases.get(base, EMPTY)
-            self._bases = {} if base is None or base not in self._bases else {base: self._base}
-        self._rows.begin(list(self._store.row_cells.values()), base)
+            self._held, self._pins, self._table = None, [], {}
+            self._spare_for(order.base)
+            self._base = EMPTY if order.base is None else self._bases.get(order.base, EMPTY)
+            self._bases = {} if order.base is None or order.base not in self._bases else {order.base: self._base}
+        self._rows.begin(list(self._store.row_cells.values()), order.base)
         with self._lock:
-            self._cut = cut  # from here on others may hold for it
-        if step < 0:
-            answer({"did": "ready", "cut": cut})
-            self._hold_now(cut)
+            self._held = order  # from here on others may hold for it
+            self._table = self._table_now(order)
+        cut = order.cut
+        if not self._store.order_cut(order.step, lambda cell: self._hold(cut, cell), lambda table: self._hold_rows(cut, table)):
+            self._post(e.TooLate(cut, self._store.furthest()))
             return
-        self._table = self._table_at(step)
-        if not self._store.order_cut(step, lambda cell: self._hold(cut, cell), lambda table: self._hold_rows(cut, table)):
-            self.void(cut)
-            answer({"did": "late", "cut": cut, "why": f"blocks are at {self._store.furthest()}, beyond {step}"})
-            return
-        answer({"did": "ready", "cut": cut})
+        self._post(e.Armed(cut))
         if not self._store.all_cells():
-            self._write(cut)
+            self._post(e.Held(cut))
 
-    def mark(self, rank: int, cut: int) -> None:
-        """A worker stands at its step edge and holds its pushes for `cut`; a mark of another cut is released at once."""
+    def give_up(self, cut: int) -> None:
+        """What is held is released, and a file that is being written is given up."""
         with self._lock:
-            current = self._cut == cut
-            if current:
-                self._marks.add(rank)
-        if current:
-            self.recheck()
-        else:
-            self._release(cut)
-
-    def recheck(self) -> None:
-        """Hold the blocks now if every live worker has marked (one may just have left).
-
-        A cut without marks is held by its order alone: what is ordered next may move the blocks.
-        """
-        with self._lock:
-            cut = self._cut if self._wanted else None
-        if cut is not None:
-            self._hold_now(cut)
-
-    def _hold_now(self, cut: int) -> None:
-        with self._lock:
-            if self._cut != cut or self._step >= 0 or self._table:
+            if self._job is not None and self._job.cut == cut:
+                self._job.transfer.stopped = True
+            if self._held is None or self._held.cut != cut:
                 return
-            if self._wanted and not self._marks >= self._store.admission.live():
-                return
-            table = self._store.admission
-            self._table = {"rows": table.save() if self._clocks is None else table.save_at(self._clocks)}
-        self._store.order_cut(-1, lambda cell: self._hold(cut, cell), lambda table: self._hold_rows(cut, table))
-        if not self._store.all_cells():
-            self._write(cut)
-        self._release(cut)
-
-    def void(self, cut: int) -> None:
-        """Forget the cut; what it holds is released, and a file that is being written is given up."""
-        with self._lock:
-            if self._cut != cut:
-                return
-            self._cut = None
+            self._held = None
             pins, self._pins = self._pins, []
         self._store.void_cut()
         for pin in pins:
             pin.give_up()
         self._rows.void()
-        self._release(cut)
 
-    def _busy(self) -> bool:
-        return self._writer is not None and self._writer.is_alive()
+    def write(self, cut: int) -> None:
+        """Write what is held, in the disk thread."""
+        with self._lock:
+            if self._held is None or self._held.cut != cut:
+                self._post(e.GaveUp(cut))
+                return
+            pins = sorted(self._pins, key=lambda pin: pin.index)
+            job = self._job = Job(cut, self._store.view, pins, self._base, self._table, Transfer(0))
+        self._disk.put(lambda: self._save(job))
+
+    def discard(self, cut: int) -> None:
+        """Delete the files of a cut, in the disk thread."""
+        self._disk.put(lambda: self._discard(cut))
+
+    # -- held ----------------------------------------------------------------------------------
 
     def _spare_for(self, base: int | None) -> tuple[Spare, list[int]]:
         """Memory for a copy of every block, and the blocks that have changed since cut `base`. Nobody may be copying or writing."""
@@ -161,96 +140,135 @@ class Snapshots:
             self._spare = Spare(sizes)
         return self._spare, changed
 
-    def _table_at(self, step: int) -> dict[str, Any]:
+    def _table_now(self, order: Hold) -> Mapping[str, Any]:
+        """The admission table of a cut that is held now; of one at a step it is known when all have come there."""
+        if order.step >= 0:
+            return {}
+        table = self._store.admission
+        return table.save() if order.clocks is None else table.save_at(order.clocks)
+
+    def _table_at(self, step: int) -> Mapping[str, Any]:
         rows = self._store.admission.save()
         for row in rows.values():
             if row["leftAt"] is not None and row["leftAt"] > step:
                 row["leftAt"] = None
             row["complete"] = step if row["leftAt"] is None else row["leftAt"]
             row["open"] = []
-        return {"rows": rows}
+        return rows
 
     def _hold(self, cut: int, cell: Cell) -> Pin:
-        """A block has come to the cut, and its lock is held; with the last one the writing begins."""
+        """A block has come to the cut, and its lock is held; after the last one the writing may begin."""
         assert cell.state is not None
         pin = Pin(cell.block.index, cell.n, cell.state, cell.content, cell.lock, self._spare)
         with self._lock:
-            if self._cut != cut:
+            if self._held is None or self._held.cut != cut:
                 pin.drop(void=True)
                 return pin
             self._pins.append(pin)
-            whole = self._whole()
+            whole = self._whole(self._held)
         if whole:
-            self._write(cut)
+            self._post(e.Held(cut))
         return pin
 
     def _hold_rows(self, cut: int, table: RowCell) -> None:
         """The same of a table."""
         with self._lock:
-            if self._cut != cut:
+            if self._held is None or self._held.cut != cut:
                 return
             self._rows.hold(table)
-            whole = self._whole()
+            whole = self._whole(self._held)
         if whole:
-            self._write(cut)
+            self._post(e.Held(cut))
 
-    def _whole(self) -> bool:
+    def _whole(self, order: Hold) -> bool:
         """Is everything held? Then the admission table of that moment is too."""
         if len(self._pins) < len(self._store.cells) or not self._rows.complete():
             return False
-        if self._step >= 0:
-            self._table = self._table_at(self._step)
+        if order.step >= 0:
+            self._table = self._table_at(order.step)
         return True
 
-    def _write(self, cut: int) -> None:
-        with self._lock:
-            pins = sorted(self._pins, key=lambda pin: pin.index)
-            job = (cut, pins, self._base, self._table["rows"], self._answer, self._store.view)
-            self._writer = threading.Thread(target=self._save, args=job, name="snapshot", daemon=True)
-            self._writer.start()
+    # -- files, in the disk thread -------------------------------------------------------------
 
-    def _save(self, cut: int, pins: list[Pin], base: Base, rows: Any, answer: Answer, view: int) -> None:
-        torch.set_num_threads(1)
-        began = time.monotonic()
-        stem = f"v{view:06d}-c{cut:06d}" + contract.SHARD_PART.format(shard=self._store.index, attempt=self._store.attempt)
-        name = f"{stem}.safetensors"
+    def _save(self, job: Job) -> None:
         try:
-            stay = staying(base, {pin.index: pin.content for pin in pins})
-            for pin in pins:
-                if pin.index in stay:
-                    pin.leave()
-            written = [pin for pin in pins if pin.index not in stay]
-            threading.Thread(target=_copy_ahead, args=(written,), name="copy", daemon=True).start()
-            chain = self._rows.write(cut, stem)
-            fact = None
-            if written or not stay:
-                gaps = PushGaps(lambda: self._store.pushed)
-                tensors = [entry for pin in written for entry in _entries(pin, gaps)]
-                fact = files.write_blocks(self._folder, name, tensors, {"run": self._store.run})
-        except Voided:
-            return
-        except files.CheckpointProblem as problem:
-            log.warning("checkpoint not written: %s", problem)
-            answer({"did": "unwritten", "cut": cut, "why": str(problem)})
-            return
+            body = self._written(job)
+            job.transfer.check()
+        except (Voided, Stopped):
+            self._post(e.GaveUp(job.cut))
+        except CheckpointProblem as problem:
+            self._rows.void()  # or the next cut would take its rows for saved
+            self._post(self._failed(job, problem))
+        else:
+            self._post(e.Wrote(job.cut, body))
         finally:
-            for pin in pins:
+            for pin in job.pins:
                 pin.leave()
             self._rows.release()
             with self._lock:
-                if self._cut == cut:
-                    self._cut, self._pins = None, []
+                self._job = None
+                if self._held is not None and self._held.cut == job.cut:
+                    self._held, self._pins = None, []
+
+    def _written(self, job: Job) -> dict[str, Any]:
+        """Write the files; what the coordinator is told. Raises CheckpointProblem, Voided, Stopped."""
+        began = time.monotonic()
+        stem = f"v{job.view:06d}-c{job.cut:06d}" + contract.SHARD_PART.format(shard=self._store.index, attempt=self._store.attempt)
+        name, pins, base, moved = f"{stem}.safetensors", job.pins, job.base, job.transfer.moved
+        stay = staying(base, {pin.index: pin.content for pin in pins})
+        for pin in pins:
+            if pin.index in stay:
+                pin.leave()
+        written = [pin for pin in pins if pin.index not in stay]
+        job.transfer.total = sum(pin.bytes for pin in written) + self._rows.bytes()
+        job.transfer.check()
+        self._disk.transfer = job.transfer
+        supervise.start(_copy_ahead, "copy", written)
+        chain = self._rows.write(job.cut, stem, moved)
+        fact = None
+        if written or not stay:
+            gaps = PushGaps(lambda: self._store.pushed)
+            tensors = [entry for pin in written for entry in _entries(pin, gaps)]
+            fact = files.write_blocks(self._folder, name, tensors, {"run": self._store.run}, moved)
+        table = write_admission(self._folder, f"{stem}-admission.json", job.rows)
         lies = {pin.index: base.blocks[pin.index] if pin.index in stay else Lies(name, pin.bytes, pin.content) for pin in pins}
         sizes = base.files if fact is None else {**base.files, name: fact.bytes}
         with self._lock:
-            self._bases[cut] = Base(lies, {file: sizes[file] for file in {place.file for place in lies.values()}})
+            self._bases[job.cut] = Base(lies, {file: sizes[file] for file in {place.file for place in lies.values()}})
         stops = [pin.stopped for pin in pins if pin.stopped]
         level, took = logging.INFO if stops else logging.DEBUG, time.monotonic() - began
-        log.log(level, "cut %d: %.2f s; pushes copied %d of %d blocks, %.1f ms", cut, took, len(stops), len(pins), 1e3 * sum(stops))
+        log.log(level, "cut %d: %.2f s; pushes copied %d of %d blocks, %.1f ms", job.cut, took, len(stops), len(pins), 1e3 * sum(stops))
         attempt = self._store.attempt
         blocks = [{"index": p.index, "n": p.n, "attempt": attempt, "counts": p.counts, "file": lies[p.index].file} for p in pins]
-        file = None if fact is None else fact.to_json()
-        answer({"did": "written", "cut": cut, "file": file, "blocks": blocks, "table": rows, "rows": chain})
+        left = {rank: row["leftAt"] for rank, row in job.rows.items() if row["leftAt"] is not None}
+        told = {"file": table.to_json(), "complete": [row["complete"] for row in job.rows.values()], "left": left}
+        return {"file": None if fact is None else fact.to_json(), "blocks": blocks, "table": told, "rows": chain}
+
+    def _failed(self, job: Job, problem: CheckpointProblem) -> e.Failed:
+        """What was written of the cut goes; the sentence says how much room it needs, where there is too little."""
+        log.warning("checkpoint not written: %s", problem)
+        left = self._remove(job.cut)
+        why = str(problem)
+        if problem.full:
+            free = disk.free_bytes(self._folder)
+            why += f"; this cut needs {job.transfer.total} bytes there" + ("" if free is None else f", {free} are free")
+        return e.Failed(job.cut, why if left is None else f"{why}; {left}", problem.full)
+
+    def _discard(self, cut: int) -> None:
+        left = self._remove(cut)
+        if left is not None:
+            log.warning("cut %d is void, and its files stay: %s", cut, left)
+        self._post(e.Discarded(cut))
+
+    def _remove(self, cut: int) -> str | None:
+        """Delete what this process wrote of a cut; a sentence where something stays."""
+        part = contract.SHARD_PART.format(shard=self._store.index, attempt=self._store.attempt)
+        mine = re.compile(rf"v\d+-c{cut:06d}{part}[.-].*")
+        try:
+            disk.remove(self._folder, [name for name in disk.names_in(self._folder) if mine.fullmatch(name)])
+        except CheckpointProblem as problem:
+            return str(problem)
+        return None
 
 
 def _entries(pin: Pin, gaps: PushGaps) -> list[tuple[str, torch.Tensor | DeferredTensor]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
+import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from psjob import contract
-from psjob.modes import written
+from psjob.process import supervise
 from psjob.shard.encoded import said_of
 from psjob.shard.phase import Phase
 
@@ -28,12 +28,12 @@ def serve_status(server: Server, bind: str | None, port: int) -> None:
             if self.path == contract.STATUS_PATH:
                 self._send(200, status(server))
             elif self.path == contract.HEALTH_PATH:
-                beat = server.beat if server.coordinator is None else min(server.beat, server.coordinator.beat)
-                alive = time.monotonic() - beat < server.place.config.shard_timeout
-                self._send(200 if alive else 503, {"alive": alive})
+                late = server.coordinator is not None and time.monotonic() - server.coordinator.beat > server.place.config.shard_timeout
+                alive = server.liveness.alive() and not late
+                self._send(200 if alive else 503, {"alive": alive, "why": server.liveness.hung})
             elif self.path == contract.STARTED_PATH:
-                ready = server.store.phase is Phase.SERVING or server.coordinator is not None or server.final or server.link is not None
-                self._send(200 if ready else 503, {"started": ready})
+                ready = server.asked
+                self._send(200 if ready else 503, {"started": ready, "state": _state(server)})
             else:
                 self._send(404, {"error": f"there is {contract.STATUS_PATH}, {contract.HEALTH_PATH} and {contract.STARTED_PATH}"})
 
@@ -54,10 +54,12 @@ def serve_status(server: Server, bind: str | None, port: int) -> None:
         request_queue_size = 64
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            return
+            error = sys.exc_info()[1]
+            if error is not None and not isinstance(error, OSError):  # who asked may hang up
+                supervise.broken("status", error)
 
     http = Quiet((bind or "", port), Handler)
-    threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.5}, name="status", daemon=True).start()
+    supervise.start(http.serve_forever, "status", 0.5)
 
 
 def status(server: Server) -> dict[str, Any]:
@@ -65,26 +67,22 @@ def status(server: Server) -> dict[str, Any]:
     store, counters = server.store, server.store.counters
     body: dict[str, Any] = {
         "run": store.run, "index": store.index, "attempt": store.attempt, "view": store.view, "pod": server.place.pod,
-        "state": _state(server),
+        "state": _state(server), "transfer": _transfer(server), "problem": server.problem,
         "counters": {
             "pushes": counters.pushes, "applied": counters.applied, "dropped": counters.dropped,
             "duplicatesRefused": counters.duplicates, "fenced": counters.fenced,
             "updatesLost": counters.lost, "acknowledged": {str(r): c for r, c in store.clocks().items()},
             "firstApplied": counters.first_applied, "badConnections": server.bad_connections, "blocks": len(store.cells),
         },
-        "transports": {str(rank): session.transport for rank, session in sorted(server.sessions.items())},
+        "transports": {str(rank): session.transport for rank, session in sorted(server.sessions.copy().items())},
         "memory": {"rssBytes": _rss()},
         **(store.staleness.told() if store.staleness is not None else {"lag": None, "gap": None}),
     }  # fmt: skip
     coordinator = server.coordinator
-    if coordinator is not None and coordinator.views.state != "reading":
-        body["coordinator"] = coordinator.progress.status(time.time()) | {
-            "mode": written(coordinator.mode),
-            **coordinator.lateness.told(),
-            "workers": coordinator.members.status(),
-            "waiting": coordinator.views.reason(time.monotonic()),
+    said = None if coordinator is None else coordinator.status()
+    if said is not None:
+        body["coordinator"] = said | {
             "codecs": said_of(session.encoded for session in list(server.sessions.values())),
-            "state": coordinator.views.state,
             "transport": _transport(server),
             "warning": store.staleness.guard.warning if store.staleness is not None and store.staleness.guard is not None else None,
         }
@@ -94,10 +92,19 @@ def status(server: Server) -> dict[str, Any]:
 def _state(server: Server) -> str:
     if server.final:
         return "finished"
-    phase = server.store.phase
+    phase, machine = server.store.phase, server.control.machine
     if phase is Phase.SERVING:
         return "serving"
-    return "restoring" if server.place.number > 1 and phase is not Phase.INIT else "waiting"
+    again = server.place.number > 1 and phase is not Phase.INIT
+    return "restoring" if again or machine.reading is not None else "waiting"
+
+
+def _transfer(server: Server) -> dict[str, Any] | None:
+    """What is read or written for a checkpoint now, in bytes."""
+    machine, (done, total) = server.control.machine, server.control.disk.moving()
+    if machine.reading is not None:
+        return {"doing": "reading", "done": done, "total": total}
+    return {"doing": "writing", "done": done, "total": total} if machine.cutting.writing is not None else None
 
 
 def _transport(server: Server) -> str | None:

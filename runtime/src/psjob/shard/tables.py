@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
+from psjob.checkpoint.disk import Moved
 from psjob.checkpoint.rowplaces import MAX_CHAIN
-from psjob.checkpoint.rows import write_rows
+from psjob.checkpoint.rows import bytes_of, write_rows
 from psjob.shard.pins import Voided
 from psjob.tables import RowTable, TableSpec
 from psjob.tables.cut import Rows
@@ -123,7 +124,11 @@ class RowCuts:
         for held in before.values():
             held.settle(False)
 
-    def write(self, cut: int, stem: str) -> dict[str, Any] | None:
+    def bytes(self) -> int:
+        """Size of the rows that are held."""
+        return sum(bytes_of(held.spec, sum(held.sizes())) for held in list(self._held.values()))
+
+    def write(self, cut: int, stem: str, moved: Moved | None = None) -> dict[str, Any] | None:
         """Write what is held to `<stem>-rows.safetensors`; what the coordinator hears of it, None without tables.
 
         Raises CheckpointProblem, and Voided where the cut was given up meanwhile.
@@ -131,7 +136,7 @@ class RowCuts:
         if not self._cells:
             return None
         held = [self._held[number] for number in sorted(self._held)]
-        fact = write_rows(self._folder, f"{stem}-rows.safetensors", held, {"run": self._run})
+        fact = write_rows(self._folder, f"{stem}-rows.safetensors", held, {"run": self._run}, moved)
         self.release()
         files = () if self._full else self._saved.files
         chain = Chain(cut, tuple(table.table for table in held), (*files, (fact.name, fact.bytes)))

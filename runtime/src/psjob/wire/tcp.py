@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from psjob.process import supervise
 from psjob.wire.frame import HEADER_BYTES, MAX_JSON, ROW_KINDS, Flag, Header, Kind, WireError, dump, extra_header_bytes, load, parse
 from psjob.wire.shared import Region, copy_out
 
@@ -46,6 +47,8 @@ class Stream:
         self.borrowed: Region | None = None
         """Memory that the peer lends: where payloads lie that do not follow their header."""
         self.closed = False
+        self.unsent: bytes | memoryview = b""
+        """The rest of a frame that was begun by `offer`; whatever is written next goes after it."""
         self._send_lock = threading.Lock()
         self._ahead = memoryview(bytearray(AHEAD))
         self._begin = self._end = 0
@@ -88,20 +91,28 @@ class Stream:
         """Write whole frames, whose bytes lie in these places. Raises StreamClosed."""
         with self._send_lock:
             try:
-                for part in raw:
+                rest, self.unsent = self.unsent, b""
+                for part in (rest, *raw) if rest else raw:
                     self.sock.sendall(part)
             except (OSError, ValueError) as error:
                 self.close()
                 raise StreamClosed(f"{self.peer}: {error}") from error
 
+    def flush(self) -> None:
+        """Write what an `offer` has left. Raises StreamClosed."""
+        self.write()
+
     def offer(self, raw: bytes) -> bool:
-        """As `write`, but only where that takes no waiting; False: nothing was written. Raises StreamClosed."""
+        """As `write`, but without any waiting; False: nothing was written. What the kernel did not take is `unsent` then.
+
+        Raises StreamClosed.
+        """
         if not self._send_lock.acquire(blocking=False):
             return False
         try:
-            sent = self.sock.send(raw, socket.MSG_DONTWAIT)
-            if sent < len(raw):
-                self.sock.sendall(raw[sent:])
+            if self.unsent:
+                return False
+            self.unsent = raw[self.sock.send(raw, socket.MSG_DONTWAIT) :]
             return True
         except BlockingIOError:
             return False
@@ -349,14 +360,12 @@ def accept_forever(
                 sock.close()
                 continue
             try:
-                threading.Thread(target=serve, args=(wrap(sock),), name=f"{name}-stream", daemon=True).start()
+                supervise.start(serve, f"{name}-stream", wrap(sock))
             except (OSError, RuntimeError):
                 sock.close()
                 slots.release()
 
-    thread = threading.Thread(target=loop, name=f"{name}-accept", daemon=True)
-    thread.start()
-    return thread
+    return supervise.start(loop, f"{name}-accept")
 
 
 def _timeval(seconds: float) -> bytes:

@@ -32,7 +32,7 @@ class Ordered:
 
 @dataclass(frozen=True)
 class Connected:
-    """A stream to the coordinator is open. `carried` is the last decided order that was carried out (None: one broke off)."""
+    """A stream to the coordinator is open. `carried` is the last decided order that was carried out by now (None: one broke off)."""
 
     stream: int
     carried: int | None = 0
@@ -160,10 +160,11 @@ class Placed:
 
 @dataclass(frozen=True)
 class Unread:
-    """What `Read` asked for could not be read."""
+    """What `Read` asked for could not be read. `damaged`: a file is not what was written, so that no retry can help."""
 
     reading: int
     why: str
+    damaged: bool = False
 
 
 @dataclass(frozen=True)

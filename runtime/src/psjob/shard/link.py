@@ -1,0 +1,113 @@
+"""The stream of a shard to the coordinator: dialled and read in one thread, written by another, decided on by `psjob.protocol.shard`."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from psjob.process import supervise
+from psjob.protocol.shard import events as e
+from psjob.protocol.shard import orders
+from psjob.protocol.shard.actions import Hello
+from psjob.shard.hello import hello_body
+from psjob.wire import tcp
+from psjob.wire.frame import Header, Kind, WireError
+from psjob.wire.tcp import Stream, StreamClosed
+
+if TYPE_CHECKING:
+    from psjob.shard.server import Server
+
+DIAL_SECONDS = 3.0
+
+
+class CoordinatorLink:
+    """At most one stream at a time is in use; nobody who says something waits for it. `post` takes what came."""
+
+    def __init__(self, server: Server, post: Callable[[e.Event], None]) -> None:
+        self._server, self._post = server, post
+        self._peer = server.place.config.shards[0]
+        self._dials: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[tuple[Stream, Kind, Mapping[str, Any]]] = queue.SimpleQueue()
+        self._number = 0
+        self._stream: Stream | None = None
+        self._addresses: Iterator[Stream] | None = None
+        """What is left of the addresses that the coordinator's name had."""
+
+    def start(self) -> None:
+        """Be ready to dial."""
+        supervise.start(self._read_loop, "to-coordinator")
+        supervise.start(self._send_loop, "coordinator-sender")
+
+    def dial(self, after: float) -> None:
+        """Open a stream in so many seconds."""
+        self._dials.put(after)
+
+    def hello(self, action: Hello) -> None:
+        """The first frame of a stream."""
+        store, stream = self._server.store, self._stream
+        if stream is not None and action.stream == self._number:
+            body = hello_body(store.index, store.attempt, action.view, action.serving, action.recovery, action.mode, action.carried)
+            self._out.put((stream, Kind.HELLO, body))
+
+    def say(self, body: Mapping[str, Any]) -> None:
+        """An answer; on a stream that breaks it is lost."""
+        stream = self._stream
+        if stream is not None:
+            self._out.put((stream, Kind.PEER, body))
+
+    def hang_up(self, number: int) -> None:
+        """Close a stream; what waits to be sent by it goes."""
+        stream = self._stream
+        if stream is not None and number == self._number:
+            stream.close()
+
+    def _read_loop(self) -> None:
+        while True:
+            time.sleep(self._dials.get())
+            stream = self._next()
+            if stream is None:
+                self._post(e.Unreached())
+                continue
+            self._number += 1
+            self._stream = stream
+            self._post(e.Connected(self._number))
+            why = self._read(stream, self._number)
+            self._stream = None
+            stream.close()
+            self._post(e.Lost(self._number, why))
+
+    def _next(self) -> Stream | None:
+        """The next address of the coordinator's name that can be dialled; after the last one the name is looked up again."""
+        stream = None if self._addresses is None else next(self._addresses, None)
+        if stream is None:
+            self._addresses = tcp.connect(self._peer.host, self._peer.port, DIAL_SECONDS)
+            stream = next(self._addresses, None)
+        if stream is None:
+            self._addresses = None
+        return stream
+
+    def _read(self, stream: Stream, number: int) -> str:
+        """Read orders until the stream ends; why, where that is worth a line in the log."""
+        try:
+            while True:
+                header = stream.recv_header(None)
+                if header.kind is Kind.ERROR:
+                    return str(stream.recv_json(header).get("error"))
+                self._addresses = None  # this one was right
+                self._post(e.Ordered(orders.read(stream.recv_json(header)), number))
+        except StreamClosed:
+            return ""
+        except (WireError, TimeoutError) as error:
+            return str(error)
+
+    def _send_loop(self) -> None:
+        while True:
+            stream, kind, body = self._out.get()
+            store = self._server.store
+            header = Header(kind, run=self._server.run, view=store.view, attempt=store.attempt, worker=-1 - store.index)
+            try:
+                stream.send_json(header, body)
+            except StreamClosed:
+                stream.close()

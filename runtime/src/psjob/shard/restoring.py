@@ -1,0 +1,104 @@
+"""A shard's part of a checkpoint back into its store. Only its own bytes are read, each under a crc."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from psjob.checkpoint import manifest
+from psjob.checkpoint.admissions import read_admission
+from psjob.checkpoint.manifest import Manifest
+from psjob.checkpoint.problems import CheckpointProblem, Damage
+from psjob.checkpoint.rows import read_tables, table_bytes
+from psjob.checkpoint.states import read_states, state_bytes
+from psjob.layout.blocks import assign
+from psjob.protocol.shard import events as e
+from psjob.protocol.shard.actions import Read, SetFences
+from psjob.shard.disk import DiskThread, Stopped, Transfer
+from psjob.shard.store import Store
+
+
+class Restoring:
+    """Reads in the disk thread. `post` takes what came of it."""
+
+    def __init__(self, store: Store, thread: DiskThread, post: Callable[[e.Event], None]) -> None:
+        self._store, self._disk, self._post = store, thread, post
+        self._wanted: tuple[int, Transfer] | None = None
+        self._placing = threading.Lock()
+        self._foreign = False
+
+    def read(self, action: Read) -> None:
+        """Begin to read; what was read before is not wanted any more."""
+        self.forget()
+        transfer = Transfer(0)
+        self._wanted = (action.reading, transfer)
+        self._disk.put(lambda: self._read(action, transfer))
+
+    def forget(self) -> None:
+        """Nothing that is being read is put in place any more."""
+        wanted, self._wanted = self._wanted, None
+        if wanted is not None:
+            wanted[1].stopped = True
+        with self._placing:
+            pass
+
+    def set_fences(self, action: SetFences) -> None:
+        """Older processes of workers may not speak. Those of another run say nothing about this one's."""
+        store = self._store
+        with store.lock:
+            for rank, fence in () if self._foreign else action.fences.items():
+                row = store.admission.rows[rank]
+                row.incarnation = max(row.incarnation, fence)
+        store.most = dict(action.most)
+
+    def _read(self, action: Read, transfer: Transfer) -> None:
+        try:
+            transfer.check()
+            self._post(self._placed(action, transfer))
+        except Stopped:
+            return
+        except (CheckpointProblem, OSError, ValueError) as error:
+            self._post(e.Unread(action.reading, str(error), isinstance(error, Damage | ValueError)))
+
+    def _placed(self, action: Read, transfer: Transfer) -> e.Placed:
+        store, folder = self._store, Path(action.folder)
+        made = manifest.read(folder, action.manifest)
+        owner = assign(made.layout, store.shards)
+        mine = [index for index, shard in enumerate(owner) if shard == store.index]
+        transfer.total = state_bytes(made, mine) + table_bytes(made, store.index, store.shards)
+        self._disk.transfer = transfer
+        states = read_states(folder, made, mine, transfer.moved)
+        tables = read_tables(folder, made, store.index, store.shards, transfer.moved)
+        rows = read_admission(folder, made, store.index)
+        if store.mode.ahead == 0:  # versions are clocks here; a checkpoint of another mode may have counted pushes
+            states = {index: (state, made.step) for index, (state, _) in states.items()}
+            tables = [(table, made.step) for table, _ in tables]
+        with self._placing:
+            transfer.check()
+            store.restore(made.layout, made.rule, states, tables)
+            load_table(store, made, rows)
+            self._foreign = made.run != store.run
+        admission = store.admission
+        left = frozenset(admission.rows) - admission.live()
+        return e.Placed(action.reading, standing(store), [admission.rows[rank].complete for rank in sorted(admission.rows)], left)
+
+
+def standing(store: Store) -> e.Standing:
+    """How far the blocks of a store are."""
+    low, high = store.span()
+    stored = [cell.stored for cell in store.cells.values() if cell.update is not None]
+    return e.Standing(low, high, store.admission.owned, min(stored, default=low))
+
+
+def load_table(store: Store, made: Manifest, saved: dict[str, dict[str, object]] | None) -> None:
+    """Put the saved table of this shard back; onto another shard count, whole clocks are what all shards agree on."""
+    if made.shards == store.shards and saved is not None:
+        rows = saved
+        if made.run != store.run:
+            rows = {rank: row | {"incarnation": [0, 0]} for rank, row in saved.items()}
+        store.admission.load(rows, {})
+        return
+    clocks = {int(rank): int(entry["clock"]) for rank, entry in made.workers.items()}
+    left = [(int(rank), int(entry["leftAt"])) for rank, entry in made.workers.items() if entry.get("leftAt") is not None]
+    store.admission.resharded(clocks, left)
