@@ -20,12 +20,13 @@ from tests.simulation.protocol import records
 from tests.simulation.protocol.network import End
 from tests.simulation.protocol.promises import Saved
 from tests.simulation.protocol.sessions import SimSession
-from tests.simulation.protocol.volume import Job
+from tests.simulation.protocol.volume import DiskThread, Job
 
 if TYPE_CHECKING:
     from tests.simulation.protocol.shard import SimShard
 
 TICK = 0.05
+THREAD = 0.001
 BEAT = 2.0
 FOLDER = "/run"
 
@@ -42,6 +43,7 @@ class SimCoordinator:
             attempt=shard.attempt, must_find=must, interval=plan.interval, every=plan.every, keep=2, policy=plan.policy,
         )  # fmt: skip
         self.machine = Coordinator(self.job, shard.clock())
+        self.disk = DiskThread(shard)
         self.sessions: dict[int, SimSession] = {}
         self._links: dict[int, End] = {}
         self._posted: deque[e.Event] = deque()
@@ -67,20 +69,22 @@ class SimCoordinator:
     # -- the machine -------------------------------------------------------------------------------
 
     def post(self, event: e.Event) -> None:
-        """Tell the machine, after what it is told already, and carry out what it wants."""
+        """Tell the machine soon: a thread of its own hears of it, after what it is told already."""
         self._posted.append(event)
-        if self._handling:
-            return
-        self._handling = True
-        try:
-            while self._posted and self.shard.alive:
-                event = self._posted.popleft()
-                self.world.count("coordinator", type(event).__name__)
-                for action in self.machine.handle(event, self.shard.clock()):
-                    if self.shard.alive:
-                        _CARRY[type(action)](self, action)
-        finally:
-            self._handling = False
+        if not self._handling:
+            self._handling = True
+            self.shard.after(self.shard.kernel.random.random() * THREAD, self._handle)
+
+    def _handle(self) -> None:
+        while self._posted:
+            event = self._posted.popleft()
+            self.world.count("coordinator", type(event).__name__)
+            for action in self.machine.handle(event, self.shard.clock()):
+                if self.shard.alive:
+                    _CARRY[type(action)](self, action)
+            if not self.shard.alive:
+                return
+        self._handling = False
 
     def _look(self) -> None:
         """Which phase is the job in?"""
@@ -218,7 +222,7 @@ class SimCoordinator:
             if event is not None:
                 self.post(event)
 
-        self.shard.disk.ask(job, over)
+        self.disk.ask(job, over)
 
     def _claim(self, action: a.ClaimView) -> None:
         self._ask(
@@ -244,7 +248,7 @@ class SimCoordinator:
             held = dict(saved.records) if action.records else None
             return e.NewestRead(action.number, saved.facts, tuple(problems), held, saved.initial)
 
-        self._ask(job(), done, lambda problem: e.NewestRead(action.number, None, (str(problem),), None))
+        self._ask(job(), done, lambda problem: e.NewestRead(action.number, None, (str(problem),), failed=True))
 
     def _commit(self, action: a.CommitCut) -> None:
         self._ask(self._committing(action), lambda facts: e.ManifestCommitted(action.cut, facts), lambda problem: self._uncommitted(action, problem))

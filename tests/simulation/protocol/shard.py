@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from tests.simulation.protocol.world import World
 
 TICK = 0.25
+THREAD = 0.001
+"""Within so many seconds a thread hears what another one has posted."""
 BEAT = 2.0
 """The coordinator says something down each stream at least this often."""
 DIAL = 3.0
@@ -94,7 +96,7 @@ class SimShard(Process):
         early, self._early = self._early, []
         for end, frame in early:
             if not end.closed:
-                self.meet(end, frame)
+                end.heard(frame)
 
     def _over(self, found: Any) -> None:
         if not isinstance(found, Exception) and found[0] is not None and found[0].final:
@@ -123,18 +125,23 @@ class SimShard(Process):
     # -- the machine -------------------------------------------------------------------------------
 
     def post(self, event: e.Event) -> None:
-        """Tell the machine, after what it is told already, and carry out what it wants."""
+        """Tell the machine soon: a thread of its own hears of it, after what it is told already."""
         self._posted.append(event)
-        if self._handling:
-            return
-        self._handling = True
-        try:
-            while self._posted and self.alive:
-                for action in self.machine.handle(self._posted.popleft(), self.clock()):
-                    if self.alive:
-                        _CARRY[type(action)](self, action)
-        finally:
-            self._handling = False
+        if not self._handling:
+            self._handling = True
+            self.after(self.kernel.random.random() * THREAD, self._handle)
+
+    def _handle(self) -> None:
+        while self._posted:
+            event = self._posted.popleft()
+            if isinstance(event, e.Initialised) and not self.store.initialised():
+                continue  # of a set-up before
+            for action in self.machine.handle(event, self.clock()):
+                if self.alive:
+                    _CARRY[type(action)](self, action)
+            if not self.alive:
+                return
+        self._handling = False
 
     def order(self, body: Mapping[str, Any], stream: int | None) -> None:
         """An order of the coordinator."""
@@ -278,6 +285,7 @@ class SimShard(Process):
                 session.hang_up()
 
     def _read(self, action: a.Read) -> None:
+        self.moved = (0, 0)
         self.disk.ask(self._reading(action), lambda result: self._have_read(action, result))
 
     def _reading(self, action: a.Read) -> Job:

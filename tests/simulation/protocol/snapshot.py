@@ -92,6 +92,9 @@ class Snapshots:
     def write(self, cut: int) -> None:
         """Write what is held; a part that has not changed since the base stays where it lies."""
         shard, held = self.shard, dict(self._held)
+        if self._cut != cut:
+            shard.post(e.GaveUp(cut))
+            return
         name = records.data_name(shard.store.view, cut, shard.index, shard.attempt)
         base = self._bases.get(self._base, {}) if self._base is not None else {}
         where = {part: base[part][1] if part in base and base[part][0] is content else name for part, (content, _) in held.items()}
@@ -114,7 +117,9 @@ class Snapshots:
 
     def _wrote(self, cut: int, content: dict[str, Any], result: Any) -> None:
         shard = self.shard
-        if isinstance(result, Voided):
+        if self._cut == cut:
+            self._cut, self._held = None, {}
+        if isinstance(result, Voided) or (cut in self._given_up and not isinstance(result, Exception)):
             shard.post(e.GaveUp(cut))
         elif isinstance(result, CheckpointProblem):
             shard.world.volume.unlink(shard.pod, content["name"])

@@ -219,7 +219,7 @@ def _base(body: Mapping[str, Any]) -> int | None:
 
 def _mode(word: Any) -> str:
     """A mode's word as it is: whether a shard can change to it is asked when it differs from the one that it serves."""
-    if not isinstance(word, str) or word.partition(":")[0] not in modes.MODES:
+    if not isinstance(word, str) or word.partition(":")[0] not in (*modes.MODES, modes.Quorum.name):
         raise ValueError(f"{str(word)[:40]!r} is no mode")
     return word
 
