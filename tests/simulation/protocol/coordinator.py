@@ -243,10 +243,10 @@ class SimCoordinator:
         def done(result: Any) -> e.Event:
             saved, problems = result
             if saved is None:
-                return e.NewestRead(action.number, None, tuple(problems), None if not action.records else {})
+                return e.NewestRead(action.number, None, tuple(problems), records={} if action.records else None)
             self.world.promises.chosen(saved, action.view, pod)
             held = dict(saved.records) if action.records else None
-            return e.NewestRead(action.number, saved.facts, tuple(problems), held, saved.initial)
+            return e.NewestRead(action.number, saved.facts, tuple(problems), records=held, initial=saved.initial)
 
         self._ask(job(), done, lambda problem: e.NewestRead(action.number, None, (str(problem),), failed=True))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from psjob import contract, modes
-from psjob.checkpoint.problems import CheckpointProblem
+from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.modes import written
 from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
@@ -300,7 +300,7 @@ class SimShard(Process):
 
     def _have_read(self, action: a.Read, result: Any) -> None:
         if isinstance(result, CheckpointProblem):
-            self.post(e.Unread(action.reading, str(result)))
+            self.post(e.Unread(action.reading, str(result), isinstance(result, Damage)))
             return
         if isinstance(result, Exception):
             raise result

@@ -249,6 +249,7 @@ class Recovery:
             return
         if self.source is None and not any(p.serving for p in self.peers.values()):
             self._enter("fresh")
+            self._asked_of = -1  # what rank 0 has given lies in part on shards that are gone
             self.begin_again()
             return
         self._restore(set())
