@@ -118,7 +118,7 @@ def test_a_shard_that_still_serves_the_mode_before_goes_over_too(tmp_path: Path)
     desk = Desk(tmp_path, mode="bounded")
     clerks = desk.begun()
     cut(desk, clerks, [1, 1])
-    desk.servers[1].store.mode = Async()
+    desk.servers[1].store.mode = desk.servers[1].control.machine.mode = Async()
     desk.relink(1)
     desk.settle()
     assert desk.c.recovery.open and {server.store.mode for server in desk.servers} == {Bounded(3)}
@@ -128,7 +128,7 @@ def test_a_shard_that_still_serves_the_mode_before_goes_over_too(tmp_path: Path)
 def test_a_run_begins_in_one_mode(tmp_path: Path) -> None:
     """The config changed while the pods of a new job came: shard 1 has read the newer one."""
     desk = Desk(tmp_path)
-    desk.servers[1].store.mode = Async()
+    desk.servers[1].store.mode = desk.servers[1].control.machine.mode = Async()
     clerks = desk.begun()
     assert {server.store.mode for server in desk.servers} == {Sync()}
     desk.push(clerks[0], 0)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from psjob import modes
 from psjob.layout.blocks import TensorSpec
 from psjob.wire.frame import WireError
 
+MAX_WORD: Final = 64
 Clocks = Mapping[int, int]
 """Clocks by rank."""
 Incarnation = tuple[int, int]
@@ -218,8 +218,8 @@ def _base(body: Mapping[str, Any]) -> int | None:
 
 
 def _mode(word: Any) -> str:
-    """A mode's word as it is: whether a shard can change to it is asked when it differs from the one that it serves."""
-    if not isinstance(word, str) or word.partition(":")[0] not in (*modes.MODES, modes.Quorum.name):
+    """A mode's word as it is: one that a shard serves already need not be among those to which it can change."""
+    if not isinstance(word, str) or len(word) > MAX_WORD:
         raise ValueError(f"{str(word)[:40]!r} is no mode")
     return word
 
