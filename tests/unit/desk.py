@@ -48,6 +48,8 @@ class Clerk(Session):
         self.heard: list[Kind] = []
         self.placed: dict[str, Any] = {}
         """The body of the last WELCOME."""
+        self.lingers = False
+        """Its end is slow to hang up."""
 
     def tell(self, kind: Kind, body: Any = None, payload: bytes | None = None, **fields: Any) -> None:
         self.heard.append(kind)
@@ -55,7 +57,8 @@ class Clerk(Session):
             self.placed = body
 
     def hang_up(self) -> None:
-        self.gone()
+        if not self.lingers:
+            self.gone()
 
     def gone(self) -> None:
         """The stream has ended."""
@@ -132,6 +135,7 @@ class Desk:
                     thread.join()
             self.hear()
             self.coordination.tick()
+        self.work()
 
     def does(self, act: Callable[[Coordinator], None]) -> None:
         """A part of the coordinator does something of itself."""
@@ -142,6 +146,7 @@ class Desk:
 
     def begin_cut(self) -> None:
         """A checkpoint is due."""
+        self.c.furthest = self.servers[0].store.furthest()
         self.does(lambda c: c.cutting.begin())
 
     def stop_job(self) -> None:
@@ -167,10 +172,11 @@ class Desk:
 
     # -- workers -------------------------------------------------------------------------------
 
-    def hello(self, rank: int, start: int = 1, rewinds: int = 0, **more: Any) -> Clerk:
+    def hello(self, rank: int, start: int = 1, rewinds: int = 0, lingers: bool = False, **more: Any) -> Clerk:
         """A process of worker `rank` says hello; `fresh` unless told otherwise."""
         table = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "group": t.group} for t in TABLE]
         clerk = Clerk(self.servers[0], rank, start, rewinds, {"fresh": True, "rule": self.rule, "table": table} | more)
+        clerk.lingers = lingers
         self.later += PACE_SECONDS  # whoever comes is asked for at once
         self.coordination.hello(clerk)
         self.hear()

@@ -167,8 +167,7 @@ def test_a_worker_that_was_told_to_begin_again_is_not_welcomed_as_it_is(tmp_path
     desk.begun()
     before = desk.c.recovery.recovery
     desk.coordination.feed(events.ShardAnnounced(2))
-    old = desk.hello(0, fresh=False, recovery=before, acked=3, attempt=1)
-    old.done.clear()
+    old = desk.hello(0, lingers=True, fresh=False, recovery=before, acked=3, attempt=1)
     desk.servers[1].store.attempt = 2
     desk.relink(1, serving=False)
     desk.settle()

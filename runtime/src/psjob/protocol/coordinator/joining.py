@@ -53,7 +53,7 @@ class Joining:
         self._unplaced: set[int] = set()
 
     def join(self, stream: Stream) -> None:
-        """Training is on: a process that knows its place goes on at once, a fresh one is placed first."""
+        """Training is on: a process that knows its place goes on at once, a fresh one is placed first. `ask` follows."""
         c = self.recovery.c
         member = c.members[stream.rank]
         if member.state is State.LEFT:
@@ -67,7 +67,6 @@ class Joining:
             self._place(member, [Stand(r.stands, r.complete[stream.rank]) for r in self._restored.values() if r.stands and r.complete])
             return
         self._waiting[stream.rank] = stream
-        self.ask(c.now)
 
     def opened(self, restored: Mapping[int, events.ShardRestored], shards: int) -> None:
         """Training begins, or goes on: questions of before are void, and what all shards told when they were restored answers new ones."""

@@ -206,6 +206,7 @@ class Recovery:
             return
         if self.open:
             self.joining.join(stream)
+            self.joining.ask(self.c.now)
             return
         self.waiting[stream.rank] = stream
         if self.state in ("fresh", "initialising") and stream.rank == 0:
@@ -383,6 +384,7 @@ class Recovery:
                 self._rewind(stream.id)
             elif not self._refused(stream):  # it may have come before there was a model
                 self.joining.join(stream)
+        self.joining.ask(c.now)
 
     def _rise(self, view: int) -> None:
         self.view = view
