@@ -185,6 +185,7 @@ def _drain(world: World, fault: Fault) -> None:
 def _switch(world: World, fault: Fault) -> None:
     others = [mode for mode in ("sync", "bounded", "async") if mode != world.planner.mode]
     if world.planner.mode in ("sync", "bounded", "async"):
+        world.switched = True
         world.planner.mode = others[int(fault.pick * 1000) % len(others)]
 
 

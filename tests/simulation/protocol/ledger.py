@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from psjob.shard import store as store_module
-from psjob.shard.admission import Admission
 from psjob.shard.cell import Arrived, Cell, Waiter
 from psjob.shard.rows import RowCell
 from psjob.shard.store import Store
@@ -35,20 +34,6 @@ class HeldTable:
         self.spec, self.content = spec, content
 
 
-class LedgerAdmission(Admission):
-    """Remembers which clocks were given up."""
-
-    def __init__(self, workers: int, owned: int) -> None:
-        super().__init__(workers, owned)
-        self.jumped: dict[int, int] = {}
-
-    def jump(self, worker: int, clock: int) -> int:
-        lost = super().jump(worker, clock)
-        if lost:
-            self.jumped[worker] = clock
-        return lost
-
-
 class _Ledger:
     """What both kinds of cell have in common. `content` of the ledger is `held`."""
 
@@ -61,7 +46,7 @@ class _Ledger:
         store = self.ledger
         assert self.held is not None
         pushes = [(a.push.worker, a.push.clock, a.grad.value) for a in batch if isinstance(a.grad, Value)]
-        store.promises.applied(store.pod, self.part, self.held, pushes, store.jumped(), store.mode)
+        store.promises.applied(store.pod, self.part, self.held, pushes, store.mode)
         self.held = update(self.held, pushes)
 
     def drop(self, dropped: Sequence[Arrived]) -> None:
@@ -130,14 +115,15 @@ class LedgerStore(Store):
         self.promises, self.pod = promises, pod
         return self
 
-    def jumped(self) -> Mapping[int, int]:
-        """By rank: up to which clock pushes were given up."""
-        admission = self.admission
-        return admission.jumped if isinstance(admission, LedgerAdmission) else {}
+    def given_up(self, rank: int, clock: int) -> None:
+        """A worker's pushes below `clock` that are not here never will be, and it was said so: they are decided on."""
+        for cell in self.all_cells():
+            held = cell.held  # type: ignore[union-attr]
+            cell.held = held._replace(next=(*held.next[:rank], max(clock, held.next[rank]), *held.next[rank + 1 :]))  # type: ignore[union-attr]
 
     def _lay_out(self, *args: Any) -> None:
-        shipped = {name: getattr(store_module, name) for name in ("Cell", "RowCell", "Admission")}
-        store_module.Cell, store_module.RowCell, store_module.Admission = LedgerCell, LedgerRowCell, LedgerAdmission  # type: ignore[misc]
+        shipped = {name: getattr(store_module, name) for name in ("Cell", "RowCell")}
+        store_module.Cell, store_module.RowCell = LedgerCell, LedgerRowCell  # type: ignore[misc]
         try:
             super()._lay_out(*args)
         finally:

@@ -136,6 +136,7 @@ class SimSession:
         lost = store.admission.jump(self.rank, acked)
         store.counters.lost += lost
         if lost:
+            store.given_up(self.rank, acked)
             store.ask_again()
 
     def welcome(self, **extra: Any) -> None:

@@ -77,6 +77,7 @@ class SimShard(Process):
         self.mode = world.mode_of(world.planner.mode)
         self.store = LedgerStore(self.index, plan.shards, plan.workers, self.attempt, self.mode, "run").bind(world.promises, self.pod)
         self.store.view = self.first_view
+        self.store.on_failure = self.store.on_problem = _failed
         if self.store.decided is not None:
             self.store.decided.arrived = self._answer
         link = None if self.index == 0 else LinkState("shard 0", 600.0)
@@ -153,7 +154,11 @@ class SimShard(Process):
         except WireError as error:
             self.post(e.Misfit(str(error)))
             return
-        self.post(e.Ordered(order, stream))
+        if stream is None:  # the coordinator of this process finds its orders carried out
+            self._posted.append(e.Ordered(order))
+            self._handle()
+        else:
+            self.post(e.Ordered(order, stream))
 
     def _answer(self, body: Mapping[str, Any]) -> None:
         """Tell the coordinator, where there is a stream."""
@@ -426,6 +431,10 @@ class SimShard(Process):
         rows = {rank: (row.complete, len(row.open), row.left_at) for rank, row in store.admission.rows.items()}
         words = f"{store.phase.value} view {store.view} recovery {store.recovery} {written(store.mode)} at {store.span()} rows {rows}"
         return words if self.coordinator is None else f"{words}; {self.coordinator.standing()}"
+
+
+def _failed(sentence: str) -> None:
+    raise RuntimeError(sentence)
 
 
 def _log(shard: SimShard, action: a.Log) -> None:
