@@ -110,8 +110,10 @@ class Promises:
     def applied(self, shard: str, part: int, before: Content, pushes: Sequence[tuple[int, int, int]], mode: Any) -> None:
         """An update is made on a part of the model."""
         self.counts["updates"] += 1
+        following = list(before.next)
         for rank, clock, _ in pushes:
-            had = before.next[rank]
+            had = following[rank]
+            following[rank] = clock + 1
             if clock < had:
                 raise Broken("applied twice", f"{shard}: push {clock} of worker {rank} on part {part}, which holds its clocks below {had}")
             if clock > had:

@@ -64,7 +64,7 @@ class Volume:
         """Temp name, fsync, rename, fsync of the folder; what fails leaves nothing behind. `renamed()` is called at the rename."""
         temp = name + TEMP
         yield self.seconds(pod)
-        self.create(pod, temp)
+        file = self.create(pod, temp)
         try:
             done = 0
             while done < size:
@@ -74,13 +74,15 @@ class Volume:
                 if self.room is not None and self.used + part > self.room:
                     raise CheckpointProblem("cannot write: ENOSPC, the volume is full: free space or ask for a larger one")
                 done += part
-                self.files[temp].size = done
-            self.files[temp].content = content
+                file.size = done
+            file.content = content
             yield self.seconds(pod)
             self.check(pod, "sync")
-            self.files[temp].synced = True
+            file.synced = True
             yield self.seconds(pod)
             self.check(pod, "rename")
+            if self.files.get(temp) is not file:
+                raise CheckpointProblem("cannot rename: ENOENT, somebody has removed the file")
             self.rename(pod, temp, name)
             renamed()
         except CheckpointProblem:
@@ -118,7 +120,7 @@ class Volume:
 
     # -- one operation each ------------------------------------------------------------------------
 
-    def create(self, pod: str, name: str) -> None:
+    def create(self, pod: str, name: str) -> File:
         """An empty file in place of whatever has the name."""
         self.check(pod, "create")
         old = self.files.get(name)
@@ -126,6 +128,7 @@ class Volume:
             raise CheckpointProblem("cannot create: ENOSPC, the volume is full: free space or ask for a larger one")
         self.files[name] = made = File(TORN, 0, pod)
         self._note(pod, lambda: self._put_back(name, made, old))
+        return made
 
     def exclusive(self, pod: str, name: str, content: Any) -> bool:
         """Create a small file unless it is there; True where it is new. Its bytes are synced, its name is not."""
