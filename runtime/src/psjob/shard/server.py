@@ -25,6 +25,7 @@ from psjob.shard.control import Control
 from psjob.shard.coordination import Coordination
 from psjob.shard.peers import PeerStream
 from psjob.shard.phase import Phase
+from psjob.shard.recordframes import RecordsHere
 from psjob.shard.rows import RowCell
 from psjob.shard.session import WAITING_SECONDS, Session
 from psjob.shard.statusport import status
@@ -59,6 +60,7 @@ class Server:
         self.store.view = place.view
         self.changed = threading.Event()
         self.sessions: dict[int, Session] = {}
+        self.records = RecordsHere()
         self.bad_connections = 0
         self.cut_step = -1
         self.wishes = False
