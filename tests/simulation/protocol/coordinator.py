@@ -164,7 +164,7 @@ class SimCoordinator:
                 return
         session.welcome(**action.body)
         if action.record:
-            session.tell(Kind.RECORD, action.record, self.world.plan.record_bytes, clock=action.record_clock)
+            session.give_back(action.record, action.record_clock)
 
     def _wish(self, action: a.WishRecords) -> None:
         self.shard.wishes = action.on

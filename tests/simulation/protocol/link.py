@@ -1,4 +1,4 @@
-"""A worker's stream to one shard, as `worker/link.py` leads it: dial, hello, and after a break again, with what was not answered."""
+"""A worker's stream to one shard, as `worker/link.py` drives it: dial, hello, frames to events, and where the machine says so again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from psjob.modes import written
+from psjob.protocol.records import RecordId, RecordIn
+from psjob.protocol.worker import events as e
 from psjob.wire.frame import Flag, Header, Kind
 from tests.simulation.protocol.network import End
 
@@ -13,54 +15,47 @@ if TYPE_CHECKING:
     from tests.simulation.protocol.worker import SimWorker
 
 SILENCE = 10.0
-REFUSED = 0.2
+PUSHES = (Kind.PUSH, Kind.ROW_PUSH)
+TURNS = {Kind.FINISHED: "finished", Kind.LEFT: "left", Kind.STOPPED: "stopped"}
+PUSH_BYTES = 4096
 
 
 class SimLink:
-    """`outstanding` are requests by number that wait for their answer."""
+    """Of one life of a worker."""
 
     def __init__(self, worker: SimWorker, index: int) -> None:
         self.worker, self.index, self.life = worker, index, worker.life
+        self.state = worker.machine.links[index]
+        self.requests = self.state.requests
+        self.record = RecordIn()
         self.end: End | None = None
-        self.attempt = self.acked = self.released = self.unsent = 0
-        self.welcomed = self.started = False
-        self.outstanding: dict[int, Header] = {}
-        self._pushed_clock = -1
-        self._pushed: dict[int, Header] = {}
-        self._request = 0
         self._last = 0.0
 
-    def start(self) -> None:
-        """Begin to dial."""
-        if not self.started:
-            self.started = True
-            self._dial()
+    def dial(self, seconds: float) -> None:
+        """Dial in so many seconds."""
+        self.worker.after(seconds, self._dial)
 
     def ask(self, header: Header) -> None:
         """Register a request and send it."""
-        self._request += 1
-        header = header._replace(request=self._request)
-        if not self.outstanding:
+        if not self.requests.outstanding:
             self._last = self.worker.clock()
-        self.outstanding[self._request] = header
-        self.unsent -= 1
-        if header.kind is Kind.PUSH or header.kind is Kind.ROW_PUSH:
-            if header.clock != self._pushed_clock:
-                self._pushed_clock, self._pushed = header.clock, {}
-            self._pushed[self._request] = header
-        self.send(header)
+        self.send(self.requests.ask(header))
 
     def send(self, header: Header, body: Any = None, size: int = 0) -> None:
         """Send a frame where the link is up."""
-        if self.welcomed and self.end is not None:
-            if header.kind is Kind.PUSH or header.kind is Kind.ROW_PUSH:
-                body, size = self.worker.value(header), 4096
-            self.end.send((header._replace(view=self.worker.view, attempt=self.attempt), body), size)
+        if self.state.welcomed and self.end is not None:
+            if header.kind in PUSHES:
+                body, size = self.worker.values[header.block], PUSH_BYTES
+            self.end.send((header._replace(view=self.worker.machine.view, attempt=self.state.attempt), body), size)
 
     def tick(self, now: float) -> None:
-        """A shard that owes an answer and says nothing is dialled anew."""
-        if self.end is not None and (self.outstanding or not self.welcomed) and now - self._last > SILENCE:
-            self.worker.trace(f"not a word of shard {self.index}")
+        """Where something is owed and nothing comes, the stream counts as dead."""
+        if self.end is None:
+            return
+        if not (self.requests.outstanding or not self.state.welcomed):
+            self._last = now
+        elif now - self._last > SILENCE:
+            self.worker.trace(f"not a byte of shard {self.index}")
             self.end.close()
             self._ended()
 
@@ -73,31 +68,32 @@ class SimLink:
 
     def _dial(self) -> None:
         worker = self.worker
-        if worker.over or self.end is not None or self.life != worker.life:
+        if worker.over or self.life != worker.life:
             return
         end = worker.dial(worker.world.named.get(("shard", self.index), []))
         if end is None:
-            worker.after(0.1, self._dial)
+            worker.after(0.05, self._not_found)
             return
         self.end, self._last = end, worker.clock()
         end.heard, end.ended = self._heard, self._ended
-        end.send((worker.header(Kind.HELLO)._replace(attempt=self.attempt), self._hello()), 200)
+        end.send((worker.header(Kind.HELLO, attempt=self.state.attempt), self._hello()), 200)
+
+    def _not_found(self) -> None:
+        if self.life == self.worker.life:
+            self.worker.handle(e.NotFound(self.index))
 
     def _hello(self) -> Mapping[str, Any]:
         worker = self.worker
-        body: dict[str, Any] = {
-            "role": "worker", "view": worker.view, "recovery": worker.recovery,
-            "fresh": not (worker.joined if self.index == 0 else self.attempt),
-            "acked": self.acked if self.attempt else worker.step, "attempt": self.attempt, "init": worker.initialising,
-            "mode": written(worker.mode),
-        }  # fmt: skip
+        body = {"role": "worker", "mode": written(worker.mode), **worker.machine.hello(self.index)}
         if self.index == 0:
-            body |= worker.world.model()
+            body |= worker.world.model() | {"has": None if self.record.id is None else [*self.record.id, self.record.count]}
         return body
 
-    def _ended(self) -> None:
-        self.end, self.welcomed = None, False
-        self.worker.after(0.02, self._dial)
+    def _ended(self, broken_rule: bool = False) -> None:
+        self.end = None
+        if self.life == self.worker.life:
+            self.state.welcomed = False
+            self.worker.handle(e.StreamEnded(self.index, broken_rule))
 
     def _heard(self, frame: tuple[Header, Any]) -> None:
         worker, (header, body) = self.worker, frame
@@ -105,44 +101,38 @@ class SimLink:
         kind = header.kind
         if kind is Kind.PARAM or kind is Kind.ROWS:
             self._param(header, body)
+            worker.poke()
         elif kind is Kind.WELCOME:
-            self._welcome(body)
-        elif kind is Kind.ERROR and body.get("code") == "protocol":
-            if self.end is not None:
-                self.end.close()
-            self.end, self.welcomed = None, False
-            worker.after(REFUSED, self._dial)
-        else:
-            worker.on_frame(self, header, body)
-        worker.poke()
-
-    def _welcome(self, body: Mapping[str, Any]) -> None:
-        worker = self.worker
-        pushing = (self._pushed_clock == worker.step and self.unsent) or self._pushed.keys() & self.outstanding.keys()
-        if self.attempt and int(body["attempt"]) > self.attempt and pushing:
-            self.outstanding |= self._pushed
-        self.attempt = int(body["attempt"])
-        self.welcomed = True
-        worker.on_welcome(self, body)
-        complete, opened = int(body["complete"]), set(body["open"])
-        for number, old in [] if body.get("init") else sorted(self.outstanding.items()):
-            push = old.kind is Kind.PUSH or old.kind is Kind.ROW_PUSH
-            if push and (old.clock < complete or (old.clock == complete and old.block in opened)):
-                again = Kind.PULL if old.kind is Kind.PUSH else Kind.LOOKUP
-                version = (0, worker.mode.version_for(old.clock))
-                self.send(old._replace(kind=again, flags=Flag.NONE, version=version, request=number))
-            else:
-                self.send(old)
-        worker.on_relinked(self)
+            worker.handle(e.Welcomed.of(self.index, body))
+        elif kind is Kind.WAITING:
+            worker.handle(e.ShardWaits.of(self.index, body))
+        elif kind is Kind.RECORD:
+            worker.handle(e.RecordCame(header.clock, body))
+        elif kind is Kind.RECORD_PIECE:
+            whole = self.record.take(RecordId(header.clock, *header.version), header.part, body)
+            if whole is not None:
+                worker.handle(e.RecordCame(header.clock, whole))
+        elif kind is Kind.RECORD_HAS:
+            worker.handle(e.RecordHas(RecordId(header.clock, *header.version), header.part))
+        elif kind is Kind.REWIND:
+            worker.handle(e.Rewound(str((body or {}).get("mode", ""))))
+        elif kind in TURNS:
+            worker.handle(e.TurnOver(TURNS[kind]))
+        elif kind is Kind.STOP:
+            worker.handle(e.StopSet(header.clock))
+        elif kind is Kind.MARK:
+            worker.handle(e.MarkWanted(header.request))
+        elif kind is Kind.RELEASE:
+            worker.handle(e.Released(self.index, header.request))
+        elif kind is Kind.ERROR and body.get("code") in ("refused", "fenced"):
+            worker.handle(e.Refused(body["code"], str(body["error"])))
 
     def _param(self, header: Header, content: Any) -> None:
         worker = self.worker
-        request = self.outstanding.get(header.request)
+        request = self.requests.outstanding.get(header.request)
         if request is None or request.block != header.block:
             return
         worker.land(header, content)
         if header.flags & Flag.CUT and self.index == 0:
-            worker.cut_clock = request.clock + (request.kind in (Kind.PUSH, Kind.ROW_PUSH))
-        del self.outstanding[header.request]
-        if not self.outstanding and not self.unsent and request.kind in (Kind.PUSH, Kind.ROW_PUSH):
-            self.acked = request.clock + 1
+            worker.machine.handle(e.CutTold(request.clock + (request.kind in PUSHES), False), 0.0)
+        self.requests.settle(header.request)

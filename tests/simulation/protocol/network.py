@@ -11,6 +11,8 @@ FRAME = 128
 """Bytes of a frame's header."""
 AGAIN = (0.2, 1.2)
 """After a partition has healed, seconds until what was lost is sent again."""
+KEEPALIVE = (15.0, 45.0)
+"""Seconds in which the kernel finds that the other half of a stream is gone, where nothing is sent."""
 
 
 class End:
@@ -162,6 +164,8 @@ class Network:
         end.held.clear()
         if told:
             end.peer.owner.call(self._hear_end, end.peer)
+        else:
+            self.kernel.after(self.kernel.random.uniform(*KEEPALIVE), end.peer.owner.call, self._hear_end, end.peer)
 
     def killed(self, process: Process, silently: bool) -> None:
         """A process is dead: its host closes its streams, or (`silently`) nobody does."""
@@ -171,5 +175,6 @@ class Network:
             self.open.pop(end, None)
             if silently:
                 end.turn += 1
+                self.kernel.after(self.kernel.random.uniform(*KEEPALIVE), end.peer.owner.call, self._hear_end, end.peer)
             else:
                 self.carry(end, None, FRAME)

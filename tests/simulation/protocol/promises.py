@@ -23,14 +23,14 @@ class Broken(BaseException):
         self.promise = promise
 
 
-def make_record(clock: int, cursor: int, residual: int) -> bytes:
-    """A resume record: `residual` is the clock whose leftovers it holds."""
-    return b"%d %d %d" % (clock, cursor, residual)
+def make_record(clock: int, cursor: int, residual: int, size: int) -> bytes:
+    """A resume record of about `size` bytes: `residual` is the clock whose leftovers it holds."""
+    return (b"%d %d %d " % (clock, cursor, residual)).ljust(size, b".")
 
 
 def read_record(blob: bytes) -> tuple[int, int, int]:
     """(clock, cursor, residual) of a record."""
-    clock, cursor, residual = blob.split()
+    clock, cursor, residual, *_ = blob[:60].split(b" ")
     return int(clock), int(cursor), int(residual)
 
 
@@ -205,10 +205,10 @@ class Promises:
     def resumed(self, worker: Any, record: bytes, residual: bool) -> None:
         """A worker has put a record back; with `residual` also what its pushes had left out."""
         clock, cursor, _ = read_record(record)
-        if worker.mode.steady and cursor != worker.step:
-            raise Broken("a worker goes on elsewhere", f"{worker.pod} is at clock {worker.step} with the record of {clock}, batch {cursor}")
-        if residual and clock != worker.step and worker.step > 0:
-            raise Broken("a residual counts twice", f"{worker.pod} takes what pushes before {clock} left out at clock {worker.step}")
+        if worker.mode.steady and cursor != worker.machine.clock:
+            raise Broken("a worker goes on elsewhere", f"{worker.pod} is at clock {worker.machine.clock} with the record of {clock}, batch {cursor}")
+        if residual and clock != worker.machine.clock and worker.machine.clock > 0:
+            raise Broken("a residual counts twice", f"{worker.pod} takes what pushes before {clock} left out at clock {worker.machine.clock}")
 
     def complete(self) -> None:
         """The job is over."""

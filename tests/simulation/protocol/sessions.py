@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from psjob.modes import written
+from psjob.protocol.records import PIECE, RecordId
 from psjob.shard.admission import Verdict
 from psjob.shard.cell import Waiter
 from psjob.shard.checks import check_acked, check_leave
@@ -198,5 +200,22 @@ class SimSession:
                 store.leave(self.rank, header.clock)
                 shard.left(self.rank)
                 shard.to_coordinator(self, header, body)
+        elif kind is Kind.RECORD_PIECE:
+            record = RecordId(header.clock, *header.version)
+            count, whole = shard.records.take(self.rank, record, header.part, body)
+            if whole is not None:
+                shard.to_coordinator(self, header._replace(kind=Kind.RECORD), whole)
+            self.tell(Kind.RECORD_HAS, clock=record.clock, version=header.version, part=count)
         else:
             shard.to_coordinator(self, header, body)
+
+    def give_back(self, record: bytes, clock: int) -> None:
+        """Give a worker its record, in pieces from where it says that it has it."""
+        if len(record) <= PIECE:
+            self.tell(Kind.RECORD, record, len(record), clock=clock)
+            return
+        name, has = RecordId(clock, zlib.crc32(record), len(record)), self.hello.get("has")
+        began = int(has[3]) if has and has[:3] == list(name) else 0
+        for at in range(min(began, len(record)), len(record), PIECE) if began < len(record) else (len(record),):
+            data = record[at : at + PIECE]
+            self.tell(Kind.RECORD_PIECE, data, len(data), clock=clock, part=at, version=(name.crc, name.size))

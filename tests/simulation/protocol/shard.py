@@ -16,6 +16,7 @@ from psjob.protocol.shard import orders
 from psjob.protocol.shard.link import LinkState
 from psjob.protocol.shard.machine import ShardMachine
 from psjob.shard.phase import Phase
+from psjob.shard.recordframes import RecordsHere
 from psjob.tables import TableSpec
 from psjob.wire.frame import Header, Kind, WireError
 from tests.simulation.protocol import records
@@ -53,6 +54,7 @@ class SimShard(Process):
         self.cut_step = -1
         self.wishes = False
         self.sessions: dict[int, SimSession] = {}
+        self.records = RecordsHere()
         self.coordinator: SimCoordinator | None = None
         self.moved = (0, 0)
         """Bytes of the transfer that is under way, and how many there are in all."""
