@@ -98,7 +98,7 @@ class Completion:
             self._quit(contract.EXIT_RETRY)
             return True
         leaving = bool(self._leavers) and now - min(self._leavers.values()) > TOGETHER_SECONDS
-        finished = bool(self._leavers) and c.members.finished(c.job.policy)
+        finished = c.members.finished(c.job.policy)
         still = not c.members.alive
         if cut is not None:
             if cut.committing:
@@ -112,7 +112,7 @@ class Completion:
                 return True
         if (finished or self._stop_by is not None) and not cutting.cuts.may_begin(now):
             return True
-        if finished and (still or leaving):
+        if finished and (still or leaving or not self._leavers):
             # Where the workers step by themselves, the job's weights are those that the last to leave has stored.
             cutting.begin(final=True, still=still or c.recovery.rule == "reduce")
             return True

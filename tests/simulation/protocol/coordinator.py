@@ -1,0 +1,359 @@
+"""Shard 0's second half: the shipped coordinator machine, driven on the virtual clock, network and volume."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from psjob.checkpoint.problems import CheckpointProblem
+from psjob.layout.blocks import TensorSpec
+from psjob.process.errors import Fenced
+from psjob.protocol.coordinator import actions as a
+from psjob.protocol.coordinator import border
+from psjob.protocol.coordinator import events as e
+from psjob.protocol.coordinator.job import CheckpointFacts, JobFacts
+from psjob.protocol.coordinator.machine import Coordinator
+from psjob.wire.frame import Header, Kind, WireError
+from tests.simulation.protocol import records
+from tests.simulation.protocol.network import End
+from tests.simulation.protocol.promises import Saved
+from tests.simulation.protocol.sessions import SimSession
+from tests.simulation.protocol.volume import DiskThread, Job
+
+if TYPE_CHECKING:
+    from tests.simulation.protocol.shard import SimShard
+
+TICK = 0.05
+THREAD = 0.001
+BEAT = 2.0
+FOLDER = "/run"
+
+
+class SimCoordinator:
+    """Lives in the process of shard 0."""
+
+    def __init__(self, shard: SimShard) -> None:
+        self.shard, self.world = shard, shard.world
+        plan = self.world.plan
+        must = self.world.promises.told[1] > 0 and self.world.planner.knows
+        self.job = JobFacts(
+            run="run", folder=FOLDER, mode=shard.mode, workers=plan.workers, shards=plan.shards, view=shard.first_view,
+            attempt=shard.attempt, must_find=must, interval=plan.interval, every=plan.every, keep=2, policy=plan.policy,
+        )  # fmt: skip
+        self.machine = Coordinator(self.job, shard.clock())
+        self.disk = DiskThread(shard)
+        self.sessions: dict[int, SimSession] = {}
+        self._links: dict[int, End] = {}
+        self._posted: deque[e.Event] = deque()
+        self._handling = False
+        self._facts: dict[int, e.CutWritten] = {}
+
+    def begin(self) -> None:
+        """The process has come through its imports."""
+        self.post(e.Started())
+        self.shard.after(TICK, self._tick)
+        self.shard.after(BEAT, self._beat)
+
+    def _tick(self) -> None:
+        self.shard.after(TICK, self._tick)
+        self.post(e.Tick(self.shard.store.furthest() if self.shard.store.layout is not None else 0))
+        self._look()
+
+    def _beat(self) -> None:
+        self.shard.after(BEAT, self._beat)
+        for end in list(self._links.values()):
+            end.send((Header(Kind.PEER), {"do": "nothing"}))
+
+    # -- the machine -------------------------------------------------------------------------------
+
+    def post(self, event: e.Event) -> None:
+        """Tell the machine soon: a thread of its own hears of it, after what it is told already."""
+        self._posted.append(event)
+        if not self._handling:
+            self._handling = True
+            self.shard.after(self.shard.kernel.random.random() * THREAD, self._handle)
+
+    def _handle(self) -> None:
+        while self._posted:
+            event = self._posted.popleft()
+            self.world.count("coordinator", type(event).__name__)
+            for action in self.machine.handle(event, self.shard.clock()):
+                if self.shard.alive:
+                    _CARRY[type(action)](self, action)
+            if not self.shard.alive:
+                return
+        self._handling = False
+
+    def _look(self) -> None:
+        """Which phase is the job in?"""
+        if self.world.shards[0] is not self.shard:
+            return
+        machine = self.machine
+        state, cut = machine.recovery.state, machine.cutting.cuts.current
+        phase = {"reading": "gathering", "electing": "gathering", "fresh": "gathering"}.get(state, state)
+        if state == "open":
+            if machine.completion.over or machine.members.alive < self.world.plan.workers:
+                phase = "ending"
+            elif cut is None:
+                phase = "training"
+            else:
+                phase = "committing" if cut.committing else "writing" if cut.held else "cutting"
+        self.world.enter(phase)
+
+    # -- workers -----------------------------------------------------------------------------------
+
+    def hello(self, session: SimSession) -> None:
+        """A worker says hello."""
+        hello = session.hello
+        table = tuple(TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in hello["table"])
+        self.sessions[session.number] = session
+        stream = e.Stream(
+            session.number, session.rank, session.incarnation, bool(hello["fresh"]), session.mode, int(hello["recovery"]), hello["rule"], table,
+            tuple(hello["tables"]), (), None,
+        )  # fmt: skip
+        self.post(e.WorkerHello(stream))
+
+    def stream_ended(self, session: SimSession) -> None:
+        """A worker's stream is gone."""
+        if self.sessions.pop(session.number, None) is not None:
+            self.post(e.StreamEnded(session.number))
+
+    def frame(self, session: SimSession, header: Header, body: Any) -> None:
+        """A control frame of a worker."""
+        kind, stream = header.kind, session.number
+        if kind is Kind.RECORD:
+            self.post(e.RecordCame(stream, header.clock, body))
+        elif kind is Kind.MARK:
+            self.post(e.Marked(stream, header.request, header.clock))
+        elif kind is Kind.LEAVE:
+            self.post(e.WorkerLeft(stream, header.clock))
+        elif kind is Kind.STOP:
+            self.post(e.WorkerStops(stream))
+
+    def step_passed(self, step: int) -> None:
+        """All workers have passed a step."""
+        self.post(e.StepPassed(step, self.shard.wall()))
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        self.post(e.StopAsked())
+
+    def _tell(self, action: a.Tell) -> None:
+        session = self.sessions.get(action.stream)
+        if session is not None:
+            session.tell(action.kind, None if action.body is None else dict(action.body), clock=action.clock, request=action.request)
+
+    def _hang_up(self, action: a.HangUp) -> None:
+        session = self.sessions.get(action.stream)
+        if session is not None:
+            session.hang_up()
+
+    def _welcome(self, action: a.Welcome) -> None:
+        session = self.sessions.get(action.stream)
+        if session is None:
+            return
+        if not action.init:
+            if action.acked is not None:
+                session.hello = {**session.hello, "acked": action.acked}
+            try:
+                session.join()
+            except WireError as error:
+                self.post(e.NotJoined(action.stream, str(error)))
+                return
+        session.welcome(**action.body)
+        if action.record:
+            session.give_back(action.record, action.record_clock)
+
+    def _wish(self, action: a.WishRecords) -> None:
+        self.shard.wishes = action.on
+
+    # -- shards ------------------------------------------------------------------------------------
+
+    def peer(self, end: End, hello: Mapping[str, Any]) -> None:
+        """Another shard has dialled."""
+        if hello.get("early"):
+            self.post(e.ShardAnnounced(int(hello["view"])))
+            return
+        self.world.count("hello", "shard")
+        link = self.world.number()
+        said = border.shard_hello(link, hello, self.job.shards)
+        self._links[link] = end
+        end.heard = lambda frame: self.answer(said.index, frame[1])
+        end.ended = lambda: self._lost(said.index, link)
+        self.post(said)
+
+    def _lost(self, index: int, link: int) -> None:
+        self._links.pop(link, None)
+        self.post(e.ShardLost(index, link))
+
+    def answer(self, shard: int, body: Mapping[str, Any]) -> None:
+        """A shard answers."""
+        event = border.answer(shard, body, self.job.workers, dict)
+        if event is not None:
+            self.post(event)
+
+    def _order(self, action: a.Order) -> None:
+        body = dict(action.body)
+        if action.most_from_here:
+            body["most"] = {str(rank): clock + 1 for rank, clock in self.shard.store.clocks().items()}
+        body = json.loads(json.dumps(body))
+        if action.link == 0:
+            self.shard.order(body, None)
+        elif action.link in self._links:
+            self._links[action.link].send((Header(Kind.PEER), body), 200)
+
+    # -- disk --------------------------------------------------------------------------------------
+
+    def _ask(self, job: Job, done: Callable[[Any], e.Event], failed: Callable[[CheckpointProblem], e.Event | None]) -> None:
+        """Run a job; a successor's claim ends this process whatever was asked."""
+
+        def over(result: Any) -> None:
+            event: e.Event | None
+            if isinstance(result, Fenced):
+                event = e.ViewFenced(result.view, str(result))
+            elif isinstance(result, CheckpointProblem):
+                event = failed(result)
+            elif isinstance(result, Exception):
+                raise result
+            else:
+                event = done(result)
+            if event is not None:
+                self.post(event)
+
+        self.disk.ask(job, over)
+
+    def _claim(self, action: a.ClaimView) -> None:
+        self._ask(
+            records.claim(self.world.volume, self.shard.pod, action.view), lambda new: e.ViewClaimed(action.view),
+            lambda problem: e.ViewUnclaimed(action.view, str(problem), "ENOSPC" in str(problem)),
+        )  # fmt: skip
+
+    def _look_for_claim(self, action: a.LookForClaim) -> None:
+        self._ask(records.check(self.world.volume, self.shard.pod, action.view), lambda done: e.ClaimSeen(), lambda problem: e.ClaimSeen())
+
+    def _read_newest(self, action: a.ReadNewest) -> None:
+        volume, pod = self.world.volume, self.shard.pod
+
+        def job() -> Job:
+            yield from records.check(volume, pod, action.view)
+            return (yield from records.newest(volume, pod, action.passed))
+
+        def done(result: Any) -> e.Event:
+            saved, problems = result
+            if saved is None:
+                return e.NewestRead(action.number, None, tuple(problems), records={} if action.records else None)
+            self.world.promises.chosen(saved, action.view, pod)
+            held = dict(saved.records) if action.records else None
+            return e.NewestRead(action.number, saved.facts, tuple(problems), records=held, initial=saved.initial)
+
+        self._ask(job(), done, lambda problem: e.NewestRead(action.number, None, (str(problem),), failed=True))
+
+    def _commit(self, action: a.CommitCut) -> None:
+        self._ask(self._committing(action), lambda facts: e.ManifestCommitted(action.cut, facts), lambda problem: self._uncommitted(action, problem))
+
+    def _uncommitted(self, action: a.CommitCut, problem: CheckpointProblem) -> e.Event:
+        return e.ManifestUncommitted(action.cut, str(problem), "ENOSPC" in str(problem))
+
+    def _committing(self, action: a.CommitCut) -> Job:
+        world, pod, volume = self.world, self.shard.pod, self.world.volume
+        yield from records.check(volume, pod, action.view)
+        stem = f"v{action.view:06d}-c{action.cut:06d}"
+        name = records.manifest_name(action.view, action.step)
+        parts, versions, where, tables = {}, {}, {}, {}
+        for shard, body in action.parts.items():
+            tables[shard] = volume.files[body["file"]["name"]].content["table"]
+            for block in body["blocks"]:
+                file = volume.files.get(block["file"])
+                if file is None:
+                    raise CheckpointProblem(f"a shard names a part in {block['file']}, which is not there")
+                parts[block["index"]], versions[block["index"]] = file.content["parts"][block["index"]]
+                where[block["index"]] = block["file"]
+        files = sorted({*where.values(), *(body["file"]["name"] for body in action.parts.values()), f"{stem}-records.safetensors"})
+        facts = CheckpointFacts(
+            FOLDER, name, "run", action.view, action.step, action.mode, action.final, self.shard.wall(), world.plan.shard_bytes, action.layout,
+            action.rule, action.workers, action.tables, action.aliases, "sum" if action.final else None,
+        )  # fmt: skip
+        saved = Saved(
+            name, action.view, action.step, action.cut, action.final, action.mode.partition(":")[0], pod, parts, versions, where, tables,
+            action.workers, dict(action.records), action.initial, facts, tuple(files),
+        )  # fmt: skip
+        size = world.plan.record_bytes * len(action.records)
+        yield from volume.write_whole(pod, files[-1] if files[-1].endswith("-records.safetensors") else f"{stem}-records.safetensors", "records", size)
+        if action.final:
+            yield from volume.write_whole(pod, "final.safetensors", "final", world.plan.shard_bytes)
+
+        def renamed() -> None:
+            self.shard.trace(f"commits {name}")
+            world.promises.committed(saved, pod)
+            world.saved[name] = saved
+            if saved.final:
+                world.promises.finished(saved, self.machine.recovery.recovery)
+
+        yield from records.commit(volume, pod, saved, renamed)
+        try:
+            yield from records.prune(volume, pod, self.job.keep, saved)
+        except CheckpointProblem:
+            pass
+        return facts
+
+    def _sweep(self, action: a.SweepOrphans) -> None:
+        job = records.sweep(self.world.volume, self.shard.pod, (action.view, action.before))
+        self._ask(job, lambda done: None, lambda problem: None)  # type: ignore[arg-type,return-value]
+
+    def _room(self, action: a.MeasureRoom) -> None:
+        volume = self.world.volume
+        free = None if volume.room is None else max(0, volume.room - volume.used)
+        self.shard.after(0.01, self.post, e.RoomMeasured(free))
+
+    def _read_wish(self, action: a.ReadWish) -> None:
+        self.shard.after(0.01, self.post, e.ModeWished(self.world.mode_of(self.world.planner.mode)))
+
+    # -- this process ------------------------------------------------------------------------------
+
+    def _leave(self, action: a.Leave) -> None:
+        self.shard.leave(action.code, {"error": action.why} if action.why else {}, action.why or "")
+
+    def _fenced(self, action: a.LeaveFenced) -> None:
+        self.shard.leave(76, {"fenced": {"view": action.view}}, action.why)
+
+    def _log(self, action: a.Log) -> None:
+        self.shard.trace(f"coordinator says: {action.text}")
+
+    def polled(self) -> None:
+        """The planner reads the status."""
+        told = self.machine.status(self.shard.clock(), self.shard.wall())
+        checkpoint = told["checkpoint"]
+        if checkpoint is not None:
+            self.world.promises.tell(checkpoint["view"], checkpoint["step"], self.world.saved.get(checkpoint["path"]))
+            self.world.planner.knows = True
+
+    def standing(self) -> str:
+        """A few words for who looks at a run that hangs."""
+        machine = self.machine
+        cut = machine.cutting.cuts.current
+        members = {m.rank: (m.state.value, m.clock, m.here, m.welcomed, m.incarnation, sorted(m.records)) for m in machine.members.all.values()}
+        return (
+            f"coordinator {machine.recovery.state} because {machine.recovery.reason(machine.now)}; cut {cut}; members {members}; "
+            f"checkpoint {machine.progress.checkpoint}; problem {machine.progress.checkpoint_problem}"
+        )
+
+
+_CARRY: dict[type, Callable[[SimCoordinator, Any], None]] = {
+    a.Log: SimCoordinator._log,
+    a.Tell: SimCoordinator._tell,
+    a.HangUp: SimCoordinator._hang_up,
+    a.Welcome: SimCoordinator._welcome,
+    a.WishRecords: SimCoordinator._wish,
+    a.Order: SimCoordinator._order,
+    a.ClaimView: SimCoordinator._claim,
+    a.LookForClaim: SimCoordinator._look_for_claim,
+    a.ReadNewest: SimCoordinator._read_newest,
+    a.CommitCut: SimCoordinator._commit,
+    a.SweepOrphans: SimCoordinator._sweep,
+    a.MeasureRoom: SimCoordinator._room,
+    a.ReadWish: SimCoordinator._read_wish,
+    a.Leave: SimCoordinator._leave,
+    a.LeaveFenced: SimCoordinator._fenced,
+}

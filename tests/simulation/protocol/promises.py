@@ -1,0 +1,233 @@
+"""What must hold whatever happens, in terms of pushes: nothing acknowledged as durable is lost, nothing counts twice, a cut is one cut.
+
+A block's content is a chain: each update's digest stands on the one before and names every push in it. A push's value is made of what
+its worker knew: its cursor and the digests of all blocks that it computed on. So equal digests are equal histories, to the last detail.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from tests.simulation.protocol.world import World
+
+
+class Broken(BaseException):
+    """A promise does not hold. Nothing that is simulated may catch it."""
+
+    def __init__(self, promise: str, detail: str) -> None:
+        super().__init__(f"{promise}: {detail}")
+        self.promise = promise
+
+
+def make_record(clock: int, cursor: int, residual: int, size: int) -> bytes:
+    """A resume record of about `size` bytes: `residual` is the clock whose leftovers it holds."""
+    return (b"%d %d %d " % (clock, cursor, residual)).ljust(size, b".")
+
+
+def read_record(blob: bytes) -> tuple[int, int, int]:
+    """(clock, cursor, residual) of a record."""
+    clock, cursor, residual, *_ = blob[:60].split(b" ")
+    return int(clock), int(cursor), int(residual)
+
+
+class Content(NamedTuple):
+    """What a block (or table on a shard) holds. `next` is, by rank, the clock after the newest push that was decided on."""
+
+    digest: int
+    updates: int
+    next: tuple[int, ...]
+
+
+def first(part: int, workers: int) -> Content:
+    """The content of a part of the model at step 0."""
+    return Content(hash(("first", part)) if isinstance(part, str) else hash((-7, part)), 0, (0,) * workers)
+
+
+def gradient(rank: int, clock: int, cursor: int, part: int, model: int) -> int:
+    """The value of a push: `model` stands for all that its worker computed on."""
+    return hash((rank, clock, cursor, part, model))
+
+
+def update(content: Content, pushes: Sequence[tuple[int, int, int]]) -> Content:
+    """The content after an update of `pushes` (rank, clock, value), in order."""
+    following = list(content.next)
+    for rank, clock, _ in pushes:
+        following[rank] = max(following[rank], clock + 1)
+    return Content(hash((content.digest, *pushes)), content.updates + 1, tuple(following))
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A manifest as the simulator keeps it."""
+
+    name: str
+    view: int
+    step: int
+    cut: int
+    final: bool
+    mode: str
+    writer: str
+    parts: Mapping[int, Content]
+    versions: Mapping[int, int]
+    where: Mapping[int, str]
+    """The file in which each part lies."""
+    tables: Mapping[int, Any]
+    """By shard: its admission table."""
+    workers: tuple[Any, ...]
+    """By rank, as `WorkerFacts`."""
+    records: Mapping[int, bytes]
+    initial: bytes
+    facts: Any
+    files: tuple[str, ...]
+    """Every file that it lists."""
+
+
+class Promises:
+    """Hears of everything that matters, and raises Broken."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.told: tuple[int, int] = (-1, -1)
+        """(view, step) of the newest checkpoint that anybody was told of,"""
+        self.durable: Saved | None = None
+        """and what it holds."""
+        self.final: Saved | None = None
+        self.final_recovery = 0
+        self.sources: dict[int, float] = {}
+        """By view: when its coordinator had chosen what to go on from."""
+        self.zombies: set[str] = set()
+        """Manifests that were committed by a process whose successor had chosen already."""
+        self.counts: Counter[str] = Counter()
+        self._reference: list[dict[int, Content]] = []
+        self._batches: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+
+    # -- pushes ------------------------------------------------------------------------------------
+
+    def applied(self, shard: str, part: int, before: Content, pushes: Sequence[tuple[int, int, int]], mode: Any) -> None:
+        """An update is made on a part of the model."""
+        self.counts["updates"] += 1
+        following = list(before.next)
+        for rank, clock, _ in pushes:
+            had = following[rank]
+            following[rank] = clock + 1
+            if clock < had:
+                raise Broken("applied twice", f"{shard}: push {clock} of worker {rank} on part {part}, which holds its clocks below {had}")
+            if clock > had:
+                raise Broken("lost in silence", f"{shard}: push {clock} of worker {rank} on part {part} follows on {had}")
+        if len({rank for rank, _, _ in pushes}) < len(pushes) and not mode.decided:
+            raise Broken("applied twice", f"{shard}: {pushes} is one update")
+        if mode.name in ("sync", "local"):
+            self._together(shard, part, before, pushes)
+
+    def _together(self, shard: str, part: int, before: Content, pushes: Sequence[tuple[int, int, int]]) -> None:
+        step = before.updates if not self.world.switched else max(before.next)
+        expected = [rank for rank, length in enumerate(self.world.plan.steps) if length > step]
+        if [(rank, clock) for rank, clock, _ in pushes] != [(rank, step) for rank in expected]:
+            raise Broken("a step with other pushes", f"{shard}: step {step} of part {part} is made of {[p[:2] for p in pushes]}, not of ranks {expected}")
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    def committed(self, saved: Saved, writer: Any) -> None:
+        """A manifest was renamed into place: is it one consistent cut?"""
+        self.counts["commits"] += 1
+        newer = [view for view in self.sources if view > saved.view]
+        if newer:
+            self.zombies.add(saved.name)
+        self._one_cut(saved)
+
+    def _one_cut(self, saved: Saved) -> None:
+        world = self.world
+        parts = set(world.parts())
+        if set(saved.parts) != parts:
+            raise Broken("not one cut", f"cut {saved.cut} holds parts {sorted(saved.parts)}, the job has {sorted(parts)}")
+        for part, content in saved.parts.items():
+            for rank, clock in enumerate(worker.clock for worker in saved.workers):
+                if content.next[rank] > clock:
+                    raise Broken("not one cut", f"cut {saved.cut}: part {part} holds worker {rank}'s clocks below {content.next[rank]}, its clock is {clock}")
+        if saved.mode in ("sync", "local") and not world.switched:
+            wanted = self.reference(saved.step)
+            for part, content in saved.parts.items():
+                if content != wanted[part]:
+                    raise Broken("not the undisturbed history", f"cut {saved.cut} at step {saved.step}: part {part} is {content}, expected {wanted[part]}")
+        else:
+            for rank in range(len(saved.workers)):
+                if len({content.next[rank] for content in saved.parts.values()}) > 1:
+                    held = {part: content.next[rank] for part, content in saved.parts.items()}
+                    raise Broken("not one cut", f"cut {saved.cut}: of worker {rank} the parts hold {held}")
+        for rank, blob in saved.records.items():
+            clock, at = read_record(blob)[0], saved.workers[rank].clock
+            if clock > at or (clock != at and saved.mode in ("sync", "local", "async", "bounded") and blob != saved.initial):
+                raise Broken("not one cut", f"cut {saved.cut}: worker {rank}'s record is of clock {clock}, the cut of {at}")
+
+    def tell(self, view: int, step: int, saved: Saved | None) -> None:
+        """Somebody outside was told that this checkpoint is durable."""
+        if (view, step) < self.told:
+            raise Broken("status went back", f"the checkpoint is said to be {(view, step)}, it was {self.told}")
+        if (view, step) > self.told and saved is not None:
+            self.durable = saved
+        self.told = (view, step)
+
+    def chosen(self, saved: Saved, view: int, by: str) -> None:
+        """A coordinator has chosen what to go on from."""
+        self.sources.setdefault(view, self.world.kernel.now)
+        if saved.name in self.zombies:
+            raise Broken("a zombie's commit was adopted", f"{by} goes on from {saved.name} of {saved.writer}")
+        durable = self.durable
+        if durable is not None:
+            for part, content in durable.parts.items():
+                for rank, clock in enumerate(content.next):
+                    if saved.parts[part].next[rank] < clock:
+                        raise Broken("a durable push is lost", f"{by} goes on from {saved.name}: part {part} has {saved.parts[part].next[rank]} of worker {rank}, "
+                                     f"{durable.name} had {clock}")  # fmt: skip
+
+    def finished(self, saved: Saved, recovery: int) -> None:
+        """The final manifest is there."""
+        self.final, self.final_recovery = saved, recovery
+        world = self.world
+        for rank, length in enumerate(world.plan.steps):
+            clock = saved.workers[rank].clock if saved.workers[rank].left is None else saved.workers[rank].left
+            if world.plan.policy == "AllWorkers" and clock != length:
+                raise Broken("a step is missing", f"the final checkpoint has {clock} steps of worker {rank}, which made {length}")
+
+    def opened(self, shard: Any, recovery: int) -> None:
+        """A shard begins to serve."""
+        if self.final is not None and recovery > self.final_recovery:
+            raise Broken("a finished job trains again", f"{shard.pod} serves recovery {recovery} after the final checkpoint")
+
+    def stepped(self, worker: Any) -> None:
+        """A worker has computed a step."""
+        self.counts["steps"] += 1
+
+    def resumed(self, worker: Any, record: bytes, residual: bool) -> None:
+        """A worker has put a record back; with `residual` also what its pushes had left out."""
+        clock, cursor, _ = read_record(record)
+        if worker.mode.steady and cursor != worker.machine.clock:
+            raise Broken("a worker goes on elsewhere", f"{worker.pod} is at clock {worker.machine.clock} with the record of {clock}, batch {cursor}")
+        if residual and clock != worker.machine.clock and worker.machine.clock > 0:
+            raise Broken("a residual counts twice", f"{worker.pod} takes what pushes before {clock} left out at clock {worker.machine.clock}")
+
+    def complete(self) -> None:
+        """The job is over."""
+        saved = self.final
+        if saved is None:
+            raise Broken("complete without an end", "shard 0 ended well and no final checkpoint was committed")
+
+    # -- the undisturbed history -------------------------------------------------------------------
+
+    def reference(self, step: int) -> dict[int, Content]:
+        """In sync: what every part holds after `step` steps that nothing disturbed."""
+        plan, parts = self.world.plan, self.world.parts()
+        if not self._reference:
+            self._reference.append({part: first(part, plan.workers) for part in parts})
+        while len(self._reference) <= step:
+            at, held = len(self._reference) - 1, self._reference[-1]
+            model = hash(tuple(held[part].digest for part in parts))
+            ranks = [rank for rank, length in enumerate(plan.steps) if length > at]
+            self._reference.append(
+                {part: update(held[part], [(rank, at, gradient(rank, at, at, part, model)) for rank in ranks]) if ranks else held[part] for part in parts}
+            )
+        return self._reference[step]

@@ -1,0 +1,115 @@
+"""The files of a run as the drivers write and read them: claims, manifests, what lies beside them. Disk work, step by step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from psjob.checkpoint.problems import CheckpointProblem
+from psjob.process.errors import Fenced
+from tests.simulation.protocol.promises import Saved
+from tests.simulation.protocol.volume import TEMP, Job, Volume
+
+_MANIFEST = re.compile(r"manifest-v(\d{6,})-s(\d{12,})\.json")
+_CLAIM = re.compile(r"CLAIM-(\d{6,})")
+_DATA = re.compile(r"v(\d{6,})-c(\d{6,})-")
+SMALL = 2_000
+
+
+def manifest_name(view: int, step: int) -> str:
+    """As `Manifest.name`."""
+    return f"manifest-v{view:06d}-s{step:012d}.json"
+
+
+def data_name(view: int, cut: int, shard: int, attempt: int) -> str:
+    """The file of a shard's part of a cut."""
+    return f"v{view:06d}-c{cut:06d}-shard{shard:03d}-a{attempt}.safetensors"
+
+
+def claim(volume: Volume, pod: str, view: int) -> Job:
+    """As `checkpoint.claim.claim`."""
+    yield from check(volume, pod, view)
+    yield volume.seconds(pod)
+    new = volume.exclusive(pod, f"CLAIM-{view:06d}", pod)
+    if new:
+        yield from volume.sync_folder(pod)
+    yield from check(volume, pod, view)
+    return new
+
+
+def check(volume: Volume, pod: str, view: int, owner: bool = True) -> Job:
+    """As `checkpoint.claim.check`. Raises Fenced."""
+    names = yield from volume.listing(pod)
+    views = [int(match[1]) for name in names if (match := _CLAIM.fullmatch(name))]
+    if not views or max(views) < view:
+        return
+    if max(views) > view:
+        raise Fenced(f"view {max(views)} of this run is claimed; this is view {view}", max(views))
+    held = volume.files.get(f"CLAIM-{view:06d}")
+    if owner and held is not None and held.content != pod:
+        raise Fenced(f"view {view} of this run is claimed by {held.content}; this is {pod}", view)
+
+
+def highest_claim(volume: Volume) -> int:
+    """The highest view that is claimed."""
+    return max((int(match[1]) for name in volume.files if (match := _CLAIM.fullmatch(name))), default=0)
+
+
+def newest(volume: Volume, pod: str, passed: frozenset[str] = frozenset()) -> Job:
+    """As `checkpoint.manifest.newest`: (manifest or None, what was passed over). What it lists must be there; its bytes are not read."""
+    problems: list[str] = []
+    names = yield from volume.listing(pod)
+    found = sorted(((int(m[1]), int(m[2]), name) for name in names if (m := _MANIFEST.fullmatch(name))), reverse=True)
+    for _, _, name in found:
+        if name in passed:
+            continue
+        try:
+            saved = yield from volume.read(pod, name)
+            for data in saved.files:
+                if data not in volume.files:
+                    raise CheckpointProblem(f"{data} is not there")
+            return saved, problems
+        except CheckpointProblem as problem:
+            problems.append(f"checkpoint {name} is passed over: {problem}")
+    return None, problems
+
+
+def commit(volume: Volume, pod: str, saved: Saved, renamed: Callable[[], None]) -> Job:
+    """As `checkpoint.manifest.commit`; `renamed()` is called when the manifest has its name."""
+    yield from check(volume, pod, saved.view)
+    yield from volume.write_whole(pod, saved.name, saved, SMALL, renamed)
+    yield from check(volume, pod, saved.view)
+
+
+def prune(volume: Volume, pod: str, keep: int, saved: Saved) -> Job:
+    """As `checkpoint.manifest.prune`: manifests beyond the newest `keep`, then older files that none lists."""
+    yield from check(volume, pod, saved.view, owner=False)
+    names = yield from volume.listing(pod)
+    for name in names:
+        match = _CLAIM.fullmatch(name)
+        if match is not None and int(match[1]) < saved.view:
+            volume.unlink(pod, name)
+    ordinary = 0
+    manifests = sorted(((int(m[1]), int(m[2]), name) for name in names if (m := _MANIFEST.fullmatch(name))), reverse=True)
+    for view, step, name in manifests:
+        content = volume.files[name].content if name in volume.files else None
+        if not isinstance(content, Saved):
+            continue
+        if not content.final and (view, step) <= (saved.view, saved.step):
+            ordinary += 1
+            if ordinary > max(1, keep):
+                volume.unlink(pod, name)
+    yield volume.seconds(pod)
+    yield from sweep(volume, pod, (saved.view, saved.cut))
+
+
+def sweep(volume: Volume, pod: str, before: tuple[int, int]) -> Job:
+    """Delete data files of cuts below `before` (view, cut) that no manifest lists."""
+    names = yield from volume.listing(pod)
+    kept = [file.content for name, file in volume.files.items() if _MANIFEST.fullmatch(name) and isinstance(file.content, Saved)]
+    listed = {name for made in kept for name in (made.name, *made.files)}
+    for name in names:
+        match = _DATA.match(name.removesuffix(TEMP))
+        if match is not None and (int(match[1]), int(match[2])) < before and name not in listed:
+            volume.unlink(pod, name)

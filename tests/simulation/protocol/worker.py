@@ -1,0 +1,288 @@
+"""A worker's process: the shipped machine of its session, and a script that makes its steps on virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from psjob.protocol.worker import actions as a
+from psjob.protocol.worker import events as e
+from psjob.protocol.worker.machine import Ending, WorkerMachine
+from psjob.wire.frame import Header, Kind
+from psjob.worker.ending import EXIT_OF
+from tests.simulation.protocol.kernel import Process
+from tests.simulation.protocol.link import SimLink
+from tests.simulation.protocol.network import End
+from tests.simulation.protocol.promises import gradient, make_record, read_record
+
+if TYPE_CHECKING:
+    from tests.simulation.protocol.world import World
+
+TICK = 0.5
+SMALL_RECORD = 64 << 10
+Script = Generator[float | Callable[[], bool], None, None]
+
+
+class TurnEnds(Exception):
+    """The script's turn is over."""
+
+
+class SimWorker(Process):
+    """One start of a worker's pod. A rewind begins again in the same pod, with `rewinds` one higher."""
+
+    def __init__(self, world: World, rank: int, start: int) -> None:
+        super().__init__(world.kernel, f"worker-{rank}-s{start}")
+        self.world, self.rank, self.number, self.rewinds = world, rank, start, 0
+        self.mode = world.mode_of(world.planner.mode)
+        self.links: list[SimLink] = []
+        self.life = 0
+        self._stopping = False
+        self._begin(world.plan.starts)
+
+    # -- a life: from one exec to the next -----------------------------------------------------------
+
+    def _begin(self, seconds: float) -> None:
+        self.life += 1
+        for link in self.links:
+            link.close()
+        shards = [f"shard {index}" for index in range(self.world.plan.shards)]
+        self.machine = WorkerMachine(self.rank, self.mode, False, shards, 600.0)
+        self.machine.stop_requested = self._stopping
+        self.links = [SimLink(self, index) for index in range(len(shards))]
+        self.cursor = 0
+        """Batches that the script has taken."""
+        self.model: dict[int, int] = {}
+        self.versions: dict[int, tuple[int, int]] = {}
+        self.values: dict[int, int] = {}
+        """What the pushes of the clock in hand bring."""
+        self._pumps = False
+        self._waits: Callable[[], bool] | None = None
+        self._script: Script | None = None
+        self.after(seconds * (0.5 + self.kernel.random.random()), self._up, self.life)
+
+    def _up(self, life: int) -> None:
+        if life == self.life:
+            self._script = self._run()
+            self.after(TICK, self._tick, life)
+            self._go(life)
+
+    def _tick(self, life: int) -> None:
+        if life != self.life:
+            return
+        self.after(TICK, self._tick, life)
+        now = self.clock()
+        for link in self.links:
+            link.tick(now)
+        self.handle(e.Tick())
+
+    def _go(self, life: int) -> None:
+        """The script goes on."""
+        if life != self.life or self._script is None:
+            return
+        self._waits = None
+        try:
+            asked = next(self._script)
+        except TurnEnds:
+            assert self.machine.ending is not None
+            self._over(self.machine.ending)
+            return
+        if callable(asked):
+            self._waits = asked
+            self.poke()
+        else:
+            self.after(asked, self._go, life)
+
+    def poke(self) -> None:
+        """Something has changed: what the script waits for may be there."""
+        if self._waits is not None and (self.machine.ending is not None or self._waits()):
+            self._waits = None
+            self.kernel.after(0.0, self.call, self._go, self.life)
+
+    @property
+    def over(self) -> bool:
+        """This life has ended, or is about to."""
+        return self.machine.ending is not None or not self.alive
+
+    def _over(self, end: Ending) -> None:
+        self.trace(f"its turn ends: {end.how} {end.message}")
+        if end.how == "rewind":
+            self.mode = self.world.mode_read(end.message) if end.message else self.mode
+            self.rewinds += 1
+            self._begin(self.world.plan.starts * 0.5)
+            return
+        self.world.promises.counts[f"worker {end.how}"] += 1
+        self.end(EXIT_OF[end.how], {"error": end.message} if end.how == "refused" else None)
+        self.world.network.killed(self, silently=False)
+
+    # -- the machine ---------------------------------------------------------------------------------
+
+    def handle(self, event: e.Event) -> None:
+        """Let the machine decide what follows, and carry it out."""
+        for action in self.machine.handle(event, self.clock()):
+            self._carry_out(action)
+        self.poke()
+
+    def _carry_out(self, action: a.Action) -> None:
+        match action:
+            case a.Dial():
+                self.links[action.link].dial(action.seconds)
+            case a.Send():
+                self.links[action.link].send(self.header(action.kind, clock=action.clock, request=action.request), action.body or {})
+            case a.SendRecord():
+                self.links[0].send(self.header(Kind.RECORD, clock=action.clock), action.record, len(action.record))
+            case a.SendPieces():
+                if not self._pumps:
+                    self._pumps = True
+                    self._pump(self.life)
+            case a.Resend():
+                self.links[action.link].send(action.header)
+            case a.Log():
+                self.trace(action.text)
+
+    def _pump(self, life: int) -> None:
+        """Send pieces of records, as a thread of its own does."""
+        if life != self.life or self.machine.records.through or self.over:
+            self._pumps = False
+            return
+        piece = self.machine.next_piece(self.clock())
+        if piece is None:
+            self.after(0.05, self._pump, life)
+            return
+        clock, crc, size = piece.record
+        header = self.header(Kind.RECORD_PIECE, clock=clock, part=piece.offset, version=(crc, size))
+        self.links[0].send(header, bytes(piece.data), len(piece.data))
+        self.after(0.001, self._pump, life)
+
+    # -- the script ----------------------------------------------------------------------------------
+
+    def _run(self) -> Script:
+        plan = self.world.plan
+        yield from self._join()
+        while self.machine.clock < plan.steps[self.rank]:
+            yield from self._edge()
+            yield plan.step_seconds * (0.3 + 1.4 * self.kernel.random.random())
+            yield from self._push()
+        self.handle(e.Through(self._record()))
+        yield from self._wait(lambda: False, "the checkpoint that holds this worker's end")
+
+    def check(self) -> None:
+        """Raise the ending that was noted."""
+        if self.machine.ending is not None:
+            raise TurnEnds
+
+    def _wait(self, done: Callable[[], bool], what: str) -> Script:
+        self.check()
+        if done():
+            return
+        self.machine.begin_wait(what, None, self.clock())
+        yield done
+        self.machine.end_wait()
+        self.check()
+
+    def _join(self) -> Script:
+        machine = self.machine
+        self.handle(e.Started())
+        yield from self._wait(lambda: machine.joined or machine.init > 0, "the coordinator")
+        while not machine.joined:
+            yield from self._wait(lambda: machine.welcomed, "all shards")
+            asked = machine.init
+            for part in self.world.parts():
+                self.links[self.world.owner(part)].send(self.header(Kind.INIT, block=part))
+            self.handle(e.FirstValues(make_record(0, 0, 0, self.world.plan.record_bytes)))
+            yield from self._wait(lambda: machine.joined or machine.init > asked, "the first checkpoint")  # noqa: B023
+        yield from self._wait(lambda: machine.welcomed, "all shards")
+        if machine.record is not None:
+            self.cursor = read_record(machine.record)[1]
+            self.world.promises.resumed(self, machine.record, machine.residual and self.world.plan.residual)
+        version = (0, self.mode.version_for(machine.clock - 1))
+        yield from self._ask(lambda part: self.header(self._kind(part, Kind.PULL, Kind.LOOKUP), block=part, clock=machine.clock, version=version))
+        found = [n for _, n in self.versions.values()]
+        self.handle(e.Pulled(min(found), max(found)))
+        self.check()
+
+    def _kind(self, part: int, block: Kind, table: Kind) -> Kind:
+        return block if part < self.world.plan.blocks else table
+
+    def _push(self) -> Script:
+        self.check()
+        machine, parts = self.machine, self.world.parts()
+        model = hash(tuple(self.model[part] for part in parts))
+        self.values = {part: gradient(self.rank, machine.clock, self.cursor, part, model) for part in parts}
+        self.cursor += 1
+        self.world.promises.stepped(self)
+        yield from self._ask(
+            lambda part: self.header(
+                self._kind(part, Kind.PUSH, Kind.ROW_PUSH), block=part, clock=machine.clock, version=self.versions.get(part, (0, 0))
+            )
+        )
+        machine.clock += 1
+
+    def _ask(self, make: Callable[[int], Header]) -> Script:
+        parts = self.world.parts()
+        for link in self.links:
+            link.requests.unsent = len(self.world.owned(link.index))
+        for part in parts:
+            self.links[self.world.owner(part)].ask(make(part))
+        yield from self._wait(lambda: not any(link.requests.outstanding for link in self.links), "the shards' answer")
+
+    def _record(self) -> bytes:
+        return make_record(self.machine.clock, self.cursor, self.machine.clock, self.world.plan.record_bytes)
+
+    def _edge(self) -> Script:
+        self.check()
+        machine = self.machine
+        small = self.world.plan.record_bytes <= SMALL_RECORD
+        record = self._record() if machine.needs_record(small) else None
+        self.handle(e.AtEdge(record, machine.stands(small)))
+        yield from self._wait(lambda: machine.may_step, "all shards to copy a checkpoint")
+
+    # -- what links ask ------------------------------------------------------------------------------
+
+    def header(self, kind: Kind, **fields: Any) -> Header:
+        """A frame's header."""
+        return Header(kind, worker=self.rank, start=self.number, rewinds=self.rewinds, view=self.machine.view, **fields)
+
+    def land(self, header: Header, content: Any) -> None:
+        """An answer has come."""
+        self.model[header.block] = content.digest
+        self.versions[header.block] = header.version
+
+    def dial(self, targets: list[Any]) -> End | None:
+        """A stream to one of the processes that have a name: of several the one with the highest view and attempt."""
+        alive = sorted((target for target in targets if target.alive), key=lambda shard: (shard.first_view, shard.attempt), reverse=True)
+        for target in alive:
+            ends = self.world.network.connect(self, target)
+            if ends is not None:
+                target.accept(ends[1])
+                return ends[0]
+        return None
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.alive:
+            self.end(137)
+            self.world.network.killed(self, silently=False)
+
+    def power_cut(self) -> None:
+        """Its host loses power."""
+        if self.alive:
+            self.end(137)
+            self.world.network.killed(self, silently=True)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.call(self._terminated)
+
+    def _terminated(self) -> None:
+        self._stopping = self.machine.stop_requested = True
+
+    def standing(self) -> str:
+        """A few words for who looks at a run that hangs."""
+        if not self.alive:
+            return f"ended with {self.code}"
+        m = self.machine
+        links = [(link.state.welcomed, link.state.attempt, len(link.requests.outstanding), link.state.released) for link in self.links]
+        flags = f"joined {m.joined} holding {m.holding} standing {m.standing} leaving {m.leaving} through {m.records.through}"
+        return f"clock {m.clock} rewinds {self.rewinds} view {m.view} recovery {m.recovery} {flags} links {links}"
