@@ -52,6 +52,10 @@ class Look:
         """Lowest complete clock; -1: not told."""
         return int(self.coordinator.get("step", -1))
 
+    def passed(self, step: int, after: float) -> bool:
+        """Was `step` or a later one complete at a unix time after `after`?"""
+        return any(number >= step and at > after for number, at in self.coordinator.get("passed") or ())
+
     @property
     def problem(self) -> str:
         """What the job says about checkpoints that cannot be, and about whom it waits for."""
@@ -102,6 +106,8 @@ class Watched:
         for child in left:
             os.kill(child, signal.SIGKILL)
         self._thread.join()
+        with (self.notes / "looks.jsonl").open("w") as file:  # for people
+            file.writelines(json.dumps({"at": look.at, "told": look.told, "beyond": sorted(look.beyond)}) + "\n" for look in self.looks)
         assert not left, f"processes {left} of the job outlived psjob run by {DIES_SECONDS:.0f} s"
 
     # -- what is there -------------------------------------------------------------------------
