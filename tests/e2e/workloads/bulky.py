@@ -1,7 +1,7 @@
 """A model of a given size whose gradients cost little. It goes slowly, or waits at a step, while a test wants that.
 
-As a script: `python bulky.py MEGABYTES STEPS [--uneven] [--pace SECONDS] [--hold STEP,…] [--signs FOLDER]`. It prints nothing, since its
-log may lie on a full volume.
+As a script: `python bulky.py MEGABYTES STEPS [--uneven] [--adam] [--pace SECONDS] [--hold STEP,…] [--signs FOLDER]`. It prints nothing,
+since its log may lie on a full volume.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class Bulky(nn.Module):
         """The loss: its gradient is 2 p + x, so that every bit depends on all steps before."""
         return torch.stack([((p + x) * p).sum() for p in self._trained]).sum()
 
-    def optimizer(self) -> torch.optim.Optimizer:
-        groups = [list(self.large), *([list(self.small)] if len(self.small) else [])]
-        return torch.optim.SGD([{"params": group} for group in groups], lr=RATE, momentum=MOMENTUM)
+    def optimizer(self, adam: bool = False) -> torch.optim.Optimizer:
+        """SGD with momentum: a checkpoint has twice the model's bytes. With `adam`, Adam with amsgrad: four times."""
+        groups = [{"params": list(group)} for group in (self.large, self.small) if len(group)]
+        return torch.optim.Adam(groups, lr=RATE, amsgrad=True) if adam else torch.optim.SGD(groups, lr=RATE, momentum=MOMENTUM)
 
 
 class Signs:
@@ -74,6 +75,7 @@ def main() -> None:
     parser.add_argument("megabytes", type=float)
     parser.add_argument("steps", type=int)
     parser.add_argument("--uneven", action="store_true")
+    parser.add_argument("--adam", action="store_true")
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--hold", default="")
     parser.add_argument("--signs", type=Path, default=Path())
@@ -84,7 +86,7 @@ def main() -> None:
     bulky = Bulky(args.megabytes, args.uneven)
     model: Any
     optimizer: Any
-    model, optimizer = ps.attach(bulky, bulky.optimizer())
+    model, optimizer = ps.attach(bulky, bulky.optimizer(args.adam))
     for (x,) in ps.shard(DataLoader(data, batch_size=1)):
         signs.before(ps.step() + 1)
         loss = model(x)
