@@ -64,7 +64,7 @@ def test_a_volume_that_is_full_for_a_while_costs_checkpoints_alone(tmp_path: Pat
         job.until("nothing is said of a problem", 5, lambda: job.last.coordinator and "full" not in job.last.problem)
         job.hurry()
         summary = job.end(COMES)
-    assert summary["restarts"] == {} and summary["epochs"] == [1, 1]
+    assert summary["restarts"] == {} and summary["attempts"] == [1, 1]
     assert summary["weights_sha256"] == plain.sha
 
 
@@ -84,7 +84,7 @@ def test_a_job_that_starts_on_a_full_volume_waits_for_room(tmp_path: Path, plain
         volume.make_room()
         job.until("the checkpoint of step 0 is committed", INTERVAL, lambda: 0 in job.steps)
         summary = job.end(COMES)
-    assert summary["restarts"] == {} and summary["epochs"] == [1, 1]
+    assert summary["restarts"] == {} and summary["attempts"] == [1, 1]
     assert summary["weights_sha256"] == plain.sha
 
 
@@ -103,7 +103,7 @@ def test_shard_0_returns_on_a_full_volume(tmp_path: Path, plain: Ran, volume: Vo
         volume.make_room()
         job.hurry()
         summary = job.end(COMES)
-    assert sum(summary["restarts"].values()) == 1 and summary["epochs"] == [2, 1]
+    assert sum(summary["restarts"].values()) == 1 and summary["attempts"] == [2, 1]
     assert summary["weights_sha256"] == plain.sha and summary["updates_lost"] == 0
 
 

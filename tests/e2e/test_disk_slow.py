@@ -96,8 +96,8 @@ def test_killed_shards_are_back_when_they_have_read_their_own(tmp_path: Path, si
     assert [recovery["fault"] for recovery in summary["recoveries"]] == texts
     wrong = unwritten(writing, 5)
     wrong += [sentence for recovery in summary["recoveries"] for sentence in slow_or_unseen(size, looks, recovery, own)]
-    if summary["epochs"] != [3, 3] or sum(summary["restarts"].values()) != len(texts):
-        wrong.append(f"one restart for each of {texts} was wanted: shards are at {summary['epochs']}, {summary['restarts']}")
+    if summary["attempts"] != [3, 3] or sum(summary["restarts"].values()) != len(texts):
+        wrong.append(f"one restart for each of {texts} was wanted: shards are at {summary['attempts']}, {summary['restarts']}")
     if summary["weights_sha256"] != plain.sha or summary["updates_lost"]:
         wrong.append(f"weights differ from those of an undisturbed run, {summary['updates_lost']} updates are lost")
     assert not wrong, "\n".join(wrong)
@@ -124,7 +124,7 @@ def test_a_checkpoint_that_takes_more_than_a_minute_commits(tmp_path: Path) -> N
         job.hurry()
         summary = job.end(STEP_SECONDS)
     assert during[-1].step - during[0].step > EVERY, "the workers waited for the disk"
-    assert summary["restarts"] == {} and summary["epochs"] == [1, 1]
+    assert summary["restarts"] == {} and summary["attempts"] == [1, 1]
     assert not unwritten(during, 1)
 
 
