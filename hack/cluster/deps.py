@@ -16,6 +16,7 @@ COMMANDS = {
     "nft": "nftables",
     "unshare": "util-linux",
     "mount": "mount",
+    "mkfs.ext4": "e2fsprogs",
     "gcc": "gcc",
     "pkg-config": "pkg-config",
     "busybox": "busybox-static",

@@ -55,7 +55,8 @@ def manifest(folder: Path, command: Sequence[str], *, workers: int = 2, shards: 
     """Write job.yaml (JSON is YAML) in `folder`; the first word of `command` names a script of this folder."""
     script = HERE / command[0]
     words = ["python", str(script if script.exists() else command[0]), *command[1:]]
-    container = {"name": "worker", "image": "none", "command": words, "env": [{"name": "PYTHONPATH", "value": str(ROOT)}]}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    container = {"name": "worker", "image": "none", "command": words, "env": [{"name": "PYTHONPATH", "value": path}]}
     replicas = {"replicas": workers, "template": {"spec": {"containers": [container]}}}
     ps = {"shards": shards, **spec.pop("ps", {})}
     job = {
