@@ -68,9 +68,11 @@ class Kill:
 
 @dataclass
 class Ran:
-    """A run: its wall time, who was killed when, how many samples never counted (in some part of the weights), how many times too often."""
+    """A run: its wall time, the part before all had made a step, who was killed when, how many samples never counted (in some part of the
+    weights), how many times too often."""
 
     seconds: float
+    starting: float
     killed: list[str]
     lost: int
     doubled: int
@@ -83,7 +85,9 @@ def main() -> None:
     calm, storm = run(asked, []), run(asked, drawn(asked))
     ours = asked.side in ("sync", "async")
     kills = f"{len(storm.killed)} kills: {', '.join(storm.killed)}"
-    wall = f"{storm.seconds:.1f} s, {calm.seconds:.1f} without kills; {kills}"
+    wall = (
+        f"{storm.seconds:.1f} s, {calm.seconds:.1f} without kills, of which {storm.starting:.1f} and {calm.starting:.1f} to start; {kills}"
+    )
     most = 0.0 if asked.side == "sync" else None
     ratio, limit = storm.seconds / calm.seconds, WANTED if ours else None
     samples = f"of {asked.steps * asked.workers * asked.batch}; {calm.lost} without kills{storm.told}"
@@ -114,7 +118,7 @@ def run(asked: argparse.Namespace, kills: Sequence[Kill]) -> Ran:
         began = time.monotonic()
         processes = start(asked, folder)
         try:
-            killed = storm(asked, folder, processes, kills, began + STARTING + SLOWEST * asked.steps * asked.step)
+            first, killed = storm(asked, folder, processes, kills, began + STARTING + SLOWEST * asked.steps * asked.step)
             seconds = time.monotonic() - began
             finish(asked, processes)
         except RuntimeError as error:
@@ -122,7 +126,7 @@ def run(asked: argparse.Namespace, kills: Sequence[Kill]) -> Ran:
         finally:
             end_all(folder, processes)
         lost, doubled = counted(ledgers(asked, folder), asked.steps * asked.workers)
-        return Ran(seconds, killed, lost * asked.batch, doubled * asked.batch, told(asked, folder))
+        return Ran(seconds, first - began, killed, lost * asked.batch, doubled * asked.batch, told(asked, folder))
 
 
 def start(asked: argparse.Namespace, folder: str) -> list[subprocess.Popen[bytes]]:
@@ -165,8 +169,8 @@ def spawn(folder: str, name: str, command: list[str], environment: Mapping[str, 
 
 def storm(
     asked: argparse.Namespace, folder: str, processes: Sequence[subprocess.Popen[bytes]], kills: Sequence[Kill], end: float
-) -> list[str]:
-    """Kill until the run is over; whom, and when. Raises RuntimeError when it is not over in time."""
+) -> tuple[float, list[str]]:
+    """Kill until the run is over; when all had made a step, and who was killed when. Raises RuntimeError when it is not over in time."""
     seats, waiting, killed, first = victims(asked), list(kills), list[str](), 0.0
     while not over(asked, processes):
         time.sleep(LOOK)
@@ -182,7 +186,7 @@ def storm(
                 killed.append(f"{name} at {now - first:.1f} s")
                 waiting.pop(0)
                 break
-    return killed
+    return first, killed
 
 
 def victims(asked: argparse.Namespace) -> dict[str, dict[str, str]]:
