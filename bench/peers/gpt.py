@@ -106,7 +106,7 @@ def alone_worker(size: Size, side: str) -> None:
 def slice_of(size: Size, rank: int) -> Iterable[list[torch.Tensor]]:
     """Each WORKERS-th batch, as `ps.shard` has it."""
     every = range((size.warm_up + size.measured) * WORKERS)[rank::WORKERS]
-    return DataLoader(windows(size), batch_sampler=[range(turn * size.batch, (turn + 1) * size.batch) for turn in every])
+    return DataLoader(windows(size), batch_sampler=[list(range(turn * size.batch, (turn + 1) * size.batch)) for turn in every])
 
 
 def train(size: Size, rank: int, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[list[torch.Tensor]]) -> None:
@@ -156,7 +156,8 @@ class GPT(nn.Module):
         x = self.symbols(batch[:, :-1]) + self.places.weight
         for layer in self.layers:
             x = layer(x)
-        return nn.functional.cross_entropy(self.out(self.norm(x)).flatten(0, 1), batch[:, 1:].flatten())
+        loss: torch.Tensor = nn.functional.cross_entropy(self.out(self.norm(x)).flatten(0, 1), batch[:, 1:].flatten())
+        return loss
 
 
 class Layer(nn.Module):
@@ -170,7 +171,8 @@ class Layer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.before(x)).chunk(3, -1))
         x = x + self.back(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.narrow(nn.functional.gelu(self.wide(self.between(x))))
+        out: torch.Tensor = x + self.narrow(nn.functional.gelu(self.wide(self.between(x))))
+        return out
 
 
 if __name__ == "__main__":
