@@ -75,20 +75,21 @@ def gpt(size: str, about: str) -> tuple[Against, ...]:
 
 
 SHORT = ("--steps", "200", "--step", "0.05", "--every", "5", "--save-every", "2")
+LITTLE = ("--most", "1.1")
 RACERS = (
-    ("sync", "psjob, sync", ""),
-    ("async", "psjob, async", ""),
-    ("torchft", "torchft, gloo", "torchft"),
-    ("torchrun", "torchrun, DDP", ""),
+    ("sync", "psjob, sync", "", LITTLE),
+    ("async", "psjob, async", "", LITTLE),
+    ("torchft", "torchft, gloo", "torchft", ()),
+    ("torchrun", "torchrun, DDP", "", ()),
 )
-"""Who races: word of `race.py`, title, environment."""
+"""Who races: word of `race.py`, title, environment, and what is wanted in a race of full length."""
 
 
-def race(name: str, about: str, seconds: float, *words: str) -> tuple[Alone, ...]:
+def race(name: str, about: str, seconds: float, *short: str) -> tuple[Alone, ...]:
     """A row of each racer, in programs of their own, since one of them may be missing."""
     return tuple(
-        Alone(name, f"{about}: {title}", Program(title, "race.py", ("--side", side, *words), env, seconds), on_request=True)
-        for side, title, env in RACERS
+        Alone(name, f"{about}: {title}", Program(title, "race.py", ("--side", side, *(short or wanted)), env, seconds), on_request=True)
+        for side, title, env, wanted in RACERS
     )
 
 
