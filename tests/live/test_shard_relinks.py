@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from psjob.shard.coordination import Coordination
 from psjob.protocol.shard.actions import Action
 from psjob.protocol.shard.events import Event, Ordered
 from psjob.protocol.shard.orders import SetUp
+from psjob.shard.coordination import Coordination
 from psjob.shard.phase import Phase
 from psjob.shard.server import Server
 from psjob.wire import tcp

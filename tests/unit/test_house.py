@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import operator
 import re
 import subprocess
@@ -53,6 +54,55 @@ def test_operator_has_its_rooms(room: str) -> None:
 @pytest.mark.parametrize("room", ["worker", "wire", "shard", "modes", "coordinator", "rules", "codecs", "checkpoint"])
 def test_runtime_has_its_rooms(room: str) -> None:
     assert (RUNTIME / room / "__init__.py").is_file()
+
+
+def test_the_top_of_the_runtime_is_the_public_face() -> None:
+    assert [file.name for file in RUNTIME.glob("*.py")] == ["__init__.py"]
+
+
+@pytest.mark.parametrize("package", [RUNTIME, OPERATOR], ids=["runtime", "operator"])
+def test_no_two_rooms_import_each_other(package: Path) -> None:
+    """Rooms are the folders of a package; an import for types alone counts too."""
+    arrows: dict[str, set[str]] = {}
+    for file in package.rglob("*.py"):
+        room = file.relative_to(package).parts[0]
+        for name in imported(file):
+            parts = name.split(".")
+            if len(parts) > 1 and parts[0] == package.name and parts[1] != room and (package / parts[1]).is_dir():
+                arrows.setdefault(room, set()).add(parts[1])
+    assert circle(arrows) is None
+
+
+def imported(file: Path) -> list[str]:
+    """Dotted names of all modules that a file imports; `from a import b` gives `a.b`."""
+    names = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def circle(arrows: dict[str, set[str]]) -> list[str] | None:
+    """A way along the arrows that ends where it began, or None."""
+    done: set[str] = set()
+
+    def walk(room: str, way: list[str]) -> list[str] | None:
+        if room in way:
+            return [*way[way.index(room) :], room]
+        if room in done:
+            return None
+        found = next((found for to in sorted(arrows.get(room, ())) if (found := walk(to, [*way, room]))), None)
+        done.add(room)
+        return found
+
+    return next((found for room in sorted(arrows) if (found := walk(room, []))), None)
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}}) is None
 
 
 def test_files_hold_one_idea_in_400_lines() -> None:

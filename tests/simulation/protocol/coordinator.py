@@ -251,7 +251,11 @@ class SimCoordinator:
         self._ask(job(), done, lambda problem: e.NewestRead(action.number, None, (str(problem),), failed=True))
 
     def _commit(self, action: a.CommitCut) -> None:
-        self._ask(self._committing(action), lambda facts: e.ManifestCommitted(action.cut, facts), lambda problem: self._uncommitted(action, problem))
+        self._ask(
+            self._committing(action),
+            lambda facts: e.ManifestCommitted(action.cut, facts),
+            lambda problem: self._uncommitted(action, problem),
+        )
 
     def _uncommitted(self, action: a.CommitCut, problem: CheckpointProblem) -> e.Event:
         return e.ManifestUncommitted(action.cut, str(problem), "ENOSPC" in str(problem))
@@ -280,7 +284,9 @@ class SimCoordinator:
             action.workers, dict(action.records), action.initial, facts, tuple(files),
         )  # fmt: skip
         size = world.plan.record_bytes * len(action.records)
-        yield from volume.write_whole(pod, files[-1] if files[-1].endswith("-records.safetensors") else f"{stem}-records.safetensors", "records", size)
+        yield from volume.write_whole(
+            pod, files[-1] if files[-1].endswith("-records.safetensors") else f"{stem}-records.safetensors", "records", size
+        )
         if action.final:
             yield from volume.write_whole(pod, "final.safetensors", "final", world.plan.shard_bytes)
 
@@ -333,7 +339,9 @@ class SimCoordinator:
         """A few words for who looks at a run that hangs."""
         machine = self.machine
         cut = machine.cutting.cuts.current
-        members = {m.rank: (m.state.value, m.clock, m.here, m.welcomed, m.incarnation, sorted(m.records)) for m in machine.members.all.values()}
+        members = {
+            m.rank: (m.state.value, m.clock, m.here, m.welcomed, m.incarnation, sorted(m.records)) for m in machine.members.all.values()
+        }
         return (
             f"coordinator {machine.recovery.state} because {machine.recovery.reason(machine.now)}; cut {cut}; members {members}; "
             f"checkpoint {machine.progress.checkpoint}; problem {machine.progress.checkpoint_problem}"

@@ -18,7 +18,7 @@ KEEPALIVE = (15.0, 45.0)
 class End:
     """One process's end of a stream. `heard(frame)` and `ended()` are called in its process."""
 
-    __slots__ = ("arrives", "closed", "ended", "free", "held", "heard", "network", "number", "owner", "peer", "tag", "turn")
+    __slots__ = ("arrives", "closed", "ended", "free", "heard", "held", "network", "number", "owner", "peer", "tag", "turn")
 
     def __init__(self, network: Network, owner: Process, number: int) -> None:
         self.network, self.owner, self.number = network, owner, number

@@ -127,7 +127,10 @@ class Promises:
         step = before.updates if not self.world.switched else max(before.next)
         expected = [rank for rank, length in enumerate(self.world.plan.steps) if length > step]
         if [(rank, clock) for rank, clock, _ in pushes] != [(rank, step) for rank in expected]:
-            raise Broken("a step with other pushes", f"{shard}: step {step} of part {part} is made of {[p[:2] for p in pushes]}, not of ranks {expected}")
+            raise Broken(
+                "a step with other pushes",
+                f"{shard}: step {step} of part {part} is made of {[p[:2] for p in pushes]}, not of ranks {expected}",
+            )
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -147,12 +150,18 @@ class Promises:
         for part, content in saved.parts.items():
             for rank, clock in enumerate(worker.clock for worker in saved.workers):
                 if content.next[rank] > clock:
-                    raise Broken("not one cut", f"cut {saved.cut}: part {part} holds worker {rank}'s clocks below {content.next[rank]}, its clock is {clock}")
+                    raise Broken(
+                        "not one cut",
+                        f"cut {saved.cut}: part {part} holds worker {rank}'s clocks below {content.next[rank]}, its clock is {clock}",
+                    )
         if saved.mode in ("sync", "local") and not world.switched:
             wanted = self.reference(saved.step)
             for part, content in saved.parts.items():
                 if content != wanted[part]:
-                    raise Broken("not the undisturbed history", f"cut {saved.cut} at step {saved.step}: part {part} is {content}, expected {wanted[part]}")
+                    raise Broken(
+                        "not the undisturbed history",
+                        f"cut {saved.cut} at step {saved.step}: part {part} is {content}, expected {wanted[part]}",
+                    )
         else:
             for rank in range(len(saved.workers)):
                 if len({content.next[rank] for content in saved.parts.values()}) > 1:
@@ -206,9 +215,13 @@ class Promises:
         """A worker has put a record back; with `residual` also what its pushes had left out."""
         clock, cursor, _ = read_record(record)
         if worker.mode.steady and cursor != worker.machine.clock:
-            raise Broken("a worker goes on elsewhere", f"{worker.pod} is at clock {worker.machine.clock} with the record of {clock}, batch {cursor}")
+            raise Broken(
+                "a worker goes on elsewhere", f"{worker.pod} is at clock {worker.machine.clock} with the record of {clock}, batch {cursor}"
+            )
         if residual and clock != worker.machine.clock and worker.machine.clock > 0:
-            raise Broken("a residual counts twice", f"{worker.pod} takes what pushes before {clock} left out at clock {worker.machine.clock}")
+            raise Broken(
+                "a residual counts twice", f"{worker.pod} takes what pushes before {clock} left out at clock {worker.machine.clock}"
+            )
 
     def complete(self) -> None:
         """The job is over."""
@@ -228,6 +241,9 @@ class Promises:
             model = hash(tuple(held[part].digest for part in parts))
             ranks = [rank for rank, length in enumerate(plan.steps) if length > at]
             self._reference.append(
-                {part: update(held[part], [(rank, at, gradient(rank, at, at, part, model)) for rank in ranks]) if ranks else held[part] for part in parts}
+                {
+                    part: update(held[part], [(rank, at, gradient(rank, at, at, part, model)) for rank in ranks]) if ranks else held[part]
+                    for part in parts
+                }
             )
         return self._reference[step]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.process.errors import Fenced

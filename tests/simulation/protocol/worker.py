@@ -195,7 +195,9 @@ class SimWorker(Process):
             self.cursor = read_record(machine.record)[1]
             self.world.promises.resumed(self, machine.record, machine.residual and self.world.plan.residual)
         version = (0, self.mode.version_for(machine.clock - 1))
-        yield from self._ask(lambda part: self.header(self._kind(part, Kind.PULL, Kind.LOOKUP), block=part, clock=machine.clock, version=version))
+        yield from self._ask(
+            lambda part: self.header(self._kind(part, Kind.PULL, Kind.LOOKUP), block=part, clock=machine.clock, version=version)
+        )
         found = [n for _, n in self.versions.values()]
         self.handle(e.Pulled(min(found), max(found)))
         self.check()

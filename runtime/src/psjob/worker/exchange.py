@@ -20,7 +20,6 @@ from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
 from psjob.worker.compression import WorkerCompression
 from psjob.worker.credit import credits
-from psjob.worker.ending import SessionEnd
 from psjob.worker.finite import FiniteCheck
 from psjob.worker.sharing import SLOTS, Sharing
 
