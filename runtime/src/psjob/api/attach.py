@@ -128,7 +128,7 @@ class AttachedJob:
         """The script asks for its next batch (or, without `shard`, has made a step). A record belongs to the start of a round."""
         self.cursor = cursor
         if self.replay or (self.rounds is not None and self.rounds.open):
-            self.carry_out(self.session.check if self.replay else self.session.inside_round)
+            self.carry_out(self.session.stir if self.replay else self.session.inside_round)
             return
         self.carry_out(lambda: self.session.edge(lambda: record.pack(self._capture(cursor)), self.half is not None))
 
@@ -201,6 +201,7 @@ class AttachedJob:
         if not self.replay:
             return False
         self.tables.forget()
+        self.carry_out(self.session.stir)
         if self.rounds is None or self.rounds.step_again():
             self._made_again()
         return True
@@ -336,6 +337,7 @@ def attach(
         exit_refused(str(refused))
     assert current is not None and optimizer is not None
     _watch_exit(current)
+    current.session.watch()
     current.join()
     _take_over(current, optimizer)
     return model, optimizer

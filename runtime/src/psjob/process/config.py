@@ -87,6 +87,8 @@ class Config:
     warmup_steps: int = 0
     non_finite: str = "pass"
     """What becomes of a step whose gradient holds NaN or inf: it ends the job (refuse), is skipped, or passes."""
+    step_timeout: float | None = None
+    """Seconds without a step, while others wait for it, after which a worker is started again; None: never."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,7 @@ def _config(raw: dict[str, Any]) -> Config:
         lr_scaling=_word(raw, "lrScaling", "none", "linear"),
         warmup_steps=int(raw.get("warmupSteps") or 0),
         non_finite=_word(raw, "nonFinite", *contract.NON_FINITE),
+        step_timeout=None if raw.get("stepTimeoutSeconds") is None else float(raw["stepTimeoutSeconds"]),
     )
 
 

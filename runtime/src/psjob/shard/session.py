@@ -276,7 +276,7 @@ class Session:
             self.to_coordinator(header, {}, bytes(self.stream.recv_body(header, MAX_RECORD)))
         elif kind is Kind.RECORD_PIECE:
             self.records.piece(header)
-        elif kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP):
+        elif kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP, Kind.STIRRED):
             self.to_coordinator(header, self.stream.recv_json(header))
         elif kind is Kind.STATE:
             self._state(header)

@@ -71,6 +71,10 @@ class Kind(IntEnum):
     To the coordinator `generation` and `request` are what `part` and `request` are of a RECORD."""
     RECORD_HAS = 26
     """`part` bytes of the record of `clock` and `version`, as in RECORD_PIECE, have come."""
+    STIRRED = 27
+    """The worker's script has made a step that pushes nothing: an inner one of mode local, or one that its record makes it make again."""
+    HUNG = 28
+    """To a worker: others have waited too long for its step; it writes down where it stands, and ends."""
     LOOKUP = 40
     """Ids of a table (raw int64, ascending) whose rows are wanted at `version` or later; none: only the word that it is reached."""
     ROWS = 41

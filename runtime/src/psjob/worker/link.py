@@ -24,6 +24,7 @@ from psjob.protocol.worker.link import newest
 from psjob.wire import tcp
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
 from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
+from psjob.worker import watchdog
 from psjob.worker.lane import WorkerLane
 from psjob.worker.sharing import SLOTS
 
@@ -73,11 +74,6 @@ class ShardLink:
     def attempt(self) -> int:
         """The shard's, as it said last."""
         return self.state.attempt
-
-    @property
-    def waiting(self) -> str:
-        """What the shard said last of why it does not answer."""
-        return self.state.waiting
 
     def dial(self, seconds: float) -> None:
         """Dial in so many seconds, in the link's thread."""
@@ -307,6 +303,8 @@ class ShardLink:
             self.session.handle(e.MarkWanted(header.request))
         elif header.kind is Kind.RELEASE:
             self.session.handle(e.Released(self.index, header.request))
+        elif header.kind is Kind.HUNG and self.index == 0:
+            watchdog.hung(self.session.place.config.step_timeout)
 
     def _error(self, body: Mapping[str, Any]) -> None:
         message = str(body.get("error", "the shard refused this worker"))[:1000]

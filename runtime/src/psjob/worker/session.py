@@ -26,6 +26,7 @@ from psjob.protocol.worker.machine import Ending, WorkerMachine
 from psjob.tables import TableSpec
 from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, Kind, run_digest
+from psjob.worker import watchdog
 from psjob.worker.ending import SessionEnd
 from psjob.worker.exchange import Exchange
 from psjob.worker.handin import HandIn
@@ -68,6 +69,8 @@ class WorkerSession:
         self.idle = Idle()
         self.records = HandIn(self)
         self._parameters: Sequence[torch.Tensor] = ()
+        self._stirred = 0.0
+        self._over = threading.Event()
         os.register_at_fork(after_in_child=self._forget_streams)
         self.rows = Rows(self, tables, first_rows or {})
         self.exchange = Exchange(self)
@@ -124,9 +127,17 @@ class WorkerSession:
 
     def inside_round(self) -> None:
         """The script stands between two steps of its own: a stop is asked for, and made where the round ends. Raises SessionEnd."""
-        self.check()
+        self.stir()
         if self.machine.stop_requested:
             self.handle(e.InsideRound())
+
+    def stir(self) -> None:
+        """The script has made a step that pushes nothing: that it goes on is told now and then. Raises SessionEnd."""
+        self.check()
+        now = time.monotonic()
+        if self.place.config.step_timeout is not None and now - self._stirred >= TICK_SECONDS:
+            self._stirred = now
+            self.links[0].send_json(self.header(Kind.STIRRED), {})
 
     def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """The script is through: say so, and wait until a checkpoint holds it. Raises SessionEnd (left or finished is the good one)."""
@@ -185,6 +196,7 @@ class WorkerSession:
     def close(self, seconds: float) -> None:
         """The script's turn is over: no stream is left, and after `seconds` no thread that could meet the interpreter's end."""
         self.ended = True
+        self._over.set()
         self.withdraw()
         for link in self.links:
             link.close()
@@ -192,6 +204,11 @@ class WorkerSession:
         for link in self.links:
             link.join(max(0.0, deadline - time.monotonic()))
         self.records.join(max(0.0, deadline - time.monotonic()))
+
+    def watch(self) -> None:
+        """Let this process write its stacks where it hangs, if the job has a limit for steps."""
+        if self.place.config.step_timeout is not None:
+            watchdog.watch(self.place.config.step_timeout, self._over)
 
     # -- both sides ----------------------------------------------------------------------------
 
