@@ -1,6 +1,6 @@
 """psjob and its peers on the same work, in turn (A B A B), as ratios with their spread; and what psjob is to keep by itself.
 
-    python -m bench                         every measure
+    python -m bench                         every measure but the races
     python -m bench one-worker adam-shared  these
     python -m bench one-worker --peer gloo  only the rows against peers with this word in their title
     python -m bench --pairs 9 --json out.json
@@ -22,13 +22,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.measures import MEASURES, Against
+from bench.measures import MEASURES, Against, Alone
 from bench.running import rows_of, verdict
+
+NAMES = tuple(dict.fromkeys(measure.name for measure in MEASURES))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("measures", nargs="*", metavar="measure", help=", ".join(measure.name for measure in MEASURES))
+    parser.add_argument("measures", nargs="*", metavar="measure", help=", ".join(NAMES))
     parser.add_argument("--pairs", type=int, default=5, help="pairs a peer (default 5)")
     parser.add_argument(
         "--calm", type=float, default=1.0, metavar="SHARE",
@@ -37,16 +39,16 @@ def main() -> int:
     parser.add_argument("--peer", default="", metavar="WORD", help="only rows against peers with this word in their title")
     parser.add_argument("--json", type=Path, help="write the figures here too, after every row")
     asked = parser.parse_args()
-    unknown = sorted(set(asked.measures) - {measure.name for measure in MEASURES})
+    unknown = sorted(set(asked.measures) - set(NAMES))
     if unknown:
-        parser.error(f"no measure {unknown[0]!r}; there are {', '.join(measure.name for measure in MEASURES)}")
+        parser.error(f"no measure {unknown[0]!r}; there are {', '.join(NAMES)}")
     if asked.pairs < 1:
         parser.error(f"--pairs is {asked.pairs}; at least 1")
     rows: list[dict[str, Any]] = []
     about = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "pairs": asked.pairs}
     print(f"{about['machine']}, {about['date']}, {asked.pairs} pairs")
     for measure in MEASURES:
-        if asked.measures and measure.name not in asked.measures:
+        if measure.name not in asked.measures if asked.measures else isinstance(measure, Alone) and measure.on_request:
             continue
         print(f"\n{measure.name}: {measure.about}")
         if isinstance(measure, Against):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program of `bench/peers` with its words; `env` names its requirements file."""
+    """A program of `bench/peers` with its words; `env` names its requirements file. A run may take `seconds`."""
 
     title: str
     file: str
     words: tuple[str, ...] = ()
     env: str = ""
+    seconds: float = 300.0
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,12 @@ class Against:
 
 @dataclass(frozen=True)
 class Alone:
-    """A program that gives finished rows itself, each with its own limit."""
+    """A program that gives finished rows itself, each with its own limit. `on_request`: measured only where it is named."""
 
     name: str
     about: str
     program: Program
+    on_request: bool = False
 
 
 def ours(*words: str) -> Program:
@@ -53,6 +55,44 @@ ALL_REDUCE = Program("gloo all_reduce, SGD on each rank", "gloo.py", (*TWO, "--w
 ROWS = Program("psjob", "psjob_rows.py")
 FBGEMM = Program("FBGEMM on the CPU, 1 thread", "fbgemm_rows.py", env="fbgemm")
 ROW_FLOOR = Program("gather, update, put back in one process", "floor.py", ("--what", "rows"))
+ROADS = (("shared", "shared memory", 1.1), ("tcp", "TCP", 1.1), ("overlap", "TCP with overlap", 1.2))
+"""How psjob goes in the rows of a GPT, and how many times DDP's speed it is to have."""
+
+
+def gpt(size: str, about: str) -> tuple[Against, ...]:
+    """Rows of one size: psjob by each road against DDP. Neither is told to fuse AdamW, nor is the peer without exchange."""
+    ddp, alone = (Program("", "gpt.py", ("--what", f"{size}-{side}")) for side in ("ddp", "alone"))
+    return tuple(
+        Against(
+            f"gpt-{size}", f"{about}, AdamW, 2 workers, sync by {way}", Program("psjob", "gpt.py", ("--what", f"{size}-{road}")),
+            (
+                (replace(ddp, title=f"torchrun, DDP, gloo: {way}"), target),
+                *([(replace(alone, title="2 processes without exchange"), 0.0)] if road == "shared" else []),
+            ),
+        )
+        for road, way, target in ROADS
+    )  # fmt: skip
+
+
+SHORT = ("--steps", "200", "--step", "0.05", "--every", "5", "--save-every", "2")
+LITTLE = ("--most", "1.1")
+RACERS = (
+    ("sync", "psjob, sync", "", LITTLE),
+    ("async", "psjob, async", "", LITTLE),
+    ("torchft", "torchft, gloo", "torchft", ()),
+    ("torchrun", "torchrun, DDP", "", ()),
+)
+"""Who races: word of `race.py`, title, environment, and what is wanted in a race of full length."""
+
+
+def race(name: str, about: str, seconds: float, *short: str) -> tuple[Alone, ...]:
+    """A row of each racer, in programs of their own, since one of them may be missing."""
+    return tuple(
+        Alone(name, f"{about}: {title}", Program(title, "race.py", ("--side", side, *(short or wanted)), env, seconds), on_request=True)
+        for side, title, env, wanted in RACERS
+    )
+
+
 MEASURES: Sequence[Against | Alone] = (
     Against(
         "one-worker", "1 worker, 1 shard, TCP: push 100 MB, SGD, pull 100 MB", ours(),
@@ -119,5 +159,10 @@ MEASURES: Sequence[Against | Alone] = (
     Alone("picks", "3 machines of slow links: the planner's pick against every strategy that runs", Program("psjob", "picks.py")),
     Alone("modes", "4 workers that sleep: each mode's pushes a second over sync's, against the simulator", Program("psjob", "modes.py")),
     Alone("simulator", "the simulator on one core, 32 workers: thousands of pushes a second", Program("psjob", "simulator.py")),
+    *gpt("small", "a GPT of 0.6 M parameters"),
+    *gpt("large", "a GPT of 19 M parameters"),
+    Alone("latency", "a step of 1,000 parameters, 2 workers, sync", Program("psjob", "latency.py")),
+    *race("race", "3,000 steps of 0.2 s, 4 workers, a kill each 60 s", 4500.0),
+    *race("race-short", "200 steps of 0.05 s, 4 workers, a kill each 5 s", 600.0, *SHORT),
     Against("floor", "how far TCP is from memory itself", ours(), ((PASS, 0.0), (MEMCPY, 0.0))),
 )  # fmt: skip

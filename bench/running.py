@@ -16,11 +16,12 @@ from typing import Any
 from bench.envs import HERE, Missing, python_of
 from bench.measures import Against, Alone, Program
 
-RUN_SECONDS = 300
 RETRIES = 2
 """A row bears so many runs that fail; it has its pairs all the same."""
 TRIES = 4
 """A row that is to be calm has at most so many tries for each of its pairs."""
+SAME_LOSS = 0.01
+"""Two programs that tell a loss have done the same work where their losses differ by no more than this share."""
 
 
 def rows_of(measure: Against | Alone, pairs: int, calm: float, word: str) -> Iterator[dict[str, Any]]:
@@ -54,7 +55,7 @@ def compare(ours: Program, peer: Program, pairs: int, calm: float) -> dict[str, 
     while len(mine) < pairs:
         try:
             with Stolen() as now:
-                pair = seconds(ours), seconds(peer)
+                pair = together(last_line(ours), last_line(peer))
         except Missing as missing:
             failed.append(str(missing))
             if len(failed) > RETRIES or not mine:
@@ -108,9 +109,12 @@ def verdict(row: dict[str, Any]) -> str:
     return "ok" if (least is None or row["figure"] >= least) and (most is None or row["figure"] <= most) else "missed"
 
 
-def seconds(program: Program) -> float:
-    """Median seconds of a cycle in one run of a program. Raises Missing."""
-    return statistics.median(last_line(program)["seconds"])
+def together(ours: dict[str, Any], peer: dict[str, Any]) -> tuple[float, float]:
+    """Median seconds of a cycle on both sides. Raises Missing where both tell a loss and it is not the same."""
+    losses = [answer["loss"] for answer in (ours, peer) if "loss" in answer]
+    if len(losses) == 2 and abs(losses[0] - losses[1]) > SAME_LOSS * abs(losses[1]):
+        raise Missing(f"psjob's loss is {losses[0]:.4f} and the peer's {losses[1]:.4f}: that is not the same work")
+    return statistics.median(ours["seconds"]), statistics.median(peer["seconds"])
 
 
 def last_line(program: Program) -> dict[str, Any]:
@@ -120,9 +124,9 @@ def last_line(program: Program) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
     try:
-        said, wrong = process.communicate(timeout=RUN_SECONDS)
+        said, wrong = process.communicate(timeout=program.seconds)
     except subprocess.TimeoutExpired:
-        raise Missing(f"`{' '.join(command[1:])}` was not through in {RUN_SECONDS} s") from None
+        raise Missing(f"`{' '.join(command[1:])}` was not through in {program.seconds:.0f} s") from None
     finally:
         with contextlib.suppress(ProcessLookupError):  # and the processes that it may have left behind
             os.killpg(process.pid, signal.SIGKILL)

@@ -60,9 +60,9 @@ def once(step: Callable[[], object]) -> list[float]:
     return [time.perf_counter() - start]
 
 
-def rounds(step: Callable[[], object]) -> list[float]:
-    """Seconds of each of ROUNDS calls after the warm-up: for workers that must all make the same number."""
-    return [seconds for _ in range(WARM_UP + ROUNDS) for seconds in once(step)][WARM_UP:]
+def rounds(step: Callable[[], object], warm_up: int = WARM_UP, measured: int = ROUNDS) -> list[float]:
+    """Seconds of each of so many calls after the warm-up: for workers that must all make the same number."""
+    return [seconds for _ in range(warm_up + measured) for seconds in once(step)][warm_up:]
 
 
 def check(weights: Iterable[float], wanted: float) -> None:
@@ -72,14 +72,14 @@ def check(weights: Iterable[float], wanted: float) -> None:
             raise RuntimeError(f"a worker's weight is {weight} in the end, expected {wanted}: that is not the same work")
 
 
-def moved(found: Sequence[float]) -> float:
+def moved(found: Sequence[float], warm_up: int = WARM_UP) -> float:
     """Where a weight is after the warm-up and these measured steps: each takes RATE off it."""
-    return -RATE * (WARM_UP + len(found))
+    return -RATE * (warm_up + len(found))
 
 
-def answer(found: Sequence[float]) -> None:
-    """Print what was measured, as the last line, for a row that compares two programs."""
-    print(json.dumps({"seconds": list(found)}), flush=True)
+def answer(found: Sequence[float], **also: float) -> None:
+    """Print what was measured, as the last line, for a row that compares two programs; `loss` is compared with the other's."""
+    print(json.dumps({"seconds": list(found), **also}), flush=True)
 
 
 def row(what: str, figure: float, unit: str, most: float | None = None, least: float | None = None, note: str = "") -> dict[str, object]:
