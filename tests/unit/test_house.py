@@ -51,7 +51,25 @@ def test_operator_has_its_rooms(room: str) -> None:
     assert (OPERATOR / room / "__init__.py").is_file()
 
 
-@pytest.mark.parametrize("room", ["api", "embeddings", "protocol", "worker", "shard", "wire", "layout", "resume", "modes", "rules", "tables", "codecs", "checkpoint", "process"])
+@pytest.mark.parametrize(
+    "room",
+    [
+        "api",
+        "embeddings",
+        "protocol",
+        "worker",
+        "shard",
+        "wire",
+        "layout",
+        "resume",
+        "modes",
+        "rules",
+        "tables",
+        "codecs",
+        "checkpoint",
+        "process",
+    ],
+)
 def test_runtime_has_its_rooms(room: str) -> None:
     assert (RUNTIME / room / "__init__.py").is_file()
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from psjob_operator.api.status import CheckpointStatus
 from psjob_operator.contract import EXIT_RETRY
 from psjob_operator.plan.actions import EnsureClaim, EnsureConfig, EnsureService
 from psjob_operator.plan.plan import plan
@@ -79,6 +80,17 @@ def test_what_fails_with_the_failure_counted_last_does_not_wait(age: float, sinc
     """A node takes several processes with it; a process that was only just started again waits."""
     failing = counted(running(worker_1=pod("worker", 1, created=NOW - age, **ended(1))), 3, NOW - since)
     assert names(plan(failing, NOW)) == (["job-worker-1-r2"] if at_once else [])
+
+
+@pytest.mark.parametrize(("age", "at_once"), [(90, True), (2, False)], ids=["ran for a while", "a crash loop"])
+def test_what_fails_after_a_commit_does_not_wait(age: float, at_once: bool) -> None:
+    """The job went on since the last counted failure."""
+    kept = CheckpointStatus(step=40, time=stamp(NOW - 10), bytes=1, path="m")
+    failing = counted(running(worker_1=pod("worker", 1, created=NOW - age, **ended(1))), 3, NOW - 20)
+    assert failing.status is not None
+    assert not names(plan(failing, NOW))
+    went_on = replace(failing, status=failing.status.model_copy(update={"checkpoint": kept}))
+    assert names(plan(went_on, NOW)) == (["job-worker-1-r2"] if at_once else [])
 
 
 def test_what_does_not_count_does_not_wait_for_what_does() -> None:

@@ -13,9 +13,9 @@ FORGET_SECONDS = 600.0
 SPACING_SECONDS = 10.0
 """Starts of one seat that end by no fault of theirs are so far apart, or a node that refuses pods would be asked without end."""
 TOGETHER_SECONDS = 3.0
-"""Failures so soon after a counted one are of the same event, such as a node that dies with several processes,"""
+"""Failures so soon after a counted one are of the same event, such as a node that dies with several processes."""
 LIVED_SECONDS = 5.0
-"""where the process had run for so long: one that was only just started again is a crash loop."""
+"""A process that fails sooner after its start is a crash loop, whatever else the job does."""
 AT_ONCE = ("Deleted", "Fenced")
 """Causes that happen once: a person's deletion, a view that is passed by the next start."""
 
@@ -23,17 +23,18 @@ AT_ONCE = ("Deleted", "Fenced")
 def again_at(facts: Facts, seat: Seat) -> float:
     """Unix time before which the loss of `seat` is not answered."""
     if seat.fate.counted:
-        return 0.0 if _failed_together(facts, seat) else not_before(facts)
+        return 0.0 if _at_once(facts, seat) else not_before(facts)
     if seat.fate.kind != "lost" or seat.process is None or seat.fate.cause in AT_ONCE:
         return 0.0
     return seat.process.created + SPACING_SECONDS
 
 
-def _failed_together(facts: Facts, seat: Seat) -> bool:
-    """Did the seat fail with the process whose failure was counted last?"""
-    last = unix(facts.stored.restarts.last_counted)
-    soon = last is not None and facts.now - last <= TOGETHER_SECONDS
-    return soon and seat.process is not None and facts.now - seat.process.created >= LIVED_SECONDS
+def _at_once(facts: Facts, seat: Seat) -> bool:
+    """No crash loop: the seat failed with the process that was counted last, or a checkpoint was committed since then."""
+    last, commit = unix(facts.stored.restarts.last_counted), last_commit(facts)
+    if last is None or seat.process is None or facts.now - seat.process.created < LIVED_SECONDS:
+        return False
+    return facts.now - last <= TOGETHER_SECONDS or (commit is not None and commit > last)
 
 
 def counted(facts: Facts) -> int:
@@ -46,7 +47,7 @@ def counted(facts: Facts) -> int:
 
 
 def not_before(facts: Facts) -> float:
-    """Unix time before which a counted failure is not answered: the first is at once, then 10 s, 20 s, … up to 6 minutes."""
+    """Unix time before which a crash loop is not answered: the first failure is at once, then 10 s, 20 s, … up to 6 minutes."""
     last = unix(facts.stored.restarts.last_counted)
     failures = counted(facts)
     if last is None or failures == 0:
