@@ -245,6 +245,9 @@ class Cutting:
             return
         if c.recovery.initialising:
             c.recovery.initial_committed(made)
+        elif c.recovery.fresh:  # a shard came anew meanwhile: the run begins from here all the same
+            c.recovery.source = made
+            c.recovery.gather()
         self.cuts.committed(made.step, c.now)
         if c.deciding is not None:
             c.deciding.over()
