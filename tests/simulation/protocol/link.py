@@ -45,7 +45,7 @@ class SimLink:
         """Send a frame where the link is up."""
         if self.state.welcomed and self.end is not None:
             if header.kind in PUSHES:
-                body, size = self.worker.values[header.block], PUSH_BYTES
+                body, size = self.worker.values[self._part(header)], PUSH_BYTES
             self.end.send((header._replace(view=self.worker.machine.view, attempt=self.state.attempt), body), size)
 
     def tick(self, now: float) -> None:
@@ -127,12 +127,19 @@ class SimLink:
         elif kind is Kind.ERROR and body.get("code") in ("refused", "fenced"):
             worker.handle(e.Refused(body["code"], str(body["error"])))
 
+    def _part(self, header: Header) -> int:
+        """The part that a frame is about."""
+        if header.kind in (Kind.PUSH, Kind.PULL, Kind.PARAM):
+            return header.block
+        plan = self.worker.world.plan
+        return plan.blocks + header.table * plan.shards + self.index
+
     def _param(self, header: Header, content: Any) -> None:
         worker = self.worker
         request = self.requests.outstanding.get(header.request)
-        if request is None or request.block != header.block:
+        if request is None or self._part(request) != self._part(header):
             return
-        worker.land(header, content)
+        worker.land(self._part(request), header, content)
         if header.flags & Flag.CUT and self.index == 0:
             worker.machine.handle(e.CutTold(request.clock + (request.kind in PUSHES), False), 0.0)
         self.requests.settle(header.request)

@@ -78,22 +78,22 @@ class SimSession:
 
     def param(self, cell: Any, waiter: Waiter) -> None:
         """Answer a push or pull of a block."""
-        self._answer(Kind.PARAM, cell, waiter, cell.index)
+        self._answer(Kind.PARAM, cell, waiter, block=cell.index)
 
     def rows(self, cell: Any, waiter: Waiter) -> None:
         """Answer a push or lookup of a table."""
-        self._answer(Kind.ROWS, cell, waiter, cell.part)
+        self._answer(Kind.ROWS, cell, waiter, table=cell.number)
 
     def waiting(self, waiter: Waiter, cell: Any, missing: list[int], seconds: float) -> None:
         """Say that an answer is held."""
         self.tell(Kind.WAITING, {"workers": missing, "for": cell.name, "seconds": round(seconds, 1)}, request=waiter.request)
 
-    def _answer(self, kind: Kind, cell: Any, waiter: Waiter, part: int) -> None:
+    def _answer(self, kind: Kind, cell: Any, waiter: Waiter, **which: int) -> None:
         shard, store = self.shard, self.store
         asks = shard.wishes if store.mode.decided else shard.cut_step == waiter.version
         header = self.base._replace(
-            kind=kind, view=store.view, clock=waiter.clock, request=waiter.request, block=part, version=(store.attempt, cell.n),
-            flags=Flag.CUT if asks else Flag.NONE,
+            kind=kind, view=store.view, clock=waiter.clock, request=waiter.request, version=(store.attempt, cell.n),
+            flags=Flag.CUT if asks else Flag.NONE, **which,
         )  # fmt: skip
         self.end.send((header, cell.held), shard.world.plan.record_bytes // 100)
 
@@ -145,9 +145,9 @@ class SimSession:
         """As `Session.welcome`."""
         store = self.store
         row = store.admission.rows[self.rank]
-        parts = {cell.position: getattr(cell, "part", cell.index) for cell in store.all_cells()}
+        cells = {cell.position: cell.index for cell in store.all_cells()}
         body = {
-            "complete": row.complete, "open": [parts[p] for p in sorted(row.open)], "leftAt": row.left_at, "attempt": store.attempt,
+            "complete": row.complete, "open": [cells[p] for p in sorted(row.open)], "leftAt": row.left_at, "attempt": store.attempt,
             "view": store.view, "serving": store.phase is Phase.SERVING,
         }  # fmt: skip
         self.admitted = True
@@ -181,16 +181,16 @@ class SimSession:
                 self.tell(Kind.WAITING, {})
             raise Closed
         if kind is Kind.PUSH or kind is Kind.ROW_PUSH:
-            verdict = store.push(header, shard.cell(header.block), Value(body), self, self.generation)
+            verdict = store.push(header, shard.cell(header), Value(body), self, self.generation)
             if verdict is Verdict.GAP:
                 raise WireError(f"worker {self.rank} pushed clock {header.clock} of part {header.block}, "
                                 f"complete are {store.admission.rows[self.rank].complete}")  # fmt: skip
             if verdict is Verdict.FENCED:
                 raise Closed
         elif kind is Kind.PULL or kind is Kind.LOOKUP:
-            store.pull(header, shard.cell(header.block), self)
-        elif kind is Kind.INIT:
-            shard.first_value(self, header.block)
+            store.pull(header, shard.cell(header), self)
+        elif kind is Kind.INIT or kind is Kind.ROW_INIT:
+            shard.first_value(self, header)
         elif kind is Kind.MARK:
             shard.to_coordinator(self, header, body)
             shard.marked(self.rank, header.request)

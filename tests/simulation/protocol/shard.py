@@ -254,22 +254,21 @@ class SimShard(Process):
 
     # -- blocks ------------------------------------------------------------------------------------
 
-    def cell(self, part: int) -> Any:
-        """The block, or table, of a part. Raises WireError."""
-        plan = self.world.plan
-        if part < plan.blocks:
-            return self.store.cell(part)
-        return self.store.row_cell((part - plan.blocks) // plan.shards)
+    def cell(self, header: Header) -> Any:
+        """The block, or table, that a frame is about. Raises WireError."""
+        if header.kind in (Kind.PUSH, Kind.PULL, Kind.INIT):
+            return self.store.cell(header.block)
+        return self.store.row_cell(header.table)
 
-    def first_value(self, session: SimSession, part: int) -> None:
+    def first_value(self, session: SimSession, header: Header) -> None:
         """Rank 0's first value of a part. Raises WireError."""
         store = self.store
         if session.rank != 0 or store.phase is not Phase.INIT:
             raise WireError(f"INIT from worker {session.rank} while this shard is {store.phase.value}")
-        cell = self.cell(part)
+        cell = self.cell(header)
         if cell.held is None:
-            content = store.first(part)
-            cell.put(content if part < self.world.plan.blocks else HeldTable(cell.spec, content), 0)
+            content = store.first(cell.part)
+            cell.put(content if header.kind is Kind.INIT else HeldTable(cell.spec, content), 0)
         if store.initialised_one(cell.index):
             self.post(e.Initialised())
 

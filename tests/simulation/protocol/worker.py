@@ -187,7 +187,7 @@ class SimWorker(Process):
             yield from self._wait(lambda: machine.welcomed, "all shards")
             asked = machine.init
             for part in self.world.parts():
-                self.links[self.world.owner(part)].send(self.header(Kind.INIT, block=part))
+                self.links[self.world.owner(part)].send(self._of(part, Kind.INIT, Kind.ROW_INIT))
             self.handle(e.FirstValues(make_record(0, 0, 0, self.world.plan.record_bytes)))
             yield from self._wait(lambda: machine.joined or machine.init > asked, "the first checkpoint")  # noqa: B023
         yield from self._wait(lambda: machine.welcomed, "all shards")
@@ -195,15 +195,18 @@ class SimWorker(Process):
             self.cursor = read_record(machine.record)[1]
             self.world.promises.resumed(self, machine.record, machine.residual and self.world.plan.residual)
         version = (0, self.mode.version_for(machine.clock - 1))
-        yield from self._ask(
-            lambda part: self.header(self._kind(part, Kind.PULL, Kind.LOOKUP), block=part, clock=machine.clock, version=version)
-        )
+        yield from self._ask(lambda part: self._of(part, Kind.PULL, Kind.LOOKUP, clock=machine.clock, version=version))
         found = [n for _, n in self.versions.values()]
         self.handle(e.Pulled(min(found), max(found)))
         self.check()
 
-    def _kind(self, part: int, block: Kind, table: Kind) -> Kind:
-        return block if part < self.world.plan.blocks else table
+    def _of(self, part: int, block: Kind, table: Kind, **fields: Any) -> Header:
+        """A frame about a part: a block, or a table's rows on a shard."""
+        blocks = self.world.plan.blocks
+        if part < blocks:
+            return self.header(block, block=part, **fields)
+        number = (part - blocks) // self.world.plan.shards
+        return self.header(table, table=number, block=0 if table is Kind.LOOKUP else blocks + number, **fields)
 
     def _push(self) -> Script:
         self.check()
@@ -213,9 +216,7 @@ class SimWorker(Process):
         self.cursor += 1
         self.world.promises.stepped(self)
         yield from self._ask(
-            lambda part: self.header(
-                self._kind(part, Kind.PUSH, Kind.ROW_PUSH), block=part, clock=machine.clock, version=self.versions.get(part, (0, 0))
-            )
+            lambda part: self._of(part, Kind.PUSH, Kind.ROW_PUSH, clock=machine.clock, version=self.versions.get(part, (0, 0)))
         )
         machine.clock += 1
 
@@ -244,10 +245,10 @@ class SimWorker(Process):
         """A frame's header."""
         return Header(kind, worker=self.rank, start=self.number, rewinds=self.rewinds, view=self.machine.view, **fields)
 
-    def land(self, header: Header, content: Any) -> None:
+    def land(self, part: int, header: Header, content: Any) -> None:
         """An answer has come."""
-        self.model[header.block] = content.digest
-        self.versions[header.block] = header.version
+        self.model[part] = content.digest
+        self.versions[part] = header.version
 
     def dial(self, targets: list[Any]) -> End | None:
         """A stream to one of the processes that have a name: of several the one with the highest view and attempt."""

@@ -86,6 +86,11 @@ class Recovery:
         return self.state == "open"
 
     @property
+    def fresh(self) -> bool:
+        """Does a new run wait for rank 0?"""
+        return self.state == "fresh"
+
+    @property
     def initialising(self) -> bool:
         """Does rank 0 give the run's first values?"""
         return self.state == "initialising"
@@ -122,6 +127,8 @@ class Recovery:
         if known is not None and hello.attempt < known.attempt:
             self.c.emit(actions.Order(hello.link, {"do": "fenced", "view": self.view}))
             return
+        if known is not None and hello.attempt > known.attempt:  # it may live on behind a node that is cut off, and workers with it
+            self.c.emit(actions.Order(known.link, {"do": "fenced", "view": max(self.view, hello.view)}))
         peer = ShardPeer(hello.link, hello.attempt, hello.serving, hello.recovery, hello.mode, hello.carried)
         self.peers[index] = peer
         self._blank.discard(index)
