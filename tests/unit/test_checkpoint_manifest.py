@@ -381,3 +381,13 @@ def test_the_folder_is_made_and_a_closed_one_is_a_sentence(tmp_path: Path) -> No
         (tmp_path / "closed").mkdir(mode=0o500)
         with pytest.raises(CheckpointProblem, match="EACCES"):
             claim.claim(tmp_path / "closed", 1, "pod")
+
+
+def test_whether_a_run_is_over_is_told_without_a_byte_of_its_blocks(tmp_path: Path) -> None:
+    assert not manifest.is_over(tmp_path, RUN)
+    manifest.commit(tmp_path, save(tmp_path, 1))
+    assert not manifest.is_over(tmp_path, RUN)
+    manifest.commit(tmp_path, save(tmp_path, 2, final=True))
+    for path in tmp_path.glob("v*"):
+        path.unlink()
+    assert manifest.is_over(tmp_path, RUN) and not manifest.is_over(tmp_path, "another")
