@@ -118,7 +118,7 @@ def test_what_was_left_out_comes_back_with_a_workers_record(tmp_path: Path, code
         for step in range(worker.session.clock, 8):
             worker.job.edge({"epoch": 0, "round": step})
             if worker.rank == 1 and step == 4 and worker.job.place.number == 1:
-                assert eventually(lambda: 4 in shards.servers[0].coordinator.members[1].records)  # type: ignore[union-attr]
+                assert eventually(lambda: 4 in shards.servers[0].coordinator.machine.members[1].records)  # type: ignore[union-attr]
                 worker.die()
                 raise Gone
             worker.optimizer.zero_grad()

@@ -17,8 +17,8 @@ from torch import nn
 from psjob.checkpoint import manifest
 from psjob.checkpoint.admissions import read_admission
 from psjob.checkpoint.manifest import Manifest
+from psjob.checkpoint.records import read_records
 from psjob.checkpoint.states import read_states
-from psjob.coordinator.joining import read_records
 from psjob.process.config import CheckpointConfig
 from psjob.resume.record import unpack
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving
@@ -124,7 +124,7 @@ def written(shards: Shards, worker: Worker) -> bool:
     """Is no checkpoint on its way of a step that this worker has made?"""
     coordinator = shards.servers[0].coordinator
     assert coordinator is not None
-    cut = coordinator.cuts.current
+    cut = coordinator.machine.cutting.cuts.current
     return cut is None or cut.step is None or cut.step > worker.session.clock
 
 

@@ -12,12 +12,12 @@ import torch
 
 from psjob.checkpoint import manifest
 from psjob.checkpoint.admissions import read_admission
+from psjob.checkpoint.records import read_records
 from psjob.checkpoint.states import read_states
-from psjob.coordinator.deciding import Deciding
-from psjob.coordinator.decisions import Order
-from psjob.coordinator.joining import read_records
 from psjob.layout.packing import Pack
 from psjob.modes import Batch
+from psjob.protocol.coordinator.deciding import Deciding
+from psjob.protocol.coordinator.decisions import DecisionOrder
 from psjob.resume.record import unpack
 from psjob.rules import named
 from psjob.rules.base import BlockState
@@ -41,7 +41,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     said: list[Batch] = []
     carry = Deciding._order
 
-    def note(deciding: Deciding, order: Order | None) -> None:
+    def note(deciding: Deciding, order: DecisionOrder | None) -> None:
         said.extend(order.batches if order is not None else ())
         carry(deciding, order)
 

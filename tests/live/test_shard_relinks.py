@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from psjob.coordinator.coordinator import Coordinator
 from psjob.protocol.shard.actions import Action
 from psjob.protocol.shard.events import Event, Ordered
 from psjob.protocol.shard.orders import SetUp
+from psjob.shard.coordination import Coordination
 from psjob.shard.phase import Phase
 from psjob.shard.server import Server
 from psjob.wire import tcp
@@ -59,7 +59,7 @@ def final(shards: Shards) -> set[float]:
     return {number for tensor in load_file(shards.folder / "final.safetensors").values() for number in tensor.flatten().tolist()}
 
 
-def coordinator(shards: Shards) -> Coordinator:
+def coordinator(shards: Shards) -> Coordination:
     found = shards.servers[0].coordinator
     assert found is not None
     return found
@@ -82,7 +82,7 @@ def test_the_last_record_is_sent_again_on_a_new_stream(tmp_path: Path) -> None:
         worker = counting(shards, 0)
         worker.attach()
         step(worker, 2)
-        member = coordinator(shards).members[0]
+        member = coordinator(shards).machine.members[0]
         assert eventually(lambda: 2 in member.records)
         member.records.clear()
         with severed(worker.session.links[0]):
@@ -98,11 +98,11 @@ def test_wishes_and_reports_that_a_broken_stream_swallowed_are_said_again(tmp_pa
         with severed(worker.session.links[0]):
             worker.session.report({"loss": 0.25})
             worker.session.checkpoint()
-        assert eventually(lambda: coordinator(shards).progress.metrics.get("loss") == 0.25)
+        assert eventually(lambda: coordinator(shards).machine.progress.metrics.get("loss") == 0.25)
 
         def committed() -> bool:
             step(worker, 1)
-            return coordinator(shards).progress.committed > 0
+            return coordinator(shards).machine.progress.committed > 0
 
         assert eventually(committed), "the checkpoint that was asked for is taken"
         assert Kind.CHECKPOINT not in worker.session._told, "once only"
@@ -126,7 +126,7 @@ def test_where_workers_step_a_killed_lone_worker_begins_at_the_weights_that_are_
         killed = counting(shards, 0)
         killed.attach()
         step(killed, 3)
-        assert eventually(lambda: 3 in coordinator(shards).members[0].records)
+        assert eventually(lambda: 3 in coordinator(shards).machine.members[0].records)
         killed.die()
         worker = counting(shards, 0, start=2)
         worker.attach()

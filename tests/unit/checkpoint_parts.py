@@ -10,6 +10,7 @@ import torch
 
 from psjob import rules
 from psjob.checkpoint import files
+from psjob.checkpoint.admissions import write_admission
 from psjob.checkpoint.manifest import BlockPlace, Manifest
 from psjob.layout.blocks import Layout, TensorSpec, assign
 from psjob.rules.base import BlockState
@@ -64,10 +65,13 @@ def save(
     buffers = files.write_blocks(
         folder, f"v{view:06d}-c{cut:06d}-buffers.safetensors", [("bn.running_mean", torch.full((3,), float(step)))]
     )
+    rows = {"0": {"complete": step, "open": [], "leftAt": None, "incarnation": [1, 0]}}
+    tables = {str(s): write_admission(folder, f"v{view:06d}-c{cut:06d}-shard{s:03d}-a1-admission.json", rows) for s in range(shards)}
     return Manifest(
         run=run, view=view, step=step, mode=mode, final=final, created=1.5, layout=LAYOUT, rule="adam", update_at="server", shards=shards,
-        assignment=owner, blocks=tuple(places), files=tuple(facts), workers={"0": {"clock": step, "record": True}},
-        tables={"0": {"0": {"complete": step}}}, counters={"applied": 3}, spec_hash="ab", records=records, buffers=buffers,
+        assignment=owner, blocks=tuple(places), files=tuple(facts), tables=tables,
+        workers={"0": {"clock": step, "start": 1, "rewinds": 0, "leftAt": None}}, counters={"applied": 3}, spec_hash="ab",
+        records=records, buffers=buffers,
     )  # fmt: skip
 
 

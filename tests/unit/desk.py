@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,16 +12,19 @@ from typing import Any, cast
 
 import torch
 
-from psjob.checkpoint import claim, manifest
+from psjob.checkpoint import manifest
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.states import read_states
-from psjob.coordinator.coordinator import Coordinator
 from psjob.layout.blocks import TensorSpec
 from psjob.modes import written
 from psjob.process.config import CheckpointConfig, Config, Place, ShardAddress
+from psjob.protocol.coordinator import events
+from psjob.protocol.coordinator.joining import PACE_SECONDS
+from psjob.protocol.coordinator.machine import Coordinator
 from psjob.resume import record
 from psjob.shard.cell import Info
 from psjob.shard.checks import group_numbers
+from psjob.shard.coordination import Coordination
 from psjob.shard.hello import hello_body
 from psjob.shard.server import Server
 from psjob.shard.session import Session
@@ -45,6 +47,8 @@ class Clerk(Session):
         self.heard: list[Kind] = []
         self.placed: dict[str, Any] = {}
         """The body of the last WELCOME."""
+        self.lingers = False
+        """Its end is slow to hang up."""
 
     def tell(self, kind: Kind, body: Any = None, payload: bytes | None = None, **fields: Any) -> None:
         self.heard.append(kind)
@@ -52,7 +56,14 @@ class Clerk(Session):
             self.placed = body
 
     def hang_up(self) -> None:
+        if not self.lingers:
+            self.gone()
+
+    def gone(self) -> None:
+        """The stream has ended."""
         self.done.set()
+        assert self.server.coordinator is not None
+        self.server.coordinator.ended(self)
 
 
 class Desk:
@@ -70,12 +81,17 @@ class Desk:
         places = [Place("shard", i, run, number, number, 0, f"ps-{i}-{number}", config, None, folder, 0) for i in range(shards)]
         self.servers = [Server(place, self.folder) for place in places]
         self.rule = "reduce" if update_at == "worker" else "sgd"
-        self.c = cast(Coordinator, self.servers[0].coordinator)
+        self.coordination = cast(Coordination, self.servers[0].coordinator)
+        self.c = self.coordination.machine
+        self.later = 0.0
+        """Seconds by which the desk's clock is ahead of the machine's."""
+        self.coordination.clock = lambda: time.monotonic() + self.later
+        self._links = dict.fromkeys(range(shards), 0)
         for server in self.servers:
-            server.control.answer = partial(self.c.answer, server.place.index)
-        self.servers[0].store.on_step = self.c.step_passed
-        claim.claim(self.folder, number, places[0].pod)
-        self.c.views.begin()
+            server.control.answer = partial(self.coordination.answer, server.place.index)
+        self.servers[0].store.on_step = self.coordination.step_passed
+        self.coordination.feed(events.Started())
+        self.work()
         for index in range(1, shards):
             self.relink(index)
         self.settle()
@@ -90,28 +106,55 @@ class Desk:
                     thread.join()
             for server in self.servers:
                 server.control.disk.wait()
-            try:
-                while True:
-                    self.c._events.get_nowait()()
-            except queue.Empty:
-                busy = any(server.control.disk.busy for server in self.servers)
-                if not busy and not any(thread.name in SLOW for thread in threading.enumerate()):
-                    return
+            self.hear()
+            self.work()
+            busy = any(server.control.disk.busy for server in self.servers) or not self.coordination.pending.empty()
+            if not busy and not any(thread.name in SLOW for thread in threading.enumerate()):
+                return
 
     def hear(self) -> None:
         """Let the coordinator hear what has been said so far, and nothing that follows from it."""
-        for _ in range(self.c._events.qsize()):
-            self.c._events.get_nowait()()
+        for _ in range(self.coordination.pending.qsize()):
+            self.coordination.feed(self.coordination.pending.get_nowait())
+
+    def work(self) -> None:
+        """Let the coordinator's disk do what was asked for, and hear of it, until nothing more is."""
+        while not self.coordination.jobs.empty():
+            done = self.coordination.disk.carry_out(self.coordination.jobs.get_nowait())
+            if done is not None:
+                self.coordination.feed(done)
 
     def tick(self, later: float = 0.0) -> None:
-        """The coordinator looks at the clock, `later` seconds from now."""
-        self.c._tick(time.monotonic() + later)
-        if self.c.cuts.prepared is not None:  # a cut that is due waits for the shards' memory
+        """So many seconds pass, and the coordinator looks at the clock."""
+        self.later += later
+        self.coordination.tick()
+        if self.c.cutting.cuts.prepared is not None:  # a cut that is due waits for the shards' memory
             for thread in threading.enumerate():
                 if thread.name == "spare":
                     thread.join()
             self.hear()
-            self.c._tick(time.monotonic() + later)
+            self.coordination.tick()
+        self.work()
+
+    def does(self, act: Callable[[Coordinator], None]) -> None:
+        """A part of the coordinator does something of itself."""
+        self.c._out, self.c.now = [], max(self.c.now, self.coordination.clock())
+        act(self.c)
+        for action in self.c._out:
+            self.coordination.carry_out(action)
+
+    def begin_cut(self) -> None:
+        """A checkpoint is due."""
+        self.c.furthest = self.servers[0].store.furthest()
+        self.does(lambda c: c.cutting.begin())
+
+    def drop_cut(self, why: str) -> None:
+        """The checkpoint on its way is given up."""
+        self.does(lambda c: c.cutting.drop(why))
+
+    def stop_job(self) -> None:
+        """The whole job is asked to go."""
+        self.coordination.feed(events.StopAsked())
 
     # -- shards --------------------------------------------------------------------------------
 
@@ -121,7 +164,8 @@ class Desk:
         serves = store.phase.name == "SERVING" if serving is None else serving
         carried = 0 if store.decided is None else store.decided.carried
         body = hello_body(index, store.attempt, store.view, serves, store.recovery, written(store.mode), carried)
-        self.c.views.shard(index, body, order or self.servers[index].control.order)
+        self._links[index] = self.coordination.shard(index, body, order or self.servers[index].control.order)
+        self.hear()
         if store.decided is not None:
             store.decided.tell_again()
 
@@ -131,12 +175,20 @@ class Desk:
 
     # -- workers -------------------------------------------------------------------------------
 
-    def hello(self, rank: int, start: int = 1, rewinds: int = 0, **more: Any) -> Clerk:
+    def hello(self, rank: int, start: int = 1, rewinds: int = 0, lingers: bool = False, **more: Any) -> Clerk:
         """A process of worker `rank` says hello; `fresh` unless told otherwise."""
         table = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "group": t.group} for t in TABLE]
         clerk = Clerk(self.servers[0], rank, start, rewinds, {"fresh": True, "rule": self.rule, "table": table} | more)
-        self.c._hello(clerk)
+        clerk.lingers = lingers
+        self.later += PACE_SECONDS  # whoever comes is asked for at once
+        self.coordination.hello(clerk)
+        self.hear()
         return clerk
+
+    def say(self, clerk: Clerk, header: Header, body: Mapping[str, Any], blob: bytes) -> None:
+        """A worker says something beside its pushes."""
+        self.coordination.frame(clerk, header, body, blob)
+        self.hear()
 
     def give(self, clerk: Clerk, value: float = 0.0, shards: list[int] | None = None) -> None:
         """Rank 0 gives the run's first values; `shards` (None: all) have them already when the coordinator has the rest."""
@@ -146,7 +198,7 @@ class Desk:
             for block, cell in server.store.cells.items():
                 if server.store.initialise(block, torch.full((cell.block.length,), value)):
                     server.initialised()
-        self.c._frame(clerk, Header(Kind.RECORD, clock=-1), {}, resume(0))
+        self.say(clerk, Header(Kind.RECORD, clock=-1), {}, resume(0))
 
     def begun(self, **hello: Any) -> list[Clerk]:
         """All workers of a new run, welcomed at clock 0."""
@@ -181,7 +233,7 @@ class Desk:
 
     def edge(self, clerk: Clerk, clock: int) -> None:
         """A worker stands before `clock` and hands in its record."""
-        self.c._frame(clerk, Header(Kind.RECORD, clock=clock), {}, resume(clock))
+        self.say(clerk, Header(Kind.RECORD, clock=clock), {}, resume(clock))
 
     def leave(self, clerk: Clerk, clock: int, shards: list[int] | None = None) -> None:
         """A worker is through, and says so to `shards` (None: all)."""
@@ -191,7 +243,7 @@ class Desk:
                 server.control.left(clerk.rank)
         if shards is None or 0 in shards:
             self.edge(clerk, clock)
-            self.c._frame(clerk, Header(Kind.LEAVE, clock=clock), {}, b"")
+            self.say(clerk, Header(Kind.LEAVE, clock=clock), {}, b"")
 
     def keep(self, clock: int, shards: list[int] | None = None) -> None:
         """Rank 0 stores the weights of `clock`, which hold that number (updateAt worker)."""

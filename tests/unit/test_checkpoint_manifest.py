@@ -53,7 +53,7 @@ def test_nothing_is_none_and_another_run_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [*HOWS, "flip"])
-@pytest.mark.parametrize("which", ["manifest", "shard000", "shard001", "records", "buffers"])
+@pytest.mark.parametrize("which", ["manifest", "shard000-a1.", "shard001-a1.", "records", "buffers", "shard001-a1-admission"])
 def test_any_damage_means_the_one_before(tmp_path: Path, which: str, how: str) -> None:
     before, after = committed(tmp_path, 10, 20)
     name = after.name if which == "manifest" else next(n for n in names(tmp_path, "v000001-c000020") if which in n)
@@ -73,7 +73,7 @@ def test_any_damage_means_the_one_before(tmp_path: Path, which: str, how: str) -
 
 def test_swapped_files_are_found(tmp_path: Path) -> None:
     before, _ = committed(tmp_path, 10, 20)
-    one, two = (tmp_path / n for n in names(tmp_path, "v000001-c000020-shard"))
+    one, two = (tmp_path / n for n in names(tmp_path, "v000001-c000020-shard") if n.endswith(".safetensors"))
     one.rename(tmp_path / "t")
     two.rename(one)
     (tmp_path / "t").rename(two)
@@ -110,6 +110,9 @@ CHANGES: list[tuple[Any, str]] = [
     (lambda b: b.update(view="1"), "whole number"),
     (lambda b: b.update(run=7), "short text"),
     (lambda b: b.update(workers=[]), "not an object"),
+    (lambda b: b["workers"]["clock"].append(1), "zip"),
+    (lambda b: b["workers"]["start"].__setitem__(0, -1), "whole number"),
+    (lambda b: b["tables"]["0"].update(name="../x"), "plain name"),
     (lambda b: b.update(assignment=[9] * len(b["assignment"])), "assignment"),
 ]
 
@@ -161,11 +164,43 @@ _good: tuple[Path, manifest.Manifest] | None = None
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"{}", b"[]", b"[" * 100_000, b'{"format": 1, "sha256": "x"}', b'{"a": 1e999}', b'{"a": NaN}', b"\xff"]
+    "raw", [b"", b"{}", b"[]", b"[" * 100_000, b'{"format": 2, "sha256": "x"}', b'{"a": 1e999}', b'{"a": NaN}', b"\xff"]
 )
 def test_what_is_no_manifest_is_damage(raw: bytes) -> None:
     with pytest.raises(Damage, match="m is damaged"):
         manifest.decode(raw, "m")
+
+
+def test_a_manifest_of_an_older_format_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    before, after = committed(tmp_path, 10, 20)
+    (tmp_path / after.name).write_bytes(rewritten(after, lambda body: body.update(format=1)))
+    found, problems = manifest.newest(tmp_path, RUN)
+    assert found == before and "has format 1, this psjob reads 2: an older psjob wrote it" in problems[0]
+
+
+def test_the_manifest_of_the_largest_job_is_small(tmp_path: Path) -> None:
+    """Admission tables lie beside it: what it has of 256 shards and 4,000 workers adds up, and is not multiplied."""
+    made = save(tmp_path, 10)
+    table = made.tables["0"]
+    workers = {str(rank): {"clock": 10**6 + rank, "start": 3, "rewinds": 12, "leftAt": None} for rank in range(4000)}
+    tables = {str(shard): dataclasses.replace(table, name=f"v000001-c000010-shard{shard:03d}-a1-admission.json") for shard in range(256)}
+    raw = manifest.encode(dataclasses.replace(made, workers=workers, tables=tables))
+    assert len(raw) < 200_000
+    back = manifest.decode(raw, made.name)
+    assert back.workers == workers and back.tables == tables
+
+
+def test_a_shallow_look_leaves_bytes_to_those_who_read_them(tmp_path: Path) -> None:
+    before, after = committed(tmp_path, 10, 20)
+    path = tmp_path / after.files[0].name
+    raw = bytearray(path.read_bytes())
+    raw[-5] ^= 1
+    path.write_bytes(raw)
+    assert manifest.newest(tmp_path, RUN, whole=False) == (after, [])
+    assert manifest.newest(tmp_path, RUN, whole=False, passed={after.name}) == (before, [])
+    path.write_bytes(raw[:-1])
+    found, problems = manifest.newest(tmp_path, RUN, whole=False)
+    assert found == before and path.name in problems[0]
 
 
 def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.unit.desk import Desk
 
 def in_the_way(desk: Desk, cut: int) -> Path:
     """What stands where shard 0 would write its file of the `cut`-th cut, so that this fails."""
-    path = desk.folder / f"v000001-c{desk.c.cuts.number + cut:06d}-shard000-a1.safetensors"
+    path = desk.folder / f"v000001-c{desk.c.cutting.cuts.number + cut:06d}-shard000-a1.safetensors"
     (path / "x").mkdir(parents=True)
     return path
 
@@ -21,9 +21,9 @@ def test_a_failed_checkpoint_of_step_0_is_tried_again(tmp_path: Path) -> None:
     in_the_way(desk, 1)
     desk.give(first)
     desk.settle()
-    assert desk.c.cuts.current is None and "c065537-shard000" in str(desk.c.progress.checkpoint_problem)
+    assert desk.c.cutting.cuts.current is None and "c065537-shard000" in str(desk.c.progress.checkpoint_problem)
     desk.tick()
-    assert desk.c.cuts.current is None, "not at once"
+    assert desk.c.cutting.cuts.current is None, "not at once"
     desk.tick(later=6.0)
     desk.settle()
     assert [made.step for made in desk.manifests()] == [0]
@@ -34,10 +34,10 @@ def test_a_rank_0_that_begins_anew_voids_the_checkpoint_of_what_it_gave_before(t
     desk = Desk(tmp_path)
     desk.give(desk.hello(0), value=1.0)
     desk.hear()
-    assert desk.c.cuts.current is not None
+    assert desk.c.cutting.cuts.current is not None
     again = desk.hello(0, start=2)
     desk.settle()
-    assert desk.c.views.initialising and not desk.manifests()
+    assert desk.c.recovery.initialising and not desk.manifests()
     desk.give(again, value=2.0)
     desk.settle()
     (made,) = desk.manifests()
@@ -52,7 +52,7 @@ def test_a_shard_that_has_first_values_of_an_earlier_try_is_still_waited_for(tmp
     again = desk.hello(0, start=2)
     desk.give(again, value=2.0, shards=[0])
     desk.hear()
-    assert desk.c.cuts.current is None
+    assert desk.c.cutting.cuts.current is None
     desk.give(again, value=2.0, shards=[1])
     desk.settle()
     (made,) = desk.manifests()
@@ -64,6 +64,6 @@ def test_a_failed_restore_that_is_over_sends_nobody_back(tmp_path: Path) -> None
     clerks = desk.begun()
     for clerk in clerks:
         desk.push(clerk, 0)
-    desk.c._answer(1, {"did": "unrestored", "recovery": desk.c.views.recovery - 1, "why": "of an earlier try"})
+    desk.coordination.answer(1, {"did": "unrestored", "recovery": desk.c.recovery.recovery - 1, "why": "of an earlier try"})
     desk.settle()
-    assert desk.c.views.open and desk.versions() == {1} and clerks[0].heard[-1] is Kind.RECORD
+    assert desk.c.recovery.open and desk.versions() == {1} and clerks[0].heard[-1] is Kind.RECORD

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from psjob.checkpoint.manifest import Manifest
-from psjob.coordinator.deciding import RECORD_SECONDS, WISH_SECONDS, Deciding
-from psjob.coordinator.joining import read_records
+from psjob.checkpoint.records import read_records
+from psjob.protocol.coordinator.deciding import RECORD_SECONDS, WISH_SECONDS, Deciding
 from psjob.resume.record import unpack
 from psjob.wire.frame import Kind
 from tests.unit.desk import NEVER, Clerk, Desk
@@ -57,7 +57,7 @@ def test_a_stop_holds_the_decided_and_waits_for_nobody_who_waits(tmp_path: Path)
     desk.push(clerks[2], 0, shards=[1])
     desk.settle()
     assert deciding(desk).missing() == [1, 2]
-    desk.c.ending.stop_job()
+    desk.stop_job()
     desk.tick()
     desk.settle()
     assert [clerk.heard[-2:] for clerk in clerks] == [[Kind.STOP, Kind.STOPPED]] * 3
@@ -132,7 +132,7 @@ def test_a_shard_in_which_an_order_broke_off_sends_all_back(tmp_path: Path, capl
     """What the shards told before is void."""
     desk = Desk(tmp_path, **BACKUP)
     clerks = at_version_one(desk)
-    before = desk.c.views.recovery
+    before = desk.c.recovery.recovery
     desk.servers[1].control.order({"do": "decide", "number": 9, "version": 1, "batches": [], "go": []})
     desk.servers[1].control.order({"do": "decide", "number": 2, "version": 1, "batches": [], "go": []})
     said = [record.getMessage() for record in caplog.records]
@@ -141,7 +141,7 @@ def test_a_shard_in_which_an_order_broke_off_sends_all_back(tmp_path: Path, capl
     desk.settle()
     assert desk.versions() == {0} and [clerk.heard[-1] for clerk in clerks] == [Kind.REWIND] * 3
     for index in range(2):
-        desk.c.answer(index, {"did": "arrived", "recovery": before, "push": [0, 0], "base": 0, "carried": 0})
+        desk.coordination.answer(index, {"did": "arrived", "recovery": before, "push": [0, 0], "base": 0, "carried": 0})
     desk.settle()
     assert deciding(desk).missing() == [0, 1, 2]
     again = [desk.hello(rank, rewinds=1) for rank in range(3)]
@@ -161,7 +161,7 @@ def test_who_leaves_in_softsync_goes_when_its_pushes_are_decided(tmp_path: Path)
     desk.settle()
     desk.leave(clerks[0], 1)
     desk.tick(later=1.0)
-    assert desk.c.cuts.current is None and desk.versions() == {0}, "no checkpoint can hold its end"
+    assert desk.c.cutting.cuts.current is None and desk.versions() == {0}, "no checkpoint can hold its end"
     desk.push(clerks[1], 0)
     desk.settle()
     assert desk.versions() == {1}
@@ -182,7 +182,7 @@ def test_who_comes_back_while_its_last_push_waits_asks_for_no_checkpoint(tmp_pat
     back = desk.hello(0, start=2)
     desk.settle()
     desk.tick(later=1.0)
-    assert desk.c.cuts.current is None and not desk.c.cuts.requested
+    assert desk.c.cutting.cuts.current is None and not desk.c.cutting.cuts.requested
     for clerk in clerks[1:]:
         desk.edge(clerk, 0)
     desk.push(clerks[1], 0)

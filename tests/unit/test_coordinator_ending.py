@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 from psjob import contract
-from psjob.coordinator.ending import COMPANY_SECONDS, FINISHED_SECONDS
 from psjob.process.errors import LONGEST_MESSAGE
+from psjob.protocol.coordinator.completion import COMPANY_SECONDS, FINISHED_SECONDS
 from psjob.shard.server import last_words as leave_last_words
 from psjob.wire.frame import Kind
 from tests.unit.desk import Clerk, Desk
@@ -56,14 +55,14 @@ def test_where_workers_step_the_job_ends_with_rank_0_though_others_go_on(tmp_pat
     desk.settle()
     last = desk.manifests()[-1]
     assert last.final and desk.weights(last) == {2.0}
-    assert clerks[1].heard[-1] is Kind.FINISHED and desk.c.ending.over
+    assert clerks[1].heard[-1] is Kind.FINISHED and desk.c.completion.over
 
 
 def test_where_workers_step_the_last_checkpoint_waits_for_the_weights_on_every_shard(tmp_path: Path) -> None:
     """Rank 0's streams are several: the coordinator knows that it has left before shard 1 has its last weights."""
     desk, clerk = half_left(tmp_path)
     desk.settle()
-    assert not desk.c.ending.over
+    assert not desk.c.completion.over
     desk.keep(1, shards=[1])
     desk.settle()
     last = desk.manifests()[-1]
@@ -116,13 +115,13 @@ def test_a_failed_last_checkpoint_waits_before_it_is_tried_again(tmp_path: Path)
     desk.leave(clerk, 1)
     desk.tick()
     desk.settle()
-    tried = desk.c.cuts.number
-    assert desk.c.cuts.current is None and desk.c.progress.checkpoint_problem
+    tried = desk.c.cutting.cuts.number
+    assert desk.c.cutting.cuts.current is None and desk.c.progress.checkpoint_problem
     desk.tick()
-    assert desk.c.cuts.number == tried and not desk.c.ending.over, "not at once"
+    assert desk.c.cutting.cuts.number == tried and not desk.c.completion.over, "not at once"
     desk.tick(later=6.0)
     desk.settle()
-    assert desk.c.cuts.number == tried + 1 and desk.manifests()[-1].final and clerk.heard[-1] is Kind.FINISHED
+    assert desk.c.cutting.cuts.number == tried + 1 and desk.manifests()[-1].final and clerk.heard[-1] is Kind.FINISHED
 
 
 def test_a_failed_checkpoint_of_a_stop_waits_before_it_is_tried_again(tmp_path: Path) -> None:
@@ -130,38 +129,42 @@ def test_a_failed_checkpoint_of_a_stop_waits_before_it_is_tried_again(tmp_path: 
     (clerk,) = desk.begun()
     desk.push(clerk, 0)
     in_the_way(desk, 1)
-    desk.c.ending.stop_job()
+    desk.stop_job()
     desk.tick()
     for clock in (1, 2):
         desk.push(clerk, clock)
         desk.edge(clerk, clock + 1)
     desk.settle()
-    tried = desk.c.cuts.number
-    assert desk.c.cuts.current is None and desk.c.progress.checkpoint_problem
+    tried = desk.c.cutting.cuts.number
+    assert desk.c.cutting.cuts.current is None and desk.c.progress.checkpoint_problem
     desk.tick()
-    assert desk.c.cuts.number == tried, "not at once"
+    assert desk.c.cutting.cuts.number == tried, "not at once"
     desk.tick(later=6.0)
-    assert desk.c.cuts.number == tried + 1 and desk.c.cuts.current is not None and desk.c.cuts.current.stop
+    assert desk.c.cutting.cuts.number == tried + 1 and desk.c.cutting.cuts.current is not None and desk.c.cutting.cuts.current.stop
 
 
 def test_a_checkpoint_that_lost_something_on_the_way_is_given_up_and_tried_again(tmp_path: Path) -> None:
-    """Worker 1's record of the step never came, and training went on."""
+    """Worker 1's record of the step never came, and it hands in one of a later step."""
     desk = Desk(tmp_path)
     clerks = desk.begun()
-    desk.c.begin_cut(time.monotonic())
+    desk.begin_cut()
     for clock in range(4):
         for clerk in clerks:
             desk.push(clerk, clock)
             if clerk.rank == 0:
                 desk.edge(clerk, clock + 1)
     desk.settle()
-    cut = desk.c.cuts.current
+    cut = desk.c.cutting.cuts.current
     assert cut is not None and len(cut.written) == 2 and desk.c.progress.step > (cut.step or 0)
-    desk.tick()
-    assert desk.c.cuts.current is cut
-    desk.tick(later=desk.c.cuts.STUCK_SECONDS + 1.0)
-    assert clerks[1].heard[-1] is Kind.RELEASE
-    assert desk.c.cuts.current is not None and desk.c.cuts.current.number == cut.number + 1
+    desk.tick(later=1000.0)
+    assert desk.c.cutting.cuts.current is cut, "a record may take long on its way"
+    assert "waits for the records of workers [1]" in str(desk.c.progress.checkpoint_problem)
+    desk.edge(clerks[1], 4)
+    desk.settle()
+    assert desk.c.cutting.cuts.current is None and "worker 1 went beyond step" in str(desk.c.progress.checkpoint_problem)
+    assert not list(desk.folder.glob(f"v*-c{cut.number:06d}-*")), "the shards have deleted what they wrote of it"
+    desk.tick(later=6.0)
+    assert desk.c.cutting.cuts.current is not None and desk.c.cutting.cuts.current.number == cut.number + 1
 
 
 def test_the_last_words_of_many_workers_fit(tmp_path: Path, last_words: Path) -> None:
@@ -185,9 +188,13 @@ def test_a_shard_0_that_comes_back_to_a_finished_run_tells_whoever_comes_and_goe
     assert desk.manifests()[-1].final and desk.c.members.met() == "1:0-2"
     back = Desk(tmp_path, workers=3, number=2)
     assert back.c.members.met() == "1:0-2", "who was met before is in the manifest"
-    assert back.c.ending.due_to_go(time.monotonic() + FINISHED_SECONDS - 1) is None
+    back.tick(later=FINISHED_SECONDS - 2)
+    assert not back.servers[0]._exit
     clerk = back.hello(1, start=2)
     assert clerk.heard == [Kind.FINISHED] and back.c.members.met() == "1:0,2 2:1"
-    clerk.done.set()
-    assert back.c.ending.due_to_go(time.monotonic() + 1) is None, "another one may be on its way"
-    assert back.c.ending.due_to_go(time.monotonic() + COMPANY_SECONDS) == contract.EXIT_DONE
+    clerk.gone()
+    back.hear()
+    back.tick(later=COMPANY_SECONDS - 1)
+    assert not back.servers[0]._exit, "another one may be on its way"
+    back.tick(later=2.0)
+    assert back.servers[0]._exit == [contract.EXIT_DONE]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from psjob.coordinator.joining import rule_difference
+from psjob.protocol.coordinator import events
+from psjob.protocol.coordinator.checks import rule_difference
 from psjob.shard.phase import Phase
 from psjob.wire.frame import Header, Kind, WireError
 from tests.unit.desk import NEVER, Desk
@@ -30,14 +31,14 @@ def test_a_lone_return_goes_on_where_the_job_waits(tmp_path: Path) -> None:
     again = desk.hello(1, start=2)
     desk.settle()
     assert again.heard == [Kind.WELCOME, Kind.RECORD] and again.placed["clock"] == 1
-    assert desk.c.sessions[0].heard[-1] is Kind.RECORD  # type: ignore[attr-defined]
+    assert desk.coordination._sessions[desk.c.members[0].stream.id].heard[-1] is Kind.RECORD  # type: ignore[attr-defined]
 
 
 def test_where_workers_step_a_lone_return_sends_all_back_to_the_weights_that_are_stored(tmp_path: Path) -> None:
     """The shards hold the weights of step 0; those of step 1 only the workers have."""
     desk = Desk(tmp_path, update_at="worker")
     at_clock_one(desk)
-    other = desk.c.sessions[0]
+    other = desk.coordination._sessions[desk.c.members[0].stream.id]
     again = desk.hello(1, start=2)
     desk.settle()
     assert other.heard[-1] is Kind.REWIND and other.done.is_set()  # type: ignore[attr-defined]
@@ -59,7 +60,7 @@ def test_a_worker_that_came_before_there_was_a_model_is_asked_for_it_too(tmp_pat
     assert not early.heard
     desk.give(desk.hello(0))
     desk.settle()
-    assert desk.c.views.open and early.heard[-1] is Kind.ERROR and early.done.is_set()
+    assert desk.c.recovery.open and early.heard[-1] is Kind.ERROR and early.done.is_set()
 
 
 def test_a_worker_of_another_rule_is_refused(tmp_path: Path) -> None:
@@ -89,10 +90,9 @@ def test_a_hello_with_numbers_that_none_has_ends_no_coordinator(tmp_path: Path) 
     desk = Desk(tmp_path)
     desk.begun()
 
-    def say_hello() -> None:
-        desk.hello(1, start=2, fresh=False, recovery=float("inf"))
-
-    desk.c._carry_out(say_hello)
+    for recovery in (float("inf"), -1, "1", True):
+        with pytest.raises(WireError, match="recovery of its hello is"):
+            desk.hello(1, start=2, fresh=False, recovery=recovery)
     for slots in (0, 65, 1.5, True):
         with pytest.raises(WireError, match=r"takes 1.*64 answers at a time"):
             desk.hello(1, start=3, slots=slots)
@@ -118,7 +118,7 @@ def test_a_run_that_begins_from_another_knows_nothing_of_its_processes(tmp_path:
     for clerk in clerks:
         desk.push(clerk, 0)
         desk.edge(clerk, 1)
-    desk.c.begin_cut(0.0)
+    desk.begin_cut()
     for clock in (1, 2):
         for clerk in clerks:
             desk.push(clerk, clock)
@@ -140,10 +140,10 @@ def test_a_shard_that_kept_its_blocks_is_not_restored(tmp_path: Path) -> None:
     desk.servers[1].control.answer = lambda body: None  # the stream breaks under the answer
     desk.relink(1, serving=False)
     desk.settle()
-    assert desk.c.views.state == "restoring" and desk.servers[1].store.phase is Phase.HELD
+    assert desk.c.recovery.state == "restoring" and desk.servers[1].store.phase is Phase.HELD
     desk.relink(1, serving=True)
     desk.settle()
-    assert desk.c.views.open
+    assert desk.c.recovery.open
     assert {cell.n for cell in desk.servers[0].store.cells.values()} == {1}
 
 
@@ -152,9 +152,9 @@ def test_what_a_worker_said_before_all_went_back_does_not_count(tmp_path: Path, 
     """It had come to its end as a restore was ordered: it makes its steps again, and the others wait for it."""
     desk = Desk(tmp_path, mode=mode)
     clerks = desk.begun()
-    desk.c.views.rewind_all("a shard was lost")
+    desk.does(lambda c: c.recovery.rewind_all("a shard was lost"))
     desk.edge(clerks[0], 5)
-    desk.c._frame(clerks[0], Header(Kind.LEAVE, clock=5), {}, b"")
+    desk.say(clerks[0], Header(Kind.LEAVE, clock=5), {}, b"")
     desk.settle()
     again = [desk.hello(rank, rewinds=1) for rank in range(2)]
     desk.settle()
@@ -165,11 +165,10 @@ def test_a_worker_that_was_told_to_begin_again_is_not_welcomed_as_it_is(tmp_path
     """Its stream is still open when the restore is ordered: its clocks would count as taken, and their pushes as duplicates."""
     desk = Desk(tmp_path)
     desk.begun()
-    before = desk.c.views.recovery
-    desk.c.views.announced(2)
-    old = desk.hello(0, fresh=False, recovery=before, acked=3, attempt=1)
-    old.done.clear()
+    before = desk.c.recovery.recovery
+    desk.coordination.feed(events.ShardAnnounced(2))
+    old = desk.hello(0, lingers=True, fresh=False, recovery=before, acked=3, attempt=1)
     desk.servers[1].store.attempt = 2
     desk.relink(1, serving=False)
     desk.settle()
-    assert desk.c.views.open and old.heard == [Kind.REWIND] * 2
+    assert desk.c.recovery.open and old.heard == [Kind.REWIND] * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +15,10 @@ def test_a_stop_takes_the_checkpoint_that_is_on_its_way(tmp_path: Path) -> None:
     """Workers that stand still would never come to its step: they are told to go on to it, and end there."""
     desk = Desk(tmp_path)
     clerks = desk.begun()
-    desk.c.begin_cut(time.monotonic())
-    cut = desk.c.cuts.current
+    desk.begin_cut()
+    cut = desk.c.cutting.cuts.current
     assert cut is not None and cut.step is not None and cut.step > 1
-    desk.c.ending.stop_job()
+    desk.stop_job()
     desk.tick()
     assert [clerk.heard[-1] for clerk in clerks] == [Kind.STOP] * 2
     for clock in range(cut.step):
@@ -27,7 +26,7 @@ def test_a_stop_takes_the_checkpoint_that_is_on_its_way(tmp_path: Path) -> None:
             desk.push(clerk, clock)
             desk.edge(clerk, clock + 1)
     desk.settle()
-    assert desk.manifests()[-1].step == cut.step and desk.c.cuts.number == cut.number
+    assert desk.manifests()[-1].step == cut.step and desk.c.cutting.cuts.number == cut.number
     assert [clerk.heard[-1] for clerk in clerks] == [Kind.STOPPED] * 2
 
 
@@ -35,20 +34,20 @@ def test_a_stop_waits_for_the_checkpoint_that_is_being_written(tmp_path: Path) -
     """Everybody has passed it: it ends by itself, and the stop takes one of its own."""
     desk = Desk(tmp_path)
     clerks = desk.begun()
-    desk.c.begin_cut(time.monotonic())
-    cut = desk.c.cuts.current
+    desk.begin_cut()
+    cut = desk.c.cutting.cuts.current
     assert cut is not None and cut.step is not None
     for clock in range(cut.step):
         for clerk in clerks:
             desk.push(clerk, clock)
-    desk.c.ending.stop_job()
+    desk.stop_job()
     desk.tick()
     assert not cut.stop and Kind.STOP not in clerks[0].heard
     for clerk in clerks:
         desk.edge(clerk, cut.step)
     desk.settle()
     desk.tick()
-    after = desk.c.cuts.current
+    after = desk.c.cutting.cuts.current
     assert desk.manifests()[-1].step == cut.step and after is not None and after.stop
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from psjob import contract
-from psjob.coordinator.switching import following
 from psjob.modes import Async, Backup, Bounded, ServedMode, Softsync, Sync, of, read, written
 from psjob.process.config import place, wished
 from psjob.process.errors import Refused
+from psjob.protocol.coordinator import events
+from psjob.protocol.coordinator.switching import following
 from psjob.wire.frame import Kind
 from tests.unit.desk import Clerk, Desk
 from tests.unit.test_coordinator_marks import cut
@@ -53,17 +54,15 @@ def again(desk: Desk, rewinds: int, mode: ServedMode | None = None) -> list[Cler
 
 
 def wish(desk: Desk, mode: ServedMode) -> None:
-    """The config asks for another mode, and the coordinator looks there."""
-    desk.c.switching.wish = mode
-    desk.c.switching._looked = 0.0
-    desk.c.switching.tick(1e9)
+    """The config asks for another mode."""
+    desk.coordination.feed(events.ModeWished(mode))
 
 
 def test_all_go_over_at_a_checkpoint(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     clerks = desk.begun()
     wish(desk, Bounded(2))
-    assert desk.c.cuts.requested and desk.c.mode == Sync(), "not before there is a checkpoint"
+    assert desk.c.cutting.cuts.requested and desk.c.mode == Sync(), "not before there is a checkpoint"
     cut(desk, clerks, [1, 1])
     (step,) = {made.step for made in desk.manifests()} - {0}
     assert [clerk.heard[-1] for clerk in clerks] == [Kind.REWIND] * 2
@@ -95,8 +94,8 @@ def test_from_async_to_sync_nobody_skips_a_batch(tmp_path: Path) -> None:
         desk.push(clerk, step)
     weights = {float(cell.state.weights[0]) for server in desk.servers for cell in server.store.cells.values() if cell.state}
     assert weights == {2.0 * step + 1.0} and desk.versions() == {step + 1}
-    desk.c.switching.tick(1e12)
-    assert not desk.c.cuts.requested, "it is there"
+    desk.coordination.feed(events.ModeWished(Sync()))
+    assert not desk.c.cutting.cuts.requested, "it is there"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +121,7 @@ def test_a_shard_that_still_serves_the_mode_before_goes_over_too(tmp_path: Path)
     desk.servers[1].store.mode = desk.servers[1].control.machine.mode = Async()
     desk.relink(1)
     desk.settle()
-    assert desk.c.views.open and {server.store.mode for server in desk.servers} == {Bounded(3)}
+    assert desk.c.recovery.open and {server.store.mode for server in desk.servers} == {Bounded(3)}
     assert [clerk.heard[-1] for clerk in clerks] == [Kind.REWIND] * 2
 
 
@@ -139,9 +138,8 @@ def test_a_run_begins_in_one_mode(tmp_path: Path) -> None:
 def test_where_workers_step_the_mode_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk(tmp_path, update_at="worker")
     desk.begun()
-    desk.c.switching._hear(Bounded(2))
-    desk.c.switching.tick(1e9)
-    assert desk.c.switching.next() is None and not desk.c.cuts.requested
+    wish(desk, Bounded(2))
+    assert desk.c.switching.next() is None and not desk.c.cutting.cuts.requested
     assert "training.mode bounded:2 is asked for; the job stays sync: the workers' optimizer has no rule on the shards" in caplog.text
 
 
@@ -158,9 +156,8 @@ def test_what_goes_with_one_mode_keeps_it(
     desk = Desk(tmp_path, mode=mode, **more)
     cut(desk, desk.begun(), [2, 2])
     before = desk.c.mode
-    desk.c.switching._hear(asked)
-    desk.c.switching.tick(1e9)
-    assert desk.c.switching.next() is None and not desk.c.cuts.requested
+    wish(desk, asked)
+    assert desk.c.switching.next() is None and not desk.c.cutting.cuts.requested
     assert why in caplog.text
     assert Desk(tmp_path, mode=asked.name, number=2, **more).c.mode == before, "nor when the coordinator starts again"
 

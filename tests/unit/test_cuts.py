@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from psjob.coordinator.cuts import Cuts
-from psjob.coordinator.joining import difference, resume_async, resume_sync
-from psjob.coordinator.members import Members, State
 from psjob.layout.blocks import TensorSpec
+from psjob.protocol.coordinator.checks import difference
+from psjob.protocol.coordinator.cuts import SILENCE_SECONDS, Cuts
+from psjob.protocol.coordinator.events import ShardStands
+from psjob.protocol.coordinator.job import WorkerFacts
+from psjob.protocol.coordinator.joining import resume_async, resume_sync
+from psjob.protocol.coordinator.members import Members, State
 
 
 def test_a_cut_by_steps_is_named_ahead_on_a_multiple() -> None:
@@ -43,7 +46,9 @@ def test_a_cut_by_time_waits_for_memory_but_not_for_long() -> None:
     assert not cuts.waits(5, 2, 10.0 + cuts.PREPARE_SECONDS)
     cuts.begin(5, 11.0)
     cuts.committed(7, 12.0)
-    assert not cuts.prepares(8, 13.0) and cuts.prepares(9, 22.0)
+    assert not cuts.prepares(9, 22.0) and not cuts.waits(9, 2, 22.0), "memory stays"
+    cuts.restart(7, 23.0)
+    assert cuts.prepares(9, 33.0), "what was restored has none"
 
 
 def test_a_cut_by_steps_asks_for_memory_ahead_and_stands_on_its_multiple() -> None:
@@ -66,34 +71,39 @@ def test_a_failed_write_waits_before_it_is_tried_again() -> None:
 def test_marked_cuts_name_no_step_and_expire() -> None:
     cuts = Cuts(1.0, None, marks=True)
     cuts.restart(0, 0.0)
-    assert cuts.begin(5, 1.0).step is None
+    cut = cuts.begin(5, 1.0)
+    assert cut.step is None and not cuts.expired(1000.0), "nobody holds before all shards are ready"
+    cut.ready, cut.asked = {0, 1}, 1.0
     assert not cuts.expired(1.0 + cuts.MARK_SECONDS)
     assert cuts.expired(1.1 + cuts.MARK_SECONDS)
+    cut.held = {0: 2.0, 1: 3.0}
+    assert not cuts.expired(1000.0), "all have copied, and nobody holds any more"
+    cut.held = {0: 2.0}
     cuts.timed_out(20.0)
     assert cuts.current is None and not cuts.due(5, 21.0)
 
 
 def test_a_sync_worker_returns_only_where_the_job_waits() -> None:
-    at = [{"lo": 7, "hi": 7, "owned": 2}, {"lo": 7, "hi": 7, "owned": 1}]
+    at = [ShardStands(7, 7, 2, 7), ShardStands(7, 7, 1, 7)]
     assert resume_sync(at, {5, 6, 7}) == 7
     assert resume_sync(at, {5, 6}) is None
-    assert resume_sync([*at, {"lo": 7, "hi": 8}], {7}) is None
-    assert resume_sync([{"lo": 0, "hi": 0}], set()) == 0
+    assert resume_sync([*at, ShardStands(7, 8, 1, 7)], {7}) is None
+    assert resume_sync([ShardStands(0, 0, 1, 0)], set()) == 0
 
 
 def test_an_async_worker_goes_on_after_the_highest_clock() -> None:
-    assert resume_async([{"complete": 4, "open": 0}, {"complete": 4, "open": 2}]) == 4
-    assert resume_async([{"complete": 4, "open": 0}, {"complete": 3, "open": 1}]) == 3
-    assert resume_async([{"complete": 9, "open": 0}, {"complete": 3, "open": 0}]) == 9
-    assert resume_async([{"complete": 9, "open": 0}, {"complete": 3, "open": 0}, {"complete": 8, "open": 0}]) == 8
+    assert resume_async([4, 4]) == 4
+    assert resume_async([4, 3]) == 3
+    assert resume_async([9, 3]) == 9
+    assert resume_async([9, 3, 8]) == 8
     assert resume_async([]) == 0
 
 
 def test_the_first_difference_of_two_tables_is_named() -> None:
     table = [TensorSpec("a", (2, 3), "float32", 0), TensorSpec("b", (4,), "float32", 0)]
-    same = [{"name": "a", "shape": [2, 3], "dtype": "float32", "group": 0}, {"name": "b", "shape": [4], "dtype": "float32", "group": 0}]
+    same = [TensorSpec("a", (2, 3), "float32", 0), TensorSpec("b", (4,), "float32", 0)]
     assert difference(1, table, same) is None
-    other = [same[0], same[1] | {"shape": [5]}]
+    other = [same[0], TensorSpec("b", (5,), "float32", 0)]
     assert "b [5] float32" in str(difference(1, table, other))
     assert "b [4] is missing" in str(difference(1, table, same[:1]))
 
@@ -112,25 +122,46 @@ def test_a_rewind_brings_leavers_of_later_steps_back() -> None:
     members.left(0, 10)
     members[1].incarnation = (1, 0)
     members[1].keep(9, b"x", None)
-    members.rewound(5, {"0": {"clock": 5, "leftAt": None}, "1": {"clock": 5, "leftAt": None}}, {1: b"five"})
+    members.rewound([WorkerFacts(5), WorkerFacts(5)], {1: b"five"})
     assert members[0].state is State.LOST and members[0].left_at is None
     assert members[1].records == {5: b"five"}
     assert members.fences() == {1: [1, 1]}
 
 
-def test_a_cut_that_training_has_long_passed_is_stuck() -> None:
+def test_a_shard_that_holds_a_cut_is_silent_when_it_tells_nothing() -> None:
     cuts = Cuts(1.0, None, marks=False)
-    cuts.restart(0, 0.0)
     cut = cuts.begin(5, 1.0)
-    assert cut.step == 7
-    late = 1.1 + cuts.STUCK_SECONDS
-    assert cuts.stuck(8, late)
-    assert not cuts.stuck(7, late), "training stands at the step: it waits for a worker, and so does the cut"
-    assert not cuts.stuck(8, late - 1.0)
-    cuts.failed(late)
-    assert not cuts.stuck(8, late)
-    cuts.begin(9, late, still=True)
-    assert not cuts.stuck(100, late + 1000.0), "one that copies as it stands names no step"
+    assert cut.silent(1e6) is None, "before it holds, a cut waits for workers, who may take long"
+    cut.held = {0: 10.0, 1: 15.0}
+    assert cut.silent(10.0 + SILENCE_SECONDS) is None and cut.silent(10.1 + SILENCE_SECONDS) == 0
+    cut.held[0] = 20.0
+    assert cut.silent(15.1 + SILENCE_SECONDS) == 1
+
+
+def test_a_full_volume_is_tried_soon_and_then_once_an_interval() -> None:
+    cuts = Cuts(60.0, None, marks=False)
+    cuts.begin(5, 1.0)
+    assert cuts.full(2.0) == cuts.FAILED_SECONDS
+    assert not cuts.due(5, 6.9) and cuts.due(5, 7.1)
+    cuts.begin(5, 7.1)
+    assert cuts.full(8.0) == 60.0 and not cuts.due(5, 67.9) and cuts.due(5, 68.1)
+    cuts.ask(20.0)
+    assert cuts.due(5, 20.0), "someone asks: perhaps there is room now"
+    cuts.begin(5, 20.0, final=True)
+    assert cuts.full(21.0) == cuts.FAILED_SECONDS, "the last one is what everybody waits for"
+    cuts.begin(5, 30.0)
+    cuts.committed(7, 31.0)
+    cuts.begin(9, 91.0)
+    assert cuts.full(92.0) == cuts.FAILED_SECONDS
+
+
+def test_a_cut_that_was_asked_for_and_dropped_is_still_asked_for() -> None:
+    cuts = Cuts(None, None, marks=False)
+    cuts.ask(0.0)
+    cuts.begin(5, 1.0)
+    assert not cuts.requested
+    cuts.drop()
+    assert cuts.requested and cuts.current is None
 
 
 def test_marks_that_came_late_once_are_waited_for_as_before() -> None:
@@ -138,10 +169,12 @@ def test_marks_that_came_late_once_are_waited_for_as_before() -> None:
     cuts.restart(0, 0.0)
     cuts.begin(5, 1.0)
     cuts.timed_out(20.0)
-    cuts.begin(6, 60.0)
+    cut = cuts.begin(6, 60.0)
+    cut.ready, cut.asked = {0}, 60.0
     assert not cuts.expired(60.1 + cuts.MARK_SECONDS), "twice as long after a first try"
     cuts.committed(6, 80.0)
-    cuts.begin(7, 100.0)
+    cut = cuts.begin(7, 100.0)
+    cut.ready, cut.asked = {0}, 100.0
     assert cuts.expired(100.1 + cuts.MARK_SECONDS)
 
 

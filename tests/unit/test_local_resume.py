@@ -110,7 +110,7 @@ def test_a_run_without_a_manifest_is_refused(old: Path) -> None:
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(old: Path, harm: str) -> None:
     commit(old, 5)
     newest = commit(old, 9, final=True)
-    (file,) = old.glob("v000001-c000009-shard000*")
+    (file,) = old.glob("v000001-c000009-shard000*.safetensors")
     text = newest.read_text()
     harms = {
         "cut": text[:-9],

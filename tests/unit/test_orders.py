@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.coordinator.orders import Orders
 from psjob.process.config import LocalConfig
+from psjob.protocol.coordinator.orders import Orders
 from psjob.shard.decided import Decision
 from psjob.wire.frame import Kind
 from tests.unit.desk import Clerk, Desk
@@ -104,12 +104,12 @@ class Line:
         self.desk.servers[1].control.order(self.down.popleft())
 
     def hear(self) -> None:
-        self.desk.c.answer(1, (self.late or self.up).popleft())
+        self.desk.coordination.answer(1, (self.late or self.up).popleft())
         self.desk.hear()
 
     def flow(self) -> None:
         """Until nothing is on its way."""
-        while self.down or self.up or self.late or self.desk.c._events.qsize():
+        while self.down or self.up or self.late or self.desk.coordination.pending.qsize():
             self.desk.settle()
             if self.down:
                 self.order()
@@ -145,7 +145,7 @@ def test_wherever_the_line_is_cut_both_shards_carry_out_the_same(mode: dict[str,
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(os, "fsync"):  # many runs, and not one is read again
         desk = Desk(Path(folder), workers=3, **mode)
         clerks = desk.begun()
-        line, seen, clocks, recovery = Line(desk), made(desk), [0, 0, 0], desk.c.views.recovery
+        line, seen, clocks, recovery = Line(desk), made(desk), [0, 0, 0], desk.c.recovery.recovery
         pushed = [[0, 0, 0], [0, 0, 0]]
 
         def push(clerk: Clerk, first: int) -> None:
@@ -182,7 +182,7 @@ def test_wherever_the_line_is_cut_both_shards_carry_out_the_same(mode: dict[str,
         for clerk in clerks:
             desk.leave(clerk, clocks[clerk.rank])
         line.flow()
-        assert seen[0] == seen[1] and desk.c.views.recovery == recovery
+        assert seen[0] == seen[1] and desk.c.recovery.recovery == recovery
         done = sorted(key for kept, dropped in seen[0] for key in (*kept, *dropped))
         assert done == [(rank, clock) for rank in range(3) for clock in range(clocks[rank])]
         assert all(Kind.REWIND not in clerk.heard for clerk in clerks)

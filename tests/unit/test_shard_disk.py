@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob.checkpoint import disk, files
@@ -235,6 +235,7 @@ ROWS = st.lists(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(ROWS)
 def test_an_admission_table_comes_back_from_its_file(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
     folder = tmp_path_factory.mktemp("table")
@@ -242,7 +243,7 @@ def test_an_admission_table_comes_back_from_its_file(tmp_path_factory: pytest.Te
     for rank, (complete, open_, left, incarnation) in enumerate(rows):
         row = table.rows[rank]
         row.complete, row.open, row.left_at, row.incarnation = complete, open_, left, incarnation
-    fact = write_admission(folder, "v000001-c000001-shard001-a1-admission.json", table.save())
+    fact = write_admission(folder, "v000001-c000002-shard001-a1-admission.json", table.save())
     again = FileFact.from_json(fact.to_json())
     made = _named(folder, again)
     loaded = Admission(len(rows), 301)
@@ -255,11 +256,11 @@ def test_an_admission_table_comes_back_from_its_file(tmp_path_factory: pytest.Te
 
 def _named(folder: Path, fact: FileFact) -> Any:
     made = save(folder, 1)
-    return type(made)(**{**made.__dict__, "tables": {"1": fact.to_json()}})
+    return type(made)(**{**made.__dict__, "tables": {"1": fact}})
 
 
 def test_a_damaged_admission_table_is_named(tmp_path: Path) -> None:
-    fact = write_admission(tmp_path, "v000001-c000001-shard001-a1-admission.json", Admission(2, 4).save())
+    fact = write_admission(tmp_path, "v000001-c000002-shard001-a1-admission.json", Admission(2, 4).save())
     made = _named(tmp_path, fact)
     path = tmp_path / fact.name
     assert fact in made.listed()
@@ -268,8 +269,3 @@ def test_a_damaged_admission_table_is_named(tmp_path: Path) -> None:
         act: Callable[[], object] = read
         with pytest.raises(Damage, match=r"admission.json is damaged: expected .* crc"):
             act()
-
-
-def test_a_table_that_an_earlier_version_wrote_into_the_manifest_is_still_read(tmp_path: Path) -> None:
-    made = save(tmp_path, 1)
-    assert read_admission(tmp_path, made, 0) == {"0": {"complete": 1}} and read_admission(tmp_path, made, 1) is None

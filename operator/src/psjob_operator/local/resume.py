@@ -16,7 +16,7 @@ from psjob_operator.local.errors import BadInput
 from psjob_operator.local.folder import RUNS
 
 MANIFEST = re.compile(r"manifest-v(\d{6,18})-s(\d{12,18})\.json")
-LARGEST = 16 * 1024 * 1024
+LARGEST = 128 * 1024 * 1024
 """Bytes of a manifest; as large as the runtime reads them."""
 MOST_NAMED = 5
 
@@ -103,7 +103,7 @@ def _whole(path: Path) -> Mapping[str, Any] | None:
         body = json.loads(path.read_bytes())
         said = body.pop("sha256")
         raw = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        listed = [*body["files"], *(body[name] for name in ("records", "buffers") if body[name] is not None)]
+        listed = [*body["files"], *body["tables"].values(), *(body[name] for name in ("records", "buffers") if body[name] is not None)]
         missing = any((path.parent / str(file["name"])).stat().st_size != file["bytes"] for file in listed)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
@@ -117,10 +117,11 @@ def _must_fit(source: ResumeSource, manifest: Mapping[str, Any], spec: JobSpec) 
             f"to train on from its weights, or {source.instead}"
         )
     workers, mode = manifest.get("workers"), manifest.get("mode")
-    if isinstance(workers, dict) and len(workers) != spec.workers.replicas:
+    clocks = workers.get("clock") if isinstance(workers, dict) else None
+    if isinstance(clocks, list) and len(clocks) != spec.workers.replicas:
         raise BadInput(
-            f"{source.said}: that run had {len(workers)} workers, spec.workers.replicas is {spec.workers.replicas}; "
-            f"go on with --set spec.workers.replicas={len(workers)} (another number of shards is fine), or {source.instead}"
+            f"{source.said}: that run had {len(clocks)} workers, spec.workers.replicas is {spec.workers.replicas}; "
+            f"go on with --set spec.workers.replicas={len(clocks)} (another number of shards is fine), or {source.instead}"
         )
     training = spec.training
     ours: str = "backup" if training.backup_workers else training.mode

@@ -27,15 +27,9 @@ def write_admission(folder: Path, name: str, rows: Rows) -> FileFact:
 
 def read_admission(folder: Path, made: Manifest, shard: int) -> dict[str, dict[str, Any]] | None:
     """The table that `shard` had in checkpoint `made`, None where it has none. Raises Damage or CheckpointProblem."""
-    saved = made.tables.get(str(shard))
-    if saved is None:
+    fact = made.tables.get(str(shard))
+    if fact is None:
         return None
-    if "name" not in saved:  # an earlier version wrote the rows into the manifest
-        return {str(rank): dict(row) for rank, row in saved.items()}
-    try:
-        fact = FileFact.from_json(saved)
-    except ValueError as error:
-        raise Damage(made.name, f"the admission table of shard {shard}", str(error)) from None
     body = files.read_json(folder / fact.name, fact)
     try:
         if body["format"] != FORMAT:

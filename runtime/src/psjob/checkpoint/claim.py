@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -14,6 +15,9 @@ from psjob.process.errors import Fenced
 
 _NAME = re.compile(r"CLAIM-(\d{6,18})")
 MAX_OWNER = 512
+RESERVE = "claim-reserve"
+RESERVE_BYTES = 16384
+"""Room for a claim and what a file system needs beside it."""
 
 
 def claim(folder: Path, view: int, owner: str) -> bool:
@@ -24,24 +28,61 @@ def claim(folder: Path, view: int, owner: str) -> bool:
     """
     disk.make_folder(folder)
     check(folder, view, owner)
-    path = folder / _file(view)
     body = json.dumps({"view": view, "owner": owner}).encode()
+    try:
+        new = _create(folder, view, body)
+    except CheckpointProblem as problem:
+        if not problem.full or not _release(folder):
+            raise
+        new = _create(folder, view, body)
+    if new:
+        disk.sync_folder(folder)
+    check(folder, view, owner)
+    _reserve(folder)
+    return new
+
+
+def _create(folder: Path, view: int, body: bytes) -> bool:
+    """Write the claim; False where there is one. One that was not written whole is removed: it would be nobody's."""
+    path = folder / _file(view)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except FileExistsError:
-        check(folder, view, owner)
         return False
     except OSError as error:
         raise explain(error, f"create {path.name}", folder) from error
     try:
-        os.write(fd, body)
+        if _write(fd, body) != len(body):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(fd)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
         raise explain(error, f"write {path.name}", folder) from error
     finally:
         os.close(fd)
-    disk.sync_folder(folder)
-    check(folder, view, owner)
+    return True
+
+
+def _write(fd: int, body: bytes) -> int:
+    return os.write(fd, body)
+
+
+def _reserve(folder: Path) -> None:
+    """Keep room for the next claim, so that a run which has filled its volume can be taken over. Where there is none now, later."""
+    path = folder / RESERVE
+    if path.exists():
+        return
+    with contextlib.suppress(CheckpointProblem):
+        disk.write_whole(folder, RESERVE, [bytes(RESERVE_BYTES)])
+
+
+def _release(folder: Path) -> bool:
+    """Give the reserved room back; False where none is reserved."""
+    try:
+        os.unlink(folder / RESERVE)
+    except OSError:
+        return False
     return True
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +21,8 @@ from psjob.checkpoint.problems import CheckpointProblem, Damage, explain
 from psjob.checkpoint.rowplaces import RowPlaces
 from psjob.layout.blocks import Layout
 
-FORMAT: Final = 1
-MAX_BYTES: Final = 16 << 20
+FORMAT: Final = 2
+MAX_BYTES: Final = 128 << 20
 _NAME = re.compile(r"manifest-v(\d{6,18})-s(\d{12,18})\.json")
 
 
@@ -55,9 +55,9 @@ class Manifest:
     blocks: tuple[BlockPlace, ...]
     files: tuple[FileFact, ...]
     workers: Mapping[str, Mapping[str, Any]]
-    """By rank: clock, leftAt, start, rewinds, record…"""
-    tables: Mapping[str, Any] = field(default_factory=dict)
-    """By shard: what it had taken of each worker."""
+    """By rank, from 0: clock, start, rewinds, and leftAt, which is None where it has not left."""
+    tables: Mapping[str, FileFact] = field(default_factory=dict)
+    """By shard: the file that tells what it had taken of each worker (psjob.checkpoint.admission)."""
     counters: Mapping[str, Any] = field(default_factory=dict)
     spec_hash: str = ""
     generation: int = 1
@@ -83,8 +83,7 @@ class Manifest:
     def listed(self) -> list[FileFact]:
         """Every file of this checkpoint but the manifest itself."""
         rows = () if self.rows is None else self.rows.files
-        tables = [FileFact.from_json(table) for table in self.tables.values() if "name" in table]
-        return [*self.files, *rows, *tables, *(fact for fact in (self.records, self.buffers) if fact is not None)]
+        return [*self.files, *rows, *self.tables.values(), *(fact for fact in (self.records, self.buffers) if fact is not None)]
 
     def fact(self, name: str) -> FileFact:
         """The facts of the file `name`. Raises Damage where the manifest does not list it."""
@@ -109,29 +108,43 @@ def commit(folder: Path, made: Manifest, owner: str | None = None) -> Path:
     return folder / made.name
 
 
-def newest(folder: Path, run: str | None) -> tuple[Manifest | None, list[str]]:
+def newest(
+    folder: Path, run: str | None, whole: bool = True, passed: Set[str] = frozenset(), also: Callable[[Manifest], None] = lambda made: None
+) -> tuple[Manifest | None, list[str]]:  # fmt: skip
     """The highest (view, step) of `run` (None: whichever run the folder holds) that is whole to the last byte.
 
-    The second value says, one sentence each, what was passed over on the way. Raises CheckpointProblem where the folder cannot be listed.
+    Not `whole`: its files need only be there, with their sizes; who reads one checks the bytes. Names in `passed` are not taken, nor those
+    for which `also` raises CheckpointProblem. The second value says, one sentence each, what was passed over on the way. Raises
+    CheckpointProblem where the folder cannot be listed.
     """
     problems: list[str] = []
-    for _, _, name in reversed(_names(folder)):
+    for _, _, name in reversed(listing(folder)):
+        if name in passed:
+            continue
         try:
             made = read(folder, name)
             if run is not None and made.run != run:
                 problems.append(f"{name} is of run {made.run[:64]}, not of {run}")
                 continue
             for fact in made.listed():
-                files.check(folder / fact.name, fact)
+                (files.check if whole else _there)(folder / fact.name, fact)
+            also(made)
             return made, problems
         except CheckpointProblem as problem:
             problems.append(f"checkpoint {name} is passed over: {problem}")
     return None, problems
 
 
+def _there(path: Path, fact: FileFact) -> None:
+    """Raise Damage unless a regular file of the right size is there."""
+    with disk.opened_regular(path) as (_, size):
+        if size != fact.bytes:
+            raise Damage(path.name, f"{fact.bytes} bytes", f"{size} bytes")
+
+
 def is_over(folder: Path, run: str) -> bool:
     """Has this run its final manifest? No file that it lists is looked at. Raises CheckpointProblem where the folder cannot be listed."""
-    for _, _, name in reversed(_names(folder)):
+    for _, _, name in reversed(listing(folder)):
         with contextlib.suppress(CheckpointProblem):
             made = read(folder, name)
             if made.run == run:
@@ -161,7 +174,7 @@ def prune(folder: Path, keep: int, newest: Manifest) -> list[str]:
     kept: list[Manifest] = []
     gone: list[str] = []
     ordinary = 0
-    for view, step, name in reversed(_names(folder)):
+    for view, step, name in reversed(listing(folder)):
         try:
             made = read(folder, name)
         except CheckpointProblem:
@@ -176,12 +189,12 @@ def prune(folder: Path, keep: int, newest: Manifest) -> list[str]:
         kept.append(made)
     try:
         for name in gone:
-            _remove(folder, name)
+            remove(folder, name)
         if gone:
             disk.sync_folder(folder)  # a manifest must be gone before the files it lists
         if all(made.run == newest.run for made in kept):
             for name in _leftovers(folder, kept, newest):
-                _remove(folder, name)
+                remove(folder, name)
                 gone.append(name)
     except (OSError, CheckpointProblem):
         return gone
@@ -191,11 +204,11 @@ def prune(folder: Path, keep: int, newest: Manifest) -> list[str]:
 def _leftovers(folder: Path, kept: list[Manifest], newest: Manifest) -> list[str]:
     """Data and temp files that are older than `newest`'s own and in no manifest that is kept."""
     listed = {fact.name for made in kept for fact in made.listed()}
-    limit = max((age for fact in newest.listed() if (age := _age(fact.name)) is not None), default=(newest.view, -1))
+    limit = max((age for fact in newest.listed() if (age := age_of(fact.name)) is not None), default=(newest.view, -1))
     found = []
     for name in sorted(os.listdir(folder)):
         plain = name.removesuffix(disk.TEMP)
-        age, match = _age(plain), _NAME.fullmatch(plain)
+        age, match = age_of(plain), _NAME.fullmatch(plain)
         old = age is not None and age < limit
         stale = match is not None and plain != name and (int(match[1]), int(match[2])) < (newest.view, newest.step)
         if (old or stale) and name not in listed:
@@ -222,8 +235,8 @@ def encode(made: Manifest) -> bytes:
         "assignment": list(made.assignment),
         "blocks": [[b.index, b.file, b.attempt, b.n, dict(b.counts)] for b in made.blocks],
         "files": [fact.to_json() for fact in made.files],
-        "workers": dict(made.workers),
-        "tables": dict(made.tables),
+        "workers": _columns(made.workers),
+        "tables": {shard: fact.to_json() for shard, fact in made.tables.items()},
         "counters": dict(made.counters),
         "specHash": made.spec_hash,
         "records": None if made.records is None else made.records.to_json(),
@@ -248,6 +261,10 @@ def decode(raw: bytes, name: str) -> Manifest:
         raise Damage(name, "an object", type(body).__name__)
     if type(body.get("format")) is int and body["format"] > FORMAT:
         raise Damage(name, f"format {FORMAT} or lower", f"format {body['format']}: a newer psjob wrote it")
+    if type(body.get("format")) is int and 0 < body["format"] < FORMAT:
+        raise CheckpointProblem(
+            f"manifest {name} has format {body['format']}, this psjob reads {FORMAT}: an older psjob wrote it, and can end the run"
+        )
     said = body.pop("sha256", None)
     try:
         if said != (found := _hash(body)):
@@ -277,8 +294,8 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
         assignment=tuple(_count(shard) for shard in body["assignment"]),
         blocks=blocks,
         files=facts,
-        workers={rank: _object(entry) for rank, entry in _object(body["workers"]).items()},
-        tables=_object(body["tables"]),
+        workers=_workers(_object(body["workers"])),
+        tables={shard: FileFact.from_json(fact) for shard, fact in _object(body["tables"]).items()},
         counters=_object(body["counters"]),
         spec_hash=_text(body["specHash"]),
         generation=_count(body["generation"]),
@@ -295,6 +312,27 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
     return made
 
 
+def _columns(workers: Mapping[str, Mapping[str, Any]]) -> dict[str, list[int | None]]:
+    """Workers by column, ranks in order: a manifest of thousands of them stays small."""
+    rows = [workers[str(rank)] for rank in range(len(workers))]
+    return {
+        "clock": [row["clock"] for row in rows],
+        "start": [row.get("start", 0) for row in rows],
+        "rewinds": [row.get("rewinds", 0) for row in rows],
+        "leftAt": [row.get("leftAt") for row in rows],
+    }
+
+
+def _workers(columns: Mapping[str, Any]) -> dict[str, dict[str, int | None]]:
+    clocks, starts, rewinds, left = (columns[key] for key in ("clock", "start", "rewinds", "leftAt"))
+    return {
+        str(rank): {
+            "clock": _count(clock), "start": _count(start), "rewinds": _count(again), "leftAt": None if gone is None else _count(gone),
+        }
+        for rank, (clock, start, again, gone) in enumerate(zip(clocks, starts, rewinds, left, strict=True))
+    }  # fmt: skip
+
+
 def _consistent(made: Manifest) -> None:
     """Raise ValueError unless every block of the layout lies in exactly one listed file."""
     names = {fact.name: fact for fact in made.files}
@@ -309,7 +347,7 @@ def _consistent(made: Manifest) -> None:
         raise ValueError(f"it has rows of {len(made.rows.chains)} shards, there were {made.shards}")
 
 
-def _names(folder: Path) -> list[tuple[int, int, str]]:
+def listing(folder: Path) -> list[tuple[int, int, str]]:
     """(view, step, name) of all manifests, lowest first."""
     try:
         names: Iterable[str] = os.listdir(folder)
@@ -320,13 +358,13 @@ def _names(folder: Path) -> list[tuple[int, int, str]]:
     return sorted((int(match[1]), int(match[2]), name) for name in names if (match := _NAME.fullmatch(name)))
 
 
-def _age(name: str) -> tuple[int, int] | None:
+def age_of(name: str) -> tuple[int, int] | None:
     """(view, cut) of a data file, from its name `v<view>-c<cut>-…`."""
     match = re.match(r"v(\d{6,18})-c(\d{6,18})-", name)
     return None if match is None else (int(match[1]), int(match[2]))
 
 
-def _remove(folder: Path, name: str) -> None:
+def remove(folder: Path, name: str) -> None:
     """What cannot be removed now is tried again at the next prune: a full or read-only disk must not undo a commit."""
     with contextlib.suppress(OSError):
         os.unlink(folder / name)

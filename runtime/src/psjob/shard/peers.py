@@ -32,15 +32,14 @@ class PeerStream:
     def run(self) -> None:
         coordinator = self.server.coordinator
         assert coordinator is not None
-        views, hello, order = coordinator.views, self.hello, self._out.put
+        hello, order = self.hello, self._out.put
         if hello.get("early"):
-            view = int(hello["view"])
-            coordinator.post(lambda: views.announced(view))
+            coordinator.announced(int(hello["view"]))
             return
         if self.stream.gone():
             return  # the shard has dialled again meanwhile; an old hello must not displace the new one
+        link = coordinator.shard(self.index, hello, order)
         supervise.start(self._send_loop, f"to-shard-{self.index}")
-        coordinator.post(lambda: views.shard(self.index, hello, order))
         try:
             while True:
                 header = self.stream.recv_header(None)
@@ -49,7 +48,7 @@ class PeerStream:
                 coordinator.answer(self.index, self.stream.recv_json(header))
         finally:
             self._out.put(None)
-            coordinator.post(lambda: views.lost(self.index, order))
+            coordinator.lost(self.index, link)
 
     def _send_loop(self) -> None:
         header = Header(Kind.PEER, run=self.server.run, view=self.server.store.view, attempt=self.server.store.attempt)

@@ -9,7 +9,7 @@ from pathlib import Path
 from psjob.checkpoint import manifest
 from psjob.checkpoint.admissions import read_admission
 from psjob.checkpoint.manifest import Manifest
-from psjob.checkpoint.problems import CheckpointProblem
+from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.checkpoint.rows import read_tables, table_bytes
 from psjob.checkpoint.states import read_states, state_bytes
 from psjob.layout.blocks import assign
@@ -59,7 +59,7 @@ class Restoring:
         except Stopped:
             return
         except (CheckpointProblem, OSError, ValueError) as error:
-            self._post(e.Unread(action.reading, str(error)))
+            self._post(e.Unread(action.reading, str(error), isinstance(error, Damage | ValueError)))
 
     def _placed(self, action: Read, transfer: Transfer) -> e.Placed:
         store, folder = self._store, Path(action.folder)

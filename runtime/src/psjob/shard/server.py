@@ -14,7 +14,6 @@ from typing import Any
 from psjob import contract
 from psjob.checkpoint import disk, manifest
 from psjob.checkpoint.problems import CheckpointProblem
-from psjob.coordinator.coordinator import Coordinator
 from psjob.modes import of as mode_of
 from psjob.process.config import Place
 from psjob.process.errors import LONGEST_MESSAGE, Fenced, leave_message
@@ -23,6 +22,7 @@ from psjob.protocol.shard import events as e
 from psjob.rules import reduction
 from psjob.shard.cell import Cell, Waiter
 from psjob.shard.control import Control
+from psjob.shard.coordination import Coordination
 from psjob.shard.peers import PeerStream
 from psjob.shard.phase import Phase
 from psjob.shard.rows import RowCell
@@ -71,7 +71,7 @@ class Server:
         self.control = Control(self)
         if self.store.decided is not None:
             self.store.decided.arrived = lambda body: self.control.answer(body)
-        self.coordinator = Coordinator(place, self, folder, self.exit_with) if place.index == 0 else None
+        self.coordinator = Coordination(place, self, folder) if place.index == 0 else None
         self.liveness = Liveness([self.control.pulse, self.control.disk.pulse], config.shard_timeout)
         self._lock = threading.Lock()
         self._noticed: dict[str, float] = {}
@@ -91,7 +91,7 @@ class Server:
         elif self.control.link is not None:
             self.control.answer = self.control.link.say
             self.control.link.start()
-        self.control.serve(self._gone, self._tick)
+        self.control.serve(self._gone, self.tick)
         return self._exit[0]
 
     @property
@@ -99,14 +99,6 @@ class Server:
         """Could this shard be asked for something: does its coordinator run, or has it heard the coordinator?"""
         link = self.control.machine.link
         return link is None or link.met or self.final
-
-    def _tick(self, now: float) -> None:
-        if self.coordinator is None:
-            self.tick(now)
-            return
-        code = self.coordinator.ending.due_to_go(now)
-        if code is not None:
-            self.exit_with(code)
 
     def _settle_in(self) -> None:
         """Before any other disk work: the run's folder is there, what an earlier life left half done is gone. A full disk is waited for."""
@@ -245,17 +237,13 @@ class Server:
         """A sentence on whom held answers wait for, as a block knows it."""
         if not self.store.mode.decided:
             return f"workers {ranks} have not pushed step {step}"
-        if not ranks and self.coordinator is not None and self.coordinator.deciding is not None:
-            ranks = self.coordinator.deciding.missing()  # of whom another shard has not all
+        if not ranks and self.coordinator is not None:
+            ranks = self.coordinator.missing()  # of whom another shard has not all
         return f"update {step} waits for pushes of workers {ranks}" if ranks else f"update {step} waits for the coordinator"
 
     def initialised(self) -> None:
         """Every block and table has its first values."""
         self.control.post(e.Initialised())
-
-    def finishing(self) -> None:
-        """The final manifest is there: tell every shard and worker that comes."""
-        self.final = True
 
     def stop(self) -> None:
         """SIGTERM: hand the wish to the coordinator; leave by ourselves when it does not answer."""
@@ -295,7 +283,7 @@ def last_words(server: Server) -> None:
     said = {"attempt": words["attempt"], "index": words["index"], "counters": words["counters"]}
     if coordinator:
         said["coordinator"] = {key: coordinator[key] for key in kept} | {"passed": coordinator["passed"][-4:]}
-    met = {} if server.coordinator is None else {"met": server.coordinator.members.met()}
+    met = {} if server.coordinator is None else {"met": server.coordinator.machine.members.met()}
     body = server.words | met | {"status": said}
     for part, name in ((said["counters"], "acknowledged"), (said.get("coordinator", {}), "metrics")):
         if len(json.dumps(body)) > LONGEST_MESSAGE:  # as long as there are workers, or numbers reported

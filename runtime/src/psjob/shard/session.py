@@ -111,6 +111,8 @@ class Session:
                 self._reading -= 1
                 if not self._reading:
                     self.done.set()
+                    if self.server.coordinator is not None:
+                        self.server.coordinator.ended(self)
                     if self.server.counter is not None:
                         self.server.counter.forget(self._ticket)
                     self.row_frames.close()

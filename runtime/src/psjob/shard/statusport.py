@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from psjob import contract
-from psjob.modes import written
 from psjob.process import supervise
 from psjob.shard.encoded import said_of
 from psjob.shard.phase import Phase
@@ -80,14 +79,10 @@ def status(server: Server) -> dict[str, Any]:
         **(store.staleness.told() if store.staleness is not None else {"lag": None, "gap": None}),
     }  # fmt: skip
     coordinator = server.coordinator
-    if coordinator is not None and coordinator.views.state != "reading":
-        body["coordinator"] = coordinator.progress.status(time.time()) | {
-            "mode": written(coordinator.mode),
-            **coordinator.lateness.told(),
-            "workers": coordinator.members.status(),
-            "waiting": coordinator.views.reason(time.monotonic()),
+    said = None if coordinator is None else coordinator.status()
+    if said is not None:
+        body["coordinator"] = said | {
             "codecs": said_of(session.encoded for session in list(server.sessions.values())),
-            "state": coordinator.views.state,
             "transport": _transport(server),
             "warning": store.staleness.guard.warning if store.staleness is not None and store.staleness.guard is not None else None,
         }

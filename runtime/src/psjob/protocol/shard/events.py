@@ -160,10 +160,11 @@ class Placed:
 
 @dataclass(frozen=True)
 class Unread:
-    """What `Read` asked for could not be read."""
+    """What `Read` asked for could not be read. `damaged`: a file is not what was written, so that no retry can help."""
 
     reading: int
     why: str
+    damaged: bool = False
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ class ShardMachine:
         if self.reading is None or self.reading.number != event.reading:
             return []
         order, self.reading = self.reading.order, None
-        return [a.Answer({"did": "unrestored", "recovery": order.recovery, "why": event.why})]
+        return [a.Answer({"did": "unrestored", "recovery": order.recovery, "why": event.why, "damaged": event.damaged})]
 
     def _tell_restored(self, order: o.Restore, placed: e.Placed) -> list[Action]:
         body = {"did": "restored", "recovery": order.recovery, **_standing(placed.standing), "complete": list(placed.complete)}

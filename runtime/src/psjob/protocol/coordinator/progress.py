@@ -32,7 +32,7 @@ class JobProgress:
     def rewound(self, step: int) -> None:
         self.step = step
 
-    def report(self, rank: int, body: Mapping[str, Any]) -> None:
+    def report(self, rank: int, body: Mapping[str, float]) -> None:
         """Numbers of `report()`: rank 0's hold; another rank's fill what rank 0 does not name. The MAX_METRICS named last are kept."""
         for name, value in list(body.items())[:MAX_METRICS]:
             if not isinstance(value, int | float) or not math.isfinite(value):

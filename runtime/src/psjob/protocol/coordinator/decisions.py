@@ -10,7 +10,7 @@ from psjob.modes import Batch, Mode, Push
 
 
 @dataclass(frozen=True)
-class Order:
+class DecisionOrder:
     """What every shard carries out: each batch in turn (`version` is that before the first), then it answers who may go.
 
     `go` names, for workers that may begin their next step, how many of their clocks are answered now.
@@ -51,7 +51,7 @@ class Decisions:
         self._partly: dict[tuple[int, int], dict[int, int | None]] = {}
         self._pending: list[Push] = []
 
-    def told(self, shard: int, worker: int, clock: int, base: int | None, now: float) -> Order | None:
+    def told(self, shard: int, worker: int, clock: int, base: int | None, now: float) -> DecisionOrder | None:
         """A shard has a worker's whole push, computed on blocks of version `base` at least (None: not known).
 
         Returns what is to be carried out now, if anything is. What is told twice changes nothing.
@@ -68,12 +68,12 @@ class Decisions:
         self._pending.append(Push(worker, clock, min(known) if len(known) == len(bases) else None, now))
         return self.ask(now)
 
-    def left(self, worker: int, now: float) -> Order | None:
+    def left(self, worker: int, now: float) -> DecisionOrder | None:
         """A worker is through: nobody waits for it any more. As `told`."""
         self.live.discard(worker)
         return self.ask(now)
 
-    def ask(self, now: float) -> Order | None:
+    def ask(self, now: float) -> DecisionOrder | None:
         """Ask the mode until it has nothing more to say, then who may go on."""
         version, batches = self.version, []
         self.until = None
@@ -84,7 +84,7 @@ class Decisions:
             self._settle(batch)
             batches.append(batch)
         go = self._let_go()
-        return Order(version, tuple(batches), go) if batches or go else None
+        return DecisionOrder(version, tuple(batches), go) if batches or go else None
 
     def missing(self) -> list[int]:
         """Workers that have not left and have no push that waits for a decision."""

@@ -1,16 +1,25 @@
-"""When to checkpoint, and how far one cut has come. Pure: the caller tells the time and carries orders out."""
+"""When to checkpoint, and how far one cut has come. The caller tells the time and carries orders out.
+
+A cut is given up for what is known, not for how long it takes: a shard that says so, a stream that ends, a worker that can no longer hand
+in what is needed, a shard that tells nothing of its writing for SILENCE_SECONDS. One wait has an end of its own: workers hold their
+pushes for a marked cut, and no longer than that is worth.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+
+from psjob.protocol.coordinator.events import CutWritten
+
+SILENCE_SECONDS = 20.0
+"""A shard that holds a cut tells how far it has written once a second. After so long without a word the cut is void."""
 
 
 @dataclass
 class Cut:
     """One try. `step` None: blocks are copied as they stand, with `marks` once every worker has marked its own step edge.
 
-    `ready` and `written` are shard indices.
+    `ready`, `held` and `written` are of shard indices.
     """
 
     number: int
@@ -24,7 +33,21 @@ class Cut:
     clocks: dict[int, int] | None = None
     """In a decided mode: how many pushes of each worker the blocks hold."""
     ready: set[int] = field(default_factory=set)
-    written: dict[int, dict[str, Any]] = field(default_factory=dict)
+    held: dict[int, float] = field(default_factory=dict)
+    """When each shard that holds all of it last told of it."""
+    written: dict[int, CutWritten] = field(default_factory=dict)
+    asked: float | None = None
+    """When workers were asked for their marks."""
+    lacking: set[int] | None = None
+    """Once all is written: workers whose record is still to come."""
+    requested: bool = False
+    """Someone asked for it."""
+    committing: bool = False
+    """Its manifest is being written: only the disk can say what becomes of it."""
+
+    def silent(self, now: float) -> int | None:
+        """A shard that holds the cut and has told nothing of its writing for too long."""
+        return next((i for i, told in self.held.items() if i not in self.written and now - told > SILENCE_SECONDS), None)
 
 
 VIEWS = 1 << 15
@@ -35,11 +58,14 @@ class Cuts:
     """Decides what to cut next. `interval` in seconds, `every` in steps; either may be absent (None). `ahead` is the mode's."""
 
     MARK_SECONDS = 10.0
-    STUCK_SECONDS = 60.0
     WRITING_SECONDS = 0.2
     PREPARE_SECONDS = 20.0
+    FAILED_SECONDS = 5.0
+    FULL_SECONDS = 30.0
+    """Between two tries on a full volume, where checkpoints are not made by time."""
     FIRST_LEAD = 2
     MAX_LEAD = 64
+    MAX_MARK_SECONDS = 60.0
 
     def __init__(self, interval: float | None, every: int | None, marks: bool, view: int = 0, ahead: int | None = 0) -> None:
         self.interval, self.every = interval, every
@@ -53,9 +79,13 @@ class Cuts:
         self._not_before = 0.0
         self._lead = self.FIRST_LEAD
         self.prepared: set[int] | None = None
-        """The shards that have memory for the next cut; None: nobody was asked."""
+        """The shards that have memory for cuts; None: nobody was asked since the last restore."""
+        self._waited = False
+        """A cut was made since: memory is there, or is not worth another wait."""
         self._prepares_since = 0.0
         self._mark_seconds = self.MARK_SECONDS
+        self._full = 0
+        """Tries in a row that ended for want of room."""
 
     def follow(self, marks: bool, ahead: int | None) -> None:
         """The mode is another one."""
@@ -64,10 +94,17 @@ class Cuts:
     def restart(self, step: int, now: float) -> None:
         """Count on from a manifest at `step`; whatever was in flight is void."""
         self.current = self.prepared = None
+        self._waited = False
         self._schedule(step, now)
 
+    def ask(self, now: float) -> None:
+        """Someone wants a checkpoint; on a full volume that is a reason to try at once."""
+        self.requested = True
+        if self._full:
+            self._not_before = min(self._not_before, now)
+
     def prepares(self, step: int, now: float) -> bool:
-        """Should the shards make memory ready for a cut? Once a cut: when it is due, or half its distance in steps before."""
+        """Should the shards make memory ready for cuts? Once after a restore: when a cut is due, or half its distance in steps before."""
         if self.prepared is not None or not self.may_begin(now):
             return False
         half = self._next_step is not None and step + self._reach + (self.every or 0) // 2 >= self._next_step
@@ -79,7 +116,7 @@ class Cuts:
     def waits(self, step: int, shards: int, now: float) -> bool:
         """Should a cut that is due wait for memory? One that is to stand at a multiple never does, another not for long."""
         at_multiple = self._next_step is not None and step + self._reach >= self._next_step
-        if self.prepared is None or at_multiple:
+        if self.prepared is None or self._waited or at_multiple:
             return False
         return len(self.prepared) < shards and now - self._prepares_since < self.PREPARE_SECONDS
 
@@ -101,10 +138,23 @@ class Cuts:
             named = step + self._lead
             if self.every and not (final or stop or self.requested):
                 named = -(-named // self.every) * self.every if self._next_step is not None else named
+        self._waited = True
+        self.current = Cut(self.number, named, self.marks and not still, now, final, stop, requested=self.requested)
         self.requested = False
-        self.prepared = None
-        self.current = Cut(self.number, named, self.marks and not still, now, final, stop)
         return self.current
+
+    def expired(self, now: float) -> bool:
+        """Have workers held their pushes for too long, since another one computes a long step? Never once all shards have copied."""
+        cut = self.current
+        return cut is not None and cut.asked is not None and len(cut.held) < len(cut.ready) and now - cut.asked > self._mark_seconds
+
+    def drop(self) -> None:
+        """The cut in flight is void; when the next one is due stays as it was."""
+        if self.current is not None:
+            self.requested = self.requested or self.current.requested
+        self.current = None
+
+    # -- how a try ended ------------------------------------------------------------------------------
 
     def late(self, now: float) -> None:
         """A shard was already beyond the step: name one further ahead. Without a step it is still writing: wait for that."""
@@ -115,32 +165,33 @@ class Cuts:
         self._again(now, 0.0)
 
     def failed(self, now: float) -> None:
-        """Writing failed (disk full, no permission): try again after a while."""
-        self._again(now, 5.0)
+        """Writing failed (no permission, a silent shard): try again after a while."""
+        self._again(now, self.FAILED_SECONDS)
 
-    def expired(self, now: float) -> bool:
-        """Workers hold their pushes for a marked cut; not longer than this."""
-        cut = self.current
-        return cut is not None and cut.marks and not cut.written and now - cut.began > self._mark_seconds
+    def full(self, now: float) -> float:
+        """There was no room: try again after a short while, then once an interval. Returns the seconds until then."""
+        patient = self._full and self.current is not None and not (self.current.final or self.current.stop)
+        self._full += 1
+        delay = (self.interval or self.FULL_SECONDS) if patient else self.FAILED_SECONDS
+        self._again(now, delay)
+        return delay
 
-    def stuck(self, step: int, now: float) -> bool:
-        """Training has passed the cut's step for long, and something of the cut was lost on the way."""
-        cut = self.current
-        return cut is not None and cut.step is not None and step > cut.step and now - cut.began > self.STUCK_SECONDS
+    def timed_out(self, now: float) -> None:
+        """Others have waited for a worker's mark for too long: later, and longer."""
+        self._mark_seconds = min(self._mark_seconds * 2, self.MAX_MARK_SECONDS)
+        self._again(now, self._mark_seconds)
+
+    def committed(self, step: int, now: float) -> None:
+        """The cut is a checkpoint."""
+        self.current = None
+        self._full = 0
+        self._mark_seconds = self.MARK_SECONDS
+        self._lead = max(self.FIRST_LEAD, self._lead // 2)
+        self._schedule(step, now)
 
     def may_begin(self, now: float) -> bool:
         """Nothing is in flight, and a failed try is long enough ago."""
         return self.current is None and now >= self._not_before
-
-    def timed_out(self, now: float) -> None:
-        self._mark_seconds = min(self._mark_seconds * 2, 60.0)
-        self._again(now, self._mark_seconds)
-
-    def committed(self, step: int, now: float) -> None:
-        self.current = None
-        self._mark_seconds = self.MARK_SECONDS
-        self._lead = max(self.FIRST_LEAD, self._lead // 2)
-        self._schedule(step, now)
 
     @property
     def _reach(self) -> int:

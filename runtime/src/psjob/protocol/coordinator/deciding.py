@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from psjob.coordinator.cuts import Cut
-from psjob.coordinator.decisions import Decisions, Order
-from psjob.coordinator.orders import Orders
+from psjob.protocol.coordinator import actions, events
+from psjob.protocol.coordinator.cuts import Cut
+from psjob.protocol.coordinator.decisions import DecisionOrder, Decisions
+from psjob.protocol.coordinator.job import WorkerFacts
+from psjob.protocol.coordinator.orders import Orders
 
 if TYPE_CHECKING:
-    from psjob.coordinator.coordinator import Coordinator
+    from psjob.protocol.coordinator.machine import Coordinator
 
 WISH_SECONDS = 10.0
 """How long a cut waits for large records that are younger than the last cut's,"""
@@ -20,36 +21,32 @@ RECORD_SECONDS = 5.0
 
 
 class Deciding:
-    """Runs in the coordinator's thread."""
+    """Which pushes count, and who has heard of it."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.c = coordinator
         self._decisions: Decisions | None = None
         self._orders = Orders(())
         self._wished: float | None = None
-        self._now = 0.0
-        """When the coordinator last looked at the clock."""
         self._leaving: set[int] = set()
         """Workers that are through, and of whom a push may still wait for its decision."""
 
-    def begin(self, version: int, workers: Mapping[str, Any]) -> None:
+    def begin(self, version: int, workers: Sequence[WorkerFacts]) -> None:
         """Training begins, or goes on from a manifest at `version` that names `workers`."""
         c = self.c
-        clocks = {rank: int(workers.get(str(rank), {}).get("clock", 0)) for rank in c.members.all}
-        owning = [i for i in range(len(c.config.shards)) if c.store.row_cells or i in c.store.assignment]
+        owning = [i for i in range(c.job.shards) if c.recovery.tables or i in c.recovery.assignment]
         self._leaving.clear()
         self._orders = Orders(owning)
+        clocks = {rank: worker.clock for rank, worker in enumerate(workers)}
         self._decisions = Decisions(c.mode, owning, version, clocks, (m.rank for m in c.members.live()))
         self.over()
 
-    def arrived(self, shard: int, body: Mapping[str, Any]) -> None:
+    def arrived(self, event: events.PushArrived) -> None:
         """A shard has a whole push. What it told before a restore is void."""
         c = self.c
-        if self._decisions is not None and c.views.open and int(body["recovery"]) == c.views.recovery:
-            worker, clock = body["push"]
-            self._orders.carried(shard, int(body["carried"]))
-            base = None if body["base"] is None else int(body["base"])
-            self._order(self._decisions.told(shard, int(worker), int(clock), base, time.monotonic()))
+        if self._decisions is not None and c.recovery.open and event.recovery == c.recovery.recovery:
+            self._orders.carried(event.shard, event.carried)
+            self._order(self._decisions.told(event.shard, event.worker, event.clock, event.base, c.now))
 
     def missed(self, shard: int, carried: int | None) -> list[Mapping[str, Any]] | None:
         """The orders that a shard has lost with its stream; None: it cannot go on without a restore. See `Orders`."""
@@ -57,16 +54,15 @@ class Deciding:
 
     def left(self, rank: int) -> None:
         """A worker is through."""
-        if self._decisions is not None and self.c.views.open:
+        if self._decisions is not None and self.c.recovery.open:
             self._leaving.add(rank)
-            self._order(self._decisions.left(rank, time.monotonic()))
+            self._order(self._decisions.left(rank, self.c.now))
 
     def tick(self, now: float) -> None:
         """Ask the mode again when it wanted that; let a cut go on with older records when newer ones do not come."""
-        self._now = now
         if self._decisions is not None and self._decisions.until is not None and now >= self._decisions.until:
             self._order(self._decisions.ask(now))
-        self.c.try_commit()
+        self.c.cutting.try_commit()
 
     def clock(self, rank: int) -> int:
         """The clock at which a worker that comes back goes on: the first of its that is not decided."""
@@ -80,10 +76,11 @@ class Deciding:
 
     def waits(self, now: float) -> bool:
         """Should a cut that is due wait for newer records? Those that do not come at every step are asked for by every answer."""
-        if not any(self._behind(rank) for rank, session in self.c.sessions.items() if not session.done.is_set()):
+        if not any(member.here and self._behind(member.rank) for member in self.c.members.all.values()):
             return False
-        self._wished = self._wished or now
-        self.c.server.wishes = True
+        if self._wished is None:
+            self._wished = now
+            self.c.emit(actions.WishRecords(True))
         return now - self._wished < WISH_SECONDS
 
     def _behind(self, rank: int) -> bool:
@@ -98,26 +95,28 @@ class Deciding:
 
     def needed(self, rank: int) -> int:
         """The oldest record of a worker that a restore may need: that of its decided clock, or the newest before it."""
-        cut = self.c.cuts.current
+        cut = self.c.cutting.cuts.current
         clock = self.clock(rank) if cut is None or cut.clocks is None else cut.clocks[rank]
-        return max((known for known in self.c.members[rank].records if known <= clock), default=-1)
+        found = self.c.members[rank].newest(clock)
+        return -1 if found is None else found
 
     def complete(self, cut: Cut) -> bool:
         """Are the records of a cut here, or has it waited long enough?"""
         assert cut.clocks is not None
-        missing = [m.rank for m in self.c.members.live() if cut.clocks[m.rank] and cut.clocks[m.rank] not in m.records]
-        return not missing or self._now - cut.began > RECORD_SECONDS
+        missing = any(cut.clocks[m.rank] and cut.clocks[m.rank] not in m.records for m in self.c.members.live())
+        return not missing or self.c.now - cut.began > RECORD_SECONDS
 
     def over(self) -> None:
         """No cut is due or under way any more."""
-        self._wished = None
-        self.c.server.wishes = False
+        if self._wished is not None:
+            self._wished = None
+            self.c.emit(actions.WishRecords(False))
 
-    def _order(self, order: Order | None) -> None:
+    def _order(self, order: DecisionOrder | None) -> None:
         c = self.c
         if order is not None:
             body = self._orders.add({"do": "decide", **order.to_json()})
-            c.views.order_all(body, but=c.views.peers.keys() - self._orders.shards)
+            c.recovery.order_all(body, but=c.recovery.peers.keys() - self._orders.shards)
         for rank in [rank for rank in self._leaving if self.clock(rank) >= (c.members[rank].left_at or 0)]:
             self._leaving.discard(rank)
-            c.ending.left(rank)
+            c.completion.left(rank)

@@ -7,20 +7,18 @@ takes the config's mode where the newest checkpoint allows it, else that of the 
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from psjob import contract, modes
-from psjob.checkpoint.manifest import Manifest
-from psjob.coordinator.cuts import Cut
 from psjob.modes import Bounded, ServedMode, written
-from psjob.process import config
+from psjob.protocol.coordinator import actions, events
+from psjob.protocol.coordinator.cuts import Cut
+from psjob.protocol.coordinator.job import CheckpointFacts
 
 if TYPE_CHECKING:
-    from psjob.coordinator.coordinator import Coordinator
+    from psjob.protocol.coordinator.machine import Coordinator
 
 LOOK_SECONDS = 2.0
-log = logging.getLogger("psjob.coordinator")
 
 
 class Switching:
@@ -30,8 +28,9 @@ class Switching:
         self.c = coordinator
         self.wish = coordinator.mode
         self._looked = 0.0
+        self._asked = False
 
-    def begin(self, made: Manifest) -> None:
+    def begin(self, made: CheckpointFacts) -> None:
         """This coordinator goes on from a checkpoint of its own run, or of one that this run resumes."""
         allowed = contract.GOES_ON.get(made.mode)
         if allowed is not None and (self.wish.name not in allowed or self._fixed(made.rule)):
@@ -42,42 +41,47 @@ class Switching:
         if now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
-        found = config.wished(self.c.place)
-        if found is not None:
-            try:
-                self._hear(modes.of(found))
-            except ValueError as error:
-                log.warning("%s", error)
-        if self.c.cuts.current is None and self.next() is not None:
-            self.c.cuts.requested = True
+        if not self._asked:
+            self._asked = True
+            self.c.emit(actions.ReadWish())
+        self._request()
 
-    def committed(self, cut: Cut, made: Manifest) -> None:
+    def wished(self, event: events.ModeWished) -> None:
+        """What the config names now."""
+        self._asked = False
+        if event.problem is not None:
+            self.c.log("warning", event.problem)
+        if event.mode is None or event.mode == self.wish:
+            return
+        self.wish = event.mode
+        if event.mode != self.c.mode and self.next() is None:
+            why = self._fixed(self.c.recovery.rule) or "it is fixed while a job runs"
+            self.c.log("warning", f"training.mode {written(event.mode)} is asked for; the job stays {written(self.c.mode)}: {why}")
+        self._request()
+
+    def _request(self) -> None:
+        if self.c.recovery.open and self.c.cutting.cuts.current is None and self.next() is not None:
+            self.c.cutting.cuts.requested = True
+
+    def committed(self, cut: Cut, made: CheckpointFacts) -> None:
         """A checkpoint is on disk: go over to the next mode, if there is one."""
         mode = self.next()
-        if mode is None or cut.final or cut.stop or not self.c.views.open:
+        if mode is None or cut.final or cut.stop or not self.c.recovery.open:
             return
         before = written(self.c.mode)
         self._take(mode)
-        self.c.views.rewind_all(f"from step {made.step} on the mode is {written(mode)}, it was {before}")
+        self.c.recovery.rewind_all(f"from step {made.step} on the mode is {written(mode)}, it was {before}")
 
     def next(self) -> ServedMode | None:
         """The mode to go over to; None where the one that runs is asked for, or nothing can be done.
 
         From async to sync by way of bounded: its checkpoints bring all workers to one step, and nobody skips a batch.
         """
-        return None if self._fixed(self.c.store.rule_name) else following(self.c.mode, self.wish)
-
-    def _hear(self, wish: ServedMode) -> None:
-        if wish == self.wish:
-            return
-        self.wish = wish
-        if wish != self.c.mode and self.next() is None:
-            why = self._fixed(self.c.store.rule_name) or "it is fixed while a job runs"
-            log.warning("training.mode %s is asked for; the job stays %s: %s", written(wish), written(self.c.mode), why)
+        return None if self._fixed(self.c.recovery.rule) else following(self.c.mode, self.wish)
 
     def _fixed(self, rule: str) -> str | None:
         """What goes with the mode that runs and with no other; None: nothing."""
-        job = self.c.config
+        job = self.c.job
         if rule == "reduce":
             return "the workers' optimizer has no rule on the shards"
         if job.update_rule is not None:
@@ -88,7 +92,7 @@ class Switching:
 
     def _take(self, mode: ServedMode) -> None:
         self.c.mode = mode
-        self.c.cuts.follow(mode.marks(), mode.ahead)
+        self.c.cutting.cuts.follow(mode.marks(), mode.ahead)
 
 
 def following(runs: ServedMode, wish: ServedMode) -> ServedMode | None:

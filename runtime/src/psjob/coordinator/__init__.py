@@ -1,1 +1,0 @@
-"""Members, clocks, cuts and the end of a run, inside shard 0's process."""

@@ -1,0 +1,75 @@
+"""What a cut that is written comes to: each worker's clock, the step, and which records are saved with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from psjob.protocol.coordinator.actions import CommitCut
+from psjob.protocol.coordinator.cuts import Cut
+from psjob.protocol.coordinator.events import CutWritten
+from psjob.protocol.coordinator.job import WorkerFacts
+
+if TYPE_CHECKING:
+    from psjob.protocol.coordinator.machine import Coordinator
+
+
+class Inconsistent(Exception):
+    """The shards' parts are not of one moment; the text says where they differ."""
+
+
+def assemble(c: Coordinator, cut: Cut) -> CommitCut:
+    """The manifest of a cut, in the words of who writes it. Raises Inconsistent."""
+    recovery, members = c.recovery, c.members
+    assert recovery.layout is not None
+    clocks = cut.clocks or _clocks(c, cut.written)
+    left = _left(cut.written)
+    workers = tuple(
+        WorkerFacts(clocks[rank], *members[rank].incarnation, left=left.get(rank)) for rank in range(c.job.workers)
+    )  # fmt: skip
+    live = [worker.clock for worker in workers if worker.left is None]
+    step = min(live) if live else max(clocks.values())
+    if cut.clocks is not None:
+        step = max((part.furthest for part in cut.written.values()), default=0)  # updates, whoever made them
+    records = {}
+    for rank, worker in enumerate(workers):
+        at = worker.clock if cut.clocks is None else members[rank].newest(worker.clock)
+        if worker.left is None and at is not None and at in members[rank].records:
+            records[rank] = members[rank].records[at]
+    unrecorded = len(live) > len(records)
+    initial = step == 0 or (unrecorded and cut.clocks is not None)
+    return CommitCut(
+        cut.number, recovery.view, step, c.mode.name, cut.final, recovery.layout, recovery.assignment, recovery.rule, recovery.tables,
+        workers, {shard: part.content for shard, part in sorted(cut.written.items())}, records, recovery.initial if initial else b"",
+        _buffers(c, workers[0].clock), recovery.aliases,
+    )  # fmt: skip
+
+
+def _clocks(c: Coordinator, written: Mapping[int, CutWritten]) -> dict[int, int]:
+    """Each worker's clock at the cut: the step where versions are clocks, else the one clock that all shards have of it."""
+    ranks = range(c.job.workers)
+    if c.mode.ahead == 0:
+        return dict.fromkeys(ranks, max((part.furthest for part in written.values()), default=0))
+    owning = set(range(c.job.shards)) if c.recovery.tables else set(c.recovery.assignment)
+    told = [part.complete for shard, part in sorted(written.items()) if shard in owning]
+    if not told:
+        return dict.fromkeys(ranks, 0)
+    for other in told:
+        if other != told[0]:
+            rank = next(rank for rank in ranks if other[rank] != told[0][rank])
+            seen = sorted({complete[rank] for complete in told})
+            raise Inconsistent(f"shards disagree on worker {rank}'s clock at a cut, a stream broke in it: {seen}")
+    return dict(enumerate(told[0]))
+
+
+def _left(written: Mapping[int, CutWritten]) -> dict[int, int]:
+    """From which clock on a worker has left, if every shard knew so at the cut."""
+    parts = list(written.values())
+    ranks = set.intersection(*(set(part.left) for part in parts)) if parts else set()
+    return {rank: max(part.left[rank] for part in parts) for rank in ranks}
+
+
+def _buffers(c: Coordinator, clock: int) -> bytes:
+    """The model's buffers are rank 0's, in its record at the cut (its last one when it has left)."""
+    records = c.members[0].records
+    return records.get(clock) or (records[max(records)] if records else c.recovery.initial)

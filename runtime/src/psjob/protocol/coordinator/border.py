@@ -1,0 +1,149 @@
+"""A shard's words as events: what is not in shape is refused here, before the machine sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from psjob.protocol.coordinator import events
+from psjob.protocol.coordinator.events import Event, ShardStands
+
+MOST: Final = 1 << 63
+LONGEST: Final = 2000
+"""Characters of a sentence."""
+
+
+class Malformed(ValueError):
+    """A message is not in shape; the text names what was read."""
+
+
+def shard_hello(link: int, body: Mapping[str, Any], shards: int) -> events.ShardHello:
+    """What another shard says of itself. Raises Malformed."""
+    carried, mode = body.get("carried"), body.get("mode")
+    if not isinstance(mode, str) or not isinstance(body.get("serving"), bool):
+        raise Malformed("a shard's hello has a mode and says whether it serves")
+    return events.ShardHello(
+        link, _number(body, "index", 1, shards - 1), _number(body, "attempt"), _number(body, "view"), bool(body["serving"]),
+        _number(body, "recovery"), mode[:80], None if carried is None else _whole(carried, "carried"),
+    )  # fmt: skip
+
+
+def answer(shard: int, body: Mapping[str, Any], workers: int, content: Callable[[Mapping[str, Any]], Any]) -> Event | None:
+    """What a shard answers; None for a word that is not this machine's. `content` reads what a manifest says of a shard's part.
+
+    Raises Malformed.
+    """
+    read = _READERS.get(str(body.get("do" if "did" not in body else "did")))
+    if read is None:
+        return None
+    try:
+        return read(shard, body, workers, content)
+    except Malformed:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        raise Malformed(f"shard {shard}: {str(body.get('did'))[:40]} is not in shape: {type(error).__name__}: {str(error)[:200]}") from None
+
+
+Content = Callable[[Mapping[str, Any]], Any]
+
+
+def _restored(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> Event:
+    told = "complete" in body
+    return events.ShardRestored(
+        shard, _number(body, "recovery"), _stands(body) if told else None, _clocks(body["complete"], workers) if told else None
+    )
+
+
+def _unrestored(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> Event:
+    return events.Unrestored(shard, _number(body, "recovery"), _text(body, "why"), body.get("damaged") is True)
+
+
+def _where(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> Event:
+    rows = {_rank(row[0], workers): (_whole(row[1], "complete"), _whole(row[2], "open")) for row in body["rows"]}
+    return events.StandsAt(shard, _number(body, "ask"), _stands(body), rows)
+
+
+def _late(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> Event:
+    return events.CutLate(shard, _number(body, "cut"), _text(body, "why"))
+
+
+def _unwritten(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> Event:
+    return events.CutUnwritten(shard, _number(body, "cut"), _text(body, "why"), body.get("full") is True)
+
+
+def _written(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> Event:
+    table = body["table"]
+    left = {_rank(int(rank), workers): _whole(clock, "left") for rank, clock in table["left"].items()}
+    versions = [_whole(block["n"], "n") for block in body["blocks"]]
+    versions += [_whole(n, "versions") for n in (body["rows"]["versions"] if body.get("rows") is not None else ())]
+    return events.CutWritten(
+        shard, _number(body, "cut"), content(body), max(versions, default=0), _clocks(table["complete"], workers), left
+    )
+
+
+def _progress(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> Event:
+    if body["doing"] not in ("writing", "reading"):
+        raise Malformed(f"shard {shard} tells how far it is with {str(body['doing'])[:40]!r}, expected writing or reading")
+    writing = body["doing"] == "writing"
+    return events.BytesMoved(shard, writing, _number(body, "cut" if writing else "recovery"), _number(body, "done"), _number(body, "total"))
+
+
+def _arrived(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> Event:
+    worker, clock = body["push"]
+    base = None if body["base"] is None else _whole(body["base"], "base")
+    carried = _whole(body["carried"], "carried")
+    return events.PushArrived(shard, _number(body, "recovery"), _rank(worker, workers), _whole(clock, "clock"), base, carried)
+
+
+_READERS: Final[dict[str, Callable[[int, Mapping[str, Any], int, Content], Event]]] = {
+    "initialised": lambda shard, body, workers, content: events.Initialised(shard, _number(body, "setup")),
+    "restored": _restored,
+    "unrestored": _unrestored,
+    "where": _where,
+    "prepared": lambda shard, body, workers, content: events.MemoryReady(shard, _number(body, "number")),
+    "ready": lambda shard, body, workers, content: events.CutReady(shard, _number(body, "cut")),
+    "late": _late,
+    "held": lambda shard, body, workers, content: events.CutHeld(shard, _number(body, "cut")),
+    "written": _written,
+    "unwritten": _unwritten,
+    "voided": lambda shard, body, workers, content: events.CutVoided(shard, _number(body, "cut")),
+    "progress": _progress,
+    "arrived": _arrived,
+    "stopping": lambda shard, body, workers, content: events.StopAsked(),
+}
+
+
+def _stands(body: Mapping[str, Any]) -> ShardStands:
+    return ShardStands(_number(body, "lo"), _number(body, "hi"), _number(body, "owned"), _number(body, "stored"))
+
+
+def _clocks(told: Any, workers: int) -> tuple[int, ...]:
+    if not isinstance(told, list) or len(told) != workers:
+        raise Malformed(f"clocks of {workers} workers are told as {str(told)[:80]}")
+    return tuple(_whole(clock, "complete") for clock in told)
+
+
+def _rank(value: Any, workers: int) -> int:
+    if not 0 <= _whole(value, "rank") < workers:
+        raise Malformed(f"worker {value} is not one of this job's {workers}")
+    return int(value)
+
+
+def _number(body: Mapping[str, Any], key: str, low: int = 0, high: int = MOST) -> int:
+    value = _whole(body.get(key), key)
+    if not low <= value <= high:
+        raise Malformed(f"{key} is {value}, expected {low} to {high}")
+    return value
+
+
+def _whole(value: Any, what: str) -> int:
+    if type(value) is not int or not 0 <= value <= MOST:
+        raise Malformed(f"{what} is {str(value)[:40]!r}, expected a whole number from 0")
+    return value
+
+
+def _text(body: Mapping[str, Any], key: str) -> str:
+    value = body.get(key)
+    if not isinstance(value, str):
+        raise Malformed(f"{key} is {str(value)[:40]!r}, expected a sentence")
+    return value[:LONGEST]

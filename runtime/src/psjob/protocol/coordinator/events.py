@@ -1,0 +1,394 @@
+"""What the coordinator is told. Each event is a value; what is malformed is refused before it becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from psjob.layout.blocks import TensorSpec
+from psjob.modes import ServedMode
+from psjob.protocol.coordinator.job import CheckpointFacts
+
+# -- time and this process -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Started:
+    """This process has begun: claim the view, then look for a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Look at the time. `furthest` is the highest step that shard 0's blocks or workers are at."""
+
+    furthest: int = 0
+
+
+@dataclass(frozen=True)
+class StepPassed:
+    """All workers that are there have passed `step` steps, at unix time `wall`."""
+
+    step: int
+    wall: float
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """The whole job is asked to go: by SIGTERM here, or by a shard that got one."""
+
+
+# -- workers -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A worker's stream to shard 0: whose it is, and what its hello says. `id` is given once in the life of a process."""
+
+    id: int
+    rank: int
+    incarnation: tuple[int, int]
+    fresh: bool
+    """This process has no place in the job yet."""
+    mode: str
+    """The one that its process runs, as `modes.written` writes it."""
+    recovery: int = 0
+    """The newest restore that this process has come through."""
+    rule: str = ""
+    table: tuple[TensorSpec, ...] = ()
+    tables: tuple[Mapping[str, Any], ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+    problem: str | None = None
+    """Why its hello can be no job's: a sentence for whoever runs the script."""
+
+
+@dataclass(frozen=True)
+class WorkerHello:
+    """A worker says hello on a new stream."""
+
+    stream: Stream
+
+
+@dataclass(frozen=True)
+class StreamEnded:
+    """A worker's stream is gone."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class NotJoined:
+    """A WELCOME was not given: shard 0 has met a newer process of the rank, or was restored meanwhile."""
+
+    stream: int
+    why: str
+
+
+@dataclass(frozen=True)
+class RecordCame:
+    """A worker's resume record of `clock`; -1: what rank 0 gives when a run begins. `idle`: the part of its time in which it waited."""
+
+    stream: int
+    clock: int
+    record: bytes
+    idle: float | None = None
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A worker stands before `clock` and holds its pushes for `cut`."""
+
+    stream: int
+    cut: int
+    clock: int
+
+
+@dataclass(frozen=True)
+class WorkerLeft:
+    """A worker is through after `clock` steps."""
+
+    stream: int
+    clock: int
+
+
+@dataclass(frozen=True)
+class Reported:
+    """Numbers of `report()`."""
+
+    stream: int
+    numbers: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class CheckpointAsked:
+    """A script asks for a checkpoint."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class WorkerStops:
+    """One worker is asked to go."""
+
+    stream: int
+
+
+# -- shards ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ShardHello:
+    """A shard says hello on a new stream, which orders name by `link`. Shard 0 has link 0."""
+
+    link: int
+    index: int
+    attempt: int
+    view: int
+    serving: bool
+    recovery: int
+    mode: str
+    carried: int | None
+    """In a decided mode: the last order that it has carried out; None: one broke off."""
+
+
+@dataclass(frozen=True)
+class ShardAnnounced:
+    """A shard that still starts tells of its view."""
+
+    view: int
+
+
+@dataclass(frozen=True)
+class ShardLost:
+    """The stream `link` of a shard ended; the shard may still serve its workers."""
+
+    index: int
+    link: int
+
+
+@dataclass(frozen=True)
+class Initialised:
+    """A shard has all first values of set-up `setup`."""
+
+    shard: int
+    setup: int
+
+
+@dataclass(frozen=True)
+class ShardStands:
+    """Where a shard stands: its lowest and highest version, blocks it owns, the lowest version that workers have stored there."""
+
+    lo: int
+    hi: int
+    owned: int
+    stored: int
+
+
+@dataclass(frozen=True)
+class ShardRestored:
+    """A shard has read what it was ordered to. `stands` and `complete` (clocks by rank) are None where it does not tell them."""
+
+    shard: int
+    recovery: int
+    stands: ShardStands | None = None
+    complete: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Unrestored:
+    """A shard could not read a checkpoint. `damaged`: a file is not what was written, so no retry can help."""
+
+    shard: int
+    recovery: int
+    why: str
+    damaged: bool
+
+
+@dataclass(frozen=True)
+class StandsAt:
+    """The answer to `where`: by rank that was asked for, its complete clocks and how many blocks of the next one are here."""
+
+    shard: int
+    ask: int
+    stands: ShardStands
+    rows: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class MemoryReady:
+    """A shard has memory for the copies of cuts; `number` is the order's."""
+
+    shard: int
+    number: int
+
+
+@dataclass(frozen=True)
+class CutReady:
+    """A shard knows of the cut: marks for it are kept from here on."""
+
+    shard: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class CutLate:
+    """A shard is beyond the cut's step, or still writes the cut before."""
+
+    shard: int
+    cut: int
+    why: str
+
+
+@dataclass(frozen=True)
+class CutHeld:
+    """Every block and table of a shard is held for the cut; workers that marked were released."""
+
+    shard: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class CutWritten:
+    """A shard's part of a cut is on disk.
+
+    `content` is what the manifest says of it, for who commits. `furthest` is the highest version in it, `complete` the clocks of
+    workers by rank, `left` the clocks from which on workers have left.
+    """
+
+    shard: int
+    cut: int
+    content: Any
+    furthest: int
+    complete: tuple[int, ...]
+    left: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CutUnwritten:
+    """A shard could not write its part and has deleted it. `full`: the volume has no room."""
+
+    shard: int
+    cut: int
+    why: str
+    full: bool
+
+
+@dataclass(frozen=True)
+class CutVoided:
+    """Nothing of a void cut is left on a shard's disk."""
+
+    shard: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class BytesMoved:
+    """A shard has written, or read, `done` of `total` bytes of cut or recovery `number`."""
+
+    shard: int
+    writing: bool
+    number: int
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class PushArrived:
+    """In a decided mode: a shard has a worker's whole push, computed on version `base` at least (None: not known)."""
+
+    shard: int
+    recovery: int
+    worker: int
+    clock: int
+    base: int | None
+    carried: int
+
+
+# -- disk --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ViewClaimed:
+    """The run's folder is this process's, in this view."""
+
+    view: int
+
+
+@dataclass(frozen=True)
+class ViewUnclaimed:
+    """The claim could not be written. `full`: the volume has no room."""
+
+    view: int
+    why: str
+    full: bool
+
+
+@dataclass(frozen=True)
+class ClaimSeen:
+    """Nobody has claimed a higher view."""
+
+
+@dataclass(frozen=True)
+class ViewFenced:
+    """A higher view is claimed, or this one by another process: this one must end."""
+
+    view: int
+    why: str
+
+
+@dataclass(frozen=True)
+class NewestRead:
+    """The newest checkpoint that could be read, None where there is none, and a sentence for each that was passed over.
+
+    `records` are by rank, None where they were not asked for; `initial` is what rank 0 gave at step 0. `failed`: the folder could not be
+    listed, so that nothing is known.
+    """
+
+    number: int
+    found: CheckpointFacts | None
+    problems: tuple[str, ...] = ()
+    failed: bool = False
+    records: Mapping[int, bytes] | None = None
+    initial: bytes = b""
+
+
+@dataclass(frozen=True)
+class ManifestCommitted:
+    """A cut is a checkpoint."""
+
+    cut: int
+    made: CheckpointFacts
+
+
+@dataclass(frozen=True)
+class ManifestUncommitted:
+    """A cut could not be committed; what the coordinator had written of it is gone. `full`: the volume has no room."""
+
+    cut: int
+    why: str
+    full: bool
+
+
+@dataclass(frozen=True)
+class RoomMeasured:
+    """So many bytes are free in the run's folder; None: not known."""
+
+    free: int | None
+
+
+@dataclass(frozen=True)
+class ModeWished:
+    """The mode that the mounted config names; None: it could not be read this time, or `problem` says why it is none."""
+
+    mode: ServedMode | None
+    problem: str | None = None
+
+
+Event = (
+    Started | Tick | StepPassed | StopAsked
+    | WorkerHello | StreamEnded | NotJoined | RecordCame | Marked | WorkerLeft | Reported | CheckpointAsked | WorkerStops
+    | ShardHello | ShardAnnounced | ShardLost | Initialised | ShardRestored | Unrestored | StandsAt | MemoryReady
+    | CutReady | CutLate | CutHeld | CutWritten | CutUnwritten | CutVoided | BytesMoved | PushArrived
+    | ViewClaimed | ViewUnclaimed | ClaimSeen | ViewFenced | NewestRead | ManifestCommitted | ManifestUncommitted
+    | RoomMeasured | ModeWished
+)  # fmt: skip

@@ -1,0 +1,155 @@
+"""Who the workers are, where each one stands, and from which record it could go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from psjob.protocol.coordinator.events import Stream
+from psjob.protocol.coordinator.job import WorkerFacts
+
+KEPT_RECORDS = 2
+"""A worker's open clock and the one before: all that it can be placed at. A cut in flight keeps one more; a decided mode keeps those from
+the decided clock on, which are as many as a worker may be ahead of its decisions."""
+
+
+class State(Enum):
+    """What a rank is doing."""
+
+    ABSENT = "absent"
+    JOINED = "joined"
+    LEFT = "left"
+    LOST = "lost"
+
+
+@dataclass
+class Member:
+    """A rank. `records` holds the newest resume records by the clock they belong to."""
+
+    rank: int
+    state: State = State.ABSENT
+    incarnation: tuple[int, int] = (0, 0)
+    clock: int = 0
+    left_at: int | None = None
+    idle: float | None = None
+    """The part of its time in which its script has waited, as it last told; None: not known."""
+    records: dict[int, bytes] = field(default_factory=dict)
+    stream: Stream | None = None
+    """The newest one that it said hello on."""
+    here: bool = False
+    """Is that stream there?"""
+    welcomed: bool = False
+    """Was its process let in on that stream?"""
+    joined_in: int = -1
+    """How often shard 0 was restored before that; -1: it was not let in yet."""
+
+    def keep(self, clock: int, record: bytes, pinned: int | None, since: int | None = None) -> None:
+        """Remember the record of `clock`; older ones go, but the one of the cut in flight, and those from `since` on."""
+        self.records[clock] = record
+        self.clock = max(self.clock, clock)
+        for old in sorted(self.records)[:-KEPT_RECORDS]:
+            if old != pinned and (since is None or old < since):
+                del self.records[old]
+
+    def newest(self, clock: int) -> int | None:
+        """The clock of the newest record that is not beyond `clock`."""
+        return max((known for known in self.records if known <= clock), default=None)
+
+
+class Members:
+    """All ranks of a job. States change through its methods, which count."""
+
+    def __init__(self, workers: int) -> None:
+        self.all = {rank: Member(rank) for rank in range(workers)}
+        self.alive = workers
+        """Ranks that have not left."""
+        self.missing = set(self.all)
+        """Ranks that have not left and have no stream."""
+        self._by_stream: dict[int, Member] = {}
+
+    def __getitem__(self, rank: int) -> Member:
+        return self.all[rank]
+
+    def live(self) -> list[Member]:
+        """Ranks that have not left. Looks at all: ask `alive` for their number."""
+        return [m for m in self.all.values() if m.state is not State.LEFT]
+
+    def of(self, stream: int) -> Member | None:
+        """Whose newest stream that is."""
+        return self._by_stream.get(stream)
+
+    def came(self, stream: Stream) -> Member:
+        """A process says hello on a new stream, which takes the place of the one before."""
+        member = self.all[stream.rank]
+        if member.stream is not None:
+            self._by_stream.pop(member.stream.id, None)
+        member.incarnation, member.stream, member.here = stream.incarnation, stream, True
+        member.welcomed, member.joined_in = False, -1
+        self._by_stream[stream.id] = member
+        if member.state in (State.ABSENT, State.LOST):
+            member.state = State.JOINED
+        self.missing.discard(member.rank)
+        return member
+
+    def ended(self, stream: int) -> Member | None:
+        """A stream is gone; returns whose it was, None where that rank has another one."""
+        member = self._by_stream.pop(stream, None)
+        if member is not None:
+            member.here = False
+            if member.state is not State.LEFT:
+                self.missing.add(member.rank)
+        return member
+
+    def left(self, rank: int, clock: int) -> None:
+        """A worker is through."""
+        member = self.all[rank]
+        self.alive -= member.state is not State.LEFT
+        member.state, member.left_at, member.clock = State.LEFT, clock, max(member.clock, clock)
+        self.missing.discard(rank)
+
+    def finished(self, policy: str) -> bool:
+        """Is the success policy met by those who left?"""
+        if policy == "FirstWorker":
+            return self.all[0].state is State.LEFT
+        return not self.alive
+
+    def missing_records(self, step: int | None, pins: Mapping[int, int]) -> set[int]:
+        """Live ranks whose record for a cut has not come: of `step`, or (None) of the clock each one marked or stands at."""
+        return {m.rank for m in self.live() if (pins.get(m.rank, m.clock) if step is None else step) not in m.records}
+
+    def rewound(self, saved: Sequence[WorkerFacts], records: Mapping[int, bytes]) -> None:
+        """Everyone is back at a checkpoint: its clocks, its leavers, its records; incarnations only rise."""
+        for rank, member in self.all.items():
+            entry = saved[rank]
+            member.clock, member.left_at = entry.clock, entry.left
+            member.state = State.LEFT if entry.left is not None else (State.LOST if member.state is State.LEFT else member.state)
+            member.incarnation = max(member.incarnation, (entry.start, entry.rewinds))
+            member.records = {member.clock: records[rank]} if rank in records else {}
+        self.alive = len(self.live())
+        self.missing = {m.rank for m in self.live() if not m.here}
+
+    def fences(self, waiting: Set[int] = frozenset()) -> dict[int, list[int]]:
+        """Lowest incarnations that may speak after all now known have rewound; those `waiting` to be placed come as they are."""
+        return {m.rank: [m.incarnation[0], m.incarnation[1] + (m.rank not in waiting)] for m in self.all.values() if m.incarnation > (0, 0)}
+
+    def met(self) -> str:
+        """The ranks whose processes have said hello, by their newest start: `1:0-2,5 2:3-4`."""
+        starts: dict[int, list[list[int]]] = {}
+        for rank, member in sorted(self.all.items()):
+            spans = starts.setdefault(member.incarnation[0], [])
+            if spans and spans[-1][1] == rank - 1:
+                spans[-1][1] = rank
+            else:
+                spans.append([rank, rank])
+        texts = {start: ",".join(f"{low}-{high}" if low < high else f"{low}" for low, high in spans) for start, spans in starts.items()}
+        return " ".join(f"{start}:{texts[start]}" for start in sorted(texts) if start)
+
+    def status(self) -> list[dict[str, Any]]:
+        """For the status port."""
+        return [
+            {"rank": m.rank, "clock": m.clock, "state": m.state.value, "start": m.incarnation[0], "rewinds": m.incarnation[1]}
+            | {"idle": m.idle}
+            for m in self.all.values()
+        ]

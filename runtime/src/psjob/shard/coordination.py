@@ -1,0 +1,332 @@
+"""The driver of the coordinator: a thread that feeds the machine and carries its actions out, and one beside it for the disk.
+
+Streams' threads call in; what they bring is read here, so that a malformed message ends its stream and never reaches the machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from psjob import rules
+from psjob.layout.blocks import MAX_TENSORS, TensorSpec, check_table
+from psjob.modes import written
+from psjob.process import supervise
+from psjob.process.config import Place
+from psjob.process.errors import Fenced
+from psjob.protocol.coordinator import actions, border, events
+from psjob.protocol.coordinator.actions import Action
+from psjob.protocol.coordinator.events import Event
+from psjob.protocol.coordinator.job import JobFacts
+from psjob.protocol.coordinator.machine import Coordinator
+from psjob.protocol.coordinator.progress import MAX_METRICS
+from psjob.shard.commit import DiskWork, Job, read_part
+from psjob.shard.lateness import Lateness
+from psjob.shard.session import Session
+from psjob.tables import TableSpec
+from psjob.wire.frame import IDLE_PARTS, Header, Kind, WireError
+
+if TYPE_CHECKING:
+    from psjob.shard.server import Server
+
+TICK_SECONDS = 0.05
+STALENESS_SECONDS = 0.5
+MAX_TABLES: Final = 10_000
+LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+log = logging.getLogger("psjob.coordinator")
+SendOrder = Callable[[Mapping[str, Any]], None]
+
+
+class Coordination:
+    """What is public may be called from any thread, but for `feed` and `carry_out`, which are the coordinator's own."""
+
+    def __init__(self, place: Place, server: Server, folder: Path) -> None:
+        self.place, self.server = place, server
+        self.clock: Callable[[], float] = time.monotonic
+        self.machine = Coordinator(job_of(place, server, folder), self.clock())
+        self.disk = DiskWork(place, folder)
+        self.lateness = Lateness()
+        self.beat = time.monotonic()
+        """When the machine was last seen to move."""
+        self.pending: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._ids = itertools.count(1)
+        self._sessions: dict[int, Session] = {}
+        self._streams: dict[Session, int] = {}
+        self._orders: dict[int, SendOrder] = {0: lambda body: server.control.order(body)}
+        self._table: tuple[TensorSpec, ...] = ()
+        """The one that came last: workers of one job share it."""
+        self._lock = threading.Lock()
+        self._staleness_told = 0.0
+
+    def start(self) -> None:
+        """Begin, in threads of its own."""
+        supervise.start(self._run, "coordinator")
+        supervise.start(self._work, "coordinator-disk")
+
+    def _run(self) -> None:
+        self.feed(events.Started())
+        ticked = 0.0
+        while not self.machine.ended:
+            event: Event | None = None
+            try:
+                event = self.pending.get(timeout=max(0.0, ticked + TICK_SECONDS - self.clock()))
+            except queue.Empty:
+                pass
+            else:
+                self.feed(event)
+            self.beat = time.monotonic()
+            now = self.clock()
+            if now - ticked >= TICK_SECONDS or isinstance(event, events.StepPassed):  # a cut is named ahead of quick steps
+                ticked = now
+                self.tick()
+
+    def _work(self) -> None:
+        torch.set_num_threads(1)
+        while True:
+            done = self.disk.carry_out(self.jobs.get())
+            if done is not None:
+                self.pending.put(done)
+
+    def feed(self, event: Event) -> None:
+        """Let the machine handle an event, and carry out what it wants."""
+        for action in self.machine.handle(event, self.clock()):
+            self.carry_out(action)
+        if isinstance(event, events.StreamEnded):
+            session = self._sessions.pop(event.stream, None)
+            if session is not None:
+                self._streams.pop(session, None)
+        elif isinstance(event, events.ShardLost):
+            self._orders.pop(event.link, None)
+
+    def tick(self) -> None:
+        """Look at the time."""
+        now = self.clock()
+        self._look(now)
+        self.feed(events.Tick(self.server.store.furthest()))
+
+    # -- from other threads --------------------------------------------------------------------
+
+    def post(self, event: Event) -> None:
+        """Let the coordinator's thread handle an event."""
+        self.pending.put(event)
+
+    def hello(self, session: Session) -> None:
+        """A worker says hello. Raises WireError for what is no worker's hello."""
+        stream = self._read_hello(next(self._ids), session)
+        self._sessions[stream.id], self._streams[session] = session, stream.id
+        self.post(events.WorkerHello(stream))
+
+    def ended(self, session: Session) -> None:
+        """A worker's stream is gone."""
+        stream = self._streams.get(session)
+        if stream is not None:
+            self.post(events.StreamEnded(stream))
+
+    def frame(self, session: Session, header: Header, body: Mapping[str, Any], blob: bytes = b"") -> None:
+        """What a worker says beside its pushes."""
+        stream, kind = self._streams.get(session), header.kind
+        if stream is None:
+            return
+        if kind is Kind.RECORD:
+            idle = min(1.0, header.request / IDLE_PARTS) if header.part else None
+            self.post(events.RecordCame(stream, header.clock, blob, idle))
+        elif kind is Kind.MARK:
+            self.post(events.Marked(stream, header.request, header.clock))
+        elif kind is Kind.LEAVE:
+            self.post(events.WorkerLeft(stream, header.clock))
+        elif kind is Kind.REPORT:
+            self.post(events.Reported(stream, numbers_of(body)))
+        elif kind is Kind.CHECKPOINT:
+            self.post(events.CheckpointAsked(stream))
+        elif kind is Kind.STOP:
+            self.post(events.WorkerStops(stream))
+
+    def shard(self, index: int, hello: Mapping[str, Any], order: SendOrder) -> int:
+        """Another shard says hello; `order` reaches it. Returns the number of its stream. Raises WireError."""
+        link = next(self._ids)
+        try:
+            event = border.shard_hello(link, {**hello, "index": index}, len(self.place.config.shards))
+        except border.Malformed as error:
+            raise WireError(str(error)) from None
+        self._orders[link] = order
+        self.post(event)
+        return link
+
+    def announced(self, view: int) -> None:
+        """A shard that still starts tells of its view."""
+        self.post(events.ShardAnnounced(view))
+
+    def lost(self, index: int, link: int) -> None:
+        """Another shard's stream is gone."""
+        self.post(events.ShardLost(index, link))
+
+    def answer(self, index: int, body: Mapping[str, Any]) -> None:
+        """A shard answers an order. Raises WireError for what is not in shape."""
+        try:
+            if body.get("did") == "staleness":
+                self._late(index, body)
+                return
+            event = border.answer(index, body, self.place.config.workers, read_part)
+        except (ValueError, KeyError, TypeError) as error:
+            if index == 0:
+                raise  # no stream to end: it is this process that is wrong
+            raise WireError(f"shard {index}: {error}") from None
+        if event is not None:
+            self.post(event)
+
+    def step_passed(self, step: int) -> None:
+        """All workers that are there have passed `step` steps."""
+        self.post(events.StepPassed(step, time.time()))
+
+    def stop(self) -> None:
+        """This pod is asked to go: last cut, then leave."""
+        self.post(events.StopAsked())
+
+    # -- what is told --------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any] | None:
+        """Of the whole job; None until it is known what that is."""
+        machine = self.machine
+        if machine.recovery.state == "reading" and machine.recovery.finding.waits_for is None:
+            return None
+        said = machine.status(self.clock(), time.time())
+        return said | {"waiting": said["waiting"] or self.server.waiting_for} | self.lateness.told()
+
+    def missing(self) -> list[int]:
+        """In a decided mode: workers of whom no push waits for a decision; empty in any other."""
+        return [] if self.machine.deciding is None else self.machine.deciding.missing()
+
+    # -- out -----------------------------------------------------------------------------------
+
+    def carry_out(self, action: Action) -> None:
+        """Do what the machine wants."""
+        match action:
+            case actions.Log(level, text):
+                log.log(LEVELS[level], "%s", text)
+            case actions.Tell(stream, kind, body, clock, request):
+                if (session := self._sessions.get(stream)) is not None:
+                    session.tell(kind, body, clock=clock, request=request)
+            case actions.HangUp(stream):
+                if (session := self._sessions.get(stream)) is not None:
+                    session.hang_up()
+            case actions.Welcome():
+                self._welcome(action)
+            case actions.WishRecords(on):
+                self.server.wishes = on
+            case actions.Order(link, body, most_from_here):
+                if most_from_here:
+                    body = {**body, "most": {str(rank): clock + 1 for rank, clock in self.server.store.clocks().items()}}
+                if (order := self._orders.get(link)) is not None:
+                    order(body)
+            case actions.Leave(code, why):
+                if why is None:
+                    self.server.exit_with(code)
+                else:
+                    self.server.leave(code, why)
+            case actions.LeaveFenced(view, why):
+                self.server.fenced(Fenced(why, view))
+            case _:
+                self.jobs.put(action)
+
+    def _welcome(self, action: actions.Welcome) -> None:
+        session = self._sessions.get(action.stream)
+        if session is None:
+            return
+        if action.acked is not None:
+            session.hello = dict(session.hello) | {"acked": action.acked}
+        if not action.init:
+            try:
+                session.join()
+            except WireError as fenced:
+                self.post(events.NotJoined(action.stream, str(fenced)))
+                return
+        session.welcome(**action.body)
+        if action.record:
+            session.tell(Kind.RECORD, payload=action.record, clock=action.record_clock)
+
+    # -- staleness -----------------------------------------------------------------------------
+
+    def _late(self, index: int, body: Mapping[str, Any]) -> None:
+        with self._lock:
+            self.lateness.heard(index, body)
+
+    def _look(self, now: float) -> None:
+        """This shard's own part of how late pushes are."""
+        store = self.server.store
+        if store.staleness is not None and now - self._staleness_told >= STALENESS_SECONDS:
+            self._staleness_told = now
+            self._late(0, store.staleness.word(store.attempt))
+
+    # -- hello ---------------------------------------------------------------------------------
+
+    def _read_hello(self, number: int, session: Session) -> events.Stream:
+        hello = session.hello
+        for key in ("recovery", "acked", "attempt"):
+            if not (type(hello.get(key, 0)) is int and 0 <= hello.get(key, 0) <= border.MOST):
+                raise WireError(f"worker {session.rank}: {key} of its hello is {str(hello[key])[:40]!r}, expected a whole number from 0")
+        table, tables, problem = self._read_model(session.rank, hello)
+        aliases = hello.get("aliases") or {}
+        if not isinstance(aliases, dict):
+            raise WireError(f"worker {session.rank}: aliases of its hello are {str(aliases)[:40]!r}, expected an object")
+        mode = str(hello.get("mode", written(self.machine.mode)))
+        return events.Stream(
+            number, session.rank, session.incarnation, bool(hello.get("fresh")), mode[:80], int(hello.get("recovery", 0)),
+            str(hello.get("rule"))[:80], table, tables, tuple(sorted((str(a), str(b)) for a, b in aliases.items())), problem,
+        )  # fmt: skip
+
+    def _read_model(self, rank: int, hello: Mapping[str, Any]) -> tuple[tuple[TensorSpec, ...], tuple[Mapping[str, Any], ...], str | None]:
+        """Parameters and tables, and why they can be no job's."""
+        raw = hello.get("table")
+        if not isinstance(raw, list) or len(raw) > MAX_TENSORS:
+            return (), (), "this worker's hello has no parameter table"
+        try:
+            table = tuple(TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in raw)
+            check_table(table)
+        except (ValueError, KeyError, TypeError) as error:
+            return (), (), f"the parameter table of this worker cannot be: {error}"
+        if table == self._table:
+            table = self._table
+        self._table = table
+        try:
+            rules.named(str(hello.get("rule")))
+        except ValueError as error:
+            return (), (), str(error)
+        tables = hello.get("tables") or []
+        if not isinstance(tables, list) or len(tables) > MAX_TABLES:
+            return (), (), f"this worker's hello has no list of at most {MAX_TABLES} tables"
+        try:
+            specs = [TableSpec.from_json(spec) for spec in tables]
+        except (ValueError, TypeError) as error:
+            return (), (), f"a table of this worker cannot be: {error}"
+        names = [spec.name for spec in specs]
+        twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+        return table, tuple(spec.to_json() for spec in specs), None if twice is None else f"this worker has table {twice} twice"
+
+
+def numbers_of(body: Mapping[str, Any]) -> dict[str, float]:
+    """What of a REPORT is a number with a name."""
+    found = {}
+    for name, value in list(body.items())[:MAX_METRICS]:
+        if (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= border.MOST):
+            found[name] = value
+    return found
+
+
+def job_of(place: Place, server: Server, folder: Path) -> JobFacts:
+    """The job as the machine knows it."""
+    config, saved = place.config, place.config.checkpoint
+    return JobFacts(
+        place.run, str(folder), server.store.mode, config.workers, len(config.shards), place.view, place.number, bool(place.min_step),
+        saved.interval_seconds, saved.every_steps, saved.keep, not saved.disabled, saved.resume_from, config.success_policy,
+        config.update_at, config.update_rule, config.reduction,
+    )  # fmt: skip
