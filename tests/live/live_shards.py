@@ -205,7 +205,7 @@ class Worker:
         try:
             self.job.leave()
         except SystemExit as end:
-            assert not any(link._thread.is_alive() for link in self.session.links), "a link's thread would meet the interpreter's end"
+            assert not any(link.alive for link in self.session.links), "a link's thread would meet the interpreter's end"
             return int(end.code or 0)
         raise AssertionError("leave came back")
 

@@ -124,7 +124,9 @@ def test_a_worker_that_returns_has_its_momentum(tmp_path: Path) -> None:
 def recorded(worker: Worker) -> int:
     """The clock of the last record that a worker has handed in, after it stood between two steps once more."""
     worker.job.edge(None)
-    return worker.session._last_record[0]
+    last = worker.session.machine.last_record
+    assert last is not None
+    return last[0]
 
 
 def test_what_two_keep_for_the_record_is_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_wishes_and_reports_that_a_broken_stream_swallowed_are_said_again(tmp_pa
             return coordinator(shards).machine.progress.committed > 0
 
         assert eventually(committed), "the checkpoint that was asked for is taken"
-        assert Kind.CHECKPOINT not in worker.session._told, "once only"
+        assert Kind.CHECKPOINT not in worker.session.machine.told, "once only"
 
 
 def test_where_workers_step_the_last_weights_are_sent_again_on_a_new_stream(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_where_workers_step_the_last_weights_are_sent_again_on_a_new_stream(tmp_
         step(worker, 3)
         with severed(worker.session.links[1]):
             leaving = aside(worker.leave)
-            assert eventually(lambda: worker.session.leaving)
+            assert eventually(lambda: worker.session.machine.leaving)
         leaving.join(20.0)
         assert not leaving.is_alive() and final(shards) == {3.0}
 
@@ -147,17 +147,18 @@ def test_a_worker_rewinds_when_its_step_is_closed_while_it_is_placed(tmp_path: P
         assert eventually(lambda: store.clocks()[0] == 1)
         worker = counting(shards, 1, start=2)
         second = worker.session.links[1]
-        start = second.start
+        dial = second.dial
 
-        def late() -> None:
+        def late(seconds: float) -> None:
             for p in killed.model.parameters():
                 p.grad = torch.full_like(p, -1.0)
             killed.session.links[0].close()
             aside(lambda: step(killed))
             assert eventually(lambda: store.span() == (1, 1))
-            start()
+            second.dial = dial  # type: ignore[method-assign]
+            dial(seconds)
 
-        second.start = late  # type: ignore[method-assign]
+        second.dial = late  # type: ignore[method-assign]
         with pytest.raises(Rewound):
             worker.attach()
 

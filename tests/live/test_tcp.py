@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from psjob.wire.frame import Header, Kind, WireError
-from psjob.wire.tcp import AHEAD, WINDOW, Stream, StreamClosed
+from psjob.wire.reading import AHEAD, WINDOW
+from psjob.wire.tcp import Stream, StreamClosed
 
 
 @pytest.fixture

@@ -70,8 +70,8 @@ def save(
     return Manifest(
         run=run, view=view, step=step, mode=mode, final=final, created=1.5, layout=LAYOUT, rule="adam", update_at="server", shards=shards,
         assignment=owner, blocks=tuple(places), files=tuple(facts), tables=tables,
-        workers={"0": {"clock": step, "start": 1, "rewinds": 0, "leftAt": None}}, counters={"applied": 3}, spec_hash="ab",
-        records=records, buffers=buffers,
+        workers={"0": {"clock": step, "start": 1, "rewinds": 0, "leftAt": None}}, counters={"applied": 3},
+        spec_hash="ab", records=records, buffers=buffers,
     )  # fmt: skip
 
 

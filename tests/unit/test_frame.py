@@ -8,7 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob.wire.frame import HEADER_BYTES, MAX_HEADER, Flag, Header, Kind, WireError, dump, load, parse, run_digest
+from psjob.wire.frame import (
+    HEADER_BYTES,
+    MAX_BODY,
+    MAX_HEADER,
+    MAX_JSON,
+    MAX_VALUES,
+    Flag,
+    Header,
+    Kind,
+    WireError,
+    continues,
+    dump,
+    frames,
+    load,
+    parse,
+    run_digest,
+)
 
 
 def test_a_header_comes_back_as_it_was() -> None:
@@ -59,5 +75,31 @@ def test_a_control_body_is_an_object(raw: bytes) -> None:
 
 
 def test_a_control_body_has_a_limit() -> None:
+    with pytest.raises(WireError, match="above the limit of 67108864"):
+        dump({"x": "y" * MAX_BODY})
+
+
+@pytest.mark.parametrize(("size", "count"), [(0, 1), (1, 1), (MAX_JSON, 1), (MAX_JSON + 1, 2), (3 * MAX_JSON, 3)])
+def test_a_long_control_body_goes_as_several_frames(size: int, count: int) -> None:
+    raw = bytes(size)
+    made = list(frames(Header(Kind.HELLO, clock=3), raw))
+    assert b"".join(piece for _, piece in made) == raw
+    assert [bool(head.flags & Flag.MORE) for head, _ in made] == [True] * (count - 1) + [False]
+    assert all(len(piece) <= MAX_JSON and head.clock == 3 for head, piece in made)
+    assert all(parse(head.pack()) == head for head, _ in made)
+
+
+def test_a_body_in_frames_is_of_one_kind_and_bounded() -> None:
+    first = Header(Kind.HELLO, Flag.MORE, length=MAX_JSON)
+    continues(first, Header(Kind.HELLO, length=MAX_JSON), MAX_BODY - MAX_JSON)
     with pytest.raises(WireError, match="above the limit"):
-        dump({"x": "y" * (1 << 20)})
+        continues(first, Header(Kind.HELLO, length=MAX_JSON), MAX_BODY - MAX_JSON + 1)
+    with pytest.raises(WireError, match="broken off by PUSH"):
+        continues(first, Header(Kind.PUSH), 5)
+    with pytest.raises(WireError, match="of 0 bytes says that more follows"):
+        continues(first._replace(length=0), Header(Kind.HELLO), 0)
+
+
+def test_a_body_of_many_small_values_is_refused_before_it_is_read() -> None:
+    with pytest.raises(WireError, match="more than 4194304 values"):
+        load(b'{"x":[' + b"{}," * MAX_VALUES + b"{}]}")

@@ -57,6 +57,7 @@ checkpoint: {"intervalSeconds": float, "everySteps": int | null, "keep": int, "d
              "resumeFrom": {"path": str} | null}   (resumeFrom.path: a run's folder as the shard sees it)
 successPolicy: "AllWorkers" | "FirstWorker"
 shardTimeoutSeconds: float
+stepTimeoutSeconds: float | null (a worker without a step for so long while others wait for it is started again; null: never)
 transport: "auto" | "tcp" (auto: shared memory where a worker and a shard can reach each other's, else TCP)
 streams: int (TCP streams between a worker and a shard)
 creditBytes: int | null (pushes of a worker that may wait at a shard, and early data beside them; null: the runtime's defaults)
@@ -111,6 +112,9 @@ EXIT_REFUSED: Final = 77
 The termination message holds the sentence: `{"error": "..."}`. The job fails."""
 EXIT_CHECKPOINT_LOST: Final = 78
 """A shard found no valid manifest though the planner knows of a checkpoint. The job fails with CheckpointLost."""
+EXIT_HUNG: Final = 79
+"""A worker was told that others have waited too long for its step. It has written the stacks of its threads to its log. Counted.
+The termination message holds the sentence: `{"error": "..."}`."""
 ENV_MIN_STEP: Final = "PSJOB_MIN_STEP"
 """Shards: 1 when status.checkpoint.step > 0, so that a manifest must be found; else absent."""
 
@@ -153,6 +157,8 @@ coordinator: {"mode": str (the one that runs, such as "bounded:3"),
     "idle": float (the part of its present process's time in which the script waited for others) | null}],
   "checkpoint": {"step": int, "view": int, "time": float (unix), "bytes": int, "path": str, "final": bool} | null,
   "checkpointProblem": str | null, "waiting": str | null (who is missing, which block, for how long),
+  "hung": [{"rank": int, "start": int, "seconds": float}, ...] (workers without a step for more than stepTimeoutSeconds while others wait
+    for it, that were told so and are still there),
   "codecs": str | null (how numbers travel between shard 0 and the workers, such as "push int8, pull bf16"; null: as they are),
   "weightsSha256": str | null (of final.safetensors' parameters, once final), "failure": str | null,
   "transport": "shared" | "tcp" | "mixed" | null (how blocks and rows go between the workers and shard 0),

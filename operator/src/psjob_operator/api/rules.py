@@ -136,6 +136,7 @@ _RANGES = (
     _between("spec.ps.shards", 1, 256, "one shard serves most models; more spread memory and traffic"),
     _between("spec.ps.shardTimeoutSeconds", 2, 3600, "leave it out for 10"),
     _between("spec.workers.replicas", 1, 4000, "to run none for a while set spec.suspend: true"),
+    _between("spec.workers.stepTimeoutSeconds", 5, 86_400, "leave it out for no limit"),
     _between("spec.checkpoint.everySteps", 1, 1_000_000_000, "leave it out to take checkpoints by spec.checkpoint.interval alone"),
     _between("spec.checkpoint.keep", 2, 1000, "two at least, so that a damaged checkpoint has one before it"),
     _between("spec.runPolicy.backoffLimit", 0, 1000, "0 fails the job at its first failure"),

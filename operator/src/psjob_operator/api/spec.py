@@ -134,6 +134,9 @@ class Workers(Model):
     template: dict[str, Any]
     """Pod template of the workers. The container `worker`, or the only one, is trained in and needs a `command`.
     Everything in it is passed on as it is."""
+    step_timeout_seconds: int | None = None
+    """A worker that has made no step for so long while others wait for it is started again, counted; 5..86400. Longer than the longest
+    step, the first one and evaluations included. Absent: never."""
 
 
 class Checkpoint(Model):

@@ -1,4 +1,4 @@
-"""Progress, pulled from shard 0's read-only status port and trusted with nothing: it is shown, never acted on in haste."""
+"""Progress, pulled from shard 0's read-only status port and trusted with little: it is shown, and one thing is acted on (plan/hung.py)."""
 
 from __future__ import annotations
 

@@ -24,6 +24,8 @@ from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Snapshot
 
 REST_MOST = 1.0
+HUNG_PART = 0.2
+"""Of workers.stepTimeoutSeconds: how often shard 0 is asked who hangs."""
 EARLY_SECONDS = 10.0
 DETAIL_SECONDS = 5.0
 """Details, such as which of several pods are up, are gathered for so long after a write."""
@@ -188,24 +190,31 @@ class Reconciler:
     def _want_progress(self, key: Key, memory: Memory, seen: observe.Observed, now: float) -> None:
         if not seen.address:
             return
-        due = memory.asked_at + self._pause(memory)
+        limit = seen.snapshot.spec.workers.step_timeout_seconds
+        pause = self._pause(memory, limit)
+        due = memory.asked_at + pause
         if memory.asked_uid == seen.shard0 and now < due:
             self._queue.add_at(key, due)
             return
         memory.asked_at, memory.asked_uid = now, seen.shard0
-        task = asyncio.get_running_loop().create_task(self._pull(key, memory, seen.address))
+        task = asyncio.get_running_loop().create_task(self._pull(key, memory, seen.address, limit))
         self._pulls.add(task)
         task.add_done_callback(self._pulls.discard)
 
-    async def _pull(self, key: Key, memory: Memory, address: str) -> None:
+    async def _pull(self, key: Key, memory: Memory, address: str, limit: int | None) -> None:
         memory.progress = await progress.pull(self._session, address)
         memory.progress_at = self._clock()
         memory.misses = 0 if memory.progress is not None else memory.misses + 1
-        self._queue.add_at(key, memory.asked_at + self._pause(memory))
+        self._queue.add_at(key, memory.asked_at + self._pause(memory, limit))
         self._queue.add(key)
 
-    def _pause(self, memory: Memory) -> float:
-        """Seconds between two questions: short while training has not begun, so that its beginning is not hidden for a minute."""
+    def _pause(self, memory: Memory, limit: int | None) -> float:
+        """Seconds between two questions: short while training has not begun, so that its beginning is not hidden for a minute.
+
+        With a `limit` for steps it is a part of that, so that who hangs is known soon.
+        """
+        if limit is not None and memory.misses <= MISSES:
+            return min(self._settings.progress_seconds, max(1.0, limit * HUNG_PART))
         told = (memory.progress or {}).get("coordinator")
         begun = isinstance(told, Mapping) and bool(told.get("step")) and not told.get("waiting")
         seldom = begun or memory.misses > MISSES

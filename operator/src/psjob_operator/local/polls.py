@@ -56,7 +56,7 @@ async def _poll(ground: Ground, index: int, port: int, wake: asyncio.Event) -> N
         if child is not None:
             before = ground.watch.ready(child), ground.watch.unresponsive(child)
             await ground.watch.ask(child, port)
-            if before != (ground.watch.ready(child), ground.watch.unresponsive(child)):
+            if before != (ground.watch.ready(child), ground.watch.unresponsive(child)) or ground.watch.hung:
                 wake.set()
         await asyncio.sleep(CLOSE if ground.watch.recovering or child is None else EVERY)
 

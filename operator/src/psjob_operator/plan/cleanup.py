@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from psjob_operator.plan import hung
 from psjob_operator.plan.actions import DeleteProcess
 from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.raising import Raising
@@ -32,10 +33,16 @@ def replaced(facts: Facts, raising: Raising) -> tuple[DeleteProcess, ...]:
         if _ended(pod):
             newest[pod.role, pod.index] = max(pod.number, newest.get((pod.role, pod.index), 0))
     return tuple(
-        DeleteProcess(pod.name, pod.uid, UNRESPONSIVE_GRACE if pod.unresponsive else None, why="it was replaced")
+        DeleteProcess(pod.name, pod.uid, _grace(facts, pod), why="it was replaced")
         for pod in sorted(old, key=lambda pod: (pod.role, pod.index, pod.number))
         if not _ended(pod) or pod.number < newest[pod.role, pod.index]
     )
+
+
+def _grace(facts: Facts, pod: Process) -> int | None:
+    if pod.role == "worker" and facts.hung.get(pod.index, (0, 0.0))[0] == pod.number:
+        return hung.GRACE_SECONDS
+    return UNRESPONSIVE_GRACE if pod.unresponsive else None
 
 
 def _ended(pod: Process) -> bool:

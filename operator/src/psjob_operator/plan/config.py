@@ -72,6 +72,7 @@ def job_config(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkp
         },
         "successPolicy": spec.run_policy.success_policy,
         "shardTimeoutSeconds": float(spec.ps.shard_timeout_seconds),
+        "stepTimeoutSeconds": None if spec.workers.step_timeout_seconds is None else float(spec.workers.step_timeout_seconds),
         "connectSeconds": CONNECT_SECONDS,
     }
 

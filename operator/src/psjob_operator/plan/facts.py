@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from psjob_operator.api.status import TERMINAL, JobStatus
-from psjob_operator.plan import indexes, naming, starts
+from psjob_operator.plan import hung, indexes, naming, starts
 from psjob_operator.plan.restart import Fate, fate, read_message
 from psjob_operator.plan.snapshot import Process, Refusal, Role, Snapshot
 
@@ -115,8 +115,18 @@ class Facts:
             if index in self.succeeded_before:
                 seats.append(Seat("worker", index, number or start, self._name("worker", index, number or start), there, Fate("done")))
             else:
-                seats.append(self._seat("worker", index, number or start, there))
+                seat = self._seat("worker", index, number or start, there)
+                seats.append(replace(seat, fate=hung.fate(self.hung[index][1])) if self.is_hung(seat) else seat)
         return tuple(seats)
+
+    @cached_property
+    def hung(self) -> Mapping[int, tuple[int, float]]:
+        """(start, seconds without a step) by rank, of the workers that others wait for in vain."""
+        return hung.named(self.coordinator, self.snapshot.spec.workers.step_timeout_seconds)
+
+    def is_hung(self, seat: Seat) -> bool:
+        """Is this the process that shard 0 names?"""
+        return seat.fate.kind == "running" and seat.index in self.hung and self.hung[seat.index][0] == seat.number
 
     @cached_property
     def pending_starts(self) -> dict[int, int]:

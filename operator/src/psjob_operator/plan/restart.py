@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_DONE, EXIT_FENCED, EXIT_REFUSED, EXIT_RETRY
+from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_DONE, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY
 from psjob_operator.plan.snapshot import Exit, Process
 from psjob_operator.plan.words import short
 
@@ -68,6 +68,8 @@ def _ended(process: Process, exit: Exit) -> Fate:
         return Fate("fatal", "Refused", message=_sentence(exit))
     if exit.code == EXIT_CHECKPOINT_LOST and process.role == "shard":
         return Fate("fatal", "CheckpointLost", message=_sentence(exit))
+    if exit.code == EXIT_HUNG and process.role == "worker":
+        return Fate("lost", "Hung", counted=True, message=_sentence(exit))
     if exit.code == EXIT_FENCED and process.role == "shard":
         return Fate("lost", "Fenced", message=exit.message, fenced_by=_fenced_by(exit))
     if process.pod_reason == "Evicted":

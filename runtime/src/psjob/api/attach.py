@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -16,7 +15,7 @@ from psjob.api.lrscaling import LrScaling
 from psjob.api.rulechoice import as_it_runs, check_reduction, check_state, check_tables, chosen
 from psjob.embeddings.inprocess import attach_alone
 from psjob.embeddings.rowtables import RowTables
-from psjob.process import config
+from psjob.process import config, supervise
 from psjob.process.errors import Refused, exit_refused, leave_message
 from psjob.resume import record
 from psjob.rules import optimizers
@@ -98,7 +97,8 @@ class AttachedJob:
             hooks.install(self.model, self.overlap, self.carry_out, lambda: self.replay > 0)
         if self.session.record is not None:
             self.restored = record.unpack(self.session.record)
-            self.session.exchange.compression.load(self.restored.wire)
+            if self.session.machine.residual:
+                self.session.exchange.compression.load(self.restored.wire)
         elif self.session.initial is not None:
             initial = record.unpack(self.session.initial)
             self.carry_out(lambda: record.restore_buffers(initial, self.model))
@@ -128,9 +128,9 @@ class AttachedJob:
         """The script asks for its next batch (or, without `shard`, has made a step). A record belongs to the start of a round."""
         self.cursor = cursor
         if self.replay or (self.rounds is not None and self.rounds.open):
-            self.carry_out(self.session.check if self.replay else self.session.inside_round)
+            self.carry_out(self.session.stir if self.replay else self.session.inside_round)
             return
-        self.carry_out(lambda: self.session.edge(lambda: record.pack(self._capture(cursor)), self.parameters, self.half is not None))
+        self.carry_out(lambda: self.session.edge(lambda: record.pack(self._capture(cursor)), self.half is not None))
 
     def wait(self) -> None:
         """The model holds the weights of the last step when this returns."""
@@ -201,6 +201,7 @@ class AttachedJob:
         if not self.replay:
             return False
         self.tables.forget()
+        self.carry_out(self.session.stir)
         if self.rounds is None or self.rounds.step_again():
             self._made_again()
         return True
@@ -250,13 +251,7 @@ class AttachedJob:
             how, message = ending.how, ending.message
         except Refused as refused:  # a record that has grown too large, or one of other objects than attach was given
             how, message = "refused", str(refused)
-        self.session.ended = True
-        self.session.withdraw()
-        for link in self.session.links:
-            link.close()
-        deadline = time.monotonic() + JOIN_SECONDS
-        for link in self.session.links:
-            link.join(max(0.0, deadline - time.monotonic()))
+        self.session.close(JOIN_SECONDS)
         if how == "rewind":
             rewind.again(self.place.rewinds, message)
         if how == "refused":
@@ -333,6 +328,7 @@ def attach(
                 raise Refused("attach was called twice; one model and one optimizer a process are trained by a job")
             if place.role != "worker":
                 raise Refused(f"attach was called in a process of role {place.role}")
+            supervise.guard()
             rewind.check_possible()
             check(model, optimizer, stateful)
             current = AttachedJob(place, model, optimizer, stateful, overlap)
@@ -340,6 +336,7 @@ def attach(
         exit_refused(str(refused))
     assert current is not None and optimizer is not None
     _watch_exit(current)
+    current.session.watch()
     current.join()
     _take_over(current, optimizer)
     return model, optimizer
@@ -392,7 +389,7 @@ def _watch_exit(job: AttachedJob) -> None:
                 exits.finish(int(str(end.code)))
 
     def on_term(_number: int, _frame: Any) -> None:
-        job.session.stop_requested = True
+        job.session.stop()
 
     exits.watch(lambda: job.session.joined and not job.session.ended, leave)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:

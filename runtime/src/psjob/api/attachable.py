@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, Final
 
 import torch
 
@@ -10,6 +11,10 @@ from psjob.embeddings.statetable import Table
 from psjob.layout.blocks import TensorSpec
 from psjob.process.errors import Refused
 from psjob.resume import record
+from psjob.wire.frame import MAX_BODY, MAX_JSON
+
+MOST_TOLD: Final = MAX_BODY - MAX_JSON
+"""Bytes of a table of parameters: the rest of a hello, and of the coordinator's order that repeats it, fits beside it."""
 
 
 def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: dict[str, Any]) -> None:
@@ -63,8 +68,18 @@ def table_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[
 
 
 def aliases(model: torch.nn.Module, table: list[TensorSpec]) -> dict[str, str]:
-    """Further names under which the model's state_dict holds a parameter of the table (tied weights)."""
+    """Further names under which the model's state_dict holds a parameter of the table (tied weights).
+
+    Raises Refused where these and the table are more than a hello can carry.
+    """
     named = dict(model.named_parameters())
     names = {id(named[spec.name]): spec.name for spec in table}
     state = model.state_dict(keep_vars=True)
-    return {alias: names[id(p)] for alias, p in state.items() if id(p) in names and names[id(p)] != alias}
+    found = {alias: names[id(p)] for alias, p in state.items() if id(p) in names and names[id(p)] != alias}
+    size = len(json.dumps([[spec.to_json() for spec in table], found]))
+    if size > MOST_TOLD:
+        raise Refused(
+            f"the names and shapes of {len(table)} parameters are {size} bytes, at most {MOST_TOLD} can be told to the shards; "
+            "give modules shorter names, or keep many small parameters in one tensor"
+        )
+    return found

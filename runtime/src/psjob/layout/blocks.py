@@ -53,6 +53,10 @@ class TensorSpec:
         """Size in bytes."""
         return self.numel * SIZES[self.dtype]
 
+    def to_json(self) -> dict[str, Any]:
+        """As a hello and the coordinator's order name it."""
+        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype, "group": self.group}
+
 
 @dataclass(frozen=True)
 class Piece:

@@ -84,6 +84,8 @@ class Config:
     reduction: str = "mean"
     lr_scaling: str = "none"
     warmup_steps: int = 0
+    step_timeout: float | None = None
+    """Seconds without a step, while others wait for it, after which a worker is started again; None: never."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,7 @@ def _config(raw: dict[str, Any]) -> Config:
         reduction=str(raw.get("reduction") or "mean"),
         lr_scaling=_word(raw, "lrScaling", "none", "linear"),
         warmup_steps=int(raw.get("warmupSteps") or 0),
+        step_timeout=None if raw.get("stepTimeoutSeconds") is None else float(raw["stepTimeoutSeconds"]),
     )
 
 

@@ -42,7 +42,7 @@ class Acceptor:
                 raise WireError(f"the first frame is {header.kind.name}, expected HELLO")
             if header.run != self.run:
                 raise WireError(f"this shard belongs to run {self.here.run} of job {self.here.config.job}; the hello is of another run")
-            hello = stream.recv_json(header)
+            hello = stream.recv_hello(header)
             if hello.get("scheme", "none") != "none":
                 raise WireError(f"authentication scheme {str(hello.get('scheme'))[:40]!r} is not offered; only none is")
             if not self._ready.is_set() and self._must_rewind(hello):

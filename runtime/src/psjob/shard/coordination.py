@@ -150,6 +150,8 @@ class Coordination:
             self.post(events.CheckpointAsked(stream))
         elif kind is Kind.STOP:
             self.post(events.WorkerStops(stream))
+        elif kind is Kind.STIRRED:
+            self.post(events.Stirred(stream))
 
     def shard(self, index: int, hello: Mapping[str, Any], order: SendOrder) -> int:
         """Another shard says hello; `order` reaches it. Returns the number of its stream. Raises WireError."""
@@ -328,5 +330,5 @@ def job_of(place: Place, server: Server, folder: Path) -> JobFacts:
     return JobFacts(
         place.run, str(folder), server.store.mode, config.workers, len(config.shards), place.view, place.number, bool(place.min_step),
         saved.interval_seconds, saved.every_steps, saved.keep, not saved.disabled, saved.resume_from, config.success_policy,
-        config.update_at, config.update_rule, config.reduction,
+        config.update_at, config.update_rule, config.reduction, config.step_timeout,
     )  # fmt: skip

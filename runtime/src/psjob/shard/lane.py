@@ -62,8 +62,8 @@ class ShardLane:
         self._out.put(act)
 
     def tell(self, header: Header, raw: bytes) -> None:
-        """Queue a frame."""
-        self._out.put(lambda: self.stream.send(header, raw))
+        """Queue a control frame."""
+        self._out.put(lambda: self.stream.send_control(header, raw))
 
     def param(self, cell: Cell, waiter: Waiter) -> None:
         if not self._told(cell, waiter):
@@ -114,7 +114,7 @@ class ShardLane:
             none = sorted(cell.none) if waiter.update else []
         if none:
             raw_none = dump({"none": none})
-            self.stream.send(self.session.base._replace(kind=Kind.INFO, view=self.store.view, block=cell.block.index), raw_none)
+            self.stream.send_control(self.session.base._replace(kind=Kind.INFO, view=self.store.view, block=cell.block.index), raw_none)
         if answer is None:
             self.stream.send_lent(header, place or 0, cell.block.nbytes)
             return

@@ -20,11 +20,13 @@ from psjob.process.errors import LONGEST_MESSAGE, Fenced, leave_message
 from psjob.process.pulse import Liveness
 from psjob.protocol.shard import events as e
 from psjob.rules import reduction
+from psjob.shard.awaited import Awaited
 from psjob.shard.cell import Cell, Waiter
 from psjob.shard.control import Control
 from psjob.shard.coordination import Coordination
 from psjob.shard.peers import PeerStream
 from psjob.shard.phase import Phase
+from psjob.shard.recordframes import RecordsHere
 from psjob.shard.rows import RowCell
 from psjob.shard.session import WAITING_SECONDS, Session
 from psjob.shard.statusport import status
@@ -59,6 +61,8 @@ class Server:
         self.store.view = place.view
         self.changed = threading.Event()
         self.sessions: dict[int, Session] = {}
+        self.records = RecordsHere()
+        self.awaited = Awaited(self)
         self.bad_connections = 0
         self.cut_step = -1
         self.wishes = False
@@ -214,6 +218,7 @@ class Server:
 
     def tick(self, now: float) -> None:
         """Every 2 s tell held pulls who is missing; note it for the status."""
+        self.awaited.tell(now)
         if now - self._told_waiting < WAITING_SECONDS:
             return
         self._told_waiting = now

@@ -17,6 +17,7 @@ import torch
 from psjob.codecs import Codec
 from psjob.layout import memory
 from psjob.modes import written
+from psjob.protocol.records import PIECE
 from psjob.shard.admission import Verdict
 from psjob.shard.cell import Cell, Gradient, Info, Received
 from psjob.shard.checks import check_acked, check_leave, check_push, group_numbers, table_numbers
@@ -24,6 +25,7 @@ from psjob.shard.encoded import Encoded
 from psjob.shard.lane import ShardLane
 from psjob.shard.lending import Lending, lent_bytes, slots_of
 from psjob.shard.phase import Phase
+from psjob.shard.recordframes import RecordFrames
 from psjob.shard.rowframes import RowFrames
 from psjob.wire.frame import MAX_RECORD, ROW_KINDS, Flag, Header, Kind, WireError, dump
 from psjob.wire.tcp import Stream, StreamClosed
@@ -57,6 +59,7 @@ class Session:
         """What every frame to this worker has in common."""
         self.lanes = [ShardLane(self, stream)]
         self.row_frames = RowFrames(self)
+        self.records = RecordFrames(self)
         self._token = secrets.token_hex(16)
         """Who knows it may open further lanes of this very session."""
         self.lending: Lending | None = None
@@ -122,8 +125,13 @@ class Session:
 
     def tell(self, kind: Kind, body: Any = None, payload: bytes | None = None, **fields: Any) -> None:
         """Queue a control frame: JSON `body`, or raw `payload`."""
-        raw = payload if payload is not None else (b"" if body is None else dump(body))
-        self.lanes[0].tell(self.base._replace(kind=kind, view=self.store.view, **fields), raw)
+        header, lane = self.base._replace(kind=kind, view=self.store.view, **fields), self.lanes[0]
+        if payload is None:
+            lane.tell(header, b"" if body is None else dump(body))
+        elif kind is Kind.RECORD and len(payload) > PIECE:
+            self.records.give_back(header, payload)
+        else:
+            lane.put(lambda: lane.stream.send(header, payload))
 
     @property
     def mode(self) -> str:
@@ -254,18 +262,20 @@ class Session:
         elif kind is Kind.INIT:
             self._init(header)
         elif kind is Kind.MARK:
-            self._to_coordinator(header, {})
+            self.to_coordinator(header, {})
             self.server.control.mark(self.rank, header.request)
         elif kind is Kind.LEAVE:
             if not self.stale:
                 check_leave(self.store, header)
                 self.store.leave(self.rank, header.clock)
                 self.server.control.left(self.rank)
-                self._to_coordinator(header, {})
+                self.to_coordinator(header, {})
         elif kind is Kind.RECORD:
-            self._to_coordinator(header, {}, bytes(self.stream.recv_body(header, MAX_RECORD)))
-        elif kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP):
-            self._to_coordinator(header, self.stream.recv_json(header))
+            self.to_coordinator(header, {}, bytes(self.stream.recv_body(header, MAX_RECORD)))
+        elif kind is Kind.RECORD_PIECE:
+            self.records.piece(header)
+        elif kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP, Kind.STIRRED):
+            self.to_coordinator(header, self.stream.recv_json(header))
         elif kind is Kind.STATE:
             self._state(header)
         elif kind is Kind.CODEC:
@@ -377,6 +387,7 @@ class Session:
         answer = self.base._replace(kind=Kind.STATE, view=self.store.view, request=header.request, block=header.block)
         self.stream.send_parts(answer, parts)
 
-    def _to_coordinator(self, header: Header, body: dict[str, Any], blob: bytes = b"") -> None:
+    def to_coordinator(self, header: Header, body: dict[str, Any], blob: bytes = b"") -> None:
+        """Let the coordinator have a frame, if it is in this process."""
         if self.server.coordinator is not None:
             self.server.coordinator.frame(self, header, body, blob)

@@ -180,7 +180,7 @@ class _Worker:
     def close(self) -> None:
         """End its threads, whatever they wait for."""
         self.session.ended = True
-        self.session.on_error(self.session.links[0], {"code": "refused", "error": "the replay is over"})
+        self.session._end(SessionEnd("refused", "the replay is over"))
         for link in self.session.links:
             link.close()
             link.join(SECONDS)

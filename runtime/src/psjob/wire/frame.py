@@ -1,8 +1,8 @@
 """The frame: one fixed header, then raw bytes.
 
 Every field is checked before a byte of payload is read or allocated. What a longer header adds is skipped, so that a
-later version may grow it. Control bodies are JSON of at most `MAX_JSON` bytes; tensor bodies are raw little-endian arrays
-whose exact size the receiver knows from the registered table.
+later version may grow it. Control bodies are JSON: at most `MAX_JSON` bytes a frame, a longer one as several frames with
+Flag.MORE. Tensor bodies are raw little-endian arrays whose exact size the receiver knows from the registered table.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ import hashlib
 import json
 import struct
 import zlib
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 MAGIC: Final = b"PSJ1"
 VERSION: Final = 1
 MAX_JSON: Final = 1 << 20
+"""Largest control body of one frame, bytes."""
+MAX_BODY: Final = 64 << 20
+"""Largest control body of several frames, bytes."""
+MAX_VALUES: Final = 4 << 20
+"""Most values of a control body: each becomes an object of many more bytes than were sent."""
 MAX_RECORD: Final = 256 << 20
 """Largest resume record on the wire, bytes."""
 IDLE_PARTS: Final = 10_000
@@ -59,6 +65,16 @@ class Kind(IntEnum):
     EARLY = 23
     """A gradient before its step: kept for its stream under `request`, and nothing else, until a HELD push names it."""
     CODEC = 24
+    RECORD_PIECE = 25
+    """`length` bytes at `part` of a resume record whose crc32 and size are `version`; none: only the question how much of it came.
+
+    To the coordinator `generation` and `request` are what `part` and `request` are of a RECORD."""
+    RECORD_HAS = 26
+    """`part` bytes of the record of `clock` and `version`, as in RECORD_PIECE, have come."""
+    STIRRED = 27
+    """The worker's script has made a step that pushes nothing: an inner one of mode local, or one that its record makes it make again."""
+    HUNG = 28
+    """To a worker: others have waited too long for its step; it writes down where it stands, and ends."""
     LOOKUP = 40
     """Ids of a table (raw int64, ascending) whose rows are wanted at `version` or later; none: only the word that it is reached."""
     ROWS = 41
@@ -87,6 +103,8 @@ class Flag:
     """The payload does not follow: it lies in memory that its sender lends, at `part`. Of a request also: so may its answer."""
     PLACE: Final = 64
     """Of a LOOKUP: the rows may be put into the memory that the shard lends for them, at `part`."""
+    MORE: Final = 128
+    """Of a control body: the next frame of this stream has the same type, and goes on with the body."""
 
 
 _KINDS: Final = {int(kind): kind for kind in Kind}
@@ -164,7 +182,7 @@ def parse(raw: bytes | memoryview) -> Header:
         raise WireError(f"codec {codec} on a frame of type {kind}; only gradients and weights are encoded")
     try:
         return Header(
-            _KINDS[kind], flags & 0x7F, run, view, attempt, worker, start, rewinds, clock, request, generation, table, info, block, part,
+            _KINDS[kind], flags & 0xFF, run, view, attempt, worker, start, rewinds, clock, request, generation, table, info, block, part,
             (vattempt, vn), codec, length, crc,
         )  # fmt: skip
     except KeyError:
@@ -183,17 +201,38 @@ def run_digest(run: str) -> bytes:
 
 
 def dump(body: Any) -> bytes:
-    """A control body. Raises WireError above `MAX_JSON`: the caller sends too much, not the peer."""
+    """A control body. Raises WireError above `MAX_BODY`: the caller sends too much, not the peer."""
     raw = json.dumps(body, separators=(",", ":")).encode()
-    if len(raw) > MAX_JSON:
-        raise WireError(f"control message of {len(raw)} bytes is above the limit of {MAX_JSON}")
+    if len(raw) > MAX_BODY:
+        raise WireError(f"control message of {len(raw)} bytes is above the limit of {MAX_BODY}")
     return raw
 
 
+def frames(header: Header, raw: bytes) -> Iterator[tuple[Header, memoryview]]:
+    """The frames that carry a control body: one up to `MAX_JSON`, else as many as it takes. They go one right after the other."""
+    view = memoryview(raw)
+    for at in range(0, len(raw) or 1, MAX_JSON):
+        more = Flag.MORE if at + MAX_JSON < len(raw) else Flag.NONE
+        yield header._replace(flags=header.flags | more), view[at : at + MAX_JSON]
+
+
+def continues(before: Header, header: Header, so_far: int) -> None:
+    """Check that the frame `header` goes on with a body of which `so_far` bytes came, the last of them by `before`. Raises WireError."""
+    if header.kind is not before.kind:
+        raise WireError(f"a body of {before.kind.name} in several frames was broken off by {header.kind.name}")
+    if before.length != MAX_JSON:
+        raise WireError(f"{before.kind.name} of {before.length} bytes says that more follows; such a frame has {MAX_JSON}")
+    if so_far + header.length > MAX_BODY:
+        raise WireError(f"{before.kind.name} of at least {so_far + header.length} bytes is above the limit of {MAX_BODY}")
+
+
 def load(raw: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """The JSON object of a control body. Raises WireError when it is none."""
+    """The JSON object of a control body. Raises WireError when it is none, or has more than `MAX_VALUES` values."""
+    raw = bytes(raw)
+    if len(raw) > MAX_VALUES and sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise WireError(f"control body of {len(raw)} bytes has more than {MAX_VALUES} values")
     try:
-        body = json.loads(bytes(raw)) if len(raw) else {}
+        body = json.loads(raw) if raw else {}
     except (ValueError, RecursionError) as error:
         raise WireError(f"control body is not JSON: {error}") from None
     if not isinstance(body, dict):

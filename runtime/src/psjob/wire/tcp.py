@@ -1,14 +1,12 @@
 """TCP streams: whole frames in, whole frames out, nothing copied that need not be.
 
-Every read and write has a deadline. `Stream.send` may be called from several threads; reading belongs to one thread.
+Every transfer fails when nothing moves for its silence time, never because it is large or the link slow. `Stream.send` may be
+called from several threads; reading belongs to one thread.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import socket
-import struct
 import threading
 import time
 import zlib
@@ -16,50 +14,33 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from psjob.process import supervise
-from psjob.wire.frame import HEADER_BYTES, MAX_JSON, ROW_KINDS, Flag, Header, Kind, WireError, dump, extra_header_bytes, load, parse
-from psjob.wire.shared import Region, copy_out
+from psjob.wire.frame import MAX_JSON, Header, dump, frames
+from psjob.wire.reading import HELLO_SECONDS as HELLO_SECONDS
+from psjob.wire.reading import SILENCE_SECONDS, Reading
+from psjob.wire.reading import StreamClosed as StreamClosed
+from psjob.wire.sockets import SLICE_SECONDS, keepalive, one_host, timeval, unconfirmed, unpaced
 
-HELLO_SECONDS = 5.0
-"""A stranger has this long to say a whole hello."""
 TCP_NOTSENT_LOWAT = 25
 UNSENT_BYTES = 128 << 10
-SEND_SECONDS = 60.0
-"""A peer that takes no byte for this long counts as gone."""
 
 
-AHEAD = 32 * HEADER_BYTES
-"""Bytes that may be received with a header: where no payloads follow, many headers come by one call."""
-WINDOW = 512
-"""Places that one call receives into (the kernel takes 1024)."""
-
-
-class StreamClosed(ConnectionError):
-    """The peer closed, reset or stopped reading; connect again."""
-
-
-class Stream:
+class Stream(Reading):
     """One connection. Frames are never interleaved: a send lock guards the writing side."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.peer = _peer_name(sock)
-        self.sums = not _one_host(sock)
-        self.borrowed: Region | None = None
-        """Memory that the peer lends: where payloads lie that do not follow their header."""
+        super().__init__(sock)
+        self.sums = not one_host(sock)
         self.closed = False
         self.unsent: bytes | memoryview = b""
         """The rest of a frame that was begun by `offer`; whatever is written next goes after it."""
         self._send_lock = threading.Lock()
-        self._ahead = memoryview(bytearray(AHEAD))
-        self._begin = self._end = 0
-        """Between them lies in `_ahead` what was received and is not read yet."""
+        self._written = 0
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _keepalive(sock)
+        keepalive(sock)
         if not self.sums:
-            _unpaced(sock)
+            unpaced(sock)
         sock.settimeout(None)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
-        self._receive_seconds = 0.0
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(SLICE_SECONDS))
 
     def hold_little(self) -> None:
         """Let the kernel take only what it can soon send, so that what is decided later but needed sooner is not behind it.
@@ -93,10 +74,26 @@ class Stream:
             try:
                 rest, self.unsent = self.unsent, b""
                 for part in (rest, *raw) if rest else raw:
-                    self.sock.sendall(part)
+                    self._send_all(part)
             except (OSError, ValueError) as error:
                 self.close()
                 raise StreamClosed(f"{self.peer}: {error}") from error
+
+    def _send_all(self, part: bytes | memoryview) -> None:
+        """Raises OSError, also where the peer takes no byte for SILENCE_SECONDS."""
+        size, done, moved = len(part), 0, 0.0
+        while done < size:
+            try:
+                count = self.sock.send(memoryview(part)[done:] if done else part)
+                done += count
+                self._written += count
+            except BlockingIOError:
+                now = time.monotonic()
+                moved = moved or now - SLICE_SECONDS
+                if now - moved >= SILENCE_SECONDS:
+                    raise TimeoutError(f"the peer took no byte for {SILENCE_SECONDS:.0f} s; {done} of {size} were sent") from None
+            else:
+                moved = 0.0
 
     def flush(self) -> None:
         """Write what an `offer` has left. Raises StreamClosed."""
@@ -112,7 +109,9 @@ class Stream:
         try:
             if self.unsent:
                 return False
-            self.unsent = raw[self.sock.send(raw, socket.MSG_DONTWAIT) :]
+            sent = self.sock.send(raw, socket.MSG_DONTWAIT)
+            self._written += sent
+            self.unsent = raw[sent:]
             return True
         except BlockingIOError:
             return False
@@ -123,90 +122,22 @@ class Stream:
             self._send_lock.release()
 
     def send_json(self, header: Header, body: Any) -> None:
-        raw = dump(body)
-        self.send(header, raw)
+        """Write a control body. Raises StreamClosed, and WireError where it is above MAX_BODY."""
+        self.send_control(header, dump(body))
 
-    def ahead(self) -> bool:
-        """Has the next header been received already?"""
-        return self._end - self._begin >= HEADER_BYTES
+    def send_control(self, header: Header, raw: bytes) -> None:
+        """As `send_json`, of a body that `dump` has made: in several frames where it is above MAX_JSON."""
+        if len(raw) <= MAX_JSON:
+            self.send(header, raw)
+        else:
+            self.write(*(part for head, piece in frames(header, raw) for part in (head.sized(piece, self.sums).pack(), piece)))
 
-    def recv_header(self, seconds: float | None) -> Header:
-        """The next header; `seconds` bounds the wait for its whole arrival, None waits as long as the stream lives.
-
-        Raises: StreamClosed, TimeoutError (nothing or too little came), WireError.
-        """
-        if not self.ahead():
-            self._receive_ahead(seconds)
-        view = self._ahead[self._begin : self._begin + HEADER_BYTES]
-        header, extra = parse(view), extra_header_bytes(view)
-        self._begin += HEADER_BYTES
-        if extra:
-            self._fill([memoryview(bytearray(extra))], HELLO_SECONDS)
-        return header
-
-    def peek_header(self, seconds: float) -> Header | None:
-        """The next header without taking it, or None when none came in `seconds`. Raises WireError."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            try:
-                self._receive_within(deadline - time.monotonic())
-                raw = self.sock.recv(HEADER_BYTES, socket.MSG_PEEK)
-            except OSError:
-                return None
-            if len(raw) == HEADER_BYTES:
-                return parse(raw)
-            if not raw:
-                return None
-            time.sleep(0.01)
-        return None
-
-    def recv_into(self, header: Header, target: memoryview) -> None:
-        """Read the payload into `target`, whose size must be the header's length; checks the crc. Raises as recv_header."""
-        self._payload(header, [target], f"block {header.block}")
-
-    def recv_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
-        """As `recv_into`, into several places one after the other, whose sizes together must be the header's length."""
-        self._payload(header, parts, f"table {header.table}" if header.kind in (*ROW_KINDS, Kind.ROWS) else f"block {header.block}")
-
-    def _payload(self, header: Header, parts: Sequence[memoryview], of: str) -> None:
-        size = sum(map(len, parts))
-        if size != header.length:
-            raise WireError(f"{header.kind.name} of {of} has {header.length} bytes, expected {size}")
-        if header.flags & Flag.LENT:
-            at = header.part
-            for part in parts:
-                copy_out(self.lent(header, at, len(part)), part)
-                at += len(part)
-            return
-        self._fill(parts, SEND_SECONDS)
-        if header.crc and functools.reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0) != header.crc:
-            raise WireError(f"{header.kind.name} of {of} is damaged: its checksum does not match")
-
-    def lent(self, header: Header, offset: int, length: int) -> Any:
-        """Bytes of a LENT frame where they lie, a ctypes array. Raises WireError where they are not in what the peer lends."""
-        if self.borrowed is None:
-            raise WireError(f"{header.kind.name} of block {header.block} lies in lent memory, and none was handed over")
-        return self.borrowed.buffer(offset, length)
-
-    def recv_body(self, header: Header, limit: int = MAX_JSON) -> bytearray:
-        """Read a payload of at most `limit` bytes; the limit is checked before anything is allocated."""
-        if header.length > limit:
-            raise WireError(f"{header.kind.name} of {header.length} bytes is above the limit of {limit}")
-        body = bytearray(header.length)
-        self.recv_into(header, memoryview(body))
-        return body
-
-    def recv_json(self, header: Header) -> dict[str, Any]:
-        return load(self.recv_body(header))
-
-    def drain(self, header: Header) -> None:
-        """Read a payload and forget it (a duplicate, or a frame that was refused). The caller has checked its length."""
-        left = 0 if header.flags & Flag.LENT else header.length
-        scratch = memoryview(bytearray(min(left, 1 << 20)))
-        while left:
-            part = scratch[: min(left, len(scratch))]
-            self._fill([part], SEND_SECONDS)
-            left -= len(part)
+    def moved(self) -> int:
+        """Bytes that have come, and those of what was written that the peer's system has confirmed: it changes while the peer is there."""
+        try:
+            return self.received + self._written - unconfirmed(self.sock)
+        except (OSError, ValueError):
+            return self.received
 
     def gone(self) -> bool:
         """Whether the peer has closed already, so far as can be told without waiting and once all that it sent is read."""
@@ -224,60 +155,6 @@ class Stream:
         except OSError:
             pass
         self.sock.close()
-
-    def _receive_ahead(self, seconds: float | None) -> None:
-        """Receive a header, and what has come after it."""
-        held = self._end - self._begin
-        self._ahead[:held] = self._ahead[self._begin : self._end]
-        self._begin = self._end = held
-        came = self._fill([self._ahead[held:]], seconds, HEADER_BYTES - held)
-        self._begin, self._end = 0, held + came
-
-    def _take(self, parts: Sequence[memoryview]) -> int:
-        """Bring to `parts` what was received ahead; how many bytes that are."""
-        begin = self._begin
-        for part in parts:
-            size = min(len(part), self._end - self._begin)
-            part[:size] = self._ahead[self._begin : self._begin + size]
-            self._begin += size
-        return self._begin - begin
-
-    def _fill(self, parts: Sequence[memoryview], seconds: float | None, least: int = 0) -> int:
-        """Receive all of `parts`, or where it is given at least so many bytes; how many came. Raises StreamClosed, TimeoutError."""
-        deadline = None if seconds is None else time.monotonic() + seconds
-        size, done, at = least or sum(map(len, parts)), 0, 0
-        window = list(parts[:WINDOW])
-        while done < size:
-            try:
-                count = self._take(window) if self._begin < self._end else 0
-                if not count:
-                    self._receive_within(None if deadline is None else deadline - time.monotonic())
-                    count = self.sock.recvmsg_into(window, 0, 0 if least else socket.MSG_WAITALL)[0]
-            except BlockingIOError:
-                raise TimeoutError(f"{self.peer}: {done} of {size} bytes came in {seconds} s") from None
-            except (OSError, ValueError) as error:
-                raise StreamClosed(f"{self.peer}: {error}") from error
-            if count == 0:
-                raise StreamClosed(f"{self.peer}: closed by the peer" + (f" after {done} of {size} bytes" if done else ""))
-            done += count
-            if deadline is not None and done < size and time.monotonic() > deadline:
-                raise TimeoutError(f"{self.peer}: {done} of {size} bytes came in {seconds} s")
-            full = 0
-            while full < len(window) and count >= len(window[full]):
-                count -= len(window[full])
-                full += 1
-            at += full
-            window = [*window[full:], *parts[at + len(window) - full : at + WINDOW]]
-            if count:
-                window[0] = window[0][count:]
-        return done
-
-    def _receive_within(self, seconds: float | None) -> None:
-        # Not settimeout(): it also changes the mode under a sendall() of another thread.
-        wanted = 0.0 if seconds is None else max(0.001, round(seconds, 1))
-        if wanted != self._receive_seconds:
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(wanted))
-            self._receive_seconds = wanted
 
 
 def addresses(host: str, port: int) -> Iterator[tuple[socket.AddressFamily, Any]]:
@@ -366,36 +243,3 @@ def accept_forever(
                 slots.release()
 
     return supervise.start(loop, f"{name}-accept")
-
-
-def _timeval(seconds: float) -> bytes:
-    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
-
-
-def _peer_name(sock: socket.socket) -> str:
-    try:
-        host, port = sock.getpeername()[:2]
-    except OSError:
-        return "peer"
-    return f"{host}:{port}"
-
-
-def _one_host(sock: socket.socket) -> bool:
-    """Both ends have one address: what is sent never leaves this machine's memory."""
-    try:
-        return bool(sock.getpeername()[0] == sock.getsockname()[0])
-    except OSError:
-        return False
-
-
-def _unpaced(sock: socket.socket) -> None:
-    """Nothing can be congested between two ends of one host, where a paced algorithm (BBR) sends at two thirds of what memory gives."""
-    with contextlib.suppress(OSError, AttributeError):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-
-
-def _keepalive(sock: socket.socket) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 45_000)):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

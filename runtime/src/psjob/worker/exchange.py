@@ -15,10 +15,10 @@ import torch
 from psjob.layout import memory
 from psjob.layout.blocks import Block
 from psjob.layout.packing import Pack, Packs
+from psjob.protocol.worker import events as e
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
 from psjob.worker.compression import WorkerCompression
-from psjob.worker.ending import SessionEnd
 from psjob.worker.sharing import SLOTS, Sharing
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Exchange:
         self._ask(self.pushes(grads, numbers, skip, scale), targets)
         if self.skipped:
             self.compression.undo()
-        self.session.clock += 1
+        self.session.stepped()
 
     def pushes(
         self, grads: Sequence[torch.Tensor | None] | None, numbers: list[dict[str, Any]], skip: bool, scale: float
@@ -105,8 +105,9 @@ class Exchange:
             self.sharing.adopt(parameters)
         info, version = self.tell_numbers(numbers, []), (0, session.mode.version_for(session.clock - 1))
         self._ask(lambda block: session.header(Kind.PULL, block=block.index, clock=session.clock, info=info, version=version), parameters)
-        if session.mode.steady and any(n != session.clock for _, n in self.versions.values()):
-            raise SessionEnd("rewind")  # a block moved on while this worker was placed
+        versions = [n for _, n in self.versions.values()]
+        session.handle(e.Pulled(min(versions, default=session.clock), max(versions, default=session.clock)))
+        session.check()
 
     def finish(self) -> None:
         """Wait until all that was asked has landed. Raises SessionEnd."""
@@ -217,7 +218,7 @@ class Exchange:
         self.sharing.aim(targets)
         with session.cond:
             for link in session.links:
-                link.unsent = session.owner.count(link.index)
+                link.requests.unsent = session.owner.count(link.index)
         for block in session.layout.blocks:
             link = session.links[session.owner[block.index]]
             self.sharing.refresh(block.index)  # before its answer lands: what comes over a stream is the worker's own until its next push

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from psjob.layout import memory
+from psjob.process import supervise
 from psjob.wire.frame import Header, WireError
 from psjob.wire.tcp import Stream, StreamClosed
 
@@ -47,9 +48,7 @@ class WorkerLane:
         """Send blocks in a thread of the lane's own, and read in another if `reads`."""
         name = f"lane-{self.link.index}-{self.stream.peer}"
         works = [self._send_loop, self._read] if reads else [self._send_loop]
-        self._threads = [threading.Thread(target=work, name=name, daemon=True) for work in works]
-        for thread in self._threads:
-            thread.start()
+        self._threads = [supervise.start(work, name) for work in works]
 
     def send_block(self, header: Header) -> None:
         """Send a request and what it carries, now or, once the lane was started, in its turn."""
@@ -64,6 +63,13 @@ class WorkerLane:
         """Send a frame. Where the stream has ended it is forgotten: what must not be lost is said again after the next welcome."""
         try:
             self.stream.send(self.link.dated(header), memory.view(payload) if isinstance(payload, torch.Tensor) else payload or b"")
+        except StreamClosed:
+            pass
+
+    def send_control(self, header: Header, raw: bytes) -> None:
+        """As `send`, of a control body."""
+        try:
+            self.stream.send_control(self.link.dated(header), raw)
         except StreamClosed:
             pass
 
@@ -104,13 +110,8 @@ class WorkerLane:
 
     def _send_loop(self) -> None:
         while (header := self._out.get()[2]) is not None:
-            if self.stream.closed:
-                continue
-            try:
+            if not self.stream.closed:
                 self._send_now(header)
-            except Exception:
-                log.exception("lane to shard %d: a block could not be sent; the stream is closed", self.link.index)
-                self.stream.close()
 
     def _read(self) -> None:
         try:

@@ -1,8 +1,8 @@
-"""A worker's stream to one shard: dial, hello, receive, and after a break dial again and send again what was not answered.
+"""A worker's streams to one shard: dial, hello, receive, and dial again where the machine says so.
 
-The link's own thread reads; whoever pushes writes. What was sent and not answered is kept until it is, so a broken stream
-or a shard that comes back is repaired here: a push that the shard had taken is only asked for again (once only), one that
-it lost is sent again.
+The link's own thread reads; whoever pushes writes. What was sent and not answered is kept in `requests` until it is, so that a broken
+stream or a shard that comes back is repaired by the machine: a push that the shard had taken is only asked for again, one that it lost
+is sent again.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ import logging
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from psjob.modes import written
+from psjob.process import supervise
+from psjob.protocol.records import PIECE, RecordId, RecordIn
+from psjob.protocol.worker import events as e
+from psjob.protocol.worker.link import newest
 from psjob.wire import tcp
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
 from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
+from psjob.worker import watchdog
 from psjob.worker.lane import WorkerLane
 from psjob.worker.sharing import SLOTS
 
@@ -27,9 +32,11 @@ if TYPE_CHECKING:
     from psjob.worker.session import WorkerSession
 
 SILENCE_SECONDS = 10.0
-"""A shard that owes an answer says WAITING every 2 s; after this long without a word the stream counts as dead."""
+"""A shard that owes an answer says WAITING every 2 s; where no byte moves either way for so long, the stream counts as dead."""
+LOOK_SECONDS = 1.0
 DIAL_SECONDS = 3.0
 MAX_LANES = 8
+TURNS = {Kind.FINISHED: "finished", Kind.LEFT: "left", Kind.STOPPED: "stopped"}
 log = logging.getLogger("psjob.worker")
 
 
@@ -39,53 +46,47 @@ class ShardLink:
     def __init__(self, session: WorkerSession, index: int) -> None:
         self.session, self.index = session, index
         self.peer = session.place.config.shards[index]
+        self.state = session.machine.links[index]
+        self.requests = self.state.requests
+        self.outstanding = self.requests.outstanding
+        self.ask, self.number = self.requests.ask, self.requests.number
+        """Call with the session's condition held; send after releasing it."""
         self.lanes: list[WorkerLane] = []
         """Open streams to the shard; the first carries everything, blocks are spread over all."""
-        self.attempt = 0
-        self.acked = 0
-        self.welcomed = False
-        self.released = 0
-        self.waiting = ""
         self.shared = False
         """Blocks to and from this shard lie in lent memory; only their headers are sent."""
         self._told: bool | None = None
         self.none: dict[int, frozenset[int]] = {}
         """By block: tensors for which no worker had a gradient, told before the block's reply where the workers step."""
-        self.unsent = 0
-        """Requests of the clock in hand that are still to be made."""
-        self.outstanding: dict[int, Header] = {}
-        """Pushes and pulls that wait for their PARAM, by number; what they carry can be gathered again until then."""
-        self._pushed_clock = -1
-        self._pushed: dict[int, Header] = {}
-        """Every push of the newest clock, answered or not: a shard of a later attempt needs them all."""
-        self._request = 0
-        self._last = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name=f"link-{index}", daemon=True)
+        self.record = RecordIn()
+        """What the coordinator gives back, as far as it has come: a break does not begin it anew."""
+        self._moved, self._last = -1, 0.0
+        self._next: float | None = None
+        """In how many seconds the thread dials; None: it ends."""
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Begin to dial, if that has not begun."""
-        if not self._thread.is_alive():
-            self._thread.start()
+    @property
+    def welcomed(self) -> bool:
+        """Has the shard let this worker in, on the streams of now?"""
+        return self.state.welcomed
+
+    @property
+    def attempt(self) -> int:
+        """The shard's, as it said last."""
+        return self.state.attempt
+
+    def dial(self, seconds: float) -> None:
+        """Dial in so many seconds, in the link's thread."""
+        self._next = seconds
+        if self._thread is None:
+            self._thread = supervise.start(self._run, f"link-{self.index}")
+
+    @property
+    def alive(self) -> bool:
+        """Does its thread run?"""
+        return self._thread is not None and self._thread.is_alive()
 
     # -- out -----------------------------------------------------------------------------------
-
-    def ask(self, header: Header) -> Header:
-        """Register a request that PARAM or ROWS answers; call with the session's condition held, send after releasing it."""
-        header = header._replace(request=self.number())
-        if not self.outstanding:
-            self._last = time.monotonic()
-        self.outstanding[self._request] = header
-        self.unsent -= 1
-        if header.kind is not Kind.PULL:
-            if header.clock != self._pushed_clock:
-                self._pushed_clock, self._pushed = header.clock, {}
-            self._pushed[self._request] = header
-        return header
-
-    def number(self) -> int:
-        """A number for a request; call with the session's condition held."""
-        self._request += 1
-        return self._request
 
     def send_block(self, header: Header) -> None:
         """Send a registered request with what it carries, if the link is up; if not, it goes out at the next welcome.
@@ -118,9 +119,19 @@ class ShardLink:
         """Send on the first stream (`everywhere`: on each, ahead of the blocks to come), if the link is up."""
         raw = dump(body)
         for lane in (self.lanes if everywhere else self.lanes[:1]) if self.welcomed else ():
-            lane.send(header, raw)
+            lane.send_control(header, raw)
+
+    def resend(self, header: Header) -> None:
+        """Send a request again that was not answered."""
+        if header.kind is Kind.ROW_PUSH:
+            self.session.rows.send(self, header)
+        elif header.kind is Kind.LOOKUP:
+            self.send(header)
+        else:
+            self.send_block(header)
 
     def close(self) -> None:
+        """Close every stream; the thread that reads goes on with the next one."""
         for lane in self.lanes:
             lane.stream.close()
 
@@ -129,39 +140,41 @@ class ShardLink:
 
         A thread that frees a tensor while the interpreter ends would abort the process.
         """
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(seconds)
 
     def dated(self, header: Header) -> Header:
         """The header with the view and attempt of now."""
-        return header._replace(view=self.session.view, attempt=self.attempt)
+        return header._replace(view=self.session.machine.view, attempt=self.state.attempt)
 
     # -- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        deadline = time.monotonic() + self.session.place.config.connect_seconds
-        while not self.session.ended:
-            try:
-                stream = self._dial()
-                if stream is None:
-                    if not self.attempt and time.monotonic() > deadline:
-                        self.session.not_found(self.index)
-                        return
-                    time.sleep(0.1)
-                    continue
-                self._serve(stream)
-            except (StreamClosed, TimeoutError) as error:
-                log.debug("link to shard %d: %s", self.index, error)
-            except WireError as error:
-                log.warning("link to shard %d: %s", self.index, error)
-                time.sleep(0.2)
-            finally:
-                self._drop_lanes()
-            time.sleep(0.02)
+        while self._next is not None and not self.session.ended:
+            time.sleep(self._next)
+            self._next = None
+            self.session.handle(self._stream())
+
+    def _stream(self) -> e.Event:
+        """Dial once, and serve the stream until it ends."""
+        broken_rule = False
+        try:
+            stream = self._dial()
+            if stream is None:
+                return e.NotFound(self.index)
+            self._serve(stream)
+        except (StreamClosed, TimeoutError) as error:
+            log.debug("link to shard %d: %s", self.index, error)
+        except WireError as error:
+            log.warning("link to shard %d: %s", self.index, error)
+            broken_rule = True
+        finally:
+            self._drop_lanes()
+        return e.StreamEnded(self.index, broken_rule)
 
     def _dial(self) -> Stream | None:
-        """A stream on which hello was said: of all addresses of the name, the one whose shard has the highest (view, attempt)."""
-        found: list[tuple[tuple[int, int], Stream]] = []
+        """A stream on which hello was said: of all addresses of the name, the one whose shard is the newest."""
+        found: list[tuple[tuple[int, int] | None, Stream]] = []
         streams = list(tcp.connect(self.peer.host, self.peer.port, DIAL_SECONDS))
         for stream in streams:
             with self.session.cond:
@@ -172,35 +185,36 @@ class ShardLink:
             except (StreamClosed, WireError):
                 stream.close()
                 continue
-            found.append(((0, 0) if first is None else (first.view, first.attempt), stream))
-        found.sort(key=lambda entry: entry[0])
-        for _, stream in found[:-1]:
-            stream.close()
-        return found[-1][1] if found else None
+            found.append((None if first is None else (first.view, first.attempt), stream))
+        if not found:
+            return None
+        chosen = found[newest([told for told, _ in found])][1]
+        for _, stream in found:
+            if stream is not chosen:
+                stream.close()
+        return chosen
 
     def _hello(self) -> dict[str, Any]:
         session, codecs = self.session, self.session.exchange.compression
         body: dict[str, Any] = {
             "role": "worker", "scheme": "none", "codecs": codecs.offered(),
             "transports": session.transports, "rowTransports": session.row_transports, "slots": SLOTS,
-            "layout": session.layout.digest(), "view": session.view, "recovery": session.recovery,
-            "fresh": not (session.joined if self.index == 0 else self.attempt),
-            "acked": self.acked if self.attempt else session.clock, "attempt": self.attempt, "init": session.initialising,
-            "mode": written(session.mode),
+            "layout": session.layout.digest(), "mode": written(session.mode),
             "push": codecs.push[self.index], "pull": codecs.pull[self.index],
-        }  # fmt: skip
+        } | session.machine.hello(self.index)  # fmt: skip
         if self.index == 0:
+            body["has"] = None if self.record.id is None else [*self.record.id, self.record.count]
             body["rule"] = session.rule
             body["aliases"] = session.aliases
             body["tables"] = [spec.to_json() for spec in session.rows.specs]
-            body["table"] = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "group": t.group} for t in session.layout.table]
+            body["table"] = [spec.to_json() for spec in session.layout.table]
         return body
 
     def _serve(self, stream: Stream) -> None:
         lane = WorkerLane(self, stream)
         with self.session.cond:
             self.lanes = [lane]
-        self._last = time.monotonic()
+        self._moved, self._last = -1, time.monotonic()
         self.read(lane)
 
     def read(self, lane: WorkerLane) -> None:
@@ -211,19 +225,24 @@ class ShardLink:
         except ValueError:
             raise StreamClosed(f"{lane.stream.peer}: closed before it was read") from None
         while not self.session.ended:
-            if not lane.stream.ahead() and not poll.poll(1000):
-                if (
-                    self.outstanding or self.session.rows.waits(self) or not self.welcomed
-                ) and time.monotonic() - self._last > SILENCE_SECONDS:
-                    raise StreamClosed(f"{lane.stream.peer}: not a word for {SILENCE_SECONDS:.0f} s")
-                continue
-            self._handle(lane, lane.stream.recv_header(SILENCE_SECONDS))
-            self._last = time.monotonic()
+            if lane.stream.ahead() or poll.poll(int(1000 * LOOK_SECONDS)):
+                self._handle(lane, lane.stream.recv_header(SILENCE_SECONDS))
+            else:
+                self._look(lane)
+
+    def _look(self, lane: WorkerLane) -> None:
+        """Nothing came for LOOK_SECONDS. Raises StreamClosed where something is owed and no byte has moved for SILENCE_SECONDS."""
+        owed = self.outstanding or self.session.rows.waits(self) or not self.welcomed
+        moved, now = sum(one.stream.moved() for one in list(self.lanes)), time.monotonic()
+        if not owed or moved != self._moved:
+            self._moved, self._last = moved, now
+        elif now - self._last > SILENCE_SECONDS:
+            raise StreamClosed(f"{lane.stream.peer}: not a byte for {SILENCE_SECONDS:.0f} s")
 
     def _drop_lanes(self) -> None:
         """Close every stream, and wait until no thread lands a block any more."""
         with self.session.cond:
-            self.welcomed = self.shared = False
+            self.state.welcomed = self.shared = False
             self.session.rows.sharing.lose(self.index)
             lanes, self.lanes = self.lanes, []
             self.session.cond.notify_all()
@@ -253,60 +272,82 @@ class ShardLink:
         elif kind is Kind.WELCOME:
             self._welcome(lane, stream.recv_json(header))
         elif kind is Kind.WAITING:
-            session.on_waiting(self, stream.recv_json(header))
+            session.handle(e.ShardWaits.of(self.index, stream.recv_json(header)))
         elif kind is Kind.RECORD:
-            session.on_record(header.clock, bytes(stream.recv_body(header, MAX_RECORD)))
+            session.handle(e.RecordCame(header.clock, bytes(stream.recv_body(header, MAX_RECORD))))
+        elif kind is Kind.RECORD_PIECE:
+            self._record_piece(header, stream.recv_body(header, PIECE))
+        elif kind is Kind.RECORD_HAS:
+            session.handle(e.RecordHas(RecordId(header.clock, *header.version), header.part))
         elif kind is Kind.ERROR:
-            session.on_error(self, stream.recv_json(header))
+            self._error(stream.recv_json(header))
         elif kind is Kind.INFO:
-            none = frozenset(stream.recv_json(header)["none"])
-            with session.cond:
-                self.none[header.block] = none
+            self._none(header, stream.recv_json(header))
         elif kind is Kind.CODEC:
             session.exchange.compression.told(self.index, stream.recv_json(header))
         elif kind is Kind.REWIND:
-            session.on_rewind(stream.recv_json(header) if header.length else {})
+            session.handle(e.Rewound(str((stream.recv_json(header) if header.length else {}).get("mode", ""))))
         elif kind is Kind.STATE:
             session.on_state(header.request, bytes(stream.recv_body(header, MAX_RECORD)))
         else:
             stream.drain(header)
-            session.on_signal(self, header)
+            self._signal(header)
+
+    def _signal(self, header: Header) -> None:
+        """A frame without a body."""
+        if header.kind in TURNS:
+            self.session.handle(e.TurnOver(TURNS[header.kind]))
+        elif header.kind is Kind.STOP:
+            self.session.handle(e.StopSet(header.clock))
+        elif header.kind is Kind.MARK:
+            self.session.handle(e.MarkWanted(header.request))
+        elif header.kind is Kind.RELEASE:
+            self.session.handle(e.Released(self.index, header.request))
+        elif header.kind is Kind.HUNG and self.index == 0:
+            watchdog.hung(self.session.place.config.step_timeout)
+
+    def _error(self, body: Mapping[str, Any]) -> None:
+        message = str(body.get("error", "the shard refused this worker"))[:1000]
+        code = str(body.get("code"))
+        if code in ("refused", "fenced"):
+            self.session.handle(e.Refused(code, message))
+        else:
+            log.warning("shard %d: %s", self.index, message)
+
+    def _none(self, header: Header, body: Mapping[str, Any]) -> None:
+        try:
+            none = frozenset(int(row) for row in body["none"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"INFO of shard {self.index} is not in shape: {error!r}") from None
+        with self.session.cond:
+            self.none[header.block] = none
 
     def _welcome(self, lane: WorkerLane, body: dict[str, Any]) -> None:
-        session = self.session
-        if len(self.lanes) == 1 and not body.get("init"):
+        session, welcomed = self.session, e.Welcomed.of(self.index, body)
+        try:
+            codecs = [str(name) for name in body["codecs"]]
+            owner = [int(shard) for shard in body.get("assignment", session.owner)]
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"WELCOME of shard {self.index} is not in shape: {error!r}") from None
+        if len(self.lanes) == 1 and not welcomed.init:
             self._open_lanes(lane, body)
-        session.on_assignment(self, body)
+        if self.index == 0:
+            with session.cond:
+                session.owner = owner
         self._share(body)
         session.rows.share(self, body.get("sharedRows"))
         with session.cond:
-            pushing = (self._pushed_clock == session.clock and self.unsent) or self._pushed.keys() & self.outstanding.keys()
-            if self.attempt and int(body["attempt"]) > self.attempt and pushing:
-                # What the attempt before answered of the open clock is lost with it; without it this clock would never be whole.
-                self.outstanding |= self._pushed
-            self.attempt = int(body["attempt"])
-            self.welcomed = True
-            self.waiting = ""
-            session.exchange.compression.agreed(self.index, [str(name) for name in body["codecs"]], not lane.stream.sums)
-            session.on_welcome(self, body)
-            again = [] if body.get("init") else sorted(self.outstanding.items())
-        complete, opened = int(body["complete"]), set(body["open"])
-        session.exchange.send_info(self)
-        for number, old in again:
-            taken = old.kind is not Kind.PULL and (old.clock < complete or (old.clock == complete and old.block in opened))
-            if taken and old.kind is Kind.ROW_PUSH:
-                version = (0, session.mode.version_for(old.clock))
-                self.send(session.header(Kind.LOOKUP, table=old.table, clock=old.clock, version=version, request=number))
-            elif old.kind is Kind.ROW_PUSH:
-                session.rows.send(self, old)
-            elif taken:
-                flag = Flag.STORE if session.reduces else Flag.NONE
-                version = (0, session.mode.version_for(old.clock))
-                self.send_block(old._replace(kind=Kind.PULL, flags=flag, version=version))
-            else:
-                self.send_block(old)
-        session.rows.again(self)
-        session.on_relinked(self)
+            session.exchange.compression.agreed(self.index, codecs, not lane.stream.sums)
+        session.handle(welcomed)
+
+    def _record_piece(self, header: Header, data: bytearray) -> None:
+        record = RecordId(header.clock, *header.version)
+        if record.size > MAX_RECORD:
+            raise WireError(f"a record of {record.size} bytes is above the limit of {MAX_RECORD}")
+        with self.session.cond:
+            whole = self.record.take(record, header.part, data)
+        if whole is not None:
+            self.session.handle(e.RecordCame(record.clock, whole))
 
     def _applied(self, header: Header) -> None:
         """A shard has applied the rows of a push."""
@@ -317,10 +358,7 @@ class ShardLink:
 
     def _settle(self, request: Header) -> None:
         """A request is answered; call with the session's condition held."""
-        self.outstanding.pop(request.request, None)
-        if not self.outstanding and not self.unsent and request.kind is not Kind.PULL:
-            self.acked = request.clock + 1
-        if not self.outstanding or self.session.exchange.watched:
+        if self.requests.settle(request.request) or self.session.exchange.watched:
             self.session.cond.notify_all()
 
     def _share(self, body: dict[str, Any]) -> None:
@@ -354,6 +392,6 @@ class ShardLink:
             if not header.info:
                 self.none.pop(header.block, None)
             if header.flags & Flag.CUT and self.index == 0:
-                session.cut_clock = request.clock + (request.kind is Kind.PUSH)
-                session.stores = bool(header.flags & Flag.STORE)
+                told = e.CutTold(request.clock + (request.kind is Kind.PUSH), bool(header.flags & Flag.STORE))
+                session.machine.handle(told, 0.0)
             self._settle(request)

@@ -145,7 +145,7 @@ class Overlap(Staged):
         for index in sorted(early, key=self.order):
             self._request(make(session.layout.blocks[index]))
         self._push_rest(make, set(early), grads)
-        session.clock += 1
+        session.stepped()
         self._readiness.step_made()
         self._staged.clear()
         self._issued.clear()
@@ -189,7 +189,7 @@ class Overlap(Staged):
         self.staging.fence()
         with session.cond:
             for link in session.links:
-                link.unsent = session.owner.count(link.index)
+                link.requests.unsent = session.owner.count(link.index)
             self.awaited |= self.all_blocks
 
     def _request(self, header: Header) -> None:

@@ -150,7 +150,7 @@ class Rows:
         with session.cond:
             self._bases = {key: base for key, base in self._bases.items() if key[0] >= session.clock}
             for link in session.links:
-                link.unsent = session.owner.count(link.index) + len(self.specs)
+                link.requests.unsent = session.owner.count(link.index) + len(self.specs)
         for table in range(len(self.specs)):
             for link in session.links:
                 header = session.header(

@@ -95,6 +95,11 @@ def _arrived(shard: int, body: Mapping[str, Any], workers: int, content: Content
     return events.PushArrived(shard, _number(body, "recovery"), _rank(worker, workers), _whole(clock, "clock"), base, carried)
 
 
+def _awaited(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> Event:
+    seconds = {_rank(int(rank), workers): float(told) for rank, told in body["seconds"].items()}
+    return events.WorkersAwaited(shard, seconds, {_rank(int(rank), workers): int(clock) for rank, clock in body.get("clocks", {}).items()})
+
+
 _READERS: Final[dict[str, Callable[[int, Mapping[str, Any], int, Content], Event]]] = {
     "initialised": lambda shard, body, workers, content: events.Initialised(shard, _number(body, "setup")),
     "restored": _restored,
@@ -109,6 +114,7 @@ _READERS: Final[dict[str, Callable[[int, Mapping[str, Any], int, Content], Event
     "voided": lambda shard, body, workers, content: events.CutVoided(shard, _number(body, "cut")),
     "progress": _progress,
     "arrived": _arrived,
+    "awaited": _awaited,
     "stopping": lambda shard, body, workers, content: events.StopAsked(),
 }
 

@@ -127,6 +127,22 @@ class CheckpointAsked:
 
 
 @dataclass(frozen=True)
+class Stirred:
+    """A worker's script goes on, by a step that pushes nothing."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class WorkersAwaited:
+    """Answers of a shard wait for a push of these workers, so many seconds already. `clocks`: complete clocks by rank, of shard 0 alone."""
+
+    shard: int
+    seconds: Mapping[int, float]
+    clocks: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class WorkerStops:
     """One worker is asked to go."""
 
@@ -386,7 +402,8 @@ class ModeWished:
 
 Event = (
     Started | Tick | StepPassed | StopAsked
-    | WorkerHello | StreamEnded | NotJoined | RecordCame | Marked | WorkerLeft | Reported | CheckpointAsked | WorkerStops
+    | WorkerHello | StreamEnded | NotJoined | RecordCame | Marked | WorkerLeft | Reported | CheckpointAsked | WorkerStops | Stirred
+    | WorkersAwaited
     | ShardHello | ShardAnnounced | ShardLost | Initialised | ShardRestored | Unrestored | StandsAt | MemoryReady
     | CutReady | CutLate | CutHeld | CutWritten | CutUnwritten | CutVoided | BytesMoved | PushArrived
     | ViewClaimed | ViewUnclaimed | ClaimSeen | ViewFenced | NewestRead | ManifestCommitted | ManifestUncommitted

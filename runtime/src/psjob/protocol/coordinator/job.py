@@ -38,6 +38,8 @@ class JobFacts:
     update_at: str | None = None
     update_rule: str | None = None
     reduction: str = "mean"
+    step_timeout: float | None = None
+    """Seconds without a step, while others wait for it, after which a worker is to be started again; None: never."""
 
 
 @dataclass(frozen=True)

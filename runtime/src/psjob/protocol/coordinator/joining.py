@@ -156,6 +156,7 @@ class Joining:
         c.emit(actions.Welcome(stream.id, body, clock, record=record, record_clock=at))
         c.cutting.ask_mark(member)
         if clock is not None:
+            c.hanging.stirred(member.rank)
             c.cutting.passed(member, clock)
 
     def not_joined(self, event: events.NotJoined) -> None:

@@ -15,6 +15,7 @@ from psjob.protocol.coordinator.completion import Completion
 from psjob.protocol.coordinator.cutting import Cutting
 from psjob.protocol.coordinator.deciding import Deciding
 from psjob.protocol.coordinator.events import Event
+from psjob.protocol.coordinator.hanging import Hanging
 from psjob.protocol.coordinator.job import CheckpointFacts, JobFacts
 from psjob.protocol.coordinator.members import Member, Members
 from psjob.protocol.coordinator.progress import JobProgress
@@ -41,6 +42,7 @@ class Coordinator:
         self.recovery = Recovery(self)
         self.completion = Completion(self)
         self.switching = Switching(self)
+        self.hanging = Hanging(self)
         self.ended = False
         """This process was told to end: nothing is decided any more."""
         self._looked = now
@@ -131,6 +133,8 @@ class Coordinator:
                 recovery.unrestored(event)
             case events.StandsAt():
                 recovery.joining.where(event)
+            case events.WorkersAwaited():
+                self.hanging.awaited(event)
             case events.PushArrived():
                 if self.deciding is not None:
                     self.deciding.arrived(event)
@@ -175,7 +179,7 @@ class Coordinator:
                 self.recovery.joining.not_joined(event)
             case (
                 events.RecordCame() | events.Marked() | events.WorkerLeft() | events.Reported() | events.CheckpointAsked()
-                | events.WorkerStops()
+                | events.WorkerStops() | events.Stirred()
             ):  # fmt: skip
                 member = self.members.of(event.stream)
                 # What a process says that joined before a restore is of steps that are undone; it begins again.
@@ -191,10 +195,14 @@ class Coordinator:
             self.emit(Tell(stream.id, Kind.ERROR, {"code": "fenced", "error": problem}))
             self.emit(actions.HangUp(stream.id))
             return
+        if stream.incarnation > self.members[stream.rank].incarnation:
+            self.hanging.stirred(stream.rank)
         self.members.came(stream)
         self.recovery.worker(stream)
 
     def _said(self, member: Member, event: Event) -> None:
+        if isinstance(event, events.RecordCame | events.Marked | events.Stirred):
+            self.hanging.stirred(member.rank)
         match event:
             case events.RecordCame(_, clock, record, idle):
                 if clock < 0:
@@ -235,6 +243,7 @@ class Coordinator:
         self.recovery.beginning.check()
         self.completion.go(now)
         self.cutting.tick(now)
+        self.hanging.tick(now)
         if not self.recovery.open or self.completion.over:
             return
         if self.deciding is not None:
@@ -260,4 +269,5 @@ class Coordinator:
             "waiting": self.recovery.reason(now),
             "state": self.recovery.state,
             "checkpointProgress": self.cutting.told(),
+            "hung": self.hanging.status(now),
         }

@@ -1,0 +1,145 @@
+"""A resume record on its way, in pieces that go on after a break where the last one ended. Pure."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from typing import NamedTuple
+
+PIECE = 64 << 10
+"""Bytes of a piece. A record of at most so many goes as one frame."""
+WINDOW = 1 << 20
+"""Most bytes that are sent and not confirmed. On a link that becomes slow a step waits behind them."""
+QUICK_SECONDS = 0.25
+SLOW_SECONDS = 1.0
+"""A piece that is confirmed in less, or not in more, changes how many may be on their way."""
+
+
+class RecordId(NamedTuple):
+    """Which record a piece is of: the clock it belongs to, the crc32 of all its bytes, and how many they are."""
+
+    clock: int
+    crc: int
+    size: int
+
+
+class Piece(NamedTuple):
+    """`data` lies at `offset` in the record. Empty: it only asks how much of the record has come."""
+
+    record: RecordId
+    offset: int
+    data: memoryview
+    idle: tuple[int, int]
+    """How long the worker's script has waited, as `worker.idle` tells it."""
+
+
+class _Outgoing:
+    def __init__(self, clock: int, blob: bytes, cut: bool, idle: tuple[int, int]) -> None:
+        self.id, self.view, self.cut, self.idle = RecordId(clock, zlib.crc32(blob), len(blob)), memoryview(blob), cut, idle
+        self.has = self.sent = 0
+        self.asked = self.known = False
+        self.window = PIECE
+        self.flights: deque[tuple[int, float]] = deque()
+        """Where each piece that is not confirmed ends, and when it was sent."""
+
+
+class RecordsOut:
+    """Records that a worker hands in, one after the other and in their order.
+
+    The newest waits for the one that is on its way, if that is a cut's or is soon through; else it takes its place. A cut's record
+    gives way to the next cut's alone.
+    """
+
+    def __init__(self) -> None:
+        self._current: _Outgoing | None = None
+        self._next: _Outgoing | None = None
+
+    @property
+    def through(self) -> bool:
+        """Is nothing left to send or to be confirmed?"""
+        return self._current is None
+
+    def add(self, clock: int, blob: bytes, cut: bool, idle: tuple[int, int] = (0, 0)) -> None:
+        """Hand in the record of `clock`; `cut`: a checkpoint needs it."""
+        made = _Outgoing(clock, blob, cut, idle)
+        if any(out is not None and out.id == made.id for out in (self._current, self._next)):
+            return
+        current = self._current
+        if current is None or cut or not (current.cut or current.id.size <= PIECE):
+            self._current, self._next = made, None
+        else:
+            self._next = made
+
+    def relinked(self) -> None:
+        """A new stream: what was sent and not confirmed may be lost."""
+        for out in (self._current, self._next):
+            if out is not None:
+                out.asked = out.known = False
+                out.flights.clear()
+
+    def has(self, record: RecordId, count: int, now: float) -> None:
+        """The other side has the first `count` bytes of a record."""
+        out = self._current
+        if out is None or out.id != record:
+            return
+        if count >= record.size:
+            self._current, self._next = self._next, None
+            return
+        if not out.known or count < out.has:
+            out.known, out.sent = True, count
+            out.flights.clear()
+        out.has = count
+        while out.flights and out.flights[0][0] <= count:
+            seconds = now - out.flights.popleft()[1]
+            if seconds < QUICK_SECONDS:
+                out.window = min(WINDOW, out.window + PIECE)
+            elif seconds > SLOW_SECONDS:
+                out.window = max(PIECE, out.window // 2)
+
+    def next(self, now: float, stepping: bool) -> Piece | None:
+        """What to send now. While a step's requests are unanswered (`stepping`) only one piece is on its way."""
+        out = self._current
+        if out is None or (out.asked and not out.known):
+            return None
+        if not out.asked:
+            out.asked = True
+            return Piece(out.id, 0, out.view[:0], out.idle)
+        under_way = out.sent - out.has
+        if out.sent >= out.id.size or (under_way and (stepping or under_way + PIECE > out.window)):
+            return None
+        at, out.sent = out.sent, min(out.id.size, out.sent + PIECE)
+        out.flights.append((out.sent, now))
+        return Piece(out.id, at, out.view[at : out.sent], out.idle)
+
+
+class RecordIn:
+    """A record that comes in pieces, over one stream or several."""
+
+    def __init__(self) -> None:
+        self.id: RecordId | None = None
+        self._body = bytearray()
+        self._whole: bytes | None = None
+
+    @property
+    def count(self) -> int:
+        """How many of its bytes are here, from the first."""
+        return len(self._body) if self._whole is None else len(self._whole)
+
+    def take(self, record: RecordId, offset: int, data: bytes | bytearray) -> bytes | None:
+        """A piece has come; the whole record where this made it whole, or only asked for one that is whole.
+
+        Another record replaces the one that was coming. Data that does not go on where the last one ended is left out.
+        """
+        if record != self.id:
+            self.id, self._body, self._whole = record, bytearray(), None
+        if self._whole is not None:
+            return None if data else self._whole
+        if data and offset == len(self._body) and offset + len(data) <= record.size:
+            self._body += data
+        if len(self._body) < record.size:
+            return None
+        whole, self._body = bytes(self._body), bytearray()
+        if zlib.crc32(whole) != record.crc:
+            return None  # it comes again from its first byte
+        self._whole = whole
+        return whole

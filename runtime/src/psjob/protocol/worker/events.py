@@ -1,0 +1,214 @@
+"""What a worker's session is told. What is malformed is refused by `of` before it becomes an event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from psjob.protocol.records import RecordId
+from psjob.wire.frame import Kind, WireError
+
+# -- the script --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Started:
+    """The script wants to enter the job."""
+
+
+@dataclass(frozen=True)
+class FirstValues:
+    """Rank 0 has sent the run's first values to every shard; `record` is what it was made of."""
+
+    record: bytes
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """All weights have come, of versions `lowest` to `highest`."""
+
+    lowest: int
+    highest: int
+
+
+@dataclass(frozen=True)
+class AtEdge:
+    """The script stands between two steps. `record` is None where `WorkerMachine.needs_record` says that none is needed.
+
+    `settled`: every request was answered before that was asked; a mark or a stop waits for an edge at which that is so. `idle` are
+    milliseconds, and how many IDLE_PARTS of them the script has waited.
+    """
+
+    record: bytes | None
+    settled: bool = True
+    idle: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class InsideRound:
+    """The script stands between two steps that push nothing."""
+
+
+@dataclass(frozen=True)
+class Through:
+    """The script has come to its end; `record` is its last one."""
+
+    record: bytes
+    idle: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Said:
+    """The script reports numbers (REPORT) or asks for a checkpoint (CHECKPOINT)."""
+
+    kind: Kind
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Look at the time."""
+
+
+# -- streams -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NotFound:
+    """Nobody answered at a shard's name."""
+
+    link: int
+
+
+@dataclass(frozen=True)
+class StreamEnded:
+    """A stream broke, or was closed. `broken_rule`: the shard said what no shard says."""
+
+    link: int
+    broken_rule: bool = False
+
+
+@dataclass(frozen=True)
+class Welcomed:
+    """A shard has let this worker in. `complete` clocks of it are there whole, and of the next one the blocks in `opened`."""
+
+    link: int
+    attempt: int
+    view: int
+    serving: bool
+    complete: int = 0
+    opened: frozenset[int] = frozenset()
+    init: bool = False
+    """The shard waits for the run's first values."""
+    recovery: int = 0
+    clock: int = 0
+    record: bool = False
+    """Of shard 0: a record follows, and the worker has joined once it is here."""
+    residual: bool = True
+    """What pushes left out when that record was made is not sent yet. Of an older record it was, by pushes that count."""
+
+    @classmethod
+    def of(cls, link: int, body: Mapping[str, Any]) -> Welcomed:
+        """From a WELCOME. Raises WireError."""
+        try:
+            return cls(
+                link, int(body["attempt"]), int(body["view"]), bool(body["serving"]), int(body["complete"]),
+                frozenset(int(block) for block in body["open"]), bool(body.get("init")), int(body.get("recovery", 0)),
+                int(body.get("clock", 0)), bool(body.get("record")), bool(body.get("residual", True)),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"WELCOME of shard {link} is not in shape: {error!r}") from None
+
+
+# -- frames ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ShardWaits:
+    """A shard holds an answer, or does not serve yet; the text says why."""
+
+    link: int
+    text: str
+
+    @classmethod
+    def of(cls, link: int, body: Mapping[str, Any]) -> ShardWaits:
+        """From a WAITING."""
+        if "workers" in body:
+            return cls(link, f"shard {link} waits for workers {body['workers']} ({body.get('for')}, {body.get('seconds')} s)")
+        return cls(link, str(body.get("reason") or f"shard {link} is {body.get('state', 'not ready')}"))
+
+
+@dataclass(frozen=True)
+class RecordCame:
+    """The coordinator gives a record back; `clock` -1: what rank 0 gave when the run began."""
+
+    clock: int
+    record: bytes
+
+
+@dataclass(frozen=True)
+class RecordHas:
+    """The coordinator's process has the first `count` bytes of a record."""
+
+    record: RecordId
+    count: int
+
+
+@dataclass(frozen=True)
+class CutTold:
+    """An answer of shard 0 tells of a cut before step `clock`. `stores`: this worker gives the shards its weights there."""
+
+    clock: int
+    stores: bool
+
+
+@dataclass(frozen=True)
+class MarkWanted:
+    """The worker is to mark its next edge for a cut."""
+
+    cut: int
+
+
+@dataclass(frozen=True)
+class Released:
+    """A shard has copied what a cut needs, or the cut is void."""
+
+    link: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class StopSet:
+    """All workers stop before step `clock`."""
+
+    clock: int
+
+
+@dataclass(frozen=True)
+class Rewound:
+    """All begin again, in `mode` where one is named."""
+
+    mode: str
+
+
+@dataclass(frozen=True)
+class TurnOver:
+    """The job is complete (finished), holds this worker's end (left), or has stopped (stopped)."""
+
+    how: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A shard will not have this worker: `code` is refused or fenced."""
+
+    code: str
+    why: str
+
+
+Event = (
+    Started | FirstValues | Pulled | AtEdge | InsideRound | Through | Said | Tick
+    | NotFound | StreamEnded | Welcomed
+    | ShardWaits | RecordCame | RecordHas | CutTold | MarkWanted | Released | StopSet | Rewound | TurnOver | Refused
+)  # fmt: skip

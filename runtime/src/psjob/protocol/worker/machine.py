@@ -1,0 +1,365 @@
+"""A worker's session: joined to its job, at one clock, owing and owed.
+
+The script's side and the streams' side meet here. Whatever ends the script's turn (a rewind, the job's end, a stop, a refusal) is an
+*ending*: the first one that comes holds, and the script's next call carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psjob.modes import ServedMode
+from psjob.protocol.records import PIECE, Piece, RecordsOut
+from psjob.protocol.worker import actions as a
+from psjob.protocol.worker import events as e
+from psjob.protocol.worker.actions import Action
+from psjob.protocol.worker.link import LinkState
+from psjob.wire.frame import Kind
+
+STOP_SECONDS = 25.0
+"""A worker that was asked to stop waits so long for what it needs to stop well."""
+DIAL_SECONDS = 0.1
+"""Between two looks for a shard."""
+BROKEN_SECONDS = 0.2
+"""Before a shard that broke the protocol is dialled again."""
+ENDED_SECONDS = 0.02
+"""Before a shard whose stream ended is dialled again."""
+SAID_SECONDS = 30.0
+"""What a worker waits for is logged so often."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the script's turn ends: rewind, finished, left, stopped, refused, fenced or lost.
+
+    A rewind's `message` is the mode to come back in, any other's is for who reads the log.
+    """
+
+    how: str
+    message: str = ""
+
+
+class WorkerMachine:
+    """Of worker `rank`. `reduces`: the workers make the steps, shards only reduce. `addresses` are the shards', in order."""
+
+    def __init__(self, rank: int, mode: ServedMode, reduces: bool, addresses: Sequence[str], connect_seconds: float) -> None:
+        self.rank, self.mode, self.reduces, self.connect_seconds = rank, mode, reduces, connect_seconds
+        self.links = [LinkState(index, address) for index, address in enumerate(addresses)]
+        self.ending: Ending | None = None
+        self.clock = self.view = self.recovery = 0
+        self.joined = False
+        self.init = 0
+        """How often a shard has asked rank 0 for the run's first values."""
+        self.record: bytes | None = None
+        self.residual = True
+        """What pushes left out when `record` was made is not sent yet."""
+        self.initial: bytes | None = None
+        self.records = RecordsOut()
+        self.last_record: tuple[int, bytes, tuple[int, int]] | None = None
+        self.cut_clock = -1
+        self.stores = False
+        self.mark_wanted = 0
+        self.holding = 0
+        """The newest cut whose mark was sent; no step is made before every shard has released it."""
+        self.stop_requested = False
+        """This process is asked to go. A signal handler sets it; the next event carries it out."""
+        self.stop_clock: int | None = None
+        self.standing = False
+        """The script waits at its edge for the stop clock, and for the last checkpoint."""
+        self.leaving = False
+        self.told: dict[Kind, Any] = {}
+        """The last wish or report of each kind: a broken stream may have swallowed it."""
+        self._asked_stop = False
+        self._wished = -1
+        """The clock at which the newest checkpoint was asked for."""
+        self._waits: tuple[str, float, float | None] | None = None
+        """What the script waits for in a call, since when, and for how many seconds at most."""
+        self._stood = 0.0
+        self._said = float("-inf")
+
+    def handle(self, event: e.Event, now: float) -> list[Action]:
+        """What follows from an event. `now` is monotonic seconds."""
+        match event:
+            case e.Started():
+                return self._dial(self.links[:1], now)
+            case e.NotFound():
+                return self._not_found(self.links[event.link], now)
+            case e.StreamEnded():
+                self.links[event.link].welcomed = False
+                return [a.Dial(event.link, BROKEN_SECONDS if event.broken_rule else ENDED_SECONDS)]
+            case e.Welcomed():
+                return self._welcomed(event, now)
+            case e.ShardWaits():
+                return self._shard_waits(event, now)
+            case e.RecordCame():
+                return self._record_came(event, now)
+            case e.RecordHas():
+                return self._record_has(event, now)
+            case e.FirstValues():
+                return self._hand_in(-1, event.record, True, (0, 0))
+            case e.Pulled():
+                if self.mode.steady and (event.lowest, event.highest) != (self.clock, self.clock):
+                    self._end("rewind")  # a block moved on while this worker was placed
+            case e.AtEdge():
+                return self._at_edge(event, now)
+            case e.InsideRound():
+                return self._ask_stop() if self.stop_requested else []
+            case e.Through():
+                return self._leave(event)
+            case e.Said():
+                return self._say(event.kind, dict(event.body))
+            case e.CutTold():
+                self.cut_clock, self.stores = event.clock, event.stores
+            case e.MarkWanted():
+                self.mark_wanted = event.cut
+                return self._stand_on(now)
+            case e.Released():
+                return self._released(event, now)
+            case e.StopSet():
+                self.stop_clock = event.clock
+                return self._stand_on(now)
+            case e.Rewound():
+                self._end("rewind", event.mode)
+            case e.TurnOver():
+                self._end(event.how)
+            case e.Refused():
+                self._end(event.code, event.why)
+            case e.Tick():
+                return self._tick(now)
+        return []
+
+    # -- what a driver asks ----------------------------------------------------------------------------
+
+    def hello(self, link: int) -> dict[str, Any]:
+        """What a hello to a shard says of where this worker stands."""
+        state = self.links[link]
+        return {
+            "view": self.view, "recovery": self.recovery, "fresh": not (state.attempt if link else self.joined),
+            "acked": state.requests.acked if state.attempt else self.clock, "attempt": state.attempt, "init": self.initialising,
+        }  # fmt: skip
+
+    @property
+    def initialising(self) -> bool:
+        """Rank 0 was asked for the run's first values, and is not in the job yet."""
+        return self.init > 0 and not self.joined
+
+    @property
+    def welcomed(self) -> bool:
+        """Has every shard let this worker in?"""
+        return all(link.welcomed for link in self.links)
+
+    @property
+    def released(self) -> bool:
+        """Has every shard copied what the cut needs that this worker marked?"""
+        return all(link.released >= self.holding for link in self.links)
+
+    @property
+    def may_step(self) -> bool:
+        """May the script go on from its edge?"""
+        return self.released and not self.standing
+
+    @property
+    def stops(self) -> bool:
+        """Has a stop been asked for, here or by the job?"""
+        return self.stop_requested or self.stop_clock is not None
+
+    def stands(self, small: bool) -> bool:
+        """Must all answers be here before it is known what this edge needs? `small`: a record is made that goes with every clock."""
+        return self.stops or self.mark_wanted > 0 or not small
+
+    def needs_record(self, small: bool) -> bool:
+        """Is a record to be handed in at this edge?"""
+        return small or self.stops or self.mark_wanted > 0 or self.cut_clock == self.clock
+
+    def next_piece(self, now: float) -> Piece | None:
+        """The piece of a record that is to be sent now, if any."""
+        stepping = any(link.requests.outstanding or link.requests.unsent for link in self.links)
+        return self.records.next(now, stepping) if self.links[0].welcomed else None
+
+    def begin_wait(self, what: str, seconds: float | None, now: float) -> None:
+        """The script waits in a call, at most so long."""
+        self._waits = what, now, seconds
+
+    def end_wait(self) -> None:
+        """The script has what it waited for."""
+        self._waits = None
+
+    def waiting_for(self) -> str:
+        """What shards have said of why they do not answer."""
+        return "; ".join(link.waiting for link in self.links if link.waiting)
+
+    # -- shards ------------------------------------------------------------------------------------------
+
+    def _dial(self, links: Sequence[LinkState], now: float) -> list[Action]:
+        new = [link for link in links if link.since is None]
+        for link in new:
+            link.since = now
+        return [a.Dial(link.index) for link in new]
+
+    def _not_found(self, link: LinkState, now: float) -> list[Action]:
+        if not link.attempt and link.since is not None and now - link.since > self.connect_seconds:
+            self._end("lost", f"shard {link.index} at {link.address} was not found in {self.connect_seconds:.0f} s; starting again")
+            return []
+        return [a.Dial(link.index, DIAL_SECONDS)]
+
+    def _welcomed(self, event: e.Welcomed, now: float) -> list[Action]:
+        link = self.links[event.link]
+        requests = link.requests
+        if link.attempt and event.attempt > link.attempt:
+            requests.attempt_rose(self.clock)
+        link.attempt, link.welcomed, link.waiting = event.attempt, True, ""
+        link.released = max(link.released, self.holding)  # a shard that comes anew knows nothing of that cut
+        self.view = max(self.view, event.view)
+        if not event.serving:
+            self.init += 1  # of another shard: what this link has sent may be lost, or of a set-up before this one
+        if link.index == 0:
+            self.recovery = event.recovery
+            self.records.relinked()
+            if not event.init and not self.joined:
+                self.clock, self.residual = event.clock, event.residual
+                self.joined = not event.record
+        if not requests.acked:
+            requests.acked = min((asked.clock for asked in requests.outstanding.values()), default=self.clock)
+        again = [] if event.init else requests.again(event.complete, event.opened, self.mode, self.reduces)
+        dial = self._dial(self.links, now) if self.joined or event.init else []
+        return [
+            *dial,
+            a.SendNumbers(link.index),
+            *(a.Resend(link.index, old) for old in again),
+            a.AskRows(link.index),
+            *self._relinked(link),
+        ]
+
+    def _relinked(self, link: LinkState) -> list[Action]:
+        """Say again what a shard may have missed."""
+        made: list[Action] = []
+        if link.index == 0:
+            if self.last_record is not None:
+                clock, record, idle = self.last_record
+                made += self._hand_in(clock, record, False, idle)
+            elif not self.records.through:
+                made.append(a.SendPieces())
+            made += [a.Send(0, kind, body, self.clock) for kind, body in self.told.items()]
+        return made + (self._leave_shard(link) if self.leaving else [])
+
+    def _shard_waits(self, event: e.ShardWaits, now: float) -> list[Action]:
+        self.links[event.link].waiting = event.text
+        if now - self._said <= SAID_SECONDS:
+            return []
+        self._said = now
+        return [a.Log("WARNING", f"waiting: {event.text}")]
+
+    # -- records -----------------------------------------------------------------------------------------
+
+    def _record_came(self, event: e.RecordCame, now: float) -> list[Action]:
+        if event.clock < 0:
+            self.initial = event.record
+        else:
+            self.record = event.record
+        self.joined = True
+        return self._dial(self.links, now)
+
+    def _hand_in(self, clock: int, record: bytes, cut: bool, idle: tuple[int, int]) -> list[Action]:
+        if len(record) <= PIECE and self.records.through:  # else it would come before one that is older
+            return [a.SendRecord(clock, record, idle)]
+        self.records.add(clock, record, cut, idle)
+        return [a.SendPieces()]
+
+    def _record_has(self, event: e.RecordHas, now: float) -> list[Action]:
+        self.records.has(event.record, event.count, now)
+        return self._leave_shard(self.links[0]) if self.leaving and self.records.through else []
+
+    # -- cuts and stops ------------------------------------------------------------------------------------
+
+    def _at_edge(self, event: e.AtEdge, now: float) -> list[Action]:
+        cut = self.cut_clock == self.clock
+        made: list[Action] = [a.Store(link.index) for link in self.links if cut and self.stores]
+        mark = stops = False
+        if event.record is not None:
+            mark, stops = event.settled and self.mark_wanted > 0, event.settled and self.stops
+            self.last_record = self.clock, event.record, event.idle
+            made += self._hand_in(self.clock, event.record, cut or stops or mark, event.idle)
+        if mark or self.cut_clock > self._wished:
+            self.told.pop(Kind.CHECKPOINT, None)
+        if mark:
+            made += self._mark()
+        if stops:
+            made += self._ask_stop()
+            self.standing, self._stood = True, now
+        return made + self._stand_on(now)
+
+    def _mark(self) -> list[Action]:
+        """Tell every shard that this worker holds its pushes for the cut that wants it."""
+        self.holding, self.mark_wanted = self.mark_wanted, 0
+        return [a.Send(link.index, Kind.MARK, None, self.clock, self.holding) for link in self.links]
+
+    def _released(self, event: e.Released, now: float) -> list[Action]:
+        link = self.links[event.link]
+        link.released = max(link.released, event.cut)
+        if event.link == 0 and self.mark_wanted <= event.cut:
+            self.mark_wanted = 0
+        self._stood = now
+        return self._stand_on(now)
+
+    def _stand_on(self, now: float) -> list[Action]:
+        """The script may stand at its edge to stop: does it mark another cut, or go on to a stop clock that is ahead?"""
+        if not self.standing or not self.released:
+            return []
+        if self.mark_wanted:
+            self._stood = now
+            return self._mark()
+        self.standing = self.stop_clock is None or self.clock >= self.stop_clock
+        return []
+
+    def _ask_stop(self) -> list[Action]:
+        if self._asked_stop:
+            return []
+        self._asked_stop = True
+        return self._say(Kind.STOP, {})
+
+    def _say(self, kind: Kind, body: dict[str, Any]) -> list[Action]:
+        """Say it to the coordinator, and again to whoever is the coordinator on the next stream."""
+        self.told[kind] = body
+        if kind is Kind.CHECKPOINT:
+            self._wished = self.clock
+        return [a.Send(0, kind, body, self.clock)]
+
+    def _tick(self, now: float) -> list[Action]:
+        if self.standing and self.released and now - self._stood > STOP_SECONDS:
+            self._end("stopped", f"waited {STOP_SECONDS:.0f} s for the last checkpoint")
+        if self._waits is None:
+            return []
+        what, since, seconds = self._waits
+        if seconds is not None and now - since > seconds:
+            self._end("stopped", f"waited {seconds:.0f} s for {what}")
+        if not self.stop_requested or self._asked_stop:
+            return []
+        if not self.joined:
+            self._end("stopped")
+            return []
+        self._waits = what, since, now - since + STOP_SECONDS
+        return self._ask_stop()
+
+    # -- ends ----------------------------------------------------------------------------------------------
+
+    def _leave(self, event: e.Through) -> list[Action]:
+        self.last_record = self.clock, event.record, event.idle
+        self.leaving = True
+        made = self._hand_in(self.clock, event.record, True, event.idle)
+        made += [a.Send(0, kind, body, self.clock) for kind, body in self.told.items()]
+        for link in reversed(self.links):  # the coordinator's last: it may act on it at once
+            made += self._leave_shard(link)
+        return made
+
+    def _leave_shard(self, link: LinkState) -> list[Action]:
+        """Say that this worker is through, to the coordinator once it has the last record."""
+        if link.index == 0 and not self.records.through:
+            return []
+        store: list[Action] = [a.Store(link.index)] if self.reduces else []
+        return [*store, a.Send(link.index, Kind.LEAVE, None, self.clock)]
+
+    def _end(self, how: str, message: str = "") -> None:
+        """The first ending holds."""
+        self.ending = self.ending or Ending(how, message)

@@ -1,0 +1,51 @@
+"""For whom this shard's answers wait, told to the coordinator once a second where the job has a limit for that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from psjob.shard.server import Server
+
+TELL_SECONDS = 1.0
+
+
+class Awaited:
+    """`tell` belongs to one thread."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._told = 0.0
+        self._any = False
+
+    def tell(self, now: float) -> None:
+        """Let the coordinator know for whom answers wait since when, if any do or did; from shard 0 it hears of all clocks."""
+        server = self._server
+        if server.place.config.step_timeout is None or now - self._told < TELL_SECONDS:
+            return
+        self._told = now
+        seconds = awaited(server, now)
+        if not server.store.index:
+            server.control.answer({"did": "awaited", "seconds": seconds, "clocks": server.store.clocks()})
+        elif seconds or self._any:
+            server.control.answer({"did": "awaited", "seconds": seconds})
+        self._any = bool(seconds)
+
+
+def awaited(server: Server, now: float) -> dict[int, float]:
+    """By rank, for how many seconds an answer waits for its push."""
+    store, found = server.store, dict[int, float]()
+    for cell in store.all_cells():
+        if not cell.waiters:
+            continue
+        with cell.lock:
+            waiter = min(cell.waiters, key=lambda one: one.since, default=None)
+            missing = [] if waiter is None else store.awaited(cell, waiter)[0]
+        if waiter is None:
+            continue
+        if not missing and server.coordinator is not None:
+            missing = server.coordinator.missing()  # of whom another shard has not all
+        for rank in missing:
+            if rank != waiter.rank:
+                found[rank] = max(found.get(rank, 0.0), now - waiter.since)
+    return found

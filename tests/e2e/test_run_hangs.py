@@ -1,0 +1,39 @@
+"""`psjob run` with a worker that hangs: it is told, started again in time, counted, and its log says where it stood."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.local_job import Ended, manifest, run
+
+LIMIT = 5
+WITHIN = 8.0
+"""Seconds from the hang to the next process of that worker, with that limit."""
+
+
+def said(ended: Ended, start: int, word: str) -> float:
+    """When worker 1's process of `start` said `word`."""
+    found = re.search(rf"{word} at ([\d.]+)", log(ended, start))
+    assert found is not None, log(ended, start)
+    return float(found[1])
+
+
+def log(ended: Ended, start: int) -> str:
+    (path,) = ended.folder.glob(f"logs/*worker-1-r{start}.log")
+    return path.read_text()
+
+
+@pytest.mark.parametrize("how", ["busy", "held", "stopped"])
+def test_a_worker_that_hangs_is_started_again(tmp_path: Path, how: str) -> None:
+    job = manifest(tmp_path, "hangs.py", how)
+    ended = run(tmp_path, job, "--set", f"spec.workers.stepTimeoutSeconds={LIMIT}", timeout=200)
+    assert ended.code == 0, ended.told
+    assert ended.summary["restarts"] == {"Hung": 1}, ended.told
+    seconds = said(ended, 2, "starts") - said(ended, 1, "hangs")
+    print(f"{how}: started again {seconds:.1f} s after it began to hang")
+    assert seconds < WITHIN
+    stack = log(ended, 1).rsplit("hangs at", 1)[1]
+    assert ('hangs.py", line' in stack) is (how != "stopped"), stack
