@@ -40,7 +40,7 @@ class Processes:
             "workers": workers,
             "shards": [{"host": "127.0.0.1", "port": ports[2 * i], "statusPort": ports[2 * i + 1]} for i in range(shards)],
             "checkpoint": {"intervalSeconds": 0.5, "everySteps": None, "keep": 2, "disabled": False, "resumeFrom": None},
-            "successPolicy": "AllWorkers", "shardTimeoutSeconds": 10.0, "connectSeconds": 60,
+            "successPolicy": "AllWorkers", "shardTimeoutSeconds": 10.0, "connectSeconds": 20,
         } | changes  # fmt: skip
         self.path = folder / "config.json"
         self.path.write_text(json.dumps(self.config))

@@ -441,3 +441,13 @@ def test_a_folder_of_another_user_is_a_sentence(reachable: bool) -> None:
             sentence = answer.read()
         os.waitpid(child, 0)
         assert "EACCES" in sentence and made in sentence
+
+
+def test_whether_a_run_is_over_is_told_without_a_byte_of_its_blocks(tmp_path: Path) -> None:
+    assert not manifest.is_over(tmp_path, RUN)
+    manifest.commit(tmp_path, save(tmp_path, 1))
+    assert not manifest.is_over(tmp_path, RUN)
+    manifest.commit(tmp_path, save(tmp_path, 2, final=True))
+    for path in tmp_path.glob("v*"):
+        path.unlink()
+    assert manifest.is_over(tmp_path, RUN) and not manifest.is_over(tmp_path, "another")

@@ -51,25 +51,10 @@ def test_operator_has_its_rooms(room: str) -> None:
     assert (OPERATOR / room / "__init__.py").is_file()
 
 
-@pytest.mark.parametrize(
-    "room",
-    [
-        "api",
-        "embeddings",
-        "protocol",
-        "worker",
-        "shard",
-        "wire",
-        "layout",
-        "resume",
-        "modes",
-        "rules",
-        "tables",
-        "codecs",
-        "checkpoint",
-        "process",
-    ],
-)
+ROOMS = "api embeddings protocol worker shard wire layout resume modes rules tables codecs checkpoint process contract collectives simulate"
+
+
+@pytest.mark.parametrize("room", ROOMS.split())
 def test_runtime_has_its_rooms(room: str) -> None:
     assert (RUNTIME / room / "__init__.py").is_file()
 

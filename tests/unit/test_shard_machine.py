@@ -96,10 +96,13 @@ def test_one_writer_at_a_time_even_when_its_cut_is_void() -> None:
     told.order(CUT)
     told.do(e.Held(7))
     assert kinds(told.order({"do": "void", "cut": 7})) == ["AskRecords", "GiveUp", "Release", "Discard"]
-    assert said(told.order(CUT | {"cut": 8})) == ["late"]
-    told.do(e.GaveUp(7))
+    assert told.order(CUT | {"cut": 8}) == [], "it waits for the disk"
+    assert said(told.do(e.Tick())) == ["progress"], "and is not silent meanwhile"
+    told.order({"do": "void", "cut": 8})
+    assert told.order(CUT | {"cut": 9}) == []
+    acts = told.do(e.GaveUp(7))
+    assert said(acts) == ["ready"] and kinds(acts)[-1] == "Hold"
     assert said(told.do(e.Discarded(7))) == ["voided"]
-    assert said(told.order(CUT | {"cut": 9})) == ["ready"]
 
 
 @pytest.mark.parametrize("written", [True, False])
