@@ -101,6 +101,7 @@ def _show(outcome: Outcome) -> int:
     print("\n".join(outcome.trace))
     print(outcome.plan.words())
     print(
-        f"{outcome.broken or 'every promise holds'} after {outcome.seconds:.1f} virtual seconds and {outcome.events} events; {outcome.detail}"
+        f"{outcome.broken or 'every promise holds'} after {outcome.seconds:.1f} virtual seconds "
+        f"and {outcome.events} events; {outcome.detail}"
     )
     return 1 if outcome.broken else 0

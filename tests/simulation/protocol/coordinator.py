@@ -110,7 +110,8 @@ class SimCoordinator:
         table = tuple(TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in hello["table"])
         self.sessions[session.number] = session
         stream = e.Stream(
-            session.number, session.rank, session.incarnation, bool(hello["fresh"]), session.mode, int(hello["recovery"]), hello["rule"], table,
+            session.number, session.rank, session.incarnation, bool(hello["fresh"]), session.mode, int(hello["recovery"]),
+            hello["rule"], table,
             tuple(hello["tables"]), (), None,
         )  # fmt: skip
         self.post(e.WorkerHello(stream))
@@ -276,7 +277,8 @@ class SimCoordinator:
                 where[block["index"]] = block["file"]
         files = sorted({*where.values(), *(body["file"]["name"] for body in action.parts.values()), f"{stem}-records.safetensors"})
         facts = CheckpointFacts(
-            FOLDER, name, "run", action.view, action.step, action.mode, action.final, self.shard.wall(), world.plan.shard_bytes, action.layout,
+            FOLDER, name, "run", action.view, action.step, action.mode, action.final, self.shard.wall(), world.plan.shard_bytes,
+            action.layout,
             action.rule, action.workers, action.tables, action.aliases, "sum" if action.final else None,
         )  # fmt: skip
         saved = Saved(

@@ -32,7 +32,7 @@ class Fault:
 
     def __str__(self) -> str:
         when = f"at {self.at:.2f} s" if self.phase is None else f"{self.at:.2f} s into {self.phase} (time {self.nth})"
-        return f"{self.kind} of {self.who[0]} {self.who[1]} (other: {self.other[0]} {self.other[1]}) {when}, {self.seconds:.1f} s, {self.pick:.3f}"
+        return f"{self.kind} of {self.who[0]} {self.who[1]} (other: {self.other[0]} {self.other[1]}) {when}, {self.seconds:.1f} s"
 
 
 def strike(world: World, fault: Fault) -> None:

@@ -1,4 +1,4 @@
-"""The shipped store of a shard with its numerics replaced by a ledger: which pushes count, when and with whom is all the store's own doing."""
+"""The shipped store of a shard with its numerics replaced by a ledger: the store alone says which pushes count and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a seed stands for: a job, a world, and the faults that come over it. Plain values, so that a part can be dropped and the rest replayed."""
+"""What a seed stands for: a job, a world, and the faults that come over it. Plain values: a part can be dropped and the rest replayed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Plan:
     def words(self) -> str:
         """The plan in lines that a person reads."""
         head = (
-            f"seed {self.seed}: mode {self.mode}, {self.shards} shards, {self.workers} workers, steps {list(self.steps)}, {self.blocks} blocks, "
+            f"seed {self.seed}: mode {self.mode}, {self.shards} shards, {self.workers} workers, steps {list(self.steps)}, "
+            f"{self.blocks} blocks, "
             f"{self.tables} tables, checkpoint every {self.every} steps and {self.interval} s, policy {self.policy}, "
             f"a shard's cut {self.shard_bytes} B at {self.disk_rate:.0f} B/s, record {self.record_bytes} B"
         )
@@ -76,7 +77,8 @@ def draw(seed: int, mode: str | None = None) -> Plan:
         every=every, interval=random.choice((0.5, 2.0, 5.0)) if every is None or random.random() < 0.4 else None,
         shard_timeout=random.choice((2.0, 5.0, 10.0)), step_seconds=step_seconds, delay=random.choice((0.0002, 0.002, 0.02)), rate=1e8,
         disk_rate=1e6 if slow_disk else 1e8, disk_delay=random.choice((0.001, 0.01, 0.05)),
-        shard_bytes=random.choice((100_000, 10_000_000)) if slow_disk else 1_000_000, record_bytes=400_000 if large else random.choice((300, 300, 80_000)),
+        shard_bytes=random.choice((100_000, 10_000_000)) if slow_disk else 1_000_000,
+        record_bytes=400_000 if large else random.choice((300, 300, 80_000)),
         policy="FirstWorker" if random.random() < 0.15 else "AllWorkers", residual=random.random() < 0.3,
         starts=random.choice((0.2, 1.0, 3.0)),
         faults=tuple(faults.draw(random, shards, workers, until, PHASES) for _ in range(count)),

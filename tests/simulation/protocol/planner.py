@@ -1,6 +1,6 @@
 """A stand-in for the operator: it raises attempt, view and start before it starts a process, by the operator's own rules.
 
-It may be away, slow, or believe an old observation. Its tests are `tests/simulation/test_chaos.py`; here it only has to be as bad as allowed.
+It may be away, slow, or believe an old observation. The planner itself is tested in `tests/simulation/test_chaos.py`.
 """
 
 from __future__ import annotations

@@ -190,7 +190,8 @@ class Promises:
             for part, content in durable.parts.items():
                 for rank, clock in enumerate(content.next):
                     if saved.parts[part].next[rank] < clock:
-                        raise Broken("a durable push is lost", f"{by} goes on from {saved.name}: part {part} has {saved.parts[part].next[rank]} of worker {rank}, "
+                        raise Broken("a durable push is lost",
+                            f"{by} goes on from {saved.name}: part {part} has {saved.parts[part].next[rank]} of worker {rank}, "
                                      f"{durable.name} had {clock}")  # fmt: skip
 
     def finished(self, saved: Saved, recovery: int) -> None:

@@ -1,4 +1,4 @@
-"""A worker's conversation with a shard, as `shard/session.py` leads it: hello, then frames until it ends. What counts is the shipped store's."""
+"""A worker's conversation with a shard, as `shard/session.py` leads it: hello, then frames. What counts is the shipped store's."""
 
 from __future__ import annotations
 
