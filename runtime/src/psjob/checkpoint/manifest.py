@@ -131,7 +131,7 @@ def newest(
             also(made)
             return made, problems
         except CheckpointProblem as problem:
-            if isinstance(problem.__cause__, OSError):
+            if isinstance(problem.__cause__, OSError) and not isinstance(problem, Damage):
                 raise
             problems.append(f"checkpoint {name} is passed over: {problem}")
     return None, problems
