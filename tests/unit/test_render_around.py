@@ -55,6 +55,7 @@ def test_the_config_holds_what_the_contract_lists() -> None:
         "transport",
         "streams",
         "gradientBytes",
+        "stepTimeoutSeconds",
         "compression",
         "workers",
         "shards",

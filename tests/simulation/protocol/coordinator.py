@@ -252,11 +252,12 @@ class SimCoordinator:
         self._ask(job(), done, lambda problem: e.NewestRead(action.number, None, (str(problem),), failed=True))
 
     def _commit(self, action: a.CommitCut) -> None:
-        self._ask(
-            self._committing(action),
-            lambda facts: e.ManifestCommitted(action.cut, facts),
-            lambda problem: self._uncommitted(action, problem),
-        )
+        self._ask(self._committing(action), lambda saved: self._committed(action, saved), lambda problem: self._uncommitted(action, problem))
+
+    def _committed(self, action: a.CommitCut, saved: Saved) -> e.Event:
+        if saved.final:
+            self.world.promises.finished(saved, self.machine.recovery.recovery)
+        return e.ManifestCommitted(action.cut, saved.facts)
 
     def _uncommitted(self, action: a.CommitCut, problem: CheckpointProblem) -> e.Event:
         return e.ManifestUncommitted(action.cut, str(problem), "ENOSPC" in str(problem))
@@ -296,15 +297,12 @@ class SimCoordinator:
             self.shard.trace(f"commits {name}")
             world.promises.committed(saved, pod)
             world.saved[name] = saved
-            if saved.final:
-                world.promises.finished(saved, self.machine.recovery.recovery)
-
         yield from records.commit(volume, pod, saved, renamed)
         try:
             yield from records.prune(volume, pod, self.job.keep, saved)
         except CheckpointProblem:
             pass
-        return facts
+        return saved
 
     def _sweep(self, action: a.SweepOrphans) -> None:
         job = records.sweep(self.world.volume, self.shard.pod, (action.view, action.before))

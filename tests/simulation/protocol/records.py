@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from psjob.checkpoint.problems import CheckpointProblem
+from psjob.checkpoint.problems import Damage
 from psjob.process.errors import Fenced
 from tests.simulation.protocol.promises import Saved
 from tests.simulation.protocol.volume import TEMP, Job, Volume
@@ -67,9 +67,9 @@ def newest(volume: Volume, pod: str, passed: frozenset[str] = frozenset()) -> Jo
             saved = yield from volume.read(pod, name)
             for data in saved.files:
                 if data not in volume.files:
-                    raise CheckpointProblem(f"{data} is not there")
+                    raise Damage(data, "a file", "nothing")
             return saved, problems
-        except CheckpointProblem as problem:
+        except Damage as problem:
             problems.append(f"checkpoint {name} is passed over: {problem}")
     return None, problems
 
