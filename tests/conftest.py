@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.hardware import left_out
+
 pytest_plugins = ["tests.cluster_fixtures"]
 # Before torch is there: bits are compared between processes, whose kernels must add in one order; workers of xdist share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -41,6 +43,10 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for found in terminalreporter.stats.values() for report in found if isinstance(report, pytest.TestReport)]
+    ran = {report.nodeid.partition("::")[0] for report in reports}
+    for file in sorted(ran & set(left_out(Path(__file__).parent))):
+        terminalreporter.line(f"{file}: variants for CUDA were not run, since this machine has no NVIDIA GPU")
     reports = terminalreporter.stats.get("skipped", [])
     skipped = [report for report in reports if isinstance(report, pytest.TestReport | pytest.CollectReport)]
     if skipped:

@@ -60,8 +60,7 @@ def test_clicks_learns_rows_that_no_worker_holds(tmp_path: Path) -> None:
     assert rows["user.weight"] == (rows["user.ids"][0], 16) and rows["item.weight"] == (300, 16), "rows are whole in the final file"
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("killed", ["ps-0", "ps-1", "worker-1"])
+@pytest.mark.parametrize("killed", ["ps-1", pytest.param("ps-0", marks=pytest.mark.soak), pytest.param("worker-1", marks=pytest.mark.soak)])
 def test_clicks_has_the_same_bits_across_a_kill_and_another_transport(tmp_path: Path, killed: str) -> None:
     hashes = []
     for way, words in {"tcp": ["--set", "spec.training.transport=tcp"], "shared": ["--fault", f"kill:{killed}@step=250"]}.items():
@@ -90,8 +89,7 @@ def test_lda_counts_exactly_and_learns_what_one_process_learns(tmp_path: Path) -
     assert judged_topics(words, unseen.numpy()) == pytest.approx(one, rel=0.01)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.soak)])
 def test_lda_goes_on_without_a_shard_that_was_lost(tmp_path: Path, mode: str) -> None:
     """In sync not a word is lost; in async a shard's last pushes are."""
     words = ["--set", f"spec.training.mode={mode}", "--set", "spec.checkpoint.everySteps=50", "--fault", "kill:ps-1@step=120"]

@@ -17,6 +17,7 @@ import torch
 from psjob.api import attach as attaching
 from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Place, ShardAddress
 from psjob.shard.acceptor import Acceptor
+from psjob.shard.coordination import Coordination
 from psjob.shard.server import Server
 from psjob.wire import tcp
 from psjob.wire.tcp import Stream
@@ -157,6 +158,19 @@ def eventually(true: Callable[[], bool], seconds: float = 20.0) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def within(coordinator: Coordination, act: Callable[[], None]) -> None:
+    """Let a part of the coordinator do something of itself, in its own thread, at its next tick."""
+    recovery = coordinator.machine.recovery
+    tick = recovery.tick
+
+    def instead(now: float) -> None:
+        recovery.tick = tick  # type: ignore[method-assign]
+        act()
+        tick(now)
+
+    recovery.tick = instead  # type: ignore[method-assign]
 
 
 class Worker:

@@ -12,8 +12,8 @@ from torch import nn
 
 from psjob import contract
 from psjob.checkpoint import claim
-from psjob.coordinator import coordinator as coordinating
 from psjob.process.config import CheckpointConfig
+from psjob.protocol.coordinator import machine
 from psjob.shard.statusport import status
 from tests.live.live_shards import SECONDS, Shards, Worker, serving, together
 
@@ -68,7 +68,7 @@ def test_it_tells_the_step_and_checkpoint_it_found_from_the_first_word_on(tmp_pa
 
 
 def test_nobody_speaks_to_it_and_it_ends_once_a_higher_view_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinating, "CLAIM_SECONDS", 0.05)
+    monkeypatch.setattr(machine, "CLAIM_SECONDS", 0.05)
     with serving(tmp_path, workers=1, checkpoint=EVERY_2) as shards:
         train_and_die(shards)
         assert not shards.codes

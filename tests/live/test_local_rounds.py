@@ -19,11 +19,11 @@ import psjob as ps
 from psjob import rules
 from psjob.api import attach as attaching
 from psjob.checkpoint.final import tensors_sha256
-from psjob.protocol.coordinator.deciding import Deciding
-from psjob.protocol.coordinator.decisions import Order
 from psjob.modes import Batch
 from psjob.process.config import LocalConfig
 from psjob.process.errors import Refused
+from psjob.protocol.coordinator.deciding import Deciding
+from psjob.protocol.coordinator.decisions import DecisionOrder
 from psjob.worker import session
 from psjob.worker.session import SMALL_RECORD
 from tests.live.live_shards import Worker, all_well, eventually, serving
@@ -106,12 +106,12 @@ def test_a_script_tells_its_total_in_steps_and_the_job_in_rounds(
         def act(worker: Worker) -> None:
             monkeypatch.setattr(attaching, "current", worker.job)
             ps.report(total=steps, loss=2.5)
-            assert eventually(lambda: "loss" in coordinator.progress.metrics)
+            assert eventually(lambda: "loss" in coordinator.machine.progress.metrics)
             monkeypatch.setattr(attaching, "current", None)
 
         model = build()
         all_well([Worker(shards, 0, model, OPTIMIZERS["sgd"](model))], act)
-        assert coordinator.progress.total == rounds
+        assert coordinator.machine.progress.total == rounds
 
 
 def test_wait_ends_a_round_for_who_reads_the_weights(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_loop_of_its_own_goes_on_where_its_last_round_ended(
             train(worker, 0, 6)
             worker.job.wait()
             train(worker, 6, 9)
-            assert eventually(lambda: not largest or 2 in coordinator.members[1].records)
+            assert eventually(lambda: not largest or 2 in coordinator.machine.members[1].records)
             worker.die()
             model = build()
             after.append(Worker(shards, 1, model, make(model), start=2))
@@ -215,7 +215,7 @@ def test_a_place_in_the_data_goes_on_from_the_record_of_a_round_before(tmp_path:
                 from_step(worker, 0)
                 return
             train(worker, 0, 5)
-            assert eventually(lambda: 1 in coordinator.members[1].records)
+            assert eventually(lambda: 1 in coordinator.machine.members[1].records)
             monkeypatch.setattr(session, "SMALL_RECORD", 0)
             train(worker, 5, 6)
             worker.job.wait()
@@ -311,7 +311,7 @@ def test_a_quorum_makes_the_round_and_what_is_late_is_dropped(tmp_path: Path, mo
     batches: list[Batch] = []
     carry_out = Deciding._order
 
-    def note(deciding: Deciding, order: Order | None) -> None:
+    def note(deciding: Deciding, order: DecisionOrder | None) -> None:
         batches.extend(order.batches if order is not None else ())
         carry_out(deciding, order)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from psjob.checkpoint.final import tensors_sha256
 from psjob.process.config import CompressionConfig
-from tests.live.live_shards import Rewound, Worker, all_well, eventually, serving, severed, together
+from tests.live.live_shards import Rewound, Worker, all_well, eventually, serving, severed, together, within
 from tests.live.test_overlap import made, one, oracle, sent, steps
 from tests.live.test_shard_training import OPTIMIZERS, batch, build, loss_of
 
@@ -86,7 +86,7 @@ def test_a_restore_in_the_middle_of_backward_rewinds(tmp_path: Path) -> None:
         if worker.rank == 0:
             coordinator = shards.servers[0].coordinator
             assert coordinator is not None
-            coordinator.post(lambda: coordinator.views.rewind_all("a test"))
+            within(coordinator, lambda: coordinator.machine.recovery.rewind_all("a test"))
         worker.optimizer.step()
         worker.job.wait()
         one(worker, 2)

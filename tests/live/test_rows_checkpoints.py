@@ -87,6 +87,7 @@ def test_a_checkpoint_has_rows_and_blocks_of_one_step(tmp_path: Path) -> None:
         flat = torch.cat([states[index][0].weights for index in sorted(states)])
         assert bool(torch.isin(head.flatten(), flat).all()), "the blocks are of the same step"
     assert len(steps) >= 2 and max(steps) == STEPS
+    assert min(chains) == 1 and max(chains) > 1, "the first file has all rows, a later checkpoint adds a file of changed rows"
     final = files.read_blocks(shards.folder / "final.safetensors")
     assert final["user.weight"].shape[0] == final["pages.weight"].shape[0] == ROWS
     plain = Clicks()

@@ -13,10 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from psjob import contract
 from psjob.checkpoint import manifest
 from psjob.checkpoint.final import tensors_sha256
+from psjob.checkpoint.records import read_records
 from psjob.checkpoint.states import read_states
-from psjob.protocol.coordinator.joining import ResumeRefused, read_records
 from psjob.embeddings.rowmodule import RowModule
 from psjob.modes import Bounded
 from psjob.process.config import CheckpointConfig
@@ -24,7 +25,7 @@ from psjob.resume.record import unpack
 from psjob.shard.admission import Admission, Verdict
 from psjob.shard.bound import Bound
 from tests.e2e.workloads.ledger import Ledger, counted, places
-from tests.live.live_shards import NEVER, Shards, Worker, all_well, eventually, serving
+from tests.live.live_shards import NEVER, Shards, Worker, all_well, eventually, serving, within
 from tests.live.test_rows_training import Clicks, offloaded
 from tests.live.test_shard_relinks import aside, coordinator
 from tests.live.test_shard_training import OPTIMIZERS, build
@@ -148,16 +149,16 @@ def test_a_run_goes_on_in_another_mode(tmp_path: Path, was: str, now: str, clock
 def test_async_workers_are_not_at_one_step_for_sync(tmp_path: Path) -> None:
     desk = Desk(tmp_path, mode="async")
     cut(desk, desk.begun(), [5, 1])
-    with pytest.raises(ResumeRefused, match="that run was async, this job is sync"):
-        Desk(tmp_path, mode="sync", run="run-2", checkpoint=replace(NEVER, resume_from=str(desk.folder)))
+    refused = Desk(tmp_path, mode="sync", run="run-2", checkpoint=replace(NEVER, resume_from=str(desk.folder))).servers[0]
+    assert refused._exit == [contract.EXIT_REFUSED] and "that run was async, this job is sync" in refused.words["error"]
 
 
 def test_a_void_cut_lets_everybody_go_on(tmp_path: Path) -> None:
     desk = Desk(tmp_path, mode="bounded")
     clerks = desk.begun()
-    desk.c.begin_cut(time.monotonic())
+    desk.begin_cut()
     desk.settle()
-    current, store = desk.c.cuts.current, desk.servers[0].store
+    current, store = desk.c.cutting.cuts.current, desk.servers[0].store
     assert current is not None and current.step == 2
     for clock in range(2):
         desk.push(clerks[0], clock)
@@ -165,12 +166,12 @@ def test_a_void_cut_lets_everybody_go_on(tmp_path: Path) -> None:
     assert {waiter.version for waiter in held} == {2}, "3 clocks ahead are allowed, and yet it waits for the checkpoint"
     desk.servers[0].tick(time.monotonic() + 5.0)
     assert str(desk.servers[0].waiting_for).startswith("workers [1] have not pushed step 1 (block ")
-    desk.c.drop_cut("a test says so")
+    desk.drop_cut("a test says so")
     assert not any(cell.waiters for cell in store.cells.values())
     desk.push(clerks[0], 2)
-    desk.c.begin_cut(time.monotonic())
+    desk.begin_cut()
     desk.settle()
-    current = desk.c.cuts.current
+    current = desk.c.cutting.cuts.current
     assert current is not None and current.step == 5, "ahead of the furthest"
 
 
@@ -291,9 +292,10 @@ def test_a_worker_that_dies_before_a_barrier_is_waited_for_and_named(tmp_path: P
         for worker in (first, other):
             rounds({0: 3, 1: 3}, 3, seed=1)(worker)
         other.die()
-        coordinator(shards).post(lambda: setattr(coordinator(shards).cuts, "requested", True))
-        assert eventually(lambda: coordinator(shards).cuts.current is not None)
-        cut = coordinator(shards).cuts.current
+        machine = coordinator(shards).machine
+        within(coordinator(shards), lambda: machine.cutting.cuts.ask(machine.now))
+        assert eventually(lambda: machine.cutting.cuts.current is not None)
+        cut = machine.cutting.cuts.current
         assert cut is not None and cut.step is not None and 3 < cut.step <= 6
         ends = {0: 20, 1: 20}
         going = aside(lambda: rounds(ends, 3, seed=1)(first))
@@ -304,7 +306,7 @@ def test_a_worker_that_dies_before_a_barrier_is_waited_for_and_named(tmp_path: P
         assert again.session.clock == 3
         rounds(ends, 3, seed=2)(again)
         going.join(20)
-        assert coordinator(shards).progress.committed == 1
+        assert coordinator(shards).machine.progress.committed == 1
         ended = aside(first.leave)
         assert again.leave() == 0
         ended.join(20)

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from psjob.checkpoint import manifest
-from psjob.checkpoint.states import read_states
-from psjob.protocol.coordinator.deciding import Deciding
-from psjob.protocol.coordinator.decisions import Order
+from psjob.checkpoint.admissions import read_admission
 from psjob.checkpoint.records import read_records
+from psjob.checkpoint.states import read_states
 from psjob.layout.packing import Pack
 from psjob.modes import Batch
+from psjob.protocol.coordinator.deciding import Deciding
+from psjob.protocol.coordinator.decisions import DecisionOrder
 from psjob.resume.record import unpack
 from psjob.rules import named
 from psjob.rules.base import BlockState
@@ -40,7 +41,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     said: list[Batch] = []
     carry = Deciding._order
 
-    def note(deciding: Deciding, order: Order | None) -> None:
+    def note(deciding: Deciding, order: DecisionOrder | None) -> None:
         said.extend(order.batches if order is not None else ())
         carry(deciding, order)
 
@@ -163,7 +164,9 @@ def test_a_checkpoint_is_one_version_of_every_block(tmp_path: Path, mode: dict[s
         assert mode is SOFTSYNC or values == {float(one.step)}
         assert {place.n for place in one.blocks} == {one.step}
         clocks = {rank: int(worker["clock"]) for rank, worker in one.workers.items()}
-        for rows in one.tables.values():
+        for shard in range(one.shards):
+            rows = read_admission(folder, one, shard)
+            assert rows is not None
             assert {rank: row["complete"] for rank, row in rows.items()} == clocks and not any(row["open"] for row in rows.values())
         if not one.final:
             for rank, raw in read_records(folder, one).items():

@@ -84,7 +84,7 @@ def test_old_files_stay_as_long_as_they_are_named(tmp_path: Path) -> None:
     assert made is not None and made.final and not problems
     kept = [manifest.read(folder, path.name) for path in folder.glob("manifest-*.json")]
     named = {fact.name for one in kept for fact in one.listed()}
-    assert {path.name for path in folder.glob("v*.safetensors")} == named
+    assert {path.name for path in folder.glob("v*-c*-*")} == named
 
 
 def test_a_file_that_vanished_is_written_again(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_a_file_that_vanished_is_written_again(tmp_path: Path) -> None:
 
         def act(worker: Worker) -> None:
             coordinator = shards.servers[0].coordinator
-            assert coordinator is not None and eventually(lambda: coordinator.committer.base is not None)
-            coordinator.committer.base = -1
+            assert coordinator is not None and eventually(lambda: coordinator.machine.cutting.base is not None)
+            coordinator.machine.cutting.base = 1
             train(worker)
 
         all_well([worker_of(shards)], act)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from psjob.coordinator.coordinator import Coordinator
+from psjob.protocol.shard.actions import Action
+from psjob.protocol.shard.events import Event, Ordered
+from psjob.protocol.shard.orders import SetUp
+from psjob.shard.coordination import Coordination
 from psjob.shard.phase import Phase
 from psjob.shard.server import Server
 from psjob.wire import tcp
@@ -56,7 +59,7 @@ def final(shards: Shards) -> set[float]:
     return {number for tensor in load_file(shards.folder / "final.safetensors").values() for number in tensor.flatten().tolist()}
 
 
-def coordinator(shards: Shards) -> Coordinator:
+def coordinator(shards: Shards) -> Coordination:
     found = shards.servers[0].coordinator
     assert found is not None
     return found
@@ -79,7 +82,7 @@ def test_the_last_record_is_sent_again_on_a_new_stream(tmp_path: Path) -> None:
         worker = counting(shards, 0)
         worker.attach()
         step(worker, 2)
-        member = coordinator(shards).members[0]
+        member = coordinator(shards).machine.members[0]
         assert eventually(lambda: 2 in member.records)
         member.records.clear()
         with severed(worker.session.links[0]):
@@ -95,11 +98,11 @@ def test_wishes_and_reports_that_a_broken_stream_swallowed_are_said_again(tmp_pa
         with severed(worker.session.links[0]):
             worker.session.report({"loss": 0.25})
             worker.session.checkpoint()
-        assert eventually(lambda: coordinator(shards).progress.metrics.get("loss") == 0.25)
+        assert eventually(lambda: coordinator(shards).machine.progress.metrics.get("loss") == 0.25)
 
         def committed() -> bool:
             step(worker, 1)
-            return coordinator(shards).progress.committed > 0
+            return coordinator(shards).machine.progress.committed > 0
 
         assert eventually(committed), "the checkpoint that was asked for is taken"
         assert Kind.CHECKPOINT not in worker.session.machine.told, "once only"
@@ -123,7 +126,7 @@ def test_where_workers_step_a_killed_lone_worker_begins_at_the_weights_that_are_
         killed = counting(shards, 0)
         killed.attach()
         step(killed, 3)
-        assert eventually(lambda: 3 in coordinator(shards).members[0].records)
+        assert eventually(lambda: 3 in coordinator(shards).machine.members[0].records)
         killed.die()
         worker = counting(shards, 0, start=2)
         worker.attach()
@@ -182,18 +185,19 @@ def test_first_values_that_came_before_the_order_to_expect_them_are_given_again(
     """Rank 0's own stream to shard 1 can be quicker than the coordinator's."""
     with serving(tmp_path, workers=1, shards=2) as shards:
         second = shards.servers[1]
-        order, initialised = second.control.order, second.initialised
-        orders: list[Mapping[str, Any]] = []
+        handle, initialised = second.control.machine.handle, second.initialised
+        orders: list[Event] = []
 
-        def note(body: Mapping[str, Any]) -> None:
-            orders.append(body)
-            order(body)
+        def note(event: Event, now: float) -> list[Action]:
+            if isinstance(event, Ordered) and isinstance(event.order, SetUp):
+                orders.append(event)
+            return handle(event, now)
 
         def forget() -> None:
             second.initialised = initialised  # type: ignore[method-assign]
-            order(next(body for body in orders if body["do"] == "setup"))
+            second.control.post(orders[0])
 
-        second.control.order = note  # type: ignore[method-assign]
+        second.control.machine.handle = note  # type: ignore[method-assign]
         second.initialised = forget  # type: ignore[method-assign]
         attaching = aside(counting(shards, 0).attach)
         attaching.join(20.0)
@@ -206,16 +210,17 @@ def test_a_shard_that_is_restored_but_not_open_does_not_say_that_it_serves(tmp_p
         place = shards.servers[1].place
         here = replace(place.config.shards[0], port=listener.getsockname()[1])
         server = Server(replace(place, config=replace(place.config, shards=(here, place.config.shards[1]), connect_seconds=0.0)), tmp_path)
-        assert server.link is not None
         said = {}
-        server.store.phase = Phase.HELD
-        server.link.start()
+        server.control.machine.phase = Phase.HELD
+        thread = aside(server.run_until_gone)
         for phase in (Phase.HELD, Phase.SERVING):
             stream = Stream(listener.accept()[0])
             said[phase] = stream.recv_json(stream.recv_header(10.0))["serving"]
-            server.store.phase = Phase.SERVING
+            server.control.machine.phase = Phase.SERVING
             # An order, or it would not dial again.
             stream.send_json(Header(Kind.PEER, run=server.run), {"do": "nothing"})
             stream.close()
+        server.exit_with(0)
+        thread.join(20.0)
     assert said == {Phase.HELD: False, Phase.SERVING: True}
     listener.close()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from psjob.modes import Batch
-from psjob.shard import peers
+from psjob.protocol.shard import link as links
 from psjob.wire import tcp
 from psjob.wire.frame import WireError
 from psjob.wire.tcp import Stream
@@ -71,7 +71,7 @@ class Line:
 def test_a_stream_that_breaks_at_any_message_costs_no_step(
     tmp_path: Path, batches: list[Batch], monkeypatch: pytest.MonkeyPatch, mode: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(peers, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(links, "AGAIN_SECONDS", 0.01)
     lines: list[Line] = []
 
     def line(port: int) -> int:

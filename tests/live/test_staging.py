@@ -15,10 +15,10 @@ from psjob.worker.hooks import tree_of
 from psjob.worker.overlap import Overlap
 from psjob.worker.staged import Staged
 from psjob.worker.staging import Staging
+from tests.hardware import DEVICES
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.test_shard_training import OPTIMIZERS, batch, build, loss_of
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 every_device = pytest.mark.parametrize("device", DEVICES)
 SHAPES = [(7, 9), (300,), (1000, 3), (), (5, 0), (64,)]
 

@@ -69,8 +69,9 @@ def save(
     tables = {str(s): write_admission(folder, f"v{view:06d}-c{cut:06d}-shard{s:03d}-a1-admission.json", rows) for s in range(shards)}
     return Manifest(
         run=run, view=view, step=step, mode=mode, final=final, created=1.5, layout=LAYOUT, rule="adam", update_at="server", shards=shards,
-        assignment=owner, blocks=tuple(places), files=tuple(facts), workers={"0": {"clock": step, "start": 1, "rewinds": 0, "leftAt": None}},
-        tables=tables, counters={"applied": 3}, spec_hash="ab", records=records, buffers=buffers,
+        assignment=owner, blocks=tuple(places), files=tuple(facts), tables=tables,
+        workers={"0": {"clock": step, "start": 1, "rewinds": 0, "leftAt": None}}, counters={"applied": 3},
+        spec_hash="ab", records=records, buffers=buffers,
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -148,6 +147,10 @@ class Desk:
         """A checkpoint is due."""
         self.c.furthest = self.servers[0].store.furthest()
         self.does(lambda c: c.cutting.begin())
+
+    def drop_cut(self, why: str) -> None:
+        """The checkpoint on its way is given up."""
+        self.does(lambda c: c.cutting.drop(why))
 
     def stop_job(self) -> None:
         """The whole job is asked to go."""

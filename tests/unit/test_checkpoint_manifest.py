@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -412,7 +413,41 @@ def test_the_folder_is_made_and_a_closed_one_is_a_sentence(tmp_path: Path) -> No
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(CheckpointProblem, match="cannot"):
         claim.claim(tmp_path / "file" / "x", 1, "pod")
-    if os.geteuid() != 0:
-        (tmp_path / "closed").mkdir(mode=0o500)
-        with pytest.raises(CheckpointProblem, match="EACCES"):
-            claim.claim(tmp_path / "closed", 1, "pod")
+
+
+@pytest.mark.parametrize("reachable", [True, False], ids=["a folder that is closed", "below a folder that is closed"])
+def test_a_folder_of_another_user_is_a_sentence(reachable: bool) -> None:
+    """Root may write anywhere, so a child process that is nobody tries."""
+    with tempfile.TemporaryDirectory() as made:
+        os.chmod(made, 0o755 if reachable else 0o700)
+        closed = Path(made) / "closed"
+        closed.mkdir(mode=0o500)
+        told, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            sentence = "no error"
+            try:
+                if os.geteuid() == 0:
+                    os.setresuid(65534, 65534, 65534)
+                claim.claim(closed, 1, "pod")
+            except CheckpointProblem as problem:
+                sentence = str(problem)
+            except BaseException as error:
+                sentence = repr(error)
+            os.write(tell, sentence.encode())
+            os._exit(0)
+        os.close(tell)
+        with os.fdopen(told) as answer:
+            sentence = answer.read()
+        os.waitpid(child, 0)
+        assert "EACCES" in sentence and made in sentence
+
+
+def test_whether_a_run_is_over_is_told_without_a_byte_of_its_blocks(tmp_path: Path) -> None:
+    assert not manifest.is_over(tmp_path, RUN)
+    manifest.commit(tmp_path, save(tmp_path, 1))
+    assert not manifest.is_over(tmp_path, RUN)
+    manifest.commit(tmp_path, save(tmp_path, 2, final=True))
+    for path in tmp_path.glob("v*"):
+        path.unlink()
+    assert manifest.is_over(tmp_path, RUN) and not manifest.is_over(tmp_path, "another")

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from psjob.checkpoint.manifest import Manifest
-from psjob.protocol.coordinator.deciding import RECORD_SECONDS, WISH_SECONDS, Deciding
 from psjob.checkpoint.records import read_records
+from psjob.protocol.coordinator.deciding import RECORD_SECONDS, WISH_SECONDS, Deciding
 from psjob.resume.record import unpack
 from psjob.wire.frame import Kind
 from tests.unit.desk import NEVER, Clerk, Desk

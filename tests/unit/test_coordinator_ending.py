@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 from psjob import contract
-from psjob.protocol.coordinator.completion import COMPANY_SECONDS, FINISHED_SECONDS
 from psjob.process.errors import LONGEST_MESSAGE
+from psjob.protocol.coordinator.completion import COMPANY_SECONDS, FINISHED_SECONDS
 from psjob.shard.server import last_words as leave_last_words
 from psjob.wire.frame import Kind
 from tests.unit.desk import Clerk, Desk

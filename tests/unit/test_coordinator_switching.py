@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from psjob import contract
-from psjob.protocol.coordinator import events
-from psjob.protocol.coordinator.switching import following
 from psjob.modes import Async, Backup, Bounded, ServedMode, Softsync, Sync, of, read, written
 from psjob.process.config import place, wished
 from psjob.process.errors import Refused
+from psjob.protocol.coordinator import events
+from psjob.protocol.coordinator.switching import following
 from psjob.wire.frame import Kind
 from tests.unit.desk import Clerk, Desk
 from tests.unit.test_coordinator_marks import cut

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob.protocol.coordinator.decisions import Decisions, DecisionOrder as Order
 from psjob.modes import Backup, Batch, LocalSGD, Mode, Push, Softsync, Threshold
+from psjob.protocol.coordinator.decisions import DecisionOrder as Order
+from psjob.protocol.coordinator.decisions import Decisions
 
 
 def decisions(mode: Mode, workers: int = 3, shards: int = 1, version: int = 0) -> Decisions:

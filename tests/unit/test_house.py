@@ -50,7 +50,7 @@ def test_operator_has_its_rooms(room: str) -> None:
     assert (OPERATOR / room / "__init__.py").is_file()
 
 
-@pytest.mark.parametrize("room", ["worker", "wire", "shard", "modes", "coordinator", "rules", "codecs", "checkpoint"])
+@pytest.mark.parametrize("room", ["worker", "wire", "shard", "modes", "protocol", "rules", "codecs", "checkpoint"])
 def test_runtime_has_its_rooms(room: str) -> None:
     assert (RUNTIME / room / "__init__.py").is_file()
 

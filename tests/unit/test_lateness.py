@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob.shard.lateness import Lateness
 from psjob.shard.histogram import Histogram
+from psjob.shard.lateness import Lateness
 from psjob.shard.staleness import GAPS, LAGS, StalenessMetrics, _Seen
 
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.protocol.coordinator.orders import Orders
 from psjob.process.config import LocalConfig
+from psjob.protocol.coordinator.orders import Orders
 from psjob.shard.decided import Decision
 from psjob.wire.frame import Kind
 from tests.unit.desk import Clerk, Desk

@@ -70,9 +70,20 @@ def test_each_further_failure_waits_longer(failures: int, wait: int) -> None:
         assert after(snapshot, held, NOW + wait - 0.5).status == held.status
 
 
+@pytest.mark.parametrize(
+    ("age", "since", "at_once"),
+    [(90, 0.2, True), (90, 3, True), (90, 4, False), (2, 0.2, False)],
+    ids=["with it", "just after it", "another event", "a crash loop"],
+)
+def test_what_fails_with_the_failure_counted_last_does_not_wait(age: float, since: float, at_once: bool) -> None:
+    """A node takes several processes with it; a process that was only just started again waits."""
+    failing = counted(running(worker_1=pod("worker", 1, created=NOW - age, **ended(1))), 3, NOW - since)
+    assert names(plan(failing, NOW)) == (["job-worker-1-r2"] if at_once else [])
+
+
 def test_what_does_not_count_does_not_wait_for_what_does() -> None:
     both = counted(running(worker_0=pod("worker", 0, **ended(1)), worker_1=pod("worker", 1, deleting=NOW)), 2, NOW)
-    assert names(plan(both, NOW + 1)) == ["job-worker-1-r2"]
+    assert names(plan(both, NOW + 4)) == ["job-worker-1-r2"]
 
 
 def test_uncounted_losses_of_a_young_pod_are_spaced() -> None:

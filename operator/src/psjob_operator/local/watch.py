@@ -15,7 +15,7 @@ from psjob_operator.local.faults import Recovery
 LONGEST_TRY = 2.0
 """Seconds for one question to a status port; less where shardTimeout is short."""
 STARTUP = 300.0
-"""Seconds from the start of a shard to its first good answer, while it imports and restores."""
+"""Seconds from the start of a shard to its first good answer, while it imports; it gives good answers while it restores."""
 LEAST_MISSES = 3
 """Unanswered questions in a row before silence counts: a laptop that slept has a long silence, but only one miss."""
 

@@ -19,7 +19,8 @@ VOLUME = "psjob-checkpoints"
 GRACE_SECONDS = 60
 """Workers leave first, then the last cut is written."""
 START_ATTEMPTS = 3600
-"""Seconds for the restore of a large checkpoint; a shard that finds no peers gives up before, with an exit code of its own."""
+"""Seconds until a shard has heard the coordinator; one that finds none gives up before, with an exit code of its own. A restore comes
+after, and is watched by the liveness probe, which follows its progress: it may take as long as it needs."""
 LOST_NODE_SECONDS = 30
 
 

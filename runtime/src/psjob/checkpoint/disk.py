@@ -195,7 +195,7 @@ def make_folder(folder: Path) -> None:
     try:
         missing = [part for part in (folder, *folder.parents) if not part.exists()]
     except OSError as error:
-        raise explain(error, "look for the folder", folder) from error
+        raise explain(error, f"look for {folder.name}", folder.parent) from error
     for part in reversed(missing):
         try:
             with pulse.call():

@@ -263,7 +263,7 @@ def decode(raw: bytes, name: str) -> Manifest:
         raise Damage(name, f"format {FORMAT} or lower", f"format {body['format']}: a newer psjob wrote it")
     if type(body.get("format")) is int and 0 < body["format"] < FORMAT:
         raise CheckpointProblem(
-            f"manifest {name} has format {body['format']}, this psjob reads {FORMAT}: an older psjob wrote it; end the run with that version"
+            f"manifest {name} has format {body['format']}, this psjob reads {FORMAT}: an older psjob wrote it, and can end the run"
         )
     said = body.pop("sha256", None)
     try:

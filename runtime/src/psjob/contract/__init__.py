@@ -127,12 +127,16 @@ STATUS_PATH: Final = "/status"
 STATUS_BYTES: Final = 1 << 20
 """What is read of an answer: above what shard 0 says of 4,000 workers and 256 reported numbers, each name and number at its longest."""
 HEALTH_PATH: Final = "/healthz"
-"""200 while the process makes progress (its own heartbeat is younger than shardTimeout), else 503."""
+"""200 while the process makes progress, else 503. Progress: its main loop and its disk thread gave a sign of life within shardTimeout.
+A transfer that moves bytes and a system call that is under way are such signs, so that a slow disk is no hang."""
 STARTED_PATH: Final = "/startedz"
-"""200 once the shard serves (restored, joined the view); 503 before. The startup probe."""
+"""200 once the shard can be ordered something: its coordinator runs, or it has heard the coordinator; 503 before. The startup probe.
+From then on HEALTH_PATH tells whether the shard makes progress: a restore may take hours, and one that hangs is not waited for."""
 STATUS_KEYS: Final = """JSON of STATUS_PATH:
 
 run, index, attempt, view, pod, state: "starting" | "restoring" | "waiting" | "serving" | "finishing" | "finished"
+transfer: {"doing": "reading" | "writing", "done": int, "total": int} | null (bytes of a checkpoint that this shard reads or writes now)
+problem: str | null (what keeps this shard from the run's folder: it waits for it)
 counters: {"pushes": int (frames with a gradient or absent mark seen), "applied": int (pushes that counted, in worker-clocks of this shard),
            "dropped": int (those that the mode has dropped), "duplicatesRefused": int, "fenced": int, "updatesLost": int,
            "acknowledged": {rank: clock},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -66,6 +66,9 @@ class Lookup(torch.nn.Module, abc.ABC):
 
     `anchor` is its one parameter: it stands for the rows in the optimizer's group that they follow.
     """
+
+    counts: ClassVar[bool] = False
+    """What is pushed are counts, sets or distances, not gradients of an optimizer."""
 
     def __init__(
         self, num_rows: int | None, dim: int, options: RowOptions, numbers: dict[str, float | bool], dtype: str, device: Any
@@ -142,12 +145,13 @@ class Lookup(torch.nn.Module, abc.ABC):
     # -- inside --------------------------------------------------------------------------------
 
     def _alone(self) -> Road:
-        """Before attach: rows of this process, to look at only."""
-        from psjob.embeddings.inprocess import look_alone  # that module knows this one
-
-        look_alone(self)
+        self._look_alone()
         assert self._road is not None
         return self._road
+
+    @abc.abstractmethod
+    def _look_alone(self) -> None:
+        """Before attach: bind to rows of this process, which can be read and not trained."""
 
     def _dedupe(self, ids: torch.Tensor) -> _Unique:
         known = self._unique

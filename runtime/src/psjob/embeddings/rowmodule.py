@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 
+from psjob.embeddings.inprocess import look_alone
 from psjob.embeddings.lookup import Lookup, Road, RowOptions
 from psjob.worker.rows import RowGrads, RowRequest
 
@@ -86,6 +87,9 @@ class RowModule(Lookup):
         scale *= self._factor(landed)
         grads = landed.grads if scale == 1.0 else landed.grads * scale
         return RowGrads(landed.ids, grads, landed.counts)
+
+    def _look_alone(self) -> None:
+        look_alone(self)
 
     def extra_repr(self) -> str:
         """As torch's."""

@@ -9,7 +9,6 @@ from typing import Any, Final
 import torch
 
 from psjob.embeddings.lookup import Lookup, Road
-from psjob.embeddings.statetable import Table
 from psjob.process.errors import Refused
 from psjob.rules import optimizers
 from psjob.rules.base import check_numbers
@@ -33,7 +32,7 @@ class RowTables:
         self.rules = [self._rule(index) for index in range(len(self.modules))]
         for name, module, rule in zip(self.names, self.modules, self.rules, strict=True):
             self.specs.append(spec_of(name, module, rule, seed))
-        self.counts = any(isinstance(module, Table) for module in self.modules)
+        self.counts = any(module.counts for module in self.modules)
         """Are there tables of what is no gradient?"""
         self.anchors = {id(module.anchor) for module in self.modules}
         self.numbers()

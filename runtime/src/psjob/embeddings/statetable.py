@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import torch
 
+from psjob.embeddings.inprocess import look_alone
 from psjob.embeddings.lookup import Lookup, RowOptions
 from psjob.rules import arrays
 from psjob.tables.rules import COMBINES
@@ -28,6 +29,8 @@ class Table(Lookup):
 
     Raises ValueError for what no table can be.
     """
+
+    counts = True
 
     def __init__(
         self, num_rows: int | None, width: int, combine: str = "sum", dtype: torch.dtype = torch.float32, device: Any = None
@@ -82,6 +85,9 @@ class Table(Lookup):
     def forget(self) -> None:
         """Drop what was pushed: a process before this one has pushed it."""
         self._pushed = None
+
+    def _look_alone(self) -> None:
+        look_alone(self)
 
     def extra_repr(self) -> str:
         """Rows, width, combination and dtype."""

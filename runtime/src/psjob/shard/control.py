@@ -1,11 +1,12 @@
 """Carries out what the machine of a shard's control side decides, and brings back what came of it.
 
-Events come from any thread and are handled one at a time, in order: by the shard's main thread once it serves, before that by whoever
-posts one. Nothing here waits for a socket or a disk.
+Events come from any thread and are handled one at a time, in order: by the shard's main thread, and by the coordinator's, which finds its
+orders carried out here when it goes on. Nothing waits for a socket or a disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from psjob.shard.server import Server
 
 TICK_SECONDS = 0.25
-LATE_SECONDS = 1.0
-"""Where events never cease, a tick is made after so long all the same."""
 STALENESS_SECONDS = 2.0
 """So often the coordinator is told how late pushes are."""
 log = logging.getLogger("psjob.shard")
@@ -54,7 +53,8 @@ class Control:
         peer = place.config.shards[0]
         state = LinkState(f"{peer.host}:{peer.port}", place.config.connect_seconds) if place.index else None
         self.machine = ShardMachine(place.index, place.config.workers, place.view, store.mode, state)
-        self._events: queue.SimpleQueue[e.Event | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._handling = threading.Lock()
         self._serving = False
         self._told = 0.0
@@ -90,8 +90,13 @@ class Control:
     # -- in ------------------------------------------------------------------------------------
 
     def order(self, body: Mapping[str, Any]) -> None:
-        """The coordinator of this process orders something. Raises WireError where the order is not in shape."""
-        self.post(e.Ordered(orders.read(body)))
+        """The coordinator of this process orders something, and it is done when this comes back.
+
+        Not to be called with a block's lock held. Raises WireError where the order is not in shape.
+        """
+        self._events.put(e.Ordered(orders.read(body)))
+        with self._handling:
+            self._drain()
 
     def mark(self, rank: int, cut: int) -> None:
         """A worker stands at its step edge and holds its pushes for `cut`."""
@@ -104,21 +109,18 @@ class Control:
     def post(self, event: e.Event) -> None:
         """Handle an event soon. May be called with a block's lock held."""
         self._events.put(event)
-        if not self._serving:
-            self.pump()
-
-    def pump(self) -> None:
-        """Handle what was posted, unless another thread (or a caller of this one) is at it."""
-        while not self._events.empty() and self._handling.acquire(blocking=False):
+        if self._serving:
+            self._wakes.put(None)
+            return
+        while not self._events.empty() and self._handling.acquire(blocking=False):  # else whoever handles takes this one too
             try:
-                while not self._events.empty():
-                    self._handle(self._events.get())
+                self._drain()
             finally:
                 self._handling.release()
 
     def wake(self) -> None:
         """Let `serve` look at once whether it is over."""
-        self._events.put(None)
+        self._wakes.put(None)
 
     def serve(self, over: threading.Event, tick: Callable[[float], None]) -> None:
         """Handle events until `over`. `tick` is called with the time at least every TICK_SECONDS."""
@@ -127,23 +129,25 @@ class Control:
         self.post(e.Begin())
         due = time.monotonic()
         while not over.is_set():
-            try:
-                self._handle(self._events.get(timeout=max(0.0, due - time.monotonic())))
-                late = time.monotonic() - due > LATE_SECONDS
-            except queue.Empty:
-                late = True
+            with contextlib.suppress(queue.Empty):
+                self._wakes.get(timeout=max(0.0, due - time.monotonic()))
+            with self._handling:
+                self._drain()
             self.pulse.beat()
             now = time.monotonic()
-            if late or (now >= due and self._events.empty()):
+            if now >= due:
                 due = now + TICK_SECONDS
-                self._handle(e.Tick(*self.disk.moving()))
+                with self._handling:
+                    self._handle(e.Tick(*self.disk.moving()))
                 self.tell_staleness(now)
                 tick(now)
 
-    def _handle(self, event: e.Event | None) -> None:
+    def _drain(self) -> None:
+        while not self._events.empty():
+            self._handle(self._events.get())
+
+    def _handle(self, event: e.Event) -> None:
         store = self.server.store
-        if event is None:
-            return
         if isinstance(event, e.Initialised) and not store.initialised():
             return  # of a set-up before
         if isinstance(event, e.Connected):
@@ -151,10 +155,10 @@ class Control:
         for action in self.machine.handle(event, time.monotonic()):
             self._carriers[type(action)](action)
 
-    def tell_staleness(self, now: float) -> None:
-        """How late pushes are, now and then: the coordinator adds up what all shards see."""
+    def tell_staleness(self, now: float, at_once: bool = False) -> None:
+        """How late pushes are, now and then: the coordinator adds up what all shards see after their first word to it."""
         staleness = self.server.store.staleness
-        if self.link is not None and staleness is not None and now - self._told >= STALENESS_SECONDS:
+        if self.link is not None and staleness is not None and (at_once or now - self._told >= STALENESS_SECONDS):
             self._told = now
             self.answer(staleness.word(self.server.store.attempt))
 
@@ -191,6 +195,7 @@ class Control:
 
     def _serve(self, act: a.Serve) -> None:
         self.server.store.open(act.view, act.recovery)
+        self.tell_staleness(time.monotonic(), at_once=True)
         self.server.changed.set()
 
     def _carry_out(self, act: a.CarryOut) -> None:
@@ -212,8 +217,7 @@ class Control:
         self.post(e.Stands(act.ask, found, rows))
 
     def _tell_finished(self, act: a.TellFinished) -> None:
-        self._told = 0.0
-        self.tell_staleness(time.monotonic())
+        self.tell_staleness(time.monotonic(), at_once=True)
         self.server.final = True
         for session in list(self.server.sessions.values()):
             session.tell(Kind.FINISHED)

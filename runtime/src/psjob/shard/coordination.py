@@ -23,7 +23,7 @@ from psjob.modes import written
 from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
-from psjob.protocol.coordinator import actions, border, events
+from psjob.protocol.coordinator import actions, border, events, signs
 from psjob.protocol.coordinator.actions import Action
 from psjob.protocol.coordinator.events import Event
 from psjob.protocol.coordinator.job import JobFacts
@@ -77,6 +77,7 @@ class Coordination:
         self.feed(events.Started())
         ticked = 0.0
         while not self.machine.ended:
+            event: Event | None = None
             try:
                 event = self.pending.get(timeout=max(0.0, ticked + TICK_SECONDS - self.clock()))
             except queue.Empty:
@@ -85,7 +86,7 @@ class Coordination:
                 self.feed(event)
             self.beat = time.monotonic()
             now = self.clock()
-            if now - ticked >= TICK_SECONDS:
+            if now - ticked >= TICK_SECONDS or isinstance(event, events.StepPassed):  # a cut is named ahead of quick steps
                 ticked = now
                 self.tick()
 
@@ -150,7 +151,7 @@ class Coordination:
         elif kind is Kind.STOP:
             self.post(events.WorkerStops(stream))
         elif kind is Kind.STIRRED:
-            self.post(events.Stirred(stream))
+            self.post(signs.Stirred(stream))
 
     def shard(self, index: int, hello: Mapping[str, Any], order: SendOrder) -> int:
         """Another shard says hello; `order` reaches it. Returns the number of its stream. Raises WireError."""

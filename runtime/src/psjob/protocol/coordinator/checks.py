@@ -31,7 +31,8 @@ def difference(rank: int, table: Sequence[TensorSpec], theirs: Sequence[TensorSp
         if position >= len(theirs):
             return f"worker {rank} has {len(theirs)} parameters, the job has {len(table)}: {ours.name} {list(ours.shape)} is missing"
         if (other := theirs[position]) != ours:
-            return f"worker {rank}'s parameter {position} is {_words(other)}; the job's is {_words(ours)}; every worker must build the same model"
+            said = f"worker {rank}'s parameter {position} is {_words(other)}; the job's is {_words(ours)}"
+            return f"{said}; every worker must build the same model"
     return f"worker {rank} has {len(theirs)} parameters, the job has {len(table)}: {theirs[len(table)].name} is one too many"
 
 
@@ -43,10 +44,8 @@ def table_difference(rank: int, tables: Sequence[Mapping[str, Any]], theirs: Seq
         other = theirs[position]
         for field, value in ours.items():
             if other[field] != value:
-                return (
-                    f"worker {rank}'s table {position} ({other['name']}) has {field} {other[field]!r}, the job's ({ours['name']}) {value!r}; "
-                    "every worker must build the same model"
-                )
+                said = f"worker {rank}'s table {position} ({other['name']}) has {field} {other[field]!r}"
+                return f"{said}, the job's ({ours['name']}) {value!r}; every worker must build the same model"
     if len(theirs) > len(tables):
         return f"worker {rank} has {len(theirs)} tables of rows, the job has {len(tables)}: {theirs[len(tables)]['name']} is one too many"
     return None

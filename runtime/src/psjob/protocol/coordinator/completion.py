@@ -76,7 +76,8 @@ class Completion:
             c.recovery.order_all({"do": "finish"})
             self._quit_at = c.now + LINGER_SECONDS
             return
-        for rank in list(self._leavers):
+        # Where the last have left meanwhile, they wait for the final one: without them nobody would ask for it.
+        for rank in list(self._leavers) if not c.members.finished(c.job.policy) else ():
             if c.members[rank].state is not State.LEFT:
                 del self._leavers[rank]
             elif made.workers[rank].left is not None:

@@ -116,9 +116,10 @@ class Cutting:
     def passed(self, member: Member, clock: int) -> None:
         """A worker is beyond the step of a cut: where its record for that is not here, it will not come."""
         cut = self.cuts.current
-        if cut is not None and cut.step is not None and not cut.final and cut.clocks is None and clock > cut.step:
-            if cut.step not in member.records:
-                self.void(f"worker {member.rank} went beyond step {cut.step} without a record of it", self.cuts.failed)
+        if cut is None or cut.step is None or cut.final or cut.clocks is not None:
+            return
+        if clock > cut.step and cut.step not in member.records:
+            self.void(f"worker {member.rank} went beyond step {cut.step} without a record of it", self.cuts.failed)
 
     def tick(self, now: float) -> None:
         """Give up what nobody tells of any more, or what others have waited for too long; tell what a cut waits for."""
@@ -243,8 +244,8 @@ class Cutting:
         c.recovery.is_good(made)
         if cut is None or cut.number != event.cut:
             return
-        if c.recovery.initialising:
-            c.recovery.initial_committed(made)
+        if c.recovery.source is None:
+            c.recovery.beginning.first_committed(made)
         self.cuts.committed(made.step, c.now)
         if c.deciding is not None:
             c.deciding.over()
@@ -257,7 +258,7 @@ class Cutting:
         if cut is not None and cut.number == event.cut:
             cut.committing = False
             self.failed(event.why, event.full)
-            self.c.recovery.begin_again()
+            self.c.recovery.beginning.ask()
 
     def failed(self, why: str, full: bool) -> None:
         """The cut in flight cannot be written: for want of room, checkpoints pause; else it is tried again soon."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from psjob.modes import written
-from psjob.protocol.coordinator import actions, events
+from psjob.protocol.coordinator import actions, events, signs
 from psjob.protocol.coordinator.actions import Action, Log, Tell
 from psjob.protocol.coordinator.completion import Completion
 from psjob.protocol.coordinator.cutting import Cutting
@@ -126,14 +126,14 @@ class Coordinator:
             case events.ShardLost(index, link):
                 recovery.lost(index, link)
             case events.Initialised():
-                recovery.initialised(event)
+                recovery.beginning.initialised(event)
             case events.ShardRestored():
                 recovery.restored(event)
             case events.Unrestored():
                 recovery.unrestored(event)
             case events.StandsAt():
                 recovery.joining.where(event)
-            case events.WorkersAwaited():
+            case signs.WorkersAwaited():
                 self.hanging.awaited(event)
             case events.PushArrived():
                 if self.deciding is not None:
@@ -179,7 +179,7 @@ class Coordinator:
                 self.recovery.joining.not_joined(event)
             case (
                 events.RecordCame() | events.Marked() | events.WorkerLeft() | events.Reported() | events.CheckpointAsked()
-                | events.WorkerStops() | events.Stirred()
+                | events.WorkerStops() | signs.Stirred()
             ):  # fmt: skip
                 member = self.members.of(event.stream)
                 # What a process says that joined before a restore is of steps that are undone; it begins again.
@@ -201,13 +201,13 @@ class Coordinator:
         self.recovery.worker(stream)
 
     def _said(self, member: Member, event: Event) -> None:
-        if isinstance(event, events.RecordCame | events.Marked | events.Stirred):
+        if isinstance(event, events.RecordCame | events.Marked | signs.Stirred):
             self.hanging.stirred(member.rank)
         match event:
             case events.RecordCame(_, clock, record, idle):
                 if clock < 0:
                     self.recovery.initial = record
-                    self.recovery.check_initialised()
+                    self.recovery.beginning.check()
                     return
                 if idle is not None:
                     member.idle = idle
@@ -240,7 +240,7 @@ class Coordinator:
             self._looked, self._looking = now, True
             self.emit(actions.LookForClaim(self.recovery.view))
         self.recovery.tick(now)
-        self.recovery.check_initialised()
+        self.recovery.beginning.check()
         self.completion.go(now)
         self.cutting.tick(now)
         self.hanging.tick(now)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from psjob import contract
-from psjob.layout.blocks import Layout, TensorSpec, assign
+from psjob.layout.blocks import Layout, assign
 from psjob.modes import written
 from psjob.protocol.coordinator import actions, events
-from psjob.protocol.coordinator.checks import difference, rule_difference, rule_for, table_difference
+from psjob.protocol.coordinator.beginning import Beginning
+from psjob.protocol.coordinator.entrance import Entrance
 from psjob.protocol.coordinator.events import Stream
 from psjob.protocol.coordinator.finding import Finding
 from psjob.protocol.coordinator.job import CheckpointFacts
@@ -66,13 +67,15 @@ class Recovery:
         self.waiting: dict[int, Stream] = {}
         self.joining = Joining(self)
         self.finding = Finding(self)
+        self.entrance = Entrance(self)
+        self.beginning = Beginning(self)
         self._told = 0.0
-        self._setup = 0
-        self._asked_of = -1
-        """The stream that was asked for the run's first values."""
-        self._done: set[int] = set()
-        self._only: set[int] = set()
-        self._restored: dict[int, events.ShardRestored] = {}
+        self.done: set[int] = set()
+        """Shards that have what they were ordered to set up or restore,"""
+        self.only: set[int] = set()
+        """of these."""
+        self.told: dict[int, events.ShardRestored] = {}
+        """What each shard said of itself when it was restored."""
         self._blank: set[int] = set()
         """Shards that must be restored, whatever they say that they serve."""
         self._since = coordinator.now
@@ -102,7 +105,7 @@ class Recovery:
         """What the newest manifest says of the job is known: go on with who has come meanwhile."""
         waiting, self.waiting = self.waiting, {}
         if self.state == "reading":
-            self._enter("electing")
+            self.enter("electing")
         for stream in waiting.values():
             if self.c.members[stream.rank].stream is stream:
                 self.worker(stream)
@@ -149,7 +152,7 @@ class Recovery:
         if view > self.view and self.state != "finished":
             self._rise(view)
             if self.open and self.c.mode.rewinds_together:
-                self._enter("electing")
+                self.enter("electing")
                 self._rewind_workers()
 
     def lost(self, index: int, link: int) -> None:
@@ -168,24 +171,18 @@ class Recovery:
             if index not in but:
                 self.order(index, body)
 
-    def initialised(self, event: events.Initialised) -> None:
-        """A shard has all first values of a set-up."""
-        if self.initialising and event.setup == self._setup:
-            self._done.add(event.shard)
-            self.check_initialised()
-
     def restored(self, event: events.ShardRestored) -> None:
         """A shard has read what it was ordered to."""
         if self.restoring and not self.finding.looking and event.recovery == self.recovery:
-            self._done.add(event.shard)
-            self._restored[event.shard] = event
-            if self._done >= self._only:
-                self._open()
+            self.done.add(event.shard)
+            self.told[event.shard] = event
+            if self.done >= self.only:
+                self.open_all()
 
     def unrestored(self, event: events.Unrestored) -> None:
         """A shard could not read what it was ordered to."""
         if self.restoring and not self.finding.looking and event.recovery == self.recovery and self.source is not None:
-            self._enter("electing")
+            self.enter("electing")
             self.finding.unreadable(self.source, event)
 
     # -- workers -------------------------------------------------------------------------------
@@ -199,9 +196,9 @@ class Recovery:
         if self.state == "reading":
             self.waiting[stream.rank] = stream  # it is looked at when it is known what the job is
             return
-        if self._refused(stream):
+        if self.entrance.refused(stream):
             return
-        if self._behind(stream):
+        if self.entrance.behind(stream):
             self._rewind(stream.id)
             return
         if self.open:
@@ -210,7 +207,7 @@ class Recovery:
             return
         self.waiting[stream.rank] = stream
         if self.state in ("fresh", "initialising") and stream.rank == 0:
-            self.begin_again()
+            self.beginning.ask()
 
     def tick(self, now: float) -> None:
         """Tell those who wait what for; try again what failed."""
@@ -236,7 +233,7 @@ class Recovery:
         if self.finding.looking:
             return f"the newest checkpoint is looked for, for {seconds} s"
         if self.state in ("initialising", "restoring"):
-            waiting = sorted(self._only - self._done)
+            waiting = sorted(self.only - self.done)
             return f"shards {waiting} are {self.state}, for {seconds} s"
         return None
 
@@ -245,54 +242,19 @@ class Recovery:
     def gather(self) -> None:
         """Go on once every shard is here and the view is claimed."""
         self.finding.stop()
-        self._enter("electing")
+        self.enter("electing")
         if len(self.peers) < self.c.job.shards or not self.finding.claimed:
             return
         if self.source is None and not any(p.serving for p in self.peers.values()):
-            self._enter("fresh")
-            self.begin_again()
+            self.enter("fresh")
+            self.beginning.ask()
             return
         self._restore(set())
 
-    def begin_again(self) -> None:
-        """Ask rank 0 for the run's first values, if it waits for that; while a checkpoint of those before is being committed, it waits on."""
-        cut, stream = self.c.cutting.cuts.current, self.waiting.get(0)
-        if self.state not in ("fresh", "initialising") or stream is None or stream.id == self._asked_of:
-            return
-        if cut is not None and cut.committing:
-            return
-        self._initialise(stream)
-
-    def _initialise(self, stream: Stream) -> None:
-        c = self.c
-        c.cutting.drop("rank 0 begins anew")
-        self._asked_of = stream.id
-        self.tables, self.aliases = stream.tables, stream.aliases
-        self.rule = rule_for(stream.rule, c.job.update_at)
-        self._lay_out(Layout.of(stream.table))
-        self._enter("initialising")
-        self._done, self._only, self.initial = set(), set(range(c.job.shards)), b""
-        self._setup += 1
-        table = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "group": t.group} for t in stream.table]
-        self.order_all({"do": "setup", "setup": self._setup, "table": table, "rule": self.rule, "view": self.view,
-                        "mode": written(c.mode), "tables": list(self.tables)})  # fmt: skip
-        body = {"init": True, "view": self.view, "clock": 0, "recovery": self.recovery, "assignment": list(self.assignment)}
-        c.emit(actions.Welcome(stream.id, body, init=True))
-
-    def _lay_out(self, layout: Layout) -> None:
+    def lay_out(self, layout: Layout) -> None:
+        """The parameters' blocks, and where they lie."""
         if layout != self.layout:
             self.layout, self.assignment = layout, assign(layout, self.c.job.shards)
-
-    def check_initialised(self) -> None:
-        """All blocks and rank 0's buffers are here: commit the manifest of step 0 before any push is admitted."""
-        if self.initialising and self._done >= self._only and self.initial and self.c.cutting.cuts.may_begin(self.c.now):
-            self.c.cutting.begin(still=True)
-
-    def initial_committed(self, made: CheckpointFacts) -> None:
-        """The manifest of step 0 is there."""
-        self.source = made
-        self._restored = {}
-        self._open()
 
     def is_good(self, made: CheckpointFacts) -> None:
         """A manifest was written anew."""
@@ -307,8 +269,8 @@ class Recovery:
     def _restore(self, blank: set[int]) -> None:
         """Bring shards back from the newest manifest, once that is found."""
         self._blank |= blank
-        self._enter("restoring")
-        self._done, self._only = set(), set(self.peers)
+        self.enter("restoring")
+        self.done, self.only = set(), set(self.peers)
         self.finding.look()
 
     def together(self) -> bool:
@@ -326,25 +288,25 @@ class Recovery:
         c = self.c
         self.source = found
         together = self.together()
-        self._only = set(self.peers) if together else self._blank | {i for i, p in self.peers.items() if not p.serving}
-        self._blank, self._restored, self._done = set(), {}, set()
-        if not self._only:
-            self._open()
+        self.only = set(self.peers) if together else self._blank | {i for i, p in self.peers.items() if not p.serving}
+        self._blank, self.told, self.done = set(), {}, set()
+        if not self.only:
+            self.open_all()
             return
-        whole = together or self._only == set(self.peers)
+        whole = together or self.only == set(self.peers)
         self.recovery += 1
-        self.restores += 0 in self._only
+        self.restores += 0 in self.only
         saved = found.workers
         if found.run != c.job.run:  # another run's processes say nothing about this one's
             saved = tuple(type(worker)(worker.clock, left=worker.left) for worker in saved)
-        self._lay_out(found.layout)
+        self.lay_out(found.layout)
         self.tables, self.rule, self.aliases = found.tables, found.rule, found.aliases
         self.initial = initial or self.initial
         if whole:
             self._rewind_workers()
             c.members.rewound(saved, records)
             c.progress.rewound(found.step)
-        elif 0 in self._only:
+        elif 0 in self.only:
             c.members.rewound(saved, records)
         self._order_restores(found, c.members.fences(set(self.waiting)) if together else {})
 
@@ -352,36 +314,37 @@ class Recovery:
         c = self.c
         # What a lost shard had answered of a worker's open clock, this one may not have whole; nobody begins another without it.
         # Where shard 0 is restored too, or was before, its own clocks may lag behind.
-        sure = 0 not in self._only and c.job.attempt == 1 and (bool(self.tables) or 0 in self.assignment)
+        sure = 0 not in self.only and c.job.attempt == 1 and (bool(self.tables) or 0 in self.assignment)
         body = {
             "do": "restore", "view": self.view, "recovery": self.recovery, "folder": found.folder, "manifest": found.name,
             "mode": written(c.mode), "fences": {str(rank): fence for rank, fence in fences.items()}, "most": {},
         }  # fmt: skip
         for index, peer in self.peers.items():
-            if index in self._only:
+            if index in self.only:
                 peer.serving = False
                 c.emit(actions.Order(peer.link, body, sure))
             else:
                 self.order(index, {"do": "adopt", "view": self.view})
 
-    def _open(self) -> None:
+    def open_all(self) -> None:
+        """Every shard has what it serves: training goes on."""
         c = self.c
-        self._enter("open")
+        self.enter("open")
         if c.deciding is not None and self.source is not None:
             c.deciding.begin(self.source.step, self.source.workers)
         for index, peer in self.peers.items():
             peer.serving, peer.recovery, peer.mode = True, self.recovery, written(c.mode)
             self.order(index, {"do": "open", "view": self.view, "recovery": self.recovery})
         c.cutting.cuts.restart(c.progress.step, c.now)
-        self.joining.opened(self._restored, len(self.peers))
+        self.joining.opened(self.told, len(self.peers))
         waiting, self.waiting = self.waiting, {}
         for stream in waiting.values():
             member = c.members[stream.rank]
             if member.stream is not stream or not self.open:
                 continue
-            if self._behind(stream):  # it was told so before, and may not be gone yet
+            if self.entrance.behind(stream):  # it was told so before, and may not be gone yet
                 self._rewind(stream.id)
-            elif not self._refused(stream):  # it may have come before there was a model
+            elif not self.entrance.refused(stream):  # it may have come before there was a model
                 self.joining.join(stream)
         self.joining.ask(c.now)
 
@@ -405,36 +368,11 @@ class Recovery:
             else:
                 self.waiting[member.rank] = member.stream
 
-    def _enter(self, state: str) -> None:
+    def enter(self, state: str) -> None:
+        """Go over to another state."""
         if state != self.state:
             self._since = self.c.now
         self.state = state
-
-    def _behind(self, stream: Stream) -> bool:
-        """Is a worker of another mode, or of what a restore has undone?"""
-        missed = not stream.fresh and stream.recovery != self.recovery
-        return (missed and self.c.mode.rewinds_together) or stream.mode != written(self.c.mode)
-
-    def _refused(self, stream: Stream) -> bool:
-        """Has a worker another model or rule than the job? Then it is told so."""
-        problem = stream.problem or self._difference(stream)
-        if problem:
-            self.c.emit(actions.Tell(stream.id, Kind.ERROR, {"code": "refused", "error": problem}))
-            self.c.emit(actions.HangUp(stream.id))
-        return problem is not None
-
-    def _difference(self, stream: Stream) -> str | None:
-        table: tuple[TensorSpec, ...] = () if self.layout is None else self.layout.table
-        tables, rule = self.tables, self.rule
-        if not (table or tables) and self.source is not None:
-            table, tables, rule = self.source.layout.table, self.source.tables, self.source.rule
-        if not (table or tables):
-            return None
-        return (
-            difference(stream.rank, table, stream.table)
-            or table_difference(stream.rank, tables, stream.tables)
-            or rule_difference(stream.rank, rule, rule_for(stream.rule, self.c.job.update_at))
-        )
 
     def finish(self) -> None:
         """The run has its final manifest."""

@@ -45,12 +45,16 @@ class Cutting:
         self.cut: ShardCut | None = None
         self._writer: int | None = None
         """The cut whose writer runs; it may have been given up."""
+        self._next: TakeCut | None = None
+        """A cut that begins when that writer, whose cut was given up, has stopped."""
         self._unsettled: set[int] = set()
         """Cuts that were written and are neither committed nor void, as far as this shard knows."""
 
     @property
     def writing(self) -> int | None:
-        """The cut that is being written."""
+        """The cut that is being written, or waits for the disk."""
+        if self._next is not None:
+            return self._next.cut
         return self.cut.number if self.cut is not None and self.cut.stage is Stage.WRITING else None
 
     def begin(self, left: Iterable[int] = ()) -> None:
@@ -66,10 +70,10 @@ class Cutting:
     def order(self, order: TakeCut) -> list[Action]:
         """Begin a cut. One that is still in flight is given up: the coordinator has forgotten it."""
         actions = self._settle(order)
-        if self.cut is not None:
-            actions += self.drop()
+        actions += self.drop()
         if self._writer is not None:
-            return [*actions, Answer({"did": "late", "cut": order.cut, "why": "the cut before is still being written"})]
+            self._next = order
+            return actions
         actions += [AskRecords(order.step), *(NoteLeft(rank, clock) for rank, clock in sorted(order.left.items()))]
         self.live -= set(order.left)
         marks = order.marks and order.step < 0
@@ -101,6 +105,9 @@ class Cutting:
             return [Answer({"did": "voided", "cut": event.cut})]
         if isinstance(event, (e.Wrote, e.Failed, e.GaveUp)) and self._writer == event.cut:
             self._writer = None
+            if self._next is not None:
+                following, self._next = self._next, None
+                return self.order(following)
         cut = self.cut
         if cut is None or cut.number != event.cut:
             return []
@@ -111,7 +118,7 @@ class Cutting:
                 self.cut = None
                 why = f"blocks are at {event.furthest}, beyond {cut.order.step}"
                 return [GiveUp(cut.number), AskRecords(-1), Answer({"did": "late", "cut": cut.number, "why": why})]
-            case e.Held():
+            case e.Held() if cut.stage is Stage.HOLDING:
                 cut.stage = Stage.WRITING
                 self._writer = cut.number
                 ready = self._tell_ready(cut)
@@ -125,17 +132,20 @@ class Cutting:
                 return [AskRecords(-1), Answer({"did": "unwritten", "cut": cut.number, "why": event.why, "full": event.full})]
             case e.GaveUp():  # blocks were replaced under the writer
                 return self.drop()
+        return []
 
     def void(self, number: int) -> list[Action]:
         """The coordinator gives a cut up: nothing of it may stay."""
         self._unsettled.discard(number)
+        if self._next is not None and self._next.cut == number:
+            self._next = None
         if self.cut is not None and self.cut.number == number:
             return self.drop()
         return [AskRecords(-1), Discard(number)]
 
     def drop(self) -> list[Action]:
         """Give up the cut in flight."""
-        cut, self.cut = self.cut, None
+        cut, self.cut, self._next = self.cut, None, None
         if cut is None:
             return []
         return [AskRecords(-1), GiveUp(cut.number), Release(cut.number), Discard(cut.number)]

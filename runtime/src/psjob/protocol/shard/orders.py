@@ -214,7 +214,7 @@ _READERS: Final[dict[str, Callable[[Mapping[str, Any]], Order]]] = {
 
 
 def _base(body: Mapping[str, Any]) -> int | None:
-    return None if body.get("base") is None else _count(body["base"])
+    return None if body.get("base") is None else int(body["base"])
 
 
 def _mode(word: Any) -> str:

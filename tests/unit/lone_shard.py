@@ -1,0 +1,64 @@
+"""Shard 1 of two without a coordinator: a test orders, and reads what it answers. No sockets; only the disk is real."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from psjob.process.config import CheckpointConfig, Config, Place, ShardAddress
+from psjob.shard.server import Server
+
+NEVER = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
+TABLE = [{"name": "w", "shape": [1024], "dtype": "float32", "group": 0}]
+"""Four blocks, two of which are this shard's."""
+
+
+class LoneShard:
+    """Of attempt and view `attempt`; its run's folder is `folder`."""
+
+    def __init__(self, checkpoints: Path, attempt: int = 1, mode: str = "sync", workers: int = 2) -> None:
+        shards = (ShardAddress("127.0.0.1", 1, 0), ShardAddress("127.0.0.1", 2, 0))
+        self.mode = mode
+        config = Config("job", "run-1", "0" * 64, mode, 5, None, workers, shards, NEVER, "AllWorkers", 10.0, 60.0)
+        place = Place("shard", 1, "run-1", attempt, attempt, 0, "ps-1", config, None, checkpoints, 0)
+        self.folder = checkpoints / "run-1"
+        self.server = Server(place, self.folder)
+        self.said: list[Mapping[str, Any]] = []
+        self.server.control.answer = self.said.append
+
+    def serving(self, table: list[dict[str, Any]] = TABLE) -> LoneShard:
+        """Set up, with zeros in every block."""
+        self.folder.mkdir(exist_ok=True, parents=True)
+        self.order({"do": "setup", "setup": 1, "view": 1, "mode": self.mode, "rule": "sgd", "table": table})
+        for index, cell in self.server.store.cells.items():
+            if self.server.store.initialise(index, torch.zeros(cell.block.length)):
+                self.server.initialised()
+        self.order({"do": "open", "view": 1, "recovery": 1})
+        return self
+
+    def order(self, body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """What is answered to an order, once all disk work is done."""
+        before = len(self.said)
+        self.server.control.order(body)
+        self.settle()
+        return self.said[before:]
+
+    def cut(self, number: int, base: int | None = None) -> list[Mapping[str, Any]]:
+        """Write the blocks as they stand."""
+        return self.order({"do": "cut", "cut": number, "step": -1, "marks": False, "base": base})
+
+    def settle(self) -> None:
+        """Come back when no thread of this shard has anything left to do."""
+        self.server.control.disk.wait()
+
+    def files(self) -> list[str]:
+        """What lies in the run's folder."""
+        return sorted(path.name for path in self.folder.iterdir())
+
+
+def did(answers: list[Mapping[str, Any]]) -> list[str]:
+    """The words of answers."""
+    return [str(body["did"]) for body in answers]

@@ -1,0 +1,113 @@
+"""Liveness follows progress: a slow disk is no hang, a thread that stands still is one, and who was stopped is given its time anew."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from psjob.process import pulse
+from psjob.process.pulse import Liveness, Pulse
+from psjob.shard import gaps
+from psjob.shard.gaps import PushGaps
+
+TIMEOUT = 8.0
+
+
+class Watched:
+    """A thread's pulse, and the looks at it; `later` lets so much time pass, and looks once a second."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+        self.pulse = Pulse("disk")
+        self.liveness = Liveness([self.pulse], TIMEOUT)
+
+    def later(self, seconds: float, gap: float = 1.0) -> str | None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += gap
+            self.liveness.look(self.now)
+        return self.liveness.hung
+
+
+def test_a_thread_that_works_and_gives_no_sign_hangs() -> None:
+    watched = Watched()
+    watched.pulse.beat()
+    assert watched.later(TIMEOUT - 2) is None
+    assert "thread disk gave no sign of life for" in (watched.later(4) or "")
+    assert not watched.liveness.alive()
+    watched.pulse._beaten = watched.now
+    assert watched.later(1) is None, "it went on"
+
+
+def test_who_waits_for_work_may_do_so_for_ever() -> None:
+    watched = Watched()
+    assert watched.later(100) is None, "it has not begun"
+    watched.pulse.beat()
+    watched.pulse.idle()
+    assert watched.later(100) is None
+
+
+def test_a_system_call_may_take_as_long_as_the_disk_does() -> None:
+    watched = Watched()
+    watched.pulse.bind()
+    with pulse.call():
+        assert watched.later(1000) is None
+    watched.pulse._beaten = watched.now
+    assert watched.later(TIMEOUT - 2) is None
+    assert watched.later(4) is not None, "after the call it is to go on"
+
+
+def test_a_call_of_a_thread_that_nobody_watches_costs_nothing() -> None:
+    seen = []
+
+    def act() -> None:
+        with pulse.call():
+            seen.append(1)
+        pulse.beat()
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+    assert seen == [1]
+
+
+def test_a_process_that_was_stopped_as_a_whole_is_given_its_time_anew() -> None:
+    watched = Watched()
+    watched.pulse.beat()
+    assert watched.later(300, gap=300) is None, "nothing ran, the watch neither"
+    assert watched.later(TIMEOUT - 2) is None
+    assert watched.later(4) is not None
+
+
+# -- gaps between pushes -----------------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Stands for `time` where work beside pushes waits."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 1e-6)
+
+
+@pytest.mark.parametrize("work", [0.001, 0.05, 1.0])
+@pytest.mark.parametrize("parts", [10, 1000])
+def test_pushes_that_never_cease_slow_a_checkpoint_by_a_third_and_a_fixed_time(
+    monkeypatch: pytest.MonkeyPatch, work: float, parts: int
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(gaps, "time", clock)
+    between = PushGaps(clock.monotonic)
+    for _ in range(parts):
+        clock.now += work
+        between.wait()
+    took, worked = clock.now - 100.0, work * parts
+    assert took <= worked * (1 + 1 / gaps.SHARE) + gaps.PATIENCE + 0.1
+    assert between.waited >= min(gaps.SHARE * worked, gaps.PATIENCE) - 0.1, "as long as it is short, pushes go first"

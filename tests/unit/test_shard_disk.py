@@ -1,0 +1,271 @@
+"""What a shard leaves on its disk: whole files of cuts that may be committed, and nothing of any other."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psjob.checkpoint import disk, files
+from psjob.checkpoint.admissions import read_admission, write_admission
+from psjob.checkpoint.files import FileFact
+from psjob.checkpoint.problems import CheckpointProblem, Damage
+from psjob.shard.admission import Admission
+from psjob.tables import Partition, TableSpec
+from tests.unit.checkpoint_parts import save
+from tests.unit.lone_shard import LoneShard, did
+
+
+def failing_fsync(monkeypatch: pytest.MonkeyPatch, of_folder: bool) -> None:
+    """Every fsync of a folder, or of a file, fails with EIO."""
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{fd}") == of_folder:
+            raise OSError(errno.EIO, "injected")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+@pytest.mark.parametrize("of_folder", [True, False], ids=["folder", "file"])
+def test_a_file_that_could_not_be_made_durable_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_folder: bool) -> None:
+    failing_fsync(monkeypatch, of_folder)
+    with pytest.raises(CheckpointProblem, match=r"cannot write it in .*EIO"):
+        disk.write_whole(tmp_path, "it", [b"bytes"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rename_that_could_not_be_made_durable_leaves_neither_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one").write_bytes(b"bytes")
+    failing_fsync(monkeypatch, True)
+    with pytest.raises(CheckpointProblem):
+        disk.rename_whole(tmp_path, "one", "two")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rename_of_what_is_not_there_leaves_the_other_file(tmp_path: Path) -> None:
+    (tmp_path / "two").write_bytes(b"bytes")
+    with pytest.raises(CheckpointProblem):
+        disk.rename_whole(tmp_path, "one", "two")
+    assert [path.name for path in tmp_path.iterdir()] == ["two"]
+
+
+def test_what_cannot_be_removed_again_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing_fsync(monkeypatch, True)
+    monkeypatch.setattr(os, "unlink", denied)
+    with pytest.raises(CheckpointProblem, match="it could not be removed again and may be there"):
+        disk.write_whole(tmp_path, "it", [b"bytes"])
+
+
+def denied(*_: object, **__: object) -> None:
+    raise PermissionError(errno.EACCES, "injected")
+
+
+# -- a real full disk --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 512 KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("a small file system needs root: mount -t tmpfs")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"a small file system needs tmpfs: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder: Path, leave: int) -> Path:
+    """A file that takes all room but `leave` bytes."""
+    facts = os.statvfs(folder)
+    path = folder / "filler"
+    path.write_bytes(bytes(facts.f_bavail * facts.f_frsize - leave))
+    return path
+
+
+def test_a_full_disk_costs_the_cut_alone_and_leaves_nothing_of_it(small: Path) -> None:
+    shard = LoneShard(small).serving([{"name": "w", "shape": [1 << 16], "dtype": "float32", "group": 0}])
+    filler = fill(shard.folder, 8192)
+    answers = shard.cut(7)
+    assert did(answers) == ["ready", "held", "unwritten"]
+    unwritten = answers[-1]
+    assert unwritten["full"] is True and unwritten["cut"] == 7
+    needed = 4 * sum(cell.block.length for cell in shard.server.store.cells.values())
+    assert "the volume is full" in unwritten["why"] and f"this cut needs {needed} bytes there, 8192 are free" in unwritten["why"]
+    assert shard.files() == ["filler"]
+    filler.unlink()
+    assert did(shard.cut(8)) == ["ready", "held", "written"]
+    assert len(shard.files()) == 2
+
+
+def test_a_shard_whose_folder_cannot_be_made_waits_for_room_with_a_sentence(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder needs an inode, and all are taken."""
+    subprocess.run(["mount", "-o", "remount,nr_inodes=3", str(small)], check=True)
+    taken = [small / "one", small / "two"]
+    for path in taken:
+        path.touch()
+    server = LoneShard(small).server
+    seen: list[str | None] = []
+
+    def sleep(seconds: float) -> None:
+        seen.append(server.problem)
+        for path in taken:
+            path.unlink(missing_ok=True)
+
+    monkeypatch.setattr("psjob.shard.server.time.sleep", sleep)
+    server._settle_in()
+    assert seen and seen[0] is not None and "the volume is full" in seen[0]
+    assert server.problem is None and server.folder.is_dir()
+
+
+# -- void cuts, earlier lives ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_void_cut_leaves_no_file_and_the_ones_before_stay(tmp_path: Path) -> None:
+    shard = LoneShard(tmp_path).serving()
+    assert did(shard.cut(7)) == ["ready", "held", "written"]
+    shard.order({"do": "committed", "step": 0})
+    kept = shard.files()
+    assert kept == ["v000001-c000007-shard001-a1-admission.json", "v000001-c000007-shard001-a1.safetensors"]
+    (shard.folder / "v000001-c000008-shard000-a1.safetensors").touch()
+    (shard.folder / "v000001-c000008-shard001-a1.safetensors.tmp").touch()
+    for cell in shard.server.store.cells.values():
+        cell.content = object()
+    shard.cut(8, base=7)
+    assert did(shard.order({"do": "void", "cut": 8})) == ["voided"]
+    assert shard.files() == [*kept, "v000001-c000008-shard000-a1.safetensors"], "another shard's is not ours to delete"
+    assert did(shard.order({"do": "void", "cut": 9})) == ["voided"], "nothing was written of it"
+
+
+def test_a_cut_that_is_void_while_it_is_written_is_given_up_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = LoneShard(tmp_path).serving()
+    real = os.write
+    begun, goes = threading.Event(), threading.Event()
+
+    def slow(fd: int, data: Any) -> int:
+        begun.set()
+        assert goes.wait(20)
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", slow)
+    shard.server.control.order({"do": "cut", "cut": 7, "step": -1, "marks": False, "base": None})
+    assert begun.wait(20)
+    shard.server.control.order({"do": "void", "cut": 7})
+    assert did(shard.said)[-1] == "held", "the disk is busy with it"
+    goes.set()
+    shard.settle()
+    assert did(shard.said)[-2:] == ["held", "voided"] and shard.files() == []
+    monkeypatch.undo()
+    assert did(shard.cut(8)) == ["ready", "held", "written"]
+
+
+def test_temp_files_of_earlier_lives_of_this_very_shard_go_at_the_start(tmp_path: Path) -> None:
+    server = LoneShard(tmp_path / "disk", attempt=3).server
+    server.folder.mkdir(parents=True)
+    mine = ["v000001-c000001-shard001-a1.safetensors.tmp", "v000002-c000009-shard001-a2-rows.safetensors.tmp",
+            "v000002-c000009-shard001-a2-admission.json.tmp"]  # fmt: skip
+    others = ["v000001-c000001-shard001-a3.safetensors.tmp", "v000001-c000001-shard001-a12.safetensors.tmp",
+              "v000001-c000001-shard000-a1.safetensors.tmp", "v000001-c000001-shard001-a1.safetensors",
+              "manifest-v000001-s000000000001.json.tmp", "notes-shard001-a1.tmp"]  # fmt: skip
+    for name in mine + others:
+        (server.folder / name).touch()
+    server._settle_in()
+    assert sorted(path.name for path in server.folder.iterdir()) == sorted(others)
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_rows_of_a_cut_that_was_not_written_are_not_taken_for_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """They are as the cut before it left them, which the newest manifest holds."""
+    spec = TableSpec("t", 4, "sgd", num_rows=400).to_json()
+    shard = LoneShard(tmp_path)
+    shard.folder.mkdir()
+    shard.order({"do": "setup", "setup": 1, "view": 1, "mode": "sync", "rule": "sgd", "table": [], "tables": [spec]})
+    store = shard.server.store
+    assert store.initialised_one(store.row_cells[0].index)
+    shard.server.initialised()
+    shard.order({"do": "open", "view": 1, "recovery": 1})
+    cell = store.row_cells[0]
+    ids = torch.arange(400)
+    mine = ids[Partition.even(2).shard_of(ids) == 1]
+    with cell.lock:
+        cell.begin(mine, torch.zeros(len(mine), 4), [{"lr": 0.1}])
+    assert did(shard.cut(1)) == ["ready", "held", "written"]
+    with cell.lock:
+        cell.begin(mine[:3], torch.ones(3, 4), [{"lr": 0.1}])
+    if fails:
+        monkeypatch.setattr("psjob.shard.tables.write_rows", refuse)
+        assert did(shard.cut(2, base=1)) == ["ready", "held", "unwritten"]
+        monkeypatch.undo()
+    (written,) = shard.cut(3, base=1)[2:]
+    last = shard.folder / written["rows"]["chain"][-1]
+    with files.opened(last) as reader:
+        assert sum(entry.shape[0] for name, entry in reader.entries.items() if ".rows." in name) == 3
+
+
+def refuse(*_: object) -> None:
+    raise CheckpointProblem("injected")
+
+
+# -- the admission table -----------------------------------------------------------------------------------------------------------------
+
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 1 << 40), st.sets(st.integers(0, 300), max_size=20), st.none() | st.integers(0, 1 << 40),
+        st.tuples(st.integers(0, 99), st.integers(0, 99)),
+    ),
+    max_size=8,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(ROWS)
+def test_an_admission_table_comes_back_from_its_file(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
+    folder = tmp_path_factory.mktemp("table")
+    table = Admission(len(rows), 301)
+    for rank, (complete, open_, left, incarnation) in enumerate(rows):
+        row = table.rows[rank]
+        row.complete, row.open, row.left_at, row.incarnation = complete, open_, left, incarnation
+    fact = write_admission(folder, "v000001-c000002-shard001-a1-admission.json", table.save())
+    again = FileFact.from_json(fact.to_json())
+    made = _named(folder, again)
+    loaded = Admission(len(rows), 301)
+    saved = read_admission(folder, made, 1)
+    assert saved is not None
+    loaded.load(saved, {})
+    assert loaded.rows == table.rows
+    files.check(folder / fact.name, again)
+
+
+def _named(folder: Path, fact: FileFact) -> Any:
+    made = save(folder, 1)
+    return type(made)(**{**made.__dict__, "tables": {"1": fact}})
+
+
+def test_a_damaged_admission_table_is_named(tmp_path: Path) -> None:
+    fact = write_admission(tmp_path, "v000001-c000002-shard001-a1-admission.json", Admission(2, 4).save())
+    made = _named(tmp_path, fact)
+    path = tmp_path / fact.name
+    assert fact in made.listed()
+    path.write_bytes(path.read_bytes().replace(b"0", b"1", 1))
+    for read in (lambda: read_admission(tmp_path, made, 1), lambda: files.check(path, fact)):
+        act: Callable[[], object] = read
+        with pytest.raises(Damage, match=r"admission.json is damaged: expected .* crc"):
+            act()

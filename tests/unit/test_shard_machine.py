@@ -1,0 +1,346 @@
+"""The control side of a shard as a machine: what it answers, holds, writes, deletes, and when it gives a stream up."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psjob import contract
+from psjob.modes import Async, ServedMode, Sync
+from psjob.protocol.shard import actions as a
+from psjob.protocol.shard import events as e
+from psjob.protocol.shard import orders as o
+from psjob.protocol.shard.link import FIRST_SECONDS, SILENCE_SECONDS, LinkState
+from psjob.protocol.shard.machine import PROGRESS_SECONDS, ShardMachine
+from psjob.protocol.shard.phase import Phase
+from psjob.wire.frame import WireError
+
+WORKERS = 3
+CUT = {"do": "cut", "cut": 7, "step": -1, "marks": False, "base": None}
+RESTORE = {"do": "restore", "view": 2, "recovery": 5, "mode": "sync", "folder": "/ckpt", "manifest": "m-1", "fences": {}, "most": {}}
+PLACED = e.Standing(4, 4, 2, 4)
+
+
+class Told:
+    """A machine and the time; `do` gives what it wants done."""
+
+    def __init__(self, index: int = 0, mode: ServedMode = Sync(), linked: bool = False) -> None:
+        self.machine = ShardMachine(index, WORKERS, 1, mode, LinkState("host:1", 60.0) if linked else None)
+        self.now = 0.0
+
+    def do(self, *events: e.Event) -> list[a.Action]:
+        return [action for event in events for action in self.machine.handle(event, self.now)]
+
+    def order(self, body: dict[str, Any], stream: int | None = None) -> list[a.Action]:
+        return self.do(e.Ordered(o.read(body), stream))
+
+    def serving(self) -> Told:
+        """After a set-up."""
+        mode = "async" if self.machine.mode == Async() else "sync"
+        self.order({"do": "setup", "setup": 1, "view": 1, "mode": mode, "rule": "sgd", "table": []})
+        self.do(e.Initialised())
+        self.order({"do": "open", "view": 1, "recovery": 1})
+        return self
+
+
+def said(actions: Sequence[a.Action]) -> list[str]:
+    return [action.body["did"] for action in actions if isinstance(action, a.Answer)]
+
+
+def kinds(actions: Sequence[a.Action]) -> list[str]:
+    return [type(action).__name__ for action in actions]
+
+
+# -- cuts ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cut_is_held_then_written_and_both_are_told() -> None:
+    told = Told().serving()
+    assert kinds(told.order(CUT)) == ["AskRecords", "Answer", "Hold"]
+    assert told.do(e.Armed(7)) == []
+    held = told.do(e.Held(7))
+    assert said(held) == ["held"] and kinds(held) == ["Answer", "Release", "Write"]
+    assert said(told.do(e.Wrote(7, {"file": None}))) == ["written"]
+
+
+def test_a_cut_at_a_step_is_ready_when_it_is_armed_even_if_it_was_held_first() -> None:
+    for first, then in ((e.Armed(7), e.Held(7)), (e.Held(7), e.Armed(7))):
+        told = Told().serving()
+        assert said(told.order(CUT | {"step": 4})) == []
+        assert said(told.do(first, then)) == ["ready", "held"]
+
+
+def test_a_cut_with_marks_waits_for_every_live_worker() -> None:
+    told = Told(mode=Async()).serving()
+    assert said(told.order(CUT | {"marks": True})) == ["ready"]
+    assert told.do(e.Marked(0, 7), e.Marked(0, 7), e.Marked(1, 6)) == [a.Release(6)], "of another cut: released at once"
+    assert told.do(e.Marked(1, 7)) == []
+    assert told.do(e.Left(2)) == [a.Hold(7, -1, None, None)]
+    assert told.do(e.Marked(2, 7)) == [a.Release(7)], "it is held: nobody waits"
+
+
+def test_a_worker_that_the_coordinator_knows_to_have_left_is_not_waited_for() -> None:
+    told = Told(mode=Async()).serving()
+    acts = told.order(CUT | {"marks": True, "left": {"0": 3, "1": 4, "2": 5}})
+    assert [act for act in acts if isinstance(act, a.NoteLeft)] == [a.NoteLeft(0, 3), a.NoteLeft(1, 4), a.NoteLeft(2, 5)]
+    assert isinstance(acts[-1], a.Hold)
+
+
+def test_one_writer_at_a_time_even_when_its_cut_is_void() -> None:
+    told = Told().serving()
+    told.order(CUT)
+    told.do(e.Held(7))
+    assert kinds(told.order({"do": "void", "cut": 7})) == ["AskRecords", "GiveUp", "Release", "Discard"]
+    assert told.order(CUT | {"cut": 8}) == [], "it waits for the disk"
+    assert said(told.do(e.Tick())) == ["progress"], "and is not silent meanwhile"
+    told.order({"do": "void", "cut": 8})
+    assert told.order(CUT | {"cut": 9}) == []
+    acts = told.do(e.GaveUp(7))
+    assert said(acts) == ["ready"] and kinds(acts)[-1] == "Hold"
+    assert said(told.do(e.Discarded(7))) == ["voided"]
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_void_cut_is_deleted_whatever_came_of_it(written: bool) -> None:
+    told = Told().serving()
+    told.order(CUT)
+    told.do(e.Held(7), e.Wrote(7, {}) if written else e.Failed(7, "no room", full=True))
+    assert a.Discard(7) in told.order({"do": "void", "cut": 7})
+    assert told.do(e.Wrote(7, {})) == [], "a writer that was done before it heard"
+
+
+def test_what_was_written_and_never_committed_is_deleted_when_a_later_manifest_is_known() -> None:
+    told = Told().serving()
+    for cut in (7, 8, 9):
+        told.order(CUT | {"cut": cut})
+        told.do(e.Held(cut), e.Wrote(cut, {}))
+        if cut == 7:
+            told.order({"do": "committed", "step": 1})
+        elif cut == 8:
+            assert a.Discard(8) in told.order(CUT | {"cut": 9, "base": 7}) and told.machine.cutting.cut is not None
+    assert not [act for act in told.order(CUT | {"cut": 10}) if isinstance(act, a.Discard)], "without a base nothing is known"
+
+
+def test_a_shard_that_is_beyond_the_step_says_so_and_keeps_nothing() -> None:
+    told = Told().serving()
+    told.order(CUT | {"step": 4})
+    late = told.do(e.TooLate(7, 6))
+    assert said(late) == ["late"] and a.GiveUp(7) in late and a.AskRecords(-1) in late
+    assert told.machine.cutting.cut is None
+
+
+def test_a_full_disk_is_told() -> None:
+    told = Told().serving()
+    told.order(CUT)
+    told.do(e.Held(7))
+    (answer,) = [act for act in told.do(e.Failed(7, "no room", full=True)) if isinstance(act, a.Answer)]
+    assert answer.body == {"did": "unwritten", "cut": 7, "why": "no room", "full": True}
+
+
+def test_progress_is_told_once_a_second_also_when_nothing_moves() -> None:
+    told = Told().serving()
+    told.order(CUT)
+    assert told.do(e.Tick()) == []
+    told.do(e.Held(7))
+    bodies = []
+    for tick in range(40):
+        told.now = 10 + tick * 0.25
+        bodies += [act.body for act in told.do(e.Tick(100, 300)) if isinstance(act, a.Answer)]
+    assert bodies == [{"did": "progress", "doing": "writing", "cut": 7, "done": 100, "total": 300}] * 10
+    told.do(e.Wrote(7, {}))
+    told.now += PROGRESS_SECONDS
+    assert told.do(e.Tick()) == []
+
+
+# -- restoring -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_restore_is_read_and_its_standing_told() -> None:
+    told = Told().serving()
+    acts = told.order(RESTORE)
+    assert kinds(acts) == ["Reset", "DropSessions", "Read"] and acts[1] == a.DropSessions(True)
+    assert said(told.do(e.Tick(5, 9))) == ["progress"]
+    (_, answer) = told.do(e.Placed(1, PLACED, [4, 4, 3], frozenset({2})))
+    assert isinstance(answer, a.Answer)
+    assert answer.body == {"did": "restored", "recovery": 5, "lo": 4, "hi": 4, "owned": 2, "stored": 4, "complete": [4, 4, 3]}
+    assert told.machine.cutting.live == {0, 1}
+    assert kinds(told.order({"do": "open", "view": 2, "recovery": 5})) == ["Serve"]
+
+
+def test_a_restore_of_the_same_manifest_goes_on_reading_and_answers_the_newer_recovery() -> None:
+    """A stream that blinks costs no second reading, which may take hours."""
+    told = Told().serving()
+    told.order(RESTORE)
+    assert "Read" not in kinds(told.order(RESTORE | {"recovery": 6, "fences": {"1": [2, 0]}}))
+    fences, answer = told.do(e.Placed(1, PLACED, [4, 4, 4]))
+    assert fences == a.SetFences({1: (2, 0)}, {}) and isinstance(answer, a.Answer) and answer.body["recovery"] == 6
+    again = told.order(RESTORE | {"recovery": 7})
+    assert "Read" not in kinds(again) and said(again) == ["restored"] and told.machine.phase is Phase.HELD
+    told.order({"do": "open", "view": 2, "recovery": 7})
+    assert "Read" in kinds(told.order(RESTORE | {"recovery": 8})), "it has served since"
+
+
+def test_a_reading_that_was_given_up_counts_for_nothing() -> None:
+    told = Told().serving()
+    told.order(RESTORE)
+    told.order(RESTORE | {"manifest": "m-2", "recovery": 6})
+    assert told.do(e.Placed(1, PLACED, [4, 4, 4])) == [] and told.do(e.Unread(1, "gone")) == []
+    assert said(told.do(e.Unread(2, "gone"))) == ["unrestored"]
+
+
+def test_a_cut_ends_where_a_restore_begins() -> None:
+    told = Told().serving()
+    told.order(CUT)
+    told.do(e.Held(7))
+    acts = told.order(RESTORE)
+    assert a.GiveUp(7) in acts and a.Discard(7) in acts and acts.index(a.Discard(7)) < kinds(acts).index("Read")
+
+
+def test_nothing_is_served_without_blocks() -> None:
+    told = Told().serving()
+    told.order(RESTORE)
+    assert kinds(told.order({"do": "open", "view": 2, "recovery": 5})) == ["Log"]
+    assert told.order({"do": "decide", "number": 1, "version": 0, "batches": [], "go": []}) == []
+
+
+# -- the link --------------------------------------------------------------------------------------------------------------------------
+
+
+def linked() -> Told:
+    told = Told(index=1, linked=True).serving()
+    assert told.do(e.Begin()) == [a.Dial(0.0)]
+    return told
+
+
+def test_hello_says_how_the_shard_is_and_a_cut_in_flight_is_given_up() -> None:
+    told = linked()
+    hello = told.do(e.Connected(1, 0))[0]
+    assert hello == a.Hello(1, True, 1, 1, "sync", 0)
+    told.order(CUT, 1)
+    told.do(e.Held(7), e.Lost(1))
+    assert told.machine.cutting.cut is not None, "the coordinator may not know yet"
+    assert said(told.do(e.Wrote(7, {}))) == [], "there is no stream"
+    told.order(CUT | {"cut": 8}, 1)
+    acts = told.do(e.Connected(2, 0))
+    assert kinds(acts)[:2] == ["Hello", "TellArrivals"]
+
+
+def test_a_wish_to_stop_is_said_again_on_a_new_stream() -> None:
+    told = linked()
+    told.do(e.Connected(1))
+    assert said(told.do(e.Terminated())) == ["stopping"]
+    told.do(e.Lost(1))
+    assert said(told.do(e.Connected(2))) == ["stopping"]
+    told.now = 30.0
+    assert a.Exit(contract.EXIT_RETRY) in told.do(e.Tick())
+
+
+def test_orders_of_a_stream_that_was_given_up_are_left() -> None:
+    told = linked()
+    told.do(e.Connected(1), e.Lost(1), e.Connected(2))
+    assert told.order({"do": "stop"}, 1) == []
+    assert told.order({"do": "stop"}, 2) == [a.Exit(contract.EXIT_RETRY)]
+
+
+def test_a_silent_coordinator_is_dialled_anew() -> None:
+    told = linked()
+    told.do(e.Connected(1))
+    told.now = FIRST_SECONDS - 1
+    assert told.do(e.Tick()) == []
+    told.order({"do": "nothing"}, 1)
+    told.now += SILENCE_SECONDS
+    assert told.do(e.Tick()) == []
+    told.now += 0.1
+    assert kinds(told.do(e.Tick())) == ["HangUp", "Log", "Dial"]
+    assert told.do(e.Lost(1)) == [], "it was hung up on"
+
+
+def test_a_coordinator_that_was_never_met_is_looked_for_only_so_long() -> None:
+    told = linked()
+    told.now = 59.0
+    assert kinds(told.do(e.Unreached())) == ["Dial"]
+    told.now = 61.0
+    (end,) = told.do(e.Unreached())
+    assert isinstance(end, a.Exit) and end.code == contract.EXIT_RETRY and "host:1 was not found in 60 s" in end.text
+    told = linked()
+    told.do(e.Connected(1))
+    told.order({"do": "nothing"}, 1)
+    told.now = 1e6
+    assert a.Exit not in [type(act) for act in told.do(e.Lost(1), e.Unreached())]
+
+
+def test_an_order_that_does_not_fit_ends_the_stream_and_in_shard_0_the_process() -> None:
+    told = linked()
+    told.do(e.Connected(1))
+    assert kinds(told.do(e.Misfit("order 9 follows on 1"))) == ["HangUp", "Log", "Dial"]
+    assert Told().serving().do(e.Misfit("order 9 follows on 1")) == [a.Exit(1, "order 9 follows on 1")]
+
+
+# -- the border ------------------------------------------------------------------------------------------------------------------------
+
+BODIES = [
+    CUT, RESTORE, {"do": "setup", "setup": 1, "view": 1, "mode": "sync", "rule": "sgd", "table": [
+        {"name": "w", "shape": [2], "dtype": "float32", "group": 0}]},
+    {"do": "open", "view": 1, "recovery": 1}, {"do": "adopt", "view": 1}, {"do": "prepare", "number": 1, "base": None},
+    {"do": "void", "cut": 1}, {"do": "where", "ask": 1, "ranks": [0]}, {"do": "fenced", "view": 3},
+    {"do": "decide", "number": 1, "version": 0, "batches": [{"kept": [[0, 0]], "dropped": [], "weights": None, "lag": 0}], "go": [[0, 1]]},
+]  # fmt: skip
+VALUES = st.sampled_from([None, -1, "x", [], {}, 1.5, True, [[1]], {"0": None}, 2**70])
+
+
+@given(st.sampled_from(BODIES), st.data())
+def test_an_order_that_is_not_in_shape_is_refused_and_never_breaks_the_machine(body: dict[str, Any], data: st.DataObject) -> None:
+    key = data.draw(st.sampled_from(sorted(set(body) - {"do"})))
+    broken = {name: value for name, value in body.items() if name != key}
+    if data.draw(st.booleans()):
+        broken[key] = data.draw(VALUES)
+    order: o.Order = o.Nothing()
+    with contextlib.suppress(WireError):
+        order = o.read(broken)
+    if not isinstance(order, (o.SetUp, o.Restore)):  # whose mode may be one that nobody can change to
+        Told().serving().do(e.Ordered(order))
+
+
+@pytest.mark.parametrize("body", BODIES, ids=[str(body["do"]) for body in BODIES])
+def test_an_order_without_its_fields_is_refused_by_name(body: dict[str, Any]) -> None:
+    with pytest.raises(WireError, match=f"order {body['do']} is not in shape"):
+        o.read({"do": body["do"]})
+
+
+def test_an_order_of_a_newer_version_is_left_with_a_line() -> None:
+    assert kinds(Told().order({"do": "dance"})) == ["Log"]
+
+
+WORDS = ("cut", "held", "wrote", "failed", "gave-up", "void", "armed", "late", "restore", "placed", "open")
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=40))
+def test_whatever_happens_at_most_one_cut_is_written_and_none_is_answered_twice(words: list[str]) -> None:
+    told = Told().serving()
+    cut, reading = 7, 0
+    writers: set[int] = set()
+    ends: dict[int, int] = {}
+    for word in words:
+        cut += word == "cut"
+        event: e.Event = {
+            "cut": e.Ordered(o.read(CUT | {"cut": cut, "step": cut % 2 * 5 - 1})), "held": e.Held(cut), "wrote": e.Wrote(cut, {}),
+            "failed": e.Failed(cut, "why"), "gave-up": e.GaveUp(cut), "void": e.Ordered(o.Void(cut)), "armed": e.Armed(cut),
+            "late": e.TooLate(cut, 9), "restore": e.Ordered(o.read(RESTORE)), "placed": e.Placed(reading, PLACED, [0, 0, 0]),
+            "open": e.Ordered(o.Open(2, 5)),
+        }[word]  # fmt: skip
+        if word in ("wrote", "failed", "gave-up"):
+            writers.discard(cut)
+        for act in told.do(event):
+            if isinstance(act, a.Write):
+                assert not writers, "two writers"
+                writers.add(act.cut)
+            if isinstance(act, a.Read):
+                reading = act.reading
+            if isinstance(act, a.Answer) and act.body["did"] in ("written", "unwritten", "late"):
+                ends[act.body["cut"]] = ends.get(act.body["cut"], 0) + 1
+        assert all(count == 1 for count in ends.values()), (words, ends)
