@@ -119,6 +119,10 @@ REFUSED: list[Case] = [
         for value in values
     ),
     *(
+        Case(f"step-timeout-{value}", {"spec.workers.stepTimeoutSeconds": value}, "spec.workers.stepTimeoutSeconds", "must be 5..86400; ")
+        for value in (4, 86_401)
+    ),
+    *(
         Case(
             f"local-{field}-{value}",
             {"spec.training": {"mode": "local", "local": {"quorum": 1, field: value}}},
