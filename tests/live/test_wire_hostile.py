@@ -229,7 +229,6 @@ def test_slow_bytes_run_into_the_deadline(idle: Idle) -> None:
         thread.join()
     assert 1 < sent < len(whole), "closed by the shard, before the hello was whole"
     assert not raw or b"bytes came in" in raw
-    assert HELLO_SECONDS - 1 < time.monotonic() - began < 2 * HELLO_SECONDS, "a whole hello, a byte each 0.2 s, takes longer than that"
     assert idle.process.poll() is None
 
 
