@@ -1,0 +1,226 @@
+"""A coordinator's machine with nothing around it: its shards, workers and disk are a few lines here, and time is a number."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import Any
+
+from psjob.layout.blocks import Layout, TensorSpec
+from psjob.modes import ServedMode, Sync, written
+from psjob.protocol.coordinator import actions as a
+from psjob.protocol.coordinator import border
+from psjob.protocol.coordinator import events as e
+from psjob.protocol.coordinator.job import CheckpointFacts, JobFacts, WorkerFacts
+from psjob.protocol.coordinator.machine import Coordinator
+from psjob.wire.frame import Kind
+
+TABLE = tuple(TensorSpec(f"w{i}", (1 << 20,), "float32", 0) for i in range(64))
+
+
+class World:
+    """Shards answer at once, workers do what they are told, the disk takes no time, unless a test holds something back."""
+
+    def __init__(self, workers: int = 2, shards: int = 2, mode: ServedMode | None = None, **more: Any) -> None:
+        self.mode = mode or Sync()
+        self.job = JobFacts("run-1", "/runs/run-1", self.mode, workers, shards, 1, 1, **more)
+        self.c = Coordinator(self.job)
+        self.now = 0.0
+        self.step = 0
+        """What all blocks and workers are at."""
+        self.sent: Counter[str] = Counter()
+        """Messages by their word, both ways."""
+        self.heard: dict[int, list[Kind]] = {rank: [] for rank in range(workers)}
+        self.welcomes: dict[int, a.Welcome] = {}
+        self.disk: deque[Any] = deque()
+        """Work that is held back while `slow`."""
+        self.slow = False
+        self.writes = True
+        """Do shards write what they hold?"""
+        self.deaf: set[str] = set()
+        """Orders that no shard answers."""
+        self.left: list[Any] = []
+        self.manifests: list[CheckpointFacts] = []
+        self.committing: list[a.CommitCut] = []
+        self.logged: list[str] = []
+        self._links = {0: 0}
+        self._ids = 100
+        self._ranks: dict[int, int] = {}
+        self._queue: deque[e.Event] = deque()
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def post(self, *events: e.Event) -> None:
+        """Let the machine hear something, and all that follows."""
+        self._queue.extend(events)
+        while self._queue:
+            for action in self.c.handle(self._queue.popleft(), self.now):
+                self._carry_out(action)
+
+    def tick(self, seconds: float = 0.05) -> None:
+        """Time passes in one go."""
+        self.now += seconds
+        self.post(e.Tick(self.step))
+
+    def work(self) -> None:
+        """The disk does what was held back."""
+        while self.disk:
+            self.post(*self._done(self.disk.popleft()))
+
+    # -- beginning -----------------------------------------------------------------------------
+
+    def begun(self, **hello: Any) -> World:
+        """A new run, all workers in it."""
+        self.post(e.Started())
+        for index in range(1, self.job.shards):
+            self.shard(index)
+        for rank in range(self.job.workers):
+            self.hello(rank, **hello)
+        self.post(e.RecordCame(self._stream(0), -1, b"initial"))
+        assert self.c.recovery.open and len(self.welcomes) == self.job.workers, self.c.recovery.state
+        return self
+
+    def shard(self, index: int, serving: bool = False, view: int = 1, attempt: int = 1, recovery: int = 0) -> None:
+        """Shard `index` says hello on a new stream."""
+        self._ids += 1
+        self._links[self._ids] = index
+        self.sent["shard-hello"] += 1
+        self.post(e.ShardHello(self._ids, index, attempt, view, serving, recovery, written(self.mode), 0))
+
+    def hello(self, rank: int, start: int = 1, rewinds: int = 0, fresh: bool = True, **more: Any) -> int:
+        """A process of worker `rank` says hello; the number of its stream."""
+        self._ids += 1
+        self._ranks[self._ids] = rank
+        self.sent["hello"] += 1
+        stream = e.Stream(self._ids, rank, (start, rewinds), fresh, written(self.mode), rule="sgd", table=TABLE, **more)
+        self.post(e.WorkerHello(stream))
+        return self._ids
+
+    def record(self, rank: int, clock: int) -> None:
+        """A worker hands in its record of `clock`."""
+        self.post(e.RecordCame(self._stream(rank), clock, b"record"))
+
+    def cut(self) -> None:
+        """A checkpoint is asked for and ordered."""
+        self.c.cutting.cuts.ask(self.now)
+        self.tick()
+        if self.c.cutting.cuts.current is None:  # memory was made ready first
+            self.tick()
+
+    def go(self, step: int) -> None:
+        """Everybody comes to `step`, with a record of it."""
+        for at in range(self.step + 1, step + 1):
+            self.step = at
+            for rank in range(self.job.workers):
+                self.record(rank, at)
+            self.post(e.StepPassed(at, 0.0))
+            self.tick(0.0)
+
+    def _stream(self, rank: int) -> int:
+        stream = self.c.members[rank].stream
+        assert stream is not None
+        return stream.id
+
+    # -- out -----------------------------------------------------------------------------------
+
+    def _carry_out(self, action: a.Action) -> None:
+        match action:
+            case a.Log(_, text):
+                self.logged.append(text)
+            case a.Order(link, body):
+                self.sent[str(body["do"])] += 1
+                self.order(self._links[link], body)
+            case a.Tell(stream, kind):
+                self.sent[kind.name] += 1
+                self.heard[self._ranks[stream]].append(kind)
+            case a.Welcome():
+                self.sent["WELCOME"] += 1
+                self.welcomes[self._ranks[action.stream]] = action
+            case a.HangUp(stream):
+                self._queue.append(e.StreamEnded(stream))
+            case a.Leave() | a.LeaveFenced():
+                self.left.append(action)
+            case a.WishRecords():
+                pass
+            case _ if self.slow:
+                self.disk.append(action)
+            case _:
+                self._queue.extend(self._done(action))
+
+    def answer(self, shard: int, body: Mapping[str, Any]) -> None:
+        """A shard answers."""
+        self.sent[str(body["did"])] += 1
+        event = border.answer(shard, body, self.job.workers, lambda written: shard)
+        assert event is not None
+        self._queue.append(event)
+
+    def order(self, shard: int, body: Mapping[str, Any]) -> None:
+        """A shard carries an order out."""
+        word = body["do"]
+        if word in self.deaf:
+            return
+        stands = {"lo": self.step, "hi": self.step, "owned": 1, "stored": self.step}
+        match word:
+            case "setup":
+                self.answer(shard, {"did": "initialised", "setup": body["setup"]})
+            case "restore":
+                self.step = self.manifests[-1].step
+                complete = [self.step] * self.job.workers
+                stands |= {"lo": self.step, "hi": self.step, "stored": self.step}
+                self.answer(shard, {"did": "restored", "recovery": body["recovery"], "complete": complete, **stands})
+            case "where":
+                self.answer(shard, {"did": "where", "ask": body["ask"], "rows": [[rank, self.step, 0] for rank in body["ranks"]], **stands})
+            case "prepare":
+                self.answer(shard, {"did": "prepared", "number": body["number"]})
+            case "cut":
+                self.answer(shard, {"did": "ready", "cut": body["cut"]})
+                if self.writes and (not body["marks"]):
+                    self.held(shard, body["cut"])
+                    self.wrote(shard, body["cut"], max(body["step"], self.step if body["step"] < 0 else 0))
+            case "void":
+                self.answer(shard, {"did": "voided", "cut": body["cut"]})
+
+    def held(self, shard: int, cut: int) -> None:
+        """A shard holds all of a cut."""
+        self.answer(shard, {"did": "held", "cut": cut})
+
+    def wrote(self, shard: int, cut: int, step: int) -> None:
+        """A shard has written its part of a cut at `step`."""
+        blocks = [{"index": shard, "file": "f", "attempt": 1, "n": step, "counts": {}}]
+        table = {"file": {}, "complete": [step] * self.job.workers, "left": {}}
+        self.answer(shard, {"did": "written", "cut": cut, "file": None, "blocks": blocks, "table": table, "rows": None})
+
+    def _done(self, job: Any) -> list[e.Event]:
+        match job:
+            case a.ClaimView(view):
+                return [e.ViewClaimed(view)]
+            case a.LookForClaim():
+                return [e.ClaimSeen()]
+            case a.ReadNewest():
+                found = next((made for made in reversed(self.manifests) if made.name not in job.passed), None)
+                records = {} if found is None else dict.fromkeys(range(self.job.workers), b"record") if found.step else {}
+                return [e.NewestRead(job.number, found, records=records if job.records else None, initial=b"initial")]
+            case a.CommitCut():
+                self.committing.append(job)
+                self.manifests.append(facts(job, self.job.folder))
+                return [e.ManifestCommitted(job.cut, self.manifests[-1])]
+            case a.MeasureRoom():
+                return [e.RoomMeasured(12345)]
+            case a.ReadWish():
+                return [e.ModeWished(None)]
+        return []
+
+
+def facts(job: a.CommitCut, folder: str) -> CheckpointFacts:
+    """What a manifest says of a cut that was committed."""
+    return CheckpointFacts(
+        folder, f"manifest-{job.cut}", "run-1", job.view, job.step, job.mode, job.final, 0.0, 4096, job.layout, job.rule, job.workers
+    )
+
+
+def saved(step: int, workers: int) -> CheckpointFacts:
+    """A checkpoint that is there when a coordinator begins."""
+    layout = Layout.of(TABLE)
+    return CheckpointFacts(
+        "/runs/run-1", f"manifest-{step}", "run-1", 1, step, "sync", False, 0.0, 4096, layout, "sgd", (WorkerFacts(step, 1),) * workers
+    )
