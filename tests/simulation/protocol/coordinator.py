@@ -252,7 +252,9 @@ class SimCoordinator:
         self._ask(job(), done, lambda problem: e.NewestRead(action.number, None, (str(problem),), failed=True))
 
     def _commit(self, action: a.CommitCut) -> None:
-        self._ask(self._committing(action), lambda saved: self._committed(action, saved), lambda problem: self._uncommitted(action, problem))
+        self._ask(
+            self._committing(action), lambda saved: self._committed(action, saved), lambda problem: self._uncommitted(action, problem)
+        )
 
     def _committed(self, action: a.CommitCut, saved: Saved) -> e.Event:
         if saved.final:
@@ -297,6 +299,7 @@ class SimCoordinator:
             self.shard.trace(f"commits {name}")
             world.promises.committed(saved, pod)
             world.saved[name] = saved
+
         yield from records.commit(volume, pod, saved, renamed)
         try:
             yield from records.prune(volume, pod, self.job.keep, saved)
