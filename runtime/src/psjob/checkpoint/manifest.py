@@ -114,8 +114,8 @@ def newest(
     """The highest (view, step) of `run` (None: whichever run the folder holds) that is whole to the last byte.
 
     Not `whole`: its files need only be there, with their sizes; who reads one checks the bytes. Names in `passed` are not taken, nor those
-    for which `also` raises CheckpointProblem. The second value says, one sentence each, what was passed over on the way. Raises CheckpointProblem
-    where the folder cannot be listed, or a file not be read: who passed over that would lose steps that were told to be safe.
+    for which `also` raises CheckpointProblem. The second value says, one sentence each, what was passed over on the way.
+    Raises CheckpointProblem where the folder cannot be listed, or a file not be read: passing over it could lose durable steps.
     """
     problems: list[str] = []
     for _, _, name in reversed(listing(folder)):
