@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from psjob.checkpoint.manifest import read
 from tests.e2e.workloads import ledger
 from tests.e2e.workloads.running import Ran, check_torn, faults, manifest, train
 
@@ -95,15 +95,10 @@ def lost_of(ran: Ran, shard: int) -> int:
 def applied_since_the_cut(ran: Ran, recovery: dict[str, Any]) -> int:
     """Most updates that the dead shard can have applied since the last known checkpoint: what the workers had back, and one each."""
     (path,) = ran.folder.glob(f"manifest-v*-s{recovery['checkpointStep']:012d}.json")
-    cut = {int(rank): int(entry["clock"]) for rank, entry in manifest_body(path)["workers"].items()}
+    cut = {int(rank): int(entry["clock"]) for rank, entry in read(ran.folder, path.name).workers.items()}
     total = 0
     for rank in range(WORKERS):
         words = [line.split() for line in ran.log(f"job-worker-{rank}-").splitlines() if line.startswith("step ")]
         back = [int(step) for _, step, _, at in words if float(at) <= recovery["at"]]
         total += max(back) + 1 - cut[rank]
     return total
-
-
-def manifest_body(path: Path) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(path.read_text())
-    return told
