@@ -184,10 +184,10 @@ class World:
         """A shard holds all of a cut."""
         self.answer(shard, {"did": "held", "cut": cut})
 
-    def wrote(self, shard: int, cut: int, step: int) -> None:
+    def wrote(self, shard: int, cut: int, step: int, left: Mapping[str, int] | None = None) -> None:
         """A shard has written its part of a cut at `step`."""
         blocks = [{"index": shard, "file": "f", "attempt": 1, "n": step, "counts": {}}]
-        table = {"file": {}, "complete": [step] * self.job.workers, "left": {}}
+        table = {"file": {}, "complete": [step] * self.job.workers, "left": dict(left or {})}
         self.answer(shard, {"did": "written", "cut": cut, "file": None, "blocks": blocks, "table": table, "rows": None})
 
     def _done(self, job: Any) -> list[e.Event]:

@@ -153,6 +153,23 @@ def test_a_manifest_that_is_being_written_cannot_be_voided() -> None:
     assert [type(job).__name__ for job in world.left] == []
 
 
+def test_workers_that_left_while_a_manifest_was_written_wait_for_the_final_one() -> None:
+    """It says of both that they have left. Were they let go by it, nobody would ask for a final one."""
+    world = World().begun()
+    cut = at_a_cut(world)
+    step, world.slow = cut.step or 0, True
+    for shard in range(2):
+        world.wrote(shard, cut.number, step, {"0": step, "1": step})
+    world.post()
+    for rank in range(2):
+        world.post(e.WorkerLeft(world._stream(rank), step))
+    world.slow, world.writes = False, True
+    world.work()
+    assert not any(Kind.LEFT in heard for heard in world.heard.values())
+    world.tick()
+    assert world.manifests[-1].final and [heard[-1] for heard in world.heard.values()] == [Kind.FINISHED] * 2
+
+
 def test_a_full_volume_pauses_checkpoints_with_a_sentence() -> None:
     world = World(interval=60.0).begun()
     cut = at_a_cut(world)
