@@ -66,7 +66,7 @@ def test_a_shard_that_reads_for_longer_than_its_timeout_is_alive_and_says_how_fa
             looks: list[tuple[int, int, dict[str, Any]]] = []
 
             def serves() -> bool:
-                health, started, status = run.get(1, contract.HEALTH_PATH)[0], run.get(1, contract.STARTED_PATH)[0], run.get(1)[1]
+                health, status, started = run.get(1, contract.HEALTH_PATH)[0], run.get(1)[1], run.get(1, contract.STARTED_PATH)[0]
                 if health:
                     looks.append((health, started, status))
                 time.sleep(0.1)

@@ -13,6 +13,7 @@ from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.checkpoint.rows import read_tables, table_bytes
 from psjob.checkpoint.states import read_states, state_bytes
 from psjob.layout.blocks import assign
+from psjob.process import pulse
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Read, SetFences
 from psjob.shard.disk import DiskThread, Stopped, Transfer
@@ -74,7 +75,7 @@ class Restoring:
         if store.mode.ahead == 0:  # versions are clocks here; a checkpoint of another mode may have counted pushes
             states = {index: (state, made.step) for index, (state, _) in states.items()}
             tables = [(table, made.step) for table, _ in tables]
-        with self._placing:
+        with self._placing, pulse.call():  # a large shard is copied for seconds
             transfer.check()
             store.restore(made.layout, made.rule, states, tables)
             load_table(store, made, rows)

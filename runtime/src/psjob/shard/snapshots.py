@@ -191,16 +191,9 @@ class Snapshots:
     # -- files, in the disk thread -------------------------------------------------------------
 
     def _save(self, job: Job) -> None:
+        """Write the files and tell what came of it, once nothing is held for the cut any more: the next one may begin at once."""
         try:
-            body = self._written(job)
-            job.transfer.check()
-        except (Voided, Stopped):
-            self._post(e.GaveUp(job.cut))
-        except CheckpointProblem as problem:
-            self._rows.void()  # or the next cut would take its rows for saved
-            self._post(self._failed(job, problem))
-        else:
-            self._post(e.Wrote(job.cut, body))
+            told = self._came(job)
         finally:
             for pin in job.pins:
                 pin.leave()
@@ -209,6 +202,18 @@ class Snapshots:
                 self._job = None
                 if self._held is not None and self._held.cut == job.cut:
                     self._held, self._pins = None, []
+        self._post(told)
+
+    def _came(self, job: Job) -> e.Event:
+        try:
+            body = self._written(job)
+            job.transfer.check()
+        except (Voided, Stopped):
+            return e.GaveUp(job.cut)
+        except CheckpointProblem as problem:
+            self._rows.void()  # or the next cut would take its rows for saved
+            return self._failed(job, problem)
+        return e.Wrote(job.cut, body)
 
     def _written(self, job: Job) -> dict[str, Any]:
         """Write the files; what the coordinator is told. Raises CheckpointProblem, Voided, Stopped."""
