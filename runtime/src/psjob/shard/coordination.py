@@ -23,7 +23,7 @@ from psjob.modes import written
 from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
-from psjob.protocol.coordinator import actions, border, events
+from psjob.protocol.coordinator import actions, border, events, signs
 from psjob.protocol.coordinator.actions import Action
 from psjob.protocol.coordinator.events import Event
 from psjob.protocol.coordinator.job import JobFacts
@@ -151,7 +151,7 @@ class Coordination:
         elif kind is Kind.STOP:
             self.post(events.WorkerStops(stream))
         elif kind is Kind.STIRRED:
-            self.post(events.Stirred(stream))
+            self.post(signs.Stirred(stream))
 
     def shard(self, index: int, hello: Mapping[str, Any], order: SendOrder) -> int:
         """Another shard says hello; `order` reaches it. Returns the number of its stream. Raises WireError."""

@@ -9,6 +9,7 @@ from typing import Any
 from psjob.layout.blocks import TensorSpec
 from psjob.modes import ServedMode
 from psjob.protocol.coordinator.job import CheckpointFacts
+from psjob.protocol.coordinator.signs import Stirred, WorkersAwaited
 
 # -- time and this process -------------------------------------------------------------------------
 
@@ -124,22 +125,6 @@ class CheckpointAsked:
     """A script asks for a checkpoint."""
 
     stream: int
-
-
-@dataclass(frozen=True)
-class Stirred:
-    """A worker's script goes on, by a step that pushes nothing."""
-
-    stream: int
-
-
-@dataclass(frozen=True)
-class WorkersAwaited:
-    """Answers of a shard wait for a push of these workers, so many seconds already. `clocks`: complete clocks by rank, of shard 0 alone."""
-
-    shard: int
-    seconds: Mapping[int, float]
-    clocks: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

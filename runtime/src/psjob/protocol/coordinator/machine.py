@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from psjob.modes import written
-from psjob.protocol.coordinator import actions, events
+from psjob.protocol.coordinator import actions, events, signs
 from psjob.protocol.coordinator.actions import Action, Log, Tell
 from psjob.protocol.coordinator.completion import Completion
 from psjob.protocol.coordinator.cutting import Cutting
@@ -133,7 +133,7 @@ class Coordinator:
                 recovery.unrestored(event)
             case events.StandsAt():
                 recovery.joining.where(event)
-            case events.WorkersAwaited():
+            case signs.WorkersAwaited():
                 self.hanging.awaited(event)
             case events.PushArrived():
                 if self.deciding is not None:
@@ -179,7 +179,7 @@ class Coordinator:
                 self.recovery.joining.not_joined(event)
             case (
                 events.RecordCame() | events.Marked() | events.WorkerLeft() | events.Reported() | events.CheckpointAsked()
-                | events.WorkerStops() | events.Stirred()
+                | events.WorkerStops() | signs.Stirred()
             ):  # fmt: skip
                 member = self.members.of(event.stream)
                 # What a process says that joined before a restore is of steps that are undone; it begins again.
@@ -201,7 +201,7 @@ class Coordinator:
         self.recovery.worker(stream)
 
     def _said(self, member: Member, event: Event) -> None:
-        if isinstance(event, events.RecordCame | events.Marked | events.Stirred):
+        if isinstance(event, events.RecordCame | events.Marked | signs.Stirred):
             self.hanging.stirred(member.rank)
         match event:
             case events.RecordCame(_, clock, record, idle):
