@@ -13,6 +13,7 @@ from psjob.protocol.coordinator import actions as a
 from psjob.protocol.coordinator import border
 from psjob.protocol.coordinator import events as e
 from psjob.protocol.coordinator.cuts import SILENCE_SECONDS, Cut
+from psjob.protocol.coordinator.stream import Stream
 from psjob.wire.frame import Kind
 from tests.unit.coordinator_world import World, saved
 
@@ -401,7 +402,7 @@ def test_a_bug_in_the_machine_is_not_swallowed() -> None:
     world = World().begun()
     world.c.members.all.pop(1)
     with pytest.raises(KeyError):
-        world.post(e.WorkerHello(e.Stream(999, 1, (2, 0), True, "sync", rule="sgd")))
+        world.post(e.WorkerHello(Stream(999, 1, (2, 0), True, "sync", rule="sgd")))
 
 
 def test_nothing_follows_the_end_of_the_process() -> None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from psjob.layout.blocks import TensorSpec
 from psjob.modes import ServedMode
 from psjob.protocol.coordinator.job import CheckpointFacts
 from psjob.protocol.coordinator.signs import Stirred, WorkersAwaited
+from psjob.protocol.coordinator.stream import Stream
 
 # -- time and this process -------------------------------------------------------------------------
 
@@ -40,27 +40,6 @@ class StopAsked:
 
 
 # -- workers -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A worker's stream to shard 0: whose it is, and what its hello says. `id` is given once in the life of a process."""
-
-    id: int
-    rank: int
-    incarnation: tuple[int, int]
-    fresh: bool
-    """This process has no place in the job yet."""
-    mode: str
-    """The one that its process runs, as `modes.written` writes it."""
-    recovery: int = 0
-    """The newest restore that this process has come through."""
-    rule: str = ""
-    table: tuple[TensorSpec, ...] = ()
-    tables: tuple[Mapping[str, Any], ...] = ()
-    aliases: tuple[tuple[str, str], ...] = ()
-    problem: str | None = None
-    """Why its hello can be no job's: a sentence for whoever runs the script."""
 
 
 @dataclass(frozen=True)
