@@ -16,6 +16,7 @@ from psjob.checkpoint import claim, disk, files, manifest, orphans
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.process.errors import Fenced
 from psjob.protocol.coordinator import actions, events
+from psjob.protocol.coordinator.stream import Stream
 from psjob.wire.frame import Kind
 from tests.live.live_shards import eventually, serving
 from tests.unit.checkpoint_parts import RUN, names, save
@@ -261,7 +262,7 @@ def test_a_bug_in_the_coordinator_ends_its_process_with_the_reason(tmp_path: Pat
         coordination = shards.servers[0].coordinator
         assert coordination is not None and eventually(lambda: coordination.machine.recovery.state == "fresh")
         coordination.machine.members.all.clear()
-        coordination.post(events.WorkerHello(events.Stream(7, 0, (1, 0), True, "sync")))
+        coordination.post(events.WorkerHello(Stream(7, 0, (1, 0), True, "sync")))
         assert eventually(lambda: bool(told))
     assert "thread coordinator broke: KeyError" in told[0]
 

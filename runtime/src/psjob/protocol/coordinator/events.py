@@ -9,7 +9,7 @@ from typing import Any
 from psjob.modes import ServedMode
 from psjob.protocol.coordinator.job import CheckpointFacts
 from psjob.protocol.coordinator.signs import Stirred, WorkersAwaited
-from psjob.protocol.coordinator.stream import Stream as Stream
+from psjob.protocol.coordinator.stream import Stream
 
 # -- time and this process -------------------------------------------------------------------------
 

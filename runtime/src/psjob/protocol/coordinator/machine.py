@@ -20,6 +20,7 @@ from psjob.protocol.coordinator.job import CheckpointFacts, JobFacts
 from psjob.protocol.coordinator.members import Member, Members
 from psjob.protocol.coordinator.progress import JobProgress
 from psjob.protocol.coordinator.recovery import Recovery
+from psjob.protocol.coordinator.stream import Stream
 from psjob.protocol.coordinator.switching import Switching
 from psjob.wire.frame import Kind
 
@@ -189,7 +190,7 @@ class Coordinator:
                 return False
         return True
 
-    def _hello(self, stream: events.Stream) -> None:
+    def _hello(self, stream: Stream) -> None:
         if stream.incarnation < self.members[stream.rank].incarnation:
             problem = f"worker {stream.rank}: a newer process of this rank is here"
             self.emit(Tell(stream.id, Kind.ERROR, {"code": "fenced", "error": problem}))

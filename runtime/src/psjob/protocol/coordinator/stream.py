@@ -1,4 +1,4 @@
-"""A worker's stream to shard 0, as the coordinator knows it: a value, never an object that acts."""
+"""A worker's stream to shard 0, as a value: decisions name it, and only the driver can speak on it."""
 
 from __future__ import annotations
 
