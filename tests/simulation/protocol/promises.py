@@ -183,6 +183,8 @@ class Promises:
     def chosen(self, saved: Saved, view: int, by: str) -> None:
         """A coordinator has chosen what to go on from."""
         self.sources.setdefault(view, self.world.kernel.now)
+        if saved.final and self.final is None:
+            self.finished(saved, view << 20)
         if saved.name in self.zombies:
             raise Broken("a zombie's commit was adopted", f"{by} goes on from {saved.name} of {saved.writer}")
         durable = self.durable

@@ -359,7 +359,10 @@ class SimShard(Process):
         self.post(e.Stands(action.ask, self.standing_now(), found))
 
     def _note_left(self, action: a.NoteLeft) -> None:
+        before = self.store.counters.lost
         self.store.leave(action.rank, action.clock)
+        if self.store.counters.lost > before:
+            self.store.given_up(action.rank, action.clock)
 
     def _release(self, action: a.Release) -> None:
         for session in list(self.sessions.values()):

@@ -325,6 +325,9 @@ class Store(ShardProgress):
             with block.lock:
                 block.forget(rank)  # first: who restores a cut that says it has left does not hear of it again
         with self.lock:
+            if not self.mode.rewinds_together:
+                # All that it pushed was answered before it left: what is not here was lost by a restore, and nobody can make it again.
+                self.counters.lost += self.admission.jump(rank, clock)
             self.admission.leave(rank, clock)
         self.ask_again()
 

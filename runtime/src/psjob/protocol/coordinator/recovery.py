@@ -159,6 +159,7 @@ class Recovery:
         if view > self.view and self.state != "finished":
             self._rise(view)
             if self.open and self.c.mode.rewinds_together:
+                self.c.cutting.drop("a shard begins anew")  # it would commit steps that are undone
                 self.enter("electing")
                 self._rewind_workers()
 
@@ -276,6 +277,7 @@ class Recovery:
     def _restore(self, blank: set[int]) -> None:
         """Bring shards back from the newest manifest, once that is found."""
         self._blank |= blank
+        self.c.cutting.drop("shards are restored")
         self.enter("restoring")
         self.done, self.only = set(), set(self.peers)
         self.finding.look()
