@@ -20,7 +20,7 @@ from psjob_operator.local.children import ChildProcess
 from psjob_operator.local.command import Command, base_environment
 from psjob_operator.local.errors import BadInput
 from psjob_operator.local.folder import Folder, message_of, tail_of
-from psjob_operator.local.ports import ADDRESS, Ports
+from psjob_operator.local.sites import Sites
 from psjob_operator.local.watch import Watch
 from psjob_operator.plan import naming
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess, Event, Plan
@@ -43,7 +43,7 @@ class Ground:
     job: PSTrainingJob
     folder: Folder
     command: Command
-    ports: Ports
+    sites: Sites
     watch: Watch
     tell: Callable[[Event], None]
     """Called with what the plan has to say to people."""
@@ -65,8 +65,7 @@ class Ground:
         Raises:
             BadInput: it cannot be written.
         """
-        shards = [(ADDRESS, data, status) for data, status in zip(self.ports.data, self.ports.status, strict=True)]
-        config = job_config(self._named, shards, checkpoints=str(self.folder.path.parent))
+        config = job_config(self._named, self.sites.shards, checkpoints=str(self.folder.path.parent))
         if self.resume is not None:
             config["checkpoint"]["resumeFrom"] = {"path": str(self.resume)}
         try:
@@ -192,6 +191,7 @@ class Ground:
                 child.wait()
         self.reap()
         argv: Sequence[str] = self.command.argv if action.role == "worker" else (sys.executable, "-m", "psjob.shard")
+        argv = self.sites.command(action.role, action.index, argv)
         env = self._environment(action)
         log = self.folder.log(action.name)
         self.children.append(children.start(action.name, action.role, action.index, action.number, argv, env, self.command.folder, log))
@@ -231,7 +231,7 @@ class Ground:
             | {
                 contract.ENV_ATTEMPT: str(action.number),
                 contract.ENV_CHECKPOINTS: str(self.folder.path.parent),
-                contract.ENV_BIND: ADDRESS,
+                contract.ENV_BIND: self.sites.shards[action.index].host,
             }
         )
 

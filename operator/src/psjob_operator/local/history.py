@@ -34,7 +34,7 @@ async def keep_history(ground: Ground, path: Path) -> None:
         try:
             while True:
                 coordinator = ground.current("shard", 0)
-                told = coordinator and await ground.watch.look(coordinator, ground.ports.status[0])
+                told = coordinator and await ground.watch.look(coordinator, ground.sites.shards[0])
                 note(news.of(told, time.time()) if told else None)
                 await asyncio.sleep(EVERY)
         finally:

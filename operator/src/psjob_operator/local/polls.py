@@ -13,6 +13,7 @@ from psjob_operator.local.children import ChildProcess
 from psjob_operator.local.faults import Fault, Recovery, unfinished
 from psjob_operator.local.ground import Ground
 from psjob_operator.local.probe import numbers, part
+from psjob_operator.local.sites import Listening
 from psjob_operator.local.story import Story
 
 EVERY = 0.5
@@ -30,8 +31,8 @@ SETTLE = 0.01
 async def poll_shards(ground: Ground, wake: asyncio.Event) -> None:
     """Ask every shard again and again, each in its own rhythm: one that hangs holds up no other."""
     async with asyncio.TaskGroup() as group:
-        for index, port in enumerate(ground.ports.status):
-            group.create_task(_poll(ground, index, port, wake))
+        for index, shard in enumerate(ground.sites.shards):
+            group.create_task(_poll(ground, index, shard, wake))
 
 
 async def strike_at(ground: Ground, faults: tuple[Fault, ...], story: Story, wake: asyncio.Event) -> None:
@@ -40,7 +41,7 @@ async def strike_at(ground: Ground, faults: tuple[Fault, ...], story: Story, wak
     while waiting:
         await asyncio.sleep(ARMED)
         coordinator = ground.current("shard", 0)
-        told = coordinator and await ground.watch.look(coordinator, ground.ports.status[0])
+        told = coordinator and await ground.watch.look(coordinator, ground.sites.shards[0])
         if not told:
             continue
         step, checkpoints = int(numbers(told, "coordinator", "step")), ground.watch.checkpoints
@@ -50,12 +51,12 @@ async def strike_at(ground: Ground, faults: tuple[Fault, ...], story: Story, wak
                 wake.set()
 
 
-async def _poll(ground: Ground, index: int, port: int, wake: asyncio.Event) -> None:
+async def _poll(ground: Ground, index: int, shard: Listening, wake: asyncio.Event) -> None:
     while True:
         child = ground.current("shard", index)
         if child is not None:
             before = ground.watch.ready(child), ground.watch.unresponsive(child)
-            await ground.watch.ask(child, port)
+            await ground.watch.ask(child, shard)
             if before != (ground.watch.ready(child), ground.watch.unresponsive(child)):
                 wake.set()
         await asyncio.sleep(CLOSE if ground.watch.recovering or child is None else EVERY)
@@ -65,7 +66,7 @@ async def _strike(ground: Ground, fault: Fault, story: Story) -> bool:
     child = ground.current(fault.role, fault.index)
     if child is None:
         return False  # It is being replaced; its next start is hit.
-    told = await ground.watch.look(child, ground.ports.status[fault.index]) if fault.role == "shard" else None
+    told = await ground.watch.look(child, ground.sites.shards[fault.index]) if fault.role == "shard" else None
     if not child.running or (fault.role == "shard" and not ground.watch.ready(child)):
         return False  # One that has ended or does not serve yet would show how a start fails, not how training does.
     torn = await _stopped_in_cut(ground, child) if fault.when == "cut" else None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from psjob_operator.local.errors import BadInput
+from psjob_operator.local.sites import Listening
+from psjob_operator.plan.snapshot import Role
 
 ADDRESS = "127.0.0.1"
 
@@ -21,6 +24,15 @@ class Ports:
     data: list[int] = field(default_factory=list)
     status: list[int] = field(default_factory=list)
     _held: list[socket.socket] = field(default_factory=list)
+
+    @property
+    def shards(self) -> Sequence[Listening]:
+        """The shards' addresses in index order."""
+        return [Listening(ADDRESS, data, status) for data, status in zip(self.data, self.status, strict=True)]
+
+    def command(self, role: Role, index: int, argv: Sequence[str]) -> Sequence[str]:
+        """`argv`: all processes share this machine's network."""
+        return argv
 
     def close(self) -> None:
         """Give them back."""

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from psjob_operator import contract
-from psjob_operator.local.ports import ADDRESS
+from psjob_operator.local.sites import Listening
 
 LARGEST = contract.STATUS_BYTES
 
 
-async def status(port: int, timeout: float) -> Mapping[str, Any] | None:
+async def status(shard: Listening, timeout: float) -> Mapping[str, Any] | None:
     """What a shard says about itself (contract.STATUS_KEYS), or None: no good answer within `timeout` seconds."""
-    code, body = await _get(port, contract.STATUS_PATH, timeout)
+    code, body = await _get(shard, contract.STATUS_PATH, timeout)
     if code != 200:
         return None
     try:
@@ -25,17 +25,17 @@ async def status(port: int, timeout: float) -> Mapping[str, Any] | None:
     return told if isinstance(told, dict) else None
 
 
-async def healthy(port: int, timeout: float) -> bool:
+async def healthy(shard: Listening, timeout: float) -> bool:
     """Whether a shard says that it makes progress."""
-    return (await _get(port, contract.HEALTH_PATH, timeout))[0] == 200
+    return (await _get(shard, contract.HEALTH_PATH, timeout))[0] == 200
 
 
-async def _get(port: int, path: str, timeout: float) -> tuple[int, bytes]:
+async def _get(shard: Listening, path: str, timeout: float) -> tuple[int, bytes]:
     try:
         async with asyncio.timeout(timeout):
-            reader, writer = await asyncio.open_connection(ADDRESS, port, limit=LARGEST)
+            reader, writer = await asyncio.open_connection(shard.host, shard.status, limit=LARGEST)
             try:
-                writer.write(f"GET {path} HTTP/1.0\r\nHost: {ADDRESS}\r\n\r\n".encode())
+                writer.write(f"GET {path} HTTP/1.0\r\nHost: {shard.host}\r\n\r\n".encode())
                 head = await reader.readuntil(b"\r\n\r\n")
                 body = bytearray()
                 while len(body) <= LARGEST and (part := await reader.read(65536)):

@@ -24,6 +24,7 @@ from psjob_operator.local.polls import poll_shards, strike_at
 from psjob_operator.local.ports import reserve
 from psjob_operator.local.request import Request
 from psjob_operator.local.resume import resumed
+from psjob_operator.local.sites import Sites
 from psjob_operator.local.story import Story
 from psjob_operator.local.summary import failure, metric_line, metrics, summary
 from psjob_operator.local.verdict import never_attached
@@ -34,25 +35,27 @@ TURN = 0.25
 """Seconds between two looks where nothing wakes us."""
 
 
-def run_job(request: Request) -> int:
+def run_job(request: Request, sites: Sites | None = None) -> int:
     """Train the job of a manifest with processes of this machine; the exit code of `psjob run`.
+
+    They listen on free ports of the loopback address, or where `sites` says.
 
     Raises:
         BadInput: what was asked cannot be done; nothing was started.
     """
     began = time.time()
-    ground, faults, story = _prepare(request)
+    ground, faults, story = _prepare(request, sites)
     try:
         result = asyncio.run(_train(request, ground, faults, story))
     finally:
         for child in ground.children:
             child.stop(time.time(), grace=0)
-        ground.ports.close()
+        ground.sites.close()
         story.display.close()
     return _conclude(request, ground, story, result, time.time() - began)
 
 
-def _prepare(request: Request) -> tuple[Ground, tuple[Fault, ...], Story]:
+def _prepare(request: Request, sites: Sites | None) -> tuple[Ground, tuple[Fault, ...], Story]:
     job = read_job(request.manifest, request.settings)
     if importlib.util.find_spec("psjob") is None:
         raise BadInput("psjob run needs the runtime beside it; install it into the same environment: pip install psjob")
@@ -66,13 +69,13 @@ def _prepare(request: Request) -> tuple[Ground, tuple[Fault, ...], Story]:
             raise BadInput(f"{option} {path}: there is no folder {path.absolute().parent}; make it, or name another file")
     if request.history is not None:
         _writable(request.history)
-    ports = reserve(job.spec.ps.shards)
+    sites = sites or reserve(job.spec.ps.shards)
     folder = new_folder(job.metadata.name, Path.cwd())
     watch = Watch(float(job.spec.ps.shard_timeout_seconds))
     story = Story(
         Display(job.metadata.name, progress=request.progress, unit="round" if job.spec.training.mode == "local" else "step"), folder
     )
-    ground = Ground(job, folder, command, ports, watch, story.event, story.ended, resume)
+    ground = Ground(job, folder, command, sites, watch, story.event, story.ended, resume)
     ground.prepare()
     story.opening(job, command)
     return ground, faults, story

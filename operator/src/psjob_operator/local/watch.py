@@ -11,6 +11,7 @@ from typing import Any
 from psjob_operator.local import probe
 from psjob_operator.local.children import ChildProcess
 from psjob_operator.local.faults import Recovery
+from psjob_operator.local.sites import Listening
 
 LONGEST_TRY = 2.0
 """Seconds for one question to a status port; less where shardTimeout is short."""
@@ -44,18 +45,18 @@ class Watch:
     recoveries: list[Recovery] = field(default_factory=list)
     _pulses: dict[str, Pulse] = field(default_factory=dict)
 
-    async def ask(self, child: ChildProcess, port: int) -> None:
+    async def ask(self, child: ChildProcess, shard: Listening) -> None:
         """One round with one shard: is it well, and what does it say."""
         pulse = self._pulses.setdefault(child.uid, Pulse())
-        if not await probe.healthy(port, self._patience):
+        if not await probe.healthy(shard, self._patience):
             pulse.misses += 1
             return
         pulse.good, pulse.misses = time.time(), 0
-        await self.look(child, port)
+        await self.look(child, shard)
 
-    async def look(self, child: ChildProcess, port: int) -> Mapping[str, Any] | None:
+    async def look(self, child: ChildProcess, shard: Listening) -> Mapping[str, Any] | None:
         """What a shard says right now, taken note of; None without a good answer."""
-        told = await probe.status(port, self._patience)
+        told = await probe.status(shard, self._patience)
         if told is not None and child.running:
             self.hear(child, told)
         return told
