@@ -79,6 +79,15 @@ class Space:
         assert done.returncode == 0, f"{' '.join(words)} in {self.name} failed: {done.stderr.strip()}"
         return done.stdout
 
+    def processes(self) -> set[int]:
+        """The processes that run here, but for the one that holds the namespace."""
+        here, found = os.readlink(self.path), set()
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(entry / "ns/net") == here:
+                    found.add(int(entry.name))
+        return found - {self.holder.pid}
+
     def call(self, function: Callable[[], T]) -> T:
         """The result of `function`, called by a thread of this namespace: sockets that it makes are of here, wherever they are used."""
         result: list[T] = []
@@ -141,9 +150,9 @@ class Network:
         """No packet passes between the two."""
         return self._drop((one, other), (other, one))
 
-    def loss(self, percent: int, one: str, other: str) -> contextlib.AbstractContextManager[Dropped]:
-        """So many of a hundred packets between the two are dropped, by chance."""
-        return self._drop((one, other), (other, one), match=f"numgen random mod 100 < {percent}")
+    def loss(self, percent: int, *pairs: tuple[str, str]) -> contextlib.AbstractContextManager[Dropped]:
+        """So many of a hundred packets between the two of a pair are dropped, by chance."""
+        return self._drop(*pairs, *((other, one) for one, other in pairs), match=f"numgen random mod 100 < {percent}")
 
     def no_ends(self, *names: str) -> contextlib.AbstractContextManager[Dropped]:
         """No other member hears that a connection of `names` has ended: what has FIN or RST set is dropped on its way from them."""
@@ -153,7 +162,8 @@ class Network:
     @contextlib.contextmanager
     def limited(self, name: str, bits: int) -> Iterator[None]:
         """`name` sends and receives so many bits a second at most, all traffic together; 0.4 s of it wait in the link at most."""
-        words = ("root", "tbf", "rate", f"{bits}bit", "burst", "4kb", "latency", "400ms")
+        burst = max(4096, bits // 800)  # 10 ms: timers of some kernels tick no faster
+        words = ("root", "tbf", "rate", f"{bits}bit", "burst", str(burst), "latency", "400ms")
         ends = ((self.spaces[name], "eth0"), (self.router, name))
         for space, device in ends:
             space.run("tc", "qdisc", "replace", "dev", device, *words)

@@ -96,7 +96,7 @@ def test_a_cut_stops_one_direction_and_a_partition_both(network: Network, ends: 
 
 
 def test_some_of_a_hundred_packets_are_lost(network: Network, ends: Ends) -> None:
-    with network.loss(5, "left", "right") as dropped:
+    with network.loss(5, ("left", "right")) as dropped:
         came = arrived(ends, "left", "right", 2000)
         assert came + dropped.packets == 2000
         # Eight standard deviations to each side.

@@ -1,0 +1,35 @@
+"""A worker whose connection is lost unheard while it leaves: the job ends all the same."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import network_faults as faults
+from tests.netjob import members
+from tests.netns import Network, require
+
+pytestmark = pytest.mark.timeout(600)
+REST = 2.0
+"""Seconds between a worker's last step and its end."""
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_worker_that_leaves_on_a_lost_connection_is_heard(tmp_path: Path, mode: str) -> None:
+    require()
+    with Network(members(faults.SHARDS, faults.WORKERS)) as network, faults.job(network, tmp_path, mode, "--rest", str(REST)) as going:
+        going.wait_for("training", lambda: going.least() > 0)
+        last = going.end_soon()
+        going.wait_for("the last step", lambda: going.least() >= last, every=0.02)
+        with network.no_ends("shard-0"):
+            assert network.abort("shard-0", "worker-0") > 0
+            left = max(at for step, at in going.steps(0) if step == last) + REST
+            assert time.time() < left, "the worker was faster than the fault"
+            going.wait_for("the final weights", (going.run_folder / "final.safetensors").exists, faults.GOES_ON * 4)
+            took = time.time() - left
+            ran = going.finish()
+    print(f"{mode}: the final weights came {took:.1f} s after the worker's end")
+    assert ran.summary["steps"] == last
+    assert took <= faults.GOES_ON

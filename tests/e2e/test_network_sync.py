@@ -1,0 +1,32 @@
+"""Sync training through faults of a real network between namespaces: it goes on within 15 s, and no bit of the weights differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import network_faults as faults
+from tests.netns import require
+
+pytestmark = pytest.mark.timeout(900)
+PHASES = [
+    faults.partition("worker-0", "shard-1", stops=(0, 1)),
+    faults.cut("worker-1", "shard-0", stops=(0, 1)),
+    faults.cut("shard-1", "worker-0", stops=(0, 1)),
+    faults.cut("shard-1", "shard-0", shards=True),
+    faults.cut("shard-0", "shard-1", shards=True),
+    faults.half_open("shard-1", "worker-0"),
+    faults.half_open("shard-0", "shard-1", shards=True),
+    faults.killed(1),
+    faults.narrow("worker-1", 1_000_000, steps=30),
+    faults.lossy(5, steps=40),
+    faults.late(0.2, steps=15),
+]
+
+
+def test_faults_of_the_network_change_no_bit(tmp_path: Path) -> None:
+    require()
+    ran = faults.run(tmp_path, "sync", PHASES)
+    plain = faults.undisturbed(tmp_path / "plain", ran.summary["steps"])
+    assert ran.summary["updates_lost"] == 0 and ran.sha == plain.sha
