@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,16 @@ class NetJob:
         path.with_suffix(".part").write_text(str(last))
         path.with_suffix(".part").rename(path)
         return last
+
+    @contextlib.contextmanager
+    def paused(self, rank: int) -> Iterator[None]:
+        """The script of a worker makes no step."""
+        mark = self.run_folder / f"pause-{rank}"
+        mark.touch()
+        try:
+            yield
+        finally:
+            mark.unlink()
 
     def kill(self, name: str) -> None:
         """SIGKILL to all processes of a member."""

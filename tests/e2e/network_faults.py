@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ WORKERS, SHARDS = 2, 2
 PACE = 0.1
 GOES_ON = 15.0
 """Seconds within which a job must go on."""
+HOLDS = 2.0
+"""A worker that makes no step for so many seconds, while nothing is wrong, holds its pushes."""
 TRAINING = {"transport": "tcp", "seed": 3}
 CHECKPOINTS = {"interval": "1s"}
 
@@ -37,6 +40,21 @@ def half_open(name: str, peer: str, **how: object) -> Phase:
             yield dropped
 
     return Phase(f"{name} lost its connections with {peer} unheard", fault, seconds=0, **how)  # type: ignore[arg-type]
+
+
+def half_open_while_held(rank: int, shard: int, other: int, **how: object) -> Phase:
+    """As `half_open`, of a worker that holds its pushes for a checkpoint until rank `other`, which makes no step, has come too."""
+    worker, peer = f"worker-{rank}", f"shard-{shard}"
+
+    @contextlib.contextmanager
+    def fault(job: NetJob) -> Iterator[Dropped]:
+        with job.network.no_ends(peer) as dropped:
+            with job.paused(other):
+                job.wait_for(f"{worker} to hold its pushes", lambda: time.time() - max(at for _, at in job.steps(rank)) > HOLDS)
+                assert job.network.abort(peer, worker) > 0, f"{peer} has no connection with {worker}"
+            yield dropped
+
+    return Phase(f"{peer} lost its connections with {worker}, which holds its pushes, unheard", fault, seconds=0, **how)  # type: ignore[arg-type]
 
 
 def killed(shard: int, **how: object) -> Phase:

@@ -19,7 +19,7 @@ PHASES = [
     faults.half_open("shard-1", "worker-0"),
     faults.half_open("shard-0", "worker-1"),
     faults.lossy(5, steps=40),
-    faults.late(0.2, steps=15),
+    faults.late(0.2, steps=8),
     faults.narrow("worker-0", 1_000_000, steps=15),
     faults.partition("worker-0", "shard-1", seconds=27.0, stops=(0,)),
 ]

@@ -1,4 +1,4 @@
-"""A worker whose connection is lost unheard while it leaves: the job ends all the same."""
+"""Processes that end while their connections are lost unheard: the job ends all the same."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import network_faults as faults
+from tests.e2e.workloads import ledger
 from tests.netjob import members
 from tests.netns import Network, require
 
@@ -33,3 +34,13 @@ def test_a_worker_that_leaves_on_a_lost_connection_is_heard(tmp_path: Path, mode
     print(f"{mode}: the final weights came {took:.1f} s after the worker's end")
     assert ran.summary["steps"] == last
     assert took <= faults.GOES_ON
+
+
+def test_what_a_shard_that_was_killed_unheard_lost_is_what_is_missing(tmp_path: Path) -> None:
+    require()
+    ran = faults.run(tmp_path, "async", [faults.killed(1)])
+    table = ledger.counted(ran.weights(), faults.WORKERS, faults.SHARDS)
+    steps = ran.summary["steps"]
+    assert all(count == steps for block in table[0] for count in block), f"the shard that lived has lost something: {table}"
+    assert all(count <= steps for block in table[1] for count in block), f"a push counted twice: {table}"
+    assert {sum(steps - count for count in block) for block in table[1]} == {ran.summary["updates_lost"]}, table

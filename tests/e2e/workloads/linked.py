@@ -2,7 +2,8 @@
 
 As a script: `python linked.py PACE [--last STEP] [--rest SECONDS] [--ledger] [--ballast MIB]`. It rests PACE seconds after each step.
 Its last step is LAST, or the number that a file `last` in the run's folder holds; it ends SECONDS after it. With `--ledger` each worker
-counts its own steps (ledger.py). The ballast is memory in every resume record.
+counts its own steps (ledger.py). The ballast is memory in every resume record. A worker makes no step while the run's folder holds a
+file `pause-RANK`.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ def main() -> None:
             if ps.step() == (args.last or told(folder / "last")):
                 break
             time.sleep(args.pace)
+            while (folder / f"pause-{ps.rank()}").exists():
+                time.sleep(0.02)
     time.sleep(args.rest)
 
 
