@@ -79,6 +79,10 @@ class Space:
         assert done.returncode == 0, f"{' '.join(words)} in {self.name} failed: {done.stderr.strip()}"
         return done.stdout
 
+    def set(self, setting: str, value: str) -> None:
+        """Give a value to a setting of net.ipv4 here."""
+        self.call(lambda: Path("/proc/sys/net/ipv4", setting).write_text(value))
+
     def processes(self) -> set[int]:
         """The processes that run here, but for the one that holds the namespace."""
         here, found = os.readlink(self.path), set()
@@ -127,7 +131,8 @@ class Network:
     def __enter__(self) -> Network:
         with contextlib.ExitStack() as stack:
             self.router = self._space(stack, "router", ROUTER)
-            self.router.run("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0")
+            for setting, value in (("ip_forward", "1"), ("conf/all/rp_filter", "0"), ("conf/default/rp_filter", "0")):
+                self.router.set(setting, value)
             for number, name in enumerate(self.names):
                 self.spaces[name] = self._space(stack, name, f"10.77.0.{number + 10}")
                 self._link(self.spaces[name])
@@ -249,7 +254,7 @@ class Network:
         space.run("ip", "route", "add", ROUTER, "dev", "eth0")
         space.run("ip", "route", "add", "default", "via", ROUTER)
         # The one that every kernel has and allows here; the machine's own may be another on each.
-        space.run("sysctl", "-qw", "net.ipv4.tcp_congestion_control=reno")
+        space.set("tcp_congestion_control", "reno")
 
 
 def _rules(told: dict[str, list[dict[str, dict[str, object]]]]) -> list[list[dict[str, dict[str, int]]]]:
