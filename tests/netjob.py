@@ -30,11 +30,7 @@ DATA, STATUS = 7070, 7071
 SUMMARY = "summary.json"
 STEPS_ON = 3
 """A worker has gone on when it has made so many further steps."""
-<<<<<<< HEAD
-AHEAD = 40
-=======
 AHEAD = 100
->>>>>>> netns
 """A job is told its last step so many steps before: no worker makes them before it has read it."""
 GIVE_UP = 60.0
 """Seconds after which a job that does not go on is given up."""
@@ -166,11 +162,7 @@ class NetJob:
             time.sleep(every)
         return result
 
-<<<<<<< HEAD
-    def finish(self, seconds: float = 90) -> Ran:
-=======
     def finish(self, seconds: float = 300) -> Ran:
->>>>>>> netns
         """Wait for its end, which must be a good one."""
         ran = finish(self.process, self.folder, seconds)
         assert ran.code == 0, f"exit code {ran.code}:\n{ran.err[-2000:]}\n{self.story()}"

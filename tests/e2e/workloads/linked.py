@@ -1,14 +1,8 @@
 """A script that notes each step and trains until a test says where to end.
 
-<<<<<<< HEAD
-As a script: `python linked.py PACE [--last STEP] [--rest SECONDS] [--ledger] [--ballast MIB]`. It rests PACE seconds after each step.
-Its last step is LAST, or the number that a file `last` in the run's folder holds; it ends SECONDS after it. With `--ledger` each worker
-counts its own steps (ledger.py). The ballast is memory in every resume record. A worker makes no step while the run's folder holds a
-=======
 As a script: `python linked.py PACE [--last STEP] [--rest SECONDS] [--ledger] [--ballast MIB]`. It rests PACE seconds after each step
 until it knows its last: LAST, or the number that a file `last` in the run's folder holds. It ends SECONDS after it. With `--ledger` each
 worker counts its own steps (ledger.py). The ballast is memory in every resume record. A worker makes no step while the run's folder holds a
->>>>>>> netns
 file `pause-RANK`.
 """
 
@@ -75,16 +69,10 @@ def main() -> None:
             optimizer.zero_grad()
             ballast.kept += 0.5
             print(f"{ps.step()} {time.time():.4f}", file=notes, flush=True)
-<<<<<<< HEAD
-            if ps.step() == (args.last or told(folder / "last")):
-                break
-            time.sleep(args.pace)
-=======
             last = args.last or told(folder / "last")
             if ps.step() == last:
                 break
             time.sleep(0 if last else args.pace)
->>>>>>> netns
             while (folder / f"pause-{ps.rank()}").exists():
                 time.sleep(0.02)
     time.sleep(args.rest)

@@ -57,11 +57,7 @@ async def _poll(ground: Ground, index: int, shard: Listening, wake: asyncio.Even
         if child is not None:
             before = ground.watch.ready(child), ground.watch.unresponsive(child)
             await ground.watch.ask(child, shard)
-<<<<<<< HEAD
             if before != (ground.watch.ready(child), ground.watch.unresponsive(child)) or ground.watch.hung:
-=======
-            if before != (ground.watch.ready(child), ground.watch.unresponsive(child)):
->>>>>>> netns
                 wake.set()
         await asyncio.sleep(CLOSE if ground.watch.recovering or child is None else EVERY)
 

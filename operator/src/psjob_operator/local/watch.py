@@ -45,14 +45,11 @@ class Watch:
     recoveries: list[Recovery] = field(default_factory=list)
     _pulses: dict[str, Pulse] = field(default_factory=dict)
 
-<<<<<<< HEAD
     @property
     def hung(self) -> bool:
         """Does shard 0 name workers that hang?"""
         return bool(self.coordinator.get("hung"))
 
-=======
->>>>>>> netns
     async def ask(self, child: ChildProcess, shard: Listening) -> None:
         """One round with one shard: is it well, and what does it say."""
         pulse = self._pulses.setdefault(child.uid, Pulse())
