@@ -66,10 +66,10 @@ def test_a_break_loses_what_is_under_way_and_may_leave_a_half_open_end() -> None
     one, other, heard = pair(kernel, network)
     one.send("lost")
     network.break_stream(one, told=False, lingers=0.0)
-    settle(kernel)
+    settle(kernel, 1.0)
     assert heard == [] and one.closed and not other.closed
     other.send("into the void")
-    settle(kernel)
+    settle(kernel, 1.0)
     assert heard == ["end"], "the reset that answers it ends the other half"
 
 
@@ -109,10 +109,10 @@ def test_a_name_that_was_not_synced_may_be_lost() -> None:
         results: list[Any] = []
         DiskThread(Process(kernel, "pod")).ask(disk.write_whole("pod", "a", "A", 1000), results.append)
         settle(kernel)
-        assert isinstance(results[0], CheckpointProblem) and "a" in disk.files, "the fsync of the folder fails after the rename"
+        assert isinstance(results[0], CheckpointProblem) and "a" not in disk.files, "a name that could not be made durable is taken back"
         disk.power_cut("pod")
         lost += "a" not in disk.files
-    assert 0 < lost < 40
+    assert lost > 0
 
 
 def test_a_full_volume_refuses_and_keeps_nothing() -> None:
