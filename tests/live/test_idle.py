@@ -43,10 +43,10 @@ def test_a_record_tells_it_and_one_that_knows_nothing_leaves_it(tmp_path: Path) 
         return [worker["idle"] for worker in desk.c.members.status()]
 
     assert told() == [None, None]
-    desk.c._frame(clerks[1], Header(Kind.RECORD, clock=1, part=4000, request=2500), {}, b"")
+    desk.say(clerks[1], Header(Kind.RECORD, clock=1, part=4000, request=2500), {}, b"")
     assert told() == [None, 0.25]
-    desk.c._frame(clerks[1], Header(Kind.RECORD, clock=1), {}, b"")
-    desk.c._frame(clerks[0], Header(Kind.RECORD, clock=1, part=1, request=2**32 - 1), {}, b"")
+    desk.say(clerks[1], Header(Kind.RECORD, clock=1), {}, b"")
+    desk.say(clerks[0], Header(Kind.RECORD, clock=1, part=1, request=2**32 - 1), {}, b"")
     assert told() == [1.0, 0.25]
 
 
