@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from tests.simulation.protocol import faults
-from tests.simulation.protocol.faults import Fault
+from tests.simulation.protocol.faults import MEGABIT, Fault
 
 MODES = ("sync", "async", "bounded", "backup", "softsync", "threshold", "local", "local-quorum", "local-async")
 PHASES = ("gathering", "restoring", "initialising", "training", "cutting", "writing", "committing", "ending", "finished")
@@ -45,6 +45,11 @@ class Plan:
     """Seconds from a process's start until it speaks."""
     faults: tuple[Fault, ...]
 
+    @property
+    def patience(self) -> float:
+        """Seconds after the last fault in which the job must be complete: some cuts, restores and restarts."""
+        return 240.0 + 12 * self.shard_bytes / self.disk_rate + 40 * self.record_bytes * self.workers / self.rate
+
     def words(self) -> str:
         """The plan in lines that a person reads."""
         head = (
@@ -67,6 +72,8 @@ def draw(seed: int, mode: str | None = None) -> Plan:
     lengths = tuple(random.randint(4, steps) if ragged and random.random() < 0.5 else steps for _ in range(workers))
     slow_disk = random.random() < 0.2
     large = random.random() < 0.15
+    minutes = random.random() < 0.02
+    """Writing a cut takes more than one."""
     step_seconds = random.choice((0.02, 0.1, 0.4))
     count = random.choice((0, 1, 1, 2, 2, 3, 4, 6))
     until = 1.0 + steps * step_seconds * 2 + random.uniform(0.0, 6.0)
@@ -75,9 +82,10 @@ def draw(seed: int, mode: str | None = None) -> Plan:
         seed=seed, mode=mode, shards=shards, workers=workers, steps=lengths,
         blocks=random.randint(max(1, shards - 1), shards + 2), tables=1 if random.random() < 0.25 else 0,
         every=every, interval=random.choice((0.5, 2.0, 5.0)) if every is None or random.random() < 0.4 else None,
-        shard_timeout=random.choice((2.0, 5.0, 10.0)), step_seconds=step_seconds, delay=random.choice((0.0002, 0.002, 0.02)), rate=1e8,
-        disk_rate=1e6 if slow_disk else 1e8, disk_delay=random.choice((0.001, 0.01, 0.05)),
-        shard_bytes=random.choice((100_000, 10_000_000)) if slow_disk else 1_000_000,
+        shard_timeout=random.choice((2.0, 5.0, 10.0)), step_seconds=step_seconds, delay=random.choice((0.0002, 0.002, 0.02)),
+        rate=MEGABIT if random.random() < 0.04 else 1e8,
+        disk_rate=1e8 if minutes else 1e6 if slow_disk else 1e8, disk_delay=random.choice((0.001, 0.01, 0.05)),
+        shard_bytes=8_000_000_000 if minutes else random.choice((100_000, 10_000_000)) if slow_disk else 1_000_000,
         record_bytes=400_000 if large else random.choice((300, 300, 80_000)),
         policy="FirstWorker" if random.random() < 0.15 else "AllWorkers", residual=random.random() < 0.3,
         starts=random.choice((0.2, 1.0, 3.0)),

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from tests.simulation.protocol.world import World
 
 
+MOST_ORPHANS = 6
+"""Cuts that may have files in no manifest at one time: one under way, void ones that wait for a busy disk, those of dead processes."""
+
+
 class Broken(BaseException):
     """A promise does not hold. Nothing that is simulated may catch it."""
 
@@ -231,6 +235,16 @@ class Promises:
         saved = self.final
         if saved is None:
             raise Broken("complete without an end", "shard 0 ended well and no final checkpoint was committed")
+
+    def tidy(self) -> None:
+        """Files of cuts that came to nothing do not pile up."""
+        volume = self.world.volume
+        if volume.stays or len(volume.files) < MOST_ORPHANS * self.world.plan.shards:
+            return
+        kept = {name for file in volume.files.values() if isinstance(file.content, Saved) for name in file.content.files}
+        cuts = {name.split("-")[1] for name in volume.files if name[0] == "v" and name not in kept and not name.endswith(".tmp")}
+        if len(cuts) > MOST_ORPHANS:
+            raise Broken("files pile up", f"files of the cuts {sorted(cuts)} are in no manifest")
 
     # -- the undisturbed history -------------------------------------------------------------------
 

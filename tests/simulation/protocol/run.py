@@ -10,8 +10,6 @@ from tests.simulation.protocol.plan import Plan
 from tests.simulation.protocol.promises import Broken
 from tests.simulation.protocol.world import World
 
-BOUND = 300.0
-"""Virtual seconds after the last fault in which a job must be complete."""
 MOST_EVENTS = 2_000_000
 
 
@@ -38,14 +36,14 @@ def run(plan: Plan, traced: bool = False) -> Outcome:
         kernel, planner = world.kernel, world.planner
 
         def over() -> bool:
-            late = kernel.now > world.quiet_at + BOUND or kernel.steps > MOST_EVENTS
+            late = kernel.now > world.quiet_at + plan.patience or kernel.steps > MOST_EVENTS
             return planner.complete or planner.failed is not None or late
 
         kernel.run(over, 1e9)
         if planner.failed is not None:
             broken, detail = "the job failed", planner.failed
         elif not planner.complete:
-            broken, detail = "the job hangs", f"not complete {BOUND:.0f} s after the last fault; " + standing(world)
+            broken, detail = "the job hangs", f"not complete {plan.patience:.0f} s after the last fault; " + standing(world)
         else:
             world.promises.complete()
     except Broken as problem:

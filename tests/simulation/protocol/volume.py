@@ -41,6 +41,8 @@ class Volume:
         """By pod (`*`: all): operations that fail with EIO, such as write, sync, rename, folder, read, list, unlink."""
         self.slow: dict[str, float] = {}
         """By pod (`*`: all): how much slower its disk is."""
+        self.stays = False
+        """Some file could not be removed, or a removal was lost."""
         self._undo: dict[str, list[Callable[[], None]]] = {}
 
     @property
@@ -153,6 +155,7 @@ class Volume:
     def unlink(self, pod: str, name: str) -> None:
         """Remove a file where it is."""
         if "unlink" in self.ill.get(pod, ()) or "unlink" in self.ill.get("*", ()):
+            self.stays = True
             return
         file = self.files.pop(name, None)
         if file is not None:
@@ -161,6 +164,7 @@ class Volume:
     def power_cut(self, pod: str) -> None:
         """The host of a pod loses power: what it had not synced is lost, the newest names first; bytes are torn or whole."""
         undo = self._undo.pop(pod, [])
+        self.stays = True
         for back in reversed(undo[len(undo) - self.kernel.random.randint(0, len(undo)) :]):
             back()
         for file in self.files.values():

@@ -137,7 +137,8 @@ class World:
         return self._parts
 
     def polled(self) -> None:
-        """The planner reads shard 0's status."""
+        """The planner reads shard 0's status, and somebody looks at the volume."""
+        self.promises.tidy()
         shard = self.shards[0]
         if shard.alive and not shard.frozen and shard.pod not in self.planner.cut_off:
             shard.polled()

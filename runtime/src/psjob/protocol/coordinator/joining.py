@@ -69,15 +69,19 @@ class Joining:
             return
         self._waiting[stream.rank] = stream
 
-    def opened(self, restored: Mapping[int, events.ShardRestored], shards: int) -> None:
-        """Training begins, or goes on: questions of before are void, and what all shards told when they were restored answers new ones."""
-        self._waiting, self._question = {}, None
+    def opened(self, restored: Mapping[int, events.ShardRestored], shards: int) -> dict[int, Stream]:
+        """Training begins, or goes on: questions of before are void, and what all shards told when they were restored answers new ones.
+
+        Returns who waits for the answer to an older one.
+        """
+        waiting, self._waiting, self._question = self._waiting, {}, None
         # In a mode that goes on without a worker, its own streams to other shards may move its clock before it is placed.
         whole = (
             len(restored) == shards and all(r.stands and r.complete for r in restored.values()) and self.recovery.c.mode.rewinds_together
         )
         self._restored = dict(restored) if whole else {}
         self._unplaced = {m.rank for m in self.recovery.c.members.live()} if whole else set()
+        return waiting
 
     def ask(self, now: float) -> None:
         """Ask for all that wait, unless a question is under way or was just put."""

@@ -345,8 +345,8 @@ class Recovery:
             peer.serving, peer.recovery, peer.mode = True, self.recovery, written(c.mode)
             self.order(index, {"do": "open", "view": self.view, "recovery": self.recovery})
         c.cutting.cuts.restart(c.progress.step, c.now)
-        self.joining.opened(self.told, len(self.peers))
-        waiting, self.waiting = self.waiting, {}
+        waiting = {**self.joining.opened(self.told, len(self.peers)), **self.waiting}
+        self.waiting = {}
         for stream in waiting.values():
             member = c.members[stream.rank]
             if member.stream is not stream or not self.open:
