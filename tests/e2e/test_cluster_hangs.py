@@ -36,7 +36,7 @@ def job(name: str, how: str) -> dict[str, Any]:
 def hang(kube: Kube, name: str, how: str, said: Path) -> float:
     """Wait until worker 1 hangs; when that was. A pod's first process is not stopped by itself, so that is done from outside."""
     if how != "stopped":
-        words = wait_for("worker 1 to hang", lambda: [w for w in said.read_text().splitlines() if w.startswith("hangs at")], 120)
+        words = wait_for("worker 1 to hang", lambda: [w for w in said.read_text().splitlines() if w.startswith("hangs at")] or None, 120)
         return float(words[0].split()[-1])
     wait_for("some steps", lambda: ((coordinator(kube, name) or {}).get("step") or 0) > 5, 120, story=lambda: kube.story(name))
     (process,) = processes(pod_of(kube, name, "worker", 1), "hangs at")

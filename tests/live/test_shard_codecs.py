@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -125,8 +126,7 @@ def test_what_was_left_out_is_not_fed_back_twice_after_a_crash_in_async(tmp_path
             loss_of(worker.model, batch(step, 0)).backward()
             worker.optimizer.step()
             if step == 2 and worker.job.place.number == 1:
-                machine = shards.servers[0].coordinator.machine  # type: ignore[union-attr]
-                assert eventually(lambda: 1 in machine.members[0].records)
+                assert eventually(lambda: 1 in shards.servers[0].coordinator.machine.members[0].records)  # type: ignore[union-attr]
                 left["before"] = any(bool(t.any()) for t in worker.session.exchange.compression.state()["left"].values())
                 worker.die()
                 raise Gone

@@ -25,7 +25,6 @@ from torch import nn
 from psjob import contract
 from psjob.checkpoint.final import tensors_sha256
 from psjob.wire.frame import HEADER_BYTES, MAX_BODY, MAX_JSON, Flag, Header, Kind, WireError, dump, parse, run_digest
-from psjob.wire.reading import HELLO_SECONDS
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.test_shard_training import batch, loss_of
 from tests.reference import reference

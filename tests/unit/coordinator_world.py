@@ -13,6 +13,7 @@ from psjob.protocol.coordinator import border
 from psjob.protocol.coordinator import events as e
 from psjob.protocol.coordinator.job import CheckpointFacts, JobFacts, WorkerFacts
 from psjob.protocol.coordinator.machine import Coordinator
+from psjob.protocol.coordinator.stream import Stream
 from psjob.wire.frame import Kind
 
 TABLE = tuple(TensorSpec(f"w{i}", (1 << 20,), "float32", 0) for i in range(64))
@@ -92,7 +93,7 @@ class World:
         self._ids += 1
         self._ranks[self._ids] = rank
         self.sent["hello"] += 1
-        stream = e.Stream(self._ids, rank, (start, rewinds), fresh, written(self.mode), rule="sgd", table=TABLE, **more)
+        stream = Stream(self._ids, rank, (start, rewinds), fresh, written(self.mode), rule="sgd", table=TABLE, **more)
         self.post(e.WorkerHello(stream))
         return self._ids
 
@@ -184,10 +185,10 @@ class World:
         """A shard holds all of a cut."""
         self.answer(shard, {"did": "held", "cut": cut})
 
-    def wrote(self, shard: int, cut: int, step: int) -> None:
+    def wrote(self, shard: int, cut: int, step: int, left: Mapping[str, int] | None = None) -> None:
         """A shard has written its part of a cut at `step`."""
         blocks = [{"index": shard, "file": "f", "attempt": 1, "n": step, "counts": {}}]
-        table = {"file": {}, "complete": [step] * self.job.workers, "left": {}}
+        table = {"file": {}, "complete": [step] * self.job.workers, "left": dict(left or {})}
         self.answer(shard, {"did": "written", "cut": cut, "file": None, "blocks": blocks, "table": table, "rows": None})
 
     def _done(self, job: Any) -> list[e.Event]:

@@ -13,6 +13,7 @@ from psjob.protocol.coordinator import actions as a
 from psjob.protocol.coordinator import border
 from psjob.protocol.coordinator import events as e
 from psjob.protocol.coordinator.cuts import SILENCE_SECONDS, Cut
+from psjob.protocol.coordinator.stream import Stream
 from psjob.wire.frame import Kind
 from tests.unit.coordinator_world import World, saved
 
@@ -151,6 +152,23 @@ def test_a_manifest_that_is_being_written_cannot_be_voided() -> None:
     world.work()
     assert world.manifests[-1].step == cut.step and world.c.recovery.open, "and it is what the new shard is restored from"
     assert [type(job).__name__ for job in world.left] == []
+
+
+def test_workers_that_left_while_a_manifest_was_written_wait_for_the_final_one() -> None:
+    """It says of both that they have left. Were they let go by it, nobody would ask for a final one."""
+    world = World().begun()
+    cut = at_a_cut(world)
+    step, world.slow = cut.step or 0, True
+    for shard in range(2):
+        world.wrote(shard, cut.number, step, {"0": step, "1": step})
+    world.post()
+    for rank in range(2):
+        world.post(e.WorkerLeft(world._stream(rank), step))
+    world.slow, world.writes = False, True
+    world.work()
+    assert not any(Kind.LEFT in heard for heard in world.heard.values())
+    world.tick()
+    assert world.manifests[-1].final and [heard[-1] for heard in world.heard.values()] == [Kind.FINISHED] * 2
 
 
 def test_a_full_volume_pauses_checkpoints_with_a_sentence() -> None:
@@ -384,7 +402,7 @@ def test_a_bug_in_the_machine_is_not_swallowed() -> None:
     world = World().begun()
     world.c.members.all.pop(1)
     with pytest.raises(KeyError):
-        world.post(e.WorkerHello(e.Stream(999, 1, (2, 0), True, "sync", rule="sgd")))
+        world.post(e.WorkerHello(Stream(999, 1, (2, 0), True, "sync", rule="sgd")))
 
 
 def test_nothing_follows_the_end_of_the_process() -> None:

@@ -68,6 +68,6 @@ def test_a_worker_that_goes_on_while_its_turn_is_waited_for_is_left_alone() -> N
         processes=tuple(pod("worker", 1, 2) if seat.name == "job-worker-1-r1" else seat for seat in first.processes),
     )
     named = replace(later, progress={"run": UID, "coordinator": {"step": 4, "hung": [{"rank": 0, "start": 1, "seconds": 9.0}]}})
-    assert not plan(named, NOW + 2).intent
+    assert not plan(named, NOW + 5).intent
     goes_on = replace(later, progress={"run": UID, "coordinator": {"step": 5, "hung": []}})
     assert not plan(goes_on, NOW + 60).intent

@@ -33,8 +33,8 @@ def _from(facts: Facts, status: JobStatus) -> float | None:
     first = facts.shards[0] if facts.shards else None
     if first is None or first.fate.kind != "running" or not first.up:
         return None
-    if status.phase == "Recovering":
-        return 0.0
+    if status.phase == "Recovering" or facts.snapshot.spec.workers.step_timeout_seconds is not None:
+        return 0.0  # with a limit for steps it is asked again soon anyway
     ready = find(status.conditions, "Ready")
     since = unix(ready.last_transition_time) if ready else None
     return (since or 0.0) + (RUNNING_SECONDS if status.phase == "Running" else PENDING_SECONDS)

@@ -97,8 +97,8 @@ class AttachedJob:
             hooks.install(self.model, self.overlap, self.carry_out, lambda: self.replay > 0)
         if self.session.record is not None:
             self.restored = record.unpack(self.session.record)
-            if self.session.machine.residual:
-                self.session.exchange.compression.load(self.restored.wire)
+            wire = self.restored.wire
+            self.session.exchange.compression.load(wire if self.session.machine.residual else {**wire, "left": {}})
         elif self.session.initial is not None:
             initial = record.unpack(self.session.initial)
             self.carry_out(lambda: record.restore_buffers(initial, self.model))

@@ -23,12 +23,13 @@ from psjob.modes import written
 from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
-from psjob.protocol.coordinator import actions, border, events
+from psjob.protocol.coordinator import actions, border, events, signs
 from psjob.protocol.coordinator.actions import Action
 from psjob.protocol.coordinator.events import Event
 from psjob.protocol.coordinator.job import JobFacts
 from psjob.protocol.coordinator.machine import Coordinator
 from psjob.protocol.coordinator.progress import MAX_METRICS
+from psjob.protocol.coordinator.stream import Stream
 from psjob.shard.commit import DiskWork, Job, read_part
 from psjob.shard.lateness import Lateness
 from psjob.shard.session import Session
@@ -151,7 +152,7 @@ class Coordination:
         elif kind is Kind.STOP:
             self.post(events.WorkerStops(stream))
         elif kind is Kind.STIRRED:
-            self.post(events.Stirred(stream))
+            self.post(signs.Stirred(stream))
 
     def shard(self, index: int, hello: Mapping[str, Any], order: SendOrder) -> int:
         """Another shard says hello; `order` reaches it. Returns the number of its stream. Raises WireError."""
@@ -271,7 +272,7 @@ class Coordination:
 
     # -- hello ---------------------------------------------------------------------------------
 
-    def _read_hello(self, number: int, session: Session) -> events.Stream:
+    def _read_hello(self, number: int, session: Session) -> Stream:
         hello = session.hello
         for key in ("recovery", "acked", "attempt"):
             if not (type(hello.get(key, 0)) is int and 0 <= hello.get(key, 0) <= border.MOST):
@@ -281,7 +282,7 @@ class Coordination:
         if not isinstance(aliases, dict):
             raise WireError(f"worker {session.rank}: aliases of its hello are {str(aliases)[:40]!r}, expected an object")
         mode = str(hello.get("mode", written(self.machine.mode)))
-        return events.Stream(
+        return Stream(
             number, session.rank, session.incarnation, bool(hello.get("fresh")), mode[:80], int(hello.get("recovery", 0)),
             str(hello.get("rule"))[:80], table, tables, tuple(sorted((str(a), str(b)) for a, b in aliases.items())), problem,
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from psjob.protocol.coordinator import events
+from psjob.protocol.coordinator import events, signs
 from psjob.protocol.coordinator.events import Event, ShardStands
 
 MOST: Final = 1 << 63
@@ -97,7 +97,7 @@ def _arrived(shard: int, body: Mapping[str, Any], workers: int, content: Content
 
 def _awaited(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> Event:
     seconds = {_rank(int(rank), workers): float(told) for rank, told in body["seconds"].items()}
-    return events.WorkersAwaited(shard, seconds, {_rank(int(rank), workers): int(clock) for rank, clock in body.get("clocks", {}).items()})
+    return signs.WorkersAwaited(shard, seconds, {_rank(int(rank), workers): int(clock) for rank, clock in body.get("clocks", {}).items()})
 
 
 _READERS: Final[dict[str, Callable[[int, Mapping[str, Any], int, Content], Event]]] = {

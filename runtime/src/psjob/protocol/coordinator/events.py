@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from psjob.layout.blocks import TensorSpec
 from psjob.modes import ServedMode
 from psjob.protocol.coordinator.job import CheckpointFacts
+from psjob.protocol.coordinator.signs import Stirred, WorkersAwaited
+from psjob.protocol.coordinator.stream import Stream
 
 # -- time and this process -------------------------------------------------------------------------
 
@@ -39,27 +40,6 @@ class StopAsked:
 
 
 # -- workers -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A worker's stream to shard 0: whose it is, and what its hello says. `id` is given once in the life of a process."""
-
-    id: int
-    rank: int
-    incarnation: tuple[int, int]
-    fresh: bool
-    """This process has no place in the job yet."""
-    mode: str
-    """The one that its process runs, as `modes.written` writes it."""
-    recovery: int = 0
-    """The newest restore that this process has come through."""
-    rule: str = ""
-    table: tuple[TensorSpec, ...] = ()
-    tables: tuple[Mapping[str, Any], ...] = ()
-    aliases: tuple[tuple[str, str], ...] = ()
-    problem: str | None = None
-    """Why its hello can be no job's: a sentence for whoever runs the script."""
 
 
 @dataclass(frozen=True)
@@ -124,22 +104,6 @@ class CheckpointAsked:
     """A script asks for a checkpoint."""
 
     stream: int
-
-
-@dataclass(frozen=True)
-class Stirred:
-    """A worker's script goes on, by a step that pushes nothing."""
-
-    stream: int
-
-
-@dataclass(frozen=True)
-class WorkersAwaited:
-    """Answers of a shard wait for a push of these workers, so many seconds already. `clocks`: complete clocks by rank, of shard 0 alone."""
-
-    shard: int
-    seconds: Mapping[int, float]
-    clocks: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

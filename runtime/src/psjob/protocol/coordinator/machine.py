@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from psjob.modes import written
-from psjob.protocol.coordinator import actions, events
+from psjob.protocol.coordinator import actions, events, signs
 from psjob.protocol.coordinator.actions import Action, Log, Tell
 from psjob.protocol.coordinator.completion import Completion
 from psjob.protocol.coordinator.cutting import Cutting
@@ -20,6 +20,7 @@ from psjob.protocol.coordinator.job import CheckpointFacts, JobFacts
 from psjob.protocol.coordinator.members import Member, Members
 from psjob.protocol.coordinator.progress import JobProgress
 from psjob.protocol.coordinator.recovery import Recovery
+from psjob.protocol.coordinator.stream import Stream
 from psjob.protocol.coordinator.switching import Switching
 from psjob.wire.frame import Kind
 
@@ -133,7 +134,7 @@ class Coordinator:
                 recovery.unrestored(event)
             case events.StandsAt():
                 recovery.joining.where(event)
-            case events.WorkersAwaited():
+            case signs.WorkersAwaited():
                 self.hanging.awaited(event)
             case events.PushArrived():
                 if self.deciding is not None:
@@ -179,7 +180,7 @@ class Coordinator:
                 self.recovery.joining.not_joined(event)
             case (
                 events.RecordCame() | events.Marked() | events.WorkerLeft() | events.Reported() | events.CheckpointAsked()
-                | events.WorkerStops() | events.Stirred()
+                | events.WorkerStops() | signs.Stirred()
             ):  # fmt: skip
                 member = self.members.of(event.stream)
                 # What a process says that joined before a restore is of steps that are undone; it begins again.
@@ -189,7 +190,7 @@ class Coordinator:
                 return False
         return True
 
-    def _hello(self, stream: events.Stream) -> None:
+    def _hello(self, stream: Stream) -> None:
         if stream.incarnation < self.members[stream.rank].incarnation:
             problem = f"worker {stream.rank}: a newer process of this rank is here"
             self.emit(Tell(stream.id, Kind.ERROR, {"code": "fenced", "error": problem}))
@@ -201,7 +202,7 @@ class Coordinator:
         self.recovery.worker(stream)
 
     def _said(self, member: Member, event: Event) -> None:
-        if isinstance(event, events.RecordCame | events.Marked | events.Stirred):
+        if isinstance(event, events.RecordCame | events.Marked | signs.Stirred):
             self.hanging.stirred(member.rank)
         match event:
             case events.RecordCame(_, clock, record, idle):

@@ -1,0 +1,22 @@
+"""Events that tell whether workers go on, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Stirred:
+    """A worker's script goes on, by a step that pushes nothing."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class WorkersAwaited:
+    """Answers of a shard wait for a push of these workers, so many seconds already. `clocks`: complete clocks by rank, of shard 0 alone."""
+
+    shard: int
+    seconds: Mapping[int, float]
+    clocks: Mapping[int, int] = field(default_factory=dict)

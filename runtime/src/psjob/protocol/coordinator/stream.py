@@ -1,0 +1,30 @@
+"""A worker's stream to shard 0, as a value: decisions name it, and only the driver can speak on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from psjob.layout.blocks import TensorSpec
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A worker's stream to shard 0: whose it is, and what its hello says. `id` is given once in the life of a process."""
+
+    id: int
+    rank: int
+    incarnation: tuple[int, int]
+    fresh: bool
+    """This process has no place in the job yet."""
+    mode: str
+    """The one that its process runs, as `modes.written` writes it."""
+    recovery: int = 0
+    """The newest restore that this process has come through."""
+    rule: str = ""
+    table: tuple[TensorSpec, ...] = ()
+    tables: tuple[Mapping[str, Any], ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+    problem: str | None = None
+    """Why its hello can be no job's: a sentence for whoever runs the script."""
