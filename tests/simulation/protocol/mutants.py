@@ -109,14 +109,18 @@ def _later(was: Any) -> Any:
 
 
 ISSUED: dict[str, Mutant] = {
-    "1: a shard that reads counts as hung": _wrap(shard.SimShard, "healthy", lambda was: lambda self: was(self) and not (self.up and self.machine.reading)),
+    "1: a shard that reads counts as hung": _wrap(
+        shard.SimShard, "healthy", lambda was: lambda self: was(self) and not (self.up and self.machine.reading)
+    ),
     "2: a cut that is written for a minute is void": _wrap(cutting.Cutting, "tick", _void_after_minute),
     "3: void cuts leave their files": _several(
         _wrap(shard_cutting.Cutting, "void", _without(("Discard",))), _wrap(shard_cutting.Cutting, "drop", _without(("Discard",)))
     ),
     "5: a record has a second in all, and begins anew": _wrap(link.SimLink, "tick", _payload_seconds),
     "6: an older record's residual is put back": _wrap(
-        worker_machine.WorkerMachine, "_welcomed", lambda was: lambda self, event, now: (was(self, event, now), setattr(self, "residual", True))[0]
+        worker_machine.WorkerMachine,
+        "_welcomed",
+        lambda was: lambda self, event, now: (was(self, event, now), setattr(self, "residual", True))[0],
     ),
 }
 OWN: dict[str, Mutant] = {
@@ -124,7 +128,9 @@ OWN: dict[str, Mutant] = {
     "a worker resumes a clock too far (sync)": _wrap(joining, "resume_sync", _later),
     "a worker resumes a clock too far (async)": _wrap(joining, "resume_async", _later),
     "a push that is here is taken again": _wrap(admission.Admission, "admit", _twice),
-    "orders are not repeated after a break": _wrap(orders.Orders, "missed", lambda was: lambda self, shard, carried: None if was(self, shard, carried) is None else []),
+    "orders are not repeated after a break": _wrap(
+        orders.Orders, "missed", lambda was: lambda self, shard, carried: None if was(self, shard, carried) is None else []
+    ),
     "arrivals are not repeated after a break": _wrap(decided.DecidedPushes, "tell_again", lambda was: lambda self: None),
     "questions are not repeated after a break": _wrap(joining.Joining, "unanswered", lambda was: lambda self, index: []),
     "pushes are not repeated after a break": _wrap(requests.Requests, "again", lambda was: lambda self, *args: []),
@@ -144,11 +150,16 @@ OWN: dict[str, Mutant] = {
         members.Members, "finished", lambda was: lambda self, policy: was(self, policy) and any(m.here for m in self.all.values())
     ),
     "a cut outlives the rewind": _several(
-        _wrap(recovery.Recovery, "announced", lambda was: _undropped(was)), _wrap(recovery.Recovery, "_restore", lambda was: _undropped(was))
+        _wrap(recovery.Recovery, "announced", lambda was: _undropped(was)),
+        _wrap(recovery.Recovery, "_restore", lambda was: _undropped(was)),
     ),
     "a void cut releases nobody": _several(
         _wrap(shard_cutting.Cutting, "drop", _without(("Release",))),
-        _wrap(machine.Coordinator, "tell_all", lambda was: lambda self, kind, **kw: None if kind.name == "RELEASE" else was(self, kind, **kw)),
+        _wrap(
+            machine.Coordinator,
+            "tell_all",
+            lambda was: lambda self, kind, **kw: None if kind.name == "RELEASE" else was(self, kind, **kw),
+        ),
     ),
     "an older process of a rank may join": _several(
         _wrap(admission.Admission, "meet", _unfenced_row),
