@@ -1,4 +1,4 @@
-"""Shards as processes of this machine, as the planner starts them, and a worker in the test's own process."""
+"""Shards as processes of this machine, as the planner starts them, and a worker that trains."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -15,15 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from psjob import contract
-from psjob.api import attach as attaching
-from psjob.process.config import place
 from tests.live.live_shards import _free
 
 PROGRAM = ("-m", "psjob.shard")
-SECONDS = 60.0
 
 
 class Processes:
@@ -80,15 +73,15 @@ class Processes:
         """What a shard has written to its standard error."""
         return (self.folder / f"log-{index}-{attempt}").read_text()
 
-    def attached(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int = 0) -> attaching.AttachedJob:
-        """A worker in this process."""
+    def worker(self, program: Sequence[str], rank: int = 0) -> subprocess.Popen[bytes]:
+        """Start a worker."""
         own = {
             contract.ENV_ROLE: "worker", contract.ENV_INDEX: str(rank), contract.ENV_START: "1", contract.ENV_RUN: "run-1",
             contract.ENV_CONFIG: str(self.path), contract.ENV_POD: f"worker-{rank}",
+            contract.ENV_TERMINATION_LOG: str(self.folder / f"end-worker-{rank}"), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        here = place(own)
-        assert here is not None
-        return attaching.AttachedJob(here, model, optimizer, {}, False)
+        with (self.folder / f"log-worker-{rank}").open("wb") as log:
+            return subprocess.Popen([sys.executable, *program], env={**os.environ, **own}, stdout=log, stderr=log)
 
     def close(self) -> None:
         for process in self.started.values():
@@ -106,35 +99,29 @@ def processes(folder: Path, **options: Any) -> Iterator[Processes]:
         made.close()
 
 
+TRAINS = """
+import time
+import torch
+import psjob
+
+torch.manual_seed(3)
+model = torch.nn.Linear(4096, 1, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+psjob.attach(model, optimizer)
+while True:
+    optimizer.zero_grad()
+    model(torch.ones(1, 4096)).sum().backward()
+    optimizer.step()
+    time.sleep(0.002)
+"""
+
+
 @contextmanager
-def pushing(run: Processes, size: int = 4096) -> Iterator[None]:
-    """A worker that trains beside the test until it ends; the run's shards may end before it."""
-    torch.manual_seed(3)
-    model = torch.nn.Linear(size, 1, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = run.attached(model, optimizer)
-    over = threading.Event()
-
-    def train() -> None:
-        torch.set_num_threads(1)
-        try:
-            job.join()
-            attaching._take_over(job, optimizer)
-            while not over.is_set():
-                optimizer.zero_grad()
-                model(torch.ones(1, size)).sum().backward()
-                optimizer.step()
-                time.sleep(0.002)
-        except BaseException:  # its shards are gone
-            return
-
-    thread = threading.Thread(target=train, name="trains", daemon=True)
-    thread.start()
+def pushing(run: Processes) -> Iterator[None]:
+    """A worker trains beside the test, and is killed at its end."""
+    process = run.worker(("-c", TRAINS))
     try:
         yield
     finally:
-        over.set()
-        job.session.ended = True
-        for link in job.session.links:
-            link.close()
-        thread.join(SECONDS)
+        process.kill()
+        process.wait()
