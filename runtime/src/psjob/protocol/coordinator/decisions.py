@@ -50,6 +50,11 @@ class Decisions:
         """and how many of them were answered."""
         self._partly: dict[tuple[int, int], dict[int, int | None]] = {}
         self._pending: list[Push] = []
+        self._held: set[int] = set()
+        """Workers of whom a push was not answered yet."""
+        self._lowest = self._lowest_held = 0
+        """The least number of pushes of a worker that has not left, and how many have made no more."""
+        self._look()
 
     def told(self, shard: int, worker: int, clock: int, base: int | None, now: float) -> DecisionOrder | None:
         """A shard has a worker's whole push, computed on blocks of version `base` at least (None: not known).
@@ -64,17 +69,25 @@ class Decisions:
             return None
         del self._partly[worker, clock]
         known = [base for base in bases.values() if base is not None]
-        self._arrived[worker] = clock + 1
+        before, self._arrived[worker] = self._arrived[worker], clock + 1
+        self._held.add(worker)
+        moved = self._moved(worker, before)
         self._pending.append(Push(worker, clock, min(known) if len(known) == len(bases) else None, now))
-        return self.ask(now)
+        return self._ask(now, None if moved else worker)
 
     def left(self, worker: int, now: float) -> DecisionOrder | None:
         """A worker is through: nobody waits for it any more. As `told`."""
-        self.live.discard(worker)
+        if worker in self.live:
+            self.live.discard(worker)
+            self._look()
         return self.ask(now)
 
     def ask(self, now: float) -> DecisionOrder | None:
         """Ask the mode until it has nothing more to say, then who may go on."""
+        return self._ask(now, None)
+
+    def _ask(self, now: float, only: int | None) -> DecisionOrder | None:
+        """`only`: nothing but this worker's push is new, so that unless something is decided only it may be let go."""
         version, batches = self.version, []
         self.until = None
         while self._pending and (batch := self.mode.takes(self._pending, self.live, self.version, now)) is not None:
@@ -83,7 +96,7 @@ class Decisions:
                 break
             self._settle(batch)
             batches.append(batch)
-        go = self._let_go()
+        go = self._let_go(self._held if only is None or batches else {only})
         return DecisionOrder(version, tuple(batches), go) if batches or go else None
 
     def missing(self) -> list[int]:
@@ -98,13 +111,30 @@ class Decisions:
         self.version += bool(batch.kept)
         self.dropped += len(batch.dropped)
 
-    def _let_go(self) -> dict[int, int]:
-        lowest = min((self._arrived[worker] for worker in self.live), default=0)
+    def _let_go(self, held: Iterable[int]) -> dict[int, int]:
         go = {}
-        for worker, arrived in self._arrived.items():
-            if arrived > self._gone[worker] and self.mode.may_go(arrived, lowest, self.clocks[worker] < arrived):
+        for worker in sorted(held):
+            arrived = self._arrived[worker]
+            if arrived > self._gone[worker] and self.mode.may_go(arrived, self._lowest, self.clocks[worker] < arrived):
                 go[worker] = self._gone[worker] = arrived
+        self._held.difference_update(go)
         return go
+
+    def _moved(self, worker: int, before: int) -> bool:
+        """A worker has made more pushes than `before`; True where the least number is another one now."""
+        if worker not in self.live or before != self._lowest:
+            return False
+        self._lowest_held -= 1
+        if self._lowest_held:
+            return False
+        self._look()
+        return True
+
+    def _look(self) -> None:
+        """Find the least number anew. It rises once a step of all, not once a push."""
+        numbers = [self._arrived[worker] for worker in self.live]
+        self._lowest = min(numbers, default=0)
+        self._lowest_held = numbers.count(self._lowest)
 
 
 def _keys(pushes: Iterable[Push]) -> list[tuple[int, int]]:
