@@ -9,7 +9,7 @@ from psjob_operator.plan.snapshot import Role
 
 
 class Listening(NamedTuple):
-    """The addresses of a shard, the same for all its epochs."""
+    """The addresses of a shard, the same for all its attempts."""
 
     host: str
     data: int
