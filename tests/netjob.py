@@ -65,7 +65,6 @@ class NetJob:
     def __init__(self, network: Network, folder: Path, job: Path) -> None:
         self.network, self.folder, self.job = network, folder, job
         self.workers = sum(name.startswith("worker-") for name in network.names)
-        self.began = time.time()
 
     def __enter__(self) -> NetJob:
         (self.folder / SUMMARY).unlink(missing_ok=True)
