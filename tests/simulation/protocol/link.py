@@ -129,9 +129,9 @@ class SimLink:
 
     def _part(self, header: Header) -> int:
         """The part that a frame is about."""
-        if header.kind in (Kind.PUSH, Kind.PULL, Kind.PARAM):
-            return header.block
         plan = self.worker.world.plan
+        if header.kind in (Kind.PUSH, Kind.PULL, Kind.PARAM) and header.block < plan.blocks:
+            return header.block
         return plan.blocks + header.table * plan.shards + self.index
 
     def _param(self, header: Header, content: Any) -> None:

@@ -256,7 +256,7 @@ class SimShard(Process):
 
     def cell(self, header: Header) -> Any:
         """The block, or table, that a frame is about. Raises WireError."""
-        if header.kind in (Kind.PUSH, Kind.PULL, Kind.INIT):
+        if header.kind in (Kind.PUSH, Kind.PULL, Kind.INIT) and header.block < self.world.plan.blocks:
             return self.store.cell(header.block)
         return self.store.row_cell(header.table)
 

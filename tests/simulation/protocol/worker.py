@@ -195,7 +195,7 @@ class SimWorker(Process):
             self.cursor = read_record(machine.record)[1]
             self.world.promises.resumed(self, machine.record, machine.residual and self.world.plan.residual)
         version = (0, self.mode.version_for(machine.clock - 1))
-        yield from self._ask(lambda part: self._of(part, Kind.PULL, Kind.LOOKUP, clock=machine.clock, version=version))
+        yield from self._ask(lambda part: self._of(part, Kind.PULL, Kind.PULL, clock=machine.clock, version=version))
         found = [n for _, n in self.versions.values()]
         self.handle(e.Pulled(min(found), max(found)))
         self.check()
@@ -206,7 +206,7 @@ class SimWorker(Process):
         if part < blocks:
             return self.header(block, block=part, **fields)
         number = (part - blocks) // self.world.plan.shards
-        return self.header(table, table=number, block=0 if table is Kind.LOOKUP else blocks + number, **fields)
+        return self.header(table, table=number, block=blocks + number, **fields)
 
     def _push(self) -> Script:
         self.check()
