@@ -60,6 +60,7 @@ def test_defaults_that_the_api_server_stores(job_api: Api, namespace: str) -> No
             "warmupSteps": 0,
             "streams": 1,
             "transport": "auto",
+            "nonFinite": "pass",
             "compression": {"push": "none", "pull": "none", "ratio": 0.01},
         },
         "ps": {"shards": 2, "shardTimeoutSeconds": 10},
