@@ -13,7 +13,7 @@ from tests.e2e.workloads import ledger
 from tests.netjob import members
 from tests.netns import Network, require
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 REST = 2.0
 """Seconds between a worker's last step and its end."""
 

@@ -73,7 +73,7 @@ class SimSession:
 
     def over(self) -> None:
         """The stream has ended."""
-        self.store.drop_waiters(self)
+        self.store.drop_waiters(self, self.rank)
         self.shard.session_over(self)
 
     def param(self, cell: Any, waiter: Waiter) -> None:
