@@ -54,8 +54,8 @@ last = base + int((time.time() - began) * 100)
 with open(kept, "w") as file:
     file.write(str(last))
 if index == 0:
-    body = {"step": last, "mode": config["mode"], "final": not stopping, "files": [], "records": None, "buffers": None}
-    body["workers"] = {str(rank): {} for rank in range(config["workers"])}
+    body = {"step": last, "mode": config["mode"], "final": not stopping, "files": [], "tables": {}, "records": None, "buffers": None}
+    body["workers"] = {"clock": [last] * config["workers"]}
     raw = json.dumps(body, sort_keys=True, separators=(",", ":"))
     with open(os.path.join(run, f"manifest-v000001-s{last:012d}.json"), "w") as file:
         json.dump({**body, "sha256": hashlib.sha256(raw.encode()).hexdigest()}, file)
