@@ -75,6 +75,18 @@ def test_a_cut_at_a_step_is_ready_when_it_is_armed_even_if_it_was_held_first() -
         assert said(told.do(first, then)) == ["ready", "held"]
 
 
+def test_a_cut_of_decided_pushes_is_late_while_the_files_of_another_are_given_up() -> None:
+    told = Told().serving()
+    told.order(CUT)
+    told.do(e.Held(7))
+    told.do(e.Ordered(o.Void(7)))
+    clocks = [[rank, 4] for rank in range(WORKERS)]
+    later = told.order(CUT | {"cut": 8, "clocks": clocks})
+    assert said(later) == ["late"] and "Hold" not in kinds(later)
+    assert "Hold" not in kinds(told.do(e.GaveUp(7))), "by then its blocks have moved on"
+    assert "Hold" in kinds(told.order(CUT | {"cut": 9, "clocks": clocks}))
+
+
 def test_a_cut_with_marks_waits_for_every_live_worker() -> None:
     told = Told(mode=Async()).serving()
     assert said(told.order(CUT | {"marks": True})) == ["ready"]

@@ -72,6 +72,9 @@ class Cutting:
         actions = self._settle(order)
         actions += self.drop()
         if self._writer is not None:
+            if order.clocks is not None:  # decisions come before that writer has stopped, and blocks would hold more than these clocks
+                why = f"the files of cut {self._writer} are still being given up"
+                return [*actions, Answer({"did": "late", "cut": order.cut, "why": why})]
             self._next = order
             return actions
         actions += [AskRecords(order.step), *(NoteLeft(rank, clock) for rank, clock in sorted(order.left.items()))]
