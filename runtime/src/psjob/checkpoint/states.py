@@ -57,7 +57,7 @@ def read_states(folder: Path, made: Manifest, indices: Iterable[int], moved: Mov
         held = _names(made, rule, fact)
         tensors = files.read_blocks(folder / file, [f"{place.index}.{name}" for place in here for name in held[place.index]], fact, moved)
         for place in here:
-            found[place.index] = (_state(made, place, {name: tensors[f"{place.index}.{name}"] for name in held[place.index]}), place.n)
+            found[place.index] = (state_of(made, place, {name: tensors[f"{place.index}.{name}"] for name in held[place.index]}), place.n)
     return found
 
 
@@ -76,7 +76,8 @@ def _names(made: Manifest, rule: Rule, fact: FileFact) -> dict[int, list[str]]:
     return held
 
 
-def _state(made: Manifest, place: BlockPlace, tensors: dict[str, torch.Tensor]) -> BlockState:
+def state_of(made: Manifest, place: BlockPlace, tensors: dict[str, torch.Tensor]) -> BlockState:
+    """The state of a block, whose tensors by name these are. Raises Damage where they are not what the manifest says."""
     block = made.layout.blocks[place.index]
     weights = tensors.pop(WEIGHTS)
     if weights.shape != (block.length,) or str(weights.dtype) != f"torch.{block.dtype}":

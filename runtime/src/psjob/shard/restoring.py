@@ -1,30 +1,38 @@
-"""A shard's part of a checkpoint back into its store. Only its own bytes are read, each under a crc."""
+"""A shard's part of a checkpoint back into its store. Only its own bytes are read, each under a crc.
+
+A shard that goes back with the others, and wrote that checkpoint last, still has its copy in memory: it reads nothing but its tables.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import torch
 
 from psjob.checkpoint import manifest
 from psjob.checkpoint.admissions import read_admission
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.checkpoint.rows import read_tables, table_bytes
-from psjob.checkpoint.states import read_states, state_bytes
+from psjob.checkpoint.states import read_states, state_bytes, state_of
 from psjob.layout.blocks import assign
 from psjob.process import pulse
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Read, SetFences
+from psjob.rules.base import BlockState
 from psjob.shard.disk import DiskThread, Stopped, Transfer
 from psjob.shard.store import Store
 
+FindImage = Callable[[int, str], Mapping[str, torch.Tensor] | None]
+
 
 class Restoring:
-    """Reads in the disk thread. `post` takes what came of it."""
+    """Reads in the disk thread. `image` gives what memory has of a block in a file; `post` takes what came of it."""
 
-    def __init__(self, store: Store, thread: DiskThread, post: Callable[[e.Event], None]) -> None:
-        self._store, self._disk, self._post = store, thread, post
+    def __init__(self, store: Store, thread: DiskThread, image: FindImage, post: Callable[[e.Event], None]) -> None:
+        self._store, self._disk, self._image, self._post = store, thread, image, post
         self._wanted: tuple[int, Transfer] | None = None
         self._placing = threading.Lock()
         self._foreign = False
@@ -67,9 +75,11 @@ class Restoring:
         made = manifest.read(folder, action.manifest)
         owner = assign(made.layout, store.shards)
         mine = [index for index, shard in enumerate(owner) if shard == store.index]
-        transfer.total = state_bytes(made, mine) + table_bytes(made, store.index, store.shards)
+        states = self._remembered(made, mine)
+        lacking = [index for index in mine if index not in states]
+        transfer.total = state_bytes(made, lacking) + table_bytes(made, store.index, store.shards)
         self._disk.transfer = transfer
-        states = read_states(folder, made, mine, transfer.moved)
+        states |= read_states(folder, made, lacking, transfer.moved)
         tables = read_tables(folder, made, store.index, store.shards, transfer.moved)
         rows = read_admission(folder, made, store.index)
         if store.mode.ahead == 0:  # versions are clocks here; a checkpoint of another mode may have counted pushes
@@ -83,6 +93,16 @@ class Restoring:
         admission = store.admission
         left = frozenset(admission.rows) - admission.live()
         return e.Placed(action.reading, standing(store), [admission.rows[rank].complete for rank in sorted(admission.rows)], left)
+
+    def _remembered(self, made: Manifest, mine: Sequence[int]) -> dict[int, tuple[BlockState, int]]:
+        """Blocks whose copy in memory is the one that the manifest names."""
+        wanted, found = set(mine), {}
+        for place in made.blocks:
+            image = self._image(place.index, place.file) if place.index in wanted else None
+            if image is not None:
+                pulse.beat()
+                found[place.index] = (state_of(made, place, {name: tensor.clone() for name, tensor in image.items()}), place.n)
+        return found
 
 
 def standing(store: Store) -> e.Standing:

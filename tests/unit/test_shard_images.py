@@ -1,0 +1,95 @@
+"""A shard that goes back to the checkpoint that it wrote last has it in memory, and reads no block of it from the disk."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import pytest
+
+from psjob.checkpoint import files
+from tests.unit.desk import Desk
+from tests.unit.lone_shard import LoneShard
+from tests.unit.test_coordinator_marks import cut
+
+
+def damage(folder: Path) -> None:
+    """Change a byte of every block that lies there."""
+    for path in folder.glob("v*-shard*[0-9].safetensors"):
+        raw = bytearray(path.read_bytes())
+        raw[-1] ^= 1
+        path.write_bytes(raw)
+
+
+def test_survivors_go_back_to_the_bits_of_the_checkpoint_without_their_disk(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    clerks = desk.begun()
+    cut(desk, clerks, [1, 1])
+    (made,) = desk.manifests()[-1:]
+    wanted = desk.weights(made)
+    for clerk in clerks:
+        desk.push(clerk, made.step, version=made.step)
+    assert desk.versions() == {made.step + 1}
+    damage(desk.folder)
+    desk.relink(1, serving=False)
+    desk.settle()
+    values = {float(v) for server in desk.servers for cell in server.store.cells.values() for v in cell.state.weights.unique()}  # type: ignore[union-attr]
+    assert values == wanted and desk.versions() == {made.step} and desk.c.recovery.open
+    for clerk in [desk.hello(rank, start=2) for rank in range(2)]:
+        desk.settle()
+        desk.push(clerk, made.step, version=made.step)
+    (again,) = {float(v) for server in desk.servers for cell in server.store.cells.values() for v in cell.state.weights.unique()}  # type: ignore[union-attr]
+    assert again != wanted.pop(), "what was brought back is the blocks' own, no view of the copy"
+    assert desk.servers[0].control.disk.moving() == (0, 0)
+
+
+def bytes_of(shard: LoneShard, number: int) -> dict[int, int | None]:
+    """By block, a checksum of what memory has of it in the file of a cut."""
+    name = f"v000001-c{number:06d}-shard001-a1.safetensors"
+    found = {index: shard.server.control.snapshots.image(index, name) for index in shard.server.store.cells}
+    return {index: None if image is None else zlib.crc32(image["weights"].numpy().tobytes()) for index, image in found.items()}
+
+
+def push(shard: LoneShard, blocks: list[int]) -> None:
+    """Change blocks."""
+    for index in blocks:
+        cell = shard.server.store.cells[index]
+        with cell.lock:
+            cell._changing()
+            assert cell.state is not None
+            cell.state.weights.add_(1.0)
+
+
+def test_memory_has_each_block_as_it_was_last_written(tmp_path: Path) -> None:
+    shard = LoneShard(tmp_path).serving([{"name": f"w{i}", "shape": [4096], "dtype": "float32", "group": 0} for i in range(8)])
+    one, *others = shard.server.store.cells
+    shard.cut(1)
+    first = bytes_of(shard, 1)
+    assert None not in first.values() and len(others) >= 2
+    push(shard, [one])
+    shard.cut(2, base=1)
+    push(shard, [one, *others])
+    second = bytes_of(shard, 2)
+    assert second[one] not in (None, first[one]) and {second[index] for index in others} == {None}
+    assert bytes_of(shard, 1) == {**first, one: None}, "the second names the others where the first has put them"
+    blocks = files.read_blocks(shard.folder / "v000001-c000002-shard001-a1.safetensors")
+    assert zlib.crc32(blocks[f"{one}.weights"].numpy().tobytes()) == second[one]
+
+
+@pytest.mark.parametrize("end", ["void", "failed"])
+def test_after_a_cut_that_came_to_nothing_memory_has_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """Its copies lie where those of the checkpoint before lay."""
+    shard = LoneShard(tmp_path).serving()
+    shard.cut(1)
+    push(shard, list(shard.server.store.cells))
+    if end == "failed":
+        monkeypatch.setattr("psjob.shard.snapshots.write_admission", fail)
+        shard.cut(2, base=1)
+    else:
+        shard.server.control.order({"do": "cut", "cut": 2, "step": 99, "marks": False, "base": 1})
+        shard.order({"do": "void", "cut": 2})
+    assert set(bytes_of(shard, 1).values()) == {None} == set(bytes_of(shard, 2).values())
+
+
+def fail(*_: object) -> None:
+    raise files.CheckpointProblem("injected")
