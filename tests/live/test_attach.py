@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,8 @@ from psjob import contract, rules
 from psjob.api import attach as attaching
 from psjob.api.rulechoice import as_it_runs, chosen
 from psjob.process.config import Config, Place
+from psjob.protocol.worker import events as e
+from psjob.worker import link
 from tests.live.live_shards import NEVER, Worker, all_well, serving
 
 
@@ -311,3 +314,26 @@ def test_schedulers_and_clipping_work_on_the_attached_optimizer(tmp_path: Path) 
     assert pairs[0][1].param_groups[0]["lr"] == pairs[1][1].param_groups[0]["lr"] == 0.05
     for ours, theirs in zip(mine.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_a_link_has_one_thread_however_soon_its_first_dial_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two would displace each other's stream for ever: a shard keeps one of each worker."""
+    start, named = link.supervise.start, []
+
+    def slow(target: Callable[..., object], name: str, *args: Any) -> Any:
+        thread = start(target, name, *args)
+        if name.startswith("link-"):
+            named.append(name)
+            time.sleep(0.5)  # the dialler has failed, and been told to dial again, before its caller goes on
+        return thread
+
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        place = shards.place(0, 1)
+        nobody = replace(place.config.shards[0], port=1)
+        away = replace(place, config=replace(place.config, shards=(nobody,)))
+        net = model()
+        session = attaching.AttachedJob(away, net, sgd(net), {}, False).session
+        monkeypatch.setattr(link.supervise, "start", slow)
+        session.handle(e.Started())
+        session.close(5.0)
+    assert named == ["link-0"] and not any(each.alive for each in session.links)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from psjob import contract
 from psjob.process.errors import LONGEST_MESSAGE
-from psjob.protocol.coordinator.completion import COMPANY_SECONDS, FINISHED_SECONDS
+from psjob.protocol.coordinator.completion import COMPANY_SECONDS, FINISHED_SECONDS, LINGER_SECONDS, TOLD_SECONDS
 from psjob.shard.server import last_words as leave_last_words
 from psjob.wire.frame import Kind
 from tests.unit.desk import Clerk, Desk
@@ -198,3 +198,18 @@ def test_a_shard_0_that_comes_back_to_a_finished_run_tells_whoever_comes_and_goe
     assert not back.servers[0]._exit, "another one may be on its way"
     back.tick(later=2.0)
     assert back.servers[0]._exit == [contract.EXIT_DONE]
+
+
+def test_a_worker_that_comes_again_and_again_does_not_keep_a_finished_run(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, workers=3)
+    clerks = desk.begun()
+    for clerk in clerks:
+        desk.push(clerk, 0)
+        desk.leave(clerk, 1)
+    desk.tick(1.0)
+    desk.settle()
+    desk.tick(later=LINGER_SECONDS + TOLD_SECONDS - 2)
+    for _ in range(8):
+        desk.hello(1)
+        desk.tick(later=COMPANY_SECONDS / 4)
+    assert desk.servers[0]._exit == [contract.EXIT_DONE]

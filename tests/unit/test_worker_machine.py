@@ -50,6 +50,13 @@ def push(block: int, clock: int, kind: Kind = Kind.PUSH) -> Header:
 # -- finding and joining -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("over", [e.TurnOver("finished"), e.TurnOver("left"), e.Refused("fenced", "why"), e.Rewound("")])
+def test_nobody_is_dialled_once_the_turn_is_over(over: e.Event) -> None:
+    m = joined()
+    m.handle(over, 1.0)
+    assert m.handle(e.StreamEnded(0), 2.0) == [] == m.handle(e.NotFound(1), 2.0)
+
+
 def test_shard_0_is_looked_for_first_and_the_others_once_the_worker_has_joined() -> None:
     m = machine(3)
     assert m.handle(e.Started(), 0.0) == [a.Dial(0)]

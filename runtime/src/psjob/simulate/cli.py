@@ -141,8 +141,13 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    logging.getLogger("psjob").setLevel(logging.ERROR)  # that processes wait for each other at the beginning is no news
-    found = replay.replay(options.file, options.shards)
+    log = logging.getLogger("psjob")
+    level = log.level
+    log.setLevel(logging.ERROR)  # that processes wait for each other at the beginning is no news
+    try:
+        found = replay.replay(options.file, options.shards)
+    finally:
+        log.setLevel(level)
     if options.json:
         _print_json({"same": found.same, "simulated": found.simulated, "served": found.served})
     else:

@@ -63,6 +63,7 @@ class ShardLink:
         self._moved, self._last = -1, 0.0
         self._next: float | None = None
         """In how many seconds the thread dials; None: it ends."""
+        self._begun = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -78,7 +79,8 @@ class ShardLink:
     def dial(self, seconds: float) -> None:
         """Dial in so many seconds, in the link's thread."""
         self._next = seconds
-        if self._thread is None:
+        if not self._begun:
+            self._begun = True  # before the thread runs: it dials again by itself, and may do so before it has a name here
             self._thread = supervise.start(self._run, f"link-{self.index}")
 
     @property

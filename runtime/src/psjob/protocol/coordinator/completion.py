@@ -9,6 +9,7 @@ from psjob.protocol.coordinator import actions
 from psjob.protocol.coordinator.cuts import Cut
 from psjob.protocol.coordinator.job import CheckpointFacts
 from psjob.protocol.coordinator.members import State
+from psjob.protocol.coordinator.stream import Stream
 from psjob.wire.frame import Kind
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Completion:
         self._stop_by: float | None = None
         self._quit_at: float | None = None
         self._quit_code = contract.EXIT_DONE
+        self._back: set[tuple[int, tuple[int, int]]] = set()
+        """Ranks and incarnations that came when the run was over."""
 
     def left(self, rank: int) -> None:
         """A worker is through and waits until a manifest holds its end."""
@@ -62,9 +65,11 @@ class Completion:
         self.over = True
         self._quit_at = self.c.now + FINISHED_SECONDS
 
-    def came_back(self) -> None:
-        """A worker was told that the run is over: others may be on their way."""
-        self._quit_at = self.c.now + COMPANY_SECONDS
+    def came_back(self, stream: Stream) -> None:
+        """A worker was told that the run is over: others may be on their way. The wait is not renewed by a process that came before."""
+        if (stream.rank, stream.incarnation) not in self._back:
+            self._back.add((stream.rank, stream.incarnation))
+            self._quit_at = self.c.now + COMPANY_SECONDS
 
     def committed(self, cut: Cut, made: CheckpointFacts) -> None:
         """A manifest is on disk: let go who waited for it."""

@@ -199,7 +199,7 @@ class Recovery:
         """A worker said hello: welcome it, make it rewind, or let it wait."""
         if self.state == "finished":
             self.c.emit(actions.Tell(stream.id, Kind.FINISHED))
-            self.c.completion.came_back()
+            self.c.completion.came_back(stream)
             return
         if self.state == "reading":
             self.waiting[stream.rank] = stream  # it is looked at when it is known what the job is

@@ -88,7 +88,7 @@ class WorkerMachine:
                 return self._not_found(self.links[event.link], now)
             case e.StreamEnded():
                 self.links[event.link].welcomed = False
-                return [a.Dial(event.link, BROKEN_SECONDS if event.broken_rule else ENDED_SECONDS)]
+                return [] if self.ending is not None else [a.Dial(event.link, BROKEN_SECONDS if event.broken_rule else ENDED_SECONDS)]
             case e.Welcomed():
                 return self._welcomed(event, now)
             case e.ShardWaits():
@@ -201,8 +201,7 @@ class WorkerMachine:
     def _not_found(self, link: LinkState, now: float) -> list[Action]:
         if not link.attempt and link.since is not None and now - link.since > self.connect_seconds:
             self._end("lost", f"shard {link.index} at {link.address} was not found in {self.connect_seconds:.0f} s; starting again")
-            return []
-        return [a.Dial(link.index, DIAL_SECONDS)]
+        return [] if self.ending is not None else [a.Dial(link.index, DIAL_SECONDS)]
 
     def _welcomed(self, event: e.Welcomed, now: float) -> list[Action]:
         link = self.links[event.link]
