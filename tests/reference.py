@@ -16,17 +16,17 @@ from psjob import codecs, rules
 from psjob.layout.blocks import Block, Layout, TensorSpec, live_ranges
 from psjob.layout.packing import Pack
 from psjob.process.config import LocalConfig
-from psjob.rules.base import BlockState, check_numbers
+from psjob.rules.base import BlockState, check_hyperparameters
 from psjob.rules.reduction import mean_in_rank_order
 
 Batch = Any
-Numbers = Sequence[Mapping[str, float | bool]]
+Hyperparameters = Sequence[Mapping[str, float | bool]]
 
 
 def reference(
     model: torch.nn.Module,
     rule: str,
-    numbers: Numbers | Callable[[int], Numbers],
+    hyperparameters: Hyperparameters | Callable[[int], Hyperparameters],
     micro_batches: Callable[[int], Sequence[Batch | None]],
     loss: Callable[[torch.nn.Module, Batch], torch.Tensor],
     steps: int,
@@ -47,7 +47,7 @@ def reference(
         Pack(block, weights, layout.table).gather(parameters)
         states[block.index] = made.init(weights)
     for step in range(steps):
-        now = [check_numbers(made, group) for group in (numbers(step) if callable(numbers) else numbers)]
+        now = [check_hyperparameters(made, group) for group in (hyperparameters(step) if callable(hyperparameters) else hyperparameters)]
         ranks = [rank for rank, batch in enumerate(micro_batches(step)) if batch is not None]
         pushes = [_gradients(model, parameters, batch, loss) for batch in micro_batches(step) if batch is not None]
         if not pushes:

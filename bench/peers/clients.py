@@ -88,13 +88,13 @@ def spent(mode: ServedMode, workers: int) -> float:
 
 
 def served(mode: ServedMode, workers: int) -> Store:
-    """A store in which every worker has told its numbers."""
+    """A store in which every worker has told its hyperparameters."""
     store = Store(0, 1, workers, 1, mode, "bench")
     layout = Layout.of((TensorSpec("w", (BLOCKS * BLOCK // 4,), "float32"),))
     store.restore(layout, "sgd", {block.index: (BlockState(torch.zeros(block.length)), 0) for block in layout.blocks})
-    numbers = {"lr": clock.RATE, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
+    hyperparameters = {"lr": clock.RATE, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
     for rank in range(workers):
-        store.infos.learn(rank, 1, Info((numbers,), frozenset()))
+        store.infos.learn(rank, 1, Info((hyperparameters,), frozenset()))
     store.open(1, 1)
     return store
 

@@ -28,7 +28,7 @@ def work(words: argparse.Namespace) -> None:
     psjob.attach(model, torch.optim.SGD(model.parameters(), lr=rows.RATE))
     attached = attaching.current
     assert attached is not None
-    session, numbers = attached.session, attached.tables.numbers()
+    session, hyperparameters = attached.session, attached.tables.hyperparameters()
     batches, grad = rows.batches(), rows.gradient()
     pulled = torch.empty(rows.UNIQUE, rows.WIDTH)
     turns = itertools.cycle(batches)
@@ -36,7 +36,7 @@ def work(words: argparse.Namespace) -> None:
     def cycle() -> None:
         asked = session.rows.ask(0, next(turns), out=pulled)
         session.rows.collect(asked)
-        session.rows.offer([RowGrads(asked.ids, grad, asked.counts)], numbers)
+        session.rows.offer([RowGrads(asked.ids, grad, asked.counts)], hyperparameters)
         session.exchange.push([None], [{"lr": rows.RATE}], False, 1.0, attached.parameters)
 
     cycle()

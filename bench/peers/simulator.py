@@ -61,15 +61,15 @@ def schedule(mode: Mode, pushes: int) -> None:
 
 def fixed(name: str, pushes: int) -> None:
     rule = rules.named(name)
-    numbers = {**rule.numbers, "lr": 1e-4}
-    simulate(Async(), WORKERS, Speeds(), pushes, work=SimulatedTraining(Fixed(5000), rule, lambda batches: numbers))
+    hyperparameters = {**rule.hyperparameters, "lr": 1e-4}
+    simulate(Async(), WORKERS, Speeds(), pushes, work=SimulatedTraining(Fixed(5000), rule, lambda batches: hyperparameters))
 
 
 def digits(name: str) -> None:
     rule = rules.named(name)
     with np.errstate(all="ignore"):
-        numbers = protocol.schedule(protocol.numbers(rule, {}), WORKERS)
-        simulate(Async(), WORKERS, Speeds(), protocol.PUSHES, work=SimulatedTraining(Digits(), rule, numbers))
+        hyperparameters = protocol.schedule(protocol.hyperparameters(rule, {}), WORKERS)
+        simulate(Async(), WORKERS, Speeds(), protocol.PUSHES, work=SimulatedTraining(Digits(), rule, hyperparameters))
 
 
 if __name__ == "__main__":

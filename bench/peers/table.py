@@ -10,7 +10,7 @@ import rows
 import torch
 
 from psjob.tables import RowTable, TableSpec
-from psjob.tables.rules import check_numbers
+from psjob.tables.rules import check_hyperparameters
 
 
 def main() -> None:
@@ -21,18 +21,18 @@ def main() -> None:
 
 def row_cycle() -> Callable[[], object]:
     """As the floor's rows: every row of the table is there."""
-    numbers = check_numbers("rowwise_adagrad", {"lr": rows.RATE, "eps": rows.EPS})
+    hyperparameters = check_hyperparameters("rowwise_adagrad", {"lr": rows.RATE, "eps": rows.EPS})
     table = RowTable(TableSpec("rows", rows.WIDTH, "rowwise_adagrad", num_rows=rows.TABLE, init="zeros"))
     grad, pulled = rows.gradient(), torch.empty(rows.UNIQUE, rows.WIDTH)
     for start in range(0, rows.TABLE, rows.UNIQUE):
-        table.push(torch.arange(start, start + rows.UNIQUE), grad, numbers, 0)
+        table.push(torch.arange(start, start + rows.UNIQUE), grad, hyperparameters, 0)
     turns = itertools.cycle(rows.batches())
     clocks = itertools.count(1)
 
     def cycle() -> None:
         ids = next(turns)
         table.pull(ids, out=pulled)
-        table.push(ids, grad, numbers, next(clocks))
+        table.push(ids, grad, hyperparameters, next(clocks))
 
     return cycle
 

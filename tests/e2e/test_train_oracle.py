@@ -76,9 +76,9 @@ def test_final_weights_with_a_codec_are_the_oracles_bits(tmp_path: Path, codec: 
 def oracle(optimizer: str, workers: int, steps: int = STEPS, last: int | None = None, wire: Wire | None = None) -> torch.nn.Module:
     """One process: sums in rank order, one multiplication, the same kernel on the same blocks."""
     model = mlp.build()
-    rule, numbers = describe(mlp.optimizer_for(optimizer, model))
+    rule, hyperparameters = describe(mlp.optimizer_for(optimizer, model))
     assert rule is not None
-    reference(model, rule, numbers, lambda step: mlp.micro_batches(steps, workers, step, last), mlp.loss_of, steps, wire=wire)
+    reference(model, rule, hyperparameters, lambda step: mlp.micro_batches(steps, workers, step, last), mlp.loss_of, steps, wire=wire)
     return model
 
 

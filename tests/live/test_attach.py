@@ -248,9 +248,9 @@ def test_where_the_numbers_of_a_rule_come_from() -> None:
     choice = chosen(optimizer, config)
     optimizer.param_groups[1]["lr"] = 0.05
     common = {"momentum": 0.0, "weight_decay": 0.01, "lam": 0.5, "adaptive": False, "decay": 0.95}
-    assert choice.numbers(optimizer) == [{"lr": 0.2, **common}, {"lr": 0.05, **common}]
+    assert choice.hyperparameters(optimizer) == [{"lr": 0.2, **common}, {"lr": 0.05, **common}]
     adam = torch.optim.Adam(mine.parameters())
-    assert chosen(adam, replace(config, update_rule="adam-async", rule_options={})).numbers(adam)[0]["workers"] == 4
+    assert chosen(adam, replace(config, update_rule="adam-async", rule_options={})).hyperparameters(adam)[0]["workers"] == 4
 
 
 def test_every_number_of_a_rule_comes_from_somewhere() -> None:
@@ -258,7 +258,7 @@ def test_every_number_of_a_rule_comes_from_somewhere() -> None:
     assert set(contract.UPDATE_RULES) <= set(rules.RULES)
     for name, options in contract.UPDATE_RULES.items():
         like = "adam" if name == "adam-async" else "sgd"
-        rest = set(rules.named(name).numbers) - set(rules.named(like).numbers) - {"workers"}
+        rest = set(rules.named(name).hyperparameters) - set(rules.named(like).hyperparameters) - {"workers"}
         assert rest == set(options), name
 
 

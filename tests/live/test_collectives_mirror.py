@@ -88,8 +88,8 @@ def test_replicas_are_one_model_with_the_bits_of_rank_order(tmp_path: Path, rank
 def test_a_sync_job_has_the_same_bits() -> None:
     """`by_hand`, which replicas equal, against what a job with parameter servers promises."""
     net = model()
-    numbers = [{"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}]
-    reference(net, "sgd", numbers, lambda step: [batch(step, rank) for rank in range(2)], loss, STEPS)
+    hyperparameters = [{"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}]
+    reference(net, "sgd", hyperparameters, lambda step: [batch(step, rank) for rank in range(2)], loss, STEPS)
     assert hashed(net) == by_hand("sgd", 2)[-1]
 
 

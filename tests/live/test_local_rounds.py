@@ -298,8 +298,8 @@ def test_rounds_of_delayed_nesterov_wait_for_nobody(tmp_path: Path) -> None:
                 loss_of(models[rank], batch(step, rank)).backward()
                 optimizers[rank].step()
             for p, before, state in zip(models[rank].parameters(), taken, states, strict=True):
-                numbers = {**rule.numbers, "every": 2.0, "activation": 0.25}
-                rule.apply(state, (before - p.detach()).flatten(), numbers, worker=rank)
+                hyperparameters = {**rule.hyperparameters, "every": 2.0, "activation": 0.25}
+                rule.apply(state, (before - p.detach()).flatten(), hyperparameters, worker=rank)
                 p.data.copy_(state.weights.view_as(p))
     for (name, _), state in zip(models[0].named_parameters(), states, strict=True):
         torch.testing.assert_close(final[name].flatten(), state.weights, rtol=0, atol=1e-6)

@@ -17,7 +17,7 @@ from psjob.checkpoint.final import tensors_sha256
 from psjob.modes import Sync
 from psjob.process.config import CheckpointConfig
 from psjob.process.errors import Refused
-from psjob.rules.base import Numbers
+from psjob.rules.base import Hyperparameters
 from psjob.simulate import protocol
 from psjob.simulate.digits import Digits
 from psjob.simulate.engine import simulate
@@ -46,7 +46,7 @@ def test_the_rate_rises_from_a_part_to_the_whole(scaling: LrScaling, factors: di
     assert {clock: scaling.factor(clock) for clock in factors} == pytest.approx(factors)
     groups = [{"lr": 0.1, "momentum": 0.9}, {"lr": 0.2, "momentum": 0.0}]
     for clock, factor in factors.items():
-        told = scaling.numbers(groups, clock)
+        told = scaling.hyperparameters(groups, clock)
         assert [group["momentum"] for group in told] == [0.9, 0.0]
         assert [group["lr"] for group in told] == pytest.approx([0.1 * factor, 0.2 * factor])
 
@@ -62,13 +62,13 @@ def accuracy(workers: int, linear: bool) -> float:
     """Digits in sync, as many batches as one worker makes in 60 epochs; the ramp is 5 epochs long."""
     scaling = LrScaling(workers, linear, 5 * Digits.updates_per_epoch // workers if linear else 0)
     rule = rules.named("nag")
-    given = protocol.numbers(rule, {})
+    given = protocol.hyperparameters(rule, {})
 
-    def numbers(batches: int) -> Numbers:
+    def hyperparameters(batches: int) -> Hyperparameters:
         drops = sum(batches >= epoch * Digits.updates_per_epoch for epoch in protocol.DROPS)
-        return scaling.numbers([{**given, "lr": protocol.LR * 0.1**drops}], batches // workers)[0]
+        return scaling.hyperparameters([{**given, "lr": protocol.LR * 0.1**drops}], batches // workers)[0]
 
-    work = SimulatedTraining(Digits(0), rule, numbers)
+    work = SimulatedTraining(Digits(0), rule, hyperparameters)
     with np.errstate(all="ignore"):
         simulate(Sync(), workers, Speeds(), protocol.PUSHES, 1000, work)
     return 100 * work.score()

@@ -44,8 +44,8 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
 def oracle(codec: str, count: int, workers: int = 2, batches: Callable[[int, int], object] = batch) -> tuple[torch.nn.Module, Wire]:
     """One process that encodes and decodes as the workers and shards do."""
     model, wire = build(), Wire(codec, RATIO, seed=5)
-    numbers = {"lr": 0.05, "momentum": 0.9}
-    reference(model, "sgd", [numbers], lambda step: [batches(step, rank) for rank in range(workers)], loss_of, count, wire=wire)
+    hyperparameters = {"lr": 0.05, "momentum": 0.9}
+    reference(model, "sgd", [hyperparameters], lambda step: [batches(step, rank) for rank in range(workers)], loss_of, count, wire=wire)
     return model, wire
 
 

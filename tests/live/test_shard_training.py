@@ -143,8 +143,8 @@ def test_the_order_of_arrival_changes_no_bit(tmp_path: Path, transport: str) -> 
             all_well(workers, lambda worker, seed=seed: steps(10, random.Random(10 * seed + worker.rank))(worker))  # type: ignore[misc]
             hashes |= {tensors_sha256(worker.model.parameters()) for worker in workers}
     model = build()
-    numbers = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3}
-    reference(model, "sgd", [numbers], lambda step: [batch(step, rank) for rank in range(4)], loss_of, 10)
+    hyperparameters = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3}
+    reference(model, "sgd", [hyperparameters], lambda step: [batch(step, rank) for rank in range(4)], loss_of, 10)
     assert hashes == {tensors_sha256(model.parameters())}
 
 

@@ -212,7 +212,7 @@ def test_lent_frames_without_or_outside_of_lent_memory_end_their_stream(tmp_path
         def act(worker: Worker) -> None:
             block = worker.session.layout.blocks[0]
             (lane,) = worker.session.links[0].lanes
-            worker.session.exchange.tell_numbers([{"lr": 1.0}], [])
+            worker.session.exchange.tell_hyperparameters([{"lr": 1.0}], [])
             bad = shards.servers[0].bad_connections
             lane.stream.send_lent(lane.link.dated(worker.session.header(Kind.PUSH, block=0, info=1)), 64, block.nbytes)
             for p in worker.model.parameters():

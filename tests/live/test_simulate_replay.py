@@ -13,7 +13,7 @@ import torch
 from psjob import contract, rules
 from psjob.modes import Async, Backup, Bounded, LocalAsync, LocalSGD, Mode, Push, Softsync, Sync, Threshold
 from psjob.process.config import LocalConfig, Place
-from psjob.rules.base import Numbers, check_numbers
+from psjob.rules.base import Hyperparameters, check_hyperparameters
 from psjob.simulate import cli, protocol
 from psjob.simulate.digits import Digits
 from psjob.simulate.engine import SimulationOutcome, simulate
@@ -32,7 +32,7 @@ MODES: dict[str, Mode] = {
     "async": Async(), "sync": Sync(), "backup": Backup(1), "bounded": Bounded(2), "softsync": Softsync(2), "threshold": Threshold(3),
     "local": LocalSGD(3), "local-async": LocalAsync(3),
 }  # fmt: skip
-INNER = dict.fromkeys(("local", "local-async"), Inner(rules.named("adam"), {**rules.named("adam").numbers, "lr": 0.002}, 3))
+INNER = dict.fromkeys(("local", "local-async"), Inner(rules.named("adam"), {**rules.named("adam").hyperparameters, "lr": 0.002}, 3))
 """What workers do by themselves."""
 OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad")
 ROWS = [
@@ -64,10 +64,10 @@ class Live:
         return torch.cat([state.weights for index in sorted(cells) if (state := cells[index].state) is not None])
 
 
-def numbers_of(rule: str) -> Numbers:
+def hyperparameters_of(rule: str) -> Hyperparameters:
     given = {"workers": WORKERS} if rule == "adam-async" else {"momentum": 0.9, "nesterov": True} if rule == "sgd" else {}
-    numbers = {**protocol.numbers(rules.named(rule), given), "lr": 0.002 if rule.startswith("adam") else 0.02}
-    return check_numbers(rules.named(rule), numbers)
+    hyperparameters = {**protocol.hyperparameters(rules.named(rule), given), "lr": 0.002 if rule.startswith("adam") else 0.02}
+    return check_hyperparameters(rules.named(rule), hyperparameters)
 
 
 def fields(mode: Mode) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def trained(rule: str, mode: Mode, path: Path) -> tuple[torch.Tensor, Simulation
     """By the simulator, with pushes that are all decided on, and a trace at `path`."""
     pushes = PUSHES
     while True:
-        work = SimulatedTraining(Digits(1), rules.named(rule), lambda batches: numbers_of(rule), "torch", INNER.get(mode.name))
+        work = SimulatedTraining(Digits(1), rules.named(rule), lambda batches: hyperparameters_of(rule), "torch", INNER.get(mode.name))
         written = Trace(path)
         outcome = simulate(mode, WORKERS, UNEVEN, pushes, 7, Recording(work, written), written)
         undecided = outcome.pushes - outcome.kept - outcome.dropped
@@ -103,7 +103,7 @@ def test_served_and_simulated_weights_are_the_same_bits(tmp_path: Path, mode: st
     assert mode not in ("backup", "threshold") or outcome.dropped > 2
     with (
         serving(tmp_path, workers=WORKERS, shards=2, **fields(MODES[mode])) as shards,
-        ServedRun(Live(shards), Digits(1), rule, numbers_of(rule), INNER.get(mode)) as twin,
+        ServedRun(Live(shards), Digits(1), rule, hyperparameters_of(rule), INNER.get(mode)) as twin,
     ):
         play(events(path), twin)
         assert all(server.store.cells for server in shards.servers)
@@ -118,7 +118,7 @@ def test_every_mode_of_a_job_is_played() -> None:
 
 def test_other_numbers_come_to_other_weights(tmp_path: Path) -> None:
     expected, _ = trained("dana-dc", Async(), tmp_path / "trace.jsonl")
-    other = {**numbers_of("dana-dc"), "lam": 1.9}
+    other = {**hyperparameters_of("dana-dc"), "lam": 1.9}
     with serving(tmp_path, workers=WORKERS, shards=2, mode="async") as shards, ServedRun(Live(shards), Digits(1), "dana-dc", other) as twin:
         play(events(tmp_path / "trace.jsonl"), twin)
         assert not torch.equal(expected, twin.end())
@@ -128,7 +128,7 @@ def test_a_schedule_that_the_shards_do_not_follow_is_told(tmp_path: Path) -> Non
     """The simulation says that two updates were made before this worker took its weights; there was none."""
     with (
         serving(tmp_path, workers=WORKERS, shards=2, mode="async") as shards,
-        ServedRun(Live(shards), Digits(1), "nag", numbers_of("nag")) as twin,
+        ServedRun(Live(shards), Digits(1), "nag", hyperparameters_of("nag")) as twin,
     ):
         twin.begin(1)
         with pytest.raises(ValueError, match=r"worker 1 has weights of version \[0\], in the simulation it has 2"):

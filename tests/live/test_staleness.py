@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from psjob import rules
 from psjob.modes import Async, Batch, Push
-from psjob.rules.base import check_numbers
+from psjob.rules.base import check_hyperparameters
 from psjob.rules.stability import Guard, bound
 from psjob.shard.cell import Lent
 from psjob.shard.histogram import Histogram
@@ -40,7 +40,7 @@ class Looked(SimulatedTraining):
 
     def __init__(self, lr: float, sample: Sample = SAMPLE, seed: int = 0) -> None:
         rule = rules.named("plain")
-        self.given = check_numbers(rule, {"lr": lr, "weight_decay": 1e-4})
+        self.given = check_hyperparameters(rule, {"lr": lr, "weight_decay": 1e-4})
         self.guard = Guard("plain")
         self.staleness = StalenessMetrics(1, self.guard)
         self.block = BlockStaleness(self.staleness, sample)
@@ -86,9 +86,9 @@ def test_a_bucket_holds_what_is_at_most_its_edge(values: list[float]) -> None:
 
 @given(st.integers(1, 5000), st.integers(1, 2000))
 def test_a_sample_is_inside_of_its_block_and_meets_nothing_twice(elements: int, wanted: int) -> None:
-    numbers = torch.arange(elements + 7, dtype=torch.float32)[7:]
-    taken = Sample.of(elements, wanted).of_block(numbers).flatten()
-    assert set(taken.tolist()) <= set(numbers.tolist()) and len(set(taken.tolist())) == len(taken) > 0
+    hyperparameters = torch.arange(elements + 7, dtype=torch.float32)[7:]
+    taken = Sample.of(elements, wanted).of_block(hyperparameters).flatten()
+    assert set(taken.tolist()) <= set(hyperparameters.tolist()) and len(set(taken.tolist())) == len(taken) > 0
     assert len(taken) <= max(wanted, 8)
 
 
@@ -147,9 +147,9 @@ def test_dampening_makes_room() -> None:
 def test_no_number_of_a_script_or_a_push_breaks_the_guard(momentum: float, dampening: float, nesterov: bool, pushes: Any) -> None:
     """It is asked on the way of a push."""
     guard = Guard("sgd")
-    numbers = {"lr": 0.1, "momentum": momentum, "dampening": dampening, "nesterov": nesterov}
+    hyperparameters = {"lr": 0.1, "momentum": momentum, "dampening": dampening, "nesterov": nesterov}
     for lag, agreed, moved in pushes:
-        words = guard.see(lag, agreed, moved, numbers)
+        words = guard.see(lag, agreed, moved, hyperparameters)
         assert words is None or "nan" not in words
 
 

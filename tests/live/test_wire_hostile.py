@@ -293,8 +293,8 @@ def build() -> nn.Module:
 
 
 STEPS = 50
-ODD_NUMBERS = (b'{"numbers":[""],"none":[]}', b'{"numbers":[{}],"none":[Infinity]}')
-ABSENT = b'{"numbers":[],"none":[],"rows":[]}'
+ODD_NUMBERS = (b'{"hyperparameters":[""],"none":[]}', b'{"hyperparameters":[{}],"none":[Infinity]}')
+ABSENT = b'{"hyperparameters":[],"none":[],"rows":[]}'
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ def blocks(seed: int) -> dict[int, BlockState]:
     for block in LAYOUT.blocks:
         dtype = getattr(torch, block.dtype)
         made[block.index] = rule.init(torch.randn(block.length, generator=generator, dtype=dtype))
-        rule.apply(made[block.index], torch.randn(block.length, generator=generator, dtype=dtype), rule.numbers)
+        rule.apply(made[block.index], torch.randn(block.length, generator=generator, dtype=dtype), rule.hyperparameters)
     return made
 
 

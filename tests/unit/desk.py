@@ -22,7 +22,7 @@ from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.joining import PACE_SECONDS
 from psjob.protocol.coordinator.machine import Coordinator
 from psjob.resume import record
-from psjob.shard.checks import group_numbers
+from psjob.shard.checks import group_hyperparameters
 from psjob.shard.coordination import Coordination
 from psjob.shard.hello import hello_body
 from psjob.shard.pending import Info
@@ -214,7 +214,9 @@ class Desk:
             store = server.store
             if shards is not None and server.place.index not in shards:
                 continue
-            store.infos.learn(clerk.rank, 1, Info(group_numbers(store, [] if self.rule == "reduce" else [{"lr": 1.0}]), frozenset()))
+            store.infos.learn(
+                clerk.rank, 1, Info(group_hyperparameters(store, [] if self.rule == "reduce" else [{"lr": 1.0}]), frozenset())
+            )
             for block, cell in store.cells.items():
                 header = Header(
                     Kind.PUSH,

@@ -18,7 +18,7 @@ from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.problems import Damage
 from psjob.checkpoint.rowplaces import MAX_CHAIN, RowPlaces
 from psjob.checkpoint.rows import read_tables
-from psjob.rules.base import check_numbers
+from psjob.rules.base import check_hyperparameters
 from psjob.shard.tables import RowCuts, Voided
 from psjob.tables import Partition, RowTable, TableSpec
 from psjob.tables.init import initial_rows
@@ -70,7 +70,7 @@ class World:
             for shard, cells in enumerate(self.shards):
                 mine = owner == shard
                 with cells[number].lock:
-                    cells[number].table.push(ids[mine], grads[mine], check_numbers(named(spec.rule), {}), self.clock)
+                    cells[number].table.push(ids[mine], grads[mine], check_hyperparameters(named(spec.rule), {}), self.clock)
                     cells[number].table.evict(self.clock)
                     cells[number].n += 1
         self.clock += 1

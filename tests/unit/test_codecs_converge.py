@@ -34,13 +34,13 @@ def accuracy(codec: str, ratio: float, lr: float, momentum: float) -> float:
         rows = orders[step // rounds][begin : begin + WORKERS * BATCH].view(WORKERS, BATCH)
         return [(images[row], labels[row]) for row in rows]
 
-    def numbers(step: int) -> list[dict[str, float]]:
+    def hyperparameters(step: int) -> list[dict[str, float]]:
         return [{"lr": lr if step < rounds * EPOCHS * 3 // 4 else lr / 10, "momentum": momentum}]
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
     loss = lambda model, pair: nn.functional.cross_entropy(model(pair[0]), pair[1])  # noqa: E731
-    reference(model, "sgd", numbers, batches, loss, rounds * EPOCHS, wire=Wire(codec, ratio))
+    reference(model, "sgd", hyperparameters, batches, loss, rounds * EPOCHS, wire=Wire(codec, ratio))
     return float(score(model, test))
 
 

@@ -13,7 +13,7 @@ from psjob.layout import memory
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.packing import Pack
 from psjob.rules import optimizers
-from psjob.rules.base import BlockState, check_numbers
+from psjob.rules.base import BlockState, check_hyperparameters
 
 
 def model() -> torch.nn.Module:
@@ -45,15 +45,15 @@ class Mine(torch.optim.SGD):
 )
 def test_describe(kind: Any, options: dict[str, Any], name: str | None, some: dict[str, Any]) -> None:
     optimizer = kind(model().parameters(), **options)
-    found, numbers = optimizers.describe(optimizer)
+    found, hyperparameters = optimizers.describe(optimizer)
     assert found == name
     if name is None:
         return
-    assert json.loads(json.dumps(numbers)) == numbers
-    assert numbers[0].items() >= some.items()
-    assert check_numbers(rules.named(name), numbers[0]) == numbers[0]
+    assert json.loads(json.dumps(hyperparameters)) == hyperparameters
+    assert hyperparameters[0].items() >= some.items()
+    assert check_hyperparameters(rules.named(name), hyperparameters[0]) == hyperparameters[0]
     optimizer.param_groups[0]["lr"] = 0.5
-    assert optimizers.numbers(optimizer)[0]["lr"] == 0.5
+    assert optimizers.hyperparameters(optimizer)[0]["lr"] == 0.5
 
 
 def test_complex_parameters_have_no_rule() -> None:
@@ -63,12 +63,12 @@ def test_complex_parameters_have_no_rule() -> None:
 def test_numbers_of_a_taken_over_optimizer_and_bad_ones() -> None:
     optimizer = torch.optim.AdamW(model().parameters())
     optimizer.__class__ = type("AdamW", (torch.optim.AdamW,), {})
-    assert optimizers.numbers(optimizer)[0]["beta1"] == 0.9
+    assert optimizers.hyperparameters(optimizer)[0]["beta1"] == 0.9
     optimizer.param_groups[0]["lr"] = float("nan")
     with pytest.raises(ValueError, match="lr of parameter group 0 is nan"):
-        optimizers.numbers(optimizer)
+        optimizers.hyperparameters(optimizer)
     with pytest.raises(ValueError, match="RMSprop has no rule"):
-        optimizers.numbers(torch.optim.RMSprop(model().parameters()))
+        optimizers.hyperparameters(torch.optim.RMSprop(model().parameters()))
 
 
 def body(state: BlockState) -> bytes:
@@ -90,7 +90,7 @@ def test_state_dict_from_the_shards_goes_on_in_plain_torch(kind: Any, options: d
     ours, theirs = model(), model()
     groups = [[{"params": list(m[0].parameters())}, {"params": list(m[1].parameters()), "lr": 0.02}] for m in (ours, theirs)]
     optimizer, plain = kind(groups[0], **options), kind(groups[1], **options)
-    name, numbers = optimizers.describe(optimizer)
+    name, hyperparameters = optimizers.describe(optimizer)
     assert name is not None
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     table = [TensorSpec(f"p{i}", tuple(p.shape), "float32", 0 if i < 2 else 1) for i, p in enumerate(parameters)]
@@ -106,7 +106,7 @@ def test_state_dict_from_the_shards_goes_on_in_plain_torch(kind: Any, options: d
         for block in layout.blocks:
             flat = torch.empty(block.length)
             Pack(block, flat, layout.table).gather(grads)
-            rule.apply(states[block.index], flat, numbers[block.group])
+            rule.apply(states[block.index], flat, hyperparameters[block.group])
     raw = {index: body(state) for index, state in states.items()}
     made = optimizers.assemble_state(optimizer.state_dict(), name, layout, raw)
     expected = plain.state_dict()["state"]
@@ -123,7 +123,7 @@ def test_a_body_that_does_not_fit_is_refused() -> None:
     layout = Layout.of([TensorSpec("a", (10,), "float32", 0)])
     rule = rules.named("adam")
     state = rule.init(torch.zeros(10))
-    rule.apply(state, torch.ones(10), rule.numbers)
+    rule.apply(state, torch.ones(10), rule.hyperparameters)
     good = body(state)
     for bad in (b"", good[:-4], good[:30], b"\xff" * 40, (2).to_bytes(4, "little") + b"{}"):
         with pytest.raises(ValueError, match="block 0"):

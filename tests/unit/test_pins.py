@@ -24,7 +24,7 @@ from psjob.shard.store import Store
 from psjob.shard.waiting import Replies, Waiter
 
 LAYOUT = Layout.of((TensorSpec("w", (300_000,), "float32", 0),))
-INFO = Info(({**rules.named("adam").numbers, "lr": 0.25},), frozenset())
+INFO = Info(({**rules.named("adam").hyperparameters, "lr": 0.25},), frozenset())
 
 
 def cell_of(rule: str = "adam") -> Cell:
@@ -222,7 +222,7 @@ def test_first_values_given_again_leave_the_cut_of_the_first() -> None:
 def test_a_reply_that_is_noted_leaves_a_held_block_as_it_was() -> None:
     """What a worker is sent belongs to the block's state under such a rule: a cut has the note of its moment, the next cut another."""
     cell = cell_of("dana-dc")
-    told = Info((cell.rule.numbers,), frozenset())
+    told = Info((cell.rule.hyperparameters,), frozenset())
     waiter = Waiter(cast(Replies, None), 0, 0, 0, 0, 0.0, info=told)
 
     def reply() -> None:

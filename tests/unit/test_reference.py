@@ -28,15 +28,15 @@ def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> to
 
 
 @pytest.mark.parametrize(
-    ("rule", "numbers", "kind", "options"),
+    ("rule", "hyperparameters", "kind", "options"),
     [
         ("sgd", {"lr": 0.1, "momentum": 0.9}, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
         ("adam", {"lr": 0.01}, torch.optim.Adam, {"lr": 0.01}),
     ],
 )
-def test_reference_is_near_plain_torch(rule: str, numbers: dict[str, float], kind: type, options: dict[str, float]) -> None:
+def test_reference_is_near_plain_torch(rule: str, hyperparameters: dict[str, float], kind: type, options: dict[str, float]) -> None:
     ours, plain = mlp(), mlp()
-    states = reference(ours, rule, [numbers], batches, loss, 200)
+    states = reference(ours, rule, [hyperparameters], batches, loss, 200)
     optimizer = kind(plain.parameters(), **options)
     for step in range(200):
         optimizer.zero_grad()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob import rules
-from psjob.rules.base import BlockState, check_numbers
+from psjob.rules.base import BlockState, check_hyperparameters
 from psjob.rules.reduction import mean_in_rank_order
 
 torch.set_num_threads(1)
@@ -49,14 +49,14 @@ def test_rule_is_torchs_fused_kernel_and_near_the_default(name: str, kind: Any, 
     fused, plain = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
     optimizers = [kind([fused], fused=True, **options), kind([plain], **options)]
     rule = rules.named(name)
-    numbers = check_numbers(rule, flat(options))
+    hyperparameters = check_hyperparameters(rule, flat(options))
     state = rule.init(start.clone())
     for _ in range(200):
         grad = torch.randn(1000, generator=generator, dtype=dtype)
         fused.grad, plain.grad = grad.clone(), grad.clone()
         for optimizer in optimizers:
             optimizer.step()
-        rule.apply(state, grad, numbers)
+        rule.apply(state, grad, hyperparameters)
     assert torch.equal(state.weights, fused.detach())
     assert close(state.weights, plain.detach())
     assert set(state.slots) <= set(rule.slots)
@@ -72,7 +72,7 @@ def test_a_tensor_without_gradient_is_skipped_as_torch_skips_it(name: str, kind:
     parameters = [torch.nn.Parameter(part.clone()) for part in start.split(lengths)]
     optimizer = kind(parameters, **options)
     rule = rules.named(name)
-    numbers = check_numbers(rule, flat(options))
+    hyperparameters = check_hyperparameters(rule, flat(options))
     state = rule.init(start.clone())
     for step in range(40):
         grad = torch.randn(sum(lengths), generator=generator)
@@ -80,7 +80,7 @@ def test_a_tensor_without_gradient_is_skipped_as_torch_skips_it(name: str, kind:
         for i, p in enumerate(parameters):
             p.grad = grad.split(lengths)[i].clone() if i in live else None
         optimizer.step()
-        rule.apply(state, grad, numbers, ranges=[spans[i] for i in live])
+        rule.apply(state, grad, hyperparameters, ranges=[spans[i] for i in live])
         if step == 15:
             state = BlockState.of(state.weights, state.slots, state.counts())
     assert close(state.weights, torch.cat([p.detach() for p in parameters]))
@@ -100,7 +100,7 @@ def test_momentum_switched_on_and_off(momentum: list[float]) -> None:
         optimizer.param_groups[0]["momentum"] = value
         p.grad = torch.full((8,), float(turn))
         optimizer.step()
-        rule.apply(state, p.grad, check_numbers(rule, {"lr": 0.1, "momentum": value, "dampening": 0.5}))
+        rule.apply(state, p.grad, check_hyperparameters(rule, {"lr": 0.1, "momentum": value, "dampening": 0.5}))
     assert close(state.weights, p.detach())
 
 
@@ -115,7 +115,7 @@ def test_counts_are_kept_per_element(updates: list[list[tuple[int, int]]]) -> No
         for gap, length in draws:
             ranges.append((at + gap, length))
             at += gap + length
-        rule.apply(state, torch.ones(50), rule.numbers, ranges=ranges)
+        rule.apply(state, torch.ones(50), rule.hyperparameters, ranges=ranges)
         for offset, length in ranges:
             expected[offset : offset + length] += 1
         state = BlockState.of(state.weights, state.slots, state.counts())
@@ -127,17 +127,17 @@ def test_counts_are_kept_per_element(updates: list[list[tuple[int, int]]]) -> No
 def test_nan_and_inf_pass_through() -> None:
     rule = rules.named("sgd")
     state = rule.init(torch.zeros(3))
-    rule.apply(state, torch.tensor([float("nan"), float("inf"), 1.0]), check_numbers(rule, {"lr": 1.0}))
+    rule.apply(state, torch.tensor([float("nan"), float("inf"), 1.0]), check_hyperparameters(rule, {"lr": 1.0}))
     assert torch.isnan(state.weights[0]) and torch.isinf(state.weights[1]) and state.weights[2] == -1
 
 
 def test_a_copy_shares_nothing() -> None:
     rule = rules.named("adam")
     state = rule.init(torch.zeros(100))
-    rule.apply(state, torch.ones(100), rule.numbers)
+    rule.apply(state, torch.ones(100), rule.hyperparameters)
     copy = state.copy()
     before = copy.weights.clone()
-    rule.apply(state, torch.ones(100), rule.numbers, ranges=[(0, 10)])
+    rule.apply(state, torch.ones(100), rule.hyperparameters, ranges=[(0, 10)])
     assert torch.equal(copy.weights, before) and copy.steps == 1 and copy.segments == [(100, 1)]
 
 
@@ -169,16 +169,16 @@ def test_refusals_say_what_there_is() -> None:
     with pytest.raises(ValueError, match="rule adam updates floating point weights"):
         rules.named("adam").init(torch.zeros(2, dtype=torch.int64))
     sgd = rules.named("sgd")
-    for numbers, words in [
-        ({"learning_rate": 1.0}, "no number 'learning_rate'; it has lr"),
+    for hyperparameters, words in [
+        ({"learning_rate": 1.0}, "no hyperparameter 'learning_rate'; it has lr"),
         ({"lr": float("nan")}, "lr is a finite number, got nan"),
         ({"lr": "1"}, "lr is a finite number, got '1'"),
         ({"nesterov": 1}, "nesterov is true or false, got 1"),
         ({"lr": True}, "lr is a finite number, got True"),
     ]:
         with pytest.raises(ValueError, match=words):
-            check_numbers(sgd, numbers)
-    for rule, numbers, words in [
+            check_hyperparameters(sgd, hyperparameters)
+    for rule, hyperparameters, words in [
         ("adam-async", {"workers": 0.5}, "workers is 1 or more, got 0.5"),
         ("gap-aware", {"average": 1.0}, "average is 0 or more and below 1, got 1"),
         ("dc-asgd", {"decay": -3.0}, "decay is 0 or more and below 1, got -3"),
@@ -191,10 +191,10 @@ def test_refusals_say_what_there_is() -> None:
         ("delayed-nesterov", {"every": 2.0, "activation": 0.6}, "activation is at most 1 / every, with every 2 not 0.6"),
     ]:
         with pytest.raises(ValueError, match=f"rule {rule}: {words}"):
-            check_numbers(rules.named(rule), numbers)
+            check_hyperparameters(rules.named(rule), hyperparameters)
     for odd in ("", [], None):
-        with pytest.raises(ValueError, match="numbers of rule sgd are a map, got"):
-            check_numbers(sgd, odd)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="hyperparameters of rule sgd are a map, got"):
+            check_hyperparameters(sgd, odd)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="segments of a block have 3 elements, its weights 4"):
         BlockState.of(torch.zeros(4), {}, {"steps": 1, "segments": [[3, 1]]})
     with pytest.raises(ValueError, match="state 'sum' has shape"):

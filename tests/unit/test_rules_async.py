@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from psjob import rules
-from psjob.rules.base import BlockState, Numbers, check_numbers, of_worker
+from psjob.rules.base import BlockState, Hyperparameters, check_hyperparameters, of_worker
 from psjob.rules.lr_over_lag import share
 
 torch.set_num_threads(1)
@@ -20,8 +20,8 @@ ON_TORCH = {"adam", "adamw", "adagrad", "adam-async"}
 """These are torch's own kernels."""
 
 
-def numbers_of(name: str, **given: float | bool) -> Numbers:
-    return check_numbers(rules.named(name), given)
+def hyperparameters_of(name: str, **given: float | bool) -> Hyperparameters:
+    return check_hyperparameters(rules.named(name), given)
 
 
 def plain(array: Any) -> Any:
@@ -36,15 +36,15 @@ def gradients(count: int, length: int, seed: int = 0, dtype: Any = np.float64) -
 class Job:
     """Workers that each have what they were last sent, and one block."""
 
-    def __init__(self, name: str, numbers: Numbers, start: Any, workers: int = 1) -> None:
-        self.rule, self.numbers = rules.named(name), numbers
+    def __init__(self, name: str, hyperparameters: Hyperparameters, start: Any, workers: int = 1) -> None:
+        self.rule, self.hyperparameters = rules.named(name), hyperparameters
         self.state = self.rule.init(start)
         self.halves = [BlockState(start) for _ in range(workers)]
         for worker in range(workers):
             self.halves[worker].weights = self._reply(worker)
 
     def _reply(self, worker: int) -> Any:
-        sent = self.rule.reply(self.state, self.numbers, worker)
+        sent = self.rule.reply(self.state, self.hyperparameters, worker)
         return sent if sent is not self.state.weights else sent + 0
 
     def sent(self, worker: int) -> Any:
@@ -52,8 +52,8 @@ class Job:
 
     def push(self, worker: int, grad: Any, lag: int = 0) -> None:
         if isinstance(self.rule, rules.DanaSlim):
-            grad = self.rule.outgoing(self.halves[worker], grad, self.numbers)
-        self.rule.apply(self.state, grad, self.numbers, lag=lag, worker=worker)
+            grad = self.rule.outgoing(self.halves[worker], grad, self.hyperparameters)
+        self.rule.apply(self.state, grad, self.hyperparameters, lag=lag, worker=worker)
         self.halves[worker].weights = self._reply(worker)
 
 
@@ -143,7 +143,7 @@ def test_one_worker_alone_is_the_sequential_form(name: str, kind: str) -> None:
     def slope(at: Any) -> Any:
         return curve * at + np.sin(5 * at)
 
-    job = Job(name, numbers_of(name, **given), KINDS[kind](start))
+    job = Job(name, hyperparameters_of(name, **given), KINDS[kind](start))
     for step in range(1, 301):
         job.push(0, KINDS[kind](slope(plain(job.sent(0)))))
         if step in (1, 2, 3, 10, 30, 300):  # on the way too: what converges ends in one place, whatever its formula
@@ -154,7 +154,7 @@ def test_one_worker_alone_is_the_sequential_form(name: str, kind: str) -> None:
 def test_decay_is_of_the_weights_and_not_of_the_look_ahead(name: str) -> None:
     """So not torch's Nesterov, which decays what it looks at."""
     start, curve = np.linspace(-2, 2, 97), np.linspace(0.1, 3, 97)
-    job = Job(name, numbers_of(name, **HEAVY), np.array(start))
+    job = Job(name, hyperparameters_of(name, **HEAVY), np.array(start))
     weights, v = start.copy(), np.zeros_like(start)
     for _ in range(50):
         v = 0.9 * v + curve * (weights - 0.05 * 0.9 * v) + 0.01 * weights
@@ -173,18 +173,18 @@ WORKERS = [name for name, rule in rules.RULES.items() if rule.per_worker]
 @pytest.mark.parametrize("name", [name for name in SEQUENTIAL if name not in ON_TORCH])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_torch_and_numpy_agree(name: str, dtype: Any) -> None:
-    rule, numbers = rules.named(name), numbers_of(name, lr=0.01)
+    rule, hyperparameters = rules.named(name), hyperparameters_of(name, lr=0.01)
     states = {kind: rule.init(make(np.ones(40, dtype))) for kind, make in KINDS.items()}
     for state in states.values():
         for worker in range(4):
-            rule.reply(state, numbers, worker)
+            rule.reply(state, hyperparameters, worker)
     for turn, grad in enumerate(gradients(200, 40, dtype=dtype)):
         for kind, state in states.items():
             given = KINDS[kind](grad)
-            rule.apply(state, given, numbers, ranges=[(0, 10), (20, 20)] if turn % 3 == 0 else None, lag=turn % 4, worker=turn % 4)
+            rule.apply(state, given, hyperparameters, ranges=[(0, 10), (20, 20)] if turn % 3 == 0 else None, lag=turn % 4, worker=turn % 4)
             assert np.array_equal(plain(given), grad), "a rule leaves the gradient as it is"
-            rule.reply(state, numbers, turn % 4)
-    one, other = (plain(rule.reply(state, numbers, 1)) for state in states.values())
+            rule.reply(state, hyperparameters, turn % 4)
+    one, other = (plain(rule.reply(state, hyperparameters, 1)) for state in states.values())
     assert one.dtype == other.dtype == dtype
     assert np.abs(one - other).max() <= (1e-3 if dtype is np.float32 else 1e-10) * np.abs(one).max()
     assert states["torch"].slots.keys() == states["numpy"].slots.keys()
@@ -193,11 +193,11 @@ def test_torch_and_numpy_agree(name: str, dtype: Any) -> None:
 
 @pytest.mark.parametrize("name", SEQUENTIAL)
 def test_elements_without_a_gradient_stay(name: str) -> None:
-    rule, numbers = rules.named(name), numbers_of(name, **SEQUENTIAL[name][0])
+    rule, hyperparameters = rules.named(name), hyperparameters_of(name, **SEQUENTIAL[name][0])
     state = rule.init(torch.ones(12))
-    rule.reply(state, numbers, 0)
+    rule.reply(state, hyperparameters, 0)
     for turn in range(5):
-        rule.apply(state, torch.ones(12), numbers, ranges=[(3, 4), (9, 1)], lag=turn, worker=0)
+        rule.apply(state, torch.ones(12), hyperparameters, ranges=[(3, 4), (9, 1)], lag=turn, worker=0)
     moved = [3 <= at < 7 or at == 9 for at in range(12)]
     assert (state.weights != 1).tolist() == moved
     for slot, values in state.slots.items():
@@ -207,7 +207,7 @@ def test_elements_without_a_gradient_stay(name: str) -> None:
 @pytest.mark.parametrize("name", WORKERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_that_is_gone_leaves_nothing(name: str, kind: str) -> None:
-    job = Job(name, numbers_of(name, lr=0.01), KINDS[kind](np.zeros(20)), workers=5)
+    job = Job(name, hyperparameters_of(name, lr=0.01), KINDS[kind](np.zeros(20)), workers=5)
     chance = np.random.default_rng(3)
     for turn, grad in enumerate(gradients(400, 20)):
         worker = int(chance.integers(5))
@@ -215,7 +215,7 @@ def test_a_worker_that_is_gone_leaves_nothing(name: str, kind: str) -> None:
         if turn % 50 == 49:
             job.rule.forget(job.state, worker)
             assert not [slot for slot in job.state.slots if slot.endswith(f"@{worker}")]
-            job.rule.reply(job.state, job.numbers, worker)
+            job.rule.reply(job.state, job.hyperparameters, worker)
         if "sum" in job.rule.slots:
             whole = sum(plain(slot) for label, slot in job.state.slots.items() if label.startswith("v@"))
             assert np.abs(plain(job.state.slots["sum"]) - whole).max() <= 1e-12
@@ -228,21 +228,21 @@ def test_a_worker_that_is_gone_leaves_nothing(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", SEQUENTIAL)
 def test_state_survives_a_checkpoint(name: str) -> None:
-    job = Job(name, numbers_of(name, lr=0.01), torch.zeros(8), workers=3)
+    job = Job(name, hyperparameters_of(name, lr=0.01), torch.zeros(8), workers=3)
     for turn in range(7):
         job.push(turn % 3, torch.full((8,), float(turn)))
     back = BlockState.of(job.state.weights.clone(), {slot: values.clone() for slot, values in job.state.slots.items()}, job.state.counts())
     for state in (job.state, back):
-        job.rule.apply(state, torch.ones(8), job.numbers, lag=1, worker=2)
+        job.rule.apply(state, torch.ones(8), job.hyperparameters, lag=1, worker=2)
     assert torch.equal(job.state.weights, back.weights)
-    assert torch.equal(job.rule.reply(job.state, job.numbers, 0), job.rule.reply(back, job.numbers, 0))
+    assert torch.equal(job.rule.reply(job.state, job.hyperparameters, 0), job.rule.reply(back, job.hyperparameters, 0))
 
 
 @pytest.mark.parametrize("name", WORKERS)
 def test_a_mean_of_several_is_refused_where_workers_have_state(name: str) -> None:
     rule = rules.named(name)
     with pytest.raises(ValueError, match="keeps state for each worker and takes the push of one, not a mean of several"):
-        rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.numbers, lag=0)
+        rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.hyperparameters, lag=0)
 
 
 @pytest.mark.parametrize("name", [name for name, rule in rules.RULES.items() if rule.needs_lag])
@@ -251,14 +251,14 @@ def test_a_push_of_an_unknown_base_is_refused_where_it_matters(name: str) -> Non
     with pytest.raises(
         ValueError, match=f"rule {name} needs the lag of a push; it is not known of one that is based on an earlier attempt"
     ):
-        rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.numbers, worker=0)
+        rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.hyperparameters, worker=0)
 
 
 @pytest.mark.parametrize("name", ["dc-asgd", "dana-dc", "gap-aware", "gap-aware-dana"])
 def test_a_push_before_any_reply_is_refused(name: str) -> None:
     rule = rules.named(name)
     with pytest.raises(ValueError, match=f"rule {name}: worker 3 pushes, but has not been sent weights"):
-        rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.numbers, lag=0, worker=3)
+        rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.hyperparameters, lag=0, worker=3)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -268,7 +268,7 @@ def test_dana_slim_alone_is_torchs_nesterov_bit_for_bit(fused: bool) -> None:
     start = torch.randn(5000, generator=generator)
     p = torch.nn.Parameter(start.clone())
     optimizer = torch.optim.SGD([p], lr=0.05, momentum=0.9, nesterov=True, foreach=False, fused=fused)
-    job = Job("dana-slim", numbers_of("dana-slim", lr=0.05), start.clone())
+    job = Job("dana-slim", hyperparameters_of("dana-slim", lr=0.05), start.clone())
     for _ in range(500):
         p.grad = torch.randn(5000, generator=generator)
         job.push(0, p.grad)
@@ -280,7 +280,9 @@ def test_dana_slim_alone_is_torchs_nesterov_bit_for_bit(fused: bool) -> None:
 def test_dana_slim_sends_what_dana_zero_sends(workers: int) -> None:
     """600 pushes on one schedule, each worker's gradient taken at what it was sent."""
     curve = torch.linspace(0.1, 1, 30, dtype=torch.float64)
-    jobs = [Job(name, numbers_of(name, lr=0.02), torch.ones(30, dtype=torch.float64), workers) for name in ("dana-zero", "dana-slim")]
+    jobs = [
+        Job(name, hyperparameters_of(name, lr=0.02), torch.ones(30, dtype=torch.float64), workers) for name in ("dana-zero", "dana-slim")
+    ]
     chance, noise = np.random.default_rng(11), torch.Generator().manual_seed(11)
     for _ in range(600):
         worker, jolt = int(chance.integers(workers)), torch.randn(30, generator=noise, dtype=torch.float64)
@@ -293,7 +295,7 @@ def test_dana_slim_sends_what_dana_zero_sends(workers: int) -> None:
 def test_delay_compensation_by_hand(constant: bool) -> None:
     """Zheng et al. 2017, equations 10 and 14: worker 0 has weights that worker 1 has moved by -0.1."""
     given = {"lr": 0.1, "momentum": 0.0, "adaptive": not constant}
-    job = Job("dc-asgd", numbers_of("dc-asgd", **given), torch.zeros(1, dtype=torch.float64), workers=2)
+    job = Job("dc-asgd", hyperparameters_of("dc-asgd", **given), torch.zeros(1, dtype=torch.float64), workers=2)
     job.push(1, torch.ones(1, dtype=torch.float64))
     assert float(job.state.weights[0]) == pytest.approx(-0.1)
     job.push(0, torch.full((1,), 3.0, dtype=torch.float64), lag=1)
@@ -303,8 +305,8 @@ def test_delay_compensation_by_hand(constant: bool) -> None:
 
 def test_delay_compensation_remembers_the_squares_of_its_own_worker() -> None:
     """DC-ASGD-a, push after push of two workers: a running mean by 0.95 of each worker's squares, and 1e-7 where they are small."""
-    numbers = numbers_of("dc-asgd", lr=0.1, momentum=0.0)
-    job = Job("dc-asgd", numbers, torch.zeros(1, dtype=torch.float64), workers=2)
+    hyperparameters = hyperparameters_of("dc-asgd", lr=0.1, momentum=0.0)
+    job = Job("dc-asgd", hyperparameters, torch.zeros(1, dtype=torch.float64), workers=2)
     weights, sent, mean = 0.0, [0.0, 0.0], [0.0, 0.0]
     for worker, g in [(0, 1e-3), (1, 3.0), (0, -2.0), (0, 0.5), (1, -1.0), (0, 1e-4), (1, 2.0)]:
         mean[worker] = 0.95 * mean[worker] + 0.05 * g * g
@@ -317,7 +319,7 @@ def test_delay_compensation_remembers_the_squares_of_its_own_worker() -> None:
 def test_gap_aware_by_hand() -> None:
     """Worker 0's weights are one usual step old: its gradient, and its decay, count half."""
     given = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.5}
-    job = Job("gap-aware", numbers_of("gap-aware", **given), torch.zeros(1, dtype=torch.float64), workers=2)
+    job = Job("gap-aware", hyperparameters_of("gap-aware", **given), torch.zeros(1, dtype=torch.float64), workers=2)
     job.push(1, torch.ones(1, dtype=torch.float64))
     job.push(0, torch.full((1,), 3.0, dtype=torch.float64), lag=1)
     assert float(job.state.weights[0]) == pytest.approx(-0.1 - 0.1 * (3 + 0.5 * -0.1) / 2, rel=1e-6)
@@ -326,7 +328,7 @@ def test_gap_aware_by_hand() -> None:
 def test_the_highest_learning_rate_of_a_schedule_can_be_told_to_gap_aware() -> None:
     moved = []
     for highest in (0.0, 1.0):
-        job = Job("gap-aware", numbers_of("gap-aware", lr=0.1, max_lr=highest), torch.zeros(1, dtype=torch.float64), workers=2)
+        job = Job("gap-aware", hyperparameters_of("gap-aware", lr=0.1, max_lr=highest), torch.zeros(1, dtype=torch.float64), workers=2)
         for worker in (1, 0):
             job.push(worker, torch.ones(1, dtype=torch.float64))
         moved.append(-float(job.state.weights[0]))
@@ -335,7 +337,7 @@ def test_the_highest_learning_rate_of_a_schedule_can_be_told_to_gap_aware() -> N
 
 @pytest.mark.parametrize(("lag", "expected"), [(0, 1.0), (1, 1.0), (2, 0.5), (10, 0.1)])
 def test_a_late_push_counts_less(lag: int, expected: float) -> None:
-    job = Job("lr-over-lag", numbers_of("lr-over-lag", lr=0.5), torch.zeros(1))
+    job = Job("lr-over-lag", hyperparameters_of("lr-over-lag", lr=0.5), torch.zeros(1))
     job.push(0, torch.ones(1), lag=lag)
     assert -float(job.state.weights[0]) == pytest.approx(0.5 * expected) and share(lag) == expected
 
@@ -346,23 +348,23 @@ def test_adams_averages_fade_by_rounds(workers: int) -> None:
     one, many = rules.named("adam"), rules.named("adam-async")
     states = [rule.init(torch.zeros(6, dtype=torch.float64)) for rule in (one, many)]
     for grad in gradients(20, 6):
-        one.apply(states[0], torch.tensor(grad), numbers_of("adam"))
+        one.apply(states[0], torch.tensor(grad), hyperparameters_of("adam"))
         for _ in range(workers):
-            many.apply(states[1], torch.tensor(grad), numbers_of("adam-async", workers=float(workers)))
+            many.apply(states[1], torch.tensor(grad), hyperparameters_of("adam-async", workers=float(workers)))
     for slot in ("exp_avg", "exp_avg_sq"):
         assert torch.allclose(states[0].slots[slot], states[1].slots[slot], rtol=1e-12)
-    beta = numbers_of("adam")["beta2"]
+    beta = hyperparameters_of("adam")["beta2"]
     assert 1 - beta ** states[0].count_at(0) == pytest.approx(1 - (beta ** (1 / workers)) ** states[1].count_at(0))
 
 
 def test_ftrl_makes_zeros_and_begins_at_the_weights_it_is_given() -> None:
-    rule, numbers = rules.named("ftrl"), numbers_of("ftrl", lr=0.1, l1=0.5, l2=0.1)
+    rule, hyperparameters = rules.named("ftrl"), hyperparameters_of("ftrl", lr=0.1, l1=0.5, l2=0.1)
     start = torch.linspace(-1, 1, 21, dtype=torch.float64)
     state = rule.init(start.clone())
-    rule.apply(state, torch.zeros(21, dtype=torch.float64), numbers)
+    rule.apply(state, torch.zeros(21, dtype=torch.float64), hyperparameters)
     assert torch.allclose(state.weights, start, atol=1e-15)
     for grad in gradients(200, 21):
-        rule.apply(state, state.weights + 0.1 * torch.tensor(grad), numbers)
+        rule.apply(state, state.weights + 0.1 * torch.tensor(grad), hyperparameters)
     assert int((state.weights == 0).sum()) > 0
 
 
@@ -375,13 +377,13 @@ def test_another_rate_moves_no_weight_of_ftrl(l1: float) -> None:
         lr, beta, l2 = ((0.1, 1.0, 0.0), (0.02, 1.0, 0.0), (0.3, 2.0, 0.1))[turn // 30]
         if turn % 30 == 0:
             kept = state.weights.copy()
-            rule.apply(state, np.zeros(21), numbers_of("ftrl", lr=lr, beta=beta, l1=l1, l2=l2))
+            rule.apply(state, np.zeros(21), hyperparameters_of("ftrl", lr=lr, beta=beta, l1=l1, l2=l2))
             assert np.abs(state.weights - kept).max() <= 1e-15
         n += grad * grad
         down = (beta + np.sqrt(n)) / lr + l2
         z = -kept * down - l1 * np.sign(kept) + grad if before is None else z + grad - (down - before) * state.weights
         before = down
-        rule.apply(state, grad, numbers_of("ftrl", lr=lr, beta=beta, l1=l1, l2=l2))
+        rule.apply(state, grad, hyperparameters_of("ftrl", lr=lr, beta=beta, l1=l1, l2=l2))
         assert np.abs(state.weights - np.where(np.abs(z) <= l1, 0, -(z - np.sign(z) * l1) / down)).max() <= 1e-12
         zeros += int((state.weights == 0).sum())
     assert (zeros > 0) == (l1 > 0)
@@ -392,14 +394,14 @@ def test_delayed_pushes_come_to_nesterov_of_their_mean() -> None:
     deltas = gradients(12, 5)
     states = {name: rules.named(name).init(np.zeros(5)) for name in ("delayed-nesterov", "outer-nesterov")}
     for turn, delta in enumerate(deltas):
-        rules.named("delayed-nesterov").apply(states["delayed-nesterov"], delta, numbers_of("delayed-nesterov"), worker=turn % 4)
+        rules.named("delayed-nesterov").apply(states["delayed-nesterov"], delta, hyperparameters_of("delayed-nesterov"), worker=turn % 4)
         if turn % 4 == 3:
             mean = np.mean(deltas[turn - 3 : turn + 1], axis=0)
-            rules.named("outer-nesterov").apply(states["outer-nesterov"], mean, numbers_of("outer-nesterov"))
+            rules.named("outer-nesterov").apply(states["outer-nesterov"], mean, hyperparameters_of("outer-nesterov"))
             assert np.abs(states["delayed-nesterov"].weights - states["outer-nesterov"].weights).max() <= 1e-14
     early = rules.named("delayed-nesterov").init(np.zeros(5))
     for delta in deltas[:9]:
-        rules.named("delayed-nesterov").apply(early, delta, numbers_of("delayed-nesterov", activation=0.25))
+        rules.named("delayed-nesterov").apply(early, delta, hyperparameters_of("delayed-nesterov", activation=0.25))
     v1 = np.mean(deltas[:4], axis=0)
     v2 = 0.9 * v1 + np.mean(deltas[4:8], axis=0)
     momentum = 0.25 * v1 + 0.75 * v1 + 0.25 * v2 + 0.25 * v2
@@ -408,11 +410,11 @@ def test_delayed_pushes_come_to_nesterov_of_their_mean() -> None:
 
 def test_delayed_pushes_are_counted_by_tensor() -> None:
     """The second tensor of a block has a gradient at each third push only: it is as a block of its own."""
-    rule, numbers = rules.named("delayed-nesterov"), numbers_of("delayed-nesterov", every=2.0, activation=0.3)
+    rule, hyperparameters = rules.named("delayed-nesterov"), hyperparameters_of("delayed-nesterov", every=2.0, activation=0.3)
     both, first, second = (rule.init(np.zeros(length)) for length in (5, 3, 2))
     for turn, grad in enumerate(gradients(30, 5)):
-        rule.apply(both, grad, numbers, ranges=None if turn % 3 == 0 else [(0, 3)])
-        rule.apply(first, grad[:3], numbers)
+        rule.apply(both, grad, hyperparameters, ranges=None if turn % 3 == 0 else [(0, 3)])
+        rule.apply(first, grad[:3], hyperparameters)
         if turn % 3 == 0:
-            rule.apply(second, grad[3:], numbers)
+            rule.apply(second, grad[3:], hyperparameters)
     assert np.array_equal(both.weights, np.concatenate([first.weights, second.weights]))

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from psjob import rules
-from psjob.rules.base import check_numbers
+from psjob.rules.base import check_hyperparameters
 
 
 def grows(name: str, step: float, workers: int, rounds: int, momentum: float | None = None) -> bool:
     """m workers push in turn (lag m - 1) on f = x²/2: is x larger in the second half of the run than in the first?"""
     rule = rules.named(name)
-    numbers = check_numbers(rule, {"lr": step} | ({} if momentum is None else {"momentum": momentum}))
+    hyperparameters = check_hyperparameters(rule, {"lr": step} | ({} if momentum is None else {"momentum": momentum}))
     state = rule.init(np.ones(1))
-    sent: list[Any] = [rule.reply(state, numbers, worker).copy() for worker in range(workers)]
+    sent: list[Any] = [rule.reply(state, hyperparameters, worker).copy() for worker in range(workers)]
     size = []
     for turn in range(rounds * workers):
         worker = turn % workers
-        rule.apply(state, sent[worker], numbers, lag=min(turn, workers - 1), worker=worker)
-        sent[worker] = rule.reply(state, numbers, worker).copy()
+        rule.apply(state, sent[worker], hyperparameters, lag=min(turn, workers - 1), worker=worker)
+        sent[worker] = rule.reply(state, hyperparameters, worker).copy()
         size.append(abs(float(state.weights[0])))
         if size[-1] > 1e9:
             return True

@@ -78,8 +78,8 @@ def test_async_is_stable_up_to_its_bound(workers: int) -> None:
     ends = []
     for factor in (0.97, 1.03):
         rule = rules.named("plain")
-        numbers = {**rule.numbers, "lr": factor * bound}
-        work = SimulatedTraining(Quadratic(1), rule, lambda batches, numbers=numbers: numbers)
+        hyperparameters = {**rule.hyperparameters, "lr": factor * bound}
+        work = SimulatedTraining(Quadratic(1), rule, lambda batches, hyperparameters=hyperparameters: hyperparameters)
         simulate(Async(), workers, Speeds(shape=math.inf), 250 * workers * workers, work=work)
         ends.append(work.score())
     assert ends[0] < 0.1 and ends[1] > 10

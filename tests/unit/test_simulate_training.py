@@ -13,7 +13,7 @@ import pytest
 
 from psjob import rules
 from psjob.modes import Async, Backup, Batch, Bounded, LocalSGD, Mode, Push, Softsync, Sync
-from psjob.rules.base import BlockState, Numbers
+from psjob.rules.base import BlockState, Hyperparameters
 from psjob.simulate import cli, protocol
 from psjob.simulate.digits import BATCH, SIZE, Digits
 from psjob.simulate.engine import simulate
@@ -25,9 +25,9 @@ from psjob.simulate.words import label, mode_of
 UNEVEN = Speeds(spread=0.6)
 
 
-def trained(mode: Mode, rule: str = "plain", pushes: int = 200, library: Library = "numpy", **numbers: float) -> SimulatedTraining:
+def trained(mode: Mode, rule: str = "plain", pushes: int = 200, library: Library = "numpy", **hyperparameters: float) -> SimulatedTraining:
     one = rules.named(rule)
-    given: Numbers = {**one.numbers, "lr": 0.05, **numbers}
+    given: Hyperparameters = {**one.hyperparameters, "lr": 0.05, **hyperparameters}
     work = SimulatedTraining(Digits(3), one, lambda batches: given, library)
     simulate(mode, 5, UNEVEN, pushes, 1, work)
     return work
@@ -52,8 +52,8 @@ class Written(SimulatedTraining):
 def test_an_update_is_one_of_the_kept_gradients_alone(mode: Mode) -> None:
     """So backup workers and softsync are a run with batches of N over what was kept."""
     rule = rules.named("nag")
-    numbers: Numbers = {**rule.numbers, "lr": 0.05}
-    work = Written(Digits(3), rule, lambda batches: numbers)
+    hyperparameters: Hyperparameters = {**rule.hyperparameters, "lr": 0.05}
+    work = Written(Digits(3), rule, lambda batches: hyperparameters)
     work.updates = []
     outcome = simulate(mode, 5, UNEVEN, 200, 1, work)
     state = rule.init(Digits(3).begin())
@@ -61,7 +61,7 @@ def test_an_update_is_one_of_the_kept_gradients_alone(mode: Mode) -> None:
         total = grads[0] + grads[1] if len(grads) > 1 else grads[0].copy()
         for grad in grads[2:]:
             total = total + grad
-        rule.apply(state, total * np.float32(1 / len(grads)), numbers)
+        rule.apply(state, total * np.float32(1 / len(grads)), hyperparameters)
     assert state.weights.tobytes() == work.weights.tobytes()
     assert outcome.updates == len(work.updates) > 30
 
@@ -84,7 +84,7 @@ def test_numpy_and_torch_come_to_the_same(rule: str) -> None:
 
 def test_who_leaves_is_forgotten() -> None:
     rule = rules.named("dana-zero")
-    work = SimulatedTraining(Quadratic(3), rule, lambda batches: {**rule.numbers, "lr": 0.01})
+    work = SimulatedTraining(Quadratic(3), rule, lambda batches: {**rule.hyperparameters, "lr": 0.01})
     simulate(Async(), 3, Speeds(outages=(Outage(1, 2000),)), 120, work=work)
     own = [slot for name, slot in work.state.slots.items() if name.startswith("v@")]
     assert len(own) == 2
@@ -93,15 +93,15 @@ def test_who_leaves_is_forgotten() -> None:
 
 def test_local_steps_are_the_worker_s_own() -> None:
     """One worker, an outer rule that takes the difference as it is: the same as those steps at once."""
-    inner, numbers = rules.named("heavy-ball"), {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.0}
+    inner, hyperparameters = rules.named("heavy-ball"), {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.0}
     work = SimulatedTraining(
-        Digits(3), rules.named("plain"), lambda batches: {"lr": 1.0, "weight_decay": 0.0}, inner=Inner(inner, numbers, 6)
+        Digits(3), rules.named("plain"), lambda batches: {"lr": 1.0, "weight_decay": 0.0}, inner=Inner(inner, hyperparameters, 6)
     )
     simulate(LocalSGD(6), 1, Speeds(), 5, work=work)
     problem = Digits(3)
     state = BlockState(problem.begin())
     for _ in range(30):
-        inner.apply(state, problem.gradient(state.weights)[0], numbers)
+        inner.apply(state, problem.gradient(state.weights)[0], hyperparameters)
     np.testing.assert_allclose(work.weights, state.weights, atol=1e-5)
 
 
@@ -148,13 +148,13 @@ def test_the_gate_can_fail() -> None:
 
 
 def test_the_schedule_of_lr() -> None:
-    given = protocol.schedule(protocol.numbers(rules.named("nag"), {}), 10)
+    given = protocol.schedule(protocol.hyperparameters(rules.named("nag"), {}), 10)
     rates = [given(44 * epoch)["lr"] for epoch in (0, 1, 29, 30, 45, 59)]
     assert rates == pytest.approx([0.005, 0.05, 0.05, 0.005, 0.0005, 0.0005])
     assert given(22)["lr"] == pytest.approx(0.0275)
     assert (given(0)["momentum"], given(0)["weight_decay"]) == (0.9, 1e-4)
-    assert protocol.numbers(rules.named("lr-over-lag"), {"lr": 1.0})["momentum"] == 0
-    assert protocol.numbers(rules.named("nag"), {"momentum": 0.5})["momentum"] == 0.5
+    assert protocol.hyperparameters(rules.named("lr-over-lag"), {"lr": 1.0})["momentum"] == 0
+    assert protocol.hyperparameters(rules.named("nag"), {"momentum": 0.5})["momentum"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_modes_as_they_are_written(text: str, mode: Mode) -> None:
         (["schedule", "--trace", "t.csv"], "is of one mode"),
         (["train", "--rule", "magic"], "there is no rule 'magic'"),
         (["train", "--set", "lr"], "write NAME=VALUE"),
-        (["train", "--set", "speed=1"], "has no number 'speed'"),
+        (["train", "--set", "speed=1"], "has no hyperparameter 'speed'"),
         (["train", "--problem", "go"], "there are digits, fixed:PARAMETERS"),
         (["train", "--mode", "sync", "--mode", "async"], "a training has one"),
         (["train", "--inner-set", "lr=1"], "workers make no steps of their own"),

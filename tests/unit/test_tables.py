@@ -9,15 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.rules.base import check_numbers
+from psjob.rules.base import check_hyperparameters
 from psjob.tables import BUCKETS, Partition, RowTable, TableSpec, bucket_of, merge
 from psjob.tables.init import initial_rows
 from psjob.tables.rules import named
 
 torch.set_num_threads(1)
 
-LR = check_numbers(named("sgd"), {"lr": 1.0})
-ADAM = check_numbers(named("adam"), {"lr": 0.1})
+LR = check_hyperparameters(named("sgd"), {"lr": 1.0})
+ADAM = check_hyperparameters(named("adam"), {"lr": 0.1})
 
 
 def ids(*values: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from psjob.rules.base import check_numbers
+from psjob.rules.base import check_hyperparameters
 from psjob.tables import RowTable, TableSpec
 from psjob.tables.rules import RULES, named
 
@@ -27,13 +27,15 @@ def pushes(seed: int = 3, every_row: bool = False) -> list[tuple[torch.Tensor, t
     return made
 
 
-def trained(rule: str, numbers: dict[str, Any], given: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+def trained(
+    rule: str, hyperparameters: dict[str, Any], given: Sequence[tuple[torch.Tensor, torch.Tensor]]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(initial weights of all rows, weights after the pushes)."""
     table = RowTable(TableSpec("t", DIM, rule, num_rows=ROWS, seed=5))
     every = torch.arange(ROWS)
     before = table.pull(every)
     for clock, (ids, grads) in enumerate(given):
-        table.push(ids, grads, check_numbers(named(rule), numbers), clock)
+        table.push(ids, grads, check_hyperparameters(named(rule), hyperparameters), clock)
     return before, table.pull(every)
 
 
@@ -49,7 +51,7 @@ def by_torch(
 
 
 @pytest.mark.parametrize(
-    ("rule", "numbers", "make", "every_row"),
+    ("rule", "hyperparameters", "make", "every_row"),
     [
         ("sgd", {"lr": 0.1}, lambda p: torch.optim.SGD(p, lr=0.1), False),
         ("adagrad", {"lr": 0.1}, lambda p: torch.optim.Adagrad(p, lr=0.1), False),
@@ -68,9 +70,9 @@ def by_torch(
         ),
     ],
 )
-def test_it_is_torchs_on_the_rows_touched(rule: str, numbers: dict[str, Any], make: Callable[[Any], Any], every_row: bool) -> None:
+def test_it_is_torchs_on_the_rows_touched(rule: str, hyperparameters: dict[str, Any], make: Callable[[Any], Any], every_row: bool) -> None:
     given = pushes(every_row=every_row)
-    before, after = trained(rule, numbers, given)
+    before, after = trained(rule, hyperparameters, given)
     torch.testing.assert_close(after, by_torch(before, given, make), rtol=2e-6, atol=2e-6)
     assert not torch.equal(before, after)
 
@@ -114,16 +116,18 @@ def ftrl(w: list[float], g: list[list[float]], lr: float, beta: float, l1: float
 
 
 @pytest.mark.parametrize(
-    ("rule", "numbers", "formula"),
+    ("rule", "hyperparameters", "formula"),
     [
         ("rowwise_adagrad", {"lr": 0.1, "eps": 1e-3, "initial_accumulator_value": 0.2}, lambda w, g: rowwise(w, g, 0.1, 1e-3, 0.2)),
         ("adam", {"lr": 0.1, "beta1": 0.8, "beta2": 0.9, "eps": 1e-4}, lambda w, g: lazy_adam(w, g, 0.1, 0.8, 0.9, 1e-4)),
         ("ftrl", {"lr": 0.1, "beta": 0.5, "l1": 0.3, "l2": 0.2}, lambda w, g: ftrl(w, g, 0.1, 0.5, 0.3, 0.2)),
     ],
 )
-def test_it_is_its_formula(rule: str, numbers: dict[str, Any], formula: Callable[[list[float], list[list[float]]], list[float]]) -> None:
+def test_it_is_its_formula(
+    rule: str, hyperparameters: dict[str, Any], formula: Callable[[list[float], list[list[float]]], list[float]]
+) -> None:
     given = pushes(seed=9)
-    before, after = trained(rule, numbers, given)
+    before, after = trained(rule, hyperparameters, given)
     for row in range(ROWS):
         mine = [grads[ids == row][0].tolist() for ids, grads in given if bool((ids == row).any())]
         assert after[row].tolist() == pytest.approx(formula(before[row].tolist(), mine), rel=1e-4, abs=1e-5)
@@ -137,17 +141,17 @@ def test_ftrl_makes_zeros() -> None:
 def test_another_rate_moves_no_row_of_ftrl() -> None:
     table, every = RowTable(TableSpec("t", DIM, "ftrl", num_rows=ROWS, seed=5)), torch.arange(ROWS)
     for clock, (ids, grads) in enumerate(pushes(every_row=True)):
-        table.push(ids, grads, check_numbers(named("ftrl"), {"lr": 0.1, "l1": 0.01}), clock)
+        table.push(ids, grads, check_hyperparameters(named("ftrl"), {"lr": 0.1, "l1": 0.01}), clock)
     before = table.pull(every)
-    table.push(every, torch.zeros(ROWS, DIM), check_numbers(named("ftrl"), {"lr": 0.02, "beta": 3.0, "l1": 0.01}), 1000)
+    table.push(every, torch.zeros(ROWS, DIM), check_hyperparameters(named("ftrl"), {"lr": 0.02, "beta": 3.0, "l1": 0.01}), 1000)
     torch.testing.assert_close(table.pull(every), before, rtol=1e-5, atol=0)
 
 
 def test_an_unknown_number_and_an_lr_that_divides_are_refused() -> None:
-    with pytest.raises(ValueError, match="rule adagrad has no number 'lr_decay'"):
-        check_numbers(named("adagrad"), {"lr_decay": 0.1})
+    with pytest.raises(ValueError, match="rule adagrad has no hyperparameter 'lr_decay'"):
+        check_hyperparameters(named("adagrad"), {"lr_decay": 0.1})
     with pytest.raises(ValueError, match="lr is above 0"):
-        check_numbers(named("ftrl"), {"lr": 0.0})
+        check_hyperparameters(named("ftrl"), {"lr": 0.0})
     with pytest.raises(ValueError, match="there is no rule 'lion' for rows"):
         named("lion")
     assert set(RULES) == {"sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"}

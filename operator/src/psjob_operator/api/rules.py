@@ -243,7 +243,7 @@ _ACROSS = (
         "spec.training",
         lambda training: training.get("ruleOptions") is None or training.get("updateRule") is not None,
         "must not be given without spec.training.updateRule",
-        "the numbers of the script's optimizer are its own; leave spec.training.ruleOptions out or name a rule",
+        "the hyperparameters of the script's optimizer are its own; leave spec.training.ruleOptions out or name a rule",
         cel="!has(self.ruleOptions) || has(self.updateRule)",
         about="ruleOptions",
     ),
@@ -253,7 +253,8 @@ _ACROSS = (
             training.get("updateRule") is None
             or set(training.get("ruleOptions") or ()) <= set(UPDATE_RULES.get(training["updateRule"], ()))
         ),
-        "must name numbers of its rule: " + "; ".join(f"{', '.join(names)} of {rule}" for rule, names in UPDATE_RULES.items() if names),
+        "must name hyperparameters of its rule: "
+        + "; ".join(f"{', '.join(names)} of {rule}" for rule, names in UPDATE_RULES.items() if names),
         "all others are the script's optimizer's",
         about="ruleOptions",
     ),

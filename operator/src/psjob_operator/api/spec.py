@@ -65,7 +65,7 @@ class Training(Model):
     """What a push does to the parameters in mode async. Absent: what the script's optimizer does; dana-slim is for many workers.
     delayed-nesterov in mode local: a round counts when it comes, and waits for nobody."""
     rule_options: dict[str, float] | None = None
-    """Numbers of `updateRule` that the script's optimizer does not have, by name."""
+    """Hyperparameters of `updateRule` that the script's optimizer does not have, by name."""
     reduction: str = "mean"
     """How a step's gradients become one in mode sync: mean, sum, median, trimmed_mean, or module:function of the worker's image."""
     lr_scaling: Literal["none", "linear"] = "none"

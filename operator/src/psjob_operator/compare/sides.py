@@ -87,7 +87,7 @@ def _numbers(word: str, rest: str, fields: Mapping[str, str]) -> dict[str, str]:
             number = next(iter(fields), "")
         if number not in fields or not value:
             names = ", ".join(fields) or "no numbers"
-            raise BadInput(f"--modes {word}: {part!r} is no number that a job in this mode takes; it has {names}")
+            raise BadInput(f"--modes {word}: {part!r} is no hyperparameter that a job in this mode takes; it has {names}")
         found[fields[number]] = value
     return found
 

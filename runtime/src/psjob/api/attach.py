@@ -60,8 +60,8 @@ class AttachedJob:
         check_tables(place.config, self.tables.specs)
         self.session = WorkerSession(place, table, self.rule, aliases(model, table), self.tables.specs, self.tables.first)
         check_state(self.rule, len(self.session.layout.blocks), place.config.workers)
-        self.session.rows.numbers = self.tables.numbers()
-        self.rounds = LocalRounds.of(self.session, self.parameters, self._numbers, overlap)
+        self.session.rows.hyperparameters = self.tables.hyperparameters()
+        self.rounds = LocalRounds.of(self.session, self.parameters, self._hyperparameters, overlap)
         if overlap and self.half is not None:
             raise Refused(
                 f"overlap=True sends gradients as they are; training.updateRule {self.rule} changes them first; attach without it"
@@ -88,7 +88,7 @@ class AttachedJob:
     # -- in and out ----------------------------------------------------------------------------
 
     def join(self) -> None:
-        self.carry_out(lambda: self.session.join(self.parameters, lambda: record.pack(self._capture(None)), self._numbers()))
+        self.carry_out(lambda: self.session.join(self.parameters, lambda: record.pack(self._capture(None)), self._hyperparameters()))
         if self.rounds is not None:
             self.rounds.begin()
         self.tables.bind(Carried(self.session.rows, self.carry_out))
@@ -211,23 +211,23 @@ class AttachedJob:
         if self.replay == 0:
             self.put_back()
 
-    def _numbers(self) -> list[dict[str, float | bool]]:
+    def _hyperparameters(self) -> list[dict[str, float | bool]]:
         """What the shards' rule works with as optimizer and clock are now, a parameter group each; none where the workers step."""
-        return [] if self.session.reduces else self.lr.numbers(self.choice.numbers(self.optimizer), self.session.clock)
+        return [] if self.session.reduces else self.lr.hyperparameters(self.choice.hyperparameters(self.optimizer), self.session.clock)
 
     def _exchange(self, grads: list[torch.Tensor | None] | None, skip: bool, scale: float, original: Callable[[], Any] | None) -> None:
-        clock, numbers = self.session.clock, self.carry_out(self._numbers)
+        clock, hyperparameters = self.session.clock, self.carry_out(self._hyperparameters)
         rows = [None] * len(self.tables.specs) if grads is None else self.tables.gradients(scale)
         skip = self.carry_out(lambda: self.session.exchange.finite.skips(grads, rows, skip))
         if self.half is not None and grads is not None and not skip:
-            grads, scale = self.half.outgoing(grads, numbers, scale), 1.0
-        self.carry_out(lambda: self.session.rows.offer(rows, self.lr.numbers(self.tables.numbers(), clock)))
+            grads, scale = self.half.outgoing(grads, hyperparameters, scale), 1.0
+        self.carry_out(lambda: self.session.rows.offer(rows, self.lr.hyperparameters(self.tables.hyperparameters(), clock)))
         self.session.exchange.may_skip = getattr(self.optimizer, "found_inf", None) is not None
         if original is None:
-            self.carry_out(lambda: self.session.exchange.push(grads, numbers, skip, scale, self.parameters))
+            self.carry_out(lambda: self.session.exchange.push(grads, hyperparameters, skip, scale, self.parameters))
             return
         means = [torch.empty_like(p) if p.grad is None else p.grad for p in self.parameters]
-        self.carry_out(lambda: self.session.exchange.push(grads, numbers, skip, scale, means))
+        self.carry_out(lambda: self.session.exchange.push(grads, hyperparameters, skip, scale, means))
         nowhere = without_gradient(self.session)
         for index, (p, mean) in enumerate(zip(self.parameters, means, strict=True)):
             p.grad = mean if p.requires_grad and index not in nowhere else None

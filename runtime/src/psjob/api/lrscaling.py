@@ -44,7 +44,7 @@ class LrScaling:
         least = whole / self.pushes
         return least + (whole - least) * clock / self.warmup
 
-    def numbers(self, groups: Sequence[Mapping[str, Any]], clock: int) -> list[dict[str, Any]]:
+    def hyperparameters(self, groups: Sequence[Mapping[str, Any]], clock: int) -> list[dict[str, Any]]:
         """Hyperparameters of parameter groups, or of tables, with that learning rate; those that have none stay."""
         factor = self.factor(clock)
         return [{**group, "lr": group["lr"] * factor} if "lr" in group else {**group} for group in groups]

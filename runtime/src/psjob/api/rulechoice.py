@@ -1,4 +1,4 @@
-"""Which rule a job's shards run, that of the script's optimizer or the one that the manifest names, and where its numbers come from."""
+"""Which rule a job's shards run, the optimizer's or the one that the manifest names, and where its hyperparameters come from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psjob import contract, modes, rules
 from psjob.process.config import Config, Place
 from psjob.process.errors import Refused
 from psjob.rules import optimizers
-from psjob.rules.base import Numbers, check_numbers
+from psjob.rules.base import Hyperparameters, check_hyperparameters
 from psjob.tables import TableSpec
 from psjob.tables import rules as row_rules
 
@@ -24,36 +24,36 @@ MOST_LISTED: Final = 200_000
 class RuleChoice:
     """`rule` is the shards'; `like` is the rule of the script's own optimizer, in whose terms `state_dict` speaks (None: it has none).
 
-    `options` are the numbers of the rule that the optimizer does not have; with `like` None all are.
+    `options` are the hyperparameters of the rule that the optimizer does not have; with `like` None all are.
     """
 
     rule: str
     like: str | None
-    options: Numbers = field(default_factory=dict)
+    options: Hyperparameters = field(default_factory=dict)
 
-    def numbers(self, optimizer: torch.optim.Optimizer) -> list[dict[str, float | bool]]:
-        """The rule's numbers as the optimizer is now, a parameter group each. Raises Refused naming one that cannot be."""
+    def hyperparameters(self, optimizer: torch.optim.Optimizer) -> list[dict[str, float | bool]]:
+        """The rule's hyperparameters as the optimizer is now, a parameter group each. Raises Refused naming one that cannot be."""
         rule = rules.named(self.rule)
-        own = {**rule.numbers, **self.options}
+        own = {**rule.hyperparameters, **self.options}
         if self.like is None:
             return [dict(own) for _ in optimizer.param_groups]
         try:
-            groups = optimizers.numbers(optimizer)
-            return [check_numbers(rule, {name: group.get(name, value) for name, value in own.items()}) for group in groups]
+            groups = optimizers.hyperparameters(optimizer)
+            return [check_hyperparameters(rule, {name: group.get(name, value) for name, value in own.items()}) for group in groups]
         except ValueError as error:
             raise Refused(str(error)) from None
 
 
 @dataclass(frozen=True)
 class _Goes:
-    """What a rule goes with: torch's optimizer of this rule, with numbers that are not 0 (True) or are (False)."""
+    """What a rule goes with: torch's optimizer of this rule, with hyperparameters that are not 0 (True) or are (False)."""
 
     like: str
-    numbers: Mapping[str, bool] = field(default_factory=dict)
+    hyperparameters: Mapping[str, bool] = field(default_factory=dict)
 
     def words(self) -> str:
-        given = [f"a {name}" for name, there in self.numbers.items() if there]
-        left_out = [name for name, there in self.numbers.items() if not there]
+        given = [f"a {name}" for name, there in self.hyperparameters.items() if there]
+        left_out = [name for name, there in self.hyperparameters.items() if not there]
         parts = [f"with {_listed(given)}"] * bool(given) + [f"without {_listed(left_out)}"] * bool(left_out)
         return f"torch.optim.{'Adam' if self.like == 'adam' else 'SGD'} {', '.join(parts)}".rstrip()
 
@@ -153,10 +153,10 @@ def _outer_rule(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
         raise Refused(
             f"a parameter of shape {tuple(odd.shape)} is {odd.dtype}; the outer rule of training.mode local takes floating point ones"
         )
-    numbers = {"lr": job.local.lr, "momentum": job.local.momentum}
+    hyperparameters = {"lr": job.local.lr, "momentum": job.local.momentum}
     if job.update_rule is None:
-        return RuleChoice("outer-nesterov", None, numbers)
-    return RuleChoice(job.update_rule, None, {**numbers, **_options(job.update_rule, job)})
+        return RuleChoice("outer-nesterov", None, hyperparameters)
+    return RuleChoice(job.update_rule, None, {**hyperparameters, **_options(job.update_rule, job)})
 
 
 def _named(wanted: str, like: str | None, optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
@@ -164,17 +164,17 @@ def _named(wanted: str, like: str | None, optimizer: torch.optim.Optimizer, job:
     if job.mode != "async":
         raise Refused(f"training.updateRule {wanted} takes one worker's push at a time; take training.mode async, or leave updateRule out")
     goes = _GOES.get(wanted, _HEAVY)
-    groups = optimizers.numbers(optimizer) if like == goes.like else []
-    odd = [group for group in groups if any(bool(group[name]) != there for name, there in goes.numbers.items())]
+    groups = optimizers.hyperparameters(optimizer) if like == goes.like else []
+    odd = [group for group in groups if any(bool(group[name]) != there for name, there in goes.hyperparameters.items())]
     if odd or not groups:
-        taken = [name for name in rules.named(wanted).numbers if name not in _own(wanted)]
+        taken = [name for name in rules.named(wanted).hyperparameters if name not in _own(wanted)]
         raise Refused(
             f"training.updateRule {wanted} takes {_listed(taken)} from {goes.words()}; "
             f"the script has {type(optimizer).__name__}{_told(odd[0], goes) if odd else ''}"
         )
     own = {"workers": float(job.workers)} if wanted == "adam-async" else {}
     made = RuleChoice(wanted, like, {**_options(wanted, job), **own})
-    made.numbers(optimizer)  # what cannot be is refused at attach
+    made.hyperparameters(optimizer)  # what cannot be is refused at attach
     return made
 
 
@@ -183,21 +183,21 @@ def _own(wanted: str) -> tuple[str, ...]:
     return (*contract.UPDATE_RULES[wanted], "workers")
 
 
-def _options(wanted: str, job: Config) -> Numbers:
+def _options(wanted: str, job: Config) -> Hyperparameters:
     """training.ruleOptions as the rule takes them; Refused names one that it does not know, or whose value cannot be."""
     rule, known = rules.named(wanted), contract.UPDATE_RULES[wanted]
     given = {**({"every": float(job.workers)} if "every" in known else {}), **job.rule_options}
     for name in sorted(set(given) - set(known)):
-        taken = "; that is the script's optimizer's" if name in rule.numbers else ""
+        taken = "; that is the script's optimizer's" if name in rule.hyperparameters else ""
         raise Refused(
             f"training.ruleOptions has {name}, which updateRule {wanted} does not take{taken}; it takes {_listed(known) or 'none'}"
         )
-    flags = {name for name in given if isinstance(rule.numbers[name], bool)}
+    flags = {name for name in given if isinstance(rule.hyperparameters[name], bool)}
     for name in sorted(flags):
         if given[name] not in (0, 1):
             raise Refused(f"training.ruleOptions: {name} of updateRule {wanted} is 0 or 1, got {given[name]:g}")
     try:
-        checked = check_numbers(rule, {name: bool(value) if name in flags else value for name, value in given.items()})
+        checked = check_hyperparameters(rule, {name: bool(value) if name in flags else value for name, value in given.items()})
     except ValueError as error:
         raise Refused(f"training.ruleOptions: {error}") from None
     return {name: checked[name] for name in given}
@@ -208,4 +208,4 @@ def _listed(names: list[str] | tuple[str, ...]) -> str:
 
 
 def _told(group: Mapping[str, float | bool], goes: _Goes) -> str:
-    return " with " + ", ".join(f"{name} {group[name]:g}" for name in goes.numbers)
+    return " with " + ", ".join(f"{name} {group[name]:g}" for name in goes.hyperparameters)

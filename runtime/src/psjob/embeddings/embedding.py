@@ -14,7 +14,7 @@ class Embedding(RowModule):
     """torch.nn.Embedding with rows on the shards; outside a job they are in this process.
 
     `num_embeddings` None takes any int64 as an id. `table` says what else a table is: `init`, `scale` and `seed` of first values,
-    `admit_after`, `evict_after`, and `optimizer`, a rule of the rows' own with its numbers (lr=0.1, …);
+    `admit_after`, `evict_after`, and `optimizer`, a rule of the rows' own with its hyperparameters (lr=0.1, …);
     psjob.embeddings.rowmodule.Options has them with their defaults.
     Without a rule rows follow the attached optimizer where that is SGD without momentum, Adagrad or Adam.
     `sparse` changes nothing: only rows that a batch names are ever pushed.

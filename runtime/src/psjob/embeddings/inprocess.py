@@ -41,16 +41,16 @@ class Alone:
     def split(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]:
         return ids, None, [len(ids)]
 
-    def begin(self, table: int, values: torch.Tensor, numbers: Any) -> None:
+    def begin(self, table: int, values: torch.Tensor, hyperparameters: Any) -> None:
         """Rows 0, 1, … begin with `values`."""
         held = self.tables[table]
-        held.load(first_rows(held, torch.arange(len(values)), values, numbers))
+        held.load(first_rows(held, torch.arange(len(values)), values, hyperparameters))
 
     def step(self, tables: RowTables, scale: float) -> None:
         """Update every table by what has landed since the last `zero_grad`."""
-        for held, given, numbers in zip(self.tables, tables.gradients(scale), tables.numbers(), strict=True):
+        for held, given, hyperparameters in zip(self.tables, tables.gradients(scale), tables.hyperparameters(), strict=True):
             if given is not None:
-                held.push(given.ids, given.grads, numbers, self._clock)
+                held.push(given.ids, given.grads, hyperparameters, self._clock)
             held.evict(self._clock)
         self._clock += 1
 
@@ -61,9 +61,9 @@ def attach_alone(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> No
     if not tables.modules:
         return
     road = Alone(tables.specs, True)
-    numbers = tables.numbers()
+    hyperparameters = tables.hyperparameters()
     for table, values in tables.first.items():
-        road.begin(table, values, numbers[table])
+        road.begin(table, values, hyperparameters[table])
     tables.bind(road)
 
     def after(stepped: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -81,5 +81,5 @@ def look_alone(module: Lookup) -> None:
     rule = module.options.optimizer or "sgd"
     road = Alone([spec_of("_", module, rule, SEED)], False)
     if module.first is not None:
-        road.begin(0, module.first, row_rules.named(rule).numbers)
+        road.begin(0, module.first, row_rules.named(rule).hyperparameters)
     module.bind(road, 0)

@@ -46,7 +46,7 @@ class RowOptions:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> tuple[RowOptions, dict[str, float | bool]]:
-        """The options among a caller's keywords, and the rest: numbers of the rows' own rule."""
+        """The options among a caller's keywords, and the rest: hyperparameters of the rows' own rule."""
         names = {field.name for field in fields(cls)}
         return cls(**{k: v for k, v in given.items() if k in names}), {k: v for k, v in given.items() if k not in names}
 
@@ -71,11 +71,11 @@ class Lookup(torch.nn.Module, abc.ABC):
     """What is pushed are counts, sets or distances, not gradients of an optimizer."""
 
     def __init__(
-        self, num_rows: int | None, dim: int, options: RowOptions, numbers: dict[str, float | bool], dtype: str, device: Any
+        self, num_rows: int | None, dim: int, options: RowOptions, hyperparameters: dict[str, float | bool], dtype: str, device: Any
     ) -> None:
         super().__init__()
         self.num_rows, self.dim, self.dtype = num_rows, dim, dtype
-        self.options, self.numbers = options, numbers
+        self.options, self.hyperparameters = options, hyperparameters
         self.first: torch.Tensor | None = None
         """Values with which rows 0, 1, … begin, until a table has taken them."""
         self.anchor = torch.nn.Parameter(torch.zeros(1, device=device))

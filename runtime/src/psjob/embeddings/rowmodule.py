@@ -29,7 +29,7 @@ class _Landed:
 
 
 class RowModule(Lookup):
-    """A table of rows of `embedding_dim` numbers; see `Embedding`. `table` are `Options`, and numbers of the rule that they name."""
+    """A table of rows of `embedding_dim` numbers; see `Embedding`. `table` are `Options`, and hyperparameters of their rule."""
 
     num_embeddings: int | None
     embedding_dim: int

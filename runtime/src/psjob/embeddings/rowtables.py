@@ -1,4 +1,4 @@
-"""Tables of a model's row modules: which rule their rows have, and with what numbers, from the attached optimizer or of their own."""
+"""Tables of a model's row modules: the rule of their rows and its hyperparameters, from the attached optimizer or of their own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from psjob.embeddings.lookup import Lookup, Road
 from psjob.process.errors import Refused
 from psjob.rules import optimizers
-from psjob.rules.base import check_numbers
+from psjob.rules.base import check_hyperparameters
 from psjob.tables import TableSpec
 from psjob.tables import rules as row_rules
 from psjob.worker.rows import RowGrads
 
 _FOLLOWED: Final = {"sgd": "sgd", "adagrad": "adagrad", "adam": "adam", "adamw": "adam"}
-"""The rows' rule for a rule of the shards, where the numbers that rows do not have are at rest."""
+"""The rows' rule for a rule of the shards, where the hyperparameters that rows do not have are at rest."""
 _AT_REST: Final = ("momentum", "dampening", "nesterov", "maximize", "amsgrad", "lr_decay")
 
 
@@ -35,7 +35,7 @@ class RowTables:
         self.counts = any(module.counts for module in self.modules)
         """Are there tables of what is no gradient?"""
         self.anchors = {id(module.anchor) for module in self.modules}
-        self.numbers()
+        self.hyperparameters()
 
     @property
     def first(self) -> dict[int, torch.Tensor]:
@@ -48,15 +48,15 @@ class RowTables:
             module.bind(road, index)
             module.first = None
 
-    def numbers(self) -> list[Mapping[str, Any]]:
+    def hyperparameters(self) -> list[Mapping[str, Any]]:
         """Hyperparameters by table as they are now, whole. Raises ValueError naming one that is not finite."""
         found: list[Mapping[str, Any]] = []
         for module, rule, group in zip(self.modules, self.rules, self._groups, strict=True):
-            chosen = dict(module.numbers)
+            chosen = dict(module.hyperparameters)
             if module.options.optimizer is None:
-                taken = optimizers.numbers(self.optimizer)[group]
-                chosen = {name: taken[name] for name in row_rules.named(rule).numbers if name in taken}
-            found.append(check_numbers(row_rules.named(rule), chosen))
+                taken = optimizers.hyperparameters(self.optimizer)[group]
+                chosen = {name: taken[name] for name in row_rules.named(rule).hyperparameters if name in taken}
+            found.append(check_hyperparameters(row_rules.named(rule), chosen))
         return found
 
     def gradients(self, scale: float) -> list[RowGrads | None]:
@@ -73,13 +73,14 @@ class RowTables:
         chosen = module.options.optimizer
         if chosen is not None:
             try:
-                check_numbers(row_rules.named(chosen), module.numbers)
+                check_hyperparameters(row_rules.named(chosen), module.hyperparameters)
             except ValueError as error:
                 raise Refused(f"rows of {name}: {error}") from None
             return chosen
-        if module.numbers:
+        if module.hyperparameters:
             raise Refused(
-                f"rows of {name} follow the attached optimizer, but have numbers of their own ({', '.join(module.numbers)}); "
+                f"rows of {name} follow the attached optimizer, but have hyperparameters of their own "
+                f"({', '.join(module.hyperparameters)}); "
                 "name a rule too"
             )
         rule, groups = optimizers.describe(self.optimizer)

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Numbers, Range
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range
 
 
 class Adagrad(BaseRule):
@@ -17,7 +17,7 @@ class Adagrad(BaseRule):
     name = "adagrad"
     on_torch = True
     slots = ("sum",)
-    numbers: Final[Mapping[str, float | bool]] = {
+    hyperparameters: Final[Mapping[str, float | bool]] = {
         "lr": 1e-2,
         "lr_decay": 0.0,
         "weight_decay": 0.0,
@@ -30,22 +30,22 @@ class Adagrad(BaseRule):
         self,
         state: BlockState,
         grad: Array,
-        numbers: Numbers,
+        hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
         lag: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step; the learning rate falls with the count where lr_decay is not 0."""
-        total = state.slot("sum", float(numbers["initial_accumulator_value"]))
+        total = state.slot("sum", float(hyperparameters["initial_accumulator_value"]))
         for part, count in state.advance(ranges):
             torch._fused_adagrad_(
                 [state.weights[part]],
                 [grad[part]],
                 [total[part]],
                 [torch.tensor(float(count), dtype=torch.float32)],
-                lr=float(numbers["lr"]),
-                lr_decay=float(numbers["lr_decay"]),
-                weight_decay=float(numbers["weight_decay"]),
-                eps=float(numbers["eps"]),
-                maximize=bool(numbers["maximize"]),
+                lr=float(hyperparameters["lr"]),
+                lr_decay=float(hyperparameters["lr_decay"]),
+                weight_decay=float(hyperparameters["weight_decay"]),
+                eps=float(hyperparameters["eps"]),
+                maximize=bool(hyperparameters["maximize"]),
             )

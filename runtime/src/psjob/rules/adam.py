@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Numbers, Range
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range
 
 
 class Adam(BaseRule):
@@ -16,7 +16,7 @@ class Adam(BaseRule):
     name = "adam"
     on_torch = True
     slots = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-    numbers: Mapping[str, float | bool] = {
+    hyperparameters: Mapping[str, float | bool] = {
         "lr": 1e-3,
         "beta1": 0.9,
         "beta2": 0.999,
@@ -31,7 +31,7 @@ class Adam(BaseRule):
         self,
         state: BlockState,
         grad: Array,
-        numbers: Numbers,
+        hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
         lag: int | None = None,
         worker: int | None = None,
@@ -39,7 +39,7 @@ class Adam(BaseRule):
         """One step; each stretch of equal count has its own bias correction."""
         kernel = getattr(torch, self._kernel)
         first, second = state.slot("exp_avg"), state.slot("exp_avg_sq")
-        largest = state.slot("max_exp_avg_sq") if numbers["amsgrad"] else None
+        largest = state.slot("max_exp_avg_sq") if hyperparameters["amsgrad"] else None
         for part, count in state.advance(ranges):
             kernel(
                 [state.weights[part]],
@@ -48,13 +48,13 @@ class Adam(BaseRule):
                 [second[part]],
                 [] if largest is None else [largest[part]],
                 [torch.tensor(float(count), dtype=torch.float32)],
-                lr=float(numbers["lr"]),
-                beta1=float(numbers["beta1"]),
-                beta2=float(numbers["beta2"]),
-                weight_decay=float(numbers["weight_decay"]),
-                eps=float(numbers["eps"]),
-                amsgrad=bool(numbers["amsgrad"]),
-                maximize=bool(numbers["maximize"]),
+                lr=float(hyperparameters["lr"]),
+                beta1=float(hyperparameters["beta1"]),
+                beta2=float(hyperparameters["beta2"]),
+                weight_decay=float(hyperparameters["weight_decay"]),
+                eps=float(hyperparameters["eps"]),
+                amsgrad=bool(hyperparameters["amsgrad"]),
+                maximize=bool(hyperparameters["maximize"]),
             )
 
 
@@ -62,5 +62,5 @@ class AdamW(Adam):
     """Adam whose weight decay shrinks the weights themselves."""
 
     name = "adamw"
-    numbers: Mapping[str, float | bool] = {**Adam.numbers, "weight_decay": 1e-2}
+    hyperparameters: Mapping[str, float | bool] = {**Adam.hyperparameters, "weight_decay": 1e-2}
     _kernel = "_fused_adamw_"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from psjob.rules.adam import Adam
 from psjob.rules.arrays import Array
-from psjob.rules.base import BlockState, Numbers, Range
+from psjob.rules.base import BlockState, Hyperparameters, Range
 
 
 class AsyncAdam(Adam):
@@ -18,18 +18,18 @@ class AsyncAdam(Adam):
     """
 
     name = "adam-async"
-    numbers: Mapping[str, float | bool] = {**Adam.numbers, "workers": 1.0}
+    hyperparameters: Mapping[str, float | bool] = {**Adam.hyperparameters, "workers": 1.0}
 
     def apply(
         self,
         state: BlockState,
         grad: Array,
-        numbers: Numbers,
+        hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
         lag: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step."""
-        workers = float(numbers["workers"])
-        betas = {name: float(numbers[name]) ** (1 / workers) for name in ("beta1", "beta2")}
-        super().apply(state, grad, {**numbers, **betas}, ranges, lag, worker)
+        workers = float(hyperparameters["workers"])
+        betas = {name: float(hyperparameters[name]) ** (1 / workers) for name in ("beta1", "beta2")}
+        super().apply(state, grad, {**hyperparameters, **betas}, ranges, lag, worker)

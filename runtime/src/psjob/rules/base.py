@@ -12,7 +12,7 @@ from psjob.layout.blocks import FLOATS
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
 
-Numbers = Mapping[str, float | bool]
+Hyperparameters = Mapping[str, float | bool]
 Range = tuple[int, int]
 
 
@@ -93,16 +93,16 @@ class BlockState:
         raise ValueError(f"element {offset} is outside a block of {at}")
 
 
-class Numbered(Protocol):
-    """Something with a name and hyperparameters: `numbers` are their defaults."""
+class HasHyperparameters(Protocol):
+    """Something with a name and hyperparameters: `hyperparameters` are their defaults."""
 
     @property
     def name(self) -> str: ...
     @property
-    def numbers(self) -> Numbers: ...
+    def hyperparameters(self) -> Hyperparameters: ...
 
 
-class Rule(Numbered, Protocol):
+class Rule(HasHyperparameters, Protocol):
     """What a push does to the parameters. One object serves every block; all state is in BlockState.
 
     `slots` names the state tensors that a block of this rule may have, `per_worker` those that it may have once a worker.
@@ -123,7 +123,7 @@ class Rule(Numbered, Protocol):
         self,
         state: BlockState,
         grad: Array,
-        numbers: Numbers,
+        hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
         lag: int | None = None,
         worker: int | None = None,
@@ -134,7 +134,7 @@ class Rule(Numbered, Protocol):
         the mean of several. Raises ValueError where the rule cannot do without what is None.
         """
 
-    def reply(self, state: BlockState, numbers: Numbers, worker: int) -> Array:
+    def reply(self, state: BlockState, hyperparameters: Hyperparameters, worker: int) -> Array:
         """What that worker computes its next gradient on, at its start and after each of its pushes.
 
         Either `state.weights` itself, which later pushes change, or an array that nobody changes. It may add state tensors and put
@@ -146,13 +146,13 @@ class Rule(Numbered, Protocol):
 
 
 @runtime_checkable
-class WorkerHalf(Numbered, Protocol):
+class WorkerHalf(HasHyperparameters, Protocol):
     """What a rule does in the worker before a push; `worker_slots` names its state tensors, which the worker's checkpoint must hold."""
 
     @property
     def worker_slots(self) -> tuple[str, ...]: ...
 
-    def outgoing(self, state: BlockState, grad: Array, numbers: Numbers, ranges: Sequence[Range] | None = None) -> Array:
+    def outgoing(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, ranges: Sequence[Range] | None = None) -> Array:
         """What is pushed in place of `grad`: a new array, 0 outside `ranges`. `state` is the worker's: its weights and its slots."""
 
 
@@ -174,7 +174,7 @@ class BaseRule:
             raise ValueError(f"rule {self.name} updates floating point weights, got {weights.dtype}")
         return BlockState(weights)
 
-    def reply(self, state: BlockState, numbers: Numbers, worker: int) -> Array:
+    def reply(self, state: BlockState, hyperparameters: Hyperparameters, worker: int) -> Array:
         """The weights themselves."""
         return state.weights
 
@@ -189,7 +189,7 @@ def of_worker(name: str, worker: int) -> str:
     return f"{name}@{worker}"
 
 
-def one_worker(rule: Numbered, worker: int | None) -> int:
+def one_worker(rule: HasHyperparameters, worker: int | None) -> int:
     """The rank whose push it is. Raises ValueError where it is a mean of several."""
     if worker is None:
         raise ValueError(
@@ -198,7 +198,7 @@ def one_worker(rule: Numbered, worker: int | None) -> int:
     return worker
 
 
-def known_lag(rule: Numbered, lag: int | None) -> int:
+def known_lag(rule: HasHyperparameters, lag: int | None) -> int:
     """The lag. Raises ValueError where it is not known."""
     if lag is None:
         raise ValueError(
@@ -216,22 +216,22 @@ def pieces(ranges: Sequence[Range] | None, *wholes: Array) -> Iterator[tuple[Arr
         yield tuple(whole[offset : offset + length] for whole in wholes)
 
 
-def decayed(grad: Array, weights: Array, numbers: Numbers) -> Array:
+def decayed(grad: Array, weights: Array, hyperparameters: Hyperparameters) -> Array:
     """grad + weight_decay * weights: a new array, or `grad` itself where there is no decay."""
-    decay = float(numbers["weight_decay"])
+    decay = float(hyperparameters["weight_decay"])
     return arrays.added(grad, weights, decay) if decay else grad
 
 
-def check_numbers(rule: Numbered, numbers: Mapping[str, Any]) -> dict[str, float | bool]:
+def check_hyperparameters(rule: HasHyperparameters, hyperparameters: Mapping[str, Any]) -> dict[str, float | bool]:
     """Hyperparameters from JSON, whole, of the right kind and in range. Raises ValueError naming the rule, the number and its value."""
-    if not isinstance(numbers, Mapping):
-        raise ValueError(f"numbers of rule {rule.name} are a map, got {str(numbers)[:40]!r}")
-    unknown = sorted(set(numbers) - set(rule.numbers))
+    if not isinstance(hyperparameters, Mapping):
+        raise ValueError(f"hyperparameters of rule {rule.name} are a map, got {str(hyperparameters)[:40]!r}")
+    unknown = sorted(set(hyperparameters) - set(rule.hyperparameters))
     if unknown:
-        raise ValueError(f"rule {rule.name} has no number {unknown[0]!r}; it has {', '.join(rule.numbers) or 'none'}")
+        raise ValueError(f"rule {rule.name} has no hyperparameter {unknown[0]!r}; it has {', '.join(rule.hyperparameters) or 'none'}")
     checked: dict[str, float | bool] = {}
-    for name, default in rule.numbers.items():
-        value = numbers.get(name, default)
+    for name, default in rule.hyperparameters.items():
+        value = hyperparameters.get(name, default)
         if isinstance(default, bool):
             if not isinstance(value, bool):
                 raise ValueError(f"rule {rule.name}: {name} is true or false, got {value!r}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BlockState, Numbers, Range, Rule, known_lag, of_worker, one_worker, pieces
+from psjob.rules.base import BlockState, Hyperparameters, Range, Rule, known_lag, of_worker, one_worker, pieces
 from psjob.rules.noted import Noted
 
 
@@ -24,7 +24,7 @@ class DelayCompensated(Noted):
         self,
         state: BlockState,
         grad: Array,
-        numbers: Numbers,
+        hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
         lag: int | None = None,
         worker: int | None = None,
@@ -33,14 +33,14 @@ class DelayCompensated(Noted):
         known_lag(self, lag)
         rank = one_worker(self, worker)
         sent, corrected = self.sent(state, rank), arrays.copy(grad)
-        lam, decay = float(numbers["lam"]), float(numbers["decay"])
-        mean_square = state.slot(of_worker("mean_square", rank)) if numbers["adaptive"] else sent
+        lam, decay = float(hyperparameters["lam"]), float(hyperparameters["decay"])
+        mean_square = state.slot(of_worker("mean_square", rank)) if hyperparameters["adaptive"] else sent
         for weights, at, mean, part in pieces(ranges, state.weights, sent, mean_square, corrected):
             drift = weights - at
             drift *= part
-            if numbers["adaptive"]:
+            if hyperparameters["adaptive"]:
                 mean *= decay
                 arrays.add_product(mean, part, part, 1 - decay)
                 drift /= arrays.sqrt(mean + 1e-7)
             arrays.add_product(part, part, drift, lam)
-        self.inner.apply(state, corrected, numbers, ranges, lag, worker)
+        self.inner.apply(state, corrected, hyperparameters, ranges, lag, worker)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Numbers, Range, decayed, of_worker, one_worker, pieces
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, decayed, of_worker, one_worker, pieces
 
 
 class DanaZero(BaseRule):
@@ -18,32 +18,32 @@ class DanaZero(BaseRule):
     name = "dana-zero"
     slots = ("sum",)
     per_worker = ("v",)
-    numbers: Mapping[str, float | bool] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
+    hyperparameters: Mapping[str, float | bool] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
 
     def apply(
         self,
         state: BlockState,
         grad: Array,
-        numbers: Numbers,
+        hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
         lag: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step of the momentum of `worker`."""
         own = state.slot(of_worker("v", one_worker(self, worker)))
-        momentum = float(numbers["momentum"])
+        momentum = float(hyperparameters["momentum"])
         state.steps += 1
         for weights, part, v, total in pieces(ranges, state.weights, grad, own, state.slot("sum")):
-            step = decayed(part, weights, numbers)
+            step = decayed(part, weights, hyperparameters)
             arrays.add_scaled(total, v, momentum - 1)
             total += step
             v *= momentum
             v += step
-            arrays.add_scaled(weights, v, -float(numbers["lr"]))
+            arrays.add_scaled(weights, v, -float(hyperparameters["lr"]))
 
-    def reply(self, state: BlockState, numbers: Numbers, worker: int) -> Array:
+    def reply(self, state: BlockState, hyperparameters: Hyperparameters, worker: int) -> Array:
         """Where the weights will be when every worker's momentum has been applied once more."""
-        return arrays.added(state.weights, state.slot("sum"), -float(numbers["lr"]) * float(numbers["momentum"]))
+        return arrays.added(state.weights, state.slot("sum"), -float(hyperparameters["lr"]) * float(hyperparameters["momentum"]))
 
     def forget(self, state: BlockState, worker: int) -> None:
         """The sum is without this worker's momentum."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BlockState, Numbers, Range, decayed, pieces
+from psjob.rules.base import BlockState, Hyperparameters, Range, decayed, pieces
 from psjob.rules.sgd import Plain
 
 
@@ -18,26 +18,26 @@ class DanaSlim(Plain):
 
     name = "dana-slim"
     worker_slots = ("v",)
-    numbers: Mapping[str, float | bool] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
+    hyperparameters: Mapping[str, float | bool] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
 
     def apply(
         self,
         state: BlockState,
         grad: Array,
-        numbers: Numbers,
+        hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
         lag: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One plain step: momentum and decay are in what the worker pushed."""
-        super().apply(state, grad, {"lr": numbers["lr"]}, ranges, lag, worker)
+        super().apply(state, grad, {"lr": hyperparameters["lr"]}, ranges, lag, worker)
 
-    def outgoing(self, state: BlockState, grad: Array, numbers: Numbers, ranges: Sequence[Range] | None = None) -> Array:
+    def outgoing(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, ranges: Sequence[Range] | None = None) -> Array:
         """u: where the worker's momentum will be after one more gradient like this one."""
-        momentum = float(numbers["momentum"])
+        momentum = float(hyperparameters["momentum"])
         out = arrays.full_like(grad, 0.0)
         for weights, part, v, u in pieces(ranges, state.weights, grad, state.slot("v"), out):
-            step = decayed(part, weights, numbers)
+            step = decayed(part, weights, hyperparameters)
             v *= momentum
             v += step
             arrays.put(u, step)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Numbers, Range, pieces
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, pieces
 
 
 class Ftrl(BaseRule):
@@ -19,33 +19,33 @@ class Ftrl(BaseRule):
 
     name = "ftrl"
     slots = ("z", "n")
-    numbers: Mapping[str, float | bool] = {"lr": 1e-2, "beta": 1.0, "l1": 0.0, "l2": 0.0}
+    hyperparameters: Mapping[str, float | bool] = {"lr": 1e-2, "beta": 1.0, "l1": 0.0, "l2": 0.0}
 
     def apply(
         self,
         state: BlockState,
         grad: Array,
-        numbers: Numbers,
+        hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
         lag: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step."""
         if not state.slots:
-            state.slots["z"] = first(state.weights, numbers)
+            state.slots["z"] = first(state.weights, hyperparameters)
         state.steps += 1
         for weights, g, z, n in pieces(ranges, state.weights, grad, state.slots["z"], state.slot("n")):
-            step(weights, g, z, n, numbers)
+            step(weights, g, z, n, hyperparameters)
 
 
-def first(weights: Array, numbers: Numbers) -> Array:
+def first(weights: Array, hyperparameters: Hyperparameters) -> Array:
     """What z keeps of weights that no update has changed."""
-    return arrays.sign(weights) * -float(numbers["l1"])
+    return arrays.sign(weights) * -float(hyperparameters["l1"])
 
 
-def step(weights: Array, grad: Array, z: Array, n: Array, numbers: Numbers) -> None:
+def step(weights: Array, grad: Array, z: Array, n: Array, hyperparameters: Hyperparameters) -> None:
     """One update, in place."""
-    lr, beta, l1, l2 = (float(numbers[name]) for name in ("lr", "beta", "l1", "l2"))
+    lr, beta, l1, l2 = (float(hyperparameters[name]) for name in ("lr", "beta", "l1", "l2"))
     arrays.add_product(n, grad, grad)
     down = arrays.sqrt(n)
     down += beta

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BlockState, Numbers, Range, Rule, decayed, known_lag, of_worker, one_worker, pieces
+from psjob.rules.base import BlockState, Hyperparameters, Range, Rule, decayed, known_lag, of_worker, one_worker, pieces
 from psjob.rules.noted import Noted
 
 
@@ -25,7 +25,7 @@ class GapAware(Noted):
         self,
         state: BlockState,
         grad: Array,
-        numbers: Numbers,
+        hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
         lag: int | None = None,
         worker: int | None = None,
@@ -34,9 +34,9 @@ class GapAware(Noted):
         known_lag(self, lag)
         rank = one_worker(self, worker)
         sent, mean_square = self.sent(state, rank), state.slot("mean_square")
-        average = float(numbers["average"])
-        lr = float(numbers["max_lr"]) or float(numbers["lr"])
-        divided = decayed(grad, state.weights, numbers)
+        average = float(hyperparameters["average"])
+        lr = float(hyperparameters["max_lr"]) or float(hyperparameters["lr"])
+        divided = decayed(grad, state.weights, hyperparameters)
         if lr and state.steps:
             free = lr / (1 - average**state.steps) ** 0.5
             divided = arrays.copy(grad) if divided is grad else divided
@@ -48,9 +48,9 @@ class GapAware(Noted):
                 gap /= usual
                 gap += 1
                 part /= gap
-        self.inner.apply(state, divided, {**numbers, "weight_decay": 0.0}, ranges, lag, worker)
+        self.inner.apply(state, divided, {**hyperparameters, "weight_decay": 0.0}, ranges, lag, worker)
         name = self.momentum if self.momentum in self.inner.slots else of_worker(self.momentum, rank)
-        step = state.slots[name] if numbers["momentum"] else divided
+        step = state.slots[name] if hyperparameters["momentum"] else divided
         for v, mean in pieces(ranges, step, mean_square):
             mean *= average
             arrays.add_product(mean, v, v, 1 - average)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from psjob.rules.arrays import Array
-from psjob.rules.base import BlockState, Numbers, Range, known_lag
+from psjob.rules.base import BlockState, Hyperparameters, Range, known_lag
 from psjob.rules.sgd import HeavyBall
 
 
@@ -14,20 +14,20 @@ class LrOverLag(HeavyBall):
 
     name = "lr-over-lag"
     needs_lag = True
-    numbers: Mapping[str, float | bool] = {**HeavyBall.numbers, "momentum": 0.0}
+    hyperparameters: Mapping[str, float | bool] = {**HeavyBall.hyperparameters, "momentum": 0.0}
 
     def apply(
         self,
         state: BlockState,
         grad: Array,
-        numbers: Numbers,
+        hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
         lag: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step."""
-        lr = float(numbers["lr"]) * share(known_lag(self, lag))
-        super().apply(state, grad, {**numbers, "lr": lr}, ranges, lag, worker)
+        lr = float(hyperparameters["lr"]) * share(known_lag(self, lag))
+        super().apply(state, grad, {**hyperparameters, "lr": lr}, ranges, lag, worker)
 
 
 def share(lag: int) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Numbers, Range, decayed, of_worker, one_worker, pieces
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, decayed, of_worker, one_worker, pieces
 
 
 class MultiMomentum(BaseRule):
@@ -14,13 +14,13 @@ class MultiMomentum(BaseRule):
 
     name = "multi-momentum"
     per_worker = ("v",)
-    numbers: Mapping[str, float | bool] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
+    hyperparameters: Mapping[str, float | bool] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
 
     def apply(
         self,
         state: BlockState,
         grad: Array,
-        numbers: Numbers,
+        hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
         lag: int | None = None,
         worker: int | None = None,
@@ -29,12 +29,12 @@ class MultiMomentum(BaseRule):
         own = state.slot(of_worker("v", one_worker(self, worker)))
         state.steps += 1
         for weights, part, v in pieces(ranges, state.weights, grad, own):
-            step = decayed(part, weights, numbers)
-            v *= float(numbers["momentum"])
+            step = decayed(part, weights, hyperparameters)
+            v *= float(hyperparameters["momentum"])
             v += step
-            arrays.add_scaled(weights, v, -float(numbers["lr"]))
+            arrays.add_scaled(weights, v, -float(hyperparameters["lr"]))
 
-    def reply(self, state: BlockState, numbers: Numbers, worker: int) -> Array:
+    def reply(self, state: BlockState, hyperparameters: Hyperparameters, worker: int) -> Array:
         """Where this worker's own momentum will take the weights."""
         own = state.slot(of_worker("v", worker))
-        return arrays.added(state.weights, own, -float(numbers["lr"]) * float(numbers["momentum"]))
+        return arrays.added(state.weights, own, -float(hyperparameters["lr"]) * float(hyperparameters["momentum"]))

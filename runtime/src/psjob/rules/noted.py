@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Numbers, Rule, of_worker
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Rule, of_worker
 
 
 class Noted(BaseRule):
@@ -18,10 +18,10 @@ class Noted(BaseRule):
     needs_lag = True
 
     def __init__(
-        self, name: str, inner: Rule, numbers: Mapping[str, float | bool], slots: tuple[str, ...], per_worker: tuple[str, ...]
+        self, name: str, inner: Rule, hyperparameters: Mapping[str, float | bool], slots: tuple[str, ...], per_worker: tuple[str, ...]
     ) -> None:
         self.name, self.inner = name, inner
-        self.numbers = {**inner.numbers, **numbers}
+        self.hyperparameters = {**inner.hyperparameters, **hyperparameters}
         self.slots = inner.slots + slots
         self.per_worker = (*inner.per_worker, *per_worker, "sent")
 
@@ -32,9 +32,9 @@ class Noted(BaseRule):
             raise ValueError(f"rule {self.name}: worker {worker} pushes, but has not been sent weights")
         return note
 
-    def reply(self, state: BlockState, numbers: Numbers, worker: int) -> Array:
+    def reply(self, state: BlockState, hyperparameters: Hyperparameters, worker: int) -> Array:
         """What the inner rule replies, noted. Another array each time: nobody changes it."""
-        reply = self.inner.reply(state, numbers, worker)
+        reply = self.inner.reply(state, hyperparameters, worker)
         if reply is state.weights:
             reply = arrays.copy(reply)
         state.slots[of_worker("sent", worker)] = reply

@@ -1,4 +1,4 @@
-"""Which rule stands for a torch optimizer, with what numbers, and its state_dict from the shards' blocks."""
+"""Which rule stands for a torch optimizer, with what hyperparameters, and its state_dict from the shards' blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psjob.rules.base import BlockState
 
 
 def describe(optimizer: torch.optim.Optimizer) -> tuple[str | None, list[dict[str, float | bool]]]:
-    """(name of the rule, numbers a parameter group), or (None, []) where no rule does exactly what this optimizer does.
+    """(name of the rule, hyperparameters a parameter group), or (None, []) where no rule does exactly what this optimizer does.
 
     Only torch's own SGD, Adam, AdamW and Adagrad have one, not their subclasses. `foreach`, `fused`, `capturable` and
     `differentiable` say how to compute, not what, and are not looked at.
@@ -30,8 +30,8 @@ def describe(optimizer: torch.optim.Optimizer) -> tuple[str | None, list[dict[st
     return names.pop(), [_READERS[kind](group) for group in optimizer.param_groups]
 
 
-def numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, float | bool]]:
-    """The numbers as they are now, a parameter group each. Raises ValueError naming one that is not finite."""
+def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, float | bool]]:
+    """The hyperparameters as they are now, a parameter group each. Raises ValueError naming one that is not finite."""
     kind = next((kind for kind in type(optimizer).__mro__ if kind in _READERS), None)
     if kind is None:
         raise ValueError(f"{type(optimizer).__name__} has no rule on the shards")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Numbers, Range, decayed
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, decayed
 from psjob.rules.sgd import Nag
 
 
@@ -14,7 +14,7 @@ class OuterNesterov(Nag):
     """v = momentum v + d; weights -= lr (d + momentum v), d the mean over workers (DiLoCo: Douillard et al. 2023, arXiv 2311.08105)."""
 
     name = "outer-nesterov"
-    numbers: Mapping[str, float | bool] = {"lr": 0.7, "momentum": 0.9}
+    hyperparameters: Mapping[str, float | bool] = {"lr": 0.7, "momentum": 0.9}
 
 
 class DelayedNesterov(BaseRule):
@@ -27,26 +27,26 @@ class DelayedNesterov(BaseRule):
 
     name = "delayed-nesterov"
     slots = ("momentum_buffer", "pending")
-    numbers: Mapping[str, float | bool] = {"lr": 0.7, "momentum": 0.9, "weight_decay": 0.0, "every": 4.0, "activation": 0.0}
+    hyperparameters: Mapping[str, float | bool] = {"lr": 0.7, "momentum": 0.9, "weight_decay": 0.0, "every": 4.0, "activation": 0.0}
 
     def apply(
         self,
         state: BlockState,
         grad: Array,
-        numbers: Numbers,
+        hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
         lag: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One push. Each tensor counts to N by its own updates."""
-        every, momentum, lr = int(numbers["every"]), float(numbers["momentum"]), float(numbers["lr"])
-        early = float(numbers["activation"])
+        every, momentum, lr = int(hyperparameters["every"]), float(hyperparameters["momentum"]), float(hyperparameters["lr"])
+        early = float(hyperparameters["activation"])
         whole = (state.weights, grad, state.slot("momentum_buffer"), state.slot("pending"))
         for at, count in state.advance(ranges):
             weights, g, v, pending = (one[at] for one in whole)
             full = count % every == 0
             part = 1 - early * (every - 1) if full else early
-            d = decayed(g, weights, numbers)
+            d = decayed(g, weights, hyperparameters)
             pending += d
             if full:
                 v *= momentum

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Numbers, Range
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range
 
 
 class Reduce(BaseRule):
     """The workers step; the shard counts."""
 
     name = "reduce"
-    numbers: Final[Mapping[str, float | bool]] = {}
+    hyperparameters: Final[Mapping[str, float | bool]] = {}
 
     def init(self, weights: Array) -> BlockState:
         """State before the first update."""
@@ -23,7 +23,7 @@ class Reduce(BaseRule):
         self,
         state: BlockState,
         grad: Array,
-        numbers: Numbers,
+        hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
         lag: int | None = None,
         worker: int | None = None,

@@ -1,4 +1,4 @@
-"""SGD with momentum, dampening, Nesterov and weight decay, as torch.optim.SGD; and by name what its numbers can make of it."""
+"""SGD with momentum, dampening, Nesterov and weight decay, as torch.optim.SGD; and by name what its hyperparameters can make of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Numbers, Range, decayed, pieces
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, decayed, pieces
 
 
 class SGD(BaseRule):
@@ -16,7 +16,7 @@ class SGD(BaseRule):
 
     name = "sgd"
     slots: tuple[str, ...] = ("momentum_buffer",)
-    numbers: Mapping[str, float | bool] = {
+    hyperparameters: Mapping[str, float | bool] = {
         "lr": 1e-3,
         "momentum": 0.0,
         "dampening": 0.0,
@@ -30,22 +30,22 @@ class SGD(BaseRule):
         self,
         state: BlockState,
         grad: Array,
-        numbers: Numbers,
+        hyperparameters: Hyperparameters,
         ranges: Sequence[Range] | None = None,
         lag: int | None = None,
         worker: int | None = None,
     ) -> None:
         """One step. Counts are of updates *with momentum*: at the first of them the buffer becomes the gradient, undampened."""
         if self.fixed:
-            numbers = {**self.fixed, **numbers}
-        if not numbers["momentum"]:
+            hyperparameters = {**self.fixed, **hyperparameters}
+        if not hyperparameters["momentum"]:
             state.steps += 1
             for weights, part in pieces(ranges, state.weights, grad):
-                _step(weights, part, [], numbers, False)
+                _step(weights, part, [], hyperparameters, False)
             return
         buffer = state.slot("momentum_buffer")
         for at, count in state.advance(ranges):
-            _step(state.weights[at], grad[at], [buffer[at]], numbers, count == 1)
+            _step(state.weights[at], grad[at], [buffer[at]], hyperparameters, count == 1)
 
 
 class Plain(SGD):
@@ -53,52 +53,52 @@ class Plain(SGD):
 
     name = "plain"
     slots = ()
-    numbers: Mapping[str, float | bool] = {"lr": 1e-3, "weight_decay": 0.0}
-    fixed = SGD.numbers
+    hyperparameters: Mapping[str, float | bool] = {"lr": 1e-3, "weight_decay": 0.0}
+    fixed = SGD.hyperparameters
 
 
 class HeavyBall(SGD):
     """v = momentum v + g; weights -= lr v (Polyak 1964)."""
 
     name = "heavy-ball"
-    numbers: Mapping[str, float | bool] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
-    fixed = SGD.numbers
+    hyperparameters: Mapping[str, float | bool] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
+    fixed = SGD.hyperparameters
 
 
 class Nag(HeavyBall):
     """v = momentum v + g; weights -= lr (g + momentum v): Nesterov's gradient, at weights that have already looked ahead."""
 
     name = "nag"
-    fixed: Mapping[str, float | bool] = {**SGD.numbers, "nesterov": True}
+    fixed: Mapping[str, float | bool] = {**SGD.hyperparameters, "nesterov": True}
 
 
-def _step(weights: Array, grad: Array, buffers: list[Array], numbers: Numbers, first: bool) -> None:
+def _step(weights: Array, grad: Array, buffers: list[Array], hyperparameters: Hyperparameters, first: bool) -> None:
     if not isinstance(weights, torch.Tensor):
-        _step_unfused(weights, grad, buffers, numbers, first)
+        _step_unfused(weights, grad, buffers, hyperparameters, first)
         return
     torch._fused_sgd_(
         [weights],
         [grad],
         buffers,
-        weight_decay=float(numbers["weight_decay"]),
-        momentum=float(numbers["momentum"]),
-        lr=float(numbers["lr"]),
-        dampening=float(numbers["dampening"]),
-        nesterov=bool(numbers["nesterov"]),
-        maximize=bool(numbers["maximize"]),
+        weight_decay=float(hyperparameters["weight_decay"]),
+        momentum=float(hyperparameters["momentum"]),
+        lr=float(hyperparameters["lr"]),
+        dampening=float(hyperparameters["dampening"]),
+        nesterov=bool(hyperparameters["nesterov"]),
+        maximize=bool(hyperparameters["maximize"]),
         is_first_step=first,
     )
 
 
-def _step_unfused(weights: Array, grad: Array, buffers: list[Array], numbers: Numbers, first: bool) -> None:
+def _step_unfused(weights: Array, grad: Array, buffers: list[Array], hyperparameters: Hyperparameters, first: bool) -> None:
     """The same where torch's kernel cannot be had."""
-    momentum = float(numbers["momentum"])
-    step = decayed(-grad if numbers["maximize"] else grad, weights, numbers)
+    momentum = float(hyperparameters["momentum"])
+    step = decayed(-grad if hyperparameters["maximize"] else grad, weights, hyperparameters)
     for buffer in buffers:
         if first:
             arrays.put(buffer, step)
         else:
             buffer *= momentum
-            arrays.add_scaled(buffer, step, 1 - float(numbers["dampening"]))
-        step = arrays.added(step, buffer, momentum) if numbers["nesterov"] else buffer
-    arrays.add_scaled(weights, step, -float(numbers["lr"]))
+            arrays.add_scaled(buffer, step, 1 - float(hyperparameters["dampening"]))
+        step = arrays.added(step, buffer, momentum) if hyperparameters["nesterov"] else buffer
+    arrays.add_scaled(weights, step, -float(hyperparameters["lr"]))

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 RULES: Final[Mapping[str, Mapping[str, bool]]] = {"sgd": {}, "plain": {}, "heavy-ball": {}, "nag": {"nesterov": True}}
-"""Rules that `bound` is about, with the numbers that stand in their names: one sum over all pushes, the same for every element.
+"""Rules that `bound` is about, with the hyperparameters that stand in their names: one sum over all pushes, the same for every element.
 Others scale elements, or keep a momentum for each worker."""
 KEPT = 512
 """Pushes whose lag is looked back on."""
@@ -41,8 +41,8 @@ class Guard:
         """Sums of what is left of each pair, and of its square."""
         self._pairs = 0
 
-    def see(self, lag: int, agreed: float, moved: float, numbers: Mapping[str, float | bool]) -> str | None:
-        """Take note of a push: ⟨Δg, Δw⟩ and ⟨Δw, Δw⟩ to an earlier one (both 0 where there is none), and its rule's numbers.
+    def see(self, lag: int, agreed: float, moved: float, hyperparameters: Mapping[str, float | bool]) -> str | None:
+        """Take note of a push: ⟨Δg, Δw⟩ and ⟨Δw, Δw⟩ to an earlier one (both 0 where there is none), and its rule's hyperparameters.
 
         Returns a sentence when lr × curvature is above the bound for the first time, and whenever it has doubled since.
         """
@@ -52,10 +52,10 @@ class Guard:
         self._take(agreed / moved)
         if self._pairs < LEAST_PAIRS or self._pairs % ASKED_EVERY:
             return None
-        late, curvature, lr = self._lag95(), self._curvature(), float(numbers["lr"])
+        late, curvature, lr = self._lag95(), self._curvature(), float(hyperparameters["lr"])
         if not 0 < curvature < math.inf:  # nor where it is no number any more
             return None
-        largest = bound(late, {**numbers, **self._fixed}) / curvature
+        largest = bound(late, {**hyperparameters, **self._fixed}) / curvature
         if lr <= max(1.0, 2 * self._said) * largest:
             return None
         self._said = lr / largest
@@ -79,15 +79,15 @@ class Guard:
         return sorted(self._lags)[math.ceil(0.95 * len(self._lags)) - 1]
 
 
-def bound(lag: int, numbers: Mapping[str, float | bool]) -> float:
+def bound(lag: int, hyperparameters: Mapping[str, float | bool]) -> float:
     """Largest lr × curvature at which w -= lr · (its momentum of gradients `lag` updates old) does not grow on a quadratic.
 
     Without momentum 2 sin(π / (2 (2 lag + 1))). With it, the point where a root of (z - 1) (1 - μ/z) z^lag = -lr a leaves the unit
-    circle; with Nesterov's, the right side is times 1 + μ - μ/z. `numbers` are those of torch.optim.SGD; what is not there is 0.
+    circle; with Nesterov's, the right side is times 1 + μ - μ/z. `hyperparameters` are those of torch.optim.SGD; what is not there is 0.
     """
-    momentum = float(numbers.get("momentum", 0.0))
-    left = 1 - float(numbers.get("dampening", 0.0)) if momentum else 1.0
-    return _undampened(lag, momentum, momentum if numbers.get("nesterov") else 0.0) / left if left > 0 else math.inf
+    momentum = float(hyperparameters.get("momentum", 0.0))
+    left = 1 - float(hyperparameters.get("dampening", 0.0)) if momentum else 1.0
+    return _undampened(lag, momentum, momentum if hyperparameters.get("nesterov") else 0.0) / left if left > 0 else math.inf
 
 
 @lru_cache(4096)

@@ -152,8 +152,8 @@ class Cell:
         assert self.state is not None
         if self.update is not None:
             return self.update if waiter.update else self.state.weights
-        told = waiter.info.numbers if waiter.info is not None else ()
-        made = self.rule.reply(self.state, told[self.block.group] if told else self.rule.numbers, waiter.rank)
+        told = waiter.info.hyperparameters if waiter.info is not None else ()
+        made = self.rule.reply(self.state, told[self.block.group] if told else self.rule.hyperparameters, waiter.rank)
         if made is not self.state.weights:
             self._changing()  # it may have been noted in the state
         return made
@@ -236,7 +236,7 @@ class Cell:
             return
         self._changing()
         worker = push.worker if len(batch) == 1 else None
-        self.rule.apply(self.state, reduced, info.numbers[self.block.group], ranges=ranges, lag=lag, worker=worker)
+        self.rule.apply(self.state, reduced, info.hyperparameters[self.block.group], ranges=ranges, lag=lag, worker=worker)
 
     def _sum(self) -> torch.Tensor:
         """Room for a sum that may not be written over a gradient; the thread's own, used up before it goes on."""

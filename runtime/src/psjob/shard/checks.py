@@ -1,4 +1,4 @@
-"""What a push, and the numbers that it is made with, are held against before anything of them counts."""
+"""What a push, and the hyperparameters that it is made with, are held against before anything of them counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from psjob import rules
-from psjob.rules.base import check_numbers
+from psjob.rules.base import check_hyperparameters
 from psjob.shard.cell import Cell
 from psjob.shard.pending import Info
 from psjob.shard.store import Store
@@ -44,26 +44,29 @@ def check_acked(store: Store, rank: int, acked: int) -> None:
 
 
 def check_info(store: Store, header: Header, name: str) -> Info:
-    """The numbers that a push names. Raises WireError where they are not known, or are none."""
+    """The hyperparameters that a push names. Raises WireError where they are not known, or are none."""
     info = store.infos.of(header)
     if info is None:
-        raise WireError(f"push of {name} names numbers {header.info}, which were not sent")
-    without = not info.numbers and store.rule_name != "reduce" if header.kind is Kind.PUSH else not info.rows
+        raise WireError(f"push of {name} names hyperparameters {header.info}, which were not sent")
+    without = not info.hyperparameters and store.rule_name != "reduce" if header.kind is Kind.PUSH else not info.rows
     if without and not header.flags & Flag.SKIP:
-        raise WireError(f"push of {name} names numbers {header.info}, which are an absent rank's: none")
+        raise WireError(f"push of {name} names hyperparameters {header.info}, which are an absent rank's: none")
     return info
 
 
-def group_numbers(store: Store, groups: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+def group_hyperparameters(store: Store, groups: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """Hyperparameters of every group, whole and finite. Raises ValueError naming what is wrong (an absent rank has none)."""
     wanted = 0 if store.layout is None or store.rule_name == "reduce" else 1 + max((t.group for t in store.layout.table), default=-1)
     if 0 < len(groups) < wanted:  # the last groups may have no parameter
-        raise ValueError(f"numbers of {len(groups)} parameter groups, the model has {wanted}")
-    return tuple(check_numbers(rules.named(store.rule_name), group) for group in groups)
+        raise ValueError(f"hyperparameters of {len(groups)} parameter groups, the model has {wanted}")
+    return tuple(check_hyperparameters(rules.named(store.rule_name), group) for group in groups)
 
 
-def table_numbers(store: Store, tables: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+def table_hyperparameters(store: Store, tables: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """Hyperparameters of every table, whole and finite. Raises ValueError naming what is wrong (an absent rank has none)."""
     if tables and len(tables) != len(store.row_cells):
-        raise ValueError(f"numbers of {len(tables)} tables, the job has {len(store.row_cells)}")
-    return tuple(check_numbers(cell.table.rule, numbers) for cell, numbers in zip(store.row_cells.values(), tables, strict=False))
+        raise ValueError(f"hyperparameters of {len(tables)} tables, the job has {len(store.row_cells)}")
+    return tuple(
+        check_hyperparameters(cell.table.rule, hyperparameters)
+        for cell, hyperparameters in zip(store.row_cells.values(), tables, strict=False)
+    )

@@ -12,9 +12,9 @@ from psjob.shard.decided import Key
 
 @dataclass(frozen=True)
 class Info:
-    """What a worker's pushes are made with: its optimizer numbers a group, the tensors without a gradient, numbers a table."""
+    """What a worker's pushes are made with: hyperparameters a group and a table, the tensors without a gradient."""
 
-    numbers: tuple[Mapping[str, Any], ...]
+    hyperparameters: tuple[Mapping[str, Any], ...]
     none: frozenset[int]
     rows: tuple[Mapping[str, Any], ...] = ()
     bad: int | None = None

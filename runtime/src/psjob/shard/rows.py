@@ -84,9 +84,9 @@ class RowCell:
         self.waiters.clear()
         self._cut = None
 
-    def begin(self, ids: torch.Tensor, weights: torch.Tensor, numbers: Sequence[Mapping[str, Any]]) -> None:
+    def begin(self, ids: torch.Tensor, weights: torch.Tensor, hyperparameters: Sequence[Mapping[str, Any]]) -> None:
         """First values of rows, with the state that the rule gives to new ones."""
-        self.table.load(first_rows(self.table, ids, weights, numbers[self.number]))
+        self.table.load(first_rows(self.table, ids, weights, hyperparameters[self.number]))
 
     def advance(self, expected: Callable[[int], frozenset[int]], ranks: Iterable[int] | None = None) -> int:
         """As of a block."""
@@ -181,10 +181,10 @@ class RowCell:
         return ids, grads
 
 
-def first_rows(table: RowTable, ids: torch.Tensor, weights: torch.Tensor, numbers: Mapping[str, Any]) -> Rows:
+def first_rows(table: RowTable, ids: torch.Tensor, weights: torch.Tensor, hyperparameters: Mapping[str, Any]) -> Rows:
     """Planes of rows that begin with these weights, as `Table.load` takes them."""
     rows: Rows = {"ids": ids, "seen": torch.zeros(len(ids), dtype=torch.int64), "weights": weights}
-    begun = table.rule.begin(weights, numbers)
+    begun = table.rule.begin(weights, hyperparameters)
     for name, wide in table.rule.planes.items():
         value = begun.get(name, 0.0)
         rows[name] = value if isinstance(value, torch.Tensor) else torch.full((len(ids), table.spec.dim) if wide else (len(ids),), value)

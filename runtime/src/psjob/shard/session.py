@@ -20,7 +20,7 @@ from psjob.modes import written
 from psjob.protocol.records import PIECE
 from psjob.shard.admission import Verdict
 from psjob.shard.cell import Cell, Gradient
-from psjob.shard.checks import check_acked, check_leave, check_push, group_numbers, table_numbers
+from psjob.shard.checks import check_acked, check_leave, check_push, group_hyperparameters, table_hyperparameters
 from psjob.shard.encoded import Encoded
 from psjob.shard.lane import ShardLane
 from psjob.shard.lending import Lending, lent_bytes, slots_of
@@ -350,10 +350,10 @@ class Session:
     def _info(self, lane: ShardLane, header: Header) -> None:
         body = lane.stream.recv_json(header)
         try:
-            numbers = group_numbers(self.store, body["numbers"])
-            rows = table_numbers(self.store, body.get("rows", []))
+            hyperparameters = group_hyperparameters(self.store, body["hyperparameters"])
+            rows = table_hyperparameters(self.store, body.get("rows", []))
             bad = None if body.get("nonFinite") is None else int(body["nonFinite"])
-            self.store.infos.learn(self.rank, header.info, Info(numbers, frozenset(int(t) for t in body["none"]), rows, bad))
+            self.store.infos.learn(self.rank, header.info, Info(hyperparameters, frozenset(int(t) for t in body["none"]), rows, bad))
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"INFO of worker {self.rank} is not in shape: {error!r}") from None
 

@@ -68,7 +68,7 @@ class StalenessMetrics:
         """What the coordinator is told of it."""
         return {"did": "staleness", "attempt": attempt, "began": self._began, **self.told()}
 
-    def add(self, rank: int, clock: int, part: _Seen, numbers: Mapping[str, float | bool]) -> None:
+    def add(self, rank: int, clock: int, part: _Seen, hyperparameters: Mapping[str, float | bool]) -> None:
         """A block has taken its part of a push."""
         with self._lock:
             whole = self._open.setdefault((rank, clock), _Seen(part.lag))
@@ -79,7 +79,7 @@ class StalenessMetrics:
             self._lag.see(whole.lag)
             if whole.elements:
                 self._gap.see(math.sqrt(whole.squares / whole.elements))
-            warning = self.guard.see(whole.lag, whole.agreed, whole.moved, numbers) if self.guard is not None else None
+            warning = self.guard.see(whole.lag, whole.agreed, whole.moved, hyperparameters) if self.guard is not None else None
         if warning:
             log.warning("%s", warning)
 
@@ -152,7 +152,7 @@ class BlockStaleness:
                 seen.squares, seen.elements = _product(gone := self._sample.of_block(weights) - sent, gone), sent.numel()
                 if self._sight.guard is not None:
                     seen.agreed, seen.moved = self._pair(self._sample.of_block(grad.flat), sent, push.base, n)
-            self._sight.add(push.worker, push.clock, seen, arrived.info.numbers[group])
+            self._sight.add(push.worker, push.clock, seen, arrived.info.hyperparameters[group])
 
     def _pair(self, grad: torch.Tensor, sent: torch.Tensor, base: int, n: int) -> tuple[float, float]:
         """⟨Δg, Δw⟩ and ⟨Δw, Δw⟩ to an earlier gradient that these weights know nothing of."""

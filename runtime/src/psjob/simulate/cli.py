@@ -17,7 +17,7 @@ import numpy as np
 
 from psjob import contract, rules
 from psjob.modes import LocalAsync, Mode
-from psjob.rules.base import Numbers, Rule, check_numbers
+from psjob.rules.base import Hyperparameters, Rule, check_hyperparameters
 from psjob.simulate import curves, protocol, recording, replay, schedule, show, table, trace, words
 from psjob.simulate.digits import Digits
 from psjob.simulate.engine import simulate
@@ -107,8 +107,8 @@ def _train(options: argparse.Namespace) -> int:
         replay.check(modes[0], options.workers, speeds, options.interrupt)
     steps, inner = modes[0].inner_steps, _inner(options, modes[0])
     asked, digits = words.numbers_of("--set", options.set), isinstance(problem, Digits) and not modes[0].inner_steps
-    numbers: Numbers = protocol.numbers(rule, asked) if digits else check_numbers(rule, asked)
-    given = protocol.schedule(numbers, options.workers) if digits and not options.replayable else lambda batches: numbers
+    hyperparameters: Hyperparameters = protocol.hyperparameters(rule, asked) if digits else check_hyperparameters(rule, asked)
+    given = protocol.schedule(hyperparameters, options.workers) if digits and not options.replayable else lambda batches: hyperparameters
     pushes = options.pushes or max(options.workers, protocol.PUSHES // (steps or 1))
     bar = show.Bar(pushes, "pushes")
     began = time.perf_counter()
@@ -124,7 +124,7 @@ def _train(options: argparse.Namespace) -> int:
     if options.replayable:
         replay.decided(outcome)
         weights = training.state.weights
-        facts = replay.facts_of(modes[0], options.workers, options.problem, options.seed, rule.name, numbers, inner, weights)
+        facts = replay.facts_of(modes[0], options.workers, options.problem, options.seed, rule.name, hyperparameters, inner, weights)
         recording.seal(options.trace, facts)
     line = schedule.line(modes[0], options.workers, speeds, outcome)
     found = {
@@ -159,15 +159,15 @@ def _compare(options: argparse.Namespace) -> int:
     modes = [words.mode_of(text, options.workers) for text in options.mode] or schedule.usual(options.workers)
     speeds, pushes = _speeds(options), options.pushes or protocol.PUSHES
     rule = _rule("--rule", options)
-    numbers = protocol.numbers(rule, words.numbers_of("--set", options.set))
+    hyperparameters = protocol.hyperparameters(rule, words.numbers_of("--set", options.set))
     bar = show.Bar(pushes * len(modes), "pushes")
     found = []
     try:
         for number, mode in enumerate(modes):
             problem = words.problem_of(options.problem, options.seed)
-            setting = curves.Setting(problem, rule, protocol.schedule(numbers, options.workers))
+            setting = curves.Setting(problem, rule, protocol.schedule(hyperparameters, options.workers))
             if mode.inner_steps:
-                setting = _outer(mode, options.workers, problem, Inner(rule, numbers, mode.inner_steps))
+                setting = _outer(mode, options.workers, problem, Inner(rule, hyperparameters, mode.inner_steps))
             told = lambda done, before=number * pushes: bar.at(before + done)  # noqa: E731
             found.append(curves.curve(mode, setting, options.workers, speeds, pushes, options.time_seed, told))
     finally:
@@ -265,7 +265,7 @@ def _rule(option: str, options: argparse.Namespace) -> Rule:
     """The rule that `option` names. Raises ValueError for one that this simulation cannot run, with what to take instead."""
     name = getattr(options, option.strip("-"))
     rule = rules.named(name)
-    if "lr" not in rule.numbers:
+    if "lr" not in rule.hyperparameters:
         raise ValueError(f"{option} {name}: changes no weights, the workers' own optimizers do; take sgd, adam or another rule")
     if getattr(rule, "on_torch", False) and options.library != "torch":
         raise ValueError(f"{option} {name}: is a kernel of torch's; add --library torch")
@@ -273,18 +273,18 @@ def _rule(option: str, options: argparse.Namespace) -> Rule:
 
 
 def _outer(mode: Mode, workers: int, problem: TrainingProblem, inner: Inner) -> curves.Setting:
-    """With the outer rule and the numbers that a job in this mode has on its shards."""
+    """With the outer rule and the hyperparameters that a job in this mode has on its shards."""
     late = isinstance(mode, LocalAsync)
     rule = rules.named(contract.ASYNC_OUTER_RULE if late else "outer-nesterov")
-    numbers = {**rule.numbers, "every": float(workers)} if late else rule.numbers
-    return curves.Setting(problem, rule, lambda batches: numbers, inner)
+    hyperparameters = {**rule.hyperparameters, "every": float(workers)} if late else rule.hyperparameters
+    return curves.Setting(problem, rule, lambda batches: hyperparameters, inner)
 
 
 def _inner(options: argparse.Namespace, mode: Mode) -> Inner | None:
     """The workers' own steps in local mode. Raises ValueError for options of them in another."""
     if mode.inner_steps:
         own = _rule("--inner", options)
-        return Inner(own, check_numbers(own, words.numbers_of("--inner-set", options.inner_set)), mode.inner_steps)
+        return Inner(own, check_hyperparameters(own, words.numbers_of("--inner-set", options.inner_set)), mode.inner_steps)
     if options.inner_set or options.inner != "plain":
         given_for = f"--inner-set {options.inner_set[0]}" if options.inner_set else f"--inner {options.inner}"
         raise ValueError(f"{given_for}: is for --mode local:… and local-async:…; with {mode.name} workers make no steps of their own")
@@ -349,7 +349,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--inner", default="plain", metavar="RULE", help="the workers' own rule in local mode")
     train.add_argument("--inner-set", action="append", default=[], metavar="NAME=VALUE", help="a number of that rule; repeatable")
     train.add_argument(
-        "--replayable", action="store_true", help="on torch, with numbers that stand still, and a --trace that replay can play"
+        "--replayable", action="store_true", help="on torch, with hyperparameters that stand still, and a --trace that replay can play"
     )
     train.add_argument("--library", choices=("numpy", "torch"), default="numpy", help="the arrays that the rule runs on")
     whole.add_argument("--quick", action="store_true", help="4 rules, 1, 16 and 32 workers, 2 seeds: seconds")

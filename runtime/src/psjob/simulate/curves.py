@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from psjob.modes import Batch, Mode
-from psjob.rules.base import Numbers, Rule
+from psjob.rules.base import Hyperparameters, Rule
 from psjob.simulate import schedule, show
 from psjob.simulate.engine import simulate
 from psjob.simulate.problems import TrainingProblem
@@ -27,11 +27,11 @@ EDGES = tuple(digit * 10.0**power for power in range(-6, 2) for digit in (1, 2, 
 
 @dataclass(frozen=True)
 class Setting:
-    """What trains in a mode. `numbers` as of `SimulatedTraining`."""
+    """What trains in a mode. `hyperparameters` as of `SimulatedTraining`."""
 
     problem: TrainingProblem
     rule: Rule
-    numbers: Callable[[int], Numbers]
+    hyperparameters: Callable[[int], Hyperparameters]
     inner: Inner | None = None
 
 
@@ -62,7 +62,7 @@ class _Watched(SimulatedTraining):
     """Notes a point (time, pushes, mean loss, score) after `every` pushes each."""
 
     def __init__(self, setting: Setting, every: int) -> None:
-        super().__init__(setting.problem, setting.rule, setting.numbers, inner=setting.inner)
+        super().__init__(setting.problem, setting.rule, setting.hyperparameters, inner=setting.inner)
         self.points: list[tuple[float, int, float, float]] = []
         self._every, self._done, self._losses = every, 0, list[float]()
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from psjob import rules
 from psjob.modes import Async, Mode, Sync
-from psjob.rules.base import Numbered, Numbers, check_numbers
+from psjob.rules.base import HasHyperparameters, Hyperparameters, check_hyperparameters
 from psjob.simulate.digits import Digits
 from psjob.simulate.engine import simulate
 from psjob.simulate.speeds import Speeds
@@ -79,31 +79,31 @@ def train(task: Task) -> Trained:
     """Train once. The seed of the data is the task's, that of the times is another one made from it."""
     entry, problem = ENTRIES[task.entry], Digits(task.seed)
     rule = rules.named(entry.rule)
-    training = SimulatedTraining(problem, rule, schedule(numbers(rule, {"lr": task.lr}), task.workers))
+    training = SimulatedTraining(problem, rule, schedule(hyperparameters(rule, {"lr": task.lr}), task.workers))
     trace = GapTrace()
     with np.errstate(all="ignore"):  # a rule may diverge; that is what the table shows
         outcome = simulate(entry.mode, task.workers, task.speeds, PUSHES, 1000 + task.seed, training, trace)
         return Trained(training.score(), trace.mean(), float(np.mean(outcome.lags)), outcome.sha256)
 
 
-def numbers(rule: Numbered, given: Numbers) -> Numbers:
+def hyperparameters(rule: HasHyperparameters, given: Hyperparameters) -> Hyperparameters:
     """The rule's hyperparameters: the protocol's where the rule has such (momentum: where it has one by default), and `given` before them.
 
     Raises ValueError for one that the rule does not have.
     """
     lr = given.get("lr", LR)
-    ours = {"lr": lr, "max_lr": lr, "weight_decay": 1e-4, "momentum": 0.9 if rule.numbers.get("momentum") else 0.0}
-    return check_numbers(rule, {**{name: value for name, value in ours.items() if name in rule.numbers}, **given})
+    ours = {"lr": lr, "max_lr": lr, "weight_decay": 1e-4, "momentum": 0.9 if rule.hyperparameters.get("momentum") else 0.0}
+    return check_hyperparameters(rule, {**{name: value for name, value in ours.items() if name in rule.hyperparameters}, **given})
 
 
-def schedule(numbers: Numbers, workers: int) -> Callable[[int], Numbers]:
-    """`numbers` after so many batches: lr / workers to lr in the first epoch, a tenth of it after 30 and again after 45."""
-    lr = float(numbers["lr"])
-    steps = [{**numbers, "lr": lr * 0.1**drops} for drops in range(len(DROPS) + 1)]
-    return partial(_numbers, numbers, steps, lr, workers)
+def schedule(hyperparameters: Hyperparameters, workers: int) -> Callable[[int], Hyperparameters]:
+    """`hyperparameters` after so many batches: lr / workers to lr in the first epoch, a tenth of it after 30 and again after 45."""
+    lr = float(hyperparameters["lr"])
+    steps = [{**hyperparameters, "lr": lr * 0.1**drops} for drops in range(len(DROPS) + 1)]
+    return partial(_hyperparameters, hyperparameters, steps, lr, workers)
 
 
-def _numbers(common: Numbers, steps: Sequence[Numbers], lr: float, workers: int, batches: int) -> Numbers:
+def _hyperparameters(common: Hyperparameters, steps: Sequence[Hyperparameters], lr: float, workers: int, batches: int) -> Hyperparameters:
     if batches < Digits.updates_per_epoch:
         least = lr / workers
         return {**common, "lr": least + (lr - least) * batches / Digits.updates_per_epoch}

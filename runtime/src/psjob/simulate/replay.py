@@ -13,7 +13,7 @@ import torch
 from psjob import rules
 from psjob.checkpoint.final import tensors_sha256
 from psjob.modes import Mode, Push
-from psjob.rules.base import Numbers, check_numbers
+from psjob.rules.base import Hyperparameters, check_hyperparameters
 from psjob.simulate import recording, served, words
 from psjob.simulate.engine import SimulationOutcome, Work
 from psjob.simulate.problems import TrainingProblem
@@ -46,7 +46,7 @@ def replay(path: Path, shards: int) -> Replayed:
     with (
         tempfile.TemporaryDirectory(prefix="psjob-replay-") as folder,
         served.running(Path(folder), told.workers, shards, told.mode) as job,
-        served.ServedRun(job, told.problem, told.rule, told.numbers, told.inner) as twin,
+        served.ServedRun(job, told.problem, told.rule, told.hyperparameters, told.inner) as twin,
     ):
         play(happened, twin)
         return Replayed(told.weights, tensors_sha256([twin.end()]))
@@ -87,7 +87,7 @@ class Told:
     workers: int
     problem: TrainingProblem
     rule: str
-    numbers: Numbers
+    hyperparameters: Hyperparameters
     inner: Inner | None
     weights: str
     """SHA-256."""
@@ -100,19 +100,26 @@ class Told:
             own = inner and rules.named(inner["rule"])
             return cls(
                 mode, int(facts["workers"]), words.problem_of(facts["problem"], facts["seed"]), rule.name,
-                check_numbers(rule, facts["numbers"]),
-                Inner(own, check_numbers(own, inner["numbers"]), mode.inner_steps) if own else None, str(facts["weights_sha256"]),
+                check_hyperparameters(rule, facts["numbers"]),
+                Inner(own, check_hyperparameters(own, inner["numbers"]), mode.inner_steps) if own else None, str(facts["weights_sha256"]),
             )  # fmt: skip
         except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}: is of another version of psjob ({error!r}); write it again with this one") from None
 
 
 def facts_of(
-    mode: Mode, workers: int, problem: str, seed: int, rule: str, numbers: Numbers, inner: Inner | None, weights: torch.Tensor
+    mode: Mode,
+    workers: int,
+    problem: str,
+    seed: int,
+    rule: str,
+    hyperparameters: Hyperparameters,
+    inner: Inner | None,
+    weights: torch.Tensor,
 ) -> dict[str, Any]:
     """What a file holds of its training."""
-    own = inner and {"rule": inner.rule.name, "numbers": dict(inner.numbers)}
+    own = inner and {"rule": inner.rule.name, "numbers": dict(inner.hyperparameters)}
     return {
-        "mode": words.label(mode), "workers": workers, "problem": problem, "seed": seed, "rule": rule, "numbers": dict(numbers),
+        "mode": words.label(mode), "workers": workers, "problem": problem, "seed": seed, "rule": rule, "numbers": dict(hyperparameters),
         "inner": own, "weights_sha256": tensors_sha256([weights]),
     }  # fmt: skip

@@ -23,7 +23,7 @@ from psjob.layout.blocks import TensorSpec
 from psjob.modes import Async, Backup, Batch, Bounded, LocalAsync, LocalSGD, Mode, Push, Softsync, Sync, Threshold
 from psjob.process import config
 from psjob.resume import record
-from psjob.rules.base import Numbers
+from psjob.rules.base import Hyperparameters
 from psjob.simulate.engine import NOT_TRAINED
 from psjob.simulate.problems import TrainingProblem
 from psjob.simulate.training import Inner
@@ -57,16 +57,18 @@ class ServedJob(Protocol):
 class ServedRun:
     """See `Work`: an event of the schedule happens when the shards have done what the one before asked of them.
 
-    `numbers` are the rule's, always; `inner` makes the workers' own steps in local mode. Raises ValueError where a shard does not do in
-    time what the schedule says, or where it sends a worker weights of another version.
+    `hyperparameters` are the rule's, always; `inner` makes the workers' own steps in local mode. Raises ValueError where a shard does not
+    do in time what the schedule says, or where it sends a worker weights of another version.
     """
 
-    def __init__(self, job: ServedJob, problem: TrainingProblem, rule: str, numbers: Numbers, inner: Inner | None = None) -> None:
-        self.job, self.problem, self.numbers = job, problem, dict(numbers)
+    def __init__(
+        self, job: ServedJob, problem: TrainingProblem, rule: str, hyperparameters: Hyperparameters, inner: Inner | None = None
+    ) -> None:
+        self.job, self.problem, self.hyperparameters = job, problem, dict(hyperparameters)
         self.pushed = 0
         first = torch.from_numpy(problem.begin())
         table = [TensorSpec(WEIGHTS, tuple(first.shape), str(first.dtype).removeprefix("torch."))]
-        self._workers = [_Worker(job.place(rank), table, rule, first.clone(), self.numbers, inner) for rank in range(job.workers)]
+        self._workers = [_Worker(job.place(rank), table, rule, first.clone(), self.hyperparameters, inner) for rank in range(job.workers)]
         for worker in self._workers:
             worker.join()
 
@@ -118,12 +120,18 @@ class _Worker:
     """A worker of the job with one flat parameter. What waits for shards waits in a thread of its own, one thing after the other."""
 
     def __init__(
-        self, place: config.Place, table: list[TensorSpec], rule: str, weights: torch.Tensor, numbers: dict[str, Any], inner: Inner | None
+        self,
+        place: config.Place,
+        table: list[TensorSpec],
+        rule: str,
+        weights: torch.Tensor,
+        hyperparameters: dict[str, Any],
+        inner: Inner | None,
     ) -> None:
-        self.name, self.weights, self.numbers, self.inner = f"worker {place.index}", weights, numbers, inner
+        self.name, self.weights, self.hyperparameters, self.inner = f"worker {place.index}", weights, hyperparameters, inner
         self.session = WorkerSession(place, table, rule, {})
         self.half = Half.of(rule, [weights], [0])
-        self.rounds = LocalRounds(self.session, [weights], [numbers])
+        self.rounds = LocalRounds(self.session, [weights], [hyperparameters])
         self.own = None if inner is None else inner.rule.init(weights)
         self.last: Future[None] = Future()
         self._thread = ThreadPoolExecutor(1, self.name)
@@ -138,11 +146,11 @@ class _Worker:
             return
         grads: list[torch.Tensor | None] = [self._gradient(problem)]
         if self.half is not None:
-            grads = self.half.outgoing(grads, [self.numbers], 1.0)
-        self.last = self._thread.submit(self.session.exchange.push, grads, [self.numbers], False, 1.0, [self.weights])
+            grads = self.half.outgoing(grads, [self.hyperparameters], 1.0)
+        self.last = self._thread.submit(self.session.exchange.push, grads, [self.hyperparameters], False, 1.0, [self.weights])
 
     def _join(self) -> None:
-        self.session.join([self.weights], lambda: _record(0), [self.numbers])
+        self.session.join([self.weights], lambda: _record(0), [self.hyperparameters])
         self.rounds.begin()
 
     def _round(self, problem: TrainingProblem, inner: Inner) -> None:
@@ -152,7 +160,7 @@ class _Worker:
 
     def _step(self, problem: TrainingProblem, inner: Inner) -> None:
         assert self.own is not None
-        inner.rule.apply(self.own, self._gradient(problem), inner.numbers, lag=0, worker=self.session.place.index)
+        inner.rule.apply(self.own, self._gradient(problem), inner.hyperparameters, lag=0, worker=self.session.place.index)
 
     def _gradient(self, problem: TrainingProblem) -> torch.Tensor:
         return torch.from_numpy(problem.gradient(self.weights.numpy().copy())[0])

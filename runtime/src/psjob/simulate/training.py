@@ -12,7 +12,7 @@ import torch
 from psjob.modes import Batch, Push
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BlockState, Numbers, Rule, WorkerHalf
+from psjob.rules.base import BlockState, Hyperparameters, Rule, WorkerHalf
 from psjob.simulate.problems import Floats, TrainingProblem
 
 Library = Literal["numpy", "torch"]
@@ -23,7 +23,7 @@ class Inner:
     """The steps that a worker makes by itself in local mode. Its optimizer state is the worker's and lasts."""
 
     rule: Rule
-    numbers: Numbers
+    hyperparameters: Hyperparameters
     steps: int
 
 
@@ -37,7 +37,7 @@ class _Sent:
 
 
 class SimulatedTraining:
-    """See `Work`. `numbers` gives the rule's hyperparameters after so many batches of the stream.
+    """See `Work`. `hyperparameters` gives the rule's hyperparameters after so many batches of the stream.
 
     A worker's gradient is computed when its push arrives, on the weights that it took, with the next batch of the shared stream.
     Raises ValueError for a rule that cannot take what the mode gives (several pushes at once, say) or the arrays of this library.
@@ -47,11 +47,11 @@ class SimulatedTraining:
         self,
         problem: TrainingProblem,
         rule: Rule,
-        numbers: Callable[[int], Numbers],
+        hyperparameters: Callable[[int], Hyperparameters],
         library: Library = "numpy",
         inner: Inner | None = None,
     ) -> None:
-        self.problem, self.rule, self.numbers, self.inner = problem, rule, numbers, inner
+        self.problem, self.rule, self.hyperparameters, self.inner = problem, rule, hyperparameters, inner
         self.state = rule.init(_array(problem.begin(), library))
         self.weights = _floats(self.state.weights)
         self.batches = 0
@@ -62,7 +62,7 @@ class SimulatedTraining:
         self._sent: dict[tuple[int, int], _Sent] = {}
 
     def begin(self, worker: int) -> None:
-        taken = self.rule.reply(self.state, self.numbers(self.batches), worker)
+        taken = self.rule.reply(self.state, self.hyperparameters(self.batches), worker)
         self._held[worker] = arrays.copy(taken) if taken is self.state.weights else taken
 
     def push(self, push: Push) -> None:
@@ -71,7 +71,7 @@ class SimulatedTraining:
         if self._half:
             state = self._own.get(push.worker) or self._own.setdefault(push.worker, BlockState(held))
             state.weights = held
-            grad = self._half.outgoing(state, grad, self.numbers(self.batches))
+            grad = self._half.outgoing(state, grad, self.hyperparameters(self.batches))
         self._sent[push.worker, push.clock] = _Sent(grad, _floats(held), loss)
 
     def decide(self, batch: Batch, version: int) -> list[tuple[float, float]]:
@@ -81,7 +81,7 @@ class SimulatedTraining:
         if kept:
             lag = max(version - (push.base or 0) for push in batch.kept)
             worker = batch.kept[0].worker if len(kept) == 1 else None
-            self.rule.apply(self.state, _combined(kept, batch), self.numbers(self.batches), lag=lag, worker=worker)
+            self.rule.apply(self.state, _combined(kept, batch), self.hyperparameters(self.batches), lag=lag, worker=worker)
         return notes
 
     def leave(self, worker: int) -> None:
@@ -105,7 +105,7 @@ class SimulatedTraining:
         losses = 0.0
         for _ in range(self.inner.steps):
             grad, loss = self._gradient(state.weights)
-            self.inner.rule.apply(state, grad, self.inner.numbers, lag=0, worker=worker)
+            self.inner.rule.apply(state, grad, self.inner.hyperparameters, lag=0, worker=worker)
             losses += loss
         return held - state.weights, losses / self.inner.steps
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from psjob.rules.base import Numbers
+from psjob.rules.base import Hyperparameters
 from psjob.tables import rules
 from psjob.tables.admission import Counts
 from psjob.tables.cut import RowCut, Rows
@@ -53,8 +53,8 @@ class RowTable:
             values.index_copy_(0, unknown, initial_rows(self.spec, ids.index_select(0, unknown)))
         return values
 
-    def push(self, ids: torch.Tensor, grads: torch.Tensor, numbers: Numbers, clock: int) -> int:
-        """Update rows `ids` (int64 [n], each there once) by `grads` ([n, dim] of their dtype, left as is) with the rule's whole numbers.
+    def push(self, ids: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters, clock: int) -> int:
+        """Update rows `ids` (int64 [n], each there once) by `grads` ([n, dim] of their dtype, left as is) with the rule's hyperparameters.
 
         A row that does not exist is counted, and made when it was named in `admit_after` pushes; before that its gradient is dropped.
         Returns the rows updated. Raises ValueError for other shapes and ids that are not the table's, ReductionProblem where rows cannot
@@ -67,14 +67,14 @@ class RowTable:
         slots = self._index.lookup(ids)
         new = (slots < 0).nonzero().squeeze(1)
         if len(new):
-            slots.index_copy_(0, new, self._admit(ids.index_select(0, new), numbers))
+            slots.index_copy_(0, new, self._admit(ids.index_select(0, new), hyperparameters))
             here = (slots >= 0).nonzero().squeeze(1)
             if len(here) < len(slots):
                 slots, grads = slots.index_select(0, here), grads.index_select(0, here)
         self._about_to_change(slots)
         self._clock = max(self._clock, clock)  # a slow worker's push makes no row older
         self._slab.seen.index_fill_(0, slots, self._clock)
-        self.rule.apply(self._slab.weights, self._slab.state, slots, grads, numbers)
+        self.rule.apply(self._slab.weights, self._slab.state, slots, grads, hyperparameters)
         return len(slots)
 
     def evict(self, clock: int) -> int:
@@ -204,7 +204,7 @@ class RowTable:
             if low < 0 or high >= self.spec.num_rows:
                 raise ValueError(f"table {self.spec.name}: ids are 0 to {self.spec.num_rows - 1}, got {low if low < 0 else high}")
 
-    def _admit(self, ids: torch.Tensor, numbers: Numbers) -> torch.Tensor:
+    def _admit(self, ids: torch.Tensor, hyperparameters: Hyperparameters) -> torch.Tensor:
         """Slots of rows that were not there: made now, or -1 where they were not named often enough."""
         slots = torch.full_like(ids, -1)
         ready = torch.arange(len(ids))
@@ -217,7 +217,7 @@ class RowTable:
             weights = initial_rows(self.spec, ids)
             self._slab.ids.index_copy_(0, made, ids)
             self._slab.weights.index_copy_(0, made, weights)
-            first = self.rule.begin(weights, numbers)
+            first = self.rule.begin(weights, hyperparameters)
             for name, plane in self._slab.state.items():
                 value = first.get(name, 0.0)
                 if isinstance(value, torch.Tensor):

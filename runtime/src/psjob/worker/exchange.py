@@ -69,7 +69,7 @@ class Exchange:
     def push(
         self,
         grads: Sequence[torch.Tensor | None] | None,
-        numbers: list[dict[str, Any]],
+        hyperparameters: list[dict[str, Any]],
         skip: bool,
         scale: float,
         targets: Sequence[torch.Tensor],
@@ -79,19 +79,19 @@ class Exchange:
         `grads` is None for an absent rank; a single None is a parameter without a gradient. A target may be the gradient of
         its row. Raises SessionEnd.
         """
-        self._ask(self.pushes(grads, numbers, skip, scale), targets)
+        self._ask(self.pushes(grads, hyperparameters, skip, scale), targets)
         if self.skipped:
             self.compression.undo()
         self.session.stepped()
 
     def pushes(
-        self, grads: Sequence[torch.Tensor | None] | None, numbers: list[dict[str, Any]], skip: bool, scale: float
+        self, grads: Sequence[torch.Tensor | None] | None, hyperparameters: list[dict[str, Any]], skip: bool, scale: float
     ) -> Callable[[Block], Header]:
-        """Begin a clock: the shards are told its numbers, and what comes back makes the push of a block."""
+        """Begin a clock: the shards are told its hyperparameters, and what comes back makes the push of a block."""
         session = self.session
         session.check()
         none = [] if grads is None else [i for i, g in enumerate(grads) if g is None]
-        info = self.tell_numbers(numbers, none)
+        info = self.tell_hyperparameters(hyperparameters, none)
         flags = Flag.ABSENT if grads is None else (Flag.SKIP if skip else Flag.NONE)
         self.sources, self._scale = grads or (), scale
         self.compression.begin(session.clock, frozenset(none), self.may_skip or self.finite.may_skip)
@@ -102,12 +102,12 @@ class Exchange:
             Kind.PUSH, block=block.index, clock=session.clock, flags=flags, info=info, version=self.versions.get(block.index, (0, 0))
         )
 
-    def pull(self, parameters: Sequence[torch.Tensor], numbers: list[dict[str, Any]]) -> None:
-        """Take the weights as the shards reply to a worker with these numbers. Raises SessionEnd."""
+    def pull(self, parameters: Sequence[torch.Tensor], hyperparameters: list[dict[str, Any]]) -> None:
+        """Take the weights as the shards reply to a worker with these hyperparameters. Raises SessionEnd."""
         session = self.session
         if not (session.reduces or session.mode.inner_steps):  # who steps by itself would copy every page anew
             self.sharing.adopt(parameters)
-        info, version = self.tell_numbers(numbers, []), (0, session.mode.version_for(session.clock - 1))
+        info, version = self.tell_hyperparameters(hyperparameters, []), (0, session.mode.version_for(session.clock - 1))
         self._ask(lambda block: session.header(Kind.PULL, block=block.index, clock=session.clock, info=info, version=version), parameters)
         versions = [n for _, n in self.versions.values()]
         session.handle(e.Pulled(min(versions, default=session.clock), max(versions, default=session.clock)))
@@ -122,7 +122,7 @@ class Exchange:
             self.watched = True
 
     def send_info(self, link: ShardLink) -> None:
-        """Tell a shard the numbers that pushes name."""
+        """Tell a shard the hyperparameters that pushes name."""
         number, body = self._info
         if number:
             link.send_json(self.session.header(Kind.INFO, info=number), body, everywhere=True)
@@ -252,9 +252,9 @@ class Exchange:
         if not now:
             self.session.wait(room, WAITS_FOR)
 
-    def tell_numbers(self, numbers: list[dict[str, Any]], none: list[int]) -> int:
+    def tell_hyperparameters(self, hyperparameters: list[dict[str, Any]], none: list[int]) -> int:
         """Let every shard know what the pushes that follow are made with; the version by which they name it."""
-        body: dict[str, Any] = {"numbers": numbers, "none": none, "rows": list(self.session.rows.numbers)}
+        body: dict[str, Any] = {"hyperparameters": hyperparameters, "none": none, "rows": list(self.session.rows.hyperparameters)}
         if self.finite.found is not None:
             body["nonFinite"] = self.finite.found
         if body != self._info[1]:

@@ -8,7 +8,7 @@ import torch
 
 from psjob import rules
 from psjob.process.errors import Refused
-from psjob.rules.base import BlockState, Numbers, WorkerHalf
+from psjob.rules.base import BlockState, Hyperparameters, WorkerHalf
 from psjob.worker.compression import LIMIT
 
 
@@ -38,7 +38,9 @@ class Half:
         """Most bytes of its state."""
         return len(self._rule.worker_slots) * sum(p.nbytes for p in self._parameters)
 
-    def outgoing(self, grads: Sequence[torch.Tensor | None], numbers: Sequence[Numbers], scale: float) -> list[torch.Tensor | None]:
+    def outgoing(
+        self, grads: Sequence[torch.Tensor | None], hyperparameters: Sequence[Hyperparameters], scale: float
+    ) -> list[torch.Tensor | None]:
         """What is pushed in place of `scale` times `grads`, which are left as they are. A parameter without a gradient stays without."""
         made: list[torch.Tensor | None] = [None] * len(grads)
         for row, grad in enumerate(grads):
@@ -48,7 +50,7 @@ class Half:
             state = self._states.setdefault(row, BlockState(weights))
             state.weights = weights
             flat = grad.detach().reshape(-1)
-            out = self._rule.outgoing(state, flat if scale == 1.0 else flat * scale, numbers[self._groups[row]])
+            out = self._rule.outgoing(state, flat if scale == 1.0 else flat * scale, hyperparameters[self._groups[row]])
             made[row] = out.view(grad.shape)
         return made
 

@@ -129,7 +129,7 @@ class Overlap(Staged):
     def push(
         self,
         grads: Sequence[torch.Tensor | None] | None,
-        numbers: list[dict[str, Any]],
+        hyperparameters: list[dict[str, Any]],
         skip: bool,
         scale: float,
         targets: Sequence[torch.Tensor],
@@ -140,7 +140,7 @@ class Overlap(Staged):
         self.finish()
         self._learn()
         early = [] if grads is None or skip else self._unchanged(grads)
-        make = self.pushes(grads, numbers, skip, scale)
+        make = self.pushes(grads, hyperparameters, skip, scale)
         self._begin(targets)
         for index in sorted(early, key=self.order):
             self._request(make(session.layout.blocks[index]))

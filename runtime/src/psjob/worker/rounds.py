@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class LocalRounds:
-    """`numbers` are the outer rule's, a parameter group each. Call `begin` when the parameters hold the job's weights."""
+    """`hyperparameters` are the outer rule's, a parameter group each. Call `begin` when the parameters hold the job's weights."""
 
-    def __init__(self, session: WorkerSession, parameters: Sequence[torch.Tensor], numbers: list[dict[str, float | bool]]) -> None:
-        self._session, self._parameters, self._numbers = session, list(parameters), numbers
+    def __init__(self, session: WorkerSession, parameters: Sequence[torch.Tensor], hyperparameters: list[dict[str, float | bool]]) -> None:
+        self._session, self._parameters, self._hyperparameters = session, list(parameters), hyperparameters
         self._taken: list[torch.Tensor] = []
         """The weights at the round's start; while they are pushed, weights taken - weights reached."""
         self.steps = 0
@@ -28,7 +28,11 @@ class LocalRounds:
 
     @classmethod
     def of(
-        cls, session: WorkerSession, parameters: Sequence[torch.Tensor], numbers: Callable[[], list[dict[str, float | bool]]], overlap: bool
+        cls,
+        session: WorkerSession,
+        parameters: Sequence[torch.Tensor],
+        hyperparameters: Callable[[], list[dict[str, float | bool]]],
+        overlap: bool,
     ) -> LocalRounds | None:
         """Those of a job in mode local; None in another. Raises Refused for what wants a push of each step."""
         if not session.mode.inner_steps:
@@ -36,7 +40,7 @@ class LocalRounds:
         if overlap or session.rows.specs:
             what = "overlap=True sends the gradients of each step" if overlap else "rows on the shards take a push of each step"
             raise Refused(f"{what}, and in training.mode local workers push once a round; take another mode, or leave that out")
-        return cls(session, parameters, numbers())
+        return cls(session, parameters, hyperparameters())
 
     def step(self, own: Callable[[], Any] | None, skip: bool = False) -> None:
         """Make the worker's `own` step (None: this rank has no batch for it) unless it is to be skipped. The last of a round ends it.
@@ -60,7 +64,7 @@ class LocalRounds:
             torch._foreach_sub_(self._taken, self._parameters)
         way = self._taken if self._moved else None
         skip = self._session.exchange.finite.skips(way, (), False)
-        self._session.exchange.push(way, self._numbers, skip, 1.0, self._parameters)
+        self._session.exchange.push(way, self._hyperparameters, skip, 1.0, self._parameters)
         self.begin()
         return True
 

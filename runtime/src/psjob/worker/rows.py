@@ -89,7 +89,7 @@ class Rows:
         """Kept until the next clock is pushed, by when this one is applied everywhere."""
         self._bases: dict[tuple[int, int], int] = {}
         """By clock and shard, the least version of the rows that came for it."""
-        self.numbers: Sequence[Mapping[str, Any]] = ()
+        self.hyperparameters: Sequence[Mapping[str, Any]] = ()
         """Hyperparameters by table, as they are sent with the clock in hand."""
 
     # -- the script's thread -------------------------------------------------------------------
@@ -133,14 +133,14 @@ class Rows:
             raise SessionEnd("rewind")
         return asked.rows
 
-    def offer(self, grads: Sequence[RowGrads | None], numbers: Sequence[Mapping[str, Any]]) -> None:
+    def offer(self, grads: Sequence[RowGrads | None], hyperparameters: Sequence[Mapping[str, Any]]) -> None:
         """What the next push carries, by table (None: no row). Raises SessionEnd where that is too large."""
         for spec, given in zip(self.specs, grads, strict=True):
             if given is not None and max(given.counts) > push_limit(spec.dim):
                 raise SessionEnd(
                     "refused", f"a step touches {max(given.counts)} rows of table {spec.name} on one shard, at most {push_limit(spec.dim)}"
                 )
-        self._offered, self.numbers = tuple(grads), numbers
+        self._offered, self.hyperparameters = tuple(grads), hyperparameters
 
     def push(self, flags: int, info: int) -> None:
         """Send what was offered to every shard; the caller waits until links owe no answer."""
@@ -170,7 +170,7 @@ class Rows:
     def initialise(self) -> None:
         """Rank 0 of a new run gives every shard the first values of its rows."""
         session = self.session
-        info = session.exchange.tell_numbers([], [])
+        info = session.exchange.tell_hyperparameters([], [])
         for table, spec in enumerate(self.specs):
             values = self.first.get(table)
             header = session.header(Kind.ROW_INIT, table=table, info=info)

@@ -77,10 +77,10 @@ class WorkerSession:
 
     # -- the script's thread -------------------------------------------------------------------
 
-    def join(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes], numbers: list[dict[str, Any]]) -> None:
+    def join(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes], hyperparameters: list[dict[str, Any]]) -> None:
         """Enter the job; afterwards `parameters` hold the job's weights and `record` what to put back. Raises SessionEnd.
 
-        `numbers` are the rule's, a parameter group each: what a worker is sent may depend on them.
+        `hyperparameters` are the rule's, a parameter group each: what a worker is sent may depend on them.
         """
         machine, self._parameters = self.machine, parameters
         self.handle(e.Started())
@@ -89,7 +89,7 @@ class WorkerSession:
             asked = self._begin_run(initial)
             self.wait(lambda: machine.joined or machine.init > asked, "the first checkpoint")  # noqa: B023
         self.wait(lambda: machine.welcomed, "all shards")
-        self.exchange.pull(parameters, numbers)
+        self.exchange.pull(parameters, hyperparameters)
 
     def _begin_run(self, initial: Callable[[], bytes]) -> int:
         """Rank 0 gives every shard the first values; for which question."""
@@ -235,7 +235,7 @@ class WorkerSession:
                 self.links[0].send(header, action.record)
             case a.SendPieces():
                 self.records.begin()
-            case a.SendNumbers():
+            case a.SendHyperparameters():
                 self.exchange.send_info(self.links[action.link])
             case a.Resend():
                 self.links[action.link].resend(action.header)

@@ -29,14 +29,14 @@ class Staged(Exchange):
     def push(
         self,
         grads: Sequence[torch.Tensor | None] | None,
-        numbers: list[dict[str, Any]],
+        hyperparameters: list[dict[str, Any]],
         skip: bool,
         scale: float,
         targets: Sequence[torch.Tensor],
     ) -> None:
         for block in self.session.layout.blocks if grads is not None and not skip else ():
             self.staging.gather(block.index, grads or ())
-        super().push(grads, numbers, skip, scale, targets)
+        super().push(grads, hyperparameters, skip, scale, targets)
 
     def gradient(self, block: int, pack: Pack) -> torch.Tensor:
         return self.staging.gradient(block)

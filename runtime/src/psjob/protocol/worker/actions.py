@@ -51,7 +51,7 @@ class SendPieces:
 
 
 @dataclass(frozen=True)
-class SendNumbers:
+class SendHyperparameters:
     """Tell a shard the hyperparameters that pushes name, before what follows."""
 
     link: int
@@ -79,4 +79,4 @@ class Store:
     link: int
 
 
-Action = Log | Dial | Send | SendRecord | SendPieces | SendNumbers | Resend | AskRows | Store
+Action = Log | Dial | Send | SendRecord | SendPieces | SendHyperparameters | Resend | AskRows | Store

@@ -225,7 +225,7 @@ class WorkerMachine:
         dial = self._dial(self.links, now) if self.joined or event.init else []
         return [
             *dial,
-            a.SendNumbers(link.index),
+            a.SendHyperparameters(link.index),
             *(a.Resend(link.index, old) for old in again),
             a.AskRows(link.index),
             *self._relinked(link),

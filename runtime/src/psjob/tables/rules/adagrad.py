@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from psjob.rules.base import Numbers
+from psjob.rules.base import Hyperparameters
 from psjob.tables.rules.base import Planes, add_rows, decay, parts, put_rows
 
 
@@ -16,16 +16,18 @@ class RowAdagrad:
 
     name = "adagrad"
     planes: Final[Mapping[str, bool]] = {"sum": True}
-    numbers: Final[Mapping[str, float | bool]] = {"lr": 1e-2, "weight_decay": 0.0, "eps": 1e-10, "initial_accumulator_value": 0.0}
+    hyperparameters: Final[Mapping[str, float | bool]] = {"lr": 1e-2, "weight_decay": 0.0, "eps": 1e-10, "initial_accumulator_value": 0.0}
 
-    def begin(self, weights: torch.Tensor, numbers: Numbers) -> dict[str, torch.Tensor | float]:
+    def begin(self, weights: torch.Tensor, hyperparameters: Hyperparameters) -> dict[str, torch.Tensor | float]:
         """The sum begins at `initial_accumulator_value`."""
-        return {"sum": float(numbers["initial_accumulator_value"])}
+        return {"sum": float(hyperparameters["initial_accumulator_value"])}
 
-    def apply(self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, numbers: Numbers) -> None:
+    def apply(
+        self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters
+    ) -> None:
         """One step of the rows."""
         for at, grad in parts(slots, grads):
-            decay(weights, at, grad, numbers)
+            decay(weights, at, grad, hyperparameters)
             total = state["sum"].index_select(0, at).addcmul_(grad, grad)
             put_rows(state["sum"], at, total)
-            add_rows(weights, at, grad.div_(total.sqrt_().add_(float(numbers["eps"]))).mul_(-float(numbers["lr"])))
+            add_rows(weights, at, grad.div_(total.sqrt_().add_(float(hyperparameters["eps"]))).mul_(-float(hyperparameters["lr"])))

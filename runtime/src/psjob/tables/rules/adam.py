@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from psjob.rules.base import Numbers
+from psjob.rules.base import Hyperparameters
 from psjob.tables.rules.base import Planes, add_rows, decay, parts, put_rows
 
 
@@ -19,17 +19,19 @@ class RowAdam:
 
     name = "adam"
     planes: Final[Mapping[str, bool]] = {"exp_avg": True, "exp_avg_sq": True, "step": False}
-    numbers: Final[Mapping[str, float | bool]] = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+    hyperparameters: Final[Mapping[str, float | bool]] = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 
-    def begin(self, weights: torch.Tensor, numbers: Numbers) -> dict[str, torch.Tensor | float]:
+    def begin(self, weights: torch.Tensor, hyperparameters: Hyperparameters) -> dict[str, torch.Tensor | float]:
         """Zeros."""
         return {}
 
-    def apply(self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, numbers: Numbers) -> None:
+    def apply(
+        self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters
+    ) -> None:
         """One step of the rows."""
-        lr, beta1, beta2, eps = (float(numbers[name]) for name in ("lr", "beta1", "beta2", "eps"))
+        lr, beta1, beta2, eps = (float(hyperparameters[name]) for name in ("lr", "beta1", "beta2", "eps"))
         for at, grad in parts(slots, grads):
-            decay(weights, at, grad, numbers)
+            decay(weights, at, grad, hyperparameters)
             count = state["step"].index_select(0, at).add_(1.0)
             state["step"].index_copy_(0, at, count)
             first = state["exp_avg"].index_select(0, at).lerp_(grad, 1 - beta1)

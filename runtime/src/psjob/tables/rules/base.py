@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import torch
 
-from psjob.rules.base import Numbered, Numbers
+from psjob.rules.base import HasHyperparameters, Hyperparameters
 
 PART: Final = 1 << 17
 """Elements of a part: what a rule computes between two looks at memory stays in the second cache."""
@@ -15,7 +15,7 @@ PART: Final = 1 << 17
 Planes = Mapping[str, torch.Tensor]
 
 
-class RowRule(Numbered, Protocol):
+class RowRule(HasHyperparameters, Protocol):
     """What a push does to rows. One object serves every table.
 
     `planes` names the state of a row: True as many float32 as the row has, False one.
@@ -24,10 +24,12 @@ class RowRule(Numbered, Protocol):
     @property
     def planes(self) -> Mapping[str, bool]: ...
 
-    def begin(self, weights: torch.Tensor, numbers: Numbers) -> dict[str, torch.Tensor | float]:
+    def begin(self, weights: torch.Tensor, hyperparameters: Hyperparameters) -> dict[str, torch.Tensor | float]:
         """State of new rows with these weights, where it is not zero."""
 
-    def apply(self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, numbers: Numbers) -> None:
+    def apply(
+        self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters
+    ) -> None:
         """Update rows `slots` (int64, each there once) of `weights` and `state` in place by `grads`, which stay as they are."""
 
 
@@ -53,7 +55,7 @@ def add_rows(plane: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> No
         plane.scatter_add_(0, slots[:, None].expand_as(rows), rows)  # with an index that repeats along the row, whole rows at a time
 
 
-def decay(weights: torch.Tensor, slots: torch.Tensor, grads: torch.Tensor, numbers: Numbers) -> None:
+def decay(weights: torch.Tensor, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters) -> None:
     """grads += weight_decay * weights, for the rows that are touched."""
-    if numbers["weight_decay"]:
-        grads.add_(weights.index_select(0, slots), alpha=float(numbers["weight_decay"]))
+    if hyperparameters["weight_decay"]:
+        grads.add_(weights.index_select(0, slots), alpha=float(hyperparameters["weight_decay"]))

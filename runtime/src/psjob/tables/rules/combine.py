@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from psjob.rules import arrays
-from psjob.rules.base import Numbers
+from psjob.rules.base import Hyperparameters
 from psjob.rules.reduction import Monoid, ReductionProblem
 from psjob.tables.rules.base import Planes, parts, put_rows
 
@@ -21,13 +21,15 @@ class Combine:
     name: str
     monoid: Monoid
     planes: ClassVar[Mapping[str, bool]] = {}
-    numbers: ClassVar[Mapping[str, float | bool]] = {}
+    hyperparameters: ClassVar[Mapping[str, float | bool]] = {}
 
-    def begin(self, weights: torch.Tensor, numbers: Numbers) -> dict[str, torch.Tensor | float]:
+    def begin(self, weights: torch.Tensor, hyperparameters: Hyperparameters) -> dict[str, torch.Tensor | float]:
         """No state."""
         return {}
 
-    def apply(self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, numbers: Numbers) -> None:
+    def apply(
+        self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters
+    ) -> None:
         """Join rows `grads`. Raises ReductionProblem where a sum is no int32, of whose part no row has changed then."""
         for at, pushed in parts(slots, grads):
             put_rows(weights, at, self.join(weights.index_select(0, at), pushed))

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from psjob.rules import ftrl
-from psjob.rules.base import Numbers
+from psjob.rules.base import Hyperparameters
 from psjob.tables.rules.base import Planes, parts, put_rows
 
 
@@ -17,17 +17,19 @@ class RowFtrl:
 
     name = "ftrl"
     planes: Final[Mapping[str, bool]] = {"z": True, "n": True}
-    numbers: Final[Mapping[str, float | bool]] = ftrl.Ftrl.numbers
+    hyperparameters: Final[Mapping[str, float | bool]] = ftrl.Ftrl.hyperparameters
 
-    def begin(self, weights: torch.Tensor, numbers: Numbers) -> dict[str, torch.Tensor | float]:
+    def begin(self, weights: torch.Tensor, hyperparameters: Hyperparameters) -> dict[str, torch.Tensor | float]:
         """z of the initial weights."""
-        return {"z": ftrl.first(weights, numbers)}
+        return {"z": ftrl.first(weights, hyperparameters)}
 
-    def apply(self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, numbers: Numbers) -> None:
+    def apply(
+        self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters
+    ) -> None:
         """One step of the rows."""
         planes = (weights, state["z"], state["n"])
         for at, grad in parts(slots, grads):
             rows = [plane.index_select(0, at) for plane in planes]
-            ftrl.step(rows[0], grad, rows[1], rows[2], numbers)
+            ftrl.step(rows[0], grad, rows[1], rows[2], hyperparameters)
             for plane, changed in zip(planes, rows, strict=True):
                 put_rows(plane, at, changed)

@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from psjob.rules.base import Numbers
+from psjob.rules.base import Hyperparameters
 from psjob.tables.rules.base import Planes, add_rows, decay, parts
 
 
@@ -16,18 +16,20 @@ class RowWiseAdagrad:
 
     name = "rowwise_adagrad"
     planes: Final[Mapping[str, bool]] = {"sum": False}
-    numbers: Final[Mapping[str, float | bool]] = {"lr": 1e-2, "weight_decay": 0.0, "eps": 1e-8, "initial_accumulator_value": 0.0}
+    hyperparameters: Final[Mapping[str, float | bool]] = {"lr": 1e-2, "weight_decay": 0.0, "eps": 1e-8, "initial_accumulator_value": 0.0}
 
-    def begin(self, weights: torch.Tensor, numbers: Numbers) -> dict[str, torch.Tensor | float]:
+    def begin(self, weights: torch.Tensor, hyperparameters: Hyperparameters) -> dict[str, torch.Tensor | float]:
         """The sum begins at `initial_accumulator_value`."""
-        return {"sum": float(numbers["initial_accumulator_value"])}
+        return {"sum": float(hyperparameters["initial_accumulator_value"])}
 
-    def apply(self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, numbers: Numbers) -> None:
+    def apply(
+        self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters
+    ) -> None:
         """One step of the rows."""
         for at, grad in parts(slots, grads):
-            decay(weights, at, grad, numbers)
+            decay(weights, at, grad, hyperparameters)
             mean = torch.linalg.vector_norm(grad, dim=1).square_().div_(grad.shape[1])
             total = state["sum"].index_select(0, at).add_(mean)
             state["sum"].index_copy_(0, at, total)
-            scale = total.sqrt_().add_(float(numbers["eps"])).reciprocal_().mul_(-float(numbers["lr"]))
+            scale = total.sqrt_().add_(float(hyperparameters["eps"])).reciprocal_().mul_(-float(hyperparameters["lr"]))
             add_rows(weights, at, grad.mul_(scale[:, None]))

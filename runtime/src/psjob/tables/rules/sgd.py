@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from psjob.rules.base import Numbers
+from psjob.rules.base import Hyperparameters
 from psjob.tables.rules.base import Planes, add_rows, decay, parts
 
 
@@ -16,14 +16,16 @@ class RowSGD:
 
     name = "sgd"
     planes: Final[Mapping[str, bool]] = {}
-    numbers: Final[Mapping[str, float | bool]] = {"lr": 1e-3, "weight_decay": 0.0}
+    hyperparameters: Final[Mapping[str, float | bool]] = {"lr": 1e-3, "weight_decay": 0.0}
 
-    def begin(self, weights: torch.Tensor, numbers: Numbers) -> dict[str, torch.Tensor | float]:
+    def begin(self, weights: torch.Tensor, hyperparameters: Hyperparameters) -> dict[str, torch.Tensor | float]:
         """No state."""
         return {}
 
-    def apply(self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, numbers: Numbers) -> None:
+    def apply(
+        self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters
+    ) -> None:
         """One step of the rows."""
         for at, grad in parts(slots, grads):
-            decay(weights, at, grad, numbers)
-            add_rows(weights, at, grad.mul_(-float(numbers["lr"])))
+            decay(weights, at, grad, hyperparameters)
+            add_rows(weights, at, grad.mul_(-float(hyperparameters["lr"])))
