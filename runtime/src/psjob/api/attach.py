@@ -275,7 +275,7 @@ class AttachedJob:
         return self.stateful | own | half
 
     def _capture(self, cursor: dict[str, int] | None, last: bool = False) -> record.ResumeRecord:
-        """`last`: no push will follow, so what earlier ones left out is not needed again."""
+        """`last`: no push will follow, so the residuals of earlier ones are not needed again."""
         wire = {} if last else self.session.exchange.compression.state()
         return record.capture(cursor, self.session.clock, self.model, self._stateful(), self.optimizer, wire)
 

@@ -30,8 +30,8 @@ class CodecKey:
 class Codec(Protocol):
     """One way to write a block of `length` floating point numbers; objects hold no state.
 
-    A codec with `feeds_back` loses much of a single block, so what it left out must be added to the next one (error feedback): it
-    encodes a float32 tensor of gradient plus what was left out before, and leaves in it what it has left out now.
+    A codec with `feeds_back` loses much of a single block. Its residual, what was lost, must be added to the next one (error feedback): it
+    encodes a float32 tensor of gradient plus residual, and leaves the new residual in it.
     """
 
     @property
@@ -51,7 +51,7 @@ class Codec(Protocol):
         """Write `source` (1-D, floating point) to `body` (uint8, `bound` bytes or more); bytes written.
 
         0: it holds inf, NaN or what this form has no number for, and must go as it is; `source` is then unchanged. With
-        `feeds_back`, `source` is float32 and afterwards holds what was left out.
+        `feeds_back`, `source` is float32 and afterwards holds the residual.
         """
 
     def decode(self, body: torch.Tensor, out: torch.Tensor, key: CodecKey, ratio: float) -> None:

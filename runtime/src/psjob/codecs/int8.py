@@ -1,6 +1,6 @@
 """Whole numbers of -127…127 with one float32 scale for each run of 256 elements. 1 1/64 bytes an element.
 
-scale = max|x| / 127 over the run, q = round(x / scale), and x̂ = q · scale, so |x - x̂| ≤ scale / 2. What is left out is added to the next
+scale = max|x| / 127 over the run, q = round(x / scale), and x̂ = q · scale, so |x - x̂| ≤ scale / 2. The residual is added to the next
 gradient. Sources: Dettmers, "8-Bit Approximations for Parallelism in Deep Learning" (2016), for scales of small runs; Karimireddy et al.,
 "Error Feedback Fixes SignSGD and other Gradient Compression Schemes" (2019).
 """

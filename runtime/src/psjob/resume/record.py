@@ -38,7 +38,7 @@ class ResumeRecord:
     groups: list[dict[str, Any]]
     rng: dict[str, Any] = field(default_factory=dict)
     wire: dict[str, Any] = field(default_factory=dict)
-    """What the data path keeps from step to step: what encoded pushes have left out so far, and the codecs taken."""
+    """What the data path keeps from step to step: the residuals of encoded pushes, and the codecs taken."""
 
 
 def capture(

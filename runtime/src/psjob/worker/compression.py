@@ -1,4 +1,4 @@
-"""How a worker's gradients are written on the wire: a codec a shard, what was left out of each block, and the bytes of the clock in hand.
+"""How a worker's gradients are written on the wire: a codec a shard, the residual of each block, and the bytes of the clock in hand.
 
 A push that feeds its error back is encoded once a clock; its bytes are kept until the next one, so that what is sent again is what was
 sent. One that does not is encoded again from the gradient, which stands still until its clock is answered.
@@ -23,7 +23,7 @@ from psjob.process.errors import Refused
 from psjob.wire.frame import Header, WireError
 
 LIMIT: Final = 224 << 20
-"""Most bytes that may be left out at a time: they go with the resume record, whose limit is 256 MiB."""
+"""Most bytes of residuals: they go with the resume record, whose limit is 256 MiB."""
 SMALL: Final = 64 << 10
 log = logging.getLogger("psjob.worker")
 
@@ -48,7 +48,7 @@ class WorkerCompression:
         self.push = [self._config.push] * count
         self.pull = [self._config.pull] * count
         self._left: dict[int, torch.Tensor] = {}
-        """By block: float32, what its pushes have left out so far."""
+        """Residuals, by block, in float32: what its pushes have lost to the codec so far."""
         self._kept: dict[int, Kept] = {}
         self._bodies: dict[int, torch.Tensor] = {}
         """Room for a block's encoded bytes, taken once."""
@@ -65,13 +65,13 @@ class WorkerCompression:
         self._large = False
 
     def check(self, beside: int = 0) -> None:
-        """Raise Refused where what is left out could not be saved with the `beside` bytes of a rule's state."""
+        """Raise Refused where the residuals could not be saved with the `beside` bytes of a rule's state."""
         self._large = max((self._left_bytes(codec) for codec in codecs.CODECS.values() if codec.feeds_back), default=0) + beside > LIMIT
         codec = None if self._config.push == contract.AUTO_CODEC else codecs.named(self._config.push)
         if codec is None or not codec.feeds_back or not self._large:
             return
         raise Refused(
-            f"training.compression.push {codec.name} leaves out up to {self._left_bytes(codec)} bytes that go with each worker's resume "
+            f"training.compression.push {codec.name} has residuals of up to {self._left_bytes(codec)} bytes that go with a worker's resume "
             f"record, at most {LIMIT - beside} fit{' beside the state of training.updateRule' if beside else ''}; "
             "take bf16 or fp16, which leave nothing for later"
         )
@@ -79,7 +79,7 @@ class WorkerCompression:
     # -- out -----------------------------------------------------------------------------------
 
     def begin(self, clock: int, none: frozenset[int], may_skip: bool) -> None:
-        """The pushes of `clock` follow. Tensors in `none` have no gradient: what they left out stays as it is.
+        """The pushes of `clock` follow. Tensors in `none` have no gradient: their residual stays as it is.
 
         `may_skip`: the shards may leave this clock out, and then `undo` is called.
         """
@@ -105,7 +105,7 @@ class WorkerCompression:
         return (header._replace(codec=codec.number), body[:size]) if size else (header, numbers)
 
     def undo(self) -> None:
-        """The clock counted for nothing: what was left out before it is left out again."""
+        """The clock counted for nothing: the residual is what it was before."""
         for index, before in self._before.items():
             self._left[index].copy_(before)
         self._before.clear()
@@ -183,7 +183,7 @@ class WorkerCompression:
 
     @property
     def small(self) -> bool:
-        """Little enough is left out to be saved at every clock."""
+        """The residuals are small enough to be saved at every clock."""
         return sum(left.numel() for left in self._left.values()) * 4 <= SMALL
 
     @property

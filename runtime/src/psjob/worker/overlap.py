@@ -228,7 +228,7 @@ class Overlap(Staged):
                 if header.request != self._contents[header.block] or header.clock != self.session.clock:
                     return None
                 if self.compression.feeds_back(lane.link.index, header.block, header.clock):
-                    return None  # what it leaves out would count before the step does
+                    return None  # its residual would count before the step does
                 self._early[header.block] = (lane, header.request)
             elif header.kind is Kind.PUSH:
                 held = self._early.pop(header.block, None)

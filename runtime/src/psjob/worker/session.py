@@ -112,7 +112,7 @@ class WorkerSession:
         machine, residuals = self.machine, self.exchange.compression
         self.idle.at(machine.clock, time.monotonic())
         if residuals.feeds:
-            self.exchange.finish()  # what a push leaves out is known when it has been sent
+            self.exchange.finish()  # the residual of a push is known when it has been sent
         record = make_record() if residuals.small and not large else None
         small = record is not None and len(record) <= SMALL_RECORD
         settled = machine.stands(small)

@@ -155,7 +155,7 @@ class Joining:
         member.welcomed, member.joined_in = True, recovery.restores
         body = {
             "view": recovery.view, "recovery": recovery.recovery, "clock": clock or 0, "record": bool(record),
-            # What a push leaves out goes into the next one. Of an older record that was fed in already, by pushes that count.
+            # A residual goes into the next push. That of an older record was fed in already, by pushes that count.
             "residual": taken is None or taken == clock, "assignment": list(recovery.assignment),
         }  # fmt: skip
         c.emit(actions.Welcome(stream.id, body, clock, record=record, record_clock=at))

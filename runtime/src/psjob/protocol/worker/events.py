@@ -106,7 +106,7 @@ class Welcomed:
     record: bool = False
     """Of shard 0: a record follows, and the worker has joined once it is here."""
     residual: bool = True
-    """What pushes left out when that record was made is not sent yet. Of an older record it was, by pushes that count."""
+    """The residual in that record was not sent yet. That of an older record was, by pushes that count."""
 
     @classmethod
     def of(cls, link: int, body: Mapping[str, Any]) -> Welcomed:

@@ -54,7 +54,7 @@ class WorkerMachine:
         """How often a shard has asked rank 0 for the run's first values."""
         self.record: bytes | None = None
         self.residual = True
-        """What pushes left out when `record` was made is not sent yet."""
+        """The residual in `record` was not sent yet."""
         self.initial: bytes | None = None
         self.records = RecordsOut()
         self.last_record: tuple[int, bytes, tuple[int, int]] | None = None
