@@ -144,7 +144,7 @@ def test_who_is_waited_for_is_told_once_a_minute() -> None:
 @pytest.mark.parametrize(
     ("key", "reason", "warning"),
     [
-        ("warning", "LearningRateHigh", "lr 0.6 is 2.8 times the 0.213 that gradients 13 updates old bear"),
+        ("warning", "LearningRateHigh", "lr 0.6 is 2.8 times the 0.213 that gradients 13 updates old tolerate"),
         ("nonFinite", "NonFiniteGradients", "worker 3's gradient of 1.weight held NaN or inf at step 7 and was applied"),
     ],
 )

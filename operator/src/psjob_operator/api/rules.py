@@ -215,7 +215,7 @@ _ACROSS = (
             training.get("lrScaling") != "linear" or (training.get("mode", "sync") == "sync" and training.get("reduction") != "sum")
         ),
         "must not be linear but in spec.training.mode: sync, nor with reduction: sum",
-        "only a mean over more workers bears a higher rate; leave spec.training.lrScaling out",
+        "only a mean over more workers tolerates a higher rate; leave spec.training.lrScaling out",
         about="lrScaling",
     ),
     FieldRule(

@@ -1,4 +1,4 @@
-"""What the modes have in common in which the coordinator decides, once for all blocks of all shards."""
+"""The base of modes in which the coordinator decides which pushes count, once for all blocks of all shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a push does to the parameters. Pure: state, gradient and numbers in; state changed in place."""
+"""What a push does to the parameters. Pure: state, gradient and hyperparameters in; state changed in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rules share that know on which weights a gradient was computed: they note what each worker was sent."""
+"""The base of rules that keep, for each worker, the weights that it was sent: those that its next gradient is computed on."""
 
 from __future__ import annotations
 

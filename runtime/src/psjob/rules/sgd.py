@@ -1,4 +1,4 @@
-"""SGD with momentum, dampening, Nesterov and weight decay, as torch.optim.SGD; and by name what its hyperparameters can make of it."""
+"""SGD with momentum, dampening, Nesterov and weight decay, as torch.optim.SGD; and names for its special cases."""
 
 from __future__ import annotations
 

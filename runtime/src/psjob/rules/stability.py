@@ -1,4 +1,4 @@
-"""How large a learning rate late gradients bear, and a word where the one in use is larger. Pure."""
+"""The largest stable learning rate for stale gradients, and a warning where the one in use is larger. Pure."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Guard:
             return None
         self._said = lr / largest
         self.warning = (
-            f"lr {lr:.3g} is {self._said:.1f} times the {largest:.3g} that gradients {late} updates old bear at the curvature seen"
+            f"lr {lr:.3g} is {self._said:.1f} times the {largest:.3g} that gradients {late} updates old tolerate at the curvature seen"
             f" ({curvature:.2g}): training may diverge; lower lr, take fewer workers, mode sync, or updateRule dana-slim"
         )
         return self.warning

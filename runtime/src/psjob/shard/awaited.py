@@ -1,4 +1,4 @@
-"""For whom this shard's answers wait, told to the coordinator once a second where the job has a limit for that."""
+"""Which workers this shard's answers wait for, told to the coordinator once a second where the job has a step timeout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Awaited:
         self._any = False
 
     def tell(self, now: float) -> None:
-        """Let the coordinator know for whom answers wait since when, if any do or did; from shard 0 it hears of all clocks."""
+        """Tell the coordinator which workers are waited for, and for how long. Shard 0 also tells the clocks of all workers."""
         server = self._server
         if server.place.config.step_timeout is None or now - self._told < TELL_SECONDS:
             return

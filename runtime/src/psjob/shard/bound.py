@@ -1,7 +1,7 @@
-"""Whom a block may answer, and where a cut stands, where its version counts pushes: how often each worker has pushed it tells both.
+"""Bounded staleness on one block: which workers may begin their next step, and when the block stands at a cut.
 
-A worker is answered when the mode lets it begin its next step. A cut at a step is a barrier: nobody begins that step before all have
-come to it and the block is held, so the block then has every push of the clocks before, and no other.
+Both follow from how many times each worker has pushed the block. A cut at a step is a barrier: no worker begins that step before all
+workers have come to it and the block is held. The block then has every push of earlier clocks, and no other push.
 """
 
 from __future__ import annotations

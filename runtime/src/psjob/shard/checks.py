@@ -1,4 +1,4 @@
-"""What a push, and the hyperparameters that it is made with, are held against before anything of them counts."""
+"""Checks of a push and of its hyperparameters, made before anything of them counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Before torch is imported (seconds): tell the coordinator that this shard comes back with a new view.
+"""While torch is being imported (which takes seconds): tell the coordinator that this shard comes back with a new view.
 
 The others can rewind their workers meanwhile. It is only a hint: if it is lost, the real hello says the same later.
 """

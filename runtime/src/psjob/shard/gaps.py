@@ -1,4 +1,4 @@
-"""Work beside training is done between pushes where it can be: a core, or the memory's bandwidth, is the pushes' first."""
+"""Background work of a shard runs in the gaps between pushes: pushes come first for processor time and memory bandwidth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that came before their step: received, not pushed. They count when a push names them, and end with their stream."""
+"""Gradients that overlap sent before their step was made. They count when a push names them, and are dropped with their stream."""
 
 from __future__ import annotations
 

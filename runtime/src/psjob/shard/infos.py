@@ -1,4 +1,4 @@
-"""What workers' pushes are made with, by the number that each worker gave it."""
+"""The hyperparameters of pushes. A worker sends a set once, under a number, and its pushes name that number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One stream of a worker's session: what came by it is answered by it, in a thread of its own, from memory that stays still."""
+"""One stream of a worker's session: answers go out by the stream that asked, from memory that does not change while it is sent."""
 
 from __future__ import annotations
 

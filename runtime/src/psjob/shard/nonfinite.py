@@ -1,4 +1,4 @@
-"""Pushes that hold NaN or inf: how many came, and which was the first. They do what they do in torch; here they are told of."""
+"""Pushes that hold NaN or inf: how many came, and which was the first. They are counted and reported, not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a script ended well, found out while its process can still say so.
+"""Whether a script ended well, found out before its process has gone.
 
 An atexit handler is not told the exit status. A script that came to its end, that called `sys.exit` or that raised shows
 what happened; one that raised SystemExit itself does not (`raise SystemExit(main())`, an `exit` bound before). For that one

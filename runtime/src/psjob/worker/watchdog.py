@@ -1,8 +1,8 @@
-"""A worker that others have waited for too long writes down where it stands, and ends.
+"""The end of a worker that hangs: it writes the stacks of its threads to its log and exits.
 
-Where the interpreter runs, a link's thread is told by shard 0 and does it. A thread that waits in C and does not let go of the interpreter
-keeps every other one from it: then a thread of faulthandler, which needs no interpreter, writes the stacks, and the planner ends the
-process. A process that is stopped (SIGSTOP) writes nothing.
+Shard 0 tells a link's thread, which does it where the interpreter runs. A thread that blocks in C and holds the interpreter lock keeps
+every Python thread from running. Then a thread of faulthandler, which needs no lock, writes the stacks, and the planner ends the process.
+A process that is stopped (SIGSTOP) writes nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a push does to rows. Pure: rows, their state, gradients and numbers in; changed in place."""
+"""What a push does to rows. Pure: rows, their state, gradients and hyperparameters in; changed in place."""
 
 from __future__ import annotations
 
