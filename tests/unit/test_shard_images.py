@@ -46,7 +46,7 @@ def test_survivors_go_back_to_the_bits_of_the_checkpoint_without_their_disk(tmp_
 def bytes_of(shard: LoneShard, number: int) -> dict[int, int | None]:
     """By block, a checksum of what memory has of it in the file of a cut."""
     name = f"v000001-c{number:06d}-shard001-a1.safetensors"
-    found = {index: shard.server.control.snapshots.image(index, name) for index in shard.server.store.cells}
+    found = {index: shard.server.control.snapshots.images.find(index, name) for index in shard.server.store.cells}
     return {index: None if image is None else zlib.crc32(image["weights"].numpy().tobytes()) for index, image in found.items()}
 
 
@@ -93,3 +93,23 @@ def test_after_a_cut_that_came_to_nothing_memory_has_nothing(tmp_path: Path, mon
 
 def fail(*_: object) -> None:
     raise files.CheckpointProblem("injected")
+
+
+def test_who_has_read_the_checkpoint_goes_back_to_it_without_its_disk(tmp_path: Path) -> None:
+    """Both shards come back from their files; then one is lost again, while updates have changed the other."""
+    desk = Desk(tmp_path)
+    clerks = desk.begun()
+    cut(desk, clerks, [1, 1])
+    (made,) = desk.manifests()[-1:]
+    wanted = desk.weights(made)
+    back = Desk(tmp_path, number=2)
+    for clerk in [back.hello(rank, start=2) for rank in range(2)]:
+        back.settle()
+        back.push(clerk, made.step, version=made.step)
+    back.settle()
+    assert back.c.recovery.open and back.versions() == {made.step + 1}
+    damage(back.folder)
+    back.relink(1, serving=False)
+    back.settle()
+    assert back.c.recovery.open and back.versions() == {made.step}
+    assert {float(v) for server in back.servers for cell in server.store.cells.values() for v in cell.state.weights.unique()} == wanted  # type: ignore[union-attr]

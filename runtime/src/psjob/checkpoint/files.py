@@ -95,7 +95,10 @@ def write_blocks(
     folder: Path, name: str, tensors: Iterable[tuple[str, torch.Tensor | DeferredTensor]], metadata: Mapping[str, str] | None = None,
     moved: disk.Moved | None = None,
 ) -> FileFact:  # fmt: skip
-    """Write one safetensors file, whole or not at all, and make it durable. Raises CheckpointProblem and what `moved` raises."""
+    """Write one safetensors file, whole or not at all, and make it durable. `moved` is told of tensors' bytes.
+
+    Raises CheckpointProblem and what `moved` raises.
+    """
     entries = [(key, t if isinstance(t, DeferredTensor) else _held(t)) for key, t in tensors]
     # Whole pages first, as they can be written from where they lie; then so that each stays aligned.
     entries.sort(key=lambda entry: (entry[1].bytes % disk.PAGE != 0, -getattr(torch, entry[1].dtype).itemsize))
@@ -119,8 +122,21 @@ def write_blocks(
             offset += size
             yield raw
 
-    disk.write_whole(folder, name, parts(), total, moved)
+    disk.write_whole(folder, name, parts(), total, None if moved is None else _beyond(len(header), moved))
     return FileFact(name, len(header) + total, zlib.crc32(header), spans)
+
+
+def _beyond(first: int, moved: disk.Moved) -> disk.Moved:
+    """`moved`, told of all bytes but the `first` ones."""
+    left = first
+
+    def told(count: int) -> None:
+        nonlocal left
+        skipped = min(left, count)
+        left -= skipped
+        moved(count - skipped)
+
+    return told
 
 
 def write_json(folder: Path, name: str, body: Any) -> FileFact:

@@ -47,7 +47,7 @@ class Control:
         self.disk = DiskThread()
         self.pulse = Pulse("control")
         self.snapshots = Snapshots(store, server.folder, self.disk, self.post)
-        self.restoring = Restoring(store, self.disk, self.snapshots.image, self.post)
+        self.restoring = Restoring(store, self.disk, self.snapshots, self.post)
         self.link = CoordinatorLink(server, self.post) if place.index else None
         self.answer: Callable[[dict[str, Any]], None] = lambda body: None
         peer = place.config.shards[0]

@@ -6,10 +6,8 @@ A shard that goes back with the others, and wrote that checkpoint last, still ha
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import torch
 
 from psjob.checkpoint import manifest
 from psjob.checkpoint.admissions import read_admission
@@ -23,16 +21,15 @@ from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Read, SetFences
 from psjob.rules.base import BlockState
 from psjob.shard.disk import DiskThread, Stopped, Transfer
+from psjob.shard.snapshots import Snapshots
 from psjob.shard.store import Store
-
-FindImage = Callable[[int, str], Mapping[str, torch.Tensor] | None]
 
 
 class Restoring:
-    """Reads in the disk thread. `image` gives what memory has of a block in a file; `post` takes what came of it."""
+    """Reads in the disk thread. `snapshots` have what memory has of the last checkpoint; `post` takes what came of it."""
 
-    def __init__(self, store: Store, thread: DiskThread, image: FindImage, post: Callable[[e.Event], None]) -> None:
-        self._store, self._disk, self._image, self._post = store, thread, image, post
+    def __init__(self, store: Store, thread: DiskThread, snapshots: Snapshots, post: Callable[[e.Event], None]) -> None:
+        self._store, self._disk, self._snapshots, self._post = store, thread, snapshots, post
         self._wanted: tuple[int, Transfer] | None = None
         self._placing = threading.Lock()
         self._foreign = False
@@ -76,7 +73,7 @@ class Restoring:
         owner = assign(made.layout, store.shards)
         mine = [index for index, shard in enumerate(owner) if shard == store.index]
         states = self._remembered(made, mine)
-        lacking = [index for index in mine if index not in states]
+        lacking = set(mine) - states.keys()
         transfer.total = state_bytes(made, lacking) + table_bytes(made, store.index, store.shards)
         self._disk.transfer = transfer
         states |= read_states(folder, made, lacking, transfer.moved)
@@ -90,6 +87,8 @@ class Restoring:
             store.restore(made.layout, made.rule, states, tables)
             load_table(store, made, rows)
             self._foreign = made.run != store.run
+            if store.mode.rewinds_together:  # another shard that is lost sends this one back as well
+                self._snapshots.restored({place.index: place.file for place in made.blocks if place.index in lacking})
         admission = store.admission
         left = frozenset(admission.rows) - admission.live()
         return e.Placed(action.reading, standing(store), [admission.rows[rank].complete for rank in sorted(admission.rows)], left)
@@ -98,7 +97,7 @@ class Restoring:
         """Blocks whose copy in memory is the one that the manifest names."""
         wanted, found = set(mine), {}
         for place in made.blocks:
-            image = self._image(place.index, place.file) if place.index in wanted else None
+            image = self._snapshots.images.find(place.index, place.file) if place.index in wanted else None
             if image is not None:
                 pulse.beat()
                 found[place.index] = (state_of(made, place, {name: tensor.clone() for name, tensor in image.items()}), place.n)

@@ -31,6 +31,7 @@ from psjob.protocol.shard.actions import Hold
 from psjob.shard.cell import Cell
 from psjob.shard.disk import DiskThread, Stopped, Transfer
 from psjob.shard.gaps import PushGaps
+from psjob.shard.images import Images
 from psjob.shard.pins import Pin, Voided, room
 from psjob.shard.rows import RowCell
 from psjob.shard.spare import Spare
@@ -52,14 +53,6 @@ class Job:
     transfer: Transfer
 
 
-@dataclass(frozen=True)
-class Image:
-    """A block as it was written to `file`: the copy in the memory that is kept for cuts, until the next one needs its place."""
-
-    file: str
-    tensors: Mapping[str, torch.Tensor]
-
-
 class Snapshots:
     """Holds at most one cut. `post` takes what came of it, from whichever thread met it."""
 
@@ -75,10 +68,7 @@ class Snapshots:
         """By cut: the newest one that was committed, as far as this shard was told, and the one written after it."""
         self._base = EMPTY
         self._rows = RowCuts(folder, store.run)
-        self._images: dict[int, Image] = {}
-        """By block, of the last cut that was written whole."""
-        self._kept: dict[int, Image] = {}
-        """The same of the cut before, while one is written: what has not changed stays as it is."""
+        self.images = Images()
 
     def make_ready(self, number: int, base: int | None) -> None:
         """Make memory ready for the copies of the cut that comes next, in a thread of its own."""
@@ -97,13 +87,12 @@ class Snapshots:
         """
         with self._lock:
             self._held, self._pins, self._table = None, [], {}
-            images, self._images = self._images, {}  # its places are about to be written over
+            self.images.begin_cut()
             self._spare_for(order.base)
             self._base = EMPTY if order.base is None else self._bases.get(order.base, EMPTY)
             self._bases = {} if order.base is None or order.base not in self._bases else {order.base: self._base}
         self._rows.begin(list(self._store.row_cells.values()), order.base)
         with self._lock:
-            self._kept = images
             self._held = order  # from here on others may hold for it
             self._table = self._table_now(order)
         cut = order.cut
@@ -138,11 +127,21 @@ class Snapshots:
             job = self._job = Job(cut, self._store.view, pins, self._base, self._table, Transfer(0))
         self._disk.put(lambda: self._save(job))
 
-    def image(self, index: int, file: str) -> Mapping[str, torch.Tensor] | None:
-        """A block's tensors as they lie in `file`, where the copy that was written there is still in memory. They are not to be changed."""
-        with self._lock:
-            image = self._images.get(index)
-        return image.tensors if image is not None and image.file == file else None
+    def restored(self, files: Mapping[int, str]) -> None:
+        """Blocks were read from these files, and nobody changes them yet: keep them as they are for whoever must go back."""
+        spare, _ = self._spare_for(None)
+        pins: dict[int, Pin] = {}
+
+        def hold(cell: Cell) -> Pin:
+            assert cell.state is not None
+            return pins.setdefault(cell.index, Pin(cell.index, cell.n, cell.state, cell.content, cell.lock, spare))
+
+        for index in files:
+            cell = self._store.cells[index]
+            with cell.lock:
+                cell.order_cut(-1, hold)
+        self.images.read({index: (files[index], pin) for index, pin in pins.items()})
+        supervise.start(_copy_ahead, "copy", list(pins.values()))
 
     def discard(self, cut: int) -> None:
         """Delete the files of a cut, in the disk thread."""
@@ -258,10 +257,9 @@ class Snapshots:
         table = write_admission(self._folder, f"{stem}-admission.json", job.rows)
         lies = {pin.index: base.blocks[pin.index] if pin.index in stay else Lies(name, pin.bytes, pin.content) for pin in pins}
         sizes = base.files if fact is None else {**base.files, name: fact.bytes}
-        images = {pin.index: Image(name, pin.take()) for pin in written if room(pin.take().values()) <= self._spare.sizes.get(pin.index, 0)}
+        copies = {pin.index: (name, pin.take()) for pin in written if room(pin.take().values()) <= self._spare.sizes.get(pin.index, 0)}
         with self._lock:
-            self._images = {**{index: self._kept[index] for index in stay if index in self._kept}, **images}
-            self._kept = {}
+            self.images.written(stay, copies)
             self._bases[job.cut] = Base(lies, {file: sizes[file] for file in {place.file for place in lies.values()}})
         stops = [pin.stopped for pin in pins if pin.stopped]
         level, took = logging.INFO if stops else logging.DEBUG, time.monotonic() - began

@@ -278,6 +278,7 @@ class Recovery:
         """Bring shards back from the newest manifest, once that is found."""
         self._blank |= blank
         self.c.cutting.drop("shards are restored")
+        self.c.cutting.moved = {}
         self.enter("restoring")
         self.done, self.only = set(), set(self.peers)
         self.finding.look()
