@@ -18,7 +18,7 @@ from psjob.wire.frame import MAX_JSON, Header, dump, frames
 from psjob.wire.reading import HELLO_SECONDS as HELLO_SECONDS
 from psjob.wire.reading import SILENCE_SECONDS, Reading
 from psjob.wire.reading import StreamClosed as StreamClosed
-from psjob.wire.sockets import SLICE_SECONDS, keepalive, one_host, timeval, unconfirmed, unpaced
+from psjob.wire.sockets import SLICE_SECONDS, keepalive, one_host, timeval, unconfirmed, unheard, unpaced
 
 TCP_NOTSENT_LOWAT = 25
 UNSENT_BYTES = 128 << 10
@@ -138,6 +138,13 @@ class Stream(Reading):
             return self.received + self._written - unconfirmed(self.sock)
         except (OSError, ValueError):
             return self.received
+
+    def unheard(self) -> float:
+        """Seconds since the peer's system last confirmed anything, or sent something."""
+        try:
+            return unheard(self.sock)
+        except (OSError, ValueError):
+            return 0.0
 
     def gone(self) -> bool:
         """Whether the peer has closed already, so far as can be told without waiting and once all that it sent is read."""

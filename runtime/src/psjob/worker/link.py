@@ -233,7 +233,12 @@ class ShardLink:
                 self._look(lane)
 
     def _look(self, lane: WorkerLane) -> None:
-        """Nothing came for LOOK_SECONDS. Raises StreamClosed where something is owed and no byte has moved for SILENCE_SECONDS."""
+        """Nothing came for LOOK_SECONDS.
+
+        Raises StreamClosed where the shard's host has confirmed nothing for SILENCE_SECONDS, or something is owed and no byte has moved.
+        """
+        if lane.stream.unheard() > SILENCE_SECONDS:
+            raise StreamClosed(f"{lane.stream.peer}: its host has confirmed nothing for {SILENCE_SECONDS:.0f} s")
         owed = self.outstanding or self.session.rows.waits(self) or not self.welcomed
         moved, now = sum(one.stream.moved() for one in list(self.lanes)), time.monotonic()
         if not owed or moved != self._moved:
