@@ -12,7 +12,7 @@ from tests.disks import Volume, mounted
 from tests.e2e.watched import Look, Watched, strays
 from tests.e2e.workloads.running import Ran, faults, manifest, train
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 MEGABYTES, STEPS, PACE = 8.0, 300, 0.3
 FIRST_BYTES = 8_000_000
 """Of the checkpoint of step 0, in equal parts on two shards; later ones have as much on shard 1, and kilobytes on shard 0."""
@@ -88,6 +88,7 @@ def test_a_job_that_starts_on_a_full_volume_waits_for_room(tmp_path: Path, plain
     assert summary["weights_sha256"] == plain.sha
 
 
+@pytest.mark.soak
 def test_shard_0_returns_on_a_full_volume(tmp_path: Path, plain: Ran, volume: Volume) -> None:
     """Its claim is the first that a new coordinator writes."""
     held = 60

@@ -15,7 +15,7 @@ from tests.disks import mounted
 from tests.e2e.watched import Look, Watched
 from tests.e2e.workloads.running import faults, manifest, train
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(3600)
 MB = 1_000_000
 SHARD_TIMEOUT = 5
 EVERY = 20
@@ -103,6 +103,7 @@ def test_killed_shards_are_back_when_they_have_read_their_own(tmp_path: Path, si
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.soak
 def test_a_checkpoint_that_takes_more_than_a_minute_commits(tmp_path: Path) -> None:
     """Workers train meanwhile, and the job says how much is written."""
     rate, steps = 140_000, 500

@@ -13,12 +13,12 @@ from tests.e2e.workloads import ledger
 from tests.netjob import members
 from tests.netns import Network, require
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 REST = 2.0
 """Seconds between a worker's last step and its end."""
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("parted", [0.0, pytest.param(27.0, marks=pytest.mark.soak)])
 def test_a_worker_that_leaves_on_a_lost_connection_is_heard(tmp_path: Path, mode: str, parted: float) -> None:
     """Its connection is half-open, or for `parted` seconds nothing passes."""
@@ -53,6 +53,7 @@ def test_a_worker_that_holds_its_pushes_on_a_lost_connection_goes_on(tmp_path: P
     assert ran.summary["updates_lost"] == 0
 
 
+@pytest.mark.soak
 def test_what_a_shard_that_was_killed_unheard_lost_is_what_is_missing(tmp_path: Path) -> None:
     require()
     ran = faults.run(tmp_path, "async", [faults.killed(1)])
