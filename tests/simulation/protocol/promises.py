@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_ORPHANS = 6
 """Cuts that may have files in no manifest at one time: one under way, void ones that wait for a busy disk, those of dead processes."""
+SUPERSEDED_SECONDS = 12.0
+"""A coordinator looks for a higher claim each five seconds; its disk may have other work."""
 
 
 class Broken(BaseException):
@@ -105,6 +107,10 @@ class Promises:
         """By view: when its coordinator had chosen what to go on from."""
         self.zombies: set[str] = set()
         """Manifests that were committed by a process whose successor had chosen already."""
+        self._superseded: dict[str, float] = {}
+        """By coordinator's pod: since when it could have read of its successor's claim."""
+        self._met: dict[tuple[str, int], tuple[int, int]] = {}
+        """By shard's process and rank: the newest incarnation that was let in there."""
         self.counts: Counter[str] = Counter()
         self._reference: list[dict[int, Content]] = []
         self._batches: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
@@ -126,6 +132,16 @@ class Promises:
             raise Broken("applied twice", f"{shard}: {pushes} is one update")
         if mode.name in ("sync", "local"):
             self._together(shard, part, before, pushes)
+
+    def met(self, shard: str, rank: int, incarnation: tuple[int, int]) -> None:
+        """A shard lets a worker's process in."""
+        self._met[shard, rank] = max(incarnation, self._met.get((shard, rank), (0, 0)))
+
+    def admitted(self, shard: str, rank: int, incarnation: tuple[int, int]) -> None:
+        """A shard takes a push of a worker's process."""
+        newest = self._met.get((shard, rank), (0, 0))
+        if incarnation < newest:
+            raise Broken("an older process counts", f"{shard} takes a push of worker {rank} {incarnation}, and let {newest} in before")
 
     def _together(self, shard: str, part: int, before: Content, pushes: Sequence[tuple[int, int, int]]) -> None:
         step = before.updates if not self.world.switched else max(before.next)
@@ -235,6 +251,15 @@ class Promises:
         saved = self.final
         if saved is None:
             raise Broken("complete without an end", "shard 0 ended well and no final checkpoint was committed")
+
+    def superseded(self, shard: Any, claimed: int) -> None:
+        """A coordinator whose successor has claimed a higher view ends, wherever it can read that."""
+        volume, now = self.world.volume, self.world.kernel.now
+        hindered = shard.frozen or not shard.up or volume.slow or volume.ill or shard.coordinator.machine.recovery.view >= claimed
+        if not shard.alive or hindered:
+            self._superseded.pop(shard.pod, None)
+        elif now - self._superseded.setdefault(shard.pod, now) > SUPERSEDED_SECONDS:
+            raise Broken("a superseded coordinator stays", f"{shard.pod} lives on, and view {claimed} is claimed")
 
     def tidy(self) -> None:
         """Files of cuts that came to nothing do not pile up."""
