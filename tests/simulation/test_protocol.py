@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.simulation.protocol.cli import Total, main, outcomes
-from tests.simulation.protocol.faults import Fault
-from tests.simulation.protocol.mutants import ISSUED, OWN, found_at
+from tests.simulation.protocol.mutants import ISSUED, OWN, found_at, with_mutant
 from tests.simulation.protocol.plan import MODES, draw
-from tests.simulation.protocol.run import run
+from tests.simulation.protocol.run import Outcome, run
 from tests.simulation.protocol.shrink import shrink
 
-FULL = Fault("disk-full", 0.0, 1e9, ("shard", 0), ("shard", 1), 0.0)
 EACH = 25
 """Seeds a mode in one turn."""
 MOST_SEEDS = 2_000
@@ -32,29 +28,29 @@ def test_promises_hold_in_every_mode(mode: str) -> None:
     assert not broken, f"replay with: python -m tests.simulation --mode {mode} --replay SEED"
 
 
-def trace(seed: int, hashes: str) -> str:
-    """Digest of a run's trace, in a process with this seed of hashes."""
-    code = f"from tests.simulation.protocol import plan, run; print('\\n'.join(run.run(plan.draw({seed}), traced=True).trace))"
-    root = str(Path(__file__).parents[2])
-    env = {**os.environ, "PYTHONHASHSEED": hashes, "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), root])}
-    made = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True, timeout=120)
-    assert made.stdout.count(b"\n") > 50
-    return hashlib.sha256(made.stdout).hexdigest()
-
-
 def test_a_seed_is_one_history() -> None:
-    assert trace(7, "0") == trace(7, "1")
+    """In this process, and in one with another seed of hashes."""
+    code = "from tests.simulation.protocol import plan, run; print('\\n'.join(run.run(plan.draw(7), traced=True).trace))"
+    root = str(Path(__file__).parents[2])
+    hashes = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    env = {**os.environ, "PYTHONHASHSEED": hashes, "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), root])}
+    other = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True, timeout=120, text=True)
+    here = run(draw(7), traced=True).trace
+    assert len(here) > 50 and other.stdout.splitlines() == here
+
+
+def small(seed: int) -> Outcome:
+    """A seed that breaks a promise, made short."""
+    made = run(draw(seed))
+    assert made.broken is not None and (made.plan.workers > 2 or made.plan.shards > 2)
+    return shrink(made)
 
 
 def test_a_broken_promise_is_made_short() -> None:
-    """A plan that can never end: its first values do not fit on the volume."""
-    plan = draw(3)
-    hopeless = replace(plan, interval=None, every=None, faults=(FULL, *plan.faults[:2]), shard_bytes=1_000_000)
-    made = run(hopeless)
-    assert made.broken == "the job hangs"
-    short = shrink(made)
-    assert short.broken == made.broken and short.plan.workers == 2 and short.plan.shards == 2
-    assert len(short.plan.faults) == 1 and any("disk-full" in line for line in short.trace)
+    short = with_mutant("a commit does not wait for one shard", small, 0)
+    assert short.broken == "not one cut"
+    assert (short.plan.workers, short.plan.shards, short.plan.faults) == (2, 2, ())
+    assert any("commits manifest" in line for line in short.trace)
 
 
 def test_the_last_line_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from psjob.protocol.coordinator import cutting, entrance, events, finding, joining, machine, members, orders, recovery
 from psjob.protocol.shard import cutting as shard_cutting
@@ -25,6 +25,7 @@ from tests.simulation.protocol.plan import draw
 from tests.simulation.protocol.run import run
 
 Mutant = Callable[[], None]
+Result = TypeVar("Result")
 LONGEST_BODY = 400
 """A limit that simulated jobs come to: their control bodies are small."""
 
@@ -209,6 +210,10 @@ OWN: dict[str, Mutant] = {
     "a run that is over begins again": _wrap(finding.Finding, "_begin", _never_over),
     "a worker's end is not told again after a break": _wrap(worker_machine.WorkerMachine, "_relinked", _without_leave),
     "training begins when one shard has read": _wrap(recovery.Recovery, "restored", _first_opens),
+    "a later attempt is not given what the one before had answered": _wrap(
+        requests.Requests, "attempt_rose", lambda was: lambda self, clock: None
+    ),
+    "a checkpoint does not wait for records": _wrap(members.Members, "missing_records", lambda was: lambda self, step, pins: set()),
     "a cut outlives the rewind": _several(
         _wrap(recovery.Recovery, "announced", lambda was: _undropped(was)),
         _wrap(recovery.Recovery, "_restore", lambda was: _undropped(was)),
@@ -248,13 +253,22 @@ def _undropped(was: Any) -> Any:
 
 
 def found_at(name: str, seeds: Iterable[int]) -> tuple[int, str] | None:
-    """The first seed that finds a mutant, and the promise that it breaks; None where none does. Patches a fork of this process."""
+    """The first seed that finds a mutant, and the promise that it breaks; None where none does."""
+    return with_mutant(name, _search, list(seeds))
+
+
+def with_mutant(name: str, act: Callable[..., Result], *args: Any) -> Result:
+    """What `act(*args)` comes to in a fork of this process in which the mutant is put. Raises AttributeError where its target is gone."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(_search, (name, list(seeds)))
+        return pool.apply(_apply, (name, act, args))
 
 
-def _search(name: str, seeds: list[int]) -> tuple[int, str] | None:
-    ({**ISSUED, **OWN})[name]()
+def _apply(name: str, act: Callable[..., Result], args: Sequence[Any]) -> Result:
+    {**ISSUED, **OWN}[name]()
+    return act(*args)
+
+
+def _search(seeds: list[int]) -> tuple[int, str] | None:
     for seed in seeds:
         made = run(draw(seed))
         if made.broken is not None:

@@ -149,7 +149,7 @@ class SimShard(Process):
     def order(self, body: Mapping[str, Any], stream: int | None) -> None:
         """An order of the coordinator."""
         self.world.count("order", str(body.get("do")))
-        if body.get("do") != "nothing":
+        if self.kernel.traced is not None and body.get("do") != "nothing":
             self.trace(f"is ordered {json.dumps(body)[:300]}")
         try:
             order = orders.read(body)

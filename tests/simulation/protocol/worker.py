@@ -218,7 +218,8 @@ class SimWorker(Process):
         self.cursor += 1
         self.world.promises.stepped(self)
         yield from self._ask(
-            lambda part: self._of(part, Kind.PUSH, Kind.ROW_PUSH, clock=machine.clock, version=self.versions.get(part, (0, 0))), self.dies_in
+            lambda part: self._of(part, Kind.PUSH, Kind.ROW_PUSH, clock=machine.clock, version=self.versions.get(part, (0, 0))),
+            self.dies_in,
         )
         machine.clock += 1
 
