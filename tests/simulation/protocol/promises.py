@@ -104,9 +104,9 @@ class Promises:
         self.final: Saved | None = None
         self.final_recovery = 0
         self.sources: dict[int, float] = {}
-        """By view: when its coordinator had chosen what to go on from."""
+        """By view: when its coordinator first went on from a checkpoint."""
         self.zombies: set[str] = set()
-        """Manifests that were committed by a process whose successor had chosen already."""
+        """Manifests that were committed by a process whose successor had gone on from another one already."""
         self._superseded: dict[str, float] = {}
         """By coordinator's pod: since when it could have read of its successor's claim."""
         self._met: dict[tuple[str, int], tuple[int, int]] = {}
@@ -206,11 +206,14 @@ class Promises:
             self.durable = saved
         self.told = (view, step)
 
-    def chosen(self, saved: Saved, view: int, by: str) -> None:
-        """A coordinator has chosen what to go on from."""
-        self.sources.setdefault(view, self.world.kernel.now)
+    def found(self, saved: Saved, view: int) -> None:
+        """A coordinator finds a checkpoint."""
         if saved.final and self.final is None:
             self.finished(saved, view << 20)
+
+    def chosen(self, saved: Saved, view: int, by: str) -> None:
+        """A coordinator goes on from a checkpoint."""
+        self.sources.setdefault(view, self.world.kernel.now)
         if saved.name in self.zombies:
             raise Broken("a zombie's commit was adopted", f"{by} goes on from {saved.name} of {saved.writer}")
         durable = self.durable
