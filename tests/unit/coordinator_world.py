@@ -22,9 +22,9 @@ TABLE = tuple(TensorSpec(f"w{i}", (1 << 20,), "float32", 0) for i in range(64))
 class World:
     """Shards answer at once, workers do what they are told, the disk takes no time, unless a test holds something back."""
 
-    def __init__(self, workers: int = 2, shards: int = 2, mode: ServedMode | None = None, **more: Any) -> None:
+    def __init__(self, workers: int = 2, shards: int = 2, mode: ServedMode | None = None, view: int = 1, **more: Any) -> None:
         self.mode = mode or Sync()
-        self.job = JobFacts("run-1", "/runs/run-1", self.mode, workers, shards, 1, 1, **more)
+        self.job = JobFacts("run-1", "/runs/run-1", self.mode, workers, shards, view, view, **more)
         self.c = Coordinator(self.job)
         self.now = 0.0
         self.step = 0

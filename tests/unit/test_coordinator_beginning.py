@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from psjob.protocol.coordinator import events as e
 from psjob.wire.frame import Kind
+from tests.unit.coordinator_world import World
 from tests.unit.desk import Desk
 
 
@@ -59,6 +63,32 @@ def test_a_shard_that_has_first_values_of_an_earlier_try_is_still_waited_for(tmp
     desk.settle()
     (made,) = desk.manifests()
     assert desk.weights(made) == {2.0} and again.heard[-2:] == [Kind.WELCOME, Kind.RECORD]
+
+
+class Asking(World):
+    """Shards are asked for first values, and answer when a test says so."""
+
+    def __init__(self, view: int) -> None:
+        super().__init__(view=view)
+        self.setup = -1
+        self.post(e.Started())
+        self.shard(1, view=view)
+        self.stream = self.hello(0)
+
+    def order(self, shard: int, body: Mapping[str, Any]) -> None:
+        if body["do"] == "setup":
+            self.setup = body["setup"]
+        else:
+            super().order(shard, body)
+
+
+def test_values_for_an_earlier_coordinator_are_no_answer_to_this_one() -> None:
+    """Shard 1 has all that rank 0 gave to the coordinator before, and is yet to hear that this one asks for it anew."""
+    before, world = Asking(1), Asking(2)
+    world.post(e.RecordCame(world.stream, -1, b"initial"), e.Initialised(0, world.setup), e.Initialised(1, before.setup))
+    assert world.c.recovery.initialising and not world.sent["cut"]
+    world.post(e.Initialised(1, world.setup))
+    assert world.c.recovery.open
 
 
 def test_a_failed_restore_that_is_over_sends_nobody_back(tmp_path: Path) -> None:

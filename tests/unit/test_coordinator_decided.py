@@ -89,6 +89,10 @@ def test_a_cut_takes_an_older_record_when_none_comes(tmp_path: Path) -> None:
     desk.tick(later=RECORD_SECONDS + 1)
     made = desk.manifests()[-1]
     assert (made.step, clocks(made), kept(desk, made)) == (1, [1, 1, 1], {0: 1, 1: 0, 2: 1})
+    after = Desk(tmp_path, number=2, **BACKUP)
+    again = [after.hello(rank, start=2) for rank in range(3)]
+    after.settle()
+    assert [(clerk.placed["clock"], clerk.placed["residual"]) for clerk in again] == [(1, True), (1, False), (1, True)]
 
 
 def test_large_records_are_asked_for_before_a_cut(tmp_path: Path) -> None:

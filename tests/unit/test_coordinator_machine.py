@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -226,6 +227,23 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before() -> None:
     world.manifests, world.deaf = world.manifests[:1], set()  # what the disk gives where manifest-20 is passed over
     world.tick(1.1)
     assert world.c.recovery.open and world.c.recovery.source is not None and world.c.recovery.source.step == 10
+
+
+def test_what_an_earlier_coordinator_commits_too_late_is_passed_over() -> None:
+    """It stood still between its look for a successor and its rename; the shards have gone on from the checkpoint before."""
+    world = World(view=2, must_find=True, mode=Async())
+    world.manifests = [saved(10, 2)]
+    world.post(e.Started())
+    world.shard(1, view=2)
+    assert world.c.recovery.open
+    world.manifests.append(saved(20, 2))
+    world.shard(1, attempt=3, view=3)
+    source = world.c.recovery.source
+    assert source is not None and source.step == 10
+    world.manifests.append(dataclasses.replace(saved(15, 2), view=2))
+    world.shard(1, attempt=4, view=4)
+    source = world.c.recovery.source
+    assert source is not None and source.step == 15, "this one's own checkpoint is newer than both"
 
 
 def test_a_checkpoint_that_cannot_be_read_now_is_tried_again_and_never_given_up_for_good() -> None:

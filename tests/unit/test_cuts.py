@@ -126,6 +126,8 @@ def test_a_rewind_brings_leavers_of_later_steps_back() -> None:
     assert members[0].state is State.LOST and members[0].left_at is None
     assert members[1].records == {5: b"five"}
     assert members.fences() == {1: [1, 1]}
+    members.rewound([WorkerFacts(5), WorkerFacts(5, record=3)], {1: b"three"})
+    assert (members[1].clock, members[1].records) == (5, {3: b"three"})
 
 
 def test_a_shard_that_holds_a_cut_is_silent_when_it_tells_nothing() -> None:

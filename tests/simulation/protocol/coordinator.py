@@ -200,6 +200,8 @@ class SimCoordinator:
         if action.most_from_here:
             body["most"] = {str(rank): clock + 1 for rank, clock in self.shard.store.clocks().items()}
         body = json.loads(json.dumps(body))
+        if body["do"] == "restore":
+            self.world.promises.chosen(self.world.saved[body["manifest"]], body["view"], self.shard.pod)
         if action.link == 0:
             self.shard.order(body, None)
         elif action.link in self._links:
@@ -245,7 +247,7 @@ class SimCoordinator:
             saved, problems = result
             if saved is None:
                 return e.NewestRead(action.number, None, tuple(problems), records={} if action.records else None)
-            self.world.promises.chosen(saved, action.view, pod)
+            self.world.promises.found(saved, action.view)
             held = dict(saved.records) if action.records else None
             return e.NewestRead(action.number, saved.facts, tuple(problems), records=held, initial=saved.initial)
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 MEGABIT = 125_000.0
 """Bytes a second of a link of 1 Mbit/s."""
+ILL_TIMES = 3.0
+"""A disk is ill for longer than other faults last: a cut is tried again each few seconds, and many tries shall fail in a row."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,12 @@ def _target(world: World, fault: Fault) -> Any:
 
 
 def _kill(world: World, fault: Fault) -> None:
-    _target(world, fault).kill()
+    """At once, or (a worker) in the middle of its next push."""
+    process = _target(world, fault)
+    if fault.who[0] == "worker" and fault.pick > 0.5:
+        process.dies_in = int(fault.pick * 1000) % len(world.parts())
+    else:
+        process.kill()
 
 
 def _kill_all_shards(world: World, fault: Fault) -> None:
@@ -145,7 +152,7 @@ def _ill_disk(world: World, fault: Fault) -> None:
     pod = _target(world, fault).pod if fault.pick < 0.6 else "*"
     operations = ("write", "sync", "rename", "folder", "read", "list", "unlink", "create")
     world.volume.ill[pod] = {operations[int(fault.pick * 1000) % len(operations)]}
-    world.until(fault.seconds, world.volume.ill.pop, pod, None)
+    world.until(fault.seconds * ILL_TIMES, world.volume.ill.pop, pod, None)
 
 
 def _zombie(world: World, fault: Fault) -> None:

@@ -20,7 +20,6 @@ class Kernel:
         self.steps = 0
         self.traced: list[str] | None = None
         """What happened, a line each; None: nobody wants to read it."""
-        self.after_step: Callable[[], None] = lambda: None
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
 
@@ -40,7 +39,6 @@ class Kernel:
             self.now, _, act, args = heapq.heappop(queue)
             self.steps += 1
             act(*args)
-            self.after_step()
         return done()
 
     def trace(self, who: str, what: str) -> None:

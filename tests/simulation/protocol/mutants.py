@@ -6,30 +6,44 @@ run in a fork.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import multiprocessing
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
-from psjob.protocol.coordinator import completion, cutting, finding, joining, machine, members, orders, recovery
+from psjob.protocol.coordinator import cutting, entrance, events, finding, joining, machine, members, orders, recovery
 from psjob.protocol.shard import cutting as shard_cutting
 from psjob.protocol.shard import machine as shard_machine
+from psjob.protocol.shard.actions import Discard, DropSessions, Release
 from psjob.protocol.worker import machine as worker_machine
 from psjob.protocol.worker import requests
 from psjob.shard import admission, decided
+from psjob.wire.frame import Kind
 from tests.simulation.protocol import link, records, shard
 from tests.simulation.protocol.plan import draw
 from tests.simulation.protocol.run import run
 
 Mutant = Callable[[], None]
+Result = TypeVar("Result")
+LONGEST_BODY = 400
+"""A limit that simulated jobs come to: their control bodies are small."""
 
 
 def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> Mutant:
-    return lambda: setattr(owner, name, make(getattr(owner, name)))
+    """Put `make(was)` in the place of a function; raises AttributeError where the owner itself has none of that name."""
+
+    def apply() -> None:
+        if name not in vars(owner):
+            raise AttributeError(f"{owner.__name__} has no {name} any more: this mutant changes nothing")
+        setattr(owner, name, make(getattr(owner, name)))
+
+    return apply
 
 
-def _without(kinds: tuple[str, ...]) -> Callable[[Any], Any]:
+def _without(*kinds: type) -> Callable[[Any], Any]:
     """The same actions without these."""
-    return lambda was: lambda self, *args, **kw: [action for action in was(self, *args, **kw) if type(action).__name__ not in kinds]
+    return lambda was: lambda self, *args, **kw: [action for action in was(self, *args, **kw) if not isinstance(action, kinds)]
 
 
 def _several(*mutants: Mutant) -> Mutant:
@@ -100,6 +114,52 @@ def _never_over(was: Any) -> Any:
     return begin
 
 
+def _lost_if_long(was: Any) -> Any:
+    def answer(self: Any, body: Any) -> None:
+        if len(json.dumps(body)) <= LONGEST_BODY:
+            was(self, body)
+
+    return answer
+
+
+def _held_later(was: Any) -> Any:
+    def order(self: Any, order: Any) -> Any:
+        if self._writer is None:
+            return was(self, order)
+        actions = was(self, dataclasses.replace(order, clocks=None))
+        self._next = order
+        return actions
+
+    return order
+
+
+def _without_leave(was: Any) -> Any:
+    def relinked(self: Any, link: Any) -> Any:
+        leaving, self.leaving = self.leaving, False
+        try:
+            return was(self, link)
+        finally:
+            self.leaving = leaving
+
+    return relinked
+
+
+def _first_opens(was: Any) -> Any:
+    def restored(self: Any, event: Any) -> None:
+        if event.recovery == self.recovery:
+            self.only = self.only & (self.done | {event.shard})
+        was(self, event)
+
+    return restored
+
+
+def _let_in(self: Any, stream: Any) -> None:
+    if stream.incarnation > self.members[stream.rank].incarnation:
+        self.hanging.stirred(stream.rank)
+    self.members.came(stream)
+    self.recovery.worker(stream)
+
+
 def _later(was: Any) -> Any:
     def resume(*args: Any) -> Any:
         clock = was(*args)
@@ -114,8 +174,9 @@ ISSUED: dict[str, Mutant] = {
     ),
     "2: a cut that is written for a minute is void": _wrap(cutting.Cutting, "tick", _void_after_minute),
     "3: void cuts leave their files": _several(
-        _wrap(shard_cutting.Cutting, "void", _without(("Discard",))), _wrap(shard_cutting.Cutting, "drop", _without(("Discard",)))
+        _wrap(shard_cutting.Cutting, "void", _without(Discard)), _wrap(shard_cutting.Cutting, "drop", _without(Discard))
     ),
+    "4: a control body above the limit is lost in silence": _wrap(shard.SimShard, "_answer", _lost_if_long),
     "5: a record has a second in all, and begins anew": _wrap(link.SimLink, "tick", _payload_seconds),
     "6: an older record's residual is put back": _wrap(
         worker_machine.WorkerMachine,
@@ -136,34 +197,40 @@ OWN: dict[str, Mutant] = {
     "pushes are not repeated after a break": _wrap(requests.Requests, "again", lambda was: lambda self, *args: []),
     "a restore does not rewind the workers": _several(
         _wrap(recovery.Recovery, "_rewind_workers", lambda was: lambda self: None),
-        _wrap(recovery.Recovery, "_behind", lambda was: lambda self, stream: False),
-        _wrap(shard_machine.ShardMachine, "_restore", _without(("DropSessions",))),
+        _wrap(entrance.Entrance, "behind", lambda was: lambda self, stream: False),
+        _wrap(shard_machine.ShardMachine, "_restore", _without(DropSessions)),
     ),
     "the last commit comes when one worker has left": _wrap(
         members.Members, "finished", lambda was: lambda self, policy: any(m.left_at is not None for m in self.all.values())
     ),
-    "nobody looks for a higher claim": _several(
-        lambda: setattr(records, "check", _nothing_checked), _wrap(machine.Coordinator, "_of_disk", lambda was: was)
+    "nobody looks for a higher claim": _wrap(records, "check", lambda was: _nothing_checked),
+    "a coordinator stays though its view is fenced": _wrap(
+        machine.Coordinator, "_of_disk", lambda was: lambda self, event: isinstance(event, events.ViewFenced) or was(self, event)
     ),
     "a run that is over begins again": _wrap(finding.Finding, "_begin", _never_over),
-    "the last commit needs somebody who waits for it": _wrap(
-        members.Members, "finished", lambda was: lambda self, policy: was(self, policy) and any(m.here for m in self.all.values())
+    "a worker's end is not told again after a break": _wrap(worker_machine.WorkerMachine, "_relinked", _without_leave),
+    "training begins when one shard has read": _wrap(recovery.Recovery, "restored", _first_opens),
+    "a later attempt is not given what the one before had answered": _wrap(
+        requests.Requests, "attempt_rose", lambda was: lambda self, clock: None
     ),
+    "a checkpoint does not wait for records": _wrap(members.Members, "missing_records", lambda was: lambda self, step, pins: set()),
     "a cut outlives the rewind": _several(
         _wrap(recovery.Recovery, "announced", lambda was: _undropped(was)),
         _wrap(recovery.Recovery, "_restore", lambda was: _undropped(was)),
     ),
     "a void cut releases nobody": _several(
-        _wrap(shard_cutting.Cutting, "drop", _without(("Release",))),
+        _wrap(shard_cutting.Cutting, "drop", _without(Release)),
         _wrap(
             machine.Coordinator,
             "tell_all",
-            lambda was: lambda self, kind, **kw: None if kind.name == "RELEASE" else was(self, kind, **kw),
+            lambda was: lambda self, kind, **kw: None if kind is Kind.RELEASE else was(self, kind, **kw),
         ),
     ),
+    "a decided cut is held when the one before has let go": _wrap(shard_cutting.Cutting, "order", _held_later),
     "an older process of a rank may join": _several(
         _wrap(admission.Admission, "meet", _unfenced_row),
-        _wrap(completion.Completion, "stop_job", lambda was: was),
+        _wrap(shard.SimShard, "outdated", lambda was: lambda self, session, old: False),
+        _wrap(machine.Coordinator, "_hello", lambda was: _let_in),
     ),
 }
 """Mutants of our own choice."""
@@ -186,13 +253,22 @@ def _undropped(was: Any) -> Any:
 
 
 def found_at(name: str, seeds: Iterable[int]) -> tuple[int, str] | None:
-    """The first seed that finds a mutant, and the promise that it breaks; None where none does. Patches a fork of this process."""
+    """The first seed that finds a mutant, and the promise that it breaks; None where none does."""
+    return with_mutant(name, _search, list(seeds))
+
+
+def with_mutant(name: str, act: Callable[..., Result], *args: Any) -> Result:
+    """What `act(*args)` comes to in a fork of this process in which the mutant is put. Raises AttributeError where its target is gone."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(_search, (name, list(seeds)))
+        return pool.apply(_apply, (name, act, args))
 
 
-def _search(name: str, seeds: list[int]) -> tuple[int, str] | None:
-    ({**ISSUED, **OWN})[name]()
+def _apply(name: str, act: Callable[..., Result], args: Sequence[Any]) -> Result:
+    {**ISSUED, **OWN}[name]()
+    return act(*args)
+
+
+def _search(seeds: list[int]) -> tuple[int, str] | None:
     for seed in seeds:
         made = run(draw(seed))
         if made.broken is not None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_ORPHANS = 6
 """Cuts that may have files in no manifest at one time: one under way, void ones that wait for a busy disk, those of dead processes."""
+SUPERSEDED_SECONDS = 12.0
+"""A coordinator looks for a higher claim each five seconds; its disk may have other work."""
 
 
 class Broken(BaseException):
@@ -102,9 +104,13 @@ class Promises:
         self.final: Saved | None = None
         self.final_recovery = 0
         self.sources: dict[int, float] = {}
-        """By view: when its coordinator had chosen what to go on from."""
+        """By view: when its coordinator first went on from a checkpoint."""
         self.zombies: set[str] = set()
-        """Manifests that were committed by a process whose successor had chosen already."""
+        """Manifests that were committed by a process whose successor had gone on from another one already."""
+        self._superseded: dict[str, float] = {}
+        """By coordinator's pod: since when it could have read of its successor's claim."""
+        self._met: dict[tuple[str, int], tuple[int, int]] = {}
+        """By shard's process and rank: the newest incarnation that was let in there."""
         self.counts: Counter[str] = Counter()
         self._reference: list[dict[int, Content]] = []
         self._batches: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
@@ -126,6 +132,16 @@ class Promises:
             raise Broken("applied twice", f"{shard}: {pushes} is one update")
         if mode.name in ("sync", "local"):
             self._together(shard, part, before, pushes)
+
+    def met(self, shard: str, rank: int, incarnation: tuple[int, int]) -> None:
+        """A shard lets a worker's process in."""
+        self._met[shard, rank] = max(incarnation, self._met.get((shard, rank), (0, 0)))
+
+    def admitted(self, shard: str, rank: int, incarnation: tuple[int, int]) -> None:
+        """A shard takes a push of a worker's process."""
+        newest = self._met.get((shard, rank), (0, 0))
+        if incarnation < newest:
+            raise Broken("an older process counts", f"{shard} takes a push of worker {rank} {incarnation}, and let {newest} in before")
 
     def _together(self, shard: str, part: int, before: Content, pushes: Sequence[tuple[int, int, int]]) -> None:
         step = before.updates if not self.world.switched else max(before.next)
@@ -151,9 +167,10 @@ class Promises:
         parts = set(world.parts())
         if set(saved.parts) != parts:
             raise Broken("not one cut", f"cut {saved.cut} holds parts {sorted(saved.parts)}, the job has {sorted(parts)}")
+        opened = self._opened(saved)
         for part, content in saved.parts.items():
             for rank, clock in enumerate(worker.clock for worker in saved.workers):
-                if content.next[rank] > clock:
+                if content.next[rank] > clock + ((rank, part) in opened):
                     raise Broken(
                         "not one cut",
                         f"cut {saved.cut}: part {part} holds worker {rank}'s clocks below {content.next[rank]}, its clock is {clock}",
@@ -168,13 +185,18 @@ class Promises:
                     )
         else:
             for rank in range(len(saved.workers)):
-                if len({content.next[rank] for content in saved.parts.values()}) > 1:
-                    held = {part: content.next[rank] for part, content in saved.parts.items()}
+                held = {part: content.next[rank] - ((rank, part) in opened) for part, content in saved.parts.items()}
+                if len(set(held.values())) > 1:
                     raise Broken("not one cut", f"cut {saved.cut}: of worker {rank} the parts hold {held}")
         for rank, blob in saved.records.items():
             clock, at = read_record(blob)[0], saved.workers[rank].clock
             if clock > at or (clock != at and saved.mode in ("sync", "local", "async", "bounded") and blob != saved.initial):
                 raise Broken("not one cut", f"cut {saved.cut}: worker {rank}'s record is of clock {clock}, the cut of {at}")
+
+    def _opened(self, saved: Saved) -> set[tuple[int, int]]:
+        """(rank, part) of pushes of an open clock: a worker died in the middle of it, and the table tells which parts have it."""
+        rows = [(shard, int(rank), row["open"]) for shard, table in saved.tables.items() for rank, row in table.items() if row["open"]]
+        return {(rank, self.world.owned(shard)[position]) for shard, rank, positions in rows for position in positions}
 
     def tell(self, view: int, step: int, saved: Saved | None) -> None:
         """Somebody outside was told that this checkpoint is durable."""
@@ -184,11 +206,14 @@ class Promises:
             self.durable = saved
         self.told = (view, step)
 
-    def chosen(self, saved: Saved, view: int, by: str) -> None:
-        """A coordinator has chosen what to go on from."""
-        self.sources.setdefault(view, self.world.kernel.now)
+    def found(self, saved: Saved, view: int) -> None:
+        """A coordinator finds a checkpoint."""
         if saved.final and self.final is None:
             self.finished(saved, view << 20)
+
+    def chosen(self, saved: Saved, view: int, by: str) -> None:
+        """A coordinator goes on from a checkpoint."""
+        self.sources.setdefault(view, self.world.kernel.now)
         if saved.name in self.zombies:
             raise Broken("a zombie's commit was adopted", f"{by} goes on from {saved.name} of {saved.writer}")
         durable = self.durable
@@ -235,6 +260,15 @@ class Promises:
         saved = self.final
         if saved is None:
             raise Broken("complete without an end", "shard 0 ended well and no final checkpoint was committed")
+
+    def superseded(self, shard: Any, claimed: int) -> None:
+        """A coordinator whose successor has claimed a higher view ends, wherever it can read that."""
+        volume, now = self.world.volume, self.world.kernel.now
+        hindered = shard.frozen or not shard.up or volume.slow or volume.ill or shard.coordinator.machine.recovery.view >= claimed
+        if not shard.alive or hindered:
+            self._superseded.pop(shard.pod, None)
+        elif now - self._superseded.setdefault(shard.pod, now) > SUPERSEDED_SECONDS:
+            raise Broken("a superseded coordinator stays", f"{shard.pod} lives on, and view {claimed} is claimed")
 
     def tidy(self) -> None:
         """Files of cuts that came to nothing do not pile up."""

@@ -33,11 +33,11 @@ def run(plan: Plan, traced: bool = False) -> Outcome:
     broken, detail = None, ""
     try:
         world.begin()
-        kernel, planner = world.kernel, world.planner
+        kernel, planner, patience = world.kernel, world.planner, plan.patience
 
         def over() -> bool:
-            late = kernel.now > world.quiet_at + plan.patience or kernel.steps > MOST_EVENTS
-            return planner.complete or planner.failed is not None or late
+            late = kernel.now > world.quiet_at + patience or kernel.steps > MOST_EVENTS
+            return late or planner.complete or planner.failed is not None
 
         kernel.run(over, 1e9)
         if planner.failed is not None:

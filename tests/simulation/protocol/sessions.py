@@ -132,6 +132,7 @@ class SimSession:
         self.generation = store.generation
         if not store.admission.meet(self.rank, self.incarnation):
             raise WireError(f"worker {self.rank}: a newer process of this rank is here; this one is fenced")
+        self.shard.world.promises.met(self.shard.pod, self.rank, self.incarnation)
         if store.phase is not Phase.SERVING or not (self.hello.get("fresh") or 0 < attempt < store.attempt) or not store.admission.owned:
             return
         check_acked(store, self.rank, acked)
@@ -182,6 +183,8 @@ class SimSession:
             raise Closed
         if kind is Kind.PUSH or kind is Kind.ROW_PUSH:
             verdict = store.push(header, shard.cell(header), Value(body), self, self.generation)
+            if verdict is Verdict.ADMIT:
+                shard.world.promises.admitted(shard.pod, self.rank, self.incarnation)
             if verdict is Verdict.GAP:
                 raise WireError(f"worker {self.rank} pushed clock {header.clock} of part {header.block}, "
                                 f"complete are {store.admission.rows[self.rank].complete}")  # fmt: skip

@@ -149,7 +149,7 @@ class SimShard(Process):
     def order(self, body: Mapping[str, Any], stream: int | None) -> None:
         """An order of the coordinator."""
         self.world.count("order", str(body.get("do")))
-        if body.get("do") != "nothing":
+        if self.kernel.traced is not None and body.get("do") != "nothing":
             self.trace(f"is ordered {json.dumps(body)[:300]}")
         try:
             order = orders.read(body)
@@ -207,7 +207,7 @@ class SimShard(Process):
         self._numbers += 1
         session = SimSession(self, end, header, hello, self._numbers)
         old = self.sessions.get(session.rank)
-        if old is not None and old.incarnation > session.incarnation and not old.done:
+        if self.outdated(session, old):
             session.refuse(WireError(f"worker {session.rank}: a newer process of this rank is here; this one is fenced"))
             return
         self.sessions[session.rank] = session
@@ -217,6 +217,10 @@ class SimShard(Process):
             self.coordinator.hello(session)
         else:
             session.admit(self.clock())
+
+    def outdated(self, session: SimSession, old: SimSession | None) -> bool:
+        """Is a newer process of its rank here?"""
+        return old is not None and old.incarnation > session.incarnation and not old.done
 
     def session_over(self, session: SimSession) -> None:
         """A worker's stream has ended."""

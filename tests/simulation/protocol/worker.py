@@ -36,6 +36,8 @@ class SimWorker(Process):
         self.mode = world.mode_of(world.planner.mode)
         self.links: list[SimLink] = []
         self.life = 0
+        self.dies_in: int | None = None
+        """It is killed in its next push, after so many parts of that."""
         self._stopping = False
         self._begin(world.plan.starts)
 
@@ -216,16 +218,20 @@ class SimWorker(Process):
         self.cursor += 1
         self.world.promises.stepped(self)
         yield from self._ask(
-            lambda part: self._of(part, Kind.PUSH, Kind.ROW_PUSH, clock=machine.clock, version=self.versions.get(part, (0, 0)))
+            lambda part: self._of(part, Kind.PUSH, Kind.ROW_PUSH, clock=machine.clock, version=self.versions.get(part, (0, 0))),
+            self.dies_in,
         )
         machine.clock += 1
 
-    def _ask(self, make: Callable[[int], Header]) -> Script:
+    def _ask(self, make: Callable[[int], Header], dies_in: int | None = None) -> Script:
         parts = self.world.parts()
         for link in self.links:
             link.requests.unsent = len(self.world.owned(link.index))
-        for part in parts:
+        for part in parts[:dies_in]:
             self.links[self.world.owner(part)].ask(make(part))
+        if dies_in is not None:
+            self.kill()
+            yield 0.0  # nothing follows in a dead process
         yield from self._wait(lambda: not any(link.requests.outstanding for link in self.links), "the shards' answer")
 
     def _record(self) -> bytes:

@@ -11,7 +11,7 @@ from psjob import modes
 from psjob.layout.blocks import Layout, TensorSpec, assign
 from psjob.modes import ServedMode
 from psjob.tables import TableSpec
-from tests.simulation.protocol import faults
+from tests.simulation.protocol import faults, records
 from tests.simulation.protocol.faults import Fault
 from tests.simulation.protocol.kernel import Kernel
 from tests.simulation.protocol.network import Network
@@ -140,6 +140,9 @@ class World:
         """The planner reads shard 0's status, and somebody looks at the volume."""
         self.promises.tidy()
         shard = self.shards[0]
+        for older in self.named["shard", 0]:
+            if older is not shard:
+                self.promises.superseded(older, records.highest_claim(self.volume))
         if shard.alive and not shard.frozen and shard.pod not in self.planner.cut_off:
             shard.polled()
 

@@ -55,7 +55,8 @@ class Manifest:
     blocks: tuple[BlockPlace, ...]
     files: tuple[FileFact, ...]
     workers: Mapping[str, Mapping[str, Any]]
-    """By rank, from 0: clock, start, rewinds, and leftAt, which is None where it has not left."""
+    """By rank, from 0: clock, start, rewinds, leftAt, which is None where it has not left, and `record` where its resume record is of
+    an older clock: that clock."""
     tables: Mapping[str, FileFact] = field(default_factory=dict)
     """By shard: the file that tells what it had taken of each worker (psjob.checkpoint.admission)."""
     counters: Mapping[str, Any] = field(default_factory=dict)
@@ -317,7 +318,8 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
 def _columns(workers: Mapping[str, Mapping[str, Any]]) -> dict[str, list[int | None]]:
     """Workers by column, ranks in order: a manifest of thousands of them stays small."""
     rows = [workers[str(rank)] for rank in range(len(workers))]
-    return {
+    older = {"record": [row.get("record") for row in rows]} if any(row.get("record") is not None for row in rows) else {}
+    return older | {
         "clock": [row["clock"] for row in rows],
         "start": [row.get("start", 0) for row in rows],
         "rewinds": [row.get("rewinds", 0) for row in rows],
@@ -327,11 +329,12 @@ def _columns(workers: Mapping[str, Mapping[str, Any]]) -> dict[str, list[int | N
 
 def _workers(columns: Mapping[str, Any]) -> dict[str, dict[str, int | None]]:
     clocks, starts, rewinds, left = (columns[key] for key in ("clock", "start", "rewinds", "leftAt"))
+    records = columns.get("record") or [None] * len(clocks)
     return {
         str(rank): {
             "clock": _count(clock), "start": _count(start), "rewinds": _count(again), "leftAt": None if gone is None else _count(gone),
-        }
-        for rank, (clock, start, again, gone) in enumerate(zip(clocks, starts, rewinds, left, strict=True))
+        } | ({} if record is None else {"record": _count(record)})
+        for rank, (clock, start, again, gone, record) in enumerate(zip(clocks, starts, rewinds, left, records, strict=True))
     }  # fmt: skip
 
 

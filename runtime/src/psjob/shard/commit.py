@@ -181,7 +181,9 @@ class DiskWork:
         blocks = tuple(block for _, part in sorted(parts.items()) for block in part.blocks)
         specs = [TableSpec.from_json(spec) for spec in job.tables]
         workers = {
-            str(rank): {"clock": w.clock, "start": w.start, "rewinds": w.rewinds, "leftAt": w.left} for rank, w in enumerate(job.workers)
+            str(rank): {"clock": w.clock, "start": w.start, "rewinds": w.rewinds, "leftAt": w.left}
+            | ({} if w.record is None else {"record": w.record})
+            for rank, w in enumerate(job.workers)
         }
         return Manifest(
             run=self.place.run, view=job.view, step=job.step, mode=job.mode, final=job.final, created=time.time(), layout=job.layout,
@@ -248,7 +250,7 @@ def row_places(parts: Mapping[int, ShardPart], specs: Sequence[TableSpec], newes
 def facts_of(folder: Path, made: Manifest) -> CheckpointFacts:
     """A manifest as the machine knows it."""
     workers = tuple(
-        WorkerFacts(int(w["clock"]), int(w["start"]), int(w["rewinds"]), w["leftAt"])
+        WorkerFacts(int(w["clock"]), int(w["start"]), int(w["rewinds"]), w["leftAt"], w.get("record"))
         for w in (made.workers[str(rank)] for rank in range(len(made.workers)))
     )
     tables = () if made.rows is None else tuple(spec.to_json() for spec in made.rows.specs)

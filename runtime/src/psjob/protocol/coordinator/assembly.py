@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from psjob.protocol.coordinator.actions import CommitCut
 from psjob.protocol.coordinator.cuts import Cut
 from psjob.protocol.coordinator.events import CutWritten
 from psjob.protocol.coordinator.job import WorkerFacts
+from psjob.protocol.coordinator.members import Member
 
 if TYPE_CHECKING:
     from psjob.protocol.coordinator.machine import Coordinator
@@ -31,11 +33,10 @@ def assemble(c: Coordinator, cut: Cut) -> CommitCut:
     step = min(live) if live else max(clocks.values())
     if cut.clocks is not None:
         step = max((part.furthest for part in cut.written.values()), default=0)  # updates, whoever made them
-    records = {}
-    for rank, worker in enumerate(workers):
-        at = worker.clock if cut.clocks is None else members[rank].newest(worker.clock)
-        if worker.left is None and at is not None and at in members[rank].records:
-            records[rank] = members[rank].records[at]
+    taken = {rank: at for rank, worker in enumerate(workers) if (at := _record(members[rank], worker, cut)) is not None}
+    records = {rank: members[rank].records[at] for rank, at in taken.items()}
+    older = {rank: at for rank, at in taken.items() if at != workers[rank].clock}
+    workers = tuple(replace(worker, record=older.get(rank)) for rank, worker in enumerate(workers))
     unrecorded = len(live) > len(records)
     initial = step == 0 or (unrecorded and cut.clocks is not None)
     return CommitCut(
@@ -43,6 +44,12 @@ def assemble(c: Coordinator, cut: Cut) -> CommitCut:
         workers, {shard: part.content for shard, part in sorted(cut.written.items())}, records, recovery.initial if initial else b"",
         _buffers(c, workers[0].clock), recovery.aliases,
     )  # fmt: skip
+
+
+def _record(member: Member, worker: WorkerFacts, cut: Cut) -> int | None:
+    """The clock of the record that is saved of a worker: in a decided mode the newest that is not beyond its clock."""
+    at = worker.clock if cut.clocks is None else member.newest(worker.clock)
+    return at if worker.left is None and at in member.records else None
 
 
 def _clocks(c: Coordinator, written: Mapping[int, CutWritten]) -> dict[int, int]:

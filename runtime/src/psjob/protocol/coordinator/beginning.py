@@ -20,7 +20,8 @@ class Beginning:
 
     def __init__(self, recovery: Recovery) -> None:
         self.recovery = recovery
-        self._setup = 0
+        # Above every number that an earlier coordinator gave: a shard may still answer a set-up of that one.
+        self._setup = recovery.view << 20
         self._asked_of = -1
         """The stream that was asked for the run's first values."""
 

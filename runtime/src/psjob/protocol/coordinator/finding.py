@@ -40,7 +40,8 @@ class Finding:
         self._damaged: dict[str, str] = {}
         """By manifest's name, why it is not taken any more."""
         self._failed: dict[str, int] = {}
-        self._swept = False
+        self._from: tuple[int, int] | None = None
+        """View and step of an earlier coordinator's checkpoint that this one has gone on from."""
 
     def tick(self, now: float) -> None:
         """Try again what failed."""
@@ -135,8 +136,19 @@ class Finding:
             self._none(why)
         elif recovery.reads_records() and not self._records:
             self.look()
+        elif self._comes_late(found):
+            self._damaged[found.name] = f"checkpoint {found.name} is passed over: its coordinator had a successor when it was committed"
+            self.look()
         else:
             recovery.restore_from(found, event.records or {}, event.initial)
+
+    def _comes_late(self, found: CheckpointFacts) -> bool:
+        """Did an earlier coordinator commit it after this one had gone on from another? What it holds is undone on other shards."""
+        job = self.recovery.c.job
+        if found.folder != job.folder or found.view >= job.view:
+            return False
+        self._from = self._from or (found.view, found.step)
+        return (found.view, found.step) > self._from
 
     def _begin(self, found: CheckpointFacts | None, why: str) -> None:
         """The first look: it says what the job is."""

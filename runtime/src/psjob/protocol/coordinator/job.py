@@ -50,6 +50,8 @@ class WorkerFacts:
     start: int = 0
     rewinds: int = 0
     left: int | None = None
+    record: int | None = None
+    """The clock of its resume record, where that is older than `clock`; else None."""
 
 
 @dataclass(frozen=True)

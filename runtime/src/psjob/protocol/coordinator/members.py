@@ -126,7 +126,8 @@ class Members:
             member.clock, member.left_at = entry.clock, entry.left
             member.state = State.LEFT if entry.left is not None else (State.LOST if member.state is State.LEFT else member.state)
             member.incarnation = max(member.incarnation, (entry.start, entry.rewinds))
-            member.records = {member.clock: records[rank]} if rank in records else {}
+            at = entry.clock if entry.record is None else entry.record
+            member.records = {at: records[rank]} if rank in records else {}
         self.alive = len(self.live())
         self.missing = {m.rank for m in self.live() if not m.here}
 

@@ -308,7 +308,7 @@ class Recovery:
         self.restores += 0 in self.only
         saved = found.workers
         if found.run != c.job.run:  # another run's processes say nothing about this one's
-            saved = tuple(type(worker)(worker.clock, left=worker.left) for worker in saved)
+            saved = tuple(type(worker)(worker.clock, left=worker.left, record=worker.record) for worker in saved)
         self.lay_out(found.layout)
         self.tables, self.rule, self.aliases = found.tables, found.rule, found.aliases
         self.initial = initial or self.initial

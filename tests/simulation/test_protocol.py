@@ -1,0 +1,80 @@
+"""The protocol by seed: every promise holds in every mode, a seed is one history, and a failing one becomes short."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.protocol.cli import Total, main, outcomes
+from tests.simulation.protocol.mutants import ISSUED, OWN, found_at, with_mutant
+from tests.simulation.protocol.plan import MODES, draw
+from tests.simulation.protocol.run import Outcome, run
+from tests.simulation.protocol.shrink import shrink
+
+EACH = 25
+"""Seeds a mode in one turn."""
+MOST_SEEDS = 2_000
+"""So many seeds find every mutant."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_promises_hold_in_every_mode(mode: str) -> None:
+    broken = {o.plan.seed: f"{o.broken}: {o.detail[:500]}" for o in outcomes(range(EACH), mode, jobs=1) if o.broken}
+    assert not broken, f"replay with: python -m tests.simulation --mode {mode} --replay SEED"
+
+
+def test_a_seed_is_one_history() -> None:
+    """In this process, and in one with another seed of hashes."""
+    code = "from tests.simulation.protocol import plan, run; print('\\n'.join(run.run(plan.draw(7), traced=True).trace))"
+    root = str(Path(__file__).parents[2])
+    hashes = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    env = {**os.environ, "PYTHONHASHSEED": hashes, "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), root])}
+    other = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True, timeout=120, text=True)
+    here = run(draw(7), traced=True).trace
+    assert len(here) > 50 and other.stdout.splitlines() == here
+
+
+def small(seed: int) -> Outcome:
+    """A seed that breaks a promise, made short."""
+    made = run(draw(seed))
+    assert made.broken is not None and (made.plan.workers > 2 or made.plan.shards > 2)
+    return shrink(made)
+
+
+def test_a_broken_promise_is_made_short() -> None:
+    short = with_mutant("a commit does not wait for one shard", small, 0)
+    assert short.broken == "not one cut"
+    assert (short.plan.workers, short.plan.shards, short.plan.faults) == (2, 2, ())
+    assert any("commits manifest" in line for line in short.trace)
+
+
+def test_the_last_line_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "3", "--jobs", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("3 seeds in ")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_ten_thousand_seeds() -> None:
+    began, total = time.perf_counter(), Total()
+    for outcome in outcomes(range(10_000), None, jobs=min(2, os.cpu_count() or 1)):
+        total.add(outcome)
+        assert outcome.broken is None, f"seed {outcome.plan.seed}: {outcome.broken}: {outcome.detail[:2000]}"
+    seconds = time.perf_counter() - began
+    print(total.words(seconds))
+    assert seconds <= 600.0
+    assert len(total.pairs) >= 150
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", [*ISSUED, *OWN])
+def test_a_mutant_is_found(name: str) -> None:
+    found = found_at(name, range(MOST_SEEDS))
+    print(f"{name}: {found}")
+    assert found is not None, f"no seed below {MOST_SEEDS} finds it"
