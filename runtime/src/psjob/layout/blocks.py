@@ -21,8 +21,11 @@ EDGE: Final = 64
 PAGE_BYTES: Final = 4096
 """Large blocks of one tensor are multiples of it, so that the tensor can lie in pages of several shards in one piece."""
 SPREAD: Final = 8
-"""A small model is cut in about so many blocks: several shards have work, and a step is still few frames."""
-SMALLEST_BYTES: Final = 1024
+"""A model that does not fill so many large blocks is cut in about so many: several shards have work, and a step is still few frames."""
+MODEST_BYTES: Final = 64 << 10
+"""A block of less costs more by its headers than by its bytes. A model of less than two of these is cut in about two."""
+SMALLEST_BYTES: Final = 4096
+"""A model of at most so many bytes is one block, of one shard."""
 MAX_TENSORS: Final = 100_000
 MAX_NAME: Final = 512
 MAX_DIMS: Final = 32
@@ -96,8 +99,7 @@ class Layout:
         """Cut `table` in blocks of at most `limit_bytes` (64 elements where that is more). Raises ValueError on a bad table."""
         rows = tuple(table)
         check_table(rows)
-        total = sum(spec.nbytes for spec in rows)
-        limit = min(limit_bytes, max(SMALLEST_BYTES, -(-total // SPREAD)))
+        limit = min(limit_bytes, _usual(sum(spec.nbytes for spec in rows)))
         drafts: list[_Draft] = []
         shared: dict[tuple[str, int], _Draft] = {}
         for index, spec in enumerate(rows):
@@ -232,6 +234,11 @@ class _Draft:
     def add(self, tensor: int, start: int, length: int) -> None:
         self.pieces.append(Piece(tensor, start, self.length, length))
         self.length += length
+
+
+def _usual(total: int) -> int:
+    """How large a block of a model of `total` bytes may be, in bytes, where no limit is lower."""
+    return max(SMALLEST_BYTES, min(MODEST_BYTES, -(-total // 2)), -(-total // SPREAD))
 
 
 def _edge(cap: int, dtype: str) -> int:
