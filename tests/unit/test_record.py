@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from psjob.process.errors import Refused
 from psjob.resume import record, tagged
+from psjob.resume.generators import Generators, generators
 
 keys = st.text(max_size=4) | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text(max_size=2))
 KINDS = [torch.float32, torch.device("cpu"), torch.Size([2, 3])]
@@ -122,6 +124,29 @@ def test_generators_buffers_cursor_and_numbers_come_back() -> None:
     assert all(torch.equal(b, buffers[name]) for name, b in m.named_buffers())
     assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.1)
     assert optimizer.param_groups[0]["betas"] == (0.8, 0.9)
+
+
+def test_records_packed_one_after_another_are_those_packed_alone() -> None:
+    m = model()
+    optimizer, packer, states = torch.optim.SGD(m.parameters(), lr=0.1), record.RecordPacker(), Generators()
+    draws = [lambda: 0, lambda: 0, random.random, lambda: torch.rand(3), numpy.random.rand, lambda: m(torch.rand(4, 6)), lambda: 0]
+    for step, draw in enumerate(draws):
+        draw()
+        optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
+        held = {"x": Holder([torch.arange(step % 3), step])}
+        blob = packer.pack(record.capture({"round": step}, step, m, held, optimizer, rng=states.states()))
+        assert blob == record.pack(record.capture({"round": step}, step, m, held, optimizer))
+        kept = record.unpack(blob)
+        assert (kept.step, kept.stateful["x"][1]) == (step, step) and tagged.differences(kept.rng, generators()) == []
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: torch.rand(1), numpy.random.rand])
+def test_states_of_generators_are_new_only_where_one_has_drawn(draw: Callable[[], object]) -> None:
+    states = Generators()
+    first = states.states()
+    assert states.states() is first
+    draw()
+    assert states.states() is not first and tagged.differences(states.states(), generators()) == []
 
 
 def test_a_record_without_cursor() -> None:

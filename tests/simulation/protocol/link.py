@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from psjob.modes import written
+from psjob.protocol.recorddelta import RecordsOnStream
 from psjob.protocol.records import RecordId, RecordIn
 from psjob.protocol.worker import events as e
 from psjob.wire.frame import Flag, Header, Kind
@@ -29,6 +30,7 @@ class SimLink:
         self.requests = self.state.requests
         self.record = RecordIn()
         self.end: End | None = None
+        self._records = RecordsOnStream()
         self._last = 0.0
 
     def dial(self, seconds: float) -> None:
@@ -47,6 +49,16 @@ class SimLink:
             if header.kind in PUSHES:
                 body, size = self.worker.values[self._part(header)], PUSH_BYTES
             self.end.send((header._replace(view=self.worker.machine.view, attempt=self.state.attempt), body), size)
+
+    def send_record(self, header: Header, record: bytes) -> None:
+        """Send a record as what it changes of the one before on this stream, where the link is up."""
+        if self.state.welcomed and self.end is not None:
+            delta = self._records.delta(record)
+            if delta is None:
+                self.send(header, record, len(record))
+            else:
+                body = header._replace(kind=Kind.RECORD_DELTA, part=delta.begin, version=(delta.crc, delta.size))
+                self.send(body, delta.data, len(delta.data))
 
     def tick(self, now: float) -> None:
         """Where something is owed and nothing comes, the stream counts as dead."""
@@ -74,7 +86,7 @@ class SimLink:
         if end is None:
             worker.after(0.05, self._not_found)
             return
-        self.end, self._last = end, worker.clock()
+        self.end, self._last, self._records = end, worker.clock(), RecordsOnStream()
         end.heard, end.ended = self._heard, self._ended
         end.send((worker.header(Kind.HELLO, attempt=self.state.attempt), self._hello()), 200)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from psjob.modes import written
+from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
 from psjob.protocol.records import PIECE, RecordId
 from psjob.shard.admission import Verdict
 from psjob.shard.cell import Waiter
@@ -33,6 +34,7 @@ class SimSession:
     def __init__(self, shard: SimShard, end: End, header: Header, hello: Mapping[str, Any], number: int) -> None:
         self.shard, self.store, self.end, self.hello, self.number = shard, shard.store, end, hello, number
         self.rank, self.incarnation = header.worker, (header.start, header.rewinds)
+        self.records = RecordsOnStream()
         self.welcomed = self.admitted = False
         self.generation = -1
         self.told = shard.clock()
@@ -203,6 +205,15 @@ class SimSession:
                 store.leave(self.rank, header.clock)
                 shard.left(self.rank)
                 shard.to_coordinator(self, header, body)
+        elif kind is Kind.RECORD:
+            self.records.last = body
+            shard.to_coordinator(self, header, body)
+        elif kind is Kind.RECORD_DELTA:
+            try:
+                record = self.records.take(RecordDelta(header.part, *header.version, body))
+            except ValueError as error:
+                raise WireError(str(error)) from None
+            shard.to_coordinator(self, header._replace(kind=Kind.RECORD), record)
         elif kind is Kind.RECORD_PIECE:
             record = RecordId(header.clock, *header.version)
             count, whole = shard.records.take(self.rank, record, header.part, body)

@@ -131,7 +131,7 @@ class SimWorker(Process):
             case a.Send():
                 self.links[action.link].send(self.header(action.kind, clock=action.clock, request=action.request), action.body or {})
             case a.SendRecord():
-                self.links[0].send(self.header(Kind.RECORD, clock=action.clock), action.record, len(action.record))
+                self.links[0].send_record(self.header(Kind.RECORD, clock=action.clock), action.record)
             case a.SendPieces():
                 if not self._pumps:
                     self._pumps = True

@@ -18,6 +18,7 @@ from psjob.embeddings.rowtables import RowTables
 from psjob.process import config, supervise
 from psjob.process.errors import Refused, exit_refused, leave_message
 from psjob.resume import record
+from psjob.resume.generators import Generators
 from psjob.rules import optimizers
 from psjob.worker import exits, hooks, rewind
 from psjob.worker.ending import EXIT_OF, SessionEnd
@@ -72,6 +73,7 @@ class AttachedJob:
         """Steps (in mode local: rounds) made again without effect, from its record or its beginning to the job's clock."""
         self.cursor: dict[str, int] | None = None
         self.restored: record.ResumeRecord | None = None
+        self._packer, self._generators = record.RecordPacker(), Generators()
 
     def _data_path(self, overlap: bool) -> Overlap | None:
         session = self.session
@@ -88,7 +90,7 @@ class AttachedJob:
     # -- in and out ----------------------------------------------------------------------------
 
     def join(self) -> None:
-        self.carry_out(lambda: self.session.join(self.parameters, lambda: record.pack(self._capture(None)), self._hyperparameters()))
+        self.carry_out(lambda: self.session.join(self.parameters, lambda: self._record(None), self._hyperparameters()))
         if self.rounds is not None:
             self.rounds.begin()
         self.tables.bind(Carried(self.session.rows, self.carry_out))
@@ -130,7 +132,7 @@ class AttachedJob:
         if self.replay or (self.rounds is not None and self.rounds.open):
             self.carry_out(self.session.stir if self.replay else self.session.inside_round)
             return
-        self.carry_out(lambda: self.session.edge(lambda: record.pack(self._capture(cursor)), self.half is not None))
+        self.carry_out(lambda: self.session.edge(lambda: self._record(cursor), self.half is not None))
 
     def wait(self) -> None:
         """The model holds the weights of the last step when this returns."""
@@ -140,7 +142,7 @@ class AttachedJob:
 
     def leave(self) -> None:
         self._end_round()
-        self.carry_out(lambda: self.session.leave(lambda: record.pack(self._capture(self.cursor, last=True)), self.parameters))
+        self.carry_out(lambda: self.session.leave(lambda: self._record(self.cursor, last=True), self.parameters))
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -274,10 +276,11 @@ class AttachedJob:
         half: dict[str, Any] = {} if self.half is None else {f"{self.rule} (worker side)": self.half}
         return self.stateful | own | half
 
-    def _capture(self, cursor: dict[str, int] | None, last: bool = False) -> record.ResumeRecord:
-        """`last`: no push will follow, so the residuals of earlier ones are not needed again."""
+    def _record(self, cursor: dict[str, int] | None, last: bool = False) -> bytes:
+        """The record of this moment. `last`: no push will follow, so the residuals of earlier ones are not needed again."""
         wire = {} if last else self.session.exchange.compression.state()
-        return record.capture(cursor, self.session.clock, self.model, self._stateful(), self.optimizer, wire)
+        rng, clock = self._generators.states(), self.session.clock
+        return self._packer.pack(record.capture(cursor, clock, self.model, self._stateful(), self.optimizer, wire, rng))
 
 
 class _Own:

@@ -18,7 +18,7 @@ from torch.utils import data as torch_data
 from psjob.api import attach as attaching
 from psjob.embeddings.prefetch import Ahead
 from psjob.process.errors import Refused
-from psjob.resume import record
+from psjob.resume.generators import generators, put_generators
 
 
 def shard(loader: Any, prefetch: Callable[[Any], Any] | None = None) -> Iterator[Any]:
@@ -190,12 +190,12 @@ class _Seeded(torch_data.Dataset[Any]):
         if torch_data.get_worker_info() is not None and isinstance(indices, _Batch):
             _seed(indices.seed)
         elif self._apart and isinstance(indices, _Batch):  # when it is read must not show in what the script draws
-            kept = record.generators()
+            kept = generators()
             _seed(indices.seed)
             try:
                 return self._fetch(indices)
             finally:
-                record.put_generators(kept)
+                put_generators(kept)
         return self._fetch(indices)
 
     def _fetch(self, indices: list[int]) -> list[Any]:

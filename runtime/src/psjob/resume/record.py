@@ -7,9 +7,7 @@ was given to `attach`. As bytes it is JSON with tags and a safetensors part: not
 from __future__ import annotations
 
 import json
-import random
 import struct
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,11 +18,13 @@ from psjob.checkpoint import safetensors
 from psjob.layout import memory
 from psjob.process.errors import Refused
 from psjob.resume import tagged
+from psjob.resume.generators import generators, put_generators
 
 MAGIC: Final = b"PSJR"
 FORMAT: Final = 1
 MAX_JSON: Final = 64 << 20
 MAX_BYTES: Final = 256 << 20
+_ENCODER: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 @dataclass
@@ -36,23 +36,24 @@ class ResumeRecord:
     buffers: dict[str, torch.Tensor]
     stateful: dict[str, Any]
     groups: list[dict[str, Any]]
-    rng: dict[str, Any] = field(default_factory=dict)
+    rng: Mapping[str, Any] = field(default_factory=dict)
     wire: dict[str, Any] = field(default_factory=dict)
     """What the data path keeps from step to step: the residuals of encoded pushes, and the codecs taken."""
 
 
 def capture(
     cursor: Mapping[str, int] | None, step: int, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer,
-    wire: Mapping[str, Any] | None = None,
+    wire: Mapping[str, Any] | None = None, rng: Mapping[str, Any] | None = None,
 ) -> ResumeRecord:  # fmt: skip
-    """The record of this moment. It looks at the live tensors: `pack` it before training goes on."""
+    """The record of this moment; `rng` holds the generators' states, None: they are asked. It looks at the live tensors: `pack` it before
+    training goes on."""
     return ResumeRecord(
         cursor=None if cursor is None else dict(cursor),
         step=step,
         buffers={name: buffer.detach() for name, buffer in model.named_buffers()},
         stateful={name: thing.state_dict() for name, thing in stateful.items()},
         groups=[{key: value for key, value in group.items() if _is_number(value)} for group in optimizer.param_groups],
-        rng=generators(),
+        rng=generators() if rng is None else rng,
         wire=dict(wire or {}),
     )
 
@@ -110,11 +111,49 @@ def verify_round_trip(stateful: Mapping[str, Any]) -> list[str]:
 
 def pack(record: ResumeRecord) -> bytes:
     """One blob: magic, format, length of the JSON, JSON, safetensors. Raises Refused where a value cannot be kept."""
-    body, tensors = encode(record)
-    blob = b"".join([MAGIC, struct.pack("<IQ", FORMAT, len(body)), body, _write_tensors(list(tensors.values()))])
-    if len(blob) > MAX_BYTES:
-        raise Refused(f"the resume record has {len(blob)} bytes, at most {MAX_BYTES}: keep less in buffers and in what attach is given")
-    return blob
+    return RecordPacker().pack(record)
+
+
+class RecordPacker:
+    """Packs one record after another. Generators that are the same object as in the one before are not encoded again."""
+
+    def __init__(self) -> None:
+        self._rng: Mapping[str, Any] | None = None
+        self._json = ""
+        self._tensors: list[torch.Tensor] = []
+        self._raw = b""
+        self._specs: list[tuple[str, str, tuple[int, ...]]] = []
+        self._header, _ = safetensors.make_header([])
+
+    def pack(self, record: ResumeRecord) -> bytes:
+        """As the function: the same bytes."""
+        if record.rng is not self._rng:
+            tensors: list[torch.Tensor] = []
+            self._json = _dumps(record.rng, tensors, "rng")
+            self._rng, self._tensors, self._raw = record.rng, tensors, b"".join(memory.view(t) for t in _plain(tensors))
+        tensors = list(self._tensors)
+        rest = {
+            "cursor": record.cursor, "step": record.step, "buffers": record.buffers, "stateful": record.stateful,
+            "groups": record.groups, "wire": record.wire,
+        }  # fmt: skip
+        body = f'{_dumps(rest, tensors)[:-1]},"rng":{self._json}}}'.encode()
+        plain = _plain(tensors[len(self._tensors) :])
+        data = (memory.view(tensor) for tensor in plain)
+        header = self._header_of([*self._tensors, *plain])
+        blob = b"".join([MAGIC, struct.pack("<IQ", FORMAT, len(body)), body, header, self._raw, *data])
+        if len(blob) > MAX_BYTES:
+            raise Refused(f"the resume record has {len(blob)} bytes, at most {MAX_BYTES}: keep less in buffers and in what attach is given")
+        return blob
+
+    def _header_of(self, tensors: Sequence[torch.Tensor]) -> bytes:
+        specs = [(str(i), str(t.dtype).removeprefix("torch."), tuple(t.shape)) for i, t in enumerate(tensors)]
+        if specs != self._specs:
+            try:
+                self._header, _ = safetensors.make_header(specs)
+            except ValueError as error:
+                raise Refused(f"a resume record cannot hold this: {error}") from None
+            self._specs = specs
+        return self._header
 
 
 def unpack(blob: bytes) -> ResumeRecord:
@@ -133,27 +172,8 @@ def unpack(blob: bytes) -> ResumeRecord:
     return decode(blob[16 : 16 + length], {str(index): tensor for index, tensor in enumerate(tensors)})
 
 
-def encode(record: ResumeRecord) -> tuple[bytes, dict[str, torch.Tensor]]:
-    """(JSON, tensors by the number that the JSON calls them by). Raises Refused where a value cannot be kept."""
-    tensors: list[torch.Tensor] = []
-    whole = {
-        "cursor": record.cursor,
-        "step": record.step,
-        "buffers": record.buffers,
-        "stateful": record.stateful,
-        "groups": record.groups,
-        "rng": record.rng,
-        "wire": record.wire,
-    }
-    try:
-        raw = json.dumps(tagged.encode(whole, tensors), allow_nan=False, separators=(",", ":")).encode()
-    except tagged.Unwritable as error:
-        raise Refused(str(error)) from None
-    return raw, {str(index): tensor for index, tensor in enumerate(tensors)}
-
-
 def decode(raw: bytes, tensors: Mapping[str, torch.Tensor]) -> ResumeRecord:
-    """The record that `encode` was given. Raises ValueError on anything else."""
+    """The record whose JSON is `raw`, with the tensors by the number that it calls them by. Raises ValueError on anything else."""
     try:
         whole = tagged.decode(json.loads(raw), [tensors[str(index)] for index in range(len(tensors))])
         made = ResumeRecord(
@@ -168,33 +188,6 @@ def decode(raw: bytes, tensors: Mapping[str, torch.Tensor]) -> ResumeRecord:
     return made
 
 
-def generators() -> dict[str, Any]:
-    """State of every random generator that a script may have drawn from."""
-    version, words, gauss = random.getstate()
-    found: dict[str, Any] = {"python": (version, torch.tensor(words, dtype=torch.int64), gauss), "torch": torch.get_rng_state()}
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        found["numpy"] = numpy.random.get_state(legacy=False)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found["cuda"] = torch.cuda.get_rng_state_all()
-    return found
-
-
-def put_generators(found: Mapping[str, Any]) -> None:
-    """Put back what `generators` gave."""
-    if "python" in found:
-        version, words, gauss = found["python"]
-        random.setstate((version, tuple(words.tolist()), gauss))
-    if "numpy" in found:
-        import numpy  # the script drew from it before
-
-        numpy.random.set_state(found["numpy"])
-    if "cuda" in found and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(found["cuda"][: torch.cuda.device_count()])
-    if "torch" in found:
-        torch.set_rng_state(found["torch"])
-
-
 def _is_number(value: object) -> bool:
     """A hyperparameter, as opposed to the parameters themselves, their names or a function."""
     if isinstance(value, tuple):
@@ -202,12 +195,21 @@ def _is_number(value: object) -> bool:
     return value is None or type(value) in (bool, int, float, str) or (isinstance(value, torch.Tensor) and value.dim() == 0)
 
 
-def _write_tensors(tensors: Sequence[torch.Tensor]) -> bytes:
-    plain = [tensor.detach().to("cpu").contiguous() for tensor in tensors]
+def _dumps(value: Any, tensors: list[torch.Tensor], path: str = "") -> str:
+    """JSON with tags; tensors are appended. Raises Refused where a value cannot be kept."""
     try:
-        header, _ = safetensors.make_header([(str(i), str(t.dtype).removeprefix("torch."), tuple(t.shape)) for i, t in enumerate(plain)])
-    except ValueError as error:
-        raise Refused(f"a resume record cannot hold this: {error}") from None
+        return _ENCODER.encode(tagged.encode(value, tensors, path))
+    except tagged.Unwritable as error:
+        raise Refused(str(error)) from None
+
+
+def _plain(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.detach().to("cpu").contiguous() for tensor in tensors]
+
+
+def _write_tensors(tensors: Sequence[torch.Tensor]) -> bytes:
+    plain = _plain(tensors)
+    header, _ = safetensors.make_header([(str(i), str(t.dtype).removeprefix("torch."), tuple(t.shape)) for i, t in enumerate(plain)])
     return b"".join([header, *(memory.view(tensor) for tensor in plain)])
 
 

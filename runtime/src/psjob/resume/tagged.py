@@ -69,6 +69,11 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
 def _encode(value: Any, tensors: list[torch.Tensor], path: str, depth: int) -> Any:
     if depth > DEPTH:
         raise Unwritable(f"{path[:60]}…: nested deeper than {DEPTH}, or it holds itself")
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"~float": repr(value)}
 
     def each(items: Any) -> list[Any]:
         return [_encode(item, tensors, f"{path}[{index}]", depth + 1) for index, item in enumerate(items)]
@@ -79,11 +84,6 @@ def _encode(value: Any, tensors: list[torch.Tensor], path: str, depth: int) -> A
             for key, item in items.items()
         ]
 
-    kind = type(value)
-    if value is None or kind in (bool, int, str):
-        return value
-    if kind is float:
-        return value if math.isfinite(value) else {"~float": repr(value)}
     if kind is list:
         return each(value)
     if kind is dict:

@@ -6,6 +6,7 @@ import threading
 import zlib
 from typing import TYPE_CHECKING
 
+from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
 from psjob.protocol.records import PIECE, RecordId, RecordIn
 from psjob.wire.frame import MAX_RECORD, Header, Kind, WireError
 
@@ -33,6 +34,25 @@ class RecordFrames:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._stream = RecordsOnStream()
+
+    def whole(self, header: Header) -> None:
+        """A RECORD of the worker. Raises WireError."""
+        record = bytes(self._session.stream.recv_body(header, MAX_RECORD))
+        self._stream.last = record if len(record) <= PIECE else None
+        self._session.to_coordinator(header, {}, record)
+
+    def delta(self, header: Header) -> None:
+        """A RECORD_DELTA of the worker. Raises WireError where it does not go with the record before."""
+        session, (crc, size) = self._session, header.version
+        data = bytes(session.stream.recv_body(header, PIECE))
+        if size > PIECE:
+            raise WireError(f"a record of {size} bytes in one frame; above {PIECE} it comes in pieces")
+        try:
+            record = self._stream.take(RecordDelta(header.part, crc, size, data))
+        except ValueError as error:
+            raise WireError(f"worker {session.rank}: {error}") from None
+        session.to_coordinator(header._replace(kind=Kind.RECORD, part=header.generation), {}, record)
 
     def piece(self, header: Header) -> None:
         """A RECORD_PIECE of the worker. Raises WireError where it is none that a coordinator takes."""

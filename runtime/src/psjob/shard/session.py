@@ -28,7 +28,7 @@ from psjob.shard.pending import Info, Received
 from psjob.shard.phase import Phase
 from psjob.shard.recordframes import RecordFrames
 from psjob.shard.rowframes import RowFrames
-from psjob.wire.frame import MAX_RECORD, ROW_KINDS, Flag, Header, Kind, WireError, dump
+from psjob.wire.frame import ROW_KINDS, Flag, Header, Kind, WireError, dump
 from psjob.wire.tcp import Stream, StreamClosed
 
 if TYPE_CHECKING:
@@ -273,7 +273,9 @@ class Session:
                 self.server.control.left(self.rank)
                 self.to_coordinator(header, {})
         elif kind is Kind.RECORD:
-            self.to_coordinator(header, {}, bytes(self.stream.recv_body(header, MAX_RECORD)))
+            self.records.whole(header)
+        elif kind is Kind.RECORD_DELTA:
+            self.records.delta(header)
         elif kind is Kind.RECORD_PIECE:
             self.records.piece(header)
         elif kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP, Kind.STIRRED):

@@ -75,6 +75,11 @@ class Kind(IntEnum):
     """The worker's script has made a step that pushes nothing: an inner one of mode local, or one that its record makes it make again."""
     HUNG = 28
     """To a worker: others have waited too long for its step; it writes down where it stands, and ends."""
+    RECORD_DELTA = 29
+    """To the coordinator: a resume record as what it changes of the one that this stream brought before, by RECORD or RECORD_DELTA.
+
+    The payload stands between the first `part` bytes of that one and its end; crc32 and size of the record are `version`, and the other
+    fields are as in RECORD_PIECE."""
     LOOKUP = 40
     """Ids of a table (raw int64, ascending) whose rows are wanted at `version` or later; none: only the word that it is reached."""
     ROWS = 41

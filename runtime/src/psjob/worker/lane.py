@@ -14,7 +14,8 @@ import torch
 
 from psjob.layout import memory
 from psjob.process import supervise
-from psjob.wire.frame import Header, WireError
+from psjob.protocol.recorddelta import RecordsOnStream
+from psjob.wire.frame import Header, Kind, WireError
 from psjob.wire.tcp import Stream, StreamClosed
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class WorkerLane:
         self._out: queue.PriorityQueue[tuple[int, int, Header | None]] = queue.PriorityQueue()
         self._count = itertools.count()
         self._threads: list[threading.Thread] = []
+        self._records = RecordsOnStream()
+        self._recording = threading.Lock()
 
     @cached_property
     def landing(self) -> Packs:
@@ -65,6 +68,16 @@ class WorkerLane:
             self.stream.send(self.link.dated(header), memory.view(payload) if isinstance(payload, torch.Tensor) else payload or b"")
         except StreamClosed:
             pass
+
+    def send_record(self, header: Header, record: bytes, idle: tuple[int, int]) -> None:
+        """As `send`, of a resume record of at most a piece: what it changes of the one before on this stream. `idle` as in AtEdge."""
+        with self._recording:
+            delta = self._records.delta(record)
+            if delta is None:
+                self.send(header._replace(kind=Kind.RECORD, part=idle[0], request=idle[1]), record)
+            else:
+                told = header._replace(kind=Kind.RECORD_DELTA, part=delta.begin, version=(delta.crc, delta.size))
+                self.send(told._replace(generation=idle[0], request=idle[1]), delta.data)
 
     def send_control(self, header: Header, raw: bytes) -> None:
         """As `send`, of a control body."""

@@ -105,6 +105,12 @@ class ShardLink:
         if self.welcomed and lanes:
             lanes[0].send(header, payload)
 
+    def send_record(self, header: Header, record: bytes, idle: tuple[int, int]) -> None:
+        """As `send`, of a resume record of at most a piece."""
+        lanes = self.lanes
+        if self.welcomed and lanes:
+            lanes[0].send_record(header, record, idle)
+
     def send_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
         """As `send`, of a payload that lies in several places."""
         lanes = self.lanes

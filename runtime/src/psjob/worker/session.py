@@ -231,8 +231,7 @@ class WorkerSession:
                 else:
                     self.links[action.link].send_json(header, action.body)
             case a.SendRecord():
-                header = self.header(Kind.RECORD, clock=action.clock, part=action.idle[0], request=action.idle[1])
-                self.links[0].send(header, action.record)
+                self.links[0].send_record(self.header(Kind.RECORD, clock=action.clock), action.record, action.idle)
             case a.SendPieces():
                 self.records.begin()
             case a.SendHyperparameters():
