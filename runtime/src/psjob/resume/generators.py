@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ def generators() -> dict[str, Any]:
     return Generators().states()
 
 
-def put_generators(found: dict[str, Any]) -> None:
+def put_generators(found: Mapping[str, Any]) -> None:
     """Put back what `generators` gave."""
     if "python" in found:
         version, words, gauss = found["python"]
