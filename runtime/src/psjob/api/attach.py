@@ -67,7 +67,9 @@ class AttachedJob:
             raise Refused(
                 f"overlap=True sends gradients as they are; training.updateRule {self.rule} changes them first; attach without it"
             )
-        self.overlap = self._data_path(overlap)
+        self.overlap: Overlap | None = None
+        self.session.on_layout = lambda: self._data_path(overlap)
+        self._data_path(overlap)
         self.session.exchange.compression.check(0 if self.half is None else self.half.nbytes)
         self.replay = 0
         """Steps (in mode local: rounds) made again without effect, from its record or its beginning to the job's clock."""
@@ -75,17 +77,15 @@ class AttachedJob:
         self.restored: record.ResumeRecord | None = None
         self._packer, self._generators = record.RecordPacker(), Generators()
 
-    def _data_path(self, overlap: bool) -> Overlap | None:
+    def _data_path(self, overlap: bool) -> None:
         session = self.session
         device = next((p.device for p in self.parameters if p.is_cuda), torch.device("cpu"))
         if overlap:
             apart = frozenset(row for row, p in enumerate(self.parameters) if id(p) in self.tables.anchors)
-            made = Overlap(session, self.parameters, hooks.tree_of(self.model, self.parameters), Staging(session.layout, device), apart)
-            session.exchange = made
-            return made
-        if device.type == "cuda":
+            tree = hooks.tree_of(self.model, self.parameters)
+            session.exchange = self.overlap = Overlap(session, self.parameters, tree, Staging(session.layout, device), apart)
+        elif device.type == "cuda":
             session.exchange = Staged(session, Staging(session.layout, device))
-        return None
 
     # -- in and out ----------------------------------------------------------------------------
 

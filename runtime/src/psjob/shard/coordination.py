@@ -284,7 +284,8 @@ class Coordination:
         mode = str(hello.get("mode", written(self.machine.mode)))
         return Stream(
             number, session.rank, session.incarnation, bool(hello.get("fresh")), mode[:80], int(hello.get("recovery", 0)),
-            str(hello.get("rule"))[:80], table, tables, tuple(sorted((str(a), str(b)) for a, b in aliases.items())), problem,
+            str(hello.get("rule"))[:80], table, tables, tuple(sorted((str(a), str(b)) for a, b in aliases.items())),
+            str(hello.get("layout", ""))[:80], problem,
         )  # fmt: skip
 
     def _read_model(self, rank: int, hello: Mapping[str, Any]) -> tuple[tuple[TensorSpec, ...], tuple[Mapping[str, Any], ...], str | None]:

@@ -105,12 +105,6 @@ class ShardLink:
         if self.welcomed and lanes:
             lanes[0].send(header, payload)
 
-    def send_record(self, header: Header, record: bytes, idle: tuple[int, int]) -> None:
-        """As `send`, of a resume record of at most a piece."""
-        lanes = self.lanes
-        if self.welcomed and lanes:
-            lanes[0].send_record(header, record, idle)
-
     def send_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
         """As `send`, of a payload that lies in several places."""
         lanes = self.lanes
@@ -342,6 +336,8 @@ class ShardLink:
             owner = [int(shard) for shard in body.get("assignment", session.owner)]
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"WELCOME of shard {self.index} is not in shape: {error!r}") from None
+        if "blocks" in body and self.index == 0:
+            session.adopt(body["blocks"])
         if len(self.lanes) == 1 and not welcomed.init:
             self._open_lanes(lane, body)
         if self.index == 0:

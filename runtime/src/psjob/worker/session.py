@@ -25,7 +25,7 @@ from psjob.protocol.worker import events as e
 from psjob.protocol.worker.machine import Ending, WorkerMachine
 from psjob.tables import TableSpec
 from psjob.wire import shared
-from psjob.wire.frame import Flag, Header, Kind, run_digest
+from psjob.wire.frame import Flag, Header, Kind, WireError, run_digest
 from psjob.worker import watchdog
 from psjob.worker.ending import SessionEnd
 from psjob.worker.exchange import Exchange
@@ -74,6 +74,8 @@ class WorkerSession:
         os.register_at_fork(after_in_child=self._forget_streams)
         self.rows = Rows(self, tables, first_rows or {})
         self.exchange = Exchange(self)
+        self.on_layout: Callable[[], None] = lambda: None
+        """Told when `layout` and `exchange` are others than those made first."""
 
     # -- the script's thread -------------------------------------------------------------------
 
@@ -231,7 +233,9 @@ class WorkerSession:
                 else:
                     self.links[action.link].send_json(header, action.body)
             case a.SendRecord():
-                self.links[0].send_record(self.header(Kind.RECORD, clock=action.clock), action.record, action.idle)
+                header, lanes = self.header(Kind.RECORD, clock=action.clock), self.links[0].lanes
+                if self.links[0].welcomed and lanes:
+                    lanes[0].send_record(header, action.record, action.idle)
             case a.SendPieces():
                 self.records.begin()
             case a.SendHyperparameters():
@@ -296,6 +300,22 @@ class WorkerSession:
         config = self.place.config
         coded = not {config.compression.push, config.compression.pull} <= {"none", "auto"}  # only what is sent has a codec
         return ["tcp"] if coded or config.transport == "tcp" or not shared.possible() else ["shared", "tcp"]
+
+    def adopt(self, blocks: object) -> None:
+        """The job's parameters lie in other blocks than this version would cut: it goes on from a checkpoint of another one.
+
+        Before anything is exchanged, while the script waits in `join`. Raises WireError for blocks that are no layout of its parameters.
+        """
+        if self.joined:
+            return
+        try:
+            made = Layout.from_json({**self.layout.to_json(), "blocks": blocks})
+        except ValueError as error:
+            raise WireError(f"WELCOME of shard 0: {error}") from None
+        with self.cond:
+            self.layout = made
+            self.exchange = Exchange(self)
+        self.on_layout()
 
     def withdraw(self) -> None:
         """The script goes on without an answer, or this is a fork: what it writes must not reach a push that a shard still holds."""

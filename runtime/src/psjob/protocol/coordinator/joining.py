@@ -158,6 +158,8 @@ class Joining:
             # A residual goes into the next push. That of an older record was fed in already, by pushes that count.
             "residual": taken is None or taken == clock, "assignment": list(recovery.assignment),
         }  # fmt: skip
+        if recovery.layout is not None and stream.layout not in ("", recovery.layout.digest()):
+            body["blocks"] = recovery.layout.to_json()["blocks"]  # a checkpoint of another version may have been cut in another way
         c.emit(actions.Welcome(stream.id, body, clock, record=record, record_clock=at))
         c.cutting.ask_mark(member)
         if clock is not None:

@@ -26,5 +26,7 @@ class Stream:
     table: tuple[TensorSpec, ...] = ()
     tables: tuple[Mapping[str, Any], ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
+    layout: str = ""
+    """Digest of the blocks that this process would cut its parameters in, or has been told; empty: not known."""
     problem: str | None = None
     """Why its hello can be no job's: a sentence for whoever runs the script."""
