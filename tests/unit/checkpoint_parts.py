@@ -17,7 +17,7 @@ from psjob.rules.base import BlockState
 
 RUN = "run-1"
 TABLE = [TensorSpec("w", (12, 30), "float32", 0), TensorSpec("b", (30,), "float32", 0), TensorSpec("d", (70,), "float64", 1)]
-LAYOUT = Layout.of(TABLE)
+LAYOUT = Layout.of(TABLE, 1024)
 
 
 def blocks(seed: int) -> dict[int, BlockState]:

@@ -32,7 +32,7 @@ from psjob.wire.frame import Header, Kind
 from psjob.wire.tcp import Stream
 
 NEVER = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
-TABLE = [TensorSpec("w", (1024,), "float32", 0)]
+TABLE = [TensorSpec("w", (2048,), "float32", 0)]
 """Four blocks, so that each of two shards has some."""
 SLOW = ("spare",)
 """Threads of a shard that answer when they are through."""

@@ -12,8 +12,8 @@ from psjob.process.config import CheckpointConfig, Config, Place, ShardAddress
 from psjob.shard.server import Server
 
 NEVER = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
-TABLE = [{"name": "w", "shape": [1024], "dtype": "float32", "group": 0}]
-"""Four blocks, two of which are this shard's."""
+TABLE = [{"name": f"w{i}", "shape": [256], "dtype": "float32", "group": i} for i in range(4)]
+"""Four blocks, one a group, two of which are this shard's."""
 
 
 class LoneShard:

@@ -61,7 +61,7 @@ def push(shard: LoneShard, blocks: list[int]) -> None:
 
 
 def test_memory_has_each_block_as_it_was_last_written(tmp_path: Path) -> None:
-    shard = LoneShard(tmp_path).serving([{"name": f"w{i}", "shape": [4096], "dtype": "float32", "group": 0} for i in range(8)])
+    shard = LoneShard(tmp_path).serving([{"name": f"w{i}", "shape": [4096], "dtype": "float32", "group": i} for i in range(8)])
     one, *others = shard.server.store.cells
     shard.cut(1)
     first = bytes_of(shard, 1)

@@ -101,6 +101,8 @@ class Snapshots:
             return
         self._post(e.Armed(cut))
         if not self._store.all_cells():
+            with self._lock:
+                self._whole(order)
             self._post(e.Held(cut))
 
     def give_up(self, cut: int) -> None:

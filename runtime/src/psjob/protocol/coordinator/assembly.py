@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ def assemble(c: Coordinator, cut: Cut) -> CommitCut:
     recovery, members = c.recovery, c.members
     assert recovery.layout is not None
     clocks = cut.clocks or _clocks(c, cut.written)
-    left = _left(cut.written)
+    left = _left(_told(c, cut.written))
     workers = tuple(
         WorkerFacts(clocks[rank], *members[rank].incarnation, left=left.get(rank)) for rank in range(c.job.workers)
     )  # fmt: skip
@@ -57,8 +57,7 @@ def _clocks(c: Coordinator, written: Mapping[int, CutWritten]) -> dict[int, int]
     ranks = range(c.job.workers)
     if c.mode.ahead == 0:
         return dict.fromkeys(ranks, max((part.furthest for part in written.values()), default=0))
-    owning = set(range(c.job.shards)) if c.recovery.tables else set(c.recovery.assignment)
-    told = [part.complete for shard, part in sorted(written.items()) if shard in owning]
+    told = [part.complete for part in _told(c, written)]
     if not told:
         return dict.fromkeys(ranks, 0)
     for other in told:
@@ -69,9 +68,14 @@ def _clocks(c: Coordinator, written: Mapping[int, CutWritten]) -> dict[int, int]
     return dict(enumerate(told[0]))
 
 
-def _left(written: Mapping[int, CutWritten]) -> dict[int, int]:
-    """From which clock on a worker has left, if every shard knew so at the cut."""
-    parts = list(written.values())
+def _told(c: Coordinator, written: Mapping[int, CutWritten]) -> list[CutWritten]:
+    """The parts of shards that hold blocks or rows: no push tells any other how far the workers are."""
+    owning = set(range(c.job.shards)) if c.recovery.tables else set(c.recovery.assignment)
+    return [part for shard, part in sorted(written.items()) if shard in owning]
+
+
+def _left(parts: Sequence[CutWritten]) -> dict[int, int]:
+    """From which clock on a worker has left, if every one of these shards knew so at the cut."""
     ranks = set.intersection(*(set(part.left) for part in parts)) if parts else set()
     return {rank: max(part.left[rank] for part in parts) for rank in ranks}
 
