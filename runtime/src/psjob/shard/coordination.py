@@ -32,6 +32,7 @@ from psjob.protocol.coordinator.progress import MAX_METRICS
 from psjob.protocol.coordinator.stream import Stream
 from psjob.shard.commit import DiskWork, Job, read_part
 from psjob.shard.lateness import Lateness
+from psjob.shard.mailbox import Mailbox
 from psjob.shard.session import Session
 from psjob.tables import TableSpec
 from psjob.wire.frame import IDLE_PARTS, Header, Kind, WireError
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from psjob.shard.server import Server
 
 TICK_SECONDS = 0.05
+PATIENT_SECONDS = 1.0
+"""Where checkpoints are at least so far apart, steps and records between them are handled by ticks."""
 STALENESS_SECONDS = 0.5
 MAX_TABLES: Final = 10_000
 LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
@@ -58,7 +61,7 @@ class Coordination:
         self.lateness = Lateness()
         self.beat = time.monotonic()
         """When the machine was last seen to move."""
-        self.pending: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.pending: Mailbox[Event] = Mailbox()
         self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._ids = itertools.count(1)
         self._sessions: dict[int, Session] = {}
@@ -87,7 +90,8 @@ class Coordination:
                 self.feed(event)
             self.beat = time.monotonic()
             now = self.clock()
-            if now - ticked >= TICK_SECONDS or isinstance(event, events.StepPassed):  # a cut is named ahead of quick steps
+            quick = isinstance(event, events.StepPassed) and not self._patient  # a cut is named ahead of quick steps
+            if now - ticked >= TICK_SECONDS or quick:
                 ticked = now
                 self.tick()
 
@@ -121,6 +125,15 @@ class Coordination:
         """Let the coordinator's thread handle an event."""
         self.pending.put(event)
 
+    def _post_step(self, event: Event) -> None:
+        """As `post`, of what comes at every step: while no checkpoint is near nobody waits for it, and no thread is woken."""
+        self.pending.put(event, urgent=not self._patient)
+
+    @property
+    def _patient(self) -> bool:
+        job, cuts = self.machine.job, self.machine.cutting.cuts
+        return cuts.current is None and job.every is None and (job.interval is None or job.interval >= PATIENT_SECONDS)
+
     def hello(self, session: Session) -> None:
         """A worker says hello. Raises WireError for what is no worker's hello."""
         stream = self._read_hello(next(self._ids), session)
@@ -140,7 +153,8 @@ class Coordination:
             return
         if kind is Kind.RECORD:
             idle = min(1.0, header.request / IDLE_PARTS) if header.part else None
-            self.post(events.RecordCame(stream, header.clock, blob, idle))
+            came = events.RecordCame(stream, header.clock, blob, idle)
+            (self.post if header.clock < 0 else self._post_step)(came)
         elif kind is Kind.MARK:
             self.post(events.Marked(stream, header.request, header.clock))
         elif kind is Kind.LEAVE:
@@ -189,7 +203,7 @@ class Coordination:
 
     def step_passed(self, step: int) -> None:
         """All workers that are there have passed `step` steps."""
-        self.post(events.StepPassed(step, time.time()))
+        self._post_step(events.StepPassed(step, time.time()))
 
     def stop(self) -> None:
         """This pod is asked to go: last cut, then leave."""
