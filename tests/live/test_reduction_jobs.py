@@ -149,7 +149,7 @@ def test_a_reduction_that_fails_ends_the_job_with_its_sentence(tmp_path: Path) -
             push.join(20)
     assert (
         words.startswith("step 1 of block 0: ")
-        and "breaks_later failed on 2 pushes of float32 [320]: SystemExit: these are odd pushes" in words
+        and "breaks_later failed on 2 pushes of float32 [1024]: SystemExit: these are odd pushes" in words
     )
 
 

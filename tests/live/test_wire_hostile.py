@@ -285,7 +285,7 @@ def settled(shard: Idle) -> int:
 
 def build() -> nn.Module:
     generator = torch.Generator().manual_seed(2)
-    model = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 3))
+    model = nn.Sequential(nn.Linear(12, 100), nn.Tanh(), nn.Linear(100, 3))
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.randn(p.shape, generator=generator) * 0.2)

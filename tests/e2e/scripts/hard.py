@@ -27,7 +27,7 @@ class Noisy(Dataset):
 def main() -> None:
     torch.manual_seed(7 + ps.rank())
     loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=1)
-    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 2))
+    model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[3, 6, 8])
     model, optimizer = ps.attach(model, optimizer, schedule=schedule)
