@@ -11,7 +11,7 @@ import logging
 import select
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,6 +72,12 @@ class ShardLink:
         return self.state.welcomed
 
     @property
+    def main(self) -> WorkerLane | None:
+        """The first stream; None where the link is not up."""
+        lanes = self.lanes
+        return lanes[0] if self.welcomed and lanes else None
+
+    @property
     def attempt(self) -> int:
         """The shard's, as it said last."""
         return self.state.attempt
@@ -101,21 +107,8 @@ class ShardLink:
 
     def send(self, header: Header, payload: bytes | torch.Tensor | None = None) -> None:
         """Send on the first stream, if the link is up."""
-        lanes = self.lanes
-        if self.welcomed and lanes:
-            lanes[0].send(header, payload)
-
-    def send_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
-        """As `send`, of a payload that lies in several places."""
-        lanes = self.lanes
-        if self.welcomed and lanes:
-            lanes[0].send_parts(header, parts)
-
-    def send_lent(self, header: Header, offset: int, length: int) -> None:
-        """As `send`, of a payload that lies in memory which this worker lends."""
-        lanes = self.lanes
-        if self.welcomed and lanes:
-            lanes[0].send_lent(header, offset, length)
+        if (lane := self.main) is not None:
+            lane.send(header, payload)
 
     def send_json(self, header: Header, body: Any, everywhere: bool = False) -> None:
         """Send on the first stream (`everywhere`: on each, ahead of the blocks to come), if the link is up."""

@@ -179,8 +179,8 @@ class Rows:
                 assert values is not None
                 ids, _, counts = self.split(torch.arange(start, min(start + limit, len(values))))
                 for link, part in zip(session.links, torch.split(ids, counts), strict=True):
-                    if len(part):
-                        link.send_parts(header, [memory.view(part), memory.view(values[part])])
+                    if len(part) and (lane := link.main) is not None:
+                        lane.send_parts(header, [memory.view(part), memory.view(values[part])])
             for link in session.links:
                 link.send(session.header(Kind.ROW_INIT, table=table, flags=Flag.STORE))
 
@@ -203,11 +203,13 @@ class Rows:
         begin = sum(given.counts[: link.index])
         span = slice(begin, begin + given.counts[link.index])
         ids, grads = given.ids[span], given.grads[span]
-        place = self.sharing.stage(link.index, header.table, ids, grads)
+        place, lane = self.sharing.stage(link.index, header.table, ids, grads), link.main
+        if lane is None:
+            return  # it goes out at the next welcome
         if place is not None:
-            link.send_lent(header, *place)
+            lane.send_lent(header, *place)
         else:
-            link.send_parts(header, [memory.view(ids), memory.view(grads)])
+            lane.send_parts(header, [memory.view(ids), memory.view(grads)])
 
     # -- the links' threads --------------------------------------------------------------------
 

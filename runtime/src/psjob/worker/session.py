@@ -233,9 +233,8 @@ class WorkerSession:
                 else:
                     self.links[action.link].send_json(header, action.body)
             case a.SendRecord():
-                header, lanes = self.header(Kind.RECORD, clock=action.clock), self.links[0].lanes
-                if self.links[0].welcomed and lanes:
-                    lanes[0].send_record(header, action.record, action.idle)
+                if (lane := self.links[0].main) is not None:
+                    lane.send_record(self.header(Kind.RECORD, clock=action.clock), action.record, action.idle)
             case a.SendPieces():
                 self.records.begin()
             case a.SendHyperparameters():
