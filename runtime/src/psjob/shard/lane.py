@@ -14,7 +14,7 @@ from psjob.process import supervise
 from psjob.shard.cell import Cell
 from psjob.shard.held import EarlyPushes
 from psjob.shard.rows import RowCell
-from psjob.shard.waiting import Waiter
+from psjob.shard.waiting import MOST_NAMED, Waiter
 from psjob.wire.frame import Flag, Header, Kind, dump
 from psjob.wire.tcp import Stream, StreamClosed
 
@@ -97,7 +97,7 @@ class ShardLane:
         self.session.row_frames.answer(cell, waiter)
 
     def waiting(self, waiter: Waiter, cell: Cell | RowCell, missing: list[int], seconds: float) -> None:
-        body = {"workers": missing, "for": cell.name, "seconds": round(seconds, 1)}
+        body = {"workers": missing[:MOST_NAMED], "more": max(0, len(missing) - MOST_NAMED), "for": cell.name, "seconds": round(seconds, 1)}
         header = self.session.base._replace(kind=Kind.WAITING, view=self.store.view, request=waiter.request)
         self.tell(header, dump(body))
 

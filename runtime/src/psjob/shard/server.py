@@ -31,7 +31,7 @@ from psjob.shard.rows import RowCell
 from psjob.shard.session import WAITING_SECONDS, Session
 from psjob.shard.statusport import status
 from psjob.shard.store import Store
-from psjob.shard.waiting import Waiter
+from psjob.shard.waiting import Waiter, named
 from psjob.wire import shared
 from psjob.wire.frame import Header, Kind, WireError, dump, run_digest
 from psjob.wire.handover import Counter
@@ -244,10 +244,10 @@ class Server:
     def missing(self, ranks: list[int], step: int) -> str:
         """A sentence on whom held answers wait for, as a block knows it."""
         if not self.store.mode.decided:
-            return f"workers {ranks} have not pushed step {step}"
+            return f"workers {named(ranks)} have not pushed step {step}"
         if not ranks and self.coordinator is not None:
             ranks = self.coordinator.missing()  # of whom another shard has not all
-        return f"update {step} waits for pushes of workers {ranks}" if ranks else f"update {step} waits for the coordinator"
+        return f"update {step} waits for pushes of workers {named(ranks)}" if ranks else f"update {step} waits for the coordinator"
 
     def initialised(self) -> None:
         """Every block and table has its first values."""

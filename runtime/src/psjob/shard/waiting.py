@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from psjob.shard.cell import Cell
     from psjob.shard.pending import Info
     from psjob.shard.rows import RowCell
+
+MOST_NAMED = 32
+"""Of the workers for whom an answer waits, so many are told by rank, of the others their number."""
 
 
 class Replies(Protocol):
@@ -110,3 +113,9 @@ class Waiters:
                     del self._at[waiter.version]
         for waiter in waiters:
             self.add(waiter)
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Ranks as text: the first MOST_NAMED, and how many more there are."""
+    more = len(ranks) - MOST_NAMED
+    return f"{list(ranks[:MOST_NAMED])}" + (f" and {more} more" if more > 0 else "")

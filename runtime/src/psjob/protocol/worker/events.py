@@ -135,7 +135,8 @@ class ShardWaits:
     def of(cls, link: int, body: Mapping[str, Any]) -> ShardWaits:
         """From a WAITING."""
         if "workers" in body:
-            return cls(link, f"shard {link} waits for workers {body['workers']} ({body.get('for')}, {body.get('seconds')} s)")
+            more = f" and {body['more']} more" if body.get("more") else ""
+            return cls(link, f"shard {link} waits for workers {body['workers']}{more} ({body.get('for')}, {body.get('seconds')} s)")
         return cls(link, str(body.get("reason") or f"shard {link} is {body.get('state', 'not ready')}"))
 
 
