@@ -10,8 +10,8 @@ import math
 import socket
 import time
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
+from typing import Any, TypeVar
 
 from psjob.wire.frame import HEADER_BYTES, MAX_JSON, ROW_KINDS, Flag, Header, Kind, WireError, continues, extra_header_bytes, load, parse
 from psjob.wire.shared import Region, copy_out
@@ -25,7 +25,7 @@ LEAST_RATE = 1024
 """Bytes a second at which a stranger's hello must come at least."""
 PIECE = 64 << 10
 """Bytes by which a body is allocated whose length only its sender knows."""
-AHEAD = 32 * HEADER_BYTES
+AHEAD = 40 * HEADER_BYTES
 """Bytes that may be received with a header: where no payloads follow, many headers come by one call."""
 WINDOW = 512
 """Places that one call receives into (the kernel takes 1024)."""
@@ -35,8 +35,91 @@ class StreamClosed(ConnectionError):
     """The peer closed, reset or stopped reading; connect again."""
 
 
+class Filling:
+    """Places of one stream that are filled with what comes, all of them or, where it is given, at least `least` bytes.
+
+    `silence` bounds the time in which no byte comes, `whole` the time that all takes, in seconds.
+    """
+
+    __slots__ = ("_at", "_parts", "_silence", "_size", "_stream", "_whole", "_window", "began", "done", "least", "moved")
+
+    def __init__(
+        self, stream: Reading, parts: Sequence[memoryview], silence: float | None, whole: float | None = None, least: int = 0
+    ) -> None:  # fmt: skip
+        self._stream, self._parts, self._silence, self._whole = stream, parts, silence, whole
+        self.least, self._size = least, least or sum(map(len, parts))
+        self._window, self._at = list(parts[:WINDOW]), 0
+        self.done = 0
+        """Bytes that have come."""
+        self.began = self.moved = time.monotonic()
+
+    @property
+    def idle(self) -> bool:
+        """Is this the wait for a next frame, of which nothing need ever come?"""
+        return self._silence is None and self._whole is None
+
+    @property
+    def due(self) -> float:
+        """When it fails if nothing more comes."""
+        silent = math.inf if self._silence is None else self.moved + self._silence
+        return silent if self._whole is None else min(silent, self.began + self._whole)
+
+    def receive(self, flags: int) -> bool:
+        """Take what is there, by one call to the kernel at most. True: all of it has come. Raises StreamClosed."""
+        stream, window = self._stream, self._window
+        try:
+            count = stream.take(window) if stream.behind else 0
+            if not count:
+                count = stream.sock.recvmsg_into(window, 0, flags)[0]
+                if count == 0:
+                    came = f" after {self.done} of {self._size} bytes" if self.done else ""
+                    raise StreamClosed(f"{stream.peer}: closed by the peer{came}")
+        except BlockingIOError:
+            return False
+        except ValueError as error:
+            raise StreamClosed(f"{stream.peer}: {error}") from error
+        except OSError as error:
+            raise error if isinstance(error, StreamClosed) else StreamClosed(f"{stream.peer}: {error}") from error
+        self.done += count
+        stream.received += count
+        if self.done >= self._size:
+            return True
+        self.moved = time.monotonic()
+        full = 0
+        while full < len(window) and count >= len(window[full]):
+            count -= len(window[full])
+            full += 1
+        self._at += full
+        if full:
+            self._window = window = [*window[full:], *self._parts[self._at + len(window) - full : self._at + WINDOW]]
+        if count:
+            window[0] = window[0][count:]
+        return False
+
+    def check(self, now: float) -> None:
+        """Raise TimeoutError where it is due."""
+        if self._whole is not None and now - self.began >= self._whole:
+            raise TimeoutError(f"{self._stream.peer}: {self.done} of {self._size} bytes came in {self._whole:g} s")
+        if self._silence is not None and now - self.moved >= self._silence:
+            raise TimeoutError(f"{self._stream.peer}: {self.done} of {self._size} bytes came, then none for {self._silence:g} s")
+
+
+class Pause:
+    """Nothing is to be read before `seconds` have passed (None: ever), or somebody wakes the stream."""
+
+    __slots__ = ("due",)
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.due = math.inf if seconds is None else time.monotonic() + seconds
+
+
+T = TypeVar("T")
+Wants = Generator[Filling | Pause, None, T]
+"""What reads a stream: it goes on when what it wants is there. Whoever drives it throws StreamClosed and TimeoutError into it."""
+
+
 class Reading:
-    """What is read of a connection, in one thread."""
+    """What is read of a connection, in one thread at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -50,6 +133,11 @@ class Reading:
         self.received = 0
         """Bytes that have come."""
 
+    @property
+    def behind(self) -> bool:
+        """Was something received already that is not read yet?"""
+        return self._begin < self._end
+
     def ahead(self) -> bool:
         """Has the next header been received already?"""
         return self._end - self._begin >= HEADER_BYTES
@@ -59,14 +147,7 @@ class Reading:
 
         Raises: StreamClosed, TimeoutError (nothing or too little came), WireError.
         """
-        if not self.ahead():
-            self._receive_ahead(seconds)
-        view = self._ahead[self._begin : self._begin + HEADER_BYTES]
-        header, extra = parse(view), extra_header_bytes(view)
-        self._begin += HEADER_BYTES
-        if extra:
-            self._fill([memoryview(bytearray(extra))], None, HELLO_SECONDS)
-        return header
+        return self.run(self.next_header(seconds))
 
     def peek_header(self, seconds: float) -> Header | None:
         """The next header without taking it, or None when none came in `seconds`. Raises WireError."""
@@ -86,25 +167,74 @@ class Reading:
 
     def recv_into(self, header: Header, target: memoryview) -> None:
         """Read the payload into `target`, whose size must be the header's length; checks the crc. Raises as recv_header."""
-        self._payload(header, [target], f"block {header.block}")
+        self.run(self.payload(header, [target]))
 
     def recv_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
         """As `recv_into`, into several places one after the other, whose sizes together must be the header's length."""
-        self._payload(header, parts, f"table {header.table}" if header.kind in (*ROW_KINDS, Kind.ROWS) else f"block {header.block}")
+        self.run(self.payload(header, parts))
 
-    def _payload(self, header: Header, parts: Sequence[memoryview], of: str) -> None:
+    def recv_body(self, header: Header, limit: int = MAX_JSON) -> bytearray:
+        """Read a payload of at most `limit` bytes. It is allocated as it comes, at most PIECE bytes ahead of what was sent."""
+        return self.run(self.body(header, limit))
+
+    def recv_json(self, header: Header) -> dict[str, Any]:
+        """Read a control body, of several frames where it has Flag.MORE. Raises as `recv_header`."""
+        return self.run(self.json(header))
+
+    def drain(self, header: Header) -> None:
+        """Read a payload and forget it (a duplicate, or a frame that was refused). The caller has checked its length."""
+        self.run(self.skip(header))
+
+    def run(self, wants: Wants[T]) -> T:
+        """Read what `wants` asks for in the calling thread, which waits. Raises what it raises."""
+        try:
+            want = next(wants)
+            while True:
+                if isinstance(want, Pause):
+                    raise RuntimeError("a thread that reads one stream has nothing to pause for")
+                try:
+                    self._fill(want)
+                except (StreamClosed, TimeoutError) as error:
+                    want = wants.throw(error)
+                else:
+                    want = next(wants)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+    # -- the same, told by what they want filled ---------------------------------------------------
+
+    def next_header(self, seconds: float | None) -> Wants[Header]:
+        """As `recv_header`."""
+        if self._end - self._begin < HEADER_BYTES:
+            held = self._end - self._begin
+            self._ahead[:held] = self._ahead[self._begin : self._end]
+            self._begin = self._end = held
+            filling = Filling(self, [self._ahead[held:]], None, seconds, HEADER_BYTES - held)
+            yield filling
+            self._begin, self._end = 0, held + filling.done
+        view = self._ahead[self._begin : self._begin + HEADER_BYTES]
+        header, extra = parse(view), extra_header_bytes(view)
+        self._begin += HEADER_BYTES
+        if extra:
+            yield Filling(self, [memoryview(bytearray(extra))], None, HELLO_SECONDS)
+        return header
+
+    def payload(self, header: Header, parts: Sequence[memoryview]) -> Wants[None]:
+        """As `recv_parts`."""
         size = sum(map(len, parts))
         if size != header.length:
-            raise WireError(f"{header.kind.name} of {of} has {header.length} bytes, expected {size}")
+            raise WireError(f"{header.kind.name} of {_place(header)} has {header.length} bytes, expected {size}")
         if header.flags & Flag.LENT:
             at = header.part
             for part in parts:
                 copy_out(self.lent(header, at, len(part)), part)
                 at += len(part)
             return
-        self._fill(parts, SILENCE_SECONDS)
+        if size:
+            yield Filling(self, parts, SILENCE_SECONDS)
         if header.crc and functools.reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0) != header.crc:
-            raise WireError(f"{header.kind.name} of {of} is damaged: its checksum does not match")
+            raise WireError(f"{header.kind.name} of {_place(header)} is damaged: its checksum does not match")
 
     def lent(self, header: Header, offset: int, length: int) -> Any:
         """Bytes of a LENT frame where they lie, a ctypes array. Raises WireError where they are not in what the peer lends."""
@@ -112,56 +242,50 @@ class Reading:
             raise WireError(f"{header.kind.name} of block {header.block} lies in lent memory, and none was handed over")
         return self.borrowed.buffer(offset, length)
 
-    def recv_body(self, header: Header, limit: int = MAX_JSON) -> bytearray:
-        """Read a payload of at most `limit` bytes. It is allocated as it comes, at most PIECE bytes ahead of what was sent."""
+    def body(self, header: Header, limit: int = MAX_JSON) -> Wants[bytearray]:
+        """As `recv_body`."""
         return self._body(header, limit, SILENCE_SECONDS, None)
 
-    def recv_json(self, header: Header) -> dict[str, Any]:
-        """Read a control body, of several frames where it has Flag.MORE. Raises as `recv_header`."""
+    def json(self, header: Header) -> Wants[dict[str, Any]]:
+        """As `recv_json`."""
         return self._json(header, SILENCE_SECONDS, None)
 
-    def recv_hello(self, header: Header) -> dict[str, Any]:
-        """As `recv_json`, from a peer that nothing is known of: it may pause for HELLO_SECONDS, and must send LEAST_RATE."""
+    def hello(self, header: Header) -> Wants[dict[str, Any]]:
+        """As `json`, from a peer that nothing is known of: it may pause for HELLO_SECONDS, and must send LEAST_RATE."""
         return self._json(header, HELLO_SECONDS, LEAST_RATE)
 
-    def _json(self, header: Header, silence: float, rate: int | None) -> dict[str, Any]:
-        body = self._body(header, MAX_JSON, silence, rate)
+    def skip(self, header: Header) -> Wants[None]:
+        """As `drain`."""
+        left = 0 if header.flags & Flag.LENT else header.length
+        scratch = memoryview(bytearray(min(left, 1 << 20)))
+        while left:
+            part = scratch[: min(left, len(scratch))]
+            yield Filling(self, [part], SILENCE_SECONDS)
+            left -= len(part)
+
+    def _json(self, header: Header, silence: float, rate: int | None) -> Wants[dict[str, Any]]:
+        body = yield from self._body(header, MAX_JSON, silence, rate)
         while header.flags & Flag.MORE:
-            before, header = header, self.recv_header(silence)
+            before, header = header, (yield from self.next_header(silence))
             continues(before, header, len(body))
-            body += self._body(header, MAX_JSON, silence, rate)
+            body += yield from self._body(header, MAX_JSON, silence, rate)
         return load(body)
 
-    def _body(self, header: Header, limit: int, silence: float, rate: int | None) -> bytearray:
+    def _body(self, header: Header, limit: int, silence: float, rate: int | None) -> Wants[bytearray]:
         if header.length > limit:
             raise WireError(f"{header.kind.name} of {header.length} bytes is above the limit of {limit}")
         body = bytearray()
         while len(body) < header.length:
             piece = bytearray(min(PIECE, header.length - len(body)))
-            self._fill([memoryview(piece)], silence, None if rate is None else silence + len(piece) / rate)
+            yield Filling(self, [memoryview(piece)], silence, None if rate is None else silence + len(piece) / rate)
             body += piece
         if header.crc and zlib.crc32(body) != header.crc:
             raise WireError(f"{header.kind.name} of {header.length} bytes is damaged: its checksum does not match")
         return body
 
-    def drain(self, header: Header) -> None:
-        """Read a payload and forget it (a duplicate, or a frame that was refused). The caller has checked its length."""
-        left = 0 if header.flags & Flag.LENT else header.length
-        scratch = memoryview(bytearray(min(left, 1 << 20)))
-        while left:
-            part = scratch[: min(left, len(scratch))]
-            self._fill([part], SILENCE_SECONDS)
-            left -= len(part)
+    # -- inside ------------------------------------------------------------------------------------
 
-    def _receive_ahead(self, seconds: float | None) -> None:
-        """Receive a header, and what has come after it."""
-        held = self._end - self._begin
-        self._ahead[:held] = self._ahead[self._begin : self._end]
-        self._begin = self._end = held
-        came = self._fill([self._ahead[held:]], None, seconds, HEADER_BYTES - held)
-        self._begin, self._end = 0, held + came
-
-    def _take(self, parts: Sequence[memoryview]) -> int:
+    def take(self, parts: Sequence[memoryview]) -> int:
         """Bring to `parts` what was received ahead; how many bytes that are."""
         begin = self._begin
         for part in parts:
@@ -170,52 +294,28 @@ class Reading:
             self._begin += size
         return self._begin - begin
 
-    def _fill(self, parts: Sequence[memoryview], silence: float | None, whole: float | None = None, least: int = 0) -> int:
-        """Receive all of `parts`, or where it is given at least so many bytes; how many came. Raises StreamClosed, TimeoutError.
-
-        `silence` bounds the time in which no byte comes, `whole` the time that all takes, in seconds.
-        """
-        began = moved = now = time.monotonic()
-        size, done, at = least or sum(map(len, parts)), 0, 0
-        window = list(parts[:WINDOW])
-        while done < size:
-            end = min(math.inf if silence is None else moved + silence, math.inf if whole is None else began + whole)
-            try:
-                count = self._take(window) if self._begin < self._end else 0
-                if not count:
-                    self._receive_within(None if end == math.inf else min(SLICE_SECONDS, end - now))
-                    count = self.sock.recvmsg_into(window, 0, 0 if least else socket.MSG_WAITALL)[0]
-                    if count == 0:
-                        raise StreamClosed(f"{self.peer}: closed by the peer" + (f" after {done} of {size} bytes" if done else ""))
-            except BlockingIOError:
-                count = 0
-            except ValueError as error:
-                raise StreamClosed(f"{self.peer}: {error}") from error
-            except OSError as error:
-                raise error if isinstance(error, StreamClosed) else StreamClosed(f"{self.peer}: {error}") from error
-            done += count
-            self.received += count
-            if done >= size:
-                break
+    def _fill(self, want: Filling) -> None:
+        """Wait until `want` is filled. Raises StreamClosed, TimeoutError."""
+        flags, now = 0 if want.least else socket.MSG_WAITALL, want.moved
+        while True:
+            if self._begin == self._end:
+                due = want.due
+                self._receive_within(None if due == math.inf else min(SLICE_SECONDS, due - now))
+            if want.receive(flags):
+                return
             now = time.monotonic()
-            moved = now if count else moved
-            if whole is not None and now - began >= whole:
-                raise TimeoutError(f"{self.peer}: {done} of {size} bytes came in {whole:g} s")
-            if silence is not None and now - moved >= silence:
-                raise TimeoutError(f"{self.peer}: {done} of {size} bytes came, then none for {silence:g} s")
-            full = 0
-            while full < len(window) and count >= len(window[full]):
-                count -= len(window[full])
-                full += 1
-            at += full
-            window = [*window[full:], *parts[at + len(window) - full : at + WINDOW]]
-            if count:
-                window[0] = window[0][count:]
-        return done
+            want.check(now)
 
     def _receive_within(self, seconds: float | None) -> None:
         # Not settimeout(): it also changes the mode under a sendall() of another thread.
         wanted = 0.0 if seconds is None else max(0.01, round(seconds, 1))
         if wanted != self._receive_seconds:
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(wanted))
+            try:
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(wanted))
+            except OSError as error:
+                raise StreamClosed(f"{self.peer}: {error}") from error
             self._receive_seconds = wanted
+
+
+def _place(header: Header) -> str:
+    return f"table {header.table}" if header.kind in (*ROW_KINDS, Kind.ROWS) else f"block {header.block}"
