@@ -6,6 +6,7 @@ called from several threads; reading belongs to one thread.
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -35,6 +36,7 @@ class Stream(Reading):
         """The rest of a frame that was begun by `offer`; whatever is written next goes after it."""
         self._send_lock = threading.Lock()
         self._written = 0
+        self._poll: select.poll | None = None
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keepalive(sock)
         if not self.sums:
@@ -145,6 +147,20 @@ class Stream(Reading):
             return unheard(self.sock)
         except (OSError, ValueError):
             return 0.0
+
+    def readable(self, seconds: float) -> bool:
+        """Whether there is something to read within `seconds`, the end included. Raises StreamClosed where this side has closed."""
+        if self.ahead():
+            return True
+        try:
+            if self._poll is None:
+                self._poll = select.poll()
+                self._poll.register(self.sock, select.POLLIN)
+        except (OSError, ValueError) as error:
+            raise StreamClosed(f"{self.peer}: closed before it was read") from error
+        if self.closed:  # by another thread: its descriptor may be somebody else's by now
+            raise StreamClosed(f"{self.peer}: closed")
+        return bool(self._poll.poll(int(1000 * seconds)))
 
     def gone(self) -> bool:
         """Whether the peer has closed already, so far as can be told without waiting and once all that it sent is read."""

@@ -8,7 +8,6 @@ is sent again.
 from __future__ import annotations
 
 import logging
-import select
 import threading
 import time
 from collections.abc import Mapping
@@ -214,13 +213,8 @@ class ShardLink:
 
     def read(self, lane: WorkerLane) -> None:
         """Handle what comes by a lane until its stream ends. Raises StreamClosed, TimeoutError, WireError."""
-        poll = select.poll()
-        try:
-            poll.register(lane.stream.sock, select.POLLIN)
-        except ValueError:
-            raise StreamClosed(f"{lane.stream.peer}: closed before it was read") from None
         while not self.session.ended:
-            if lane.stream.ahead() or poll.poll(int(1000 * LOOK_SECONDS)):
+            if lane.stream.readable(LOOK_SECONDS):
                 self._handle(lane, lane.stream.recv_header(SILENCE_SECONDS))
             else:
                 self._look(lane)
