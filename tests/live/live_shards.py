@@ -20,6 +20,7 @@ from psjob.shard.acceptor import Acceptor
 from psjob.shard.coordination import Coordination
 from psjob.shard.server import Server
 from psjob.wire import tcp
+from psjob.wire.loop import StreamPool
 from psjob.wire.tcp import Stream
 from psjob.worker.link import ShardLink
 
@@ -70,6 +71,7 @@ class Shards:
         self.codes: dict[int, int] = {}
         self._listeners: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
+        self._pools: list[StreamPool] = []
         for index in range(shards):
             config = self.config
             if index:
@@ -77,7 +79,9 @@ class Shards:
             place = Place("shard", index, run, 1, 1, 0, f"ps-{index}", config, "127.0.0.1", folder, 0)
             listener = tcp.listen("127.0.0.1", peers[index].port)
             acceptor = Acceptor(place)
-            tcp.accept_forever(listener, acceptor.serve, 256, f"shard-{index}")
+            pool = StreamPool(f"shard-{index}")
+            pool.accept(listener, acceptor.serve, 256)
+            self._pools.append(pool)
             server = Server(place, self.folder)
             acceptor.open(server.meet, server.refuse)
             thread = threading.Thread(target=self._serve, args=(index, server), daemon=True)
@@ -107,8 +111,8 @@ class Shards:
             listener.close()
         for server in self.servers:
             server.exit_with(1)
-            for session in list(server.sessions.values()):
-                session.stream.close()
+        for pool in self._pools:
+            pool.close()
 
     def _serve(self, index: int, server: Server) -> None:
         self.codes[index] = server.run_until_gone()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from psjob.rules.base import BlockState
-from psjob.shard.session import MORE_STATES
+from psjob.shard.stateframes import MORE_STATES
 from psjob.wire import tcp
 from psjob.wire.frame import HEADER_BYTES, Header, Kind, WireError, parse
 from psjob.wire.tcp import Stream
@@ -99,7 +99,7 @@ def test_optimizer_state_is_copied_when_it_is_sent_and_not_before(tmp_path: Path
     block = next(iter(desk.servers[0].store.cells))
     most = len(desk.servers[0].store.cells) + MORE_STATES
     for request in range(most):
-        clerk._state(Header(Kind.STATE, block=block, request=request))
+        clerk.states.asked(Header(Kind.STATE, block=block, request=request))
     assert copies == [], "the worker takes nothing"
     with pytest.raises(WireError, match=f"asked for the state of {most} blocks and taken none"):
-        clerk._state(Header(Kind.STATE, block=block))
+        clerk.states.asked(Header(Kind.STATE, block=block))

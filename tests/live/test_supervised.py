@@ -24,10 +24,10 @@ from psjob.shard.__main__ import main
 sys.exit(main())
 """
 """A shard in which the threads of one kind raise as soon as they begin."""
-ALONE = {"liveness": 0, "disk": 0, "coordinator": 0, "shard-accept": 0, "sigterm": 0, "status": 0, "shard-0-lends-accept": 0,
-         "to-coordinator": 1, "coordinator-sender": 1}  # fmt: skip
+ALONE = {"liveness": 0, "disk": 0, "coordinator": 0, "shard-streams-0": 0, "shard-streams-1": 1, "sigterm": 0, "status": 0,
+         "shard-0-lends-accept": 0, "to-coordinator": 1, "coordinator-sender": 1}  # fmt: skip
 """Threads that every shard has from its start, and a shard that has them."""
-SERVING = {"shard-stream": 1, "to-worker-0": 1, "to-shard-1": 0, "spare": 1, "copy": 1, "shard-1-lends-stream": 1}
+SERVING = {"stream-apart": 0, "to-shard-1": 0, "spare": 1, "copy": 1, "shard-1-lends-stream": 1}
 """Threads that begin when peers and workers come."""
 
 
@@ -37,7 +37,7 @@ def assert_ends_with_sentence(run: Processes, index: int, thread: str) -> None:
     assert process.returncode == 1
     problem = run.said(index)["problem"]
     assert problem.startswith(f"thread {thread}") and "broke: LookupError: injected (" in problem and "broken)" in problem, problem
-    assert "Traceback" in run.log(index) or thread.startswith("shard-accept"), "the whole trace is in the log"
+    assert "Traceback" in run.log(index) or thread.startswith("shard-streams"), "the whole trace is in the log"
 
 
 @pytest.mark.parametrize(("thread", "index"), ALONE.items(), ids=list(ALONE))

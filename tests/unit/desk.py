@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -29,7 +28,7 @@ from psjob.shard.pending import Info
 from psjob.shard.server import Server
 from psjob.shard.session import Session
 from psjob.wire.frame import Header, Kind
-from psjob.wire.tcp import Stream
+from psjob.wire.pooled import Pooled
 
 NEVER = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
 TABLE = [TensorSpec("w", (2048,), "float32", 0)]
@@ -38,12 +37,25 @@ SLOW = ("spare",)
 """Threads of a shard that answer when they are through."""
 
 
+class Nowhere:
+    """The stream of a worker that takes nothing: what is put to it is not even made."""
+
+    sums = closed = False
+
+    def put(self, *_given: object) -> None: ...
+
+    put_frame = put_control = put
+
+    def finish(self) -> None: ...
+
+    wake = close = finish
+
+
 class Clerk(Session):
     """A worker as shard 0 has it: it keeps what it is told."""
 
     def __init__(self, server: Server, rank: int, start: int, rewinds: int, hello: dict[str, Any]) -> None:
-        nowhere = cast(Stream, SimpleNamespace(sums=False))
-        super().__init__(server, nowhere, Header(Kind.HELLO, worker=rank, start=start, rewinds=rewinds), hello)
+        super().__init__(server, cast(Pooled, Nowhere()), Header(Kind.HELLO, worker=rank, start=start, rewinds=rewinds), hello)
         self.heard: list[Kind] = []
         self.placed: dict[str, Any] = {}
         """The body of the last WELCOME."""

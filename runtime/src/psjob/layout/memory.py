@@ -53,3 +53,24 @@ class Scratch:
         if found is None or found.numel() < size:
             found = self._own.bytes = torch.empty(size, dtype=torch.uint8)
         return found[:size]
+
+
+class Spares:
+    """Buffers that are taken for a while and given back; a few are kept."""
+
+    KEPT = 4
+
+    def __init__(self) -> None:
+        self._free: list[torch.Tensor] = []
+
+    def take(self, size: int) -> torch.Tensor:
+        """At least `size` bytes."""
+        try:
+            found = self._free.pop()
+        except IndexError:
+            return torch.empty(size, dtype=torch.uint8)
+        return found if found.numel() >= size else torch.empty(size, dtype=torch.uint8)
+
+    def give(self, *buffers: torch.Tensor) -> None:
+        """Nobody looks at these any more."""
+        self._free += buffers[: max(0, self.KEPT - len(self._free))]

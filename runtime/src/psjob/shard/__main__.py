@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -17,12 +18,15 @@ from psjob.process.errors import Refused, exit_refused, refused_after
 from psjob.shard.acceptor import Acceptor
 from psjob.shard.early import announce
 from psjob.wire import tcp
+from psjob.wire.loop import StreamPool
 
 MORE_STREAMS = 1024
 """Beside one of each worker's and shard's: those that are dialled again before the old ones are closed, and strangers'."""
 TRIAL_SECONDS = 120.0
 """For the import and the trial of a reduction of the user's own."""
 M_ARENA_MAX = -8
+COLLECT_EVERY = 20_000
+"""Objects made and not freed, after which the youngest are looked through for circles."""
 
 
 def main() -> int:
@@ -47,7 +51,7 @@ def main() -> int:
         return contract.EXIT_RETRY
     acceptor = Acceptor(here)
     streams = here.config.workers * here.config.streams + len(here.config.shards) + MORE_STREAMS
-    tcp.accept_forever(listener, acceptor.serve, min(streams, files - limits.OWN_FILES // 2), "shard")
+    StreamPool("shard").accept(listener, acceptor.serve, min(streams, files - limits.OWN_FILES // 2))
     announce(here)
 
     import torch
@@ -65,6 +69,7 @@ def main() -> int:
     except ReductionProblem as problem:
         exit_refused(str(problem))
         raise
+    _collect_seldom()
     serve_status(server, here.bind, peer.status_port)
     acceptor.open(server.meet, server.refuse)
     supervise.guard(lambda sentence: _break_off(server, sentence))
@@ -92,11 +97,17 @@ def _break_off(server: Any, sentence: str) -> None:
 
 
 def _few_arenas() -> None:
-    """Each stream is a thread, and each thread would keep a heap of its own: measured 3 MiB after 1,000 bad connections, so 0.5."""
+    """Each thread would keep a heap of its own: measured 3 MiB after 1,000 bad connections that had a thread each, so 0.5."""
     try:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
     except (OSError, AttributeError):  # another C library
         pass
+
+
+def _collect_seldom() -> None:
+    """What was imported stays; and pushes that wait for others are many objects that live for long, which a collector walks for nothing."""
+    gc.freeze()
+    gc.set_threshold(COLLECT_EVERY, 20, 20)
 
 
 def _pass_on(stop: threading.Event, server: Any) -> None:

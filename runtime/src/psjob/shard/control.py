@@ -174,8 +174,7 @@ class Control:
             server.exit_with(act.code)
 
     def _reset(self, act: a.Reset) -> None:
-        server, store = self.server, self.server.store
-        server.changed.clear()
+        store = self.server.store
         if store.phase is not act.phase:
             self.restoring.forget()
             store.phase = act.phase
@@ -189,14 +188,14 @@ class Control:
         self.restoring.forget()
         store = self.server.store
         store.set_up(act.table, act.rule, tuple(TableSpec.from_json(spec) for spec in act.tables))
-        self.server.changed.set()
+        self.server.changed()
         if store.initialised():
             self.server.initialised()
 
     def _serve(self, act: a.Serve) -> None:
         self.server.store.open(act.view, act.recovery)
         self.tell_staleness(time.monotonic(), at_once=True)
-        self.server.changed.set()
+        self.server.changed()
 
     def _carry_out(self, act: a.CarryOut) -> None:
         store = self.server.store
@@ -219,5 +218,6 @@ class Control:
     def _tell_finished(self, act: a.TellFinished) -> None:
         self.tell_staleness(time.monotonic(), at_once=True)
         self.server.final = True
+        self.server.changed()
         for session in list(self.server.sessions.values()):
             session.tell(Kind.FINISHED)

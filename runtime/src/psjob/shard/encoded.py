@@ -32,8 +32,6 @@ class Encoded:
         self.pull = self._named(hello.get("pull"), self._config.pull, one_host)
         self._seen = choice.Goodput()
         self._lock = threading.Lock()
-        self.buffer = memory.Scratch()
-        """Room for an encoded body, of each thread's own; its size was checked."""
 
     # -- pushes --------------------------------------------------------------------------------
 
@@ -80,14 +78,17 @@ class Encoded:
             raise WireError(f"CODEC asks for weights in {str(name)[:40]!r}; agreed are {', '.join(self.agreed)}")
         self.pull = str(name)
 
-    def answer(self, header: Header, block: Block, numbers: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """(codec's number, body) of an answer; the body stands until the next one."""
+    def answer(
+        self, header: Header, block: Block, numbers: torch.Tensor, spares: memory.Spares
+    ) -> tuple[int, torch.Tensor, torch.Tensor | None]:  # fmt: skip
+        """(codec's number, body, which of `spares` holds it) of an answer; None: it is `numbers` itself."""
         codec = None if self.pull == contract.AUTO_CODEC else codecs.for_block(codecs.named(self.pull), block, self._config.ratio)
         if codec is None:
-            return 0, numbers
-        body = self.buffer(codec.bound(block.length, self._config.ratio))
+            return 0, numbers, None
+        spare = spares.take(codec.bound(block.length, self._config.ratio))
+        body = spare[: codec.bound(block.length, self._config.ratio)]
         size = codec.encode(numbers, body, CodecKey(self._seed, header.clock, header.block, self._rank), self._config.ratio)
-        return (codec.number, body[:size]) if size else (0, numbers)
+        return (codec.number, body[:size], spare) if size else (0, numbers, spare)
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -2,96 +2,51 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from psjob.layout import memory
-from psjob.process import supervise
 from psjob.shard.cell import Cell
 from psjob.shard.held import EarlyPushes
 from psjob.shard.rows import RowCell
 from psjob.shard.waiting import MOST_NAMED, Waiter
 from psjob.wire.frame import Flag, Header, Kind, dump
-from psjob.wire.tcp import Stream, StreamClosed
+from psjob.wire.pooled import LARGE, Buffer, Pooled, Sending
 
 if TYPE_CHECKING:
     from psjob.shard.session import Session
 
 
+_spares = memory.Spares()
+"""Room for copies of large answers, until they are sent."""
+
+
 class ShardLane:
     """The sending side of `stream`; `session` reads. Frames go out in the order in which they were queued."""
 
-    def __init__(self, session: Session, stream: Stream) -> None:
+    def __init__(self, session: Session, stream: Pooled) -> None:
         self.session, self.store, self.stream = session, session.store, stream
-        self._out: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.held = EarlyPushes()
         self._lent = 0
         """Answers that were put in lent memory."""
-        self._collected: list[bytes] = []
-        """Answers without payload that the reading thread will send: it has frames at hand that it handles first."""
-        self._collects = False
-        self._collecting = threading.Lock()
-        self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._sender = supervise.thread(self._send_loop, f"to-worker-{session.rank}")
-
-    def start(self) -> None:
-        self._sender.start()
+        self._body = torch.empty(0, dtype=torch.uint8)
 
     def end(self) -> None:
         """The stream has ended: nothing waits for it any more."""
         self.store.drop_waiters(self, self.session.rank)
         self.held.clear()
-        self._out.put(None)
 
-    def next(self) -> Header:
-        """The header of the next frame. Before it waits for one, what was answered meanwhile is sent, all at once. Raises as Stream."""
-        if not self.stream.ahead():
-            with self._collecting:
-                collected, self._collected, self._collects = self._collected, [], False
-            if collected:
-                self.stream.write(b"".join(collected))
-        header = self.stream.recv_header(None)
-        self._collects = True
-        return header
-
-    def put(self, act: Callable[[], None]) -> None:
-        """Let the sending thread do `act` in its turn."""
-        self._out.put(act)
-
-    def tell(self, header: Header, raw: bytes) -> None:
-        """Queue a control frame."""
-        self._out.put(lambda: self.stream.send_control(header, raw))
+    def room(self, size: int) -> torch.Tensor:
+        """Bytes for an encoded body that is received; they stand until the next one of this stream."""
+        if self._body.numel() < size:
+            self._body = torch.empty(size, dtype=torch.uint8)
+        return self._body[:size]
 
     def param(self, cell: Cell, waiter: Waiter) -> None:
-        if not self._told(cell, waiter):
-            self._out.put(lambda: self._send_param(cell, waiter))
-
-    def _told(self, cell: Cell, waiter: Waiter) -> bool:
-        """Answer at once, by a frame without payload, where the block itself is lent and nothing is before it.
-
-        It costs less than to wake the sending thread. Called with the cell's lock held, by whichever thread has moved the block on.
-        """
-        if not (waiter.lent and self.store.mode.steady and self._out.empty()) or cell.none:
-            return False
-        place = self._lend(cell, waiter, cell.reply(waiter))
-        if place is None:
-            return False
-        raw = self._answer(cell, waiter).lent(place, cell.block.nbytes).pack()
-        with self._collecting:
-            if self._collects:
-                self._collected.append(raw)
-                return True
-        try:
-            sent = self.stream.offer(raw)
-        except StreamClosed:
-            return True
-        if sent and self.stream.unsent:
-            self._out.put(self.stream.flush)
-        return sent
+        large = cell.block.nbytes >= LARGE and not (waiter.lent and self.store.mode.steady)
+        self.stream.put(partial(self._param, cell, waiter), large)
 
     def rows(self, cell: RowCell, waiter: Waiter) -> None:
         self.session.row_frames.answer(cell, waiter)
@@ -99,30 +54,34 @@ class ShardLane:
     def waiting(self, waiter: Waiter, cell: Cell | RowCell, missing: list[int], seconds: float) -> None:
         body = {"workers": missing[:MOST_NAMED], "more": max(0, len(missing) - MOST_NAMED), "for": cell.name, "seconds": round(seconds, 1)}
         header = self.session.base._replace(kind=Kind.WAITING, view=self.store.view, request=waiter.request)
-        self.tell(header, dump(body))
+        self.stream.put_control(header, dump(body))
 
-    def _send_param(self, cell: Cell, waiter: Waiter) -> None:
+    def _param(self, cell: Cell, waiter: Waiter) -> Sending | None:
+        """The answer, as the block stands when its turn has come."""
         with cell.lock:
             if cell.state is None or self.stream.closed:  # a reply that will not arrive is not to be noted
-                return
+                return None
             reply = cell.reply(waiter)
             early = self.store.decided is not None and self.store.decided.early
             if cell.staleness is not None and not early:  # else its next push to be decided may be of an older answer
                 cell.staleness.answered(waiter.rank, reply, cell.n)
             place = self._lend(cell, waiter, reply)
-            answer = self._still(cell, waiter, reply) if place is None else None
+            answer, spare = self._still(cell, waiter, reply) if place is None else (None, None)
             header = self._answer(cell, waiter)
             none = sorted(cell.none) if waiter.update else []
+        parts: list[Buffer] = []
         if none:
-            raw_none = dump({"none": none})
-            self.stream.send_control(self.session.base._replace(kind=Kind.INFO, view=self.store.view, block=cell.block.index), raw_none)
+            info = self.session.base._replace(kind=Kind.INFO, view=self.store.view, block=cell.block.index)
+            parts += self.stream.framed(info, dump({"none": none}))
         if answer is None:
-            self.stream.send_lent(header, place or 0, cell.block.nbytes)
-            return
+            return Sending([*parts, header.lent(place or 0, cell.block.nbytes).pack()])
+        spares = [] if spare is None else [spare]
         if waiter.update or cell.update is None:  # weights that a worker steps by itself must come back whole
-            number, answer = self.session.encoded.answer(header, cell.block, answer.view(getattr(torch, cell.block.dtype)))
+            number, answer, more = self.session.encoded.answer(header, cell.block, answer.view(getattr(torch, cell.block.dtype)), _spares)
             header = header._replace(codec=number)
-        self.stream.send(header, memory.view(answer))
+            spares += [] if more is None else [more]
+        parts += self.stream.framed(header, memory.view(answer))
+        return Sending(parts, partial(_spares.give, *spares) if spares else None)
 
     def _answer(self, cell: Cell, waiter: Waiter) -> Header:
         """What an answer says of the block as it stands; called with its lock held."""
@@ -146,27 +105,22 @@ class ShardLane:
         self._lent += 1
         return place
 
-    def _still(self, cell: Cell, waiter: Waiter, reply: torch.Tensor) -> torch.Tensor:
-        """The answer, in memory that stays as it is while it is sent: its own where the rule or the mode holds that still, else a copy."""
+    def _still(self, cell: Cell, waiter: Waiter, reply: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The answer, in memory that stays as it is while it is sent: its own where the rule or the mode holds that still, else a copy.
+
+        With it the spare that holds a large copy.
+        """
         assert cell.state is not None
         if reply is not cell.state.weights and reply is not cell.update:
-            return reply
+            return reply, None
         holds = (self.store.mode.steady and not _moves(cell, waiter)) or self.store.workers == 1
         if holds and (cell.update is None or reply is cell.update):
-            return reply
+            return reply, None
+        if cell.block.nbytes < LARGE:
+            return reply.clone(), None
         raw = reply.view(torch.uint8)
-        if self._scratch.numel() < raw.numel():
-            self._scratch = torch.empty(raw.numel(), dtype=torch.uint8)
-        self._scratch[: raw.numel()].copy_(raw)
-        return self._scratch[: raw.numel()]
-
-    def _send_loop(self) -> None:
-        while (act := self._out.get()) is not None:
-            try:
-                act()
-            except StreamClosed:
-                self.stream.close()
-                return
+        spare = _spares.take(raw.numel())
+        return spare[: raw.numel()].copy_(raw), spare
 
 
 def _moves(cell: Cell, waiter: Waiter) -> bool:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from psjob.protocol.recorddelta import RecordDelta, RecordsOnStream
 from psjob.protocol.records import PIECE, RecordId, RecordIn
 from psjob.wire.frame import MAX_RECORD, Header, Kind, WireError
+from psjob.wire.pooled import Sending
+from psjob.wire.reading import Wants
 
 if TYPE_CHECKING:
     from psjob.shard.session import Session
@@ -36,16 +38,16 @@ class RecordFrames:
         self._session = session
         self._stream = RecordsOnStream()
 
-    def whole(self, header: Header) -> None:
+    def whole(self, header: Header) -> Wants[None]:
         """A RECORD of the worker. Raises WireError."""
-        record = bytes(self._session.stream.recv_body(header, MAX_RECORD))
+        record = bytes((yield from self._session.stream.body(header, MAX_RECORD)))
         self._stream.last = record if len(record) <= PIECE else None
         self._session.to_coordinator(header, {}, record)
 
-    def delta(self, header: Header) -> None:
+    def delta(self, header: Header) -> Wants[None]:
         """A RECORD_DELTA of the worker. Raises WireError where it does not go with the record before."""
         session, (crc, size) = self._session, header.version
-        data = bytes(session.stream.recv_body(header, PIECE))
+        data = bytes((yield from session.stream.body(header, PIECE)))
         if size > PIECE:
             raise WireError(f"a record of {size} bytes in one frame; above {PIECE} it comes in pieces")
         try:
@@ -54,27 +56,29 @@ class RecordFrames:
             raise WireError(f"worker {session.rank}: {error}") from None
         session.to_coordinator(header._replace(kind=Kind.RECORD, part=header.generation), {}, record)
 
-    def piece(self, header: Header) -> None:
+    def piece(self, header: Header) -> Wants[None]:
         """A RECORD_PIECE of the worker. Raises WireError where it is none that a coordinator takes."""
         session, record = self._session, RecordId(header.clock, *header.version)
         if session.server.coordinator is None or not 0 < record.size <= MAX_RECORD:
             raise WireError(f"a piece of a record of {record.size} bytes; shard 0 takes records of 1 to {MAX_RECORD}")
-        count, whole = session.server.records.take(session.rank, record, header.part, session.stream.recv_body(header, PIECE))
+        body = yield from session.stream.body(header, PIECE)
+        count, whole = session.server.records.take(session.rank, record, header.part, body)
         if whole is not None:
             session.to_coordinator(header._replace(kind=Kind.RECORD, part=header.generation), {}, whole)
         session.tell(Kind.RECORD_HAS, clock=record.clock, version=header.version, part=count)
 
     def give_back(self, header: Header, blob: bytes) -> None:
         """Send a record in pieces, other frames between them, from where the worker's hello says that it has it."""
-        session, lane, view = self._session, self._session.lanes[0], memoryview(blob)
+        session, stream, view = self._session, self._session.stream, memoryview(blob)
         record = RecordId(header.clock, zlib.crc32(blob), len(blob))
         has = session.hello.get("has")
         began = int(has[3]) if isinstance(has, list) and len(has) == 4 and has[:3] == list(record) else 0
 
-        def send(at: int) -> None:
+        def send(at: int) -> Sending:
             data = view[at : at + PIECE]
-            lane.stream.send(header._replace(kind=Kind.RECORD_PIECE, part=at, version=(record.crc, record.size)), data)
+            head = header._replace(kind=Kind.RECORD_PIECE, part=at, version=(record.crc, record.size))
             if at + PIECE < len(view):
-                lane.put(lambda: send(at + PIECE))
+                stream.put(lambda: send(at + PIECE))
+            return Sending(stream.framed(head, data))
 
-        lane.put(lambda: send(min(max(0, began), len(blob))))
+        stream.put(lambda: send(min(max(0, began), len(blob))))

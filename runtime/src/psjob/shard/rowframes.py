@@ -14,8 +14,9 @@ from psjob.shard.rowlending import RowLending
 from psjob.shard.rows import Buffers, RowCell, RowGradient
 from psjob.shard.waiting import Waiter
 from psjob.wire.frame import Flag, Header, Kind, WireError
+from psjob.wire.pooled import LARGE, Sending
+from psjob.wire.reading import Pause, Wants
 from psjob.wire.rows import ID_BYTES, LENT_ANSWERS, lookup_limit, push_limit, row_bytes
-from psjob.wire.tcp import StreamClosed
 
 if TYPE_CHECKING:
     from psjob.shard.session import Session
@@ -27,25 +28,22 @@ MAX_QUEUED = 16
 
 
 class RowFrames:
-    """Belongs to one Session and lives in its threads."""
+    """Belongs to one Session; answers are queued by whichever thread moves a table on."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._store = session, session.store
         self._pushes: list[Buffers] = []
         self._queued = 0
-        self._sent = threading.Condition()
+        self._counting = threading.Lock()
         self._lending: RowLending | None = None
         """Where this worker's rows lie, once it has come for memory that this shard lends."""
         self._ticket = ""
 
-    def handle(self, header: Header) -> None:
+    def handle(self, header: Header) -> Wants[None]:
         """A frame of this worker about rows. Raises WireError."""
         if header.kind is Kind.LOOKUP:
-            self._lookup(header)
-        elif header.kind is Kind.ROW_PUSH:
-            self._push(header)
-        else:
-            self._initial(header)
+            return self._lookup(header)
+        return self._push(header) if header.kind is Kind.ROW_PUSH else self._initial(header)
 
     @property
     def transport(self) -> str:
@@ -75,7 +73,7 @@ class RowFrames:
             raise WireError(f"{header.kind.name} of {cell.name} names a place in lent memory, and none was handed over")
         return self._lending
 
-    def _lookup(self, header: Header) -> None:
+    def _lookup(self, header: Header) -> Wants[None]:
         """Serve rows at `header.version[1]` or later; without ids, tell when the table is there."""
         cell = self._store.row_cell(header.table)
         limit = lookup_limit(cell.spec.dim) * ID_BYTES
@@ -86,9 +84,10 @@ class RowFrames:
             if header.flags & Flag.PLACE:
                 place = self._lent(header, cell).place(header, cell.spec, header.length // ID_BYTES)
             ids = torch.empty(header.length // ID_BYTES, dtype=torch.int64)
-            self._session.stream.recv_into(header, memory.view(ids))
+            yield from self._session.stream.payload(header, [memory.view(ids)])
             _check_ids(cell, ids)
-        self._make_room()
+        while self._queued >= MAX_QUEUED:
+            yield Pause()
         with cell.lock:
             if cell.waiters.of(header.worker) >= MAX_HELD:
                 raise WireError(f"worker {header.worker} has {MAX_HELD} lookups in {cell.name} that are held already")
@@ -97,7 +96,7 @@ class RowFrames:
             cell.wait_for(waiter)
             cell.answer((header.worker,))
 
-    def _push(self, header: Header) -> None:
+    def _push(self, header: Header) -> Wants[None]:
         """Take a clock's gradient rows."""
         session, store, cell = self._session, self._store, self._store.row_cell(header.table)
         grad = None
@@ -109,14 +108,14 @@ class RowFrames:
         if not header.flags & Flag.ABSENT:
             check_info(store, header, cell.name)
         if not header.flags & (Flag.ABSENT | Flag.SKIP):
-            grad = self._received(header, cell, rows)
+            grad = yield from self._received(header, cell, rows)
         session.judge(header, store.push(header, cell, grad, session.lanes[0], session.generation), cell.name, grad)
 
-    def _received(self, header: Header, cell: RowCell, rows: int) -> RowGradient | None:
+    def _received(self, header: Header, cell: RowCell, rows: int) -> Wants[RowGradient | None]:
         """The rows of a push; None where they lie in lent memory and the push will be refused anyway."""
         if not header.flags & Flag.LENT:
             grad = RowGradient(self._pushes, rows, cell.spec)
-            self._session.stream.recv_parts(header, [memory.view(grad.ids), memory.view(grad.grads)])
+            yield from self._session.stream.payload(header, [memory.view(grad.ids), memory.view(grad.grads)])
         elif self._store.wanted(header, cell):
             ids, grads = self._lent(header, cell).pushed(header, cell.spec, rows)
             early = self._store.decided is not None and self._store.decided.early
@@ -129,7 +128,7 @@ class RowFrames:
         _check_ids(cell, grad.ids)
         return grad
 
-    def _initial(self, header: Header) -> None:
+    def _initial(self, header: Header) -> Wants[None]:
         """Take first values of rows from rank 0."""
         session, store, cell = self._session, self._store, self._store.row_cell(header.table)
         if session.rank != 0 or store.phase is not Phase.INIT:
@@ -138,7 +137,7 @@ class RowFrames:
         if rows:
             info = check_info(store, header, cell.name)
             first = RowGradient(self._pushes, rows, cell.spec)
-            session.stream.recv_parts(header, [memory.view(first.ids), memory.view(first.grads)])
+            yield from session.stream.payload(header, [memory.view(first.ids), memory.view(first.grads)])
             _check_ids(cell, first.ids)
             with cell.lock:
                 cell.begin(first.ids, first.grads, info.rows)
@@ -152,33 +151,28 @@ class RowFrames:
             kind=Kind.ROWS, view=self._store.view, clock=waiter.clock, request=waiter.request, table=cell.number,
             block=cell.index, version=(self._store.attempt, cell.n),
         )  # fmt: skip
+        stream = self._session.stream
         if waiter.ids is None:
-            self._session.lanes[0].put(lambda: self._session.stream.send(header))
+            stream.put_frame(header)
             return
         if waiter.place is not None:
             at, out = waiter.place
             cell.table.pull(waiter.ids, out)
-            self._session.lanes[0].put(lambda: self._session.stream.send_lent(header, at, out.nbytes))
+            lent = Sending([header.lent(at, out.nbytes).pack()])
+            stream.put(lambda: lent)
             return
         rows = cell.table.pull(waiter.ids)
-        with self._sent:
+        with self._counting:
             self._queued += 1
-        self._session.lanes[0].put(lambda: self._send(header, rows))
+        stream.put(lambda: Sending(stream.framed(header, memory.view(rows)), self._one_less), large=rows.nbytes >= LARGE)
 
-    def _send(self, header: Header, rows: torch.Tensor) -> None:
-        try:
-            self._session.stream.send(header, memory.view(rows))
-        finally:
-            with self._sent:
-                self._queued -= 1
-                self._sent.notify()
-
-    def _make_room(self) -> None:
-        with self._sent:
-            while self._queued >= MAX_QUEUED:
-                self._sent.wait(1.0)
-                if self._session.stream.closed:
-                    raise StreamClosed(self._session.stream.peer)
+    def _one_less(self) -> None:
+        """An answer has been sent: the next lookup may be read."""
+        with self._counting:
+            self._queued -= 1
+            full = self._queued == MAX_QUEUED - 1
+        if full:
+            self._session.stream.wake()
 
 
 def _rows(header: Header, cell: RowCell, limit: int) -> int:

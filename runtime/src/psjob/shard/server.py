@@ -24,18 +24,21 @@ from psjob.shard.awaited import Awaited
 from psjob.shard.cell import Cell
 from psjob.shard.control import Control
 from psjob.shard.coordination import Coordination
+from psjob.shard.letin import WAITING_SECONDS
 from psjob.shard.peers import PeerStream
 from psjob.shard.phase import Phase
 from psjob.shard.recordframes import RecordsHere
 from psjob.shard.rows import RowCell
-from psjob.shard.session import WAITING_SECONDS, Session
+from psjob.shard.session import Session
 from psjob.shard.statusport import status
 from psjob.shard.store import Store
 from psjob.shard.waiting import Waiter, named
 from psjob.wire import shared
 from psjob.wire.frame import Header, Kind, WireError, dump, run_digest
 from psjob.wire.handover import Counter
-from psjob.wire.tcp import Stream, StreamClosed
+from psjob.wire.loop import Apart
+from psjob.wire.pooled import Pooled
+from psjob.wire.reading import StreamClosed, Wants
 
 NOTICE_SECONDS = 60.0
 ROOM_SECONDS = 1.0
@@ -62,7 +65,8 @@ class Server:
         self.store.budget = config.gradients
         self.store.non_finite.looks = config.non_finite == "pass"
         self.store.view = place.view
-        self.changed = threading.Event()
+        self.admitting: dict[Session, None] = {}
+        """Sessions that wait until this shard serves their view."""
         self.sessions: dict[int, Session] = {}
         self.records = RecordsHere()
         self.awaited = Awaited(self)
@@ -136,16 +140,21 @@ class Server:
 
     # -- streams -------------------------------------------------------------------------------
 
-    def meet(self, stream: Stream, header: Header, hello: dict[str, Any]) -> None:
+    def meet(self, stream: Pooled, header: Header, hello: dict[str, Any]) -> Wants[Apart | None]:
         """A stream whose hello is of this run: a worker's, or on shard 0 another shard's. Raises WireError for any other."""
         if hello.get("role") == "worker":
-            self._worker(stream, header, hello)
-        elif hello.get("role") == "shard" and self.coordinator is not None:
-            PeerStream(self, stream, hello).run()
-        else:
-            raise WireError(f"role {str(hello.get('role'))[:40]!r} has no business with shard {self.place.index}")
+            yield from self._worker(stream, header, hello)
+            return None
+        if hello.get("role") == "shard" and self.coordinator is not None:
+            return PeerStream(self, stream, hello).run
+        raise WireError(f"role {str(hello.get('role'))[:40]!r} has no business with shard {self.place.index}")
 
-    def _worker(self, stream: Stream, header: Header, hello: dict[str, Any]) -> None:
+    def changed(self) -> None:
+        """This shard has come to another view or phase: look again at the sessions that wait for that."""
+        for session in list(self.admitting):
+            session.stream.wake()
+
+    def _worker(self, stream: Pooled, header: Header, hello: dict[str, Any]) -> Wants[None]:
         if not 0 <= header.worker < self.place.config.workers:
             raise WireError(f"worker {header.worker} is not one of this job's {self.place.config.workers}")
         if stream.gone():
@@ -154,7 +163,7 @@ class Server:
             known = self.sessions.get(header.worker)
             if known is None or known.incarnation != (header.start, header.rewinds):
                 raise WireError(f"worker {header.worker}: a lane before its first stream; dial again")
-            known.run_lane(stream, hello)
+            yield from known.run_lane(stream, hello)
             return
         session = Session(self, stream, header, hello)
         with self._lock:
@@ -164,8 +173,7 @@ class Server:
             self.sessions[header.worker] = session
         if old is not None:
             old.close()
-            old.done.wait(5)
-        session.run()
+        yield from session.run(old)
 
     def replaced(self, session: Session) -> bool:
         return self.sessions.get(session.rank) is not session
@@ -196,8 +204,8 @@ class Server:
             else:
                 session.hang_up()
 
-    def refuse(self, stream: Stream, error: Exception) -> None:
-        """Count a bad stream, say why (one line a host and minute), answer and let it be closed."""
+    def refuse(self, stream: Pooled, error: Exception) -> None:
+        """Count a bad stream, say why (one line a host and minute) and answer; it is closed after."""
         self.bad_connections += 1
         host = stream.peer.rsplit(":", 1)[0]
         now = time.monotonic()
@@ -207,10 +215,7 @@ class Server:
             self._noticed[host] = now
             log.warning("closed a stream of %s: %s", stream.peer, error)
         raw = dump({"code": "protocol", "error": str(error)[:500]})
-        try:
-            stream.send(Header(Kind.ERROR, run=self.run, view=self.store.view, attempt=self.store.attempt), raw)
-        except StreamClosed:
-            pass
+        stream.put_frame(Header(Kind.ERROR, run=self.run, view=self.store.view, attempt=self.store.attempt), raw)
 
     def release(self, cut: int) -> None:
         """Workers that marked for a cut may go on."""

@@ -1,4 +1,4 @@
-"""One worker's conversation: hello, then frames until it ends. Each of its streams is read, and what came applied, in a thread.
+"""One worker's conversation: hello, then frames until it ends. Each of its streams is read, and what came applied, by a loop of the pool.
 
 The first stream carries everything; further lanes only blocks, so that several are received and applied at once.
 """
@@ -24,34 +24,36 @@ from psjob.shard.checks import check_acked, check_leave, check_push, group_hyper
 from psjob.shard.encoded import Encoded
 from psjob.shard.lane import ShardLane
 from psjob.shard.lending import Lending, lent_bytes, slots_of
+from psjob.shard.letin import let_in
 from psjob.shard.pending import Info, Received
 from psjob.shard.phase import Phase
 from psjob.shard.recordframes import RecordFrames
 from psjob.shard.rowframes import RowFrames
+from psjob.shard.stateframes import StateFrames
 from psjob.wire.frame import ROW_KINDS, Flag, Header, Kind, WireError, dump
-from psjob.wire.tcp import Stream, StreamClosed
+from psjob.wire.pooled import Pooled
+from psjob.wire.reading import StreamClosed, Wants
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server
 
-WAITING_SECONDS = 2.0
-MORE_STATES = 16
-"""A worker that asks again, on a step that it repeats, asks for a few twice."""
 log = logging.getLogger("psjob.shard")
 
 
 class Session:
-    """A worker's conversation with this shard. `welcomed` is set by the coordinator (shard 0) or by `_admit` (others).
+    """A worker's conversation with this shard. `welcomed` is set by the coordinator (shard 0) or by `let_in` (others).
 
     Raises WireError for a hello that asks for what no worker has.
     """
 
-    def __init__(self, server: Server, stream: Stream, header: Header, hello: dict[str, Any]) -> None:
+    def __init__(self, server: Server, stream: Pooled, header: Header, hello: dict[str, Any]) -> None:
         self.server, self.store = server, server.store
         self.rank, self.hello = header.worker, hello
         self.incarnation = (header.start, header.rewinds)
         self.encoded = Encoded(server.place, header.worker, hello, not stream.sums)
         self.done = threading.Event()
+        self.after: list[Callable[[], None]] = []
+        """Called when this session is over."""
         self.welcomed = False
         self.generation = -1
         self.base = Header(
@@ -61,6 +63,7 @@ class Session:
         self.lanes = [ShardLane(self, stream)]
         self.row_frames = RowFrames(self)
         self.records = RecordFrames(self)
+        self.states = StateFrames(self)
         self._token = secrets.token_hex(16)
         """Who knows it may open further lanes of this very session."""
         self.lending: Lending | None = None
@@ -69,20 +72,17 @@ class Session:
         self._slots = slots_of(hello)
         self._lock = threading.Lock()
         self._reading = 1
-        self._states = 0
-        """Blocks whose optimizer state was asked for and not sent yet."""
 
     @property
-    def stream(self) -> Stream:
+    def stream(self) -> Pooled:
         """The one that hello came by."""
         return self.lanes[0].stream
 
-    def run(self) -> None:
-        """Serve until the stream ends. Raises WireError on a broken rule; the server answers it."""
-        coordinator = self.server.coordinator
-        self._read(self.lanes[0], self._admit if coordinator is None else lambda: coordinator.hello(self))
+    def run(self, old: Session | None = None) -> Wants[None]:
+        """Serve until the stream ends, once `old` is over. Raises WireError on a broken rule; the server answers it."""
+        return self._read(self.lanes[0], let_in(self, old))
 
-    def run_lane(self, stream: Stream, hello: dict[str, Any]) -> None:
+    def run_lane(self, stream: Pooled, hello: dict[str, Any]) -> Wants[None]:
         """Serve a further stream of the same worker, until any of them ends. Raises WireError."""
         lane = ShardLane(self, stream)
         with self._lock:
@@ -92,21 +92,26 @@ class Session:
                 raise WireError(f"worker {self.rank} has {len(self.lanes)} lanes, at most {self.store.lanes} are served")
             self.lanes.append(lane)
             self._reading += 1
-        self._read(lane)
+        return self._read(lane)
 
     def close(self, but: ShardLane | None = None) -> None:
-        """Close every stream; the threads that read them end."""
+        """Close every stream; what reads them ends."""
         with self._lock:
             lanes = [lane for lane in self.lanes if lane is not but]
         for lane in lanes:
             lane.stream.close()
 
-    def _read(self, lane: ShardLane, first: Callable[[], None] = lambda: None) -> None:
-        lane.start()
+    def _read(self, lane: ShardLane, first: Wants[None] | None = None) -> Wants[None]:
         try:
-            first()
+            if first is not None:
+                yield from first
             while True:
-                self._handle(lane, lane.next())
+                header = yield from lane.stream.next_header(None)
+                wants = self._handle(lane, header)
+                if wants is not None:
+                    yield from wants
+                if lane.stream.ahead():
+                    lane.stream.pass_on()
         except StreamClosed:
             pass
         finally:
@@ -114,25 +119,30 @@ class Session:
             with self._lock:
                 self._reading -= 1
                 if not self._reading:
-                    self.done.set()
-                    if self.server.coordinator is not None:
-                        self.server.coordinator.ended(self)
-                    if self.server.counter is not None:
-                        self.server.counter.forget(self._ticket)
-                    self.row_frames.close()
+                    self._is_over()
             self.close(but=lane)  # its own may still have to tell the worker what was wrong
+
+    def _is_over(self) -> None:
+        self.done.set()
+        for act in self.after:
+            act()
+        if self.server.coordinator is not None:
+            self.server.coordinator.ended(self)
+        if self.server.counter is not None:
+            self.server.counter.forget(self._ticket)
+        self.row_frames.close()
 
     # -- out -----------------------------------------------------------------------------------
 
     def tell(self, kind: Kind, body: Any = None, payload: bytes | None = None, **fields: Any) -> None:
         """Queue a control frame: JSON `body`, or raw `payload`."""
-        header, lane = self.base._replace(kind=kind, view=self.store.view, **fields), self.lanes[0]
+        header = self.base._replace(kind=kind, view=self.store.view, **fields)
         if payload is None:
-            lane.tell(header, b"" if body is None else dump(body))
+            self.stream.put_control(header, b"" if body is None else dump(body))
         elif kind is Kind.RECORD and len(payload) > PIECE:
             self.records.give_back(header, payload)
         else:
-            lane.put(lambda: lane.stream.send(header, payload))
+            self.stream.put_frame(header, payload)
 
     @property
     def mode(self) -> str:
@@ -151,7 +161,7 @@ class Session:
 
     def hang_up(self) -> None:
         """Close after what is queued has been sent."""
-        self.lanes[0].put(self.close)
+        self.stream.finish()
 
     def welcome(self, **extra: Any) -> None:
         """Tell the worker what this shard has of it: complete clock, open blocks, attempt."""
@@ -198,31 +208,6 @@ class Session:
 
     # -- in ------------------------------------------------------------------------------------
 
-    def _admit(self) -> None:
-        """Wait until this shard serves the view the worker was welcomed in, then welcome it."""
-        last = time.monotonic()
-        while True:
-            if self.server.final:
-                self.tell(Kind.FINISHED)
-                self.hang_up()
-                return
-            store = self.store
-            ready = store.phase is Phase.SERVING or (store.phase is Phase.INIT and self.hello.get("init"))
-            if ready and store.view >= int(self.hello.get("view", 0)):
-                break
-            if time.monotonic() - last > WAITING_SECONDS:
-                last = time.monotonic()
-                self.tell(Kind.WAITING, {"shard": store.index, "state": store.phase.value, "view": store.view})
-            if self.stream.closed or self.server.replaced(self):
-                raise StreamClosed(self.stream.peer)
-            self.server.changed.wait(0.2)
-        together = store.mode.rewinds_together and store.phase is Phase.SERVING
-        if (together and int(self.hello.get("recovery", 0)) != store.recovery) or self.mode != written(store.mode):
-            self.rewind()
-            return
-        self.join()
-        self.welcome()
-
     def join(self) -> None:
         """Take note of this process: fence older ones, and count what this shard lost of a worker that knew an attempt before.
 
@@ -246,23 +231,24 @@ class Session:
         if lost:
             self.store.ask_again()
 
-    def _handle(self, lane: ShardLane, header: Header) -> None:
+    def _handle(self, lane: ShardLane, header: Header) -> Wants[None] | None:
+        """Do what a frame asks for; what is left to be done once more of it has come. Raises WireError."""
         self.server.check(header, self)
         kind = header.kind
         if kind is Kind.PUSH:
-            self._push(lane, header)
-        elif kind is Kind.EARLY:
-            self._early(lane, header)
-        elif kind is Kind.PULL:
+            return self._push(lane, header)
+        if kind is Kind.EARLY:
+            return self._early(lane, header)
+        if kind is Kind.PULL:
             self.store.pull(header, self.store.cell(header.block), lane)
         elif kind is Kind.INFO:
-            self._info(lane, header)
+            return self._info(lane, header)
         elif kind in ROW_KINDS and lane is self.lanes[0]:
-            self.row_frames.handle(header)
+            return self.row_frames.handle(header)
         elif lane is not self.lanes[0]:
             raise WireError(f"{kind.name} belongs on a worker's first stream")
         elif kind is Kind.INIT:
-            self._init(header)
+            return self._init(header)
         elif kind is Kind.MARK:
             self.to_coordinator(header, {})
             self.server.control.mark(self.rank, header.request)
@@ -273,32 +259,41 @@ class Session:
                 self.server.control.left(self.rank)
                 self.to_coordinator(header, {})
         elif kind is Kind.RECORD:
-            self.records.whole(header)
+            return self.records.whole(header)
         elif kind is Kind.RECORD_DELTA:
-            self.records.delta(header)
+            return self.records.delta(header)
         elif kind is Kind.RECORD_PIECE:
-            self.records.piece(header)
-        elif kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP, Kind.STIRRED):
-            self.to_coordinator(header, self.stream.recv_json(header))
+            return self.records.piece(header)
         elif kind is Kind.STATE:
-            self._state(header)
+            self.states.asked(header)
+        else:
+            return self._said(header)
+        return None
+
+    def _said(self, header: Header) -> Wants[None]:
+        """A frame with a body that the coordinator or this stream itself is told."""
+        kind = header.kind
+        if kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP, Kind.STIRRED):
+            body = yield from self.stream.json(header)
+            self.to_coordinator(header, body)
         elif kind is Kind.CODEC:
-            self.encoded.chosen(self.stream.recv_json(header).get("pull"))
+            body = yield from self.stream.json(header)
+            self.encoded.chosen(body.get("pull"))
         else:
             raise WireError(f"{kind.name} is not a worker's message")
 
-    def _push(self, lane: ShardLane, header: Header) -> None:
+    def _push(self, lane: ShardLane, header: Header) -> Wants[None]:
         store, cell = self.store, self.store.cell(header.block)
         codec = self.encoded.codec_of(header, cell.block)
         check_push(store, header, cell, codec is not None)
         if header.flags & Flag.STORE:
             weights = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype))
-            lane.stream.recv_into(header, memory.view(weights))
+            yield from lane.stream.payload(header, [memory.view(weights)])
             store.keep(cell, weights, header.version[1], self.generation)
             return
         grad = lane.held.take(header) if header.flags & Flag.HELD and store.wanted(header, cell) else None
         if header.length:
-            grad = self._receive(lane, header, cell, codec)
+            grad = yield from self._receive(lane, header, cell, codec)
         lane.held.drop(header.block)
         self.judge(header, store.push(header, cell, grad, lane, self.generation), cell.name, grad)
 
@@ -314,16 +309,16 @@ class Session:
         if verdict is Verdict.FENCED:
             raise StreamClosed(f"worker {self.rank}: this stream is older than the last restore or than another process of its rank")
 
-    def _early(self, lane: ShardLane, header: Header) -> None:
+    def _early(self, lane: ShardLane, header: Header) -> Wants[None]:
         cell = self.store.cell(header.block)
         codec = self.encoded.codec_of(header, cell.block)
         check_push(self.store, header, cell, codec is not None)
         lane.held.drop(header.block)
-        grad = self._receive(lane, header, cell, codec)
+        grad = yield from self._receive(lane, header, cell, codec)
         if grad is not None:
             lane.held.keep(header, grad)
 
-    def _receive(self, lane: ShardLane, header: Header, cell: Cell, codec: Codec | None) -> Gradient | None:
+    def _receive(self, lane: ShardLane, header: Header, cell: Cell, codec: Codec | None) -> Wants[Gradient | None]:
         """The gradient that follows its header, in the codec that was checked; None where the push of it will be refused anyway."""
         if header.flags & Flag.LENT and self.store.wanted(header, cell):
             if self.lending is None:
@@ -336,21 +331,21 @@ class Session:
             return grad
         grad = self.store.target(header, cell)
         if grad is None:
-            lane.stream.drain(header)
+            yield from lane.stream.skip(header)
         elif codec is None:
             began = time.monotonic()
-            lane.stream.recv_into(header, memory.view(grad.flat))
+            yield from lane.stream.payload(header, [memory.view(grad.flat)])
             told = self.encoded.measured(header, time.monotonic() - began, len(self.lanes))
             if told is not None:
                 self.tell(Kind.CODEC, told)
         else:
-            body = self.encoded.buffer(header.length)
-            lane.stream.recv_into(header, memory.view(body))
+            body = lane.room(header.length)
+            yield from lane.stream.payload(header, [memory.view(body)])
             self.encoded.decode(codec, header, body, grad.flat)
         return grad
 
-    def _info(self, lane: ShardLane, header: Header) -> None:
-        body = lane.stream.recv_json(header)
+    def _info(self, lane: ShardLane, header: Header) -> Wants[None]:
+        body = yield from lane.stream.json(header)
         try:
             hyperparameters = group_hyperparameters(self.store, body["hyperparameters"])
             rows = table_hyperparameters(self.store, body.get("rows", []))
@@ -359,38 +354,14 @@ class Session:
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"INFO of worker {self.rank} is not in shape: {error!r}") from None
 
-    def _init(self, header: Header) -> None:
+    def _init(self, header: Header) -> Wants[None]:
         cell = self.store.cell(header.block)
         if self.rank != 0 or self.store.phase is not Phase.INIT:
             raise WireError(f"INIT from worker {self.rank} while this shard is {self.store.phase.value}; only rank 0 starts a new run")
         weights = torch.empty(cell.block.length, dtype=getattr(torch, cell.block.dtype))
-        self.stream.recv_into(header, memory.view(weights))
+        yield from self.stream.payload(header, [memory.view(weights)])
         if self.store.initialise(header.block, weights):
             self.server.initialised()
-
-    def _state(self, header: Header) -> None:
-        """Optimizer state of a block that is no one worker's, for `opt.state_dict()`: slots one after the other, counters as JSON first.
-
-        It is copied when its turn to be sent has come: at most one copy a worker is held. Raises WireError for too many at a time.
-        """
-        cell = self.store.cell(header.block)
-        if self._states >= len(self.store.cells) + MORE_STATES:
-            raise WireError(f"worker {self.rank} has asked for the state of {self._states} blocks and taken none")
-        with self._lock:
-            self._states += 1
-        self.lanes[0].put(lambda: self._send_state(header, cell))
-
-    def _send_state(self, header: Header, cell: Cell) -> None:
-        with self._lock:
-            self._states -= 1
-        with cell.lock:
-            if cell.state is None:
-                return  # a restore has come between, which ends this stream
-            copy = cell.state.shared().copy()
-        head = dump({"slots": {name: t.numel() * t.element_size() for name, t in copy.slots.items()}, **copy.counts()})
-        parts = [memoryview(len(head).to_bytes(4, "little") + head), *(memory.view(t) for t in copy.slots.values())]
-        answer = self.base._replace(kind=Kind.STATE, view=self.store.view, request=header.request, block=header.block)
-        self.stream.send_parts(answer, parts)
 
     def to_coordinator(self, header: Header, body: dict[str, Any], blob: bytes = b"") -> None:
         """Let the coordinator have a frame, if it is in this process."""

@@ -1,0 +1,391 @@
+"""A pool of threads for the streams of a process: as many as it has cores, however many streams there are.
+
+Each thread has an epoll. It reads some of the streams, by generators that say what they want filled, and sends what is left over on
+others: one stream's two sides belong to two threads, so that a large answer goes out while the next push comes in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from psjob.process import supervise
+from psjob.wire.pooled import Pooled, here
+from psjob.wire.reading import Filling, Pause, StreamClosed, Wants
+
+LOOK_SECONDS = 0.25
+"""Between two looks at deadlines, where any stream has one."""
+ACCEPTS = 64
+"""Streams taken at a time, before others are read."""
+MOST_STIRRED = 32
+"""Streams for which one thread sends at a time; those of more are sent by their own loops."""
+FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+LEAST, MOST = 2, 8
+"""Threads of a pool."""
+Apart = Callable[[], None]
+"""Goes on with a stream in a thread of its own, by calls that wait."""
+Serve = Callable[[Pooled], Wants[Apart | None]]
+
+
+class _Reader:
+    """One stream as its loop reads it."""
+
+    __slots__ = ("armed", "fd", "stream", "want", "wants")
+
+    def __init__(self, stream: Pooled, wants: Wants[Apart | None]) -> None:
+        self.stream, self.wants = stream, wants
+        self.fd = stream.sock.fileno()
+        self.want: Filling | Pause = Pause()
+        self.armed = False
+        """Does the epoll tell of bytes that have come?"""
+
+
+class Loop:
+    """One thread. What is public may be called from any thread where it says so; all else belongs to the loop's own."""
+
+    def __init__(self, name: str, done: Callable[[Pooled], None]) -> None:
+        self.name, self._done = name, done
+        self.stirred: dict[Pooled, None] = {}
+        """Streams for which this thread has queued frames since it sent last."""
+        self._epoll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._bell, select.EPOLLIN)
+        self._inbox: deque[Callable[[], object]] = deque()
+        self._rung = self._over = False
+        self._readers: dict[int, _Reader] = {}
+        self._of: dict[Pooled, _Reader] = {}
+        self._timed: dict[_Reader, None] = {}
+        """Those whose want has a deadline."""
+        self._senders: dict[int, Pooled] = {}
+        """By descriptor: who has frames left over."""
+        self._listeners: dict[int, Callable[[], None]] = {}
+        self._deaf: set[int] = set()
+        """Listeners that are not heard, for want of descriptors."""
+        self._looked = 0.0
+
+    def __del__(self) -> None:
+        os.close(self._bell)  # not before: some thread may be about to ring
+
+    def start(self) -> None:
+        supervise.start(self._run, self.name)
+
+    def post(self, act: Callable[[], object]) -> None:
+        """Let the loop's thread do `act` soon. From any thread."""
+        self._inbox.append(act)
+        if not self._rung and getattr(here, "loop", None) is not self:
+            self._rung = True
+            os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """End, and close every stream. From any thread."""
+        self._over = True
+        self.post(lambda: None)
+
+    # -- streams ---------------------------------------------------------------------------------
+
+    def listen(self, fd: int, accept: Callable[[], None]) -> None:
+        """Call `accept` when somebody dials."""
+        self._listeners[fd] = accept
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def deaf(self, fd: int) -> None:
+        """Hear no one who dials, until the next look."""
+        self._epoll.modify(fd, 0)
+        self._deaf.add(fd)
+        self._looked = time.monotonic()
+
+    def read(self, stream: Pooled, wants: Wants[Apart | None]) -> None:
+        """Begin to read a stream."""
+        reader = _Reader(stream, wants)
+        try:
+            self._epoll.register(reader.fd, 0)
+        except (OSError, ValueError):
+            wants.close()
+            self._let_go(stream)
+            return
+        self._readers[reader.fd] = self._of[stream] = reader
+        self._resume(reader)
+
+    def wake(self, stream: Pooled) -> None:
+        """Go on with a stream that has paused, or was closed."""
+        reader = self._of.get(stream)
+        if reader is not None and (stream.closed or isinstance(reader.want, Pause)):
+            self._resume(reader)
+
+    def watch(self, stream: Pooled) -> None:
+        """A stream has frames left over: send them when there is room."""
+        fd = stream.sock.fileno()
+        if stream.closed or fd in self._senders or stream.resume():
+            return
+        try:
+            self._epoll.register(fd, select.EPOLLOUT)
+        except (OSError, ValueError):
+            stream.close()
+            return
+        self._senders[fd] = stream
+
+    def forget(self, stream: Pooled) -> None:
+        """Close the descriptor of a stream that is closed and read no more."""
+        fd = stream.sock.fileno()
+        if fd < 0:
+            return
+        if self._senders.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+        stream.release()
+        self._done(stream)
+
+    def send_stirred(self, but: Pooled | None = None) -> None:
+        """Send what this thread has queued, except for one stream."""
+        stirred, self.stirred = self.stirred, {}
+        if but is not None and stirred.pop(but, self) is None:
+            self.stirred[but] = None
+        if stirred:
+            self._send(stirred)
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        here.loop = self
+        while not self._over:
+            if self._inbox or self.stirred:
+                wait = 0.0
+            else:
+                wait = LOOK_SECONDS if self._has_dates else -1.0
+            for fd, event in self._epoll.poll(wait):
+                self._met(fd, event)
+            self._work()
+            if self._has_dates:
+                now = time.monotonic()
+                if now - self._looked >= LOOK_SECONDS:
+                    self._looked = now
+                    self._look(now)
+                    self._work()
+        for reader in list(self._readers.values()):
+            reader.stream.close()
+            self._resume(reader)
+        self._work()
+        self._epoll.close()
+
+    @property
+    def _has_dates(self) -> bool:
+        return bool(self._timed or self._senders or self._deaf)
+
+    def _met(self, fd: int, event: int) -> None:
+        reader = self._readers.get(fd)
+        if reader is not None:
+            if reader.armed:
+                self._receive(reader)
+            else:  # reset while nothing was read of it
+                self._resume(reader, StreamClosed(f"{reader.stream.peer}: closed by the peer"))
+        elif fd in self._senders:
+            stream = self._senders[fd]
+            if stream.closed or stream.resume():
+                del self._senders[fd]
+                self._epoll.unregister(fd)
+        elif fd in self._listeners:
+            self._listeners[fd]()
+        elif fd == self._bell:
+            os.eventfd_read(self._bell)
+            self._rung = False
+
+    def _work(self) -> None:
+        """Do what was posted, and send what was queued."""
+        while self._inbox or self.stirred:
+            for _ in range(len(self._inbox)):
+                self._inbox.popleft()()
+            if self.stirred:
+                self.send_stirred()
+
+    def _send(self, streams: dict[Pooled, None]) -> None:
+        if len(streams) > MOST_STIRRED:
+            others: dict[Loop, list[Pooled]] = {}
+            mine = []
+            for stream in streams:
+                writer = stream.writer
+                if writer is None or writer is self:
+                    mine.append(stream)
+                else:
+                    others.setdefault(writer, []).append(stream)
+            for writer, theirs in others.items():
+                writer.post(partial(_pump, theirs))
+            _pump(mine)
+        else:
+            for stream in streams:
+                stream.pump()
+
+    def _receive(self, reader: _Reader) -> None:
+        """Take what has come, until the next frame is waited for."""
+        stream, want = reader.stream, reader.want
+        while isinstance(want, Filling):
+            if stream.closed:
+                self._resume(reader, StreamClosed(f"{stream.peer}: closed"))
+                return
+            try:
+                if not want.receive(socket.MSG_DONTWAIT):
+                    break
+            except StreamClosed as error:
+                self._resume(reader, error)
+                return
+            if not self._next(reader):
+                return
+            want = reader.want
+            if isinstance(want, Pause) or want.idle:  # what has come meanwhile is told again
+                break
+        self._arm(reader)
+
+    def _resume(self, reader: _Reader, error: Exception | None = None) -> None:
+        """Go on with a generator that has paused or has just begun, or end it with `error`."""
+        if error is None and reader.stream.closed:
+            error = StreamClosed(f"{reader.stream.peer}: closed")
+        if self._next(reader, error):
+            if isinstance(reader.want, Filling) and reader.stream.behind:
+                self._receive(reader)
+            else:
+                self._arm(reader)
+
+    def _next(self, reader: _Reader, error: Exception | None = None) -> bool:
+        """Let the generator say what it wants next; False: it has ended."""
+        try:
+            reader.want = next(reader.wants) if error is None else reader.wants.throw(error)
+            return True
+        except StopIteration as end:
+            self._end(reader, end.value)
+        except StreamClosed:
+            self._end(reader)
+        except Exception as problem:
+            supervise.broken(self.name, problem)
+            self._end(reader)
+        return False
+
+    def _arm(self, reader: _Reader) -> None:
+        """Have the epoll tell what is waited for."""
+        want = reader.want
+        reads = isinstance(want, Filling)
+        if reads is not reader.armed:
+            reader.armed = reads
+            self._epoll.modify(reader.fd, select.EPOLLIN if reads else 0)
+        if want.due != math.inf:
+            self._timed[reader] = None
+        elif reader in self._timed:
+            del self._timed[reader]
+
+    def _end(self, reader: _Reader, apart: Apart | None = None) -> None:
+        """The generator has ended: send what is queued, close, or go on in a thread of its own."""
+        stream = reader.stream
+        del self._readers[reader.fd], self._of[stream]
+        self._timed.pop(reader, None)
+        self._epoll.unregister(reader.fd)
+        if apart is not None:
+            supervise.start(self._apart, "stream-apart", stream, apart)
+        else:
+            self._let_go(stream)
+
+    def _let_go(self, stream: Pooled) -> None:
+        stream.reader = None
+        if stream.closed:
+            stream.close()
+        else:
+            stream.finish()
+
+    def _apart(self, stream: Pooled, go_on: Apart) -> None:
+        stream.reader = None
+        try:
+            go_on()
+        finally:
+            stream.resume()
+            stream.close()
+
+    def _look(self, now: float) -> None:
+        """What is due has one more chance: this thread may have been busy."""
+        for reader in [reader for reader in self._timed if reader.want.due <= now]:
+            want = reader.want
+            if isinstance(want, Pause):
+                self._resume(reader)
+                continue
+            self._receive(reader)
+            if reader.want is want:
+                try:
+                    want.check(now)
+                except TimeoutError as error:
+                    self._resume(reader, error)
+        for stream in list(self._senders.values()):
+            if stream.overdue(now):
+                stream.close()
+        for fd in self._deaf:
+            with contextlib.suppress(OSError):  # the listener is closed
+                self._epoll.modify(fd, select.EPOLLIN)
+        self._deaf.clear()
+
+
+def _pump(streams: list[Pooled]) -> None:
+    for stream in streams:
+        stream.pump()
+
+
+class StreamPool:
+    """`threads` None: as many as there are cores, within LEAST and MOST. Its threads run until `close`."""
+
+    def __init__(self, name: str, threads: int | None = None) -> None:
+        number = max(LEAST, threads or min(MOST, len(os.sched_getaffinity(0))))
+        self.loops = [Loop(f"{name}-streams-{at}", self._gone) for at in range(number)]
+        self._lock = threading.Lock()
+        self._reads: dict[Pooled, int] = {}
+        """By stream, which loop reads it."""
+        self._counts = [0] * number
+        for loop in self.loops:
+            loop.start()
+
+    def accept(self, listener: socket.socket, serve: Serve, limit: int) -> None:
+        """Read what dials `listener` as `serve` wants it; a newcomer above `limit` streams is closed."""
+        listener.setblocking(False)
+        loop, fd = self.loops[0], listener.fileno()
+
+        def accept() -> None:
+            for _ in range(ACCEPTS):
+                try:
+                    sock, _address = listener.accept()
+                except BlockingIOError:
+                    return
+                except OSError as error:
+                    if error.errno in FULL:
+                        loop.deaf(fd)
+                    return
+                self._take(sock, serve, limit)
+
+        loop.post(partial(loop.listen, fd, accept))
+
+    def close(self) -> None:
+        """Close every stream; the threads end."""
+        for loop in self.loops:
+            loop.close()
+
+    def _take(self, sock: socket.socket, serve: Serve, limit: int) -> None:
+        with self._lock:
+            if len(self._reads) >= limit:
+                sock.close()
+                return
+            at = min(range(len(self.loops)), key=lambda number: self._counts[number])
+            try:
+                stream = Pooled(sock)
+            except OSError:
+                sock.close()
+                return
+            self._reads[stream] = at
+            self._counts[at] += 1
+        stream.reader, stream.writer = self.loops[at], self.loops[(at + 1) % len(self.loops)]
+        stream.reader.post(partial(stream.reader.read, stream, serve(stream)))
+
+    def _gone(self, stream: Pooled) -> None:
+        with self._lock:
+            at = self._reads.pop(stream, None)
+            if at is not None:
+                self._counts[at] -= 1

@@ -1,0 +1,217 @@
+"""A stream of a pool: it is read by a generator and written by a queue, and no thread ever waits for its peer.
+
+What is queued says its bytes when its turn comes. Whoever finds nothing before it sends at once; what the kernel does not take is sent by
+the stream's loop when there is room. Of a half-sent frame the stream holds the rest, so a slow reader holds one frame.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from psjob.wire.frame import MAX_JSON, Header, frames
+from psjob.wire.reading import SILENCE_SECONDS
+from psjob.wire.tcp import Stream
+
+if TYPE_CHECKING:
+    from psjob.wire.loop import Loop
+
+Buffer = bytes | bytearray | memoryview
+JOINED = 16 << 10
+"""Frames of so many bytes together are sent as one piece of memory."""
+BATCH = 64 << 10
+"""Bytes of frames that are sent by one call, where there are several."""
+PLACES = 512
+LARGE = 64 << 10
+"""An answer of so many bytes is sent by the loop that writes."""
+here = threading.local()
+"""Of a loop's thread: `loop`."""
+
+
+class Sending(NamedTuple):
+    """Whole frames, whose bytes stay as they are until `done` is called."""
+
+    parts: Sequence[Buffer]
+    done: Callable[[], None] | None = None
+
+
+Act = Callable[[], Sending | None]
+"""Says what is to be sent when its turn has come; None: nothing."""
+
+
+class Pooled(Stream):
+    """`put` may be called from any thread. Belongs to two loops once its pool has taken it: one reads, another sends what is left over."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self.reader: Loop | None = None
+        self.writer: Loop | None = None
+        self.written = 0.0
+        """When the peer took a byte last, of what is left over."""
+        self._queue: deque[Act | None] = deque()
+        """None: close."""
+        self._rest: list[memoryview] = []
+        self._done: list[Callable[[], None]] = []
+
+    def framed(self, header: Header, payload: Buffer = b"") -> list[Buffer]:
+        """One frame, with the payload's length and, where it leaves this host, its checksum."""
+        view = payload if isinstance(payload, bytes | memoryview) else memoryview(payload)
+        raw = header.sized(view, self.sums).pack()
+        return [raw, view] if len(view) else [raw]
+
+    def framed_parts(self, header: Header, parts: Sequence[memoryview]) -> list[Buffer]:
+        """As `framed`, of a payload that lies in several places."""
+        crc = functools.reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0) if self.sums else 0
+        return [header._replace(length=sum(map(len, parts)), crc=crc).pack(), *parts]
+
+    def put(self, act: Act, large: bool = False) -> None:
+        """Send what `act` says, after all that was put before. `large`: the loop that writes does it, beside the one that reads."""
+        self._queue.append(act)
+        self._stir(large)
+
+    def put_frame(self, header: Header, payload: bytes = b"") -> None:
+        """Send a frame that stands."""
+        sending = Sending(self.framed(header, payload))
+        self.put(lambda: sending)
+
+    def put_control(self, header: Header, raw: bytes) -> None:
+        """Send a control body that `dump` has made: in several frames where it is above MAX_JSON."""
+        if len(raw) <= MAX_JSON:
+            self.put_frame(header, raw)
+            return
+        sending = Sending([part for head, piece in frames(header, raw) for part in (head.sized(piece, self.sums).pack(), piece)])
+        self.put(lambda: sending)
+
+    def pass_on(self) -> None:
+        """Send what was put to other streams, before the next frame of this one is handled: its own answers go out together."""
+        loop: Loop | None = getattr(here, "loop", None)
+        if loop is not None and loop.stirred:
+            loop.send_stirred(but=self)
+
+    def finish(self) -> None:
+        """Close after all that was put before."""
+        self._queue.append(None)
+        self._stir(False)
+
+    def close(self) -> None:
+        """Nothing more is read or sent. The descriptor is closed when both loops have let go of it."""
+        self.closed = True
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self.wake()
+        if self.reader is None and self.writer is not None:
+            self.writer.post(functools.partial(self.writer.forget, self))
+
+    def wake(self) -> None:
+        """Let the generator go on that has paused, or end where the stream is closed."""
+        reader = self.reader
+        if reader is not None:
+            reader.post(functools.partial(reader.wake, self))
+
+    def release(self) -> None:
+        """Give the descriptor back; the loops know it no longer."""
+        with self._send_lock:
+            self.sock.close()
+            self._queue.clear()
+            self._rest, self._done = [], []
+
+    # -- for the loops -----------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Send what the peer takes without waiting."""
+        while self._queue and not self._rest and self._send_lock.acquire(blocking=False):  # whoever has the lock looks again after
+            try:
+                self._pump()
+            finally:
+                self._send_lock.release()
+
+    def resume(self) -> bool:
+        """There is room again: send what was left over, then what was put since. True: nothing is left over."""
+        with self._send_lock:
+            parts, self._rest = self._rest, []
+            done, self._done = self._done, []
+            through = not parts or self.closed or self._send(parts, done, again=True)
+        if through:
+            self.pump()
+        return not self._rest
+
+    def overdue(self, now: float) -> bool:
+        """Has the peer taken no byte of what is left over for too long?"""
+        return bool(self._rest) and now - self.written >= SILENCE_SECONDS
+
+    def _pump(self) -> None:
+        """Make frames of what is queued, and send them; the lock is held."""
+        parts: list[Buffer] = []
+        done: list[Callable[[], None]] = []
+        size = 0
+        while self._queue:
+            act = self._queue[0]
+            if act is None and parts:
+                break
+            self._queue.popleft()
+            if self.closed:
+                continue
+            if act is None:
+                self.close()
+                continue
+            sending = act()
+            if sending is None:
+                continue
+            parts += sending.parts
+            size += sum(map(len, sending.parts))
+            if sending.done is not None:
+                done.append(sending.done)
+            if size >= BATCH or done:
+                break
+        if parts and not self.closed and not self._send(parts, done) and self.writer is not None:
+            self.writer.post(functools.partial(self.writer.watch, self))
+
+    def _stir(self, large: bool) -> None:
+        loop: Loop | None = getattr(here, "loop", None)
+        if loop is not None and not (large and loop is not self.writer):
+            loop.stirred[self] = None
+        elif self.writer is not None:
+            self.writer.post(self.pump)
+
+    def _send(self, parts: Sequence[Buffer], done: list[Callable[[], None]], again: bool = False) -> bool:
+        """False: a part is left over. A stream that breaks is closed."""
+        size = sum(map(len, parts))
+        try:
+            if size <= JOINED:
+                whole = parts[0] if len(parts) == 1 else b"".join(parts)
+                parts = (whole,)
+                sent = self.sock.send(whole, socket.MSG_DONTWAIT)
+            else:
+                sent = self.sock.sendmsg(parts[:PLACES], (), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        except (OSError, ValueError):
+            self.close()
+            return True
+        self._written += sent
+        if sent == size:
+            for act in done:
+                act()
+            return True
+        if sent or not again:
+            self.written = time.monotonic()
+        self._rest, self._done = _after(parts, sent), done
+        return False
+
+
+def _after(parts: Sequence[Buffer], sent: int) -> list[memoryview]:
+    """What of `parts` lies behind the first `sent` bytes."""
+    left = []
+    for part in parts:
+        if sent < len(part):
+            left.append(memoryview(part)[sent:])
+        sent = max(0, sent - len(part))
+    return left

@@ -1,0 +1,183 @@
+"""The pool of threads for streams: what is wanted is filled, what is queued goes out in order, and no stream waits for another."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from psjob.wire import pooled, reading, tcp
+from psjob.wire.frame import Header, Kind
+from psjob.wire.loop import StreamPool
+from psjob.wire.pooled import Pooled, Sending
+from psjob.wire.reading import Pause, StreamClosed, Wants
+from psjob.wire.tcp import Stream
+from tests.live.live_shards import eventually
+
+Serve = Callable[[Pooled], Wants[Any]]
+LARGE = 8 << 20
+
+
+@pytest.fixture
+def dial() -> Iterator[Callable[..., Stream]]:
+    """Dials a pool of two threads that serves streams as it is told."""
+    pool = StreamPool("test", 2)
+    listeners: list[socket.socket] = []
+    dialled: list[Stream] = []
+
+    def connect(serve: Serve | None = None, limit: int = 100) -> Stream:
+        if serve is not None:
+            listeners.append(tcp.listen("127.0.0.1", 0))
+            pool.accept(listeners[-1], serve, limit)
+        dialled.append(Stream(socket.create_connection(listeners[-1].getsockname(), timeout=20.0)))
+        return dialled[-1]
+
+    yield connect
+    for stream in dialled:
+        stream.close()
+    pool.close()
+    for listener in listeners:
+        listener.close()
+
+
+def echo(stream: Pooled) -> Wants[None]:
+    """Give back every payload."""
+    while True:
+        header = yield from stream.next_header(None)
+        body = bytearray(header.length)
+        yield from stream.payload(header, [memoryview(body)])
+        stream.put_frame(header, bytes(body))
+
+
+def test_every_payload_comes_back_whole_and_in_order(dial: Callable[..., Stream]) -> None:
+    streams = [dial(echo), *(dial() for _ in range(9))]
+    sizes = [0, 1, 5000, 300_000, 0, 70_000, 3]
+
+    def talk(stream: Stream) -> None:
+        for number, size in enumerate(sizes):
+            stream.send(Header(Kind.PUSH, block=number), bytes([number]) * size)
+
+    senders = [threading.Thread(target=talk, args=(stream,)) for stream in streams]
+    for sender in senders:
+        sender.start()
+    for stream in streams:
+        for number, size in enumerate(sizes):
+            header = stream.recv_header(20.0)
+            assert header.block == number and stream.recv_body(header) == bytes([number]) * size
+    for sender in senders:
+        sender.join()
+
+
+def test_a_peer_that_stops_within_a_frame_or_reads_nothing_holds_nobody_up(dial: Callable[..., Stream]) -> None:
+    half, deaf = dial(echo), dial()
+    half.sock.sendall(Header(Kind.PUSH, length=100).pack() + bytes(60))
+    deaf.send(Header(Kind.PUSH), bytes(LARGE))
+    for _ in range(4):
+        other = dial()
+        other.send(Header(Kind.PUSH), b"x" * 1000)
+        assert other.recv_body(other.recv_header(20.0)) == b"x" * 1000
+    half.sock.sendall(bytes(40))
+    assert half.recv_body(half.recv_header(20.0)) == bytes(100)
+    header = deaf.recv_header(20.0)
+    assert deaf.recv_body(header, LARGE) == bytes(LARGE)
+
+
+def test_a_silent_peer_is_given_up(dial: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (reading, pooled):
+        monkeypatch.setattr(module, "SILENCE_SECONDS", 0.6)
+    why: list[BaseException] = []
+    streams: list[Pooled] = []
+
+    def serve(stream: Pooled) -> Wants[None]:
+        streams.append(stream)
+        try:
+            yield from echo(stream)
+        except (TimeoutError, StreamClosed) as error:
+            why.append(error)
+
+    half = dial(serve)
+    half.sock.sendall(Header(Kind.PUSH, length=100).pack() + bytes(60))
+    assert eventually(lambda: [type(error) for error in why] == [TimeoutError], 20.0) and "60 of 100 bytes" in str(why[0])
+    deaf = dial()
+    deaf.send(Header(Kind.PUSH), bytes(LARGE))
+    assert eventually(lambda: len(why) == 2 and isinstance(why[1], StreamClosed), 20.0), "it takes nothing of its answer"
+    assert eventually(lambda: all(stream.sock.fileno() < 0 for stream in streams), 20.0), "descriptors are given back"
+
+
+def test_what_was_queued_goes_out_before_the_end(dial: Callable[..., Stream]) -> None:
+    def serve(stream: Pooled) -> Wants[None]:
+        yield from stream.next_header(None)
+        for number in range(200):
+            stream.put_frame(Header(Kind.PARAM, block=number), bytes(50_000))
+
+    stream = dial(serve)
+    stream.send(Header(Kind.PULL))
+    for number in range(200):
+        header = stream.recv_header(20.0)
+        assert header.block == number and len(stream.recv_body(header)) == 50_000
+    with pytest.raises(StreamClosed):
+        stream.recv_header(20.0)
+
+
+def test_a_paused_stream_is_not_read_until_it_is_woken(dial: Callable[..., Stream]) -> None:
+    paused: list[Pooled] = []
+    goes_on = threading.Event()
+
+    def serve(stream: Pooled) -> Wants[None]:
+        header = yield from stream.next_header(None)
+        paused.append(stream)
+        while not goes_on.is_set():
+            yield Pause()
+        stream.put_frame(header)
+        yield from echo(stream)
+
+    stream = dial(serve)
+    stream.write(Header(Kind.PUSH, block=1).pack() + Header(Kind.PUSH, block=2).pack())
+    assert eventually(lambda: bool(paused), 20.0)
+    paused[0].wake()
+    goes_on.set()
+    paused[0].wake()
+    assert [stream.recv_header(20.0).block for _ in range(2)] == [1, 2]
+    paused[0].close()
+    with pytest.raises(StreamClosed):
+        stream.recv_header(20.0)
+    assert eventually(lambda: paused[0].sock.fileno() < 0, 20.0)
+
+
+def test_any_thread_may_put_and_a_turn_is_made_as_late_as_it_can_be(dial: Callable[..., Stream]) -> None:
+    streams: list[Pooled] = []
+    value = 0
+
+    def serve(stream: Pooled) -> Wants[None]:
+        streams.append(stream)
+        yield from echo(stream)
+
+    stream = dial(serve)
+    assert eventually(lambda: bool(streams), 20.0)
+    streams[0].put_frame(Header(Kind.PARAM), bytes(LARGE))  # more than the system takes
+    streams[0].put(lambda: Sending(streams[0].framed(Header(Kind.PARAM, block=value))))
+    value = 7
+    assert stream.recv_body(stream.recv_header(20.0), LARGE) == bytes(LARGE)
+    assert stream.recv_header(20.0).block == 7
+
+
+def test_a_newcomer_above_the_limit_is_closed(dial: Callable[..., Stream]) -> None:
+    first = dial(echo, 1)
+    first.send(Header(Kind.PUSH), b"a")
+    assert first.recv_body(first.recv_header(20.0)) == b"a"
+    second = dial()
+    with pytest.raises(StreamClosed):
+        second.recv_header(20.0)
+    first.close()
+    assert eventually(lambda: answered(dial()), 20.0), "its place is free again"
+
+
+def answered(stream: Stream) -> bool:
+    try:
+        stream.send(Header(Kind.PUSH), b"b")
+        return stream.recv_body(stream.recv_header(20.0)) == b"b"
+    except StreamClosed:
+        return False
