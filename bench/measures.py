@@ -156,6 +156,10 @@ MEASURES: Sequence[Against | Alone] = (
         Program("psjob", "staleness_ps.py"),
     ),
     Alone("clients", "processor time of a push of 4 KB in a shard's store, by the number of workers", Program("psjob", "clients.py")),
+    Alone(
+        "clients-wire", "processor time of a push of 4 KB in a shard's process, over TCP, by the number of workers; its threads and memory",
+        Program("psjob", "clients_wire.py", seconds=900.0),
+    ),
     Alone("sharding", "a step against max(M/B_worker, m·M/(n·B_server)), links of 48 and 32 MB/s", Program("psjob", "sharding_ps.py")),
     Alone("collectives", "4 processes, links of 10 MB/s and 4 ms: sums against their cost model", Program("psjob", "collectives.py")),
     Alone("picks", "3 machines of slow links: the planner's pick against every strategy that runs", Program("psjob", "picks.py")),
