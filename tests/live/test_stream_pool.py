@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -21,9 +23,12 @@ Serve = Callable[[Pooled], Wants[Any]]
 LARGE = 8 << 20
 
 
-@pytest.fixture
-def dial() -> Iterator[Callable[..., Stream]]:
-    """Dials a pool of two threads that serves streams as it is told."""
+@pytest.fixture(params=["epoll", "poll"])
+def dial(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stream]]:
+    """Dials a pool of two threads that serves streams as it is told; also as on a system without epoll and eventfd."""
+    if request.param == "poll":
+        monkeypatch.delattr(select, "epoll")
+        monkeypatch.delattr(os, "eventfd")
     pool = StreamPool("test", 2)
     listeners: list[socket.socket] = []
     dialled: list[Stream] = []

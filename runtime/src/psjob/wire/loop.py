@@ -1,6 +1,6 @@
 """A pool of threads for the streams of a process: as many as it has cores, however many streams there are.
 
-Each thread has an epoll. It reads some of the streams, by generators that say what they want filled, and sends what is left over on
+Each thread has a poller. It reads some of the streams, by generators that say what they want filled, and sends what is left over on
 others: one stream's two sides belong to two threads, so that a large answer goes out while the next push comes in.
 """
 
@@ -10,7 +10,6 @@ import contextlib
 import errno
 import math
 import os
-import select
 import socket
 import threading
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 from psjob.process import supervise
+from psjob.wire.poller import BYTES, ROOM, Bell, Poller
 from psjob.wire.pooled import Pooled, here
 from psjob.wire.reading import Filling, Pause, StreamClosed, Wants
 
@@ -46,7 +46,7 @@ class _Reader:
         self.fd = stream.sock.fileno()
         self.want: Filling | Pause = Pause()
         self.armed = False
-        """Does the epoll tell of bytes that have come?"""
+        """Does the poller tell of bytes that have come?"""
 
 
 class Loop:
@@ -56,9 +56,9 @@ class Loop:
         self.name, self._done = name, done
         self.stirred: dict[Pooled, None] = {}
         """Streams for which this thread has queued frames since it sent last."""
-        self._epoll = select.epoll()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._bell, select.EPOLLIN)
+        self._poller = Poller()
+        self._bell = Bell()
+        self._poller.register(self._bell.fd, BYTES)
         self._inbox: deque[Callable[[], object]] = deque()
         self._rung = self._over = False
         self._readers: dict[int, _Reader] = {}
@@ -73,7 +73,7 @@ class Loop:
         self._looked = 0.0
 
     def __del__(self) -> None:
-        os.close(self._bell)  # not before: some thread may be about to ring
+        self._bell.close()  # not before: some thread may be about to ring
 
     def start(self) -> None:
         supervise.start(self._run, self.name)
@@ -83,7 +83,7 @@ class Loop:
         self._inbox.append(act)
         if not self._rung and getattr(here, "loop", None) is not self:
             self._rung = True
-            os.eventfd_write(self._bell, 1)
+            self._bell.ring()
 
     def close(self) -> None:
         """End, and close every stream. From any thread."""
@@ -95,11 +95,11 @@ class Loop:
     def listen(self, fd: int, accept: Callable[[], None]) -> None:
         """Call `accept` when somebody dials."""
         self._listeners[fd] = accept
-        self._epoll.register(fd, select.EPOLLIN)
+        self._poller.register(fd, BYTES)
 
     def deaf(self, fd: int) -> None:
         """Hear no one who dials, until the next look."""
-        self._epoll.modify(fd, 0)
+        self._poller.modify(fd, 0)
         self._deaf.add(fd)
         self._looked = time.monotonic()
 
@@ -107,7 +107,7 @@ class Loop:
         """Begin to read a stream."""
         reader = _Reader(stream, wants)
         try:
-            self._epoll.register(reader.fd, 0)
+            self._poller.register(reader.fd, 0)
         except (OSError, ValueError):
             wants.close()
             self._let_go(stream)
@@ -127,7 +127,7 @@ class Loop:
         if stream.closed or fd in self._senders or stream.resume():
             return
         try:
-            self._epoll.register(fd, select.EPOLLOUT)
+            self._poller.register(fd, ROOM)
         except (OSError, ValueError):
             stream.close()
             return
@@ -139,7 +139,7 @@ class Loop:
         if fd < 0:
             return
         if self._senders.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
+            self._poller.unregister(fd)
         stream.release()
         self._done(stream)
 
@@ -160,7 +160,7 @@ class Loop:
                 wait = 0.0
             else:
                 wait = LOOK_SECONDS if self._has_dates else -1.0
-            for fd, event in self._epoll.poll(wait):
+            for fd, event in self._poller.poll(wait):
                 self._met(fd, event)
             self._work()
             if self._has_dates:
@@ -173,7 +173,7 @@ class Loop:
             reader.stream.close()
             self._resume(reader)
         self._work()
-        self._epoll.close()
+        self._poller.close()
 
     @property
     def _has_dates(self) -> bool:
@@ -190,11 +190,11 @@ class Loop:
             stream = self._senders[fd]
             if stream.closed or stream.resume():
                 del self._senders[fd]
-                self._epoll.unregister(fd)
+                self._poller.unregister(fd)
         elif fd in self._listeners:
             self._listeners[fd]()
-        elif fd == self._bell:
-            os.eventfd_read(self._bell)
+        elif fd == self._bell.fd:
+            self._bell.hear()
             self._rung = False
 
     def _work(self) -> None:
@@ -267,12 +267,12 @@ class Loop:
         return False
 
     def _arm(self, reader: _Reader) -> None:
-        """Have the epoll tell what is waited for."""
+        """Have the poller tell what is waited for."""
         want = reader.want
         reads = isinstance(want, Filling)
         if reads is not reader.armed:
             reader.armed = reads
-            self._epoll.modify(reader.fd, select.EPOLLIN if reads else 0)
+            self._poller.modify(reader.fd, BYTES if reads else 0)
         if want.due != math.inf:
             self._timed[reader] = None
         elif reader in self._timed:
@@ -283,7 +283,7 @@ class Loop:
         stream = reader.stream
         del self._readers[reader.fd], self._of[stream]
         self._timed.pop(reader, None)
-        self._epoll.unregister(reader.fd)
+        self._poller.unregister(reader.fd)
         if apart is not None:
             supervise.start(self._apart, "stream-apart", stream, apart)
         else:
@@ -322,7 +322,7 @@ class Loop:
                 stream.close()
         for fd in self._deaf:
             with contextlib.suppress(OSError):  # the listener is closed
-                self._epoll.modify(fd, select.EPOLLIN)
+                self._poller.modify(fd, BYTES)
         self._deaf.clear()
 
 
@@ -331,11 +331,16 @@ def _pump(streams: list[Pooled]) -> None:
         stream.pump()
 
 
+def _cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class StreamPool:
     """`threads` None: as many as there are cores, within LEAST and MOST. Its threads run until `close`."""
 
     def __init__(self, name: str, threads: int | None = None) -> None:
-        number = max(LEAST, threads or min(MOST, len(os.sched_getaffinity(0))))
+        number = max(LEAST, threads or min(MOST, _cores()))
         self.loops = [Loop(f"{name}-streams-{at}", self._gone) for at in range(number)]
         self._lock = threading.Lock()
         self._reads: dict[Pooled, int] = {}
