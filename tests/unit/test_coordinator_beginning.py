@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from psjob.protocol.coordinator import events as e
-from psjob.wire.frame import Kind
+from psjob.wire.frame import Header, Kind
 from tests.unit.coordinator_world import World
 from tests.unit.desk import Desk
 
@@ -32,6 +34,24 @@ def test_a_failed_checkpoint_of_step_0_is_tried_again(tmp_path: Path) -> None:
     desk.settle()
     assert [made.step for made in desk.manifests()] == [0]
     assert first.heard[-2:] == second.heard[-2:] == [Kind.WELCOME, Kind.RECORD]
+
+
+def test_a_first_record_that_is_none_is_told_and_ends_no_shard(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    first = desk.hello(0)
+    desk.hello(1)
+    for server in desk.servers:
+        for block, cell in server.store.cells.items():
+            if server.store.initialise(block, torch.zeros(cell.block.length)):
+                server.initialised()
+    desk.say(first, Header(Kind.RECORD, clock=-1), {}, b"rubbish, longer than a record's first bytes")
+    desk.settle()
+    assert not desk.manifests() and "resume record of worker 0 is not in shape" in str(desk.c.progress.checkpoint_problem)
+    again = desk.hello(0, start=2)
+    desk.give(again)
+    desk.tick(later=6.0)
+    desk.settle()
+    assert [made.step for made in desk.manifests()] == [0]
 
 
 def test_a_rank_0_that_begins_anew_voids_the_checkpoint_of_what_it_gave_before(tmp_path: Path) -> None:

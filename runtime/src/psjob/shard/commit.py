@@ -215,7 +215,7 @@ class DiskWork:
         stem = f"v{job.view:06d}-c{job.cut:06d}"
         if held:
             made = replace(made, records=self._write(f"{stem}-records.safetensors", held, written))
-        buffers = sorted(record.unpack(job.buffers).buffers.items()) if job.buffers else []
+        buffers = _buffers(job.buffers) if job.buffers else []
         if buffers:
             made = replace(made, buffers=self._write(f"{stem}-buffers.safetensors", buffers, written))
         return made
@@ -223,6 +223,14 @@ class DiskWork:
     def _write(self, name: str, held: Sequence[tuple[str, torch.Tensor]], written: list[str]) -> FileFact:
         written.append(name)
         return files.write_blocks(self.folder, name, held, {"run": self.place.run})
+
+
+def _buffers(blob: bytes) -> list[tuple[str, torch.Tensor]]:
+    """The model's buffers in rank 0's record, by name. Raises CheckpointProblem where it is none."""
+    try:
+        return sorted(record.unpack(blob).buffers.items())
+    except ValueError as error:
+        raise CheckpointProblem(f"the resume record of worker 0 is not in shape ({error}); run one version of psjob in all pods") from None
 
 
 def row_places(parts: Mapping[int, ShardPart], specs: Sequence[TableSpec], newest: Manifest | None) -> RowPlaces | None:
