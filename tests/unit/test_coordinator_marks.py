@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from psjob.layout.blocks import TensorSpec
+from psjob.shard.admission import Verdict
 from psjob.wire.frame import Header, Kind
 from tests.unit.desk import NEVER, Clerk, Desk
 
@@ -85,3 +89,37 @@ def test_who_has_left_is_not_missed(tmp_path: Path) -> None:
     mark(desk, clerks[0], 1)
     desk.settle()
     assert desk.manifests()[-1].workers["1"]["leftAt"] == 0
+
+
+def test_a_push_that_a_checkpoint_holds_in_part_counts_once_on_other_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker dies in the middle of a push, and its successor marks a cut before it makes that step. The run goes on with one shard."""
+    monkeypatch.setattr("tests.unit.desk.TABLE", (TensorSpec("w", (1 << 16,), "float32", 0),))
+    desk = Desk(tmp_path, mode="async")
+    clerks = desk.begun()
+    for clerk in clerks:
+        desk.push(clerk, 0)
+    store = desk.servers[0].store
+    first = min(store.cells.values(), key=lambda cell: cell.position)
+    assert len(store.cells) > 1 and store.admission.admit(0, (1, 0), 1, first.position) is Verdict.ADMIT
+    clerks[0].gone()
+    desk.hear()
+    again = desk.hello(0, start=2)
+    desk.settle()
+    desk.begin_cut()
+    desk.settle()
+    for clerk in (again, clerks[1]):
+        mark(desk, clerk, 1)
+    desk.settle()
+    (made,) = desk.manifests()[-1:]
+    assert made.step > 0
+    back = Desk(tmp_path, shards=1, number=2, mode="async")
+    (server,) = back.servers
+    row = server.store.admission.rows[0]
+    assert back.c.recovery.open and row.complete == 1 and server.store.admission.rows[1].open == set()
+    assert {index for index, cell in server.store.cells.items() if cell.position in row.open} == {first.index}
+    before = {index: cell.n for index, cell in server.store.cells.items()}
+    clerk = back.hello(0, start=2, rewinds=1)
+    back.settle()
+    back.push(clerk, 1)
+    assert {index for index, cell in server.store.cells.items() if cell.n == before[index]} == {first.index}, "there it would count twice"
+    assert row.complete == 2

@@ -14,6 +14,7 @@ from psjob.checkpoint import files
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.problems import Damage
+from psjob.layout.blocks import assign
 
 FORMAT: Final = 1
 Rows = Mapping[str, Mapping[str, Any]]
@@ -43,6 +44,22 @@ def read_admission(folder: Path, made: Manifest, shard: int) -> dict[str, dict[s
         }  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise Damage(fact.name, "an admission table", f"{type(error).__name__}: {str(error)[:200]}") from None
+
+
+def open_blocks(made: Manifest, tables: Mapping[int, Rows]) -> dict[int, set[int]]:
+    """By rank, the blocks that hold its push of the very clock at which it goes on; `tables` are those of the shards that wrote `made`.
+
+    A worker that died in the middle of a push leaves it in some blocks. It comes again, and must not count there a second time.
+    """
+    owner = assign(made.layout, made.shards)
+    found: dict[int, set[int]] = {}
+    for shard, rows in tables.items():
+        own = [block for block, held_by in enumerate(owner) if held_by == shard]  # in the order of their positions
+        for rank, row in rows.items():
+            if row["complete"] == made.workers[rank]["clock"]:
+                held = {own[position] for position in row["open"] if position < len(own)}
+                found.setdefault(int(rank), set()).update(held)
+    return found
 
 
 def _bits(positions: list[int]) -> str:

@@ -10,12 +10,14 @@ methods of `Admission` alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from psjob.shard.tally import Tally
+
+NONE: Final[Mapping[int, Set[int]]] = {}
 
 
 class Verdict(Enum):
@@ -177,10 +179,12 @@ class Admission:
             row.incarnation = max((int(old[0]), int(old[1])), fences.get(rank, (0, 0)))
         self._count()
 
-    def resharded(self, clocks: Mapping[int, int], left: Iterable[tuple[int, int]]) -> None:
-        """Start from whole clocks (a restore onto another shard count, where no open clock can be kept)."""
+    def resharded(self, clocks: Mapping[int, int], left: Iterable[tuple[int, int]], held: Mapping[int, Set[int]] = NONE) -> None:
+        """Start from whole clocks (a restore onto another shard count). `held`: by rank, positions that hold its open clock already."""
         for rank, row in self.rows.items():
-            row.complete, row.open = clocks.get(rank, 0), set()
+            row.complete, row.open = clocks.get(rank, 0), set(held.get(rank, ()))
+            if row.open and len(row.open) == self.owned:
+                row.complete, row.open = row.complete + 1, set()
         for rank, clock in left:
             if rank in self.rows:
                 self.rows[rank].left_at = clock

@@ -6,11 +6,13 @@ A shard that goes back with the others, and wrote that checkpoint last, still ha
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from psjob.checkpoint import manifest
-from psjob.checkpoint.admissions import read_admission
+from psjob.checkpoint.admissions import open_blocks, read_admission
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.checkpoint.rows import read_tables, table_bytes
@@ -78,14 +80,14 @@ class Restoring:
         self._disk.transfer = transfer
         states |= read_states(folder, made, lacking, transfer.moved)
         tables = read_tables(folder, made, store.index, store.shards, transfer.moved)
-        rows = read_admission(folder, made, store.index)
+        admission_saved = saved_admission(store, folder, made)
         if store.mode.ahead == 0:  # versions are clocks here; a checkpoint of another mode may have counted pushes
             states = {index: (state, made.step) for index, (state, _) in states.items()}
             tables = [(table, made.step) for table, _ in tables]
         with self._placing, pulse.call():  # a large shard is copied for seconds
             transfer.check()
             store.restore(made.layout, made.rule, states, tables)
-            load_table(store, made, rows)
+            admission_saved.load()
             self._foreign = made.run != store.run
             if store.mode.rewinds_together:  # another shard that is lost sends this one back as well
                 self._snapshots.restored({place.index: place.file for place in made.blocks if place.index in lacking})
@@ -111,14 +113,34 @@ def standing(store: Store) -> e.Standing:
     return e.Standing(low, high, store.admission.owned, min(stored, default=low))
 
 
-def load_table(store: Store, made: Manifest, saved: dict[str, dict[str, object]] | None) -> None:
-    """Put the saved table of this shard back; onto another shard count, whole clocks are what all shards agree on."""
-    if made.shards == store.shards and saved is not None:
-        rows = saved
-        if made.run != store.run:
-            rows = {rank: row | {"incarnation": [0, 0]} for rank, row in saved.items()}
-        store.admission.load(rows, {})
-        return
-    clocks = {int(rank): int(entry["clock"]) for rank, entry in made.workers.items()}
-    left = [(int(rank), int(entry["leftAt"])) for rank, entry in made.workers.items() if entry.get("leftAt") is not None]
-    store.admission.resharded(clocks, left)
+@dataclass(frozen=True)
+class SavedAdmission:
+    """What a checkpoint says of the pushes that its blocks hold: this shard's own table, or, of other shards', which blocks hold what."""
+
+    store: Store
+    made: Manifest
+    rows: Mapping[str, dict[str, Any]] | None
+    open: Mapping[int, Set[int]]
+
+    def load(self) -> None:
+        """Put it in the store, whose blocks are restored."""
+        made, admission = self.made, self.store.admission
+        if self.rows is not None:
+            foreign = made.run != self.store.run
+            admission.load({rank: row | {"incarnation": [0, 0]} for rank, row in self.rows.items()} if foreign else self.rows, {})
+            return
+        clocks = {int(rank): int(entry["clock"]) for rank, entry in made.workers.items()}
+        left = [(int(rank), int(entry["leftAt"])) for rank, entry in made.workers.items() if entry.get("leftAt") is not None]
+        places = {index: cell.position for index, cell in self.store.cells.items()}
+        held = {rank: {places[block] for block in blocks & places.keys()} for rank, blocks in self.open.items()}
+        admission.resharded(clocks, left, held)
+
+
+def saved_admission(store: Store, folder: Path, made: Manifest) -> SavedAdmission:
+    """Read the table of this shard; where other shards wrote the checkpoint, all of theirs. Raises Damage or CheckpointProblem."""
+    if made.shards == store.shards and (rows := read_admission(folder, made, store.index)) is not None:
+        return SavedAdmission(store, made, rows, {})
+    if store.mode.ahead == 0:  # a step counts once on all blocks, or on none
+        return SavedAdmission(store, made, None, {})
+    found = {shard: read_admission(folder, made, shard) for shard in range(made.shards)}
+    return SavedAdmission(store, made, None, open_blocks(made, {shard: rows for shard, rows in found.items() if rows is not None}))
