@@ -16,13 +16,16 @@ import psjob as ps
 from psjob.layout.blocks import Layout, TensorSpec, assign
 from tests.e2e.workloads.gates import Gates
 
-ELEMENTS = 8192
+ELEMENTS = 1 << 16
+"""Enough for several blocks a shard."""
+FEW = 8192
+"""For slow links."""
 
 
 class Ledger(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, elements: int = ELEMENTS) -> None:
         super().__init__()
-        self.book = nn.Parameter(torch.zeros(ELEMENTS))
+        self.book = nn.Parameter(torch.zeros(elements))
         self.groups = nn.Parameter(torch.zeros(300, dtype=torch.float64))
 
     def forward(self, places: list[tuple[int, str, int]]) -> torch.Tensor:
@@ -34,25 +37,26 @@ class Ledger(nn.Module):
         return total
 
 
-def layout() -> Layout:
+def layout(elements: int = ELEMENTS) -> Layout:
     """Blocks of the ledger: several a shard, of two dtypes."""
-    return Layout.of([TensorSpec("book", (ELEMENTS,), "float32", 0), TensorSpec("groups", (300,), "float64", 0)])
+    return Layout.of([TensorSpec("book", (elements,), "float32", 0), TensorSpec("groups", (300,), "float64", 0)])
 
 
-def places(rank: int) -> list[tuple[int, str, int]]:
+def places(rank: int, elements: int = ELEMENTS) -> list[tuple[int, str, int]]:
     """(block, tensor, element) of a rank's coordinate in each block."""
-    made = layout()
+    made = layout(elements)
     return [(block.index, made.table[block.pieces[0].tensor].name, block.pieces[0].tensor_offset + rank) for block in made.blocks]
 
 
 def counted(weights: dict[str, torch.Tensor], workers: int, shards: int) -> dict[int, list[list[int]]]:
     """By shard: a list a block of what each rank has there. The ledger must hold whole numbers, and nothing elsewhere."""
-    owner = assign(layout(), shards)
+    elements = len(weights["book"])
+    owner = assign(layout(elements), shards)
     table: dict[int, list[list[int]]] = {shard: [[0] * workers for block in owner if block == shard] for shard in range(shards)}
     total = 0.0
     for rank in range(workers):
         at = dict.fromkeys(range(shards), 0)
-        for block, tensor, element in places(rank):
+        for block, tensor, element in places(rank, elements):
             value = float(weights[tensor][element])
             assert value == int(value), f"rank {rank} has {value} in block {block}"
             table[owner[block]][at[owner[block]]][rank] = int(value)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import psjob as ps
-from tests.e2e.workloads.ledger import Ledger, places
+from tests.e2e.workloads.ledger import FEW, Ledger, places
 
 BATCH, MOST = 4, 20_000
 """Samples of a batch, and steps that there are samples for."""
@@ -53,11 +53,11 @@ def main() -> None:
     args = parser.parse_args()
     ballast = Ballast(args.ballast)
 
-    model: nn.Module = Ledger() if args.ledger else build()
+    model: nn.Module = Ledger(FEW) if args.ledger else build()
     lr, momentum = (1.0, 0.0) if args.ledger else (0.05, 0.9)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
     model, optimizer = ps.attach(model, optimizer, ballast=ballast)
-    mine = places(ps.rank())
+    mine = places(ps.rank(), FEW)
     generator = torch.Generator().manual_seed(11)
     x = torch.randn(BATCH * MOST * ps.world(), 16, generator=generator)
     folder = Path(os.environ["PSJOB_CONFIG"]).parent

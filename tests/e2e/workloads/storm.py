@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import psjob as ps
 from psjob.api.attachable import table_of
 from psjob.layout.blocks import Layout, assign
-from tests.e2e.workloads.ledger import Ledger, places
+from tests.e2e.workloads.ledger import FEW, Ledger, places
 
 SHARED = 63
 """The row to which every worker pushes."""
@@ -26,7 +26,7 @@ ROWS = 64
 class Storm(nn.Module):
     def __init__(self, table: bool) -> None:
         super().__init__()
-        self.ledger = Ledger()
+        self.ledger = Ledger(FEW)
         self.dense = nn.Linear(40, 30)
         self.counts = ps.Table(ROWS, 1, dtype=torch.int32) if table else None
 
@@ -46,7 +46,7 @@ def counted(weights: dict[str, torch.Tensor], workers: int, shards: int, table: 
     owner = assign(layout, shards)
     found: dict[tuple[int, int], set[int]] = {}
     for rank in range(workers):
-        for _, tensor, element in places(rank):
+        for _, tensor, element in places(rank, FEW):
             row = next(index for index, spec in enumerate(specs) if spec.name == f"ledger.{tensor}")
             inside = (block.index for block, piece in layout.pieces_of(row) if 0 <= element - piece.tensor_offset < piece.length)
             value = float(weights[f"ledger.{tensor}"][element]) * scale
@@ -60,7 +60,7 @@ def main(steps: int, pace: float, table: bool) -> None:
     model, optimizer = made(table)
     counts = model.counts
     model, optimizer = ps.attach(model, optimizer)
-    mine, rank = places(ps.rank()), ps.rank()
+    mine, rank = places(ps.rank(), FEW), ps.rank()
     data = TensorDataset(torch.randn(steps * ps.world(), 40, generator=torch.Generator().manual_seed(7)))
     for (x,) in ps.shard(DataLoader(data, batch_size=1)):
         optimizer.zero_grad()
