@@ -77,7 +77,8 @@ def test_a_job_that_starts_on_a_full_volume_waits_for_room(tmp_path: Path, plain
         job.stay(10)
         volume.make_room()
         volume.fill(leave=FIRST_BYTES * 3 // 4)
-        job.until("the job says again that its volume is full", COMES, lambda: "full" in job.last.problem and job.last.beyond)
+        job.until("the run is claimed", COMES, lambda: list(job.folder.glob("CLAIM-*")))
+        job.until("the job says again that its volume is full", COMES, lambda: "full" in job.last.problem)
         waits = job.stay(15)
         assert job.steps == [] and "full" in waits[-1].problem
         assert_few_strays(waits)

@@ -242,6 +242,8 @@ class Recovery:
             return f"the newest checkpoint is looked for, for {seconds} s"
         if self.state in ("initialising", "restoring"):
             waiting = sorted(self.only - self.done)
+            if self.initialising and not waiting:
+                return f"the checkpoint of step 0 is not written yet, for {seconds} s"
             return f"shards {waiting} are {self.state}, for {seconds} s"
         return None
 
