@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import network_faults as faults
+from tests.netjob import Phase
 from tests.netns import require
 
 pytestmark = pytest.mark.timeout(900)
@@ -23,10 +24,18 @@ PHASES = [
     faults.lossy(5, steps=40),
     faults.late(0.2, steps=15),
 ]
+FEW = [
+    faults.partition("worker-0", "shard-1", stops=(0, 1)),
+    faults.cut("shard-1", "shard-0", shards=True),
+    faults.half_open("shard-1", "worker-0"),
+    faults.lossy(5, steps=20),
+    faults.late(0.2, steps=8),
+]
 
 
-def test_faults_of_the_network_change_no_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("phases", [FEW, pytest.param(PHASES, marks=pytest.mark.soak)], ids=["few", "all"])
+def test_faults_of_the_network_change_no_bit(tmp_path: Path, phases: list[Phase]) -> None:
     require()
-    ran = faults.run(tmp_path, "sync", PHASES)
+    ran = faults.run(tmp_path, "sync", phases)
     plain = faults.undisturbed(tmp_path / "plain", ran.summary["steps"])
     assert ran.summary["updates_lost"] == 0 and ran.sha == plain.sha
