@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from tests.e2e.local_job import EXAMPLES
@@ -26,7 +27,10 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
         "sync,async",
         *words,
     ]
-    return subprocess.Popen(argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell lets its background jobs ignore it
+    return subprocess.Popen(
+        argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard
+    )
 
 
 def test_digits_in_two_modes(tmp_path: Path) -> None:
