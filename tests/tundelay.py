@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import fcntl
+import math
 import os
 import select
 import struct
@@ -42,9 +43,12 @@ class Delay:
         os.close(self.tun)
 
     def _run(self) -> None:
+        poll = select.poll()  # select takes no descriptor above 1,023
+        for fd in (self.tun, self._stop):
+            poll.register(fd, select.POLLIN)
         while True:
-            wait = max(0.0, self._held[0][0] - time.monotonic()) if self._held else None
-            ready, _, _ = select.select([self.tun, self._stop], [], [], wait)
+            wait = math.ceil(1000 * max(0.0, self._held[0][0] - time.monotonic())) if self._held else None
+            ready = {fd for fd, _ in poll.poll(wait)}
             if self._stop in ready:
                 return
             if self.tun in ready:
