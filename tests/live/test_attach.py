@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -318,13 +319,19 @@ def test_schedulers_and_clipping_work_on_the_attached_optimizer(tmp_path: Path) 
 
 def test_a_link_has_one_thread_however_soon_its_first_dial_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two would displace each other's stream for ever: a shard keeps one of each worker."""
-    start, named = link.supervise.start, []
+    make, named = link.supervise.thread, []
 
-    def slow(target: Callable[..., object], name: str, *args: Any) -> Any:
-        thread = start(target, name, *args)
+    def slow(target: Callable[..., None], name: str, *args: Any) -> threading.Thread:
+        thread = make(target, name, *args)
+        start = thread.start
+
+        def begin() -> None:
+            start()
+            time.sleep(0.5)  # the dialler has failed, and been told to dial again, before its caller goes on
+
         if name.startswith("link-"):
             named.append(name)
-            time.sleep(0.5)  # the dialler has failed, and been told to dial again, before its caller goes on
+            monkeypatch.setattr(thread, "start", begin)
         return thread
 
     with serving(tmp_path, workers=1, shards=1) as shards:
@@ -333,7 +340,7 @@ def test_a_link_has_one_thread_however_soon_its_first_dial_fails(tmp_path: Path,
         away = replace(place, config=replace(place.config, shards=(nobody,)))
         net = model()
         session = attaching.AttachedJob(away, net, sgd(net), {}, False).session
-        monkeypatch.setattr(link.supervise, "start", slow)
+        monkeypatch.setattr(link.supervise, "thread", slow)
         session.handle(e.Started())
         session.close(5.0)
     assert named == ["link-0"] and not any(each.alive for each in session.links)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,31 +11,10 @@ import pytest
 from psjob.rules.base import BlockState
 from psjob.shard.stateframes import MORE_STATES
 from psjob.wire import tcp
-from psjob.wire.frame import HEADER_BYTES, Header, Kind, WireError, parse
-from psjob.wire.tcp import Stream
+from psjob.wire.frame import Header, Kind, WireError
 from tests.live.live_shards import eventually
 from tests.unit.desk import Desk
 from tests.unit.lone_shard import LoneShard
-
-PIECE = bytes(1 << 16)
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[Stream, socket.socket]]:
-    """A stream, and its peer's socket, which reads when the test does."""
-    listener = tcp.listen("127.0.0.1", 0)
-    near = socket.create_connection(listener.getsockname())
-    far = listener.accept()[0]
-    for sock in (near, far):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
-    stream = Stream(near)
-    try:
-        yield stream, far
-    finally:
-        stream.close()
-        far.close()
-        listener.close()
 
 
 def soon(act: Callable[[], object], seconds: float = 20.0) -> bool:
@@ -45,28 +23,6 @@ def soon(act: Callable[[], object], seconds: float = 20.0) -> bool:
     thread.start()
     thread.join(seconds)
     return not thread.is_alive()
-
-
-def test_an_offer_never_waits_and_its_rest_goes_first_when_the_peer_reads_again(pair: tuple[Stream, socket.socket]) -> None:
-    stream, far = pair
-    frame = Header(Kind.WAITING).pack()
-    offered = 0
-
-    def offer() -> None:
-        nonlocal offered
-        while stream.offer(frame):
-            offered += 1
-
-    assert soon(offer), "the peer takes nothing"
-    assert offered > 10
-    writes = threading.Thread(target=lambda: stream.write(Header(Kind.RELEASE).pack()), daemon=True)
-    writes.start()
-    raw = bytearray()
-    while len(raw) < (offered + 1) * HEADER_BYTES:
-        raw += far.recv(1 << 16)
-    writes.join(20.0)
-    frames = [parse(raw[at : at + HEADER_BYTES]).kind for at in range(0, len(raw), HEADER_BYTES)]
-    assert frames == [Kind.WAITING] * offered + [Kind.RELEASE]
 
 
 def test_answers_to_a_frozen_coordinator_hold_nobody_up(tmp_path: Path) -> None:

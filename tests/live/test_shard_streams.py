@@ -53,7 +53,7 @@ class Line:
                 header = source.recv_header(None)
                 raw = bytes(source.recv_body(header))
                 body = json.loads(raw)
-                word = str(body.get("did") or body.get("role") or f"do {body['do']}")
+                word = str(body.get("did") or body.get("role") or (f"do {body['do']}" if "do" in body else header.kind.name))
                 whole = header.pack() + raw
                 self.seen[word] += self.open
                 to.sock.sendall({1: b"", 2: whole[: len(whole) // 2]}.get(self.seen[word], whole))

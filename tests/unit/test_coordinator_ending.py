@@ -177,14 +177,19 @@ def test_the_last_words_of_many_workers_fit(tmp_path: Path, last_words: Path) ->
     assert told["status"]["coordinator"]["step"] == 0 and told["status"]["counters"]["pushes"] == 0 and "met" in told
 
 
-def test_a_shard_0_that_comes_back_to_a_finished_run_tells_whoever_comes_and_goes_soon_after(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, workers=3)
-    clerks = desk.begun()
-    for clerk in clerks:
+def finished(folder: Path) -> Desk:
+    """A run of three workers that have made a step each and left."""
+    desk = Desk(folder, workers=3)
+    for clerk in desk.begun():
         desk.push(clerk, 0)
         desk.leave(clerk, 1)
     desk.tick(1.0)
     desk.settle()
+    return desk
+
+
+def test_a_shard_0_that_comes_back_to_a_finished_run_tells_whoever_comes_and_goes_soon_after(tmp_path: Path) -> None:
+    desk = finished(tmp_path)
     assert desk.manifests()[-1].final and desk.c.members.met() == "1:0-2"
     back = Desk(tmp_path, workers=3, number=2)
     assert back.c.members.met() == "1:0-2", "who was met before is in the manifest"
@@ -201,13 +206,7 @@ def test_a_shard_0_that_comes_back_to_a_finished_run_tells_whoever_comes_and_goe
 
 
 def test_a_worker_that_comes_again_and_again_does_not_keep_a_finished_run(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, workers=3)
-    clerks = desk.begun()
-    for clerk in clerks:
-        desk.push(clerk, 0)
-        desk.leave(clerk, 1)
-    desk.tick(1.0)
-    desk.settle()
+    desk = finished(tmp_path)
     desk.tick(later=LINGER_SECONDS + TOLD_SECONDS - 2)
     for _ in range(8):
         desk.hello(1)

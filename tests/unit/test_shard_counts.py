@@ -69,7 +69,7 @@ def test_counts_are_what_a_scan_finds(acts: list[tuple[str, int, int]]) -> None:
             saved[str(rank)] = {"complete": number, "open": [number % 3]}
             table.load(saved, {})
         else:
-            table.resharded({rank: number}, [(number % WORKERS, number)])
+            table.resharded({rank: number}, [(number % WORKERS, number)], {})
         live = {r: row for r, row in table.rows.items() if row.left_at is None}
         assert table.live() == set(live)
         assert table.lowest() == min(row.complete for row in (live or table.rows).values())

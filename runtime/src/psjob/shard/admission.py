@@ -13,11 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Any
 
 from psjob.shard.tally import Tally
-
-NONE: Final[Mapping[int, Set[int]]] = {}
 
 
 class Verdict(Enum):
@@ -179,7 +177,7 @@ class Admission:
             row.incarnation = max((int(old[0]), int(old[1])), fences.get(rank, (0, 0)))
         self._count()
 
-    def resharded(self, clocks: Mapping[int, int], left: Iterable[tuple[int, int]], held: Mapping[int, Set[int]] = NONE) -> None:
+    def resharded(self, clocks: Mapping[int, int], left: Iterable[tuple[int, int]], held: Mapping[int, Set[int]]) -> None:
         """Start from whole clocks (a restore onto another shard count). `held`: by rank, positions that hold its open clock already."""
         for rank, row in self.rows.items():
             row.complete, row.open = clocks.get(rank, 0), set(held.get(rank, ()))

@@ -47,7 +47,7 @@ class Images:
             return None
         with self._lock:
             if self._images.get(index) is image:
-                self._images[index] = Image(file, lambda: tensors)  # its pin may be dropped with the state that is replaced now
+                self._images[index] = _of(file, tensors)  # its pin may be dropped with the state that is replaced now
         return tensors
 
     def begin_cut(self) -> None:

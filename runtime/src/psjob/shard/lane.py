@@ -13,7 +13,8 @@ from psjob.shard.held import EarlyPushes
 from psjob.shard.rows import RowCell
 from psjob.shard.waiting import MOST_NAMED, Waiter
 from psjob.wire.frame import Flag, Header, Kind, dump
-from psjob.wire.pooled import LARGE, Buffer, Pooled, Sending
+from psjob.wire.pooled import LARGE, Pooled, Sending
+from psjob.wire.tcp import Buffer
 
 if TYPE_CHECKING:
     from psjob.shard.session import Session

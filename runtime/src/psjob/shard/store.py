@@ -256,7 +256,6 @@ class Store(ShardProgress):
             if generation != self.generation or self.phase is not Phase.SERVING:
                 return Verdict.FENCED
             with self.lock:
-                self.counters.pushes += 1
                 before = self.admission.rows[rank].complete
                 verdict = self.admission.admit(rank, (header.start, header.rewinds), header.clock, cell.position)
                 whole = self.admission.rows[rank].complete > before
@@ -283,13 +282,17 @@ class Store(ShardProgress):
                 if whole and self.decided is not None:
                     self.decided.whole((rank, header.clock), self.recovery)
                 self._advance(cell, (rank,))
-                self._count_lost(rank, cell, whole)
+            self._count(rank, cell, whole)
         self.tell_step()
         return verdict
 
-    def _count_lost(self, rank: int, cell: Cell | RowCell, whole: int) -> None:
-        """A clock with a block that the rule could not apply is lost, not applied; `whole`: the clock has come to its end."""
+    def _count(self, rank: int, cell: Cell | RowCell, whole: int) -> None:
+        """One push more, once the coordinator has been told of what it completes.
+
+        A clock with a block that the rule could not apply is lost, not applied; `whole`: the clock has come to its end.
+        """
         with self.lock:
+            self.counters.pushes += 1
             if isinstance(cell, Cell) and rank in cell.lost:
                 cell.lost.discard(rank)
                 self._without_lag.add(rank)

@@ -10,19 +10,17 @@ import functools
 import socket
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from psjob.wire.frame import MAX_JSON, Header, frames
+from psjob.wire.frame import Header
 from psjob.wire.reading import SILENCE_SECONDS
-from psjob.wire.tcp import Stream
+from psjob.wire.tcp import Buffer, Stream
 
 if TYPE_CHECKING:
     from psjob.wire.loop import Loop
 
-Buffer = bytes | bytearray | memoryview
 JOINED = 16 << 10
 """Frames of so many bytes together are sent as one piece of memory."""
 BATCH = 64 << 10
@@ -59,17 +57,6 @@ class Pooled(Stream):
         self._rest: list[memoryview] = []
         self._done: list[Callable[[], None]] = []
 
-    def framed(self, header: Header, payload: Buffer = b"") -> list[Buffer]:
-        """One frame, with the payload's length and, where it leaves this host, its checksum."""
-        view = payload if isinstance(payload, bytes | memoryview) else memoryview(payload)
-        raw = header.sized(view, self.sums).pack()
-        return [raw, view] if len(view) else [raw]
-
-    def framed_parts(self, header: Header, parts: Sequence[memoryview]) -> list[Buffer]:
-        """As `framed`, of a payload that lies in several places."""
-        crc = functools.reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0) if self.sums else 0
-        return [header._replace(length=sum(map(len, parts)), crc=crc).pack(), *parts]
-
     def put(self, act: Act, large: bool = False) -> None:
         """Send what `act` says, after all that was put before. `large`: the loop that writes does it, beside the one that reads."""
         self._queue.append(act)
@@ -82,10 +69,7 @@ class Pooled(Stream):
 
     def put_control(self, header: Header, raw: bytes) -> None:
         """Send a control body that `dump` has made: in several frames where it is above MAX_JSON."""
-        if len(raw) <= MAX_JSON:
-            self.put_frame(header, raw)
-            return
-        sending = Sending([part for head, piece in frames(header, raw) for part in (head.sized(piece, self.sums).pack(), piece)])
+        sending = Sending(self.framed_control(header, raw))
         self.put(lambda: sending)
 
     def pass_on(self) -> None:

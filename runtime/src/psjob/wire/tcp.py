@@ -6,6 +6,7 @@ called from several threads; reading belongs to one thread.
 
 from __future__ import annotations
 
+import functools
 import select
 import socket
 import threading
@@ -23,6 +24,7 @@ from psjob.wire.sockets import SLICE_SECONDS, keepalive, one_host, timeval, unco
 
 TCP_NOTSENT_LOWAT = 25
 UNSENT_BYTES = 128 << 10
+Buffer = bytes | bytearray | memoryview
 
 
 class Stream(Reading):
@@ -32,8 +34,6 @@ class Stream(Reading):
         super().__init__(sock)
         self.sums = not one_host(sock)
         self.closed = False
-        self.unsent: bytes | memoryview = b""
-        """The rest of a frame that was begun by `offer`; whatever is written next goes after it."""
         self._send_lock = threading.Lock()
         self._written = 0
         self._poll: select.poll | None = None
@@ -54,34 +54,47 @@ class Stream(Reading):
         except OSError as error:
             raise StreamClosed(f"{self.peer}: {error}") from error
 
+    def framed(self, header: Header, payload: Buffer = b"") -> list[Buffer]:
+        """One frame, with the payload's length and, where it leaves this host, its checksum."""
+        view = payload if isinstance(payload, bytes | memoryview) else memoryview(payload)
+        raw = header.sized(view, self.sums).pack()
+        return [raw, view] if len(view) else [raw]
+
+    def framed_parts(self, header: Header, parts: Sequence[memoryview]) -> list[Buffer]:
+        """As `framed`, of a payload that lies in several places."""
+        crc = functools.reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0) if self.sums else 0
+        return [header._replace(length=sum(map(len, parts)), crc=crc).pack(), *parts]
+
+    def framed_control(self, header: Header, raw: bytes) -> list[Buffer]:
+        """As `framed`, of a control body that `dump` has made: several frames where it is above MAX_JSON."""
+        if len(raw) <= MAX_JSON:
+            return self.framed(header, raw)
+        return [part for head, piece in frames(header, raw) for part in self.framed(head, piece)]
+
     def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
         """Write one frame, with the payload's length and, where it leaves this host, its checksum. Raises StreamClosed."""
-        raw = header.sized(payload, self.sums).pack()
-        self.write(*((raw + bytes(payload),) if len(payload) <= 16384 else (raw, payload)))
+        parts = self.framed(header, payload)
+        self.write(*((b"".join(parts),) if len(payload) <= 16384 else parts))
 
     def send_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
         """As `send`, of a payload that lies in several places."""
-        crc = 0
-        for part in parts if self.sums else ():
-            crc = zlib.crc32(part, crc)
-        self.write(header._replace(length=sum(map(len, parts)), crc=crc).pack(), *parts)
+        self.write(*self.framed_parts(header, parts))
 
     def send_lent(self, header: Header, offset: int, length: int) -> None:
         """Write a frame whose payload lies in the memory that this side lends. Raises StreamClosed."""
         self.write(header.lent(offset, length).pack())
 
-    def write(self, *raw: bytes | memoryview) -> None:
+    def write(self, *raw: Buffer) -> None:
         """Write whole frames, whose bytes lie in these places. Raises StreamClosed."""
         with self._send_lock:
             try:
-                rest, self.unsent = self.unsent, b""
-                for part in (rest, *raw) if rest else raw:
+                for part in raw:
                     self._send_all(part)
             except (OSError, ValueError) as error:
                 self.close()
                 raise StreamClosed(f"{self.peer}: {error}") from error
 
-    def _send_all(self, part: bytes | memoryview) -> None:
+    def _send_all(self, part: Buffer) -> None:
         """Raises OSError, also where the peer takes no byte for SILENCE_SECONDS."""
         size, done, moved = len(part), 0, 0.0
         while done < size:
@@ -97,32 +110,6 @@ class Stream(Reading):
             else:
                 moved = 0.0
 
-    def flush(self) -> None:
-        """Write what an `offer` has left. Raises StreamClosed."""
-        self.write()
-
-    def offer(self, raw: bytes) -> bool:
-        """As `write`, but without any waiting; False: nothing was written. What the kernel did not take is `unsent` then.
-
-        Raises StreamClosed.
-        """
-        if not self._send_lock.acquire(blocking=False):
-            return False
-        try:
-            if self.unsent:
-                return False
-            sent = self.sock.send(raw, socket.MSG_DONTWAIT)
-            self._written += sent
-            self.unsent = raw[sent:]
-            return True
-        except BlockingIOError:
-            return False
-        except (OSError, ValueError) as error:
-            self.close()
-            raise StreamClosed(f"{self.peer}: {error}") from error
-        finally:
-            self._send_lock.release()
-
     def send_json(self, header: Header, body: Any) -> None:
         """Write a control body. Raises StreamClosed, and WireError where it is above MAX_BODY."""
         self.send_control(header, dump(body))
@@ -132,7 +119,7 @@ class Stream(Reading):
         if len(raw) <= MAX_JSON:
             self.send(header, raw)
         else:
-            self.write(*(part for head, piece in frames(header, raw) for part in (head.sized(piece, self.sums).pack(), piece)))
+            self.write(*self.framed_control(header, raw))
 
     def moved(self) -> int:
         """Bytes that have come, and those of what was written that the peer's system has confirmed: it changes while the peer is there."""

@@ -62,7 +62,6 @@ class ShardLink:
         self._moved, self._last = -1, 0.0
         self._next: float | None = None
         """In how many seconds the thread dials; None: it ends."""
-        self._begun = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -84,9 +83,9 @@ class ShardLink:
     def dial(self, seconds: float) -> None:
         """Dial in so many seconds, in the link's thread."""
         self._next = seconds
-        if not self._begun:
-            self._begun = True  # before the thread runs: it dials again by itself, and may do so before it has a name here
-            self._thread = supervise.start(self._run, f"link-{self.index}")
+        if self._thread is None:
+            self._thread = supervise.thread(self._run, f"link-{self.index}")
+            self._thread.start()  # it dials again by itself, maybe before this comes back
 
     @property
     def alive(self) -> bool:
