@@ -18,6 +18,7 @@ Job = Generator[float, None, Any]
 TORN = object()
 """What a file holds whose bytes were lost."""
 TEMP = ".tmp"
+SLICE_SECONDS = 5.0
 
 
 @dataclass
@@ -50,10 +51,21 @@ class Volume:
         """Bytes of all files."""
         return sum(file.size for file in self.files.values())
 
-    def seconds(self, pod: str, size: int = 0) -> float:
-        """How long an operation of `size` bytes takes."""
-        times = max(self.slow.get(pod, 1.0), self.slow.get("*", 1.0))
-        return (self.delay * (0.5 + self.kernel.random.random()) + size / self.rate) * times
+    def slower(self, pod: str) -> float:
+        """How many times slower its disk is now."""
+        return max(self.slow.get(pod, 1.0), self.slow.get("*", 1.0))
+
+    def seconds(self, pod: str) -> float:
+        """How long an operation takes that moves no bytes."""
+        return self.delay * (0.5 + self.kernel.random.random()) * self.slower(pod)
+
+    def piece(self, pod: str, size: int, done: int) -> int:
+        """How many of `size` bytes are moved next. Never more than SLICE_SECONDS' worth: a disk is slow only while it is."""
+        return min(size - done, max(1, size // 4), max(1, int(self.rate / self.slower(pod) * SLICE_SECONDS)))
+
+    def moving(self, pod: str, size: int) -> float:
+        """How long it takes to move `size` bytes."""
+        return self.seconds(pod) + size / self.rate * self.slower(pod)
 
     def check(self, pod: str, operation: str) -> None:
         """Raise where this operation fails now."""
@@ -70,8 +82,8 @@ class Volume:
         try:
             done = 0
             while done < size:
-                part = min(size - done, max(1, size // 4))
-                yield self.seconds(pod, part)
+                part = self.piece(pod, size, done)
+                yield self.moving(pod, part)
                 self.check(pod, "write")
                 if self.room is not None and self.used + part > self.room:
                     raise CheckpointProblem("cannot write: ENOSPC, the volume is full: free space or ask for a larger one")
@@ -105,7 +117,12 @@ class Volume:
     def read(self, pod: str, name: str) -> Job:
         """The content of a file, read whole. Raises Damage."""
         file = self.files.get(name)
-        yield self.seconds(pod, 0 if file is None else file.size)
+        size = 0 if file is None else file.size
+        done = 0
+        while done < size:
+            part = self.piece(pod, size, done)
+            yield self.moving(pod, part)
+            done += part
         self.check(pod, "read")
         file = self.files.get(name)
         if file is None:
