@@ -65,6 +65,26 @@ def test_a_shard_that_comes_back_alone_believes_what_the_coordinators_has_and_on
     assert store.clocks()[1] == 4 and store.counters.lost == 4
 
 
+def test_what_a_process_that_lived_on_acknowledged_is_believed_once_the_coordinator_has_it(tmp_path: Path) -> None:
+    """A node that is cut off keeps its shard alive: it answered two more clocks after the restore began."""
+    desk, clerks = trained(tmp_path, "async")
+    store = desk.servers[1].store
+    store.attempt = 2
+    desk.relink(1, serving=False)
+    desk.settle()
+    known = {"fresh": False, "attempt": 1}
+    for clock in (3, 4):
+        desk.push(clerks[1], clock, shards=[0], version=clock)
+    with pytest.raises(WireError, match="says that 6 of its clocks were acknowledged here; it can have been 4 at most"):
+        hello(desk, 1, 6, start=1, **known).join()
+    desk.settle()
+    assert store.most == {0: 4, 1: 6}, "one more than shard 0 has of each now"
+    with pytest.raises(WireError, match="says that 7 of its clocks were acknowledged here; it can have been 6 at most"):
+        hello(desk, 1, 7, start=1, **known).join()
+    hello(desk, 1, 6, start=1, **known).join()
+    assert store.clocks()[1] == 6
+
+
 def test_where_shard_0_was_lost_too_its_clocks_bound_nobody(tmp_path: Path) -> None:
     """It may be behind itself."""
     Desk(tmp_path, mode="async").begun()

@@ -137,7 +137,11 @@ class SimSession:
         self.shard.world.promises.met(self.shard.pod, self.rank, self.incarnation)
         if store.phase is not Phase.SERVING or not (self.hello.get("fresh") or 0 < attempt < store.attempt) or not store.admission.owned:
             return
-        check_acked(store, self.rank, acked)
+        try:
+            check_acked(store, self.rank, acked)
+        except WireError:
+            self.shard.answer({"did": "doubts"})
+            raise
         lost = store.admission.jump(self.rank, acked)
         store.counters.lost += lost
         if lost:

@@ -162,7 +162,7 @@ class SimShard(Process):
         else:
             self.post(e.Ordered(order, stream))
 
-    def _answer(self, body: Mapping[str, Any]) -> None:
+    def answer(self, body: Mapping[str, Any]) -> None:
         """Tell the coordinator, where there is a stream."""
         self.world.count("answer", str(body.get("did")))
         body = json.loads(json.dumps(body))
@@ -472,7 +472,7 @@ def _tell_arrivals(shard: SimShard, action: a.TellArrivals) -> None:
 
 _CARRY: dict[type, Callable[[SimShard, Any], None]] = {
     a.Log: _log,
-    a.Answer: lambda shard, action: shard._answer(action.body),
+    a.Answer: lambda shard, action: shard.answer(action.body),
     a.Exit: SimShard._exit,
     a.Dial: SimShard._dial,
     a.Hello: SimShard._hello,
@@ -485,6 +485,7 @@ _CARRY: dict[type, Callable[[SimShard, Any], None]] = {
     a.DropSessions: SimShard._drop_sessions,
     a.Read: SimShard._read,
     a.SetFences: SimShard._set_fences,
+    a.SetMost: lambda shard, act: setattr(shard.store, "most", dict(act.most)),
     a.Serve: SimShard._serve,
     a.CarryOut: SimShard._carry_out,
     a.LookUp: SimShard._look_up,

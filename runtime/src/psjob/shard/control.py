@@ -73,6 +73,7 @@ class Control:
             a.DropSessions: lambda act: server.drop_sessions(act.rewind),
             a.Read: self.restoring.read,
             a.SetFences: self.restoring.set_fences,
+            a.SetMost: lambda act: setattr(store, "most", dict(act.most)),
             a.Serve: self._serve,
             a.CarryOut: self._carry_out,
             a.LookUp: self._look_up,

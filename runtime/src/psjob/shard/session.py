@@ -224,7 +224,11 @@ class Session:
                 return
             if not self.store.admission.owned:
                 return
-            check_acked(self.store, self.rank, acked)
+            try:
+                check_acked(self.store, self.rank, acked)
+            except WireError:
+                self.server.control.answer({"did": "doubts"})  # a lost process that lived on, cut off, may have acknowledged more
+                raise
             lost = self.store.admission.jump(self.rank, acked)
             self.store.samples.forget(self.rank)
             self.store.counters.lost += lost

@@ -104,6 +104,7 @@ _READERS: Final[dict[str, Callable[[int, Mapping[str, Any], int, Content], Event
     "initialised": lambda shard, body, workers, content: events.Initialised(shard, _number(body, "setup")),
     "restored": _restored,
     "unrestored": _unrestored,
+    "doubts": lambda shard, body, workers, content: events.AckedDoubted(shard),
     "where": _where,
     "prepared": lambda shard, body, workers, content: events.MemoryReady(shard, _number(body, "number")),
     "ready": lambda shard, body, workers, content: events.CutReady(shard, _number(body, "cut")),

@@ -175,6 +175,13 @@ class ShardRestored:
 
 
 @dataclass(frozen=True)
+class AckedDoubted:
+    """A worker says that a shard has acknowledged more of its clocks than the shard was told can be."""
+
+    shard: int
+
+
+@dataclass(frozen=True)
 class Unrestored:
     """A shard could not read a checkpoint. `damaged`: a file is not what was written, so no retry can help."""
 
@@ -368,7 +375,8 @@ Event = (
     Started | Tick | StepPassed | StopAsked
     | WorkerHello | StreamEnded | NotJoined | RecordCame | Marked | WorkerLeft | Reported | CheckpointAsked | WorkerStops | Stirred
     | WorkersAwaited
-    | ShardHello | ShardAnnounced | ShardLost | Initialised | ShardRestored | Unrestored | StandsAt | MemoryReady
+    | ShardHello | ShardAnnounced | ShardLost | Initialised | ShardRestored | Unrestored | AckedDoubted | StandsAt
+    | MemoryReady
     | CutReady | CutLate | CutHeld | CutWritten | CutUnwritten | CutVoided | BytesMoved | PushArrived
     | ViewClaimed | ViewUnclaimed | ClaimSeen | ViewFenced | NewestRead | ManifestCommitted | ManifestUncommitted
     | RoomMeasured | ModeWished

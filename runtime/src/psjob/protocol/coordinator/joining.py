@@ -99,6 +99,12 @@ class Joining:
         asked = self._question
         return [asked.order()] if asked is not None and index not in asked.answers else []
 
+    def doubted(self, event: events.AckedDoubted) -> None:
+        """What a worker says was acknowledged is above what a shard was told: its lost process may live on, cut off, and answer."""
+        peer = self.recovery.peers.get(event.shard)
+        if peer is not None:
+            self.recovery.c.emit(actions.Order(peer.link, {"do": "bound", "most": {}}, self.recovery.sure))
+
     def where(self, event: events.StandsAt) -> None:
         """A shard says how far the workers of a question are there."""
         asked = self._question

@@ -132,6 +132,8 @@ class Coordinator:
                 recovery.restored(event)
             case events.Unrestored():
                 recovery.unrestored(event)
+            case events.AckedDoubted():
+                recovery.joining.doubted(event)
             case events.StandsAt():
                 recovery.joining.where(event)
             case signs.WorkersAwaited():

@@ -78,6 +78,8 @@ class Recovery:
         """What each shard said of itself when it was restored."""
         self._blank: set[int] = set()
         """Shards that must be restored, whatever they say that they serve."""
+        self.sure = False
+        """Has shard 0 all clocks that workers completed, so that they bound what other shards acknowledged?"""
         self._since = coordinator.now
 
     @property
@@ -326,7 +328,7 @@ class Recovery:
         c = self.c
         # What a lost shard had answered of a worker's open clock, this one may not have whole; nobody begins another without it.
         # Where shard 0 is restored too, or was before, its own clocks may lag behind.
-        sure = 0 not in self.only and c.job.attempt == 1 and (bool(self.tables) or 0 in self.assignment)
+        self.sure = 0 not in self.only and c.job.attempt == 1 and (bool(self.tables) or 0 in self.assignment)
         body = {
             "do": "restore", "view": self.view, "recovery": self.recovery, "folder": found.folder, "manifest": found.name,
             "mode": written(c.mode), "fences": {str(rank): fence for rank, fence in fences.items()}, "most": {},
@@ -334,7 +336,7 @@ class Recovery:
         for index, peer in self.peers.items():
             if index in self.only:
                 peer.serving = False
-                c.emit(actions.Order(peer.link, body, sure))
+                c.emit(actions.Order(peer.link, body, self.sure))
             else:
                 self.order(index, {"do": "adopt", "view": self.view})
 

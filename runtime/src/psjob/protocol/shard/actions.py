@@ -123,6 +123,13 @@ class SetFences:
 
 
 @dataclass(frozen=True)
+class SetMost:
+    """These clocks may have been acknowledged before: it replaces what SetFences said of them."""
+
+    most: Clocks
+
+
+@dataclass(frozen=True)
 class Serve:
     """Workers may push."""
 
@@ -213,5 +220,5 @@ class TellFinished:
 
 Action = (
     Log | Answer | Exit | Dial | Hello | HangUp | TellArrivals | Reset | TakeView | AdoptMode | LayOut | DropSessions | Read | SetFences
-    | Serve | CarryOut | LookUp | MakeReady | NoteLeft | AskRecords | Hold | Write | GiveUp | Discard | Release | TellFinished
+    | SetMost | Serve | CarryOut | LookUp | MakeReady | NoteLeft | AskRecords | Hold | Write | GiveUp | Discard | Release | TellFinished
 )  # fmt: skip

@@ -100,6 +100,8 @@ class ShardMachine:
                 return self._set_up(order)
             case o.Restore():
                 return self._restore(order)
+            case o.Bound():
+                return [a.SetMost(order.most)]
             case o.Open():
                 return self._open(order)
             case o.Adopt():

@@ -49,6 +49,13 @@ class Restore:
 
 
 @dataclass(frozen=True)
+class Bound:
+    """What the coordinator knows now of the clocks that a process of this shard can have acknowledged. See `Restore.most`."""
+
+    most: Clocks
+
+
+@dataclass(frozen=True)
 class Open:
     """Serve workers."""
 
@@ -139,7 +146,8 @@ class Unknown:
 
 
 Order = (
-    Nothing | SetUp | Restore | Open | Adopt | Prepare | TakeCut | Void | Committed | Decide | Where | Finish | Stop | Fence | Unknown
+    Nothing | SetUp | Restore | Bound | Open | Adopt | Prepare | TakeCut | Void | Committed | Decide | Where | Finish | Stop | Fence
+    | Unknown
 )  # fmt: skip
 
 
@@ -199,6 +207,7 @@ _READERS: Final[dict[str, Callable[[Mapping[str, Any]], Order]]] = {
     "nothing": lambda body: Nothing(),
     "setup": _setup,
     "restore": _restore,
+    "bound": lambda body: Bound(_clocks(body["most"])),
     "open": lambda body: Open(_count(body["view"]), _count(body["recovery"])),
     "adopt": lambda body: Adopt(_count(body["view"])),
     "prepare": lambda body: Prepare(_count(body["number"]), _base(body)),
