@@ -176,7 +176,7 @@ ISSUED: dict[str, Mutant] = {
     "3: void cuts leave their files": _several(
         _wrap(shard_cutting.Cutting, "void", _without(Discard)), _wrap(shard_cutting.Cutting, "drop", _without(Discard))
     ),
-    "4: a control body above the limit is lost in silence": _wrap(shard.SimShard, "_answer", _lost_if_long),
+    "4: a control body above the limit is lost in silence": _wrap(shard.SimShard, "answer", _lost_if_long),
     "5: a record has a second in all, and begins anew": _wrap(link.SimLink, "tick", _payload_seconds),
     "6: an older record's residual is put back": _wrap(
         worker_machine.WorkerMachine,

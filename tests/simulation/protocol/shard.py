@@ -81,7 +81,7 @@ class SimShard(Process):
         self.store.view = self.first_view
         self.store.on_failure = self.store.on_problem = _failed
         if self.store.decided is not None:
-            self.store.decided.arrived = self._answer
+            self.store.decided.arrived = self.answer
         link = None if self.index == 0 else LinkState("shard 0", 600.0)
         self.machine = ShardMachine(self.index, plan.workers, self.first_view, self.mode, link)
         self.snapshots = Snapshots(self)
