@@ -246,6 +246,20 @@ def test_what_an_earlier_coordinator_commits_too_late_is_passed_over() -> None:
     assert source is not None and source.step == 15, "this one's own checkpoint is newer than both"
 
 
+def test_a_run_that_an_earlier_coordinator_ends_after_the_first_look_is_over() -> None:
+    """Its rename of the final manifest comes between this one's two looks: what was trained whole is not trained again."""
+    world = World(view=2, must_find=True, mode=Async())
+    world.manifests = [saved(10, 2)]
+    world.post(e.Started())
+    world.manifests.append(dataclasses.replace(saved(20, 2), final=True))
+    world.hello(0)
+    world.shard(1, view=2)
+    assert world.c.recovery.state == "finished"
+    assert world.sent["restore"] == 0 and world.sent["finish"] == 2
+    world.hello(1)
+    assert world.heard == {0: [Kind.FINISHED], 1: [Kind.FINISHED]}
+
+
 def test_a_checkpoint_that_cannot_be_read_now_is_tried_again_and_never_given_up_for_good() -> None:
     world = World(must_find=True)
     world.manifests = [saved(20, 2)]

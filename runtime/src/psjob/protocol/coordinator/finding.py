@@ -134,10 +134,13 @@ class Finding:
             return
         if found is None:
             self._none(why)
-        elif recovery.reads_records() and not self._records:
-            self.look()
         elif self._comes_late(found):
             self._damaged[found.name] = f"checkpoint {found.name} is passed over: its coordinator had a successor when it was committed"
+            self.look()
+        elif found.final and found.folder == c.job.folder:  # an earlier coordinator committed it after this one's first look
+            self._over(found)
+            recovery.begun()
+        elif recovery.reads_records() and not self._records:
             self.look()
         else:
             recovery.restore_from(found, event.records or {}, event.initial)
@@ -163,12 +166,19 @@ class Finding:
             c.switching.begin(found)
             c.progress.rewound(found.step)
             if found.folder == c.job.folder:
-                c.adopt(found)
                 if found.final:
-                    recovery.finish()
-                    c.members.rewound(found.workers, {})
-                    c.completion.already_over()
+                    self._over(found)
+                else:
+                    c.adopt(found)
         recovery.begun()
+
+    def _over(self, found: CheckpointFacts) -> None:
+        """The run has ended."""
+        c = self.recovery.c
+        c.adopt(found)
+        self.recovery.finish()
+        c.members.rewound(found.workers, {})
+        c.completion.already_over()
 
     def _later(self, why: str) -> None:
         """A disk that cannot be read now is asked again."""
