@@ -22,6 +22,7 @@ from psjob.shard.server import Server
 from psjob.wire import tcp
 from psjob.wire.loop import StreamPool
 from psjob.wire.tcp import Stream
+from psjob.worker import link as links
 from psjob.worker.link import ShardLink
 
 OVERLAP = False
@@ -140,13 +141,14 @@ def _rewound(rewinds: int, mode: str) -> None:
 @contextmanager
 def severed(link: ShardLink) -> Iterator[None]:
     """Break a worker's stream; it is dialled again only at the end."""
-    dial, mended = link._dial, threading.Event()
+    dial, mended = links.dial, threading.Event()
 
-    def wait_and_dial() -> Stream | None:
-        mended.wait(SECONDS)
-        return dial()
+    def wait_and_dial(dialled: ShardLink) -> Stream | None:
+        if dialled is link:
+            mended.wait(SECONDS)
+        return dial(dialled)
 
-    with mock.patch.object(link, "_dial", wait_and_dial):
+    with mock.patch.object(links, "dial", wait_and_dial):
         link.close()
         try:
             yield

@@ -149,7 +149,7 @@ def test_a_record_that_cannot_be_kept_or_put_back_ends_the_script_with_a_sentenc
         worker = Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=0.1), overlap=False)
         worker.attach()
         steps(1)(worker)
-        worker.job.restored = record.unpack(worker.job._record(None))
+        worker.job.restored = record.unpack(worker.job.records.make(None))
         worker.job.restored.stateful["dana-slim (worker side)"] = {}
         with pytest.raises(SystemExit) as end:
             worker.job.put_back()

@@ -51,6 +51,22 @@ def test_frames_that_come_together_are_read_one_by_one(ends: tuple[Stream, Strea
     assert ahead > 90 and not other.ahead()
 
 
+@pytest.mark.parametrize("what", ["nothing", "a frame", "the end"])
+def test_a_frame_that_rides_arrives_whatever_follows(ends: tuple[Stream, Stream], what: str) -> None:
+    """The kernel holds it back for a moment at most, and sends it when the stream is closed."""
+    one, other = ends
+    one.send(Header(Kind.RECORD, clock=1), b"first", rides=True)
+    if what == "a frame":
+        one.send(Header(Kind.RECORD, clock=2), b"second")
+    elif what == "the end":
+        one.close()
+    header = other.recv_header(5.0)
+    assert (header.clock, bytes(other.recv_body(header))) == (1, b"first")
+    if what == "a frame":
+        header = other.recv_header(5.0)
+        assert (header.clock, bytes(other.recv_body(header))) == (2, b"second")
+
+
 def test_a_payload_in_crumbs_lands_too(ends: tuple[Stream, Stream]) -> None:
     one, other = ends
     chance = random.Random(2)

@@ -12,13 +12,13 @@ import torch
 
 from psjob.api.attachable import aliases, check, stepper, table_of
 from psjob.api.lrscaling import LrScaling
+from psjob.api.recording import Recording
 from psjob.api.rulechoice import as_it_runs, check_reduction, check_state, check_tables, chosen
 from psjob.embeddings.inprocess import attach_alone
 from psjob.embeddings.rowtables import RowTables
 from psjob.process import config, supervise
 from psjob.process.errors import Refused, exit_refused, leave_message
 from psjob.resume import record
-from psjob.resume.generators import Generators
 from psjob.rules import optimizers
 from psjob.worker import exits, hooks, rewind
 from psjob.worker.ending import EXIT_OF, SessionEnd
@@ -75,7 +75,7 @@ class AttachedJob:
         """Steps (in mode local: rounds) made again without effect, from its record or its beginning to the job's clock."""
         self.cursor: dict[str, int] | None = None
         self.restored: record.ResumeRecord | None = None
-        self._packer, self._generators = record.RecordPacker(), Generators()
+        self.records = Recording(self)
 
     def _data_path(self, overlap: bool) -> None:
         session = self.session
@@ -90,7 +90,7 @@ class AttachedJob:
     # -- in and out ----------------------------------------------------------------------------
 
     def join(self) -> None:
-        self.carry_out(lambda: self.session.join(self.parameters, lambda: self._record(None), self._hyperparameters()))
+        self.carry_out(lambda: self.session.join(self.parameters, lambda: self.records.make(None), self._hyperparameters()))
         if self.rounds is not None:
             self.rounds.begin()
         self.tables.bind(Carried(self.session.rows, self.carry_out))
@@ -124,7 +124,7 @@ class AttachedJob:
         """The script stands where its record was taken: restore what the record holds."""
         restored, self.restored = self.restored, None
         if restored is not None:
-            self.carry_out(lambda: record.restore(restored, self.model, self._stateful(), self.optimizer))
+            self.carry_out(lambda: record.restore(restored, self.model, self.records.stateful(), self.optimizer))
 
     def edge(self, cursor: dict[str, int] | None) -> None:
         """The script asks for its next batch (or, without `shard`, has made a step). A record belongs to the start of a round."""
@@ -132,7 +132,7 @@ class AttachedJob:
         if self.replay or (self.rounds is not None and self.rounds.open):
             self.carry_out(self.session.stir if self.replay else self.session.inside_round)
             return
-        self.carry_out(lambda: self.session.edge(lambda: self._record(cursor), self.half is not None))
+        self.carry_out(lambda: self.session.edge(lambda: self.records.make(cursor), self.half is not None))
 
     def wait(self) -> None:
         """The model holds the weights of the last step when this returns."""
@@ -142,7 +142,7 @@ class AttachedJob:
 
     def leave(self) -> None:
         self._end_round()
-        self.carry_out(lambda: self.session.leave(lambda: self._record(self.cursor, last=True), self.parameters))
+        self.carry_out(lambda: self.session.leave(lambda: self.records.make(self.cursor, last=True), self.parameters))
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -226,6 +226,7 @@ class AttachedJob:
         self.carry_out(lambda: self.session.rows.offer(rows, self.lr.hyperparameters(self.tables.hyperparameters(), clock)))
         self.session.exchange.may_skip = getattr(self.optimizer, "found_inf", None) is not None
         if original is None:
+            self.session.exchange.meanwhile = self.records.prepare
             self.carry_out(lambda: self.session.exchange.push(grads, hyperparameters, skip, scale, self.parameters))
             return
         means = [torch.empty_like(p) if p.grad is None else p.grad for p in self.parameters]
@@ -268,32 +269,6 @@ class AttachedJob:
     def refuse(self, message: str) -> None:
         self.session.ended = True
         exit_refused(message)
-
-    # -- records -------------------------------------------------------------------------------
-
-    def _stateful(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"optimizer (worker side)": _Own(self.plain, self.optimizer)} if self.steps_alone else {}
-        half: dict[str, Any] = {} if self.half is None else {f"{self.rule} (worker side)": self.half}
-        return self.stateful | own | half
-
-    def _record(self, cursor: dict[str, int] | None, last: bool = False) -> bytes:
-        """The record of this moment. `last`: no push will follow, so the residuals of earlier ones are not needed again."""
-        wire = {} if last else self.session.exchange.compression.state()
-        rng, clock = self._generators.states(), self.session.clock
-        return self._packer.pack(record.capture(cursor, clock, self.model, self._stateful(), self.optimizer, wire, rng))
-
-
-class _Own:
-    """The optimizer's own state, while `state_dict` of the attached one speaks of the shards."""
-
-    def __init__(self, plain: type[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> None:
-        self._plain, self._optimizer = plain, optimizer
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self._plain.state_dict(self._optimizer))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._plain.load_state_dict(self._optimizer, state)
 
 
 current: AttachedJob | None = None

@@ -24,6 +24,7 @@ from psjob.wire.sockets import SLICE_SECONDS, keepalive, one_host, timeval, unco
 
 TCP_NOTSENT_LOWAT = 25
 UNSENT_BYTES = 128 << 10
+MSG_MORE = getattr(socket, "MSG_MORE", 0)
 Buffer = bytes | bytearray | memoryview
 
 
@@ -71,10 +72,13 @@ class Stream(Reading):
             return self.framed(header, raw)
         return [part for head, piece in frames(header, raw) for part in self.framed(head, piece)]
 
-    def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
-        """Write one frame, with the payload's length and, where it leaves this host, its checksum. Raises StreamClosed."""
+    def send(self, header: Header, payload: bytes | memoryview = b"", rides: bool = False) -> None:
+        """Write one frame, with the payload's length and, where it leaves this host, its checksum. Raises StreamClosed.
+
+        `rides`: the kernel may hold it back for what is written next, for 200 ms at most, so that both wake the peer once.
+        """
         parts = self.framed(header, payload)
-        self.write(*((b"".join(parts),) if len(payload) <= 16384 else parts))
+        self.write(*((b"".join(parts),) if len(payload) <= 16384 else parts), flags=MSG_MORE if rides else 0)
 
     def send_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
         """As `send`, of a payload that lies in several places."""
@@ -84,22 +88,22 @@ class Stream(Reading):
         """Write a frame whose payload lies in the memory that this side lends. Raises StreamClosed."""
         self.write(header.lent(offset, length).pack())
 
-    def write(self, *raw: Buffer) -> None:
+    def write(self, *raw: Buffer, flags: int = 0) -> None:
         """Write whole frames, whose bytes lie in these places. Raises StreamClosed."""
         with self._send_lock:
             try:
                 for part in raw:
-                    self._send_all(part)
+                    self._send_all(part, flags)
             except (OSError, ValueError) as error:
                 self.close()
                 raise StreamClosed(f"{self.peer}: {error}") from error
 
-    def _send_all(self, part: Buffer) -> None:
+    def _send_all(self, part: Buffer, flags: int) -> None:
         """Raises OSError, also where the peer takes no byte for SILENCE_SECONDS."""
         size, done, moved = len(part), 0, 0.0
         while done < size:
             try:
-                count = self.sock.send(memoryview(part)[done:] if done else part)
+                count = self.sock.send(memoryview(part)[done:] if done else part, flags)
                 done += count
                 self._written += count
             except BlockingIOError:

@@ -22,6 +22,7 @@ from psjob.worker.compression import WorkerCompression
 from psjob.worker.credit import credits
 from psjob.worker.finite import FiniteCheck
 from psjob.worker.sharing import SLOTS, Sharing
+from psjob.worker.turns import listen
 
 if TYPE_CHECKING:
     from psjob.worker.lane import WorkerLane
@@ -56,6 +57,8 @@ class Exchange:
         self.sources: Sequence[torch.Tensor | None] = ()
         self.targets: Sequence[torch.Tensor] = ()
         """Where blocks are copied to as they land; the script waits in a call of ours meanwhile."""
+        self.meanwhile: Callable[[], None] | None = None
+        """Done once, in the script's thread, when the next requests are sent, before their answers are waited for."""
         self.may_skip = False
         """A GradScaler is at work: some worker may have found inf, and then this clock counts for nothing."""
         self.finite = FiniteCheck(session)
@@ -117,6 +120,7 @@ class Exchange:
         """Wait until all that was asked has landed. Raises SessionEnd."""
         self.watched = False
         try:
+            listen(self.session)
             self.session.wait(lambda: not any(link.outstanding for link in self.session.links), WAITS_FOR)
         finally:
             self.watched = True
@@ -231,6 +235,9 @@ class Exchange:
             with session.cond:
                 header = link.ask(make(block))
             link.send_block(header)
+        if (act := self.meanwhile) is not None:
+            self.meanwhile = None
+            act()
         Exchange.finish(self)
         _count_change(targets)
 

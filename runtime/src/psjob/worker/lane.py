@@ -17,6 +17,7 @@ from psjob.process import supervise
 from psjob.protocol.recorddelta import RecordsOnStream
 from psjob.wire.frame import Header, Kind, WireError
 from psjob.wire.tcp import Stream, StreamClosed
+from psjob.worker.turns import Turn
 
 if TYPE_CHECKING:
     from psjob.layout.packing import Packs
@@ -31,6 +32,7 @@ class WorkerLane:
 
     def __init__(self, link: ShardLink, stream: Stream) -> None:
         self.link, self.stream = link, stream
+        self.turn = Turn()
         self._out: queue.PriorityQueue[tuple[int, int, Header | None]] = queue.PriorityQueue()
         self._count = itertools.count()
         self._threads: list[threading.Thread] = []
@@ -62,22 +64,25 @@ class WorkerLane:
         else:
             self._send_now(header)
 
-    def send(self, header: Header, payload: bytes | torch.Tensor | None = None) -> None:
-        """Send a frame. Where the stream has ended it is forgotten: what must not be lost is said again after the next welcome."""
+    def send(self, header: Header, payload: bytes | torch.Tensor | None = None, rides: bool = False) -> None:
+        """Send a frame; `rides` as in `Stream.send`.
+
+        Where the stream has ended it is forgotten: what must not be lost is said again after the next welcome.
+        """
         try:
-            self.stream.send(self.link.dated(header), memory.view(payload) if isinstance(payload, torch.Tensor) else payload or b"")
+            self.stream.send(self.link.dated(header), memory.view(payload) if isinstance(payload, torch.Tensor) else payload or b"", rides)
         except StreamClosed:
             pass
 
-    def send_record(self, header: Header, record: bytes, idle: tuple[int, int]) -> None:
+    def send_record(self, header: Header, record: bytes, idle: tuple[int, int], rides: bool) -> None:
         """As `send`, of a resume record of at most a piece: what it changes of the one before on this stream. `idle` as in AtEdge."""
         with self._recording:
             delta = self._records.delta(record)
             if delta is None:
-                self.send(header._replace(kind=Kind.RECORD, part=idle[0], request=idle[1]), record)
+                self.send(header._replace(kind=Kind.RECORD, part=idle[0], request=idle[1]), record, rides)
             else:
                 told = header._replace(kind=Kind.RECORD_DELTA, part=delta.begin, version=(delta.crc, delta.size))
-                self.send(told._replace(generation=idle[0], request=idle[1]), delta.data)
+                self.send(told._replace(generation=idle[0], request=idle[1]), delta.data, rides)
 
     def send_control(self, header: Header, raw: bytes) -> None:
         """As `send`, of a control body."""

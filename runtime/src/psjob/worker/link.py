@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from psjob.modes import written
 from psjob.process import supervise
 from psjob.protocol.records import PIECE, RecordId, RecordIn
 from psjob.protocol.worker import events as e
-from psjob.protocol.worker.link import newest
 from psjob.wire import tcp
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
-from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
+from psjob.wire.tcp import Stream, StreamClosed
 from psjob.worker import watchdog
+from psjob.worker.dialling import DIAL_SECONDS, dial
 from psjob.worker.lane import WorkerLane
-from psjob.worker.sharing import SLOTS
 
 if TYPE_CHECKING:
     from psjob.worker.session import WorkerSession
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 SILENCE_SECONDS = 10.0
 """A shard that owes an answer says WAITING every 2 s; where no byte moves either way for so long, the stream counts as dead."""
 LOOK_SECONDS = 1.0
-DIAL_SECONDS = 3.0
 MAX_LANES = 8
 TURNS = {Kind.FINISHED: "finished", Kind.LEFT: "left", Kind.STOPPED: "stopped"}
 log = logging.getLogger("psjob.worker")
@@ -123,6 +120,11 @@ class ShardLink:
         else:
             self.send_block(header)
 
+    def call(self) -> None:
+        """The script waits: this link's thread is to read."""
+        for lane in self.lanes:
+            lane.turn.call()
+
     def close(self) -> None:
         """Close every stream; the thread that reads goes on with the next one."""
         for lane in self.lanes:
@@ -152,7 +154,7 @@ class ShardLink:
         """Dial once, and serve the stream until it ends."""
         broken_rule = False
         try:
-            stream = self._dial()
+            stream = dial(self)
             if stream is None:
                 return e.NotFound(self.index)
             self._serve(stream)
@@ -165,44 +167,6 @@ class ShardLink:
             self._drop_lanes()
         return e.StreamEnded(self.index, broken_rule)
 
-    def _dial(self) -> Stream | None:
-        """A stream on which hello was said: of all addresses of the name, the one whose shard is the newest."""
-        found: list[tuple[tuple[int, int] | None, Stream]] = []
-        streams = list(tcp.connect(self.peer.host, self.peer.port, DIAL_SECONDS))
-        for stream in streams:
-            with self.session.cond:
-                hello = self._hello()
-            try:
-                stream.send_json(self.session.header(Kind.HELLO, attempt=self.attempt), hello)
-                first = stream.peek_header(HELLO_SECONDS) if len(streams) > 1 else None
-            except (StreamClosed, WireError):
-                stream.close()
-                continue
-            found.append((None if first is None else (first.view, first.attempt), stream))
-        if not found:
-            return None
-        chosen = found[newest([told for told, _ in found])][1]
-        for _, stream in found:
-            if stream is not chosen:
-                stream.close()
-        return chosen
-
-    def _hello(self) -> dict[str, Any]:
-        session, codecs = self.session, self.session.exchange.compression
-        body: dict[str, Any] = {
-            "role": "worker", "scheme": "none", "codecs": codecs.offered(),
-            "transports": session.transports, "rowTransports": session.row_transports, "slots": SLOTS,
-            "layout": session.layout.digest(), "mode": written(session.mode),
-            "push": codecs.push[self.index], "pull": codecs.pull[self.index],
-        } | session.machine.hello(self.index)  # fmt: skip
-        if self.index == 0:
-            body["has"] = None if self.record.id is None else [*self.record.id, self.record.count]
-            body["rule"] = session.rule
-            body["aliases"] = session.aliases
-            body["tables"] = [spec.to_json() for spec in session.rows.specs]
-            body["table"] = [spec.to_json() for spec in session.layout.table]
-        return body
-
     def _serve(self, stream: Stream) -> None:
         lane = WorkerLane(self, stream)
         with self.session.cond:
@@ -212,11 +176,26 @@ class ShardLink:
 
     def read(self, lane: WorkerLane) -> None:
         """Handle what comes by a lane until its stream ends. Raises StreamClosed, TimeoutError, WireError."""
-        while not self.session.ended:
-            if lane.stream.readable(LOOK_SECONDS):
-                self._handle(lane, lane.stream.recv_header(SILENCE_SECONDS))
-            else:
-                self._look(lane)
+        lane.turn.take()
+        try:
+            while not self.session.ended:
+                if not lane.stream.readable(LOOK_SECONDS):
+                    self._look(lane)
+                elif self.take(lane) is Kind.PARAM and self._leaves(lane):
+                    lane.turn.rest()
+        finally:
+            lane.turn.give()
+
+    def take(self, lane: WorkerLane) -> Kind:
+        """Handle the frame that comes next. Raises as `read`."""
+        header = lane.stream.recv_header(SILENCE_SECONDS)
+        self._handle(lane, header)
+        return header.kind
+
+    def _leaves(self, lane: WorkerLane) -> bool:
+        """May the script read by itself from here on? It waits for all of what it asks for next, and one stream brings it."""
+        alone = len(self.lanes) == 1 and not self.session.exchange.beside
+        return alone and not (self.outstanding or lane.stream.ahead() or self.session.rows.waits(self))
 
     def _look(self, lane: WorkerLane) -> None:
         """Nothing came for LOOK_SECONDS.

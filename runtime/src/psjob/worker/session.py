@@ -171,6 +171,8 @@ class WorkerSession:
             if done():
                 return
             machine.begin_wait(what, seconds, began)
+        for link in self.links:
+            link.call()
         ticked = said = began
         try:
             while True:
@@ -234,7 +236,7 @@ class WorkerSession:
                     self.links[action.link].send_json(header, action.body)
             case a.SendRecord():
                 if (lane := self.links[0].main) is not None:
-                    lane.send_record(self.header(Kind.RECORD, clock=action.clock), action.record, action.idle)
+                    lane.send_record(self.header(Kind.RECORD, clock=action.clock), action.record, action.idle, action.rides)
             case a.SendPieces():
                 self.records.begin()
             case a.SendHyperparameters():

@@ -38,11 +38,12 @@ class Send:
 
 @dataclass(frozen=True)
 class SendRecord:
-    """A record of at most one piece to the coordinator; `idle` as in AtEdge."""
+    """A record of at most one piece to the coordinator; `idle` as in AtEdge. `rides`: it may go with the push that follows it soon."""
 
     clock: int
     record: bytes
     idle: tuple[int, int]
+    rides: bool = False
 
 
 @dataclass(frozen=True)

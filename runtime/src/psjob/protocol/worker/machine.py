@@ -260,9 +260,9 @@ class WorkerMachine:
         self.joined = True
         return self._dial(self.links, now)
 
-    def _hand_in(self, clock: int, record: bytes, cut: bool, idle: tuple[int, int]) -> list[Action]:
+    def _hand_in(self, clock: int, record: bytes, cut: bool, idle: tuple[int, int], rides: bool = False) -> list[Action]:
         if len(record) <= PIECE and self.records.through:  # else it would come before one that is older
-            return [a.SendRecord(clock, record, idle)]
+            return [a.SendRecord(clock, record, idle, rides)]
         self.records.add(clock, record, cut, idle)
         return [a.SendPieces()]
 
@@ -279,7 +279,8 @@ class WorkerMachine:
         if event.record is not None:
             mark, stops = event.settled and self.mark_wanted > 0, event.settled and self.stops
             self.last_record = self.clock, event.record, event.idle
-            made += self._hand_in(self.clock, event.record, cut or stops or mark, event.idle)
+            wanted = cut or stops or mark
+            made += self._hand_in(self.clock, event.record, wanted, event.idle, rides=not wanted and not self.standing)
         if mark or self.cut_clock > self._wished:
             self.told.pop(Kind.CHECKPOINT, None)
         if mark:

@@ -1,0 +1,57 @@
+"""A worker's stream to a shard: of all addresses of its name, the newest process is said hello to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from psjob.modes import written
+from psjob.protocol.worker.link import newest
+from psjob.wire import tcp
+from psjob.wire.frame import Kind, WireError
+from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
+from psjob.worker.sharing import SLOTS
+
+if TYPE_CHECKING:
+    from psjob.worker.link import ShardLink
+
+DIAL_SECONDS = 3.0
+
+
+def dial(link: ShardLink) -> Stream | None:
+    """A stream on which hello was said: of all addresses of the name, the one whose shard is the newest."""
+    found: list[tuple[tuple[int, int] | None, Stream]] = []
+    streams = list(tcp.connect(link.peer.host, link.peer.port, DIAL_SECONDS))
+    for stream in streams:
+        with link.session.cond:
+            hello = _hello(link)
+        try:
+            stream.send_json(link.session.header(Kind.HELLO, attempt=link.attempt), hello)
+            first = stream.peek_header(HELLO_SECONDS) if len(streams) > 1 else None
+        except (StreamClosed, WireError):
+            stream.close()
+            continue
+        found.append((None if first is None else (first.view, first.attempt), stream))
+    if not found:
+        return None
+    chosen = found[newest([told for told, _ in found])][1]
+    for _, stream in found:
+        if stream is not chosen:
+            stream.close()
+    return chosen
+
+
+def _hello(link: ShardLink) -> dict[str, Any]:
+    session, codecs = link.session, link.session.exchange.compression
+    body: dict[str, Any] = {
+        "role": "worker", "scheme": "none", "codecs": codecs.offered(),
+        "transports": session.transports, "rowTransports": session.row_transports, "slots": SLOTS,
+        "layout": session.layout.digest(), "mode": written(session.mode),
+        "push": codecs.push[link.index], "pull": codecs.pull[link.index],
+    } | session.machine.hello(link.index)  # fmt: skip
+    if link.index == 0:
+        body["has"] = None if link.record.id is None else [*link.record.id, link.record.count]
+        body["rule"] = session.rule
+        body["aliases"] = session.aliases
+        body["tables"] = [spec.to_json() for spec in session.rows.specs]
+        body["table"] = [spec.to_json() for spec in session.layout.table]
+    return body
