@@ -21,7 +21,7 @@ from psjob.protocol.worker import events as e
 from psjob.wire import tcp
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
 from psjob.wire.tcp import Stream, StreamClosed
-from psjob.worker import watchdog
+from psjob.worker import turns, watchdog
 from psjob.worker.dialling import DIAL_SECONDS, dial
 from psjob.worker.lane import WorkerLane
 
@@ -193,8 +193,9 @@ class ShardLink:
         return header.kind
 
     def _leaves(self, lane: WorkerLane) -> bool:
-        """May the script read by itself from here on? It waits for all of what it asks for next, and one stream brings it."""
-        alone = len(self.lanes) == 1 and not self.session.exchange.beside
+        """May the script read by itself from here on? It waits for all that it asks for next, which is little, and one stream brings it."""
+        exchange = self.session.exchange
+        alone = len(self.lanes) == 1 and not exchange.beside and exchange.nbytes <= turns.MOST_BYTES
         return alone and not (self.outstanding or lane.stream.ahead() or self.session.rows.waits(self))
 
     def _look(self, lane: WorkerLane) -> None:

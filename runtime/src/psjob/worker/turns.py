@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 REST_SECONDS = 0.01
 """So long a link's thread leaves its stream to the script after the last answer. What else comes meanwhile is read so much later."""
+MOST_BYTES = 512 << 10
+"""Of a model. The answers of a larger one begin to come while its last pushes are sent: two threads do both at once."""
 LISTEN_SECONDS = 0.5
 SLICE_SECONDS = 0.05
 
