@@ -17,6 +17,7 @@ EXIT_BROKEN = 1
 """A crash, as the planner counts them."""
 log = logging.getLogger("psjob")
 _end: Callable[[str], None] | None = None
+_ends = threading.RLock()
 
 
 def guard(end: Callable[[str], None] | None = None) -> None:
@@ -64,7 +65,8 @@ def broken(name: str, error: BaseException) -> None:
     sentence = told(name, error)
     log.error("%s\n%s", sentence, "".join(traceback.format_exception(error)))
     if _end is not None:
-        _end(sentence)
+        with _ends:  # the first ends the process, and says why
+            _end(sentence)
 
 
 def told(name: str, error: BaseException) -> str:
