@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from psjob.wire.frame import Header
 from psjob.wire.reading import SILENCE_SECONDS
-from psjob.wire.tcp import Buffer, Stream
+from psjob.wire.tcp import JOINED, Buffer, Stream
 
 if TYPE_CHECKING:
     from psjob.wire.loop import Loop
 
-JOINED = 16 << 10
-"""Frames of so many bytes together are sent as one piece of memory."""
 BATCH = 64 << 10
 """Bytes of frames that are sent by one call, where there are several."""
 PLACES = 512

@@ -24,6 +24,8 @@ from psjob.wire.sockets import SLICE_SECONDS, keepalive, one_host, timeval, unco
 
 TCP_NOTSENT_LOWAT = 25
 UNSENT_BYTES = 128 << 10
+JOINED = 16 << 10
+"""Frames of so many bytes together are sent as one piece of memory."""
 MSG_MORE = getattr(socket, "MSG_MORE", 0)
 Buffer = bytes | bytearray | memoryview
 
@@ -77,8 +79,7 @@ class Stream(Reading):
 
         `rides`: the kernel may hold it back for what is written next, for 200 ms at most, so that both wake the peer once.
         """
-        parts = self.framed(header, payload)
-        self.write(*((b"".join(parts),) if len(payload) <= 16384 else parts), flags=MSG_MORE if rides else 0)
+        self.write(*self.framed(header, payload), flags=MSG_MORE if rides else 0)
 
     def send_parts(self, header: Header, parts: Sequence[memoryview]) -> None:
         """As `send`, of a payload that lies in several places."""
@@ -90,9 +91,10 @@ class Stream(Reading):
 
     def write(self, *raw: Buffer, flags: int = 0) -> None:
         """Write whole frames, whose bytes lie in these places. Raises StreamClosed."""
+        parts = (b"".join(raw),) if len(raw) > 1 and sum(map(len, raw)) <= JOINED else raw
         with self._send_lock:
             try:
-                for part in raw:
+                for part in parts:
                     self._send_all(part, flags)
             except (OSError, ValueError) as error:
                 self.close()
@@ -120,10 +122,7 @@ class Stream(Reading):
 
     def send_control(self, header: Header, raw: bytes) -> None:
         """As `send_json`, of a body that `dump` has made: in several frames where it is above MAX_JSON."""
-        if len(raw) <= MAX_JSON:
-            self.send(header, raw)
-        else:
-            self.write(*self.framed_control(header, raw))
+        self.write(*self.framed_control(header, raw))
 
     def moved(self) -> int:
         """Bytes that have come, and those of what was written that the peer's system has confirmed: it changes while the peer is there."""
