@@ -140,7 +140,7 @@ def test_a_record_that_is_made_ahead_is_that_of_the_edge(tmp_path: Path, monkeyp
     make = Recording.make
 
     def both(records: Recording, cursor: dict[str, int] | None, last: bool = False) -> bytes:
-        ready, clock = records._ready, records._job.session.clock
+        ready, clock = records._ready, records._session.clock
         record = make(records, cursor, last)
         if ready is not None and not last:
             assert ready == (clock, record)

@@ -12,7 +12,7 @@ import torch
 
 from psjob.api.attachable import aliases, check, stepper, table_of
 from psjob.api.lrscaling import LrScaling
-from psjob.api.recording import Recording
+from psjob.api.recording import PlainState, Recording
 from psjob.api.rulechoice import as_it_runs, check_reduction, check_state, check_tables, chosen
 from psjob.embeddings.inprocess import attach_alone
 from psjob.embeddings.rowtables import RowTables
@@ -48,7 +48,7 @@ class AttachedJob:
         overlap: bool = False,
     ) -> None:
         place = as_it_runs(place, optimizer)
-        self.place, self.model, self.optimizer, self.stateful = place, model, optimizer, stateful
+        self.place, self.model, self.optimizer = place, model, optimizer
         self.plain: type[torch.optim.Optimizer] = type(optimizer)
         """The optimizer's class before attach: its own step and state."""
         self.parameters, table = table_of(model, optimizer)
@@ -75,7 +75,13 @@ class AttachedJob:
         """Steps (in mode local: rounds) made again without effect, from its record or its beginning to the job's clock."""
         self.cursor: dict[str, int] | None = None
         self.restored: record.ResumeRecord | None = None
-        self.records = Recording(self)
+        self.records = Recording(self.session, model, optimizer, self._kept(stateful), ahead=not self.steps_alone and self.half is None)
+
+    def _kept(self, stateful: dict[str, Any]) -> dict[str, Any]:
+        """All objects whose state is in a record, by name."""
+        own: dict[str, Any] = {"optimizer (worker side)": PlainState(self.plain, self.optimizer)} if self.steps_alone else {}
+        half: dict[str, Any] = {} if self.half is None else {f"{self.rule} (worker side)": self.half}
+        return stateful | own | half
 
     def _data_path(self, overlap: bool) -> None:
         session = self.session
@@ -124,7 +130,7 @@ class AttachedJob:
         """The script stands where its record was taken: restore what the record holds."""
         restored, self.restored = self.restored, None
         if restored is not None:
-            self.carry_out(lambda: record.restore(restored, self.model, self.records.stateful(), self.optimizer))
+            self.carry_out(lambda: record.restore(restored, self.model, self.records.kept, self.optimizer))
 
     def edge(self, cursor: dict[str, int] | None) -> None:
         """The script asks for its next batch (or, without `shard`, has made a step). A record belongs to the start of a round."""
@@ -226,7 +232,8 @@ class AttachedJob:
         self.carry_out(lambda: self.session.rows.offer(rows, self.lr.hyperparameters(self.tables.hyperparameters(), clock)))
         self.session.exchange.may_skip = getattr(self.optimizer, "found_inf", None) is not None
         if original is None:
-            self.session.exchange.meanwhile = self.records.prepare
+            if self.cursor is None:  # the edge comes right after this step, and nothing of its record changes until then
+                self.session.exchange.meanwhile = self.records.prepare
             self.carry_out(lambda: self.session.exchange.push(grads, hyperparameters, skip, scale, self.parameters))
             return
         means = [torch.empty_like(p) if p.grad is None else p.grad for p in self.parameters]

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from psjob.resume import record
 from psjob.resume.generators import Generators
-
-if TYPE_CHECKING:
-    from psjob.api.attach import AttachedJob
+from psjob.worker.session import WorkerSession
 
 
 class Recording:
-    """Of one script, asked at every edge: what has not changed since is not encoded again."""
+    """Of one script, asked at every edge: what has not changed since is not encoded again.
 
-    def __init__(self, job: AttachedJob) -> None:
-        self._job = job
+    `kept` are the objects whose state is in a record, by name. `ahead`: the shards make the updates, so that a record may be made
+    before its edge.
+    """
+
+    def __init__(
+        self, session: WorkerSession, model: torch.nn.Module, optimizer: torch.optim.Optimizer, kept: Mapping[str, Any], ahead: bool
+    ) -> None:
+        self.kept = kept
+        self._session, self._model, self._optimizer, self._ahead = session, model, optimizer, ahead
         self._packer, self._generators = record.RecordPacker(), Generators()
         self._ready: tuple[int, bytes] | None = None
         """The record of an edge without a place in the data, by its clock."""
-
-    def stateful(self) -> dict[str, Any]:
-        """All objects whose state is in a record, by name."""
-        job = self._job
-        own: dict[str, Any] = {"optimizer (worker side)": _Own(job.plain, job.optimizer)} if job.steps_alone else {}
-        half: dict[str, Any] = {} if job.half is None else {f"{job.rule} (worker side)": job.half}
-        return job.stateful | own | half
 
     def make(self, cursor: dict[str, int] | None, last: bool = False) -> bytes:
         """The record of this moment. `last`: no push will follow, so the residuals of earlier ones are not needed again.
@@ -35,28 +34,24 @@ class Recording:
         Raises Refused where it is too large, or a value cannot be kept.
         """
         ready, self._ready = self._ready, None
-        clock = self._job.session.clock
+        clock = self._session.clock
         if ready is not None and cursor is None and not last and ready[0] == clock:
             return ready[1]
         return self._pack(cursor, clock, last)
 
     def prepare(self) -> None:
-        """Make the record of the edge that follows the step under way, while its answers are waited for. Raises Refused.
-
-        Nothing of it changes until then where the script's own edge comes right after the step, and the shards make the update.
-        """
-        job, exchange = self._job, self._job.session.exchange
-        if job.cursor is None and not (job.steps_alone or exchange.overlaps or exchange.compression.feeds or job.half is not None):
-            clock = job.session.clock + 1
+        """Make the record of the edge that comes right after the step under way, while its answers are waited for. Raises Refused."""
+        exchange = self._session.exchange
+        if self._ahead and not (exchange.overlaps or exchange.compression.feeds):
+            clock = self._session.clock + 1
             self._ready = clock, self._pack(None, clock, False)
 
     def _pack(self, cursor: dict[str, int] | None, clock: int, last: bool) -> bytes:
-        job = self._job
-        wire = {} if last else job.session.exchange.compression.state()
-        return self._packer.pack(record.capture(cursor, clock, job.model, self.stateful(), job.optimizer, wire, self._generators.states()))
+        wire = {} if last else self._session.exchange.compression.state()
+        return self._packer.pack(record.capture(cursor, clock, self._model, self.kept, self._optimizer, wire, self._generators.states()))
 
 
-class _Own:
+class PlainState:
     """The optimizer's own state, while `state_dict` of the attached one speaks of the shards."""
 
     def __init__(self, plain: type[torch.optim.Optimizer], optimizer: torch.optim.Optimizer) -> None:
