@@ -14,7 +14,7 @@ from psjob import contract
 from psjob.process.errors import leave_message
 
 STUCK = """
-from psjob.process.errors import leave_message, refused_after
+from psjob.process.errors import refused_after
 with refused_after({seconds}, "it must return"):
     {code}
 print("went on")

@@ -51,7 +51,7 @@ class Exchange:
         self.credit, self.early_credit = credits(session.place.config, self.overlaps)
         """Bytes on their way between this worker and one shard, or one block: a shard holds at most so much of it that waits for others."""
         self.packs = self.make_packs()
-        self.nbytes = sum(block.nbytes for block in session.layout.blocks)
+        self.nbytes = session.layout.nbytes
         self.versions: dict[int, tuple[int, int]] = {}
         self.skipped = False
         """The shards made no update of the last clock, so a worker that steps by itself makes none either."""

@@ -83,7 +83,7 @@ def listen(session: WorkerSession) -> None:
     try:
         for link in owing:
             lane = link.main
-            if lane is None or len(link.lanes) > 1 or not lane.turn.borrow():
+            if lane is None or not lane.turn.borrow():
                 return
             lanes.append((link, lane))
         _read(session, lanes)
