@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from pathlib import Path
 
 import pytest
 
 from psjob.checkpoint import files
+from psjob.layout.blocks import TensorSpec
+from tests.unit import desk as desks
 from tests.unit.desk import Desk
 from tests.unit.lone_shard import LoneShard
 from tests.unit.test_coordinator_marks import cut
@@ -41,6 +44,44 @@ def test_survivors_go_back_to_the_bits_of_the_checkpoint_without_their_disk(tmp_
     (again,) = {float(v) for server in desk.servers for cell in server.store.cells.values() for v in cell.state.weights.unique()}  # type: ignore[union-attr]
     assert again != wanted.pop(), "what was brought back is the blocks' own, no view of the copy"
     assert desk.servers[0].control.disk.moving() == (0, 0)
+
+
+def memory(which: str) -> int:
+    """Bytes of this process that lie in memory: VmRSS now, VmHWM at most since `reset`."""
+    found = re.search(rf"{which}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) << 10
+
+
+def reset() -> None:
+    """VmHWM begins anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def test_going_back_takes_memory_for_the_weights_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once from memory; once from the files, with copies that are of no use. The state is three times the weights."""
+    size = 64 << 20
+    monkeypatch.setattr(desks, "TABLE", [TensorSpec("w", (size // 4,), "float32", 0)])
+    desk = Desk(tmp_path)
+    desk.rule = "adam"
+    clerks = desk.begun()
+    cut(desk, clerks, [1, 1])
+    (made,) = desk.manifests()[-1:]
+    for turn in range(2):
+        for clerk in clerks:
+            desk.push(clerk, made.step, version=made.step)
+        if turn:
+            for server in desk.servers:
+                server.control.snapshots.images.clear()
+        damage(desk.folder)  # a second time heals it
+        before = memory("VmRSS")
+        reset()
+        desk.relink(1, serving=False)
+        desk.settle()
+        assert desk.c.recovery.open and desk.versions() == {made.step}
+        assert memory("VmHWM") - before < 1.25 * size
+        clerks = [desk.hello(rank, start=2 + turn) for rank in range(2)]
+        desk.settle()
 
 
 def bytes_of(shard: LoneShard, number: int) -> dict[int, int | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from typing import Any
@@ -40,6 +41,12 @@ def lent(region: Region | Window, offset: int, length: int, dtype: str) -> torch
     if not length:
         return torch.empty(0, dtype=getattr(torch, dtype))
     return torch.frombuffer(region.buffer(offset, length * SIZES[dtype]), dtype=getattr(torch, dtype))
+
+
+def trim() -> None:
+    """Give memory that was freed back to the system, where the C library can: it keeps what lies between blocks that are in use."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Scratch:

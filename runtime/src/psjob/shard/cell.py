@@ -101,17 +101,23 @@ class Cell:
     def name(self) -> str:
         return f"block {self.index}"
 
-    def put(self, state: BlockState, n: int) -> None:
-        """Set the block to a known state (initialisation or restore) and forget what waited."""
+    def put(self, state: BlockState, n: int, borrowed: bool = False) -> None:
+        """Set the block to a known state (initialisation or restore) and forget what waited. What is `borrowed` stays as it is."""
         self.void_cut()
         self.content = object()
-        self.state, self.n, self.stored = state, n, n
-        self.update = None
+        mine = {} if self.state is None else self.state.slots
+        self.state = self.update = None  # the old weights, which may be on their way to a worker, go before others are made
+        self.n, self.stored = n, n
+        weights, slots = state.weights, state.slots
+        if self.rule.name != "reduce" and self.home is not None:
+            weights = self.home.copy_(weights)
+        elif borrowed:
+            weights = weights.clone()
+        if borrowed:
+            slots = {name: mine[name].copy_(slot) if name in mine else slot.clone() for name, slot in slots.items()}
+        self.state = BlockState(weights, slots, state.steps, state.segments)
         if self.rule.name == "reduce":
-            self.update = torch.empty_like(state.weights) if self.home is None else self.home
-        elif self.home is not None:
-            self.home.copy_(state.weights)
-            state.weights = self.home
+            self.update = torch.empty_like(weights) if self.home is None else self.home
         self.none = frozenset()
         self.pending.clear()
         self.waiters.clear()

@@ -58,6 +58,12 @@ class Images:
         for pin in pins:
             pin.give_up()
 
+    def clear(self) -> None:
+        """Nothing is kept any more."""
+        self.begin_cut()
+        with self._lock:
+            self._kept = {}
+
     def written(self, stay: Iterable[int], made: Mapping[int, tuple[str, Tensors]]) -> None:
         """A cut was written whole: `made` are the copies of its blocks with their files; those in `stay` lie where they did before."""
         with self._lock:

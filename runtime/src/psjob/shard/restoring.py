@@ -17,6 +17,7 @@ from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.checkpoint.rows import read_tables, table_bytes
 from psjob.checkpoint.states import read_states, state_bytes, state_of
+from psjob.layout import memory
 from psjob.layout.blocks import assign
 from psjob.process import pulse
 from psjob.protocol.shard import events as e
@@ -75,7 +76,10 @@ class Restoring:
         owner = assign(made.layout, store.shards)
         mine = [index for index, shard in enumerate(owner) if shard == store.index]
         states = self._remembered(made, mine)
-        lacking = set(mine) - states.keys()
+        remembered = frozenset(states)
+        lacking = set(mine) - remembered
+        if not remembered:
+            self._snapshots.forget()  # before as much memory is taken for what is read
         transfer.total = state_bytes(made, lacking) + table_bytes(made, store.index, store.shards)
         self._disk.transfer = transfer
         states |= read_states(folder, made, lacking, transfer.moved)
@@ -86,7 +90,9 @@ class Restoring:
             tables = [(table, made.step) for table, _ in tables]
         with self._placing, pulse.call():  # a large shard is copied for seconds
             transfer.check()
-            store.restore(made.layout, made.rule, states, tables)
+            store.restore(made.layout, made.rule, states, tables, remembered)
+            states = {}
+            memory.trim()  # the old blocks were freed one by one
             admission_saved.load()
             self._foreign = made.run != store.run
             if store.mode.rewinds_together:  # another shard that is lost sends this one back as well
@@ -96,13 +102,13 @@ class Restoring:
         return e.Placed(action.reading, standing(store), [admission.rows[rank].complete for rank in sorted(admission.rows)], left)
 
     def _remembered(self, made: Manifest, mine: Sequence[int]) -> dict[int, tuple[BlockState, int]]:
-        """Blocks whose copy in memory is the one that the manifest names."""
+        """Blocks whose copy in memory is the one that the manifest names. Their tensors are that copy itself, not to be changed."""
         wanted, found = set(mine), {}
         for place in made.blocks:
             image = self._snapshots.images.find(place.index, place.file) if place.index in wanted else None
             if image is not None:
                 pulse.beat()
-                found[place.index] = (state_of(made, place, {name: tensor.clone() for name, tensor in image.items()}), place.n)
+                found[place.index] = (state_of(made, place, dict(image)), place.n)
         return found
 
 

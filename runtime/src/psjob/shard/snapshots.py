@@ -145,6 +145,11 @@ class Snapshots:
         self.images.read({index: (files[index], pin) for index, pin in pins.items()})
         supervise.start(_copy_ahead, "copy", list(pins.values()))
 
+    def forget(self) -> None:
+        """Give back the memory of the copies; nobody holds a cut, and nobody needs what is in them."""
+        self.images.clear()
+        self._spare = Spare({})
+
     def discard(self, cut: int) -> None:
         """Delete the files of a cut, in the disk thread."""
         self._disk.put(lambda: self._discard(cut))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import torch
 
@@ -125,9 +125,17 @@ class Store(ShardProgress):
         return self.phase is Phase.INIT and not self._missing
 
     def restore(
-        self, layout: Layout, rule: str, states: Mapping[int, tuple[BlockState, int]], tables: Sequence[tuple[RowTable, int]] = ()
+        self,
+        layout: Layout,
+        rule: str,
+        states: Mapping[int, tuple[BlockState, int]],
+        tables: Sequence[tuple[RowTable, int]] = (),
+        borrowed: Set[int] = frozenset(),
     ) -> None:
-        """Put restored blocks (state, version n) and tables (rows, version n) in place; nothing is served before `open`."""
+        """Put restored blocks (state, version n) and tables (rows, version n) in place; nothing is served before `open`.
+
+        Of the blocks in `borrowed` the state is copied, one after the other, each once the one before it is gone from memory.
+        """
         specs = tuple(table.spec for table, _ in tables)
         known = tuple(cell.spec for cell in self.row_cells.values())
         if self.layout is None or self.layout.digest() != layout.digest() or self.rule_name != rule or known != specs:
@@ -138,7 +146,7 @@ class Store(ShardProgress):
         for index, cell in self.cells.items():
             state, n = states[index]
             with cell.lock:
-                cell.put(state, n)
+                cell.put(state, n, borrowed=index in borrowed)
         for number, (table, n) in enumerate(tables):
             with self.row_cells[number].lock:
                 self.row_cells[number].put(table, n)
