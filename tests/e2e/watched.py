@@ -95,7 +95,7 @@ class Watched:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._over.set()
         self.volume.limit(None)  # nothing can be killed while it waits for the device
-        children = _children(self.process.pid)
+        children = self.processes
         if self.process.poll() is None:
             self.process.kill()  # its children go with it
         self.process.wait()
@@ -125,6 +125,11 @@ class Watched:
     @property
     def last(self) -> Look:
         return self.looks[-1] if self.looks else Look(0.0, {}, frozenset())
+
+    @property
+    def processes(self) -> list[int]:
+        """All that `psjob run` has started, directly or not."""
+        return _children(self.process.pid)
 
     def status(self) -> Mapping[str, Any]:
         """status.json, the copy of the job's status."""

@@ -36,7 +36,8 @@ class RowFrames:
         self._queued = 0
         self._counting = threading.Lock()
         self._lending: RowLending | None = None
-        """Where this worker's rows lie, once it has come for memory that this shard lends."""
+        """Where this worker's rows lie, from when it has come for memory that this shard lends until the session is over."""
+        self._came = False
         self._ticket = ""
 
     def handle(self, header: Header) -> Wants[None]:
@@ -48,7 +49,7 @@ class RowFrames:
     @property
     def transport(self) -> str:
         """How this worker's rows come and go: shared or tcp."""
-        return "tcp" if self._lending is None else "shared"
+        return "shared" if self._came else "tcp"
 
     def offer(self) -> dict[str, Any]:
         """Where a worker of this host may come for memory of rows; nothing for any other, and where there is no table."""
@@ -63,9 +64,14 @@ class RowFrames:
         """The session is over: nobody comes for its memory any more."""
         if self._session.server.counter is not None:
             self._session.server.counter.forget(self._ticket)
+        self._lending = None
 
     def _give(self, fd: int) -> int:
-        lending = self._lending = RowLending(fd)
+        lending = RowLending(fd)
+        self._lending, self._came = lending, True
+        if self._session.done.is_set():
+            self._lending = None
+            raise WireError(f"worker {self._session.rank} has gone meanwhile")
         return lending.answers.fd
 
     def _lent(self, header: Header, cell: RowCell) -> RowLending:

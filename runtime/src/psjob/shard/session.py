@@ -67,7 +67,8 @@ class Session:
         self._token = secrets.token_hex(16)
         """Who knows it may open further lanes of this very session."""
         self.lending: Lending | None = None
-        """Where this worker's blocks lie, once it has come for memory that this shard lends."""
+        """Where this worker's blocks lie, from when it has come for memory that this shard lends until the session is over."""
+        self._lent = False
         self._ticket = ""
         self._slots = slots_of(hello)
         self._lock = threading.Lock()
@@ -130,6 +131,7 @@ class Session:
             self.server.coordinator.ended(self)
         if self.server.counter is not None:
             self.server.counter.forget(self._ticket)
+        self.lending = None  # gigabytes, which would stay with whatever still knows this session
         self.row_frames.close()
 
     # -- out -----------------------------------------------------------------------------------
@@ -185,7 +187,7 @@ class Session:
     @property
     def transport(self) -> str:
         """How this worker's blocks and rows come and go: shared, tcp, or mixed."""
-        blocks = "tcp" if self.lending is None else "shared"
+        blocks = "shared" if self._lent else "tcp"
         return blocks if not self.store.row_cells or self.row_frames.transport == blocks else "mixed"
 
     def _offer(self) -> dict[str, Any]:
@@ -199,7 +201,10 @@ class Session:
             lending = Lending(store, span, fd, slots)
             if store.region is not region:
                 raise WireError("this shard has taken other memory meanwhile")
-            self.lending = lending
+            with self._lock:
+                if self.done.is_set():
+                    raise WireError(f"worker {self.rank} has gone meanwhile")
+                self.lending, self._lent = lending, True
             return lending.answers.fd
 
         counter.forget(self._ticket)

@@ -54,7 +54,7 @@ class Counter:
     def _serve(self, caller: Caller) -> None:
         fds: list[int] = []
         try:
-            raw, fds, _, _ = socket.recv_fds(caller.sock, TOKEN_BYTES, 1)
+            raw, fds = _received(caller.sock, TOKEN_BYTES)
             if len(raw) != TOKEN_BYTES or len(fds) != 1:
                 return
             with self._lock:
@@ -87,9 +87,17 @@ def fetch(address: str, token: str, fd: int) -> int:
         sock.settimeout(SECONDS)
         sock.connect("\0" + address)
         socket.send_fds(sock, [token.encode("ascii")], [fd])
-        raw, fds, _, _ = socket.recv_fds(sock, 1, 1)
+        raw, fds = _received(sock, 1)
         if raw != b"+" or len(fds) != 1:
             for got in fds:
                 os.close(got)
             raise OSError("the shard did not take what was lent")
         return fds[0]
+
+
+def _received(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:
+    """At most `size` bytes and one descriptor, which a program that this process becomes (a worker that begins again) does not keep."""
+    raw, fds, _, _ = socket.recv_fds(sock, size, 1)  # which passes no flags on, MSG_CMSG_CLOEXEC neither
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return raw, fds

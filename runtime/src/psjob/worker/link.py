@@ -221,6 +221,7 @@ class ShardLink:
             self.session.cond.notify_all()
         for lane in lanes:
             lane.close()
+            lane.stream.borrowed = None  # a shard that was lost lent as much as it had
 
     def _open_lanes(self, main: WorkerLane, body: dict[str, Any]) -> None:
         """Dial the further lanes that the shard offers. Raises StreamClosed where it does not take them."""
