@@ -61,7 +61,7 @@ class _Ledger:
 class LedgerCell(_Ledger, Cell):
     """A block."""
 
-    def put(self, state: Any, n: int) -> None:
+    def put(self, state: Any, n: int, borrowed: bool = False) -> None:
         self.void_cut()
         self.content = object()
         self.state, self.held, self.n, self.stored = state, state, n, n
