@@ -101,6 +101,9 @@ class ServedRun:
     def end(self) -> torch.Tensor:
         """All workers leave; the weights that the job ends with."""
         for worker in self._workers:
+            if worker.session.mode.decided:  # of who stays fewer pushes are awaited, and the last ones may be on their way still
+                worker.answered()
+        for worker in self._workers:
             worker.leave()
         for worker in self._workers:
             worker.answered()
