@@ -70,6 +70,8 @@ class Shards:
         self.folder.mkdir(exist_ok=True)
         self.servers: list[Server] = []
         self.codes: dict[int, int] = {}
+        self.guests: list[Worker] = []
+        """They go when the shards do: one that went on dialling would come to the shards of another test, at the same port."""
         self._listeners: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._pools: list[StreamPool] = []
@@ -108,6 +110,8 @@ class Shards:
         return [self.codes[index] for index in range(len(self.servers))]
 
     def close(self) -> None:
+        for worker in self.guests:
+            worker.die()
         for listener in self._listeners:
             listener.close()
         for server in self.servers:
@@ -195,6 +199,7 @@ class Worker:
         self.rank, self.model, self.optimizer = rank, model, optimizer
         self.job = attaching.AttachedJob(shards.place(rank, start), model, optimizer, stateful, OVERLAP if overlap is None else overlap)
         self.session = self.job.session
+        shards.guests.append(self)
 
     def attach(self) -> None:
         self.job.join()

@@ -48,7 +48,7 @@ class Behind:
     """The shards, as a worker on the other end of a slow line finds them."""
 
     def __init__(self, shards: Shards, line: SlowLine) -> None:
-        self._shards, self._line = shards, line
+        self._shards, self._line, self.guests = shards, line, shards.guests
 
     def place(self, rank: int, start: int = 1) -> Place:
         """As `Shards.place`."""
