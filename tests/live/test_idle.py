@@ -59,9 +59,9 @@ def test_in_sync_who_is_quick_waits_for_who_is_slow(tmp_path: Path) -> None:
             for step in range(12):
                 worker.optimizer.zero_grad()
                 loss_of(worker.model, batch(step, worker.rank)).backward()
-                time.sleep(0.0 if worker.rank else 0.04)
+                time.sleep(0.0 if worker.rank else 0.12)
                 worker.optimizer.step()
 
         all_well(workers, act)
         slow, quick = (worker["idle"] for worker in status(shards.servers[0])["coordinator"]["workers"])
-    assert 0 <= slow < quick - 0.25 and quick <= 1
+    assert 0 <= slow < 0.5 < quick <= 1

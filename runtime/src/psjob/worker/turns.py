@@ -80,6 +80,7 @@ def listen(session: WorkerSession) -> None:
     """
     owing = [link for link in session.links if link.outstanding]
     lanes: list[tuple[ShardLink, WorkerLane]] = []
+    began = time.monotonic()
     try:
         for link in owing:
             lane = link.main
@@ -90,6 +91,7 @@ def listen(session: WorkerSession) -> None:
     finally:
         for _, lane in lanes:
             lane.turn.give()
+        session.idle.waited += time.monotonic() - began
 
 
 def _read(session: WorkerSession, lanes: list[tuple[ShardLink, WorkerLane]]) -> None:
