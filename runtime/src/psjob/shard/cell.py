@@ -105,8 +105,8 @@ class Cell:
         """Set the block to a known state (initialisation or restore) and forget what waited. What is `borrowed` stays as it is."""
         self.void_cut()
         self.content = object()
-        mine = {} if self.state is None else self.state.slots
-        self.state = self.update = None  # the old weights, which may be on their way to a worker, go before others are made
+        old = {} if self.state is None else self.state.slots
+        self.state = self.update = None  # frees the old weights first: an answer may still send them, so they are not written over
         self.n, self.stored = n, n
         weights, slots = state.weights, state.slots
         if self.rule.name != "reduce" and self.home is not None:
@@ -114,7 +114,7 @@ class Cell:
         elif borrowed:
             weights = weights.clone()
         if borrowed:
-            slots = {name: mine[name].copy_(slot) if name in mine else slot.clone() for name, slot in slots.items()}
+            slots = {name: old[name].copy_(slot) if name in old else slot.clone() for name, slot in slots.items()}
         self.state = BlockState(weights, slots, state.steps, state.segments)
         if self.rule.name == "reduce":
             self.update = torch.empty_like(weights) if self.home is None else self.home
