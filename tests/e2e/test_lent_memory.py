@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,10 @@ def regions(processes: Iterable[int]) -> dict[int, int]:
     """Bytes of each region of lent memory, by its inode, that one of them holds."""
     found = {}
     for pid in processes:
-        for fd in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                if "memfd:psjob" in os.readlink(fd):
-                    about = fd.stat()
-                    found[about.st_ino] = about.st_size
-            except FileNotFoundError:  # closed meanwhile
-                continue
+        with suppress(FileNotFoundError):  # the process has ended meanwhile
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(FileNotFoundError):  # closed meanwhile
+                    if "memfd:psjob" in os.readlink(fd):
+                        about = fd.stat()
+                        found[about.st_ino] = about.st_size
     return found

@@ -134,6 +134,7 @@ def test_forty_faults_lose_nothing_and_count_nothing_twice(tmp_path: Path, seed:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("mode", ["sync", "async", "others"])
 def test_five_hundred_faults(tmp_path: Path, mode: str) -> None:
     """Prints the median time to the first push, by mode."""

@@ -16,3 +16,8 @@ def test_a_worker_writes_how_many_more_there_are() -> None:
     body = {"workers": [1, 2], "more": 7, "for": "block 0", "seconds": 2.0}
     assert ShardWaits.of(3, body).text == "shard 3 waits for workers [1, 2] and 7 more (block 0, 2.0 s)"
     assert ShardWaits.of(3, body | {"more": 0}).text == "shard 3 waits for workers [1, 2] (block 0, 2.0 s)"
+
+
+def test_a_shard_that_has_every_gradient_waits_for_the_other_shards() -> None:
+    body = {"workers": [], "more": 0, "for": "block 0", "seconds": 92.9}
+    assert ShardWaits.of(0, body).text == "shard 0 waits until all shards can choose which gradients count (block 0, 92.9 s)"

@@ -136,7 +136,9 @@ class ShardWaits:
         """From a WAITING."""
         if "workers" in body:
             more = f" and {body['more']} more" if body.get("more") else ""
-            return cls(link, f"shard {link} waits for workers {body['workers']}{more} ({body.get('for')}, {body.get('seconds')} s)")
+            # A mode that leaves gradients out has nobody to name when all are here: the shards agree first.
+            what = f"for workers {body['workers']}{more}" if body["workers"] else "until all shards can choose which gradients count"
+            return cls(link, f"shard {link} waits {what} ({body.get('for')}, {body.get('seconds')} s)")
         return cls(link, str(body.get("reason") or f"shard {link} is {body.get('state', 'not ready')}"))
 
 
