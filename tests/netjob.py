@@ -203,7 +203,10 @@ class Went:
     steps: float
     """Until every worker had made `STEPS_ON` further steps."""
     checkpoint: float | None
-    """Until a checkpoint was committed whose step nobody had made before; None where that was not waited for."""
+    """Until a checkpoint of a later step was committed; None where that was not waited for.
+
+    Its step is that of the worker that is behind most, who may be hundreds of steps behind after an earlier fault.
+    """
     dropped: int
     """Packets."""
     held: float
@@ -228,11 +231,11 @@ def play(job: NetJob, phase: Phase) -> Went:
         dropped = fault.packets if isinstance(fault, Dropped) else 0
         if phase.seconds or phase.steps:
             holding.close()
-        healed, at = job.made(), time.time()
+        healed, committed, at = job.made(), job.checkpoint(), time.time()
         steps = job.wait_for(f"the job to go on after {phase.name}", lambda: _on(job, healed), GIVE_UP) - at
         checkpoint = None
         if phase.shards:
-            job.wait_for(f"a checkpoint after {phase.name}", lambda: job.checkpoint() > max(healed), GIVE_UP)
+            job.wait_for(f"a checkpoint after {phase.name}", lambda: job.checkpoint() > committed, GIVE_UP)
             checkpoint = time.time() - at
     made = tuple(later - earlier for later, earlier in zip(healed, before, strict=True))
     return Went(phase, max(0.0, steps), checkpoint, dropped, at - began, made)
