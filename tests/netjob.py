@@ -127,6 +127,10 @@ class NetJob:
         told = self.status(0).get("coordinator") or {}
         return int((told.get("checkpoint") or {}).get("step", 0))
 
+    def wait_for_checkpoint(self, what: str, above: int) -> int:
+        """Step of the next checkpoint that is committed above this one. Raises AssertionError as `wait_for`."""
+        return int(self.wait_for(what, lambda: step if (step := self.checkpoint()) > above else 0, GIVE_UP))
+
     # -- what is done with it ------------------------------------------------------------------
 
     def end_soon(self) -> int:
@@ -203,9 +207,9 @@ class Went:
     steps: float
     """Until every worker had made `STEPS_ON` further steps."""
     checkpoint: float | None
-    """Until a checkpoint of a later step was committed; None where that was not waited for.
+    """Until two checkpoints were committed, of which the second has begun after healing; None where that was not waited for.
 
-    Its step is that of the worker that is behind most, who may be hundreds of steps behind after an earlier fault.
+    Steps of checkpoints and of workers cannot be compared: a mode may count the steps of the slowest worker, or updates.
     """
     dropped: int
     """Packets."""
@@ -235,7 +239,8 @@ def play(job: NetJob, phase: Phase) -> Went:
         steps = job.wait_for(f"the job to go on after {phase.name}", lambda: _on(job, healed), GIVE_UP) - at
         checkpoint = None
         if phase.shards:
-            job.wait_for(f"a checkpoint after {phase.name}", lambda: job.checkpoint() > committed, GIVE_UP)
+            for _ in range(2):
+                committed = job.wait_for_checkpoint(f"a checkpoint after {phase.name}", committed)
             checkpoint = time.time() - at
     made = tuple(later - earlier for later, earlier in zip(healed, before, strict=True))
     return Went(phase, max(0.0, steps), checkpoint, dropped, at - began, made)
