@@ -30,5 +30,5 @@ COPY --from=build /operator /operator
 ENV PYTHONPATH=/operator PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 65532:65532
 WORKDIR /tmp
-ENTRYPOINT ["python3", "-m", "psjob_operator.cli.operator"]
+ENTRYPOINT ["python3", "-m", "psjob_operator"]
 CMD ["run"]

@@ -15,13 +15,13 @@ main() {
   echo "installing the pinned requirements into .venv (torch is a few GB the first time)"
   # Compiled here once: where PYTHONDONTWRITEBYTECODE is set, each of the hundreds of processes that tests start would compile torch itself (5 s).
   "$uv" pip install -q --compile-bytecode --python .venv/bin/python --require-hashes -r requirements/dev.txt
-  "$uv" pip install -q --python .venv/bin/python --no-deps --no-build-isolation -e operator -e runtime
+  "$uv" pip install -q --python .venv/bin/python --no-deps --no-build-isolation -e operator -e runtime -e client
   .venv/bin/python hack/tools.py "$uv"
   printf '%s' "$want" >"$STAMP"
 }
 
 fingerprint() { # what the environment depends on: pins, package metadata, this script and the place of the checkout
-  { pwd; cat requirements/dev.txt requirements/tools.txt operator/pyproject.toml runtime/pyproject.toml hack/install.sh hack/tools.py; } | cksum
+  { pwd; cat requirements/dev.txt requirements/tools.txt operator/pyproject.toml runtime/pyproject.toml client/pyproject.toml hack/install.sh hack/tools.py; } | cksum
 }
 
 find_python() {

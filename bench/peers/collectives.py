@@ -26,7 +26,7 @@ import torch.distributed as dist
 from psjob.collectives.runner import Pending, PointToPoint, run
 from psjob.collectives.schedule import Schedule
 from psjob.collectives.strategies import schedule
-from psjob_operator.topology import costs
+from psjob_client.topology import costs
 
 RANKS, DEVICES, CHUNKS = 4, 2, 8
 NUMEL = 1 << 20

@@ -98,10 +98,10 @@ class Counted(Trace):
 
 def served(mode: str, profile: str) -> tuple[int, float]:
     """Pushes of a job in `mode`, and how many a second count after WARM. Raises LookupError with the sentence that refuses the mode."""
+    from psjob_client.compare.sides import side_of
+    from psjob_client.local.errors import BadInput
+    from psjob_client.local.manifest import read_job
     from psjob_operator.api.spec import Training
-    from psjob_operator.compare.sides import side_of
-    from psjob_operator.local.errors import BadInput
-    from psjob_operator.local.manifest import read_job
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.yaml"
@@ -112,7 +112,7 @@ def served(mode: str, profile: str) -> tuple[int, float]:
         except BadInput as error:
             raise LookupError(str(error).replace(f"{path}: ", "")) from None
         summary = Path(folder) / "summary.json"
-        command = [sys.executable, "-m", "psjob_operator.cli.main", "run", str(path), "--no-progress", "--summary", str(summary)]
+        command = [sys.executable, "-m", "psjob_client.cli.main", "run", str(path), "--no-progress", "--summary", str(summary)]
         for setting in side.settings:
             command += ["--set", setting]
         ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)

@@ -22,12 +22,12 @@ import torch.distributed as dist
 
 from psjob.collectives.schedule import Schedule, relabelled
 from psjob.collectives.strategies import STRATEGIES, schedule
-from psjob_operator.topology import costs
-from psjob_operator.topology.choose import HYSTERESIS, Choice, choose
-from psjob_operator.topology.estimate import Estimate
-from psjob_operator.topology.figures import FIGURES
-from psjob_operator.topology.links import Machine, read_machine
-from psjob_operator.topology.routes import Routes
+from psjob_client.topology import costs
+from psjob_client.topology.choose import HYSTERESIS, Choice, choose
+from psjob_client.topology.estimate import Estimate
+from psjob_client.topology.figures import FIGURES
+from psjob_client.topology.links import Machine, read_machine
+from psjob_client.topology.routes import Routes
 
 NUMEL = 1 << 19
 SIZE = 4.0 * NUMEL

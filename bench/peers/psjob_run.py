@@ -25,7 +25,7 @@ def start(folder: str, command: Sequence[str], workers: int, shards: int = 1, **
         "spec": {"ps": {"shards": shards}, "workers": pods, "checkpoint": NO_CHECKPOINTS, **spec},
     }  # fmt: skip
     (Path(folder) / "job.yaml").write_text(json.dumps(job))
-    words = [sys.executable, "-m", "psjob_operator.cli.main", "run", "job.yaml", "--no-progress", "--summary", "summary.json"]
+    words = [sys.executable, "-m", "psjob_client.cli.main", "run", "job.yaml", "--no-progress", "--summary", "summary.json"]
     with open(Path(folder) / "log", "wb") as log:
         return subprocess.Popen(words, cwd=folder, stdout=log, stderr=log, start_new_session=True)
 

@@ -42,7 +42,7 @@ def operator_image(name: str, base: Layer | None = None) -> Image:
         "User": "65532:65532",
         "WorkingDir": "/tmp",
         "Env": environment,
-        "Entrypoint": ["python3", "-m", "psjob_operator.cli.operator"],
+        "Entrypoint": ["python3", "-m", "psjob_operator"],
         "Cmd": ["run"],
     }
     return Image(name, (base or python_layer(), Layer(trees=tuple(trees), skip=frozenset())), config)

@@ -56,7 +56,7 @@ def manifest(folder: Path, script: str, *args: str, mode: str = "sync", workers:
 
 def start(folder: Path, job: Path, *options: str) -> subprocess.Popen[str]:
     """`psjob run` of `job` in `folder`."""
-    argv = [sys.executable, "-m", "psjob_operator.cli.main", "run", str(job), "--summary", "summary.json", *options]
+    argv = [sys.executable, "-m", "psjob_client.cli.main", "run", str(job), "--summary", "summary.json", *options]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(argv, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -20,7 +20,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     argv = [
         sys.executable,
         "-m",
-        "psjob_operator.cli.main",
+        "psjob_client.cli.main",
         "compare",
         str(EXAMPLES / "digits" / "async.yaml"),
         "--modes",

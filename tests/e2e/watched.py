@@ -78,7 +78,7 @@ class Watched:
     def __init__(self, volume: Volume, notes: Path, job: Path, *words: str) -> None:
         self.volume, self.notes = volume, notes
         self.looks: list[Look] = []
-        argv = [sys.executable, "-m", "psjob_operator.cli.main", "run", str(job), "--no-progress", "--summary", str(notes / "summary.json")]
+        argv = [sys.executable, "-m", "psjob_client.cli.main", "run", str(job), "--no-progress", "--summary", str(notes / "summary.json")]
         argv += ["--history", str(notes / "history.jsonl"), *words]
         with (notes / "out").open("wb") as out, (notes / "err").open("wb") as err:
             self.process = subprocess.Popen(

@@ -83,7 +83,7 @@ def _fork(arguments: list[str], log: str) -> int:
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (out, 1), (out, 2)):
             os.dup2(source, target)
-        from psjob_operator.cli.operator import main
+        from psjob_operator.__main__ import main
 
         sys.argv = ["psjob-operator", *arguments]
         main()

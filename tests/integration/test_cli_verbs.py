@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 def psjob(control_plane: Cluster, *args: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "KUBECONFIG": str(control_plane.kubeconfig)}
-    return subprocess.run([sys.executable, "-m", "psjob_operator.cli.main", *args], env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-m", "psjob_client.cli.main", *args], env=env, capture_output=True, text=True, timeout=120)
 
 
 def test_suspend_and_resume_set_one_field(control_plane: Cluster, job_api: Api, namespace: str) -> None:

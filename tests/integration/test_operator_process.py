@@ -31,7 +31,7 @@ def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[Wo
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST")}
-    line = [sys.executable, "-m", "psjob_operator.cli.operator", *words]
+    line = [sys.executable, "-m", "psjob_operator", *words]
     return subprocess.run(line, capture_output=True, text=True, timeout=60, env=environment)
 
 

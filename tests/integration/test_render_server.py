@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hack.cluster.api import ApiError
+from psjob_client.cli.render import documents
 from psjob_operator.api.job import PSTrainingJob
-from psjob_operator.cli.render import documents
 from tests.cluster_fixtures import Cluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]

@@ -114,7 +114,7 @@ def environment(folder: Path) -> Mapping[str, str]:
 
 def command(*args: str | Path) -> list[str]:
     """The command line of `psjob run`."""
-    return [sys.executable, "-m", "psjob_operator.cli.main", "run", *map(str, args)]
+    return [sys.executable, "-m", "psjob_client.cli.main", "run", *map(str, args)]
 
 
 def run(folder: Path, *args: str | Path, timeout: float = 200, **env: str) -> subprocess.CompletedProcess[str]:

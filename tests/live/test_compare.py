@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
+from psjob_client.compare import report, sides
+from psjob_client.compare.local import outcome
+from psjob_client.compare.outcome import Comparison, SideOutcome
+from psjob_client.local.errors import BadInput
+from psjob_client.local.history import News
 from psjob_operator.api.spec import Training
-from psjob_operator.compare import report, sides
-from psjob_operator.compare.local import outcome
-from psjob_operator.compare.outcome import Comparison, SideOutcome
-from psjob_operator.local.errors import BadInput
-from psjob_operator.local.history import News
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "job.yaml"
 
 
 def compare(folder: Path, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "psjob_operator.cli.main", "compare", *words]
+    argv = [sys.executable, "-m", "psjob_client.cli.main", "compare", *words]
     return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=timeout)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from psjob_operator.local.ports import ADDRESS, reserve
+from psjob_client.local.ports import ADDRESS, reserve
 from tests.live.local_standin import command, environment, manifest, run
 
 NO_WAIT = {"backoffLimit": 0}

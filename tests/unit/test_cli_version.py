@@ -8,7 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from psjob_operator.cli import main, operator
+from psjob_client.cli import main
+from psjob_operator import __main__ as operator
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from psjob.collectives.doublering import EIGHT_GPUS, disjoint_rings
 from psjob.collectives.schedule import Link, Schedule, part
 from psjob.collectives.strategies import STRATEGIES, chunks_for, planner, schedule
 from psjob.collectives.tree import broadcast_from_first, reduce_to_first
-from psjob_operator.topology import costs
+from psjob_client.topology import costs
 from tests.unit.collectives_symbolic import busiest, carried_out, contributions, seconds
 
 RANKS = range(2, 17)

@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR = ROOT / "operator" / "src" / "psjob_operator"
 RUNTIME = ROOT / "runtime" / "src" / "psjob"
+CLIENT = ROOT / "client" / "src" / "psjob_client"
 
 
 def tracked() -> list[Path]:
@@ -23,7 +24,7 @@ def tracked() -> list[Path]:
 
 
 def sources() -> list[Path]:
-    return sorted(OPERATOR.rglob("*.py")) + sorted(RUNTIME.rglob("*.py"))
+    return [file for house in (OPERATOR, RUNTIME, CLIENT) for file in sorted(house.rglob("*.py"))]
 
 
 def holding(pattern: str, files: list[Path]) -> list[str]:
@@ -46,9 +47,14 @@ def test_folder_operator_shadows_nothing() -> None:
     assert answer.returncode == 0, answer.stderr
 
 
-@pytest.mark.parametrize("room", ["api", "plan", "topology", "render", "cluster", "local", "cli"])
+@pytest.mark.parametrize("room", ["api", "plan", "render", "cluster"])
 def test_operator_has_its_rooms(room: str) -> None:
     assert (OPERATOR / room / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize("room", ["cli", "local", "compare", "topology"])
+def test_client_has_its_rooms(room: str) -> None:
+    assert (CLIENT / room / "__init__.py").is_file()
 
 
 ROOMS = "api embeddings protocol worker shard wire layout resume modes rules tables codecs checkpoint process contract collectives simulate"
@@ -63,7 +69,7 @@ def test_the_top_of_the_runtime_is_the_public_face() -> None:
     assert [file.name for file in RUNTIME.glob("*.py")] == ["__init__.py"]
 
 
-@pytest.mark.parametrize("package", [RUNTIME, OPERATOR], ids=["runtime", "operator"])
+@pytest.mark.parametrize("package", [RUNTIME, OPERATOR, CLIENT], ids=["runtime", "operator", "client"])
 def test_no_two_rooms_import_each_other(package: Path) -> None:
     """Rooms are the folders of a package; an import for types alone counts too."""
     arrows: dict[str, set[str]] = {}
@@ -156,7 +162,7 @@ def test_one_version_everywhere() -> None:
     import psjob_operator
 
     version = psjob_operator.__version__
-    for name in ("operator", "runtime"):
+    for name in ("operator", "runtime", "client"):
         assert f'\nversion = "{version}"\n' in (ROOT / name / "pyproject.toml").read_text()
     chart = (ROOT / "charts" / "psjob" / "Chart.yaml").read_text()
     assert re.search(rf'^appVersion: "?{re.escape(version)}"?$', chart, re.MULTILINE)

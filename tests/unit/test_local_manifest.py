@@ -9,12 +9,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from psjob_client.cli import main
+from psjob_client.local.command import worker_command
+from psjob_client.local.errors import BadInput
+from psjob_client.local.faults import parse_faults, unfinished
+from psjob_client.local.manifest import read_job
 from psjob_operator.api.job import PSTrainingJob
-from psjob_operator.cli import main
-from psjob_operator.local.command import worker_command
-from psjob_operator.local.errors import BadInput
-from psjob_operator.local.faults import parse_faults, unfinished
-from psjob_operator.local.manifest import read_job
 
 GOOD: dict[str, Any] = {
     "apiVersion": "psjob.dev/v1alpha1",

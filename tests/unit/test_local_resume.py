@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from psjob.checkpoint import manifest
+from psjob_client.local import resume
+from psjob_client.local.errors import BadInput
+from psjob_client.local.resume import resumed
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.spec import JobSpec
-from psjob_operator.local import resume
-from psjob_operator.local.errors import BadInput
-from psjob_operator.local.resume import resumed
 from tests.unit.api_manifest import GOOD
 from tests.unit.checkpoint_parts import save
 

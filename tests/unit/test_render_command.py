@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from psjob_operator.cli.render import NO_UID, documents, render, render_yaml
-from psjob_operator.local.errors import BadInput
-from psjob_operator.local.manifest import read_job
+from psjob_client.cli.render import NO_UID, documents, render, render_yaml
+from psjob_client.local.errors import BadInput
+from psjob_client.local.manifest import read_job
 
 MANIFEST = """
 apiVersion: psjob.dev/v1alpha1

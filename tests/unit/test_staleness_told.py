@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from psjob.shard.histogram import Histogram
 from psjob.shard.staleness import GAPS, LAGS
+from psjob_client.local.lateness import lateness, line
 from psjob_operator.cluster.health import Health
 from psjob_operator.cluster.metrics import exposition
 from psjob_operator.cluster.progress import parse
 from psjob_operator.cluster.queue import Key
-from psjob_operator.local.lateness import lateness, line
 
 
 def told(lags: list[float], gaps: list[float] = []) -> dict[str, Any]:  # noqa: B006

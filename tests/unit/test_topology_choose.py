@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob_operator.topology.choose import HYSTERESIS, TIE, Choice, choose
-from psjob_operator.topology.estimate import STRATEGIES
+from psjob_client.topology.choose import HYSTERESIS, TIE, Choice, choose
+from psjob_client.topology.estimate import STRATEGIES
 from tests.unit.topology_machines import machine, meshed, preset, switched, two_hosts
 
 M = 160e6

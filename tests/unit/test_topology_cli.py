@@ -15,9 +15,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from psjob_operator.cli.main import cli
-from psjob_operator.local import measure
-from psjob_operator.local.errors import BadInput
+from psjob_client.cli.main import cli
+from psjob_client.local import measure
+from psjob_client.local.errors import BadInput
 from tests.unit.topology_machines import switched, two_hosts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,7 +125,7 @@ def test_on_a_terminal_it_is_a_table(tmp_path: Path) -> None:
     file = tmp_path / "machine.yaml"
     file.write_text(yaml.safe_dump(switched(3)))
     ours, theirs = pty.openpty()
-    argv = [sys.executable, "-m", "psjob_operator.cli.main", "plan-topology", str(file)]
+    argv = [sys.executable, "-m", "psjob_client.cli.main", "plan-topology", str(file)]
     env = os.environ | {"COLUMNS": "150", "TERM": "xterm"}
     with subprocess.Popen(argv, stdout=theirs, stderr=theirs, env=env) as process:
         os.close(theirs)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob_operator.topology import costs
-from psjob_operator.topology.figures import CPU_LANES, FIGURES
+from psjob_client.topology import costs
+from psjob_client.topology.figures import CPU_LANES, FIGURES
 
 M = 160e6
 PCIE = FIGURES["pcie3-x16"].bandwidth

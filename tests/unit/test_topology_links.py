@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob_operator.topology import units
-from psjob_operator.topology.figures import FIGURES, Figure
-from psjob_operator.topology.links import read_machine
-from psjob_operator.topology.presets import DOUBLE_LINKS, SINGLE_LINKS
-from psjob_operator.topology.rings import disjoint_rings, widest_ring
-from psjob_operator.topology.routes import NoWay, Routes
+from psjob_client.topology import units
+from psjob_client.topology.figures import FIGURES, Figure
+from psjob_client.topology.links import read_machine
+from psjob_client.topology.presets import DOUBLE_LINKS, SINGLE_LINKS
+from psjob_client.topology.rings import disjoint_rings, widest_ring
+from psjob_client.topology.routes import NoWay, Routes
 from tests.unit.topology_machines import machine, meshed, preset, problems, switched, two_hosts
 
 

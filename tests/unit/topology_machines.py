@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from psjob_operator.topology.figures import FIGURES
-from psjob_operator.topology.links import Machine, read_machine
-from psjob_operator.topology.presets import PRESETS
+from psjob_client.topology.figures import FIGURES
+from psjob_client.topology.links import Machine, read_machine
+from psjob_client.topology.presets import PRESETS
 
 
 def machine(raw: Any) -> Machine:

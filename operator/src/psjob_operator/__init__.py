@@ -1,4 +1,4 @@
-"""The operator and the command line of psjob."""
+"""The Kubernetes operator of psjob: the manifest, the plan, and what carries it out."""
 
 from __future__ import annotations
 

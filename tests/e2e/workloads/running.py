@@ -72,7 +72,7 @@ def manifest(folder: Path, command: Sequence[str], *, workers: int = 2, shards: 
 
 def start(folder: Path, job: Path, *args: str) -> subprocess.Popen[str]:
     """`psjob run` of `job` in `folder`, in a session of its own."""
-    words = [sys.executable, "-m", "psjob_operator.cli.main", "run", str(job), "--no-progress", "--summary", "summary.json", *args]
+    words = [sys.executable, "-m", "psjob_client.cli.main", "run", str(job), "--no-progress", "--summary", "summary.json", *args]
     (folder / "summary.json").unlink(missing_ok=True)
     return subprocess.Popen(
         words, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, start_new_session=True,

@@ -1,0 +1,1 @@
+"""What a person uses of psjob: the command line, local runs, comparisons and planners."""

@@ -1,0 +1,1 @@
+"""The commands psjob and kubectl-psjob."""

@@ -1,0 +1,207 @@
+"""`psjob compare`: the same job in several modes, or several jobs, as a table and one HTML page."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from psjob_client.compare import local, plots, report, sides, simulated
+from psjob_client.compare.outcome import Comparison, SideOutcome
+from psjob_client.compare.sides import Side
+from psjob_client.local.errors import BadInput
+from psjob_client.local.manifest import read_job
+from psjob_client.local.run import EXIT_FAILED, EXIT_INTERRUPTED
+from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import Training
+
+EXAMPLES = """Examples:
+
+  psjob compare examples/digits/job.yaml --modes sync,async
+
+  psjob compare job.yaml --modes sync,backup:1,bounded:3,async --simulate --slow 0=4 --set spec.workers.replicas=8
+
+  psjob compare plain.yaml dana.yaml --out rules.html
+
+Exit codes: 0 the report is written, 1 a side failed (its reason is in the report), 2 nothing was started (bad input), 130 interrupted."""
+LONGEST = 10**9
+"""Seconds. What waits cannot count much further."""
+WHAT_IS_SIMULATED = "Workers draw equal step times in every mode; what is trained is digits-64, not the job's script"
+
+
+def compare(
+    jobs: Annotated[list[Path], typer.Argument(metavar="JOB.yaml…", help="One manifest, with --modes; or several, compared as they are.")],
+    modes: Annotated[
+        str | None,
+        typer.Option(metavar="MODE,…", help="sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Lay a value over every manifest. Repeatable.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("report.html"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of the table.")] = False,
+    deadline: Annotated[
+        float, typer.Option(metavar="SECONDS", help="A side that takes longer is stopped, and counts as far as it came.")
+    ] = 600,
+    loss: Annotated[
+        float | None, typer.Option(metavar="X", help="The loss that 'time to' is about; by default the lowest that all reached.")
+    ] = None,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Modes on a virtual clock, with the job's number of workers.")] = False,
+    speeds: Annotated[str | None, typer.Option(help="Simulated: homogeneous, heterogeneous, constant, or a file of step times.")] = None,
+    slow: Annotated[list[str] | None, typer.Option(metavar="WORKER=FACTOR", help="Simulated: a slow worker. Repeatable.")] = None,
+    stall: Annotated[str | None, typer.Option(metavar="CHANCExFACTOR", help="Simulated: steps that take longer.")] = None,
+    crash: Annotated[list[str] | None, typer.Option(metavar="WORKER@TIME+AWAY", help="Simulated: a worker lost. Repeatable.")] = None,
+    up: Annotated[float | None, typer.Option(metavar="T", help="Simulated: time of a push on its way.")] = None,
+    down: Annotated[float | None, typer.Option(metavar="T", help="Simulated: time of weights on their way.")] = None,
+    pushes: Annotated[int | None, typer.Option(metavar="N", help="Simulated: gradients in all.")] = None,
+    rule: Annotated[str | None, typer.Option(help="Simulated: the rule; by default the manifest's, else nag.")] = None,
+) -> None:
+    """Run one job in several modes, or several jobs, here or simulated, and write one HTML page with table and plots."""
+    plots.must_be_installed()
+    if find_spec("psjob") is None:
+        raise BadInput("psjob compare needs the runtime beside it; install it into the same environment: pip install psjob")
+    if not 0 < deadline <= LONGEST:
+        raise BadInput(f"--deadline {deadline:g}: must be a number of seconds above 0, at most {LONGEST}")
+    if loss is not None and not math.isfinite(loss):
+        raise BadInput(f"--loss {loss:g}: must be a finite number; leave it out for the lowest that all reached")
+    if loss is not None and loss < 0 and simulate:
+        raise BadInput(f"--loss {loss:g}: must be 0 or more with --simulate, whose loss is a cross-entropy")
+    _writable(out)
+    read = [(path, read_job(path, tuple(settings or ()))) for path in jobs]
+    given = {"speeds": speeds, "slow": slow, "stall": stall, "crash": crash, "up": up, "down": down, "pushes": pushes, "rule": rule}
+    flags = {name: value for name, value in given.items() if value is not None and value != []}
+    if flags and not simulate:
+        raise BadInput(f"--{next(iter(flags))}: is for --simulate; a real run has the speeds of this machine")
+    words = sides.words(modes) if modes else []
+    if simulate:
+        found, unit, name = _simulated(read, words, flags, deadline), "mean steps", f"{read[0][1].metadata.name}, simulated"
+    else:
+        planned = _sides(read, words, tuple(settings or ()))
+        found, unit, name = _trained(planned, deadline), "s", ", ".join(dict.fromkeys(job.metadata.name for _, job in read))
+    manifest = "\n---\n".join(path.read_text(errors="replace").strip() for path, _ in read)
+    comparison = Comparison(name, unit, _about(simulate), manifest, found, loss)
+    out.write_text(report.page(comparison), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(comparison.as_json(), indent=1))
+    else:
+        _show(report.rows(comparison))
+    for one in found:
+        if one.result != "Complete":
+            print(f"{one.title}: {one.result}", file=sys.stderr)
+    print(f"the report is {out}", file=sys.stderr)
+    if any(one.result.startswith("Failed") for one in found):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _sides(read: Sequence[tuple[Path, PSTrainingJob]], words: Sequence[str], settings: tuple[str, ...]) -> list[Side]:
+    """What is run. Every one is read before the first is started, so that what no job can do is refused by the manifest's own rules."""
+    if words and len(read) > 1:
+        raise BadInput("--modes: is for one manifest; several are compared as they are")
+    if len(words or read) < 2:
+        raise BadInput("there is one side only; give two modes or more, such as --modes sync,async, or two manifests")
+    found = [sides.side_of(word, *_one(read)) for word in words] if words else sides.titled([path for path, _ in read])
+    found = [Side(one.title, one.manifest, (*settings, *one.settings)) for one in found]
+    for one in found:
+        try:
+            read_job(one.manifest, one.settings)
+        except BadInput as error:
+            raise BadInput(*(f"{one.title}: {line}" for line in error.lines)) from None
+    return found
+
+
+def _one(read: Sequence[tuple[Path, PSTrainingJob]]) -> tuple[Path, Training]:
+    return read[0][0], read[0][1].spec.training
+
+
+def _trained(planned: Sequence[Side], deadline: float) -> list[SideOutcome]:
+    found = []
+    try:
+        for number, side in enumerate(planned, 1):
+            with _progress(f"{side.title} ({number} of {len(planned)})") as told:
+                found.append(local.train(side, deadline, told))
+    except KeyboardInterrupt:
+        print("psjob compare: interrupted; no report is written", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    return found
+
+
+def _simulated(
+    read: Sequence[tuple[Path, PSTrainingJob]], words: Sequence[str], flags: Mapping[str, object], deadline: float
+) -> list[SideOutcome]:
+    if len(read) > 1:
+        raise BadInput("--simulate: takes one manifest, whose number of workers counts; the modes are named by --modes")
+    if len(words) < 2:
+        raise BadInput("--simulate: give two modes or more, such as --modes sync,backup:1,async")
+    spec = read[0][1].spec
+    options = ["--workers", str(spec.workers.replicas)]
+    if spec.training.update_rule and spec.training.mode != "local":  # there it is the outer rule, which is the mode's
+        flags = {"rule": spec.training.update_rule} | dict(flags)
+    for name, value in flags.items():
+        options += [part for one in (value if isinstance(value, list) else [value]) for part in (f"--{name}", str(one))]
+    try:
+        return simulated.simulate([sides.simulated(word, spec.training) for word in words], options, deadline)
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[str], None]]:
+    """A line on standard error that follows what it is told; elsewhere than on a terminal one line."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        print(what, file=sys.stderr, flush=True)
+        yield lambda words: None
+        return
+    with console.status(what) as status:
+        yield lambda words: status.update(f"{what}: {words}")
+
+
+def _writable(out: Path) -> None:
+    folder = out.absolute().parent
+    if out.is_dir() or not os.access(out if out.exists() else folder, os.W_OK):
+        raise BadInput(f"--out {out}: is no file that can be written; name one in a folder that you may write to")
+
+
+def _about(simulate: bool) -> dict[str, str]:
+    about = {
+        "command": shlex.join(["psjob", *sys.argv[1:]]),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}, Python {platform.python_version()}",
+        "when": time.strftime("%Y-%m-%d %H:%M %Z"),
+        "psjob": version("psjob-operator"),
+    }
+    return about | ({"simulated": WHAT_IS_SIMULATED} if simulate else {})
+
+
+def _show(rows: Sequence[Sequence[str]]) -> None:
+    """The table for people, as it also pipes."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+        for row in rows:
+            typer.echo(
+                "  ".join(
+                    word.rjust(width) if place else word.ljust(width) for place, (word, width) in enumerate(zip(row, widths, strict=True))
+                )
+            )
+        return
+    table = Table()
+    for place, name in enumerate(rows[0]):
+        table.add_column(name, justify="right" if place else "left", overflow="fold")
+    for row in rows[1:]:
+        table.add_row(*(Text(word) for word in row))
+    console.print(table)

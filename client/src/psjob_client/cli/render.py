@@ -1,0 +1,75 @@
+"""`psjob render`: every object that the operator would create for a job, without a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from psjob_client.local.manifest import read_job
+from psjob_operator import render as objects
+from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.plan.actions import Action, CreateProcess, EnsureClaim, EnsureConfig, EnsureService
+from psjob_operator.plan.plan import plan
+from psjob_operator.plan.snapshot import Snapshot
+
+NO_UID = "00000000-0000-0000-0000-000000000000"
+"""Stands for the uid that the API server gives."""
+RUNTIME_IMAGE = "psjob-runtime:latest"
+
+
+def render(
+    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="Manifest of one PSTrainingJob.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Lay a value, typed as YAML, over the manifest. Repeatable.")
+    ] = None,
+    runtime_image: Annotated[
+        str, typer.Option(envvar="PSJOB_RUNTIME_IMAGE", help="Image that puts the psjob library into workers' pods.")
+    ] = RUNTIME_IMAGE,
+) -> None:
+    """Print every object that the operator would create, as YAML; the job's uid is written as zeros."""
+    typer.echo(render_yaml(read_job(job, tuple(settings or ())), runtime_image), nl=False)
+
+
+def render_yaml(job: PSTrainingJob, runtime_image: str = RUNTIME_IMAGE) -> str:
+    """The documents of `documents` as YAML, without anchors."""
+    return yaml.dump_all(documents(job, runtime_image), Dumper=_Plain, sort_keys=False, width=140, allow_unicode=True, explicit_start=True)
+
+
+def documents(job: PSTrainingJob, runtime_image: str = RUNTIME_IMAGE) -> list[dict[str, Any]]:
+    """Service, ConfigMap, claim and pods of a job's first turn, in the order of their creation. A suspended job shows what it
+    will have, a job of another controller what it would have."""
+    snapshot = Snapshot(
+        name=job.metadata.name,
+        namespace=job.metadata.namespace or "default",
+        uid=NO_UID,
+        generation=1,
+        resource_version="0",
+        created=0.0,
+        spec=job.spec.model_copy(update={"suspend": None, "managed_by": None}),
+        status=None,
+    )
+    return [_document(snapshot, action, runtime_image) for action in plan(snapshot, 0.0).actions]
+
+
+def _document(snapshot: Snapshot, action: Action, runtime_image: str) -> dict[str, Any]:
+    match action:
+        case EnsureService():
+            return objects.service(snapshot)
+        case EnsureConfig():
+            return objects.config(snapshot)
+        case EnsureClaim():
+            return objects.claim(snapshot)
+        case CreateProcess():
+            return objects.pod(snapshot, action, runtime_image)
+        case _:
+            raise AssertionError(f"a new job's first turn never has {type(action).__name__}")
+
+
+class _Plain(yaml.SafeDumper):
+    """No anchors: parts that documents share are written out in each."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True

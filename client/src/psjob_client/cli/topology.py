@@ -1,0 +1,245 @@
+"""`psjob plan-topology`: what each way of summing gradients takes on a machine, and which one to use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from psjob_client.local.errors import BadInput
+from psjob_client.local.manifest import read_text
+from psjob_client.local.measure import measure
+from psjob_client.topology import costs, units
+from psjob_client.topology.choose import Choice, choose
+from psjob_client.topology.estimate import STRATEGIES, Estimate
+from psjob_client.topology.figures import FIGURES, Figure
+from psjob_client.topology.links import MOST_DEVICES, Machine, read_machine
+from psjob_client.topology.presets import PRESETS
+from psjob_client.topology.routes import NoWay
+from psjob_operator.api.load import load_document
+
+EXAMPLES = """Examples:
+
+  psjob plan-topology --preset d2l
+
+  psjob plan-topology --preset ethernet-10 --workers 8 --servers 2 --bytes 400MB
+
+  psjob plan-topology machine.yaml --current ring
+
+  psjob plan-topology --probe 4 --json > machine.json; psjob plan-topology machine.json
+
+  psjob plan-topology --preset ethernet-10 --measured ethernet-10=1.18GB/s,30us --measured w0:w2=80MB/s
+
+A machine.yaml: {name: rack, hosts: [a, b, c], switches: [{name: tor, joins: [a, b, c], bandwidth: 10Gb/s, latency: 40us}]}"""
+DEFAULT_WORKERS = 4
+
+
+def plan_topology(
+    machine: Annotated[Path | None, typer.Argument(metavar="MACHINE.yaml", help="A machine, described (docs/topology.md).")] = None,
+    preset: Annotated[str | None, typer.Option(help=f"A machine by name: {', '.join(PRESETS)}.")] = None,
+    size: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Bytes of one gradient.")] = "160MB",
+    workers: Annotated[int | None, typer.Option(help=f"Hosts of an ethernet preset; {DEFAULT_WORKERS} by default.")] = None,
+    servers: Annotated[int | None, typer.Option(help="Servers of an ethernet preset, which hold shards; none by default.")] = None,
+    measured: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHAT=RATE[,LATENCY]", help="Measured, in place of a figure (pcie3-x16) or between two ends (w0:w1). Repeatable."
+        ),
+    ] = None,
+    probe: Annotated[int | None, typer.Option(metavar="N", help="Measure between N processes of this machine, over loopback TCP.")] = None,
+    current: Annotated[str | None, typer.Option(metavar="STRATEGY", help="The strategy in use: left only where it is worth it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; `machine` in it can be given again.")] = False,
+) -> None:
+    """Compare ways of summing gradients on a machine and pick one, with the reason."""
+    if current is not None and current not in STRATEGIES:
+        raise BadInput(f"--current {current}: no strategy; known are {', '.join(STRATEGIES)}")
+    figures, pairs = _measured(measured or [])
+    machines = _machines(machine, preset, workers, servers, probe, figures)
+    plans = [(found, _choice(found, _size(size), current)) for found in _with(machines, pairs)]
+    if as_json:
+        typer.echo(json.dumps([_as_json(found, choice, _size(size)) for found, choice in plans], indent=2, ensure_ascii=False))
+        return
+    for found, choice in plans:
+        _show(found, choice, _size(size))
+    if preset == "d2l":
+        typer.echo(_chapter([choice for _, choice in plans], _size(size)))
+
+
+def _size(text: str) -> float:
+    try:
+        return units.size(text)
+    except ValueError as error:
+        raise BadInput(f"--bytes {text}: {error}") from None
+
+
+def _machines(
+    path: Path | None, preset: str | None, workers: int | None, servers: int | None, probe: int | None, figures: Mapping[str, Figure]
+) -> list[Machine]:
+    """Of exactly one source."""
+    given = [name for name, value in (("MACHINE.yaml", path), ("--preset", preset), ("--probe", probe)) if value is not None]
+    if len(given) != 1:
+        raise BadInput(
+            f"{' and '.join(given) if given else 'no machine'} given: give one of MACHINE.yaml, --preset NAME and --probe N; "
+            "--probe measures processes of this machine, never hosts of MACHINE.yaml"
+        )
+    for name, value, least in (("--workers", workers, 2), ("--servers", servers, 0)):
+        if value is not None and not (preset or "").startswith("ethernet-"):
+            raise BadInput(
+                f"{name} {value}: only the ethernet presets have a number of hosts to choose; describe a machine in MACHINE.yaml"
+            )
+        if value is not None and not least <= value <= MOST_DEVICES:
+            raise BadInput(f"{name} {value}: must be {least}..{MOST_DEVICES}")
+    if preset is not None:
+        if preset not in PRESETS:
+            raise BadInput(f"--preset {preset}: no such machine; known are {', '.join(PRESETS)}")
+        raws: Sequence[Any] = PRESETS[preset](workers or DEFAULT_WORKERS, servers or 0)
+        return [_read(raw, f"--preset {preset}", figures) for raw in raws]
+    if probe is not None:
+        return [_read(_probed(probe), f"--probe {probe}", figures)]
+    assert path is not None
+    raw, problems = load_document(read_text(path, "a machine's description, see docs/topology.md"), "machine")
+    if problems:
+        raise BadInput(*(f"{path}: {problem}" for problem in problems))
+    # What --json printed is a list of plans, each with its machine.
+    if isinstance(raw, list) and raw and all(isinstance(plan, dict) and "machine" in plan for plan in raw):
+        return [_read(plan["machine"], str(path), figures) for plan in raw]
+    return [_read(raw, str(path), figures)]
+
+
+def _probed(count: int) -> dict[str, Any]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return measure(count, lambda _: None)
+    with console.status("") as line:
+        return measure(count, lambda what: line.update(f"measuring: {what}"))
+
+
+def _read(raw: Any, where: str, figures: Mapping[str, Figure]) -> Machine:
+    machine, problems = read_machine(raw, figures)
+    if machine is None:
+        raise BadInput(*(f"{where}: {problem}" for problem in problems))
+    return machine
+
+
+def _measured(given: Sequence[str]) -> tuple[Mapping[str, Figure], list[dict[str, Any]]]:
+    """The figures with what was measured in their place, and what was measured between two ends."""
+    figures, pairs = dict(FIGURES), []
+    for text in given:
+        what, _, value = text.partition("=")
+        rate, _, late = value.partition(",")
+        try:
+            bandwidth, latency = units.rate(rate), units.seconds(late) if late else None
+        except ValueError as error:
+            raise BadInput(f"--measured {text}: {error}; write WHAT=RATE[,LATENCY], such as w0:w1=1.2GB/s,30us") from None
+        one, colon, other = what.partition(":")
+        if what in figures:
+            old = figures[what]
+            figures[what] = replace(old, bandwidth=bandwidth, latency=old.latency if latency is None else latency, source="measured")
+        elif colon and one and other:
+            pairs.append({"between": [one, other], "bandwidth": bandwidth, "latency": latency})
+        else:
+            raise BadInput(f"--measured {text}: {what or 'nothing'} is neither two ends, such as w0:w1, nor a figure: {', '.join(figures)}")
+    return figures, pairs
+
+
+def _with(machines: Sequence[Machine], pairs: Sequence[dict[str, Any]]) -> list[Machine]:
+    """Each of `machines` with those of `pairs` measured that are its own; a pair that none has is refused."""
+    found = []
+    for machine in machines:
+        mine = [pair for pair in pairs if len(machines) == 1 or set(pair["between"]) <= set(machine.nodes)]
+        raw = machine.to_manifest()
+        found.append(_read(raw | {"measured": [*raw["measured"], *mine]}, "--measured", FIGURES) if mine else machine)
+    for pair in pairs:
+        if not any(set(pair["between"]) <= set(machine.nodes) for machine in machines):
+            raise BadInput(f"--measured {':'.join(pair['between'])}: no machine here has both ends")
+    return found
+
+
+def _choice(machine: Machine, size: float, current: str | None) -> Choice:
+    try:
+        return choose(machine, size, current)
+    except NoWay as error:
+        raise BadInput(f"{machine.name}: {error}") from None
+    except ValueError as error:
+        raise BadInput(f"--current {current}: {error}") from None
+
+
+def _row(given: Estimate, pick: Estimate) -> tuple[str, ...]:
+    times = "" if given is pick else f"{given.seconds / pick.seconds:.2f}×"
+    formula = f"{given.formula}; {given.note}" if given.note else given.formula
+    return (
+        given.strategy,
+        units.show_seconds(given.seconds),
+        times,
+        units.show_rate(given.bandwidth),
+        units.show_seconds(given.latency),
+        formula,
+    )
+
+
+COLUMNS = ("strategy", "time", "of the pick", "B", "α", "how")
+
+
+def _show(machine: Machine, choice: Choice, size: float) -> None:
+    rows = [_row(given, choice.pick) for given in choice.estimates]
+    title = f"{machine.name}: {len(machine.devices)} devices, {units.show_bytes(size)}"
+    console = Console(highlight=False)
+    if console.is_terminal:
+        table = Table(title=title, title_justify="left")
+        for i, name in enumerate(COLUMNS):
+            table.add_column(name, justify="right" if 0 < i < 5 else "left", no_wrap=i < 5, overflow="fold")
+        for row, given in zip(rows, choice.estimates, strict=True):
+            table.add_row(*(Text(cell) for cell in row), style="bold green" if given is choice.pick else "")
+        console.print(table)
+    else:
+        typer.echo(title)
+        lines = [COLUMNS, *rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
+        for line in lines:
+            cells = (
+                cell.ljust(width) if i in (0, 5) else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            )
+            typer.echo("  ".join(cells).rstrip())
+    for strategy, why in choice.unfit.items():
+        typer.echo(f"not here: {strategy}: {why}")
+    typer.echo(f"pick: {choice.reason}\n")
+
+
+def _chapter(choices: Sequence[Choice], size: float) -> str:
+    """The founding text's four numbers, as it counts them."""
+    pcie, nvlink = ({given.strategy: given for given in choice.estimates} for choice in choices)
+    one, cpu, split = (pcie[name].seconds for name in ("ps-one-device", "ps-cpu", "ps-split"))
+    rings = costs.ring_of_many(size, nvlink["double-ring"].bandwidth)
+    numbers = ", ".join(
+        f"{1e3 * value:.0f} ms {how}" for value, how in ((one, "on one GPU"), (cpu, "on the CPU"), (split, "split in four"))
+    )
+    return f"As the chapter counts: {numbers}; {1e3 * rings:.0f} ms by NVLink rings (2M/B, where double-ring has (n-1)/n of it)."
+
+
+def _as_json(machine: Machine, choice: Choice, size: float) -> dict[str, Any]:
+    return {
+        "machine": machine.to_manifest(),
+        "bytes": size,
+        "pick": choice.pick.strategy,
+        "reason": choice.reason,
+        "strategies": [
+            {
+                "strategy": given.strategy,
+                "seconds": given.seconds,
+                "bandwidth": given.bandwidth,
+                "latency": given.latency,
+                "formula": given.formula,
+                "order": given.order,
+                "note": given.note,
+            }
+            for given in choice.estimates
+        ],
+        "unfit": dict(choice.unfit),
+    }

@@ -1,0 +1,115 @@
+"""A comparison as one HTML page that needs nothing else, and as a table of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from psjob_client.compare.outcome import LOSS, Comparison, SideOutcome
+from psjob_client.compare.plots import plots
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --paper: #fcfcfd; --card: #ffffff; --line: #d9dee5; --best: #0b7a4b; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4e8ee; --soft: #9aa5b4; --paper: #12161c; --card: #1a2028; --line: #333c48; --best: #4cc38a; }
+}
+body { margin: 0 auto; max-width: 74rem; padding: 2rem 1.25rem 4rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 1.7rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2.25rem 0 .75rem; }
+p.lead, figcaption, dt, p.note { color: var(--soft); } p { margin: .25rem 0; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: .45rem .75rem; border-bottom: 1px solid var(--line); text-align: right; }
+th:first-child, td:first-child { text-align: left; white-space: nowrap; } th { color: var(--soft); font-weight: 600; }
+td.best { color: var(--best); font-weight: 700; }
+.plots { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); }
+figure { margin: 0; padding: .75rem; background: var(--card); border: 1px solid var(--line); border-radius: .5rem; }
+figure svg { width: 100%; height: auto; } figcaption { font-size: .95rem; padding-bottom: .25rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1rem; } dd { margin: 0; overflow-wrap: anywhere; }
+pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem; overflow-x: auto; font-size: .85rem; }
+"""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table. `best` picks the best value, None: there is no best."""
+
+    head: str
+    value: Callable[[SideOutcome], float | None]
+    show: str = "{:.3g}"
+    best: Callable[[Sequence[float]], float] | None = None
+
+
+def columns(comparison: Comparison) -> list[Column]:
+    """Those that at least one side has a number for."""
+    unit, target = comparison.unit, comparison.target
+    metrics = list(dict.fromkeys(name for one in comparison.sides for name in one.final))
+    metrics.sort(key=lambda name: name != LOSS)
+    every = [
+        Column(f"steps / {unit.removesuffix('s') if unit != 's' else unit}", lambda one: one.rate, best=max),
+        Column(f"{unit} in all", lambda one: one.elapsed or None, best=min),
+        Column(f"{unit} to loss {target:.3g}" if target is not None else "", comparison.time_to, best=min),
+        *(_metric(name) for name in metrics),
+        Column("mean lag", lambda one: one.lag, "{:.2f}", min),
+        Column("idle %", lambda one: None if one.waiting is None else 100 * one.waiting, "{:.1f}", min),
+        Column("dropped %", lambda one: None if one.dropped is None else 100 * one.dropped, "{:.1f}", min),
+    ]
+    return [column for column in every if any(column.value(one) is not None for one in comparison.sides)]
+
+
+def _metric(name: str) -> Column:
+    best = min if name == LOSS else max if "acc" in name or "auc" in name else None
+    return Column(f"final {name.replace('_', ' ')}", lambda one: one.final.get(name), "{:.4g}", best)
+
+
+def rows(comparison: Comparison) -> list[list[str]]:
+    """The table as words, its head first."""
+    table = columns(comparison)
+    return [
+        ["side", *(column.head for column in table)],
+        *([one.title, *(_cell(one, column) for column in table)] for one in comparison.sides),
+    ]
+
+
+def page(comparison: Comparison) -> str:
+    """The whole report."""
+    sides = comparison.sides
+    failed = [f"<p class=note><b>{escape(one.title)}</b>: {escape(one.result)}</p>" for one in sides if one.result != "Complete"]
+    figures = [f"<figure><figcaption>{escape(plot.title)}</figcaption>{plot.svg}</figure>" for plot in plots(comparison)]
+    about = "".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in comparison.about.items())
+    commands = "".join(f"<dt>{escape(one.title)}</dt><dd><code>{escape(one.command)}</code></dd>" for one in sides)
+    return "\n".join(
+        (
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(comparison.name)}: {escape(', '.join(one.title for one in sides))}</title><style>{STYLE}</style></head><body>",
+            f"<h1>{escape(comparison.name)}</h1><p class=lead>{escape(' · '.join(one.title for one in sides))}</p>",
+            f"<h2>Result</h2><div class=scroll>{_table(comparison)}</div>",
+            *failed,
+            *([f"<h2>Plots</h2><div class=plots>{''.join(figures)}</div>"] if figures else []),
+            f"<h2>How it was run</h2><dl>{about}{commands}</dl><pre>{escape(comparison.manifest)}</pre>",
+            "</body></html>\n",
+        )
+    )
+
+
+def _table(comparison: Comparison) -> str:
+    table = columns(comparison)
+    head = "".join(f"<th>{escape(column.head)}</th>" for column in table)
+    body = []
+    for one in comparison.sides:
+        cells = "".join(
+            f"<td{' class=best' if _is_best(one, column, comparison) else ''}>{escape(_cell(one, column))}</td>" for column in table
+        )
+        body.append(f"<tr><td>{escape(one.title)}</td>{cells}</tr>")
+    return f"<table><thead><tr><th>side</th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def _is_best(one: SideOutcome, column: Column, comparison: Comparison) -> bool:
+    values = [value for side in comparison.sides if (value := column.value(side)) is not None]
+    return column.best is not None and len(set(values)) > 1 and column.value(one) == column.best(values)
+
+
+def _cell(one: SideOutcome, column: Column) -> str:
+    value = column.value(one)
+    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else column.show.format(value)

@@ -1,0 +1,132 @@
+"""What a worker of a pod template runs on this machine: its command, args and env. What has no meaning here is named once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psjob_client.local.errors import BadInput
+from psjob_operator import contract
+from psjob_operator.api.base import Model
+from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.template import TRAINED, container_of
+
+PYTHONS = frozenset({"python", "python3"})
+MEANT = frozenset({"name", "command", "args", "env"})
+"""Fields of the trained container that count on this machine."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """How every worker is started."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """What the manifest adds to the environment."""
+    folder: Path
+    """Working folder: the manifest's."""
+    unused: tuple[str, ...]
+    """Names of fields that do nothing on this machine."""
+
+
+def worker_command(job: PSTrainingJob, folder: Path, environ: Mapping[str, str] = os.environ) -> Command:
+    """The command of `job`'s workers, started in `folder`.
+
+    Raises:
+        BadInput: env that comes from the cluster, a program or script that is not here.
+    """
+    template = job.spec.workers.template
+    pod, container = template["spec"], container_of(template, TRAINED)
+    if container is None:
+        raise BadInput(f"spec.workers.template.spec.containers: must have a container named {TRAINED}, or only one")
+    env = _env(container)
+    known = {**environ, **env}
+    argv = [_expand(word, env) for word in [*container["command"], *(container.get("args") or [])]]
+    argv[0] = sys.executable if argv[0] in PYTHONS else argv[0]
+    _must_exist(argv, folder, known)
+    return Command(tuple(argv), env, folder, _unused(job, pod, container))
+
+
+def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What every process inherits: this environment without an outer job's variables, and what processes side by side need."""
+    mine = {key: value for key, value in environ.items() if not key.startswith(contract.ENV_PREFIX)}
+    # `python` inside a shell script is psjob's own too, as it is for the command itself.
+    mine["PATH"] = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), mine.get("PATH", os.defpath)]))
+    mine["PYTHONUNBUFFERED"] = "1"
+    # As torchrun does: many processes on one machine, each with a thread a core, stand in each other's way.
+    mine.setdefault("OMP_NUM_THREADS", "1")
+    return mine
+
+
+def _env(container: Mapping[str, Any]) -> dict[str, str]:
+    at = "spec.workers.template.spec.containers[].env"
+    problems = []
+    if container.get("envFrom"):
+        problems.append(
+            f"{at}From: psjob run cannot read ConfigMaps and Secrets of a cluster; write the values under env, "
+            "or keep them in a manifest of their own for the cluster"
+        )
+    env: dict[str, str] = {}
+    for entry in container.get("env") or []:
+        name, value = entry["name"], entry.get("value")
+        if entry.get("valueFrom") is not None:
+            problems.append(f"{at}: {name} has valueFrom, which only a cluster can fill in; give it a value to train here")
+        elif "=" in name or not name:
+            problems.append(f"{at}: {name!r} is no name of a variable; it must not be empty or contain '='")
+        elif not isinstance(value, str | None):
+            problems.append(f"{at}: the value of {name} is {value!r}, which is not text; put it in quotes")
+        elif "\0" in (value or "") or "\0" in name:
+            problems.append(f"{at}: {name} holds a NUL character; take it out")
+        else:
+            env[name] = _expand(value or "", env)
+    if problems:
+        raise BadInput(*problems)
+    return env
+
+
+def _expand(text: str, env: Mapping[str, str]) -> str:
+    """`$(NAME)` of an earlier entry of env, as Kubernetes expands it; `$$` is a `$`; an unknown name stays as it is."""
+
+    def put(found: re.Match[str]) -> str:
+        if found[0].startswith("$$"):
+            return "$" + found[0][2:]
+        return env.get(found[1], found[0])
+
+    return re.sub(r"\$\$(?:\([^)]*\))?|\$\(([^)]*)\)", put, text)
+
+
+def _must_exist(argv: list[str], folder: Path, environ: Mapping[str, str]) -> None:
+    program = argv[0]
+    at = "spec.workers.template.spec.containers[].command"
+    beside = str(folder / program) if "/" in program else program
+    if any("\0" in word for word in argv):
+        raise BadInput(f"{at}: holds a NUL character; take it out")
+    if shutil.which(beside, path=environ.get("PATH")) is None:
+        raise BadInput(f"{at}: {program!r} is no program on this machine; install it, or name one that is in PATH or in {folder}")
+    script = next((word for word in argv[1:] if not word.startswith("-")), "")
+    if program == sys.executable and argv[1:2] == [script] and not (folder / script).exists():
+        raise BadInput(f"{at}: there is no {script} in {folder}; psjob run starts workers in the manifest's folder")
+
+
+def _unused(job: PSTrainingJob, pod: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[str, ...]:
+    names = [name for name in container if name not in MEANT]
+    names += [f"{name} of the pod" for name in pod if name != "containers"]
+    names += ["the other containers"] if len(pod["containers"]) > 1 else []
+    names += ["ps.template"] if job.spec.ps.template else []
+    names += _given(job.spec.checkpoint, "checkpoint.", ("volume", "size", "accessMode", "retain"))
+    names += _given(job.spec.run_policy, "runPolicy.", ("ttlSecondsAfterFinished", "cleanPodPolicy"))
+    names += _given(job.spec, "", ("injection", "managedBy"))
+    return tuple(names)
+
+
+def _given(model: Model, path: str, names: tuple[str, ...]) -> list[str]:
+    """Those of `names` that the manifest has, with their path below spec."""
+    fields = type(model).model_fields
+    given = {fields[name].alias or name for name in model.model_fields_set}
+    return [f"{path}{name}" for name in names if name in given]

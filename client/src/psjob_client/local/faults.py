@@ -1,0 +1,166 @@
+"""`--fault`: what to do to which process, and when; and how long the job took to come back."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from psjob_client.local.errors import BadInput
+from psjob_client.local.probe import numbers, part
+from psjob_operator import contract
+from psjob_operator.plan.snapshot import Role
+
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+EXAMPLES = "such as kill:ps-1@step=200, stop:ps-0@step=50, kill:worker-2@step=100 or kill:ps-0@cut=2"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing to do, once: when the lowest complete clock reaches a step, or to a shard while it writes a checkpoint."""
+
+    text: str
+    """As the user wrote it."""
+    what: str
+    role: Role
+    index: int
+    when: str
+    """`step` or `cut`."""
+    number: int
+    """The step; or the number of the checkpoint, 1 for the first one above step 0."""
+
+    def due(self, step: int, checkpoints: int) -> bool:
+        """Is its time come, or may it come at any moment? `checkpoints`: so many above step 0 are committed."""
+        return step >= self.number if self.when == "step" else checkpoints >= self.number - 1
+
+    @property
+    def signal(self) -> signal.Signals:
+        return SIGNALS[self.what]
+
+    @property
+    def target(self) -> str:
+        """`ps-1` or `worker-2`."""
+        return f"{'ps' if self.role == 'shard' else 'worker'}-{self.index}"
+
+
+def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault, ...]:
+    """The faults of `--fault`, in order of their numbers.
+
+    Raises:
+        BadInput: one line for each that cannot be done to a job of so many shards and workers.
+    """
+    faults, problems = [], []
+    for text in texts:
+        found = re.fullmatch(r"(kill|stop):(ps|worker)-([0-9]{1,4})@(step|cut)=([0-9]{1,12})", text, re.ASCII)
+        if found is None:
+            problems.append(f"--fault {text}: must be kill or stop, a process, and a step or a cut, {EXAMPLES}")
+            continue
+        what, kind, index, when, number = found[1], found[2], int(found[3]), found[4], int(found[5])
+        count = shards if kind == "ps" else workers
+        if index >= count:
+            problems.append(f"--fault {text}: there is no {kind}-{index}; this job has {kind}-0 to {kind}-{count - 1}")
+        elif what == "stop" and kind == "worker":
+            problems.append(
+                f"--fault {text}: a stopped worker is not replaced, nobody asks workers for a heartbeat; use kill, or stop a shard"
+            )
+        elif when == "cut" and kind == "worker":
+            problems.append(f"--fault {text}: a worker writes no part of a checkpoint; name a shard, or a step")
+        elif number < 1:
+            first = "first clock is complete then" if when == "step" else "first checkpoint above step 0 has this number"
+            problems.append(f"--fault {text}: the {when} must be 1 or more; the {first}")
+        else:
+            faults.append(Fault(text, what, "shard" if kind == "ps" else "worker", index, when, number))
+    if problems:
+        raise BadInput(*problems)
+    return tuple(sorted(faults, key=lambda fault: fault.number))
+
+
+def unfinished(names: Iterable[str], shard: int, attempt: int) -> str | None:
+    """Of the files in a run's folder, one that this shard has begun and not finished: the checkpoint is not committed before it is."""
+    own = contract.SHARD_PART.format(shard=shard, attempt=attempt)
+    every = contract.SHARD_PART.partition("{")[0]
+    begun = (name for name in names if name.endswith(contract.TEMP))
+    return next((name for name in begun if own in name or (shard == 0 and every not in name)), None)
+
+
+@dataclass
+class Recovery:
+    """What one fault cost. Times are unix seconds; durations are None until known."""
+
+    fault: Fault
+    process: str
+    number: int
+    """Attempt or start that was hit."""
+    at: float
+    step: int
+    """Lowest complete clock at that moment."""
+    checkpoint_step: int | None = None
+    """Step of the last committed checkpoint at that moment."""
+    manifests: int = 0
+    """Committed checkpoints with a step above 0 that had been seen by then."""
+    torn: str | None = None
+    """The file of a checkpoint that the process had not finished at that moment, where the fault was to fall there."""
+    acknowledged: Mapping[str, Any] = field(default_factory=dict)
+    """The shard's own counter at that moment: last clock acknowledged to each rank."""
+    first_push: float | None = None
+    """Seconds until a push was applied by the shard's next attempt, or the worker's next start had joined."""
+    passed: float | None = None
+    """Seconds until a step above `step` was complete."""
+
+    @property
+    def done(self) -> bool:
+        return self.first_push is not None and self.passed is not None
+
+    def see(self, index: int, told: Mapping[str, Any], now: float) -> None:
+        """Take what the status port of shard `index` said."""
+        if self.first_push is None:
+            self._see_return(index, told, now)
+        if self.passed is None and self.first_push is not None:
+            # Not before the return: a clock that was acknowledged just before the kill may be told just after it.
+            after = self.at + (self.first_push if self.fault.role == "shard" else 0)
+            self.passed = _first_after(part(told, "coordinator").get("passed"), self.step, self.at, after)
+
+    def as_json(self) -> dict[str, Any]:
+        """As it stands in the summary."""
+        return {
+            "fault": self.fault.text,
+            "process": self.process,
+            "at": self.at,
+            "step": self.step,
+            "checkpointStep": self.checkpoint_step,
+            "manifests": self.manifests,
+            "torn": self.torn,
+            "acknowledged": dict(self.acknowledged),
+            "secondsToFirstPush": self.first_push,
+            "secondsToPassStep": self.passed,
+        }
+
+    def __str__(self) -> str:
+        first = "no push was applied again" if self.first_push is None else f"first push applied again after {self.first_push:.2f} s"
+        if self.fault.role == "worker":
+            first = "it did not join again" if self.first_push is None else f"joined again after {self.first_push:.2f} s"
+        passed = f"step {self.step} was not passed" if self.passed is None else f"step {self.step} passed after {self.passed:.2f} s"
+        return f"{self.fault.text}: {first}, {passed}"
+
+    def _see_return(self, index: int, told: Mapping[str, Any], now: float) -> None:
+        if self.fault.role == "shard":
+            first = numbers(told, "counters", "firstApplied")
+            if index == self.fault.index and numbers(told, "attempt") > self.number and first > 0:
+                self.first_push = max(0.0, first - self.at)
+            return
+        for worker in part(told, "coordinator").get("workers") or ():
+            if worker.get("rank") == self.fault.index and numbers(worker, "start") > self.number and worker.get("state") != "absent":
+                self.first_push = now - self.at
+
+
+def _first_after(passed: Any, step: int, at: float, after: float) -> float | None:
+    """Seconds from `at` to the first completion of a step above `step` later than `after`."""
+    later = [
+        entry[1]
+        for entry in (passed if isinstance(passed, list) else ())
+        if isinstance(entry, list) and len(entry) == 2 and all(isinstance(n, int | float) for n in entry)
+        if entry[0] > step and entry[1] >= after
+    ]
+    return min(later) - at if later else None

@@ -1,0 +1,85 @@
+"""The folder of one run: `./.psjob/<run>` holds config, logs, status and, written by the shards, the checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psjob_client.local.errors import BadInput
+
+RUNS = ".psjob"
+LONGEST_MESSAGE = 2048
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where the files of one run lie."""
+
+    run: str
+    path: Path
+    """Absolute."""
+
+    @property
+    def config(self) -> Path:
+        """The config file that every process is handed."""
+        return self.path / "config.json"
+
+    def log(self, process: str) -> Path:
+        """What `process` prints, both streams."""
+        return self.path / "logs" / f"{process}.log"
+
+    def ending(self, process: str) -> Path:
+        """The termination message of `process`."""
+        return self.path / "logs" / f"{process}.end"
+
+    def write(self, name: str, value: Any) -> None:
+        """Put `value` as JSON into file `name`, whole or not at all. Raises OSError."""
+        target = self.path / name
+        temporary = target.with_name(f".{target.name}.part")
+        temporary.write_text(json.dumps(value, indent=1) + "\n")
+        temporary.replace(target)
+
+
+def new_folder(job: str, under: Path) -> Folder:
+    """A fresh run's folder in `under`/.psjob.
+
+    Raises:
+        BadInput: the folder cannot be made.
+    """
+    run = f"{job}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    path = (under / RUNS / run).absolute()
+    try:
+        (path / "logs").mkdir(parents=True)
+        # Nobody wants runs in a repository; a file that is there already is the user's.
+        with contextlib.suppress(FileExistsError), (path.parent / ".gitignore").open("x") as ignore:
+            ignore.write("*\n")
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be made: {error.strerror or error}; start psjob run in a folder that you may write to") from None
+    return Folder(run, path)
+
+
+def message_of(path: Path) -> str:
+    """The termination message in `path`, cut to 2,048 bytes; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            return file.read(LONGEST_MESSAGE).decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def tail_of(path: Path, most: int = 2000, lines: int = 12) -> str:
+    """The last lines of a log; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.rstrip().splitlines()[-lines:])

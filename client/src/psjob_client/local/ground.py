@@ -1,0 +1,278 @@
+"""The local ground below the plan: what exists is observed, `plan()` decides, and its acts are done with processes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from psjob_client.local import children
+from psjob_client.local.children import ChildProcess
+from psjob_client.local.command import Command, base_environment
+from psjob_client.local.errors import BadInput
+from psjob_client.local.folder import Folder, message_of, tail_of
+from psjob_client.local.sites import Sites
+from psjob_client.local.watch import Watch
+from psjob_operator import contract
+from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.spec import JobSpec
+from psjob_operator.api.status import TERMINAL, JobStatus
+from psjob_operator.plan import naming
+from psjob_operator.plan.actions import CreateProcess, DeleteProcess, Event, Plan
+from psjob_operator.plan.config import cluster_config, digest, job_config
+from psjob_operator.plan.plan import plan
+from psjob_operator.plan.snapshot import Claim, Exit, Objects, Process, Snapshot
+
+GRACE = 30.0
+"""Seconds between SIGTERM and SIGKILL, as a pod has by default."""
+ENDING = 2.0
+"""The same once the job has ended: its last checkpoint is made, or nobody is left to make one."""
+MOST_ROUNDS = 20
+"""Plans in a row without a wait; more means that plan and ground never agree."""
+
+
+@dataclass
+class Ground:
+    """One job on this machine. All state is in memory; `status.json` is a copy for people and tools."""
+
+    job: PSTrainingJob
+    folder: Folder
+    command: Command
+    sites: Sites
+    watch: Watch
+    tell: Callable[[Event], None]
+    """Called with what the plan has to say to people."""
+    mourn: Callable[[ChildProcess], None]
+    """Called once with each process that has ended, before the plan hears of it."""
+    resume: Path | None = None
+    children: list[ChildProcess] = field(default_factory=list)
+    status: JobStatus | None = None
+    verdict: str | None = None
+    """Why this machine gives the job up, where the plan has no eyes for it."""
+    _granted: frozenset[str] = frozenset()
+    _version: int = 1
+    _exits: dict[str, Exit] = field(default_factory=dict)
+    _created: float = field(default_factory=time.time)
+
+    def prepare(self) -> None:
+        """Write the config file: what a ConfigMap, a Service and a claim are on a cluster stands before the first process.
+
+        Raises:
+            BadInput: it cannot be written.
+        """
+        config = job_config(self._named, self.sites.shards, checkpoints=str(self.folder.path.parent))
+        if self.resume is not None:
+            config["checkpoint"]["resumeFrom"] = {"path": str(self.resume)}
+        try:
+            self.folder.write("config.json", config)
+        except OSError as error:
+            raise BadInput(f"{self.folder.config}: cannot be written: {error.strerror or error}") from None
+
+    def turn(self) -> float | None:
+        """Observe, plan and act until there is nothing to do; the unix time at which to do so again, None: on a wake only.
+
+        Raises:
+            RuntimeError: plan and ground do not come to rest.
+        """
+        for _ in range(MOST_ROUNDS):
+            self.reap()
+            decided = plan(self.observe(), time.time())
+            acted = self.act(decided)
+            if not acted and not decided.intent:
+                return decided.wake_at
+        raise RuntimeError(f"the job did not come to rest after {MOST_ROUNDS} plans; please report {self.folder.path / 'status.json'}")
+
+    @property
+    def phase(self) -> str:
+        """The job's phase."""
+        return (self.status and self.status.phase) or "Pending"
+
+    @property
+    def over(self) -> bool:
+        """The job has ended, and so has every process of it."""
+        return self.phase in TERMINAL and not any(child.running for child in self.children)
+
+    def reap(self) -> bool:
+        """Take note of processes that ended; whether there were any."""
+        now = time.time()
+        ended = [child for child in self.children if child.reap(now)]
+        for child in ended:
+            self.watch.ended(child, message_of(self.folder.ending(child.name)))
+            self.mourn(child)
+        # A deleted pod is gone when its container has ended; so is a process.
+        self.children = [child for child in self.children if child.running or child.deleting is None]
+        return bool(ended)
+
+    @property
+    def grace(self) -> float:
+        """Seconds that a process has to end in."""
+        return ENDING if self.verdict or self.phase in TERMINAL else GRACE
+
+    def stop(self, *, kill: bool = False) -> None:
+        """SIGTERM to every process, SIGKILL when it has had its `grace`; at once with `kill`."""
+        for child in self.children:
+            if child.running:
+                child.stop(time.time(), 0 if kill else self.grace)
+
+    def current(self, role: str, index: int) -> ChildProcess | None:
+        """The running process of a seat."""
+        there = [child for child in self.children if child.running and (child.role, child.index) == (role, index)]
+        return max(there, key=lambda child: child.number, default=None)
+
+    @cached_property
+    def _spec(self) -> JobSpec:
+        # Who started it by hand is its controller.
+        return self.job.spec.model_copy(update={"managed_by": None})
+
+    @cached_property
+    def _named(self) -> Named:
+        return Named(self.job.metadata.name, "", self.folder.run, self._spec)
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest(cluster_config(self._named))
+
+    def observe(self) -> Snapshot:
+        """Everything the plan may know."""
+        return Snapshot(
+            name=self.job.metadata.name,
+            namespace="",
+            uid=self.folder.run,
+            generation=1,
+            resource_version=str(self._version),
+            created=self._created,
+            spec=self._spec,
+            status=self.status,
+            processes=tuple(self._process(child) for child in self.children),
+            objects=Objects(True, self._digest, Claim(naming.claim(self.job.metadata.name), ours=True, bound=True)),
+            progress=self.watch.progress,
+            progress_at=self.watch.progress_at,
+            granted=self._granted,
+            live=True,
+        )
+
+    def act(self, decided: Plan) -> bool:
+        """Store the status, then do the acts; whether anything was done that calls for another look."""
+        if decided.status != self.status:
+            self.status = decided.status
+            self._version += 1
+            # The copy is for people; training does not stop where it cannot be written.
+            with contextlib.suppress(OSError):
+                self.folder.write("status.json", decided.status.to_manifest())
+        if decided.intent:
+            self._granted |= decided.grants
+        for event in decided.events:
+            self.tell(event)
+        acted = False
+        for action in decided.actions:
+            acted |= self._do(action)
+        return acted
+
+    def _do(self, action: Any) -> bool:
+        if isinstance(action, CreateProcess):
+            self._create(action)
+        elif isinstance(action, DeleteProcess):
+            return self._delete(action)
+        else:
+            # Service, config and claim stand from the beginning; there is no job object to delete.
+            return False
+        return True
+
+    def _create(self, action: CreateProcess) -> None:
+        for child in self.children:
+            if child.running and (child.role, child.index) == (action.role, action.index):
+                # One process a seat: the old one is gone before the new one starts.
+                child.stop(time.time(), grace=0)
+                child.wait()
+        self.reap()
+        argv: Sequence[str] = self.command.argv if action.role == "worker" else (sys.executable, "-m", "psjob.shard")
+        argv = self.sites.command(action.role, action.index, argv)
+        env = self._environment(action)
+        log = self.folder.log(action.name)
+        self.children.append(children.start(action.name, action.role, action.index, action.number, argv, env, self.command.folder, log))
+        self._granted -= {action.name}
+
+    def _delete(self, action: DeleteProcess) -> bool:
+        child = next((child for child in self.children if child.name == action.name and child.uid == action.uid), None)
+        if child is None:
+            return False
+        if not child.running:
+            self.children.remove(child)
+            return True
+        again = child.deleting is not None
+        grace = self.grace if action.grace_seconds is None else float(action.grace_seconds)
+        child.stop(time.time(), 0 if self.watch.unresponsive(child) else grace)
+        return not again
+
+    def _environment(self, action: CreateProcess) -> dict[str, str]:
+        env = base_environment()
+        if action.role == "worker":
+            env |= self.command.env
+        env |= {
+            contract.ENV_ROLE: action.role,
+            contract.ENV_INDEX: str(action.index),
+            contract.ENV_RUN: self.folder.run,
+            contract.ENV_VIEW: str(action.view),
+            contract.ENV_CONFIG: str(self.folder.config),
+            contract.ENV_POD: action.name,
+            contract.ENV_TERMINATION_LOG: str(self.folder.ending(action.name)),
+        }
+        if action.role == "worker":
+            return env | {contract.ENV_START: str(action.number)}
+        known = {contract.ENV_MIN_STEP: "1"} if action.checkpoint_known else {}
+        return (
+            env
+            | known
+            | {
+                contract.ENV_ATTEMPT: str(action.number),
+                contract.ENV_CHECKPOINTS: str(self.folder.path.parent),
+                contract.ENV_BIND: self.sites.shards[action.index].host,
+            }
+        )
+
+    def _process(self, child: ChildProcess) -> Process:
+        phase = "Running" if child.running else "Succeeded" if child.code == 0 else "Failed"
+        return Process(
+            name=child.name,
+            uid=child.uid,
+            role=child.role,
+            index=child.index,
+            number=child.number,
+            run=self.folder.run,
+            phase=phase,  # type: ignore[arg-type]
+            created=child.created,
+            ready=child.running and (child.role == "worker" or self.watch.ready(child)),
+            started=child.created,
+            scheduled=child.created,
+            deleting=child.deleting,
+            exit=None if child.running else self._exit(child),
+            unresponsive=child.running and self.watch.unresponsive(child),
+        )
+
+    def _exit(self, child: ChildProcess) -> Exit:
+        if child.name in self._exits:
+            return self._exits[child.name]
+        message = message_of(self.folder.ending(child.name))
+        self._exits[child.name] = Exit(
+            code=child.code or 0,
+            signal=child.signal,
+            reason="Signal" if child.signal else "ContainerCannotRun" if child.problem else "Completed" if child.code == 0 else "Error",
+            message=child.problem or message,
+            log_tail=tail_of(self.folder.log(child.name)),
+        )
+        return self._exits[child.name]
+
+
+@dataclass(frozen=True)
+class Named:
+    """What the config needs to know of a job (plan.config.Job)."""
+
+    name: str
+    namespace: str
+    uid: str
+    spec: JobSpec

@@ -1,0 +1,191 @@
+"""`psjob run`: the main path of the local ground."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import signal
+import time
+from pathlib import Path
+
+from psjob_client.local.command import worker_command
+from psjob_client.local.display import Display
+from psjob_client.local.errors import BadInput
+from psjob_client.local.faults import Fault, parse_faults
+from psjob_client.local.folder import new_folder
+from psjob_client.local.ground import Ground
+from psjob_client.local.history import keep_history
+from psjob_client.local.lateness import lateness, line
+from psjob_client.local.manifest import read_job
+from psjob_client.local.polls import poll_shards, strike_at
+from psjob_client.local.ports import reserve
+from psjob_client.local.request import Request
+from psjob_client.local.resume import resumed
+from psjob_client.local.sites import Sites
+from psjob_client.local.story import Story
+from psjob_client.local.summary import failure, metric_line, metrics, summary
+from psjob_client.local.verdict import never_attached
+from psjob_client.local.watch import Watch
+from psjob_operator.api.status import TERMINAL
+
+EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+TURN = 0.25
+"""Seconds between two looks where nothing wakes us."""
+
+
+def run_job(request: Request, sites: Sites | None = None) -> int:
+    """Train the job of a manifest with processes of this machine; the exit code of `psjob run`.
+
+    They listen on free ports of the loopback address, or where `sites` says.
+
+    Raises:
+        BadInput: what was asked cannot be done; nothing was started.
+    """
+    began = time.time()
+    ground, faults, story = _prepare(request, sites)
+    try:
+        result = asyncio.run(_train(request, ground, faults, story))
+    finally:
+        for child in ground.children:
+            child.stop(time.time(), grace=0)
+        ground.sites.close()
+        story.display.close()
+    return _conclude(request, ground, story, result, time.time() - began)
+
+
+def _prepare(request: Request, sites: Sites | None) -> tuple[Ground, tuple[Fault, ...], Story]:
+    job = read_job(request.manifest, request.settings)
+    if importlib.util.find_spec("psjob") is None:
+        raise BadInput("psjob run needs the runtime beside it; install it into the same environment: pip install psjob")
+    if job.spec.suspend:
+        raise BadInput("spec.suspend: is true, which means zero processes; train here with --set spec.suspend=false")
+    command = worker_command(job, request.manifest.absolute().parent)
+    faults = parse_faults(request.faults, job.spec.ps.shards, job.spec.workers.replicas)
+    resume = resumed(request.resume, job.spec)
+    for option, path in (("--summary", request.summary), ("--history", request.history)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise BadInput(f"{option} {path}: there is no folder {path.absolute().parent}; make it, or name another file")
+    if request.history is not None:
+        _writable(request.history)
+    sites = sites or reserve(job.spec.ps.shards)
+    folder = new_folder(job.metadata.name, Path.cwd())
+    watch = Watch(float(job.spec.ps.shard_timeout_seconds))
+    story = Story(
+        Display(job.metadata.name, progress=request.progress, unit="round" if job.spec.training.mode == "local" else "step"), folder
+    )
+    ground = Ground(job, folder, command, sites, watch, story.event, story.ended, resume)
+    ground.prepare()
+    story.opening(job, command)
+    return ground, faults, story
+
+
+def _writable(history: Path) -> None:
+    try:
+        history.write_text("")
+    except OSError as error:
+        raise BadInput(f"--history {history}: cannot be written: {error.strerror or error}; name another file") from None
+
+
+async def _train(request: Request, ground: Ground, faults: tuple[Fault, ...], story: Story) -> str:
+    """Until the job is over or the user has had enough; the phase it ends in."""
+    wake = asyncio.Event()
+    interrupts = _listen(wake)
+    beside = [asyncio.create_task(poll_shards(ground, wake)), asyncio.create_task(strike_at(ground, faults, story, wake))]
+    if request.history is not None:
+        beside.append(asyncio.create_task(keep_history(ground, request.history)))
+    try:
+        while not ground.over and not interrupts:
+            _must_go_on(beside)
+            ground.verdict = never_attached(ground)
+            if ground.verdict:
+                break
+            wake_at = ground.turn()
+            if ground.phase in TERMINAL:
+                ground.stop()
+            story.show(ground)
+            await _pause(wake, wake_at)
+        if interrupts or ground.verdict:
+            await _stop(ground, story, wake, interrupts)
+    finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+    story.show(ground)
+    if ground.verdict:
+        return "Failed"
+    return "Suspended" if interrupts and ground.phase not in TERMINAL else ground.phase
+
+
+def _must_go_on(beside: list[asyncio.Task[None]]) -> None:
+    """A poll that died would leave a shard unwatched: its fault is ours, and is shown at once."""
+    for task in beside:
+        if task.done():
+            task.result()
+
+
+async def _stop(ground: Ground, story: Story, wake: asyncio.Event, interrupts: list[int]) -> None:
+    """Everyone leaves, the shards last, after a checkpoint where the job could go on; a second Ctrl-C kills."""
+    if ground.verdict:
+        story.display.say(ground.verdict, "yellow")
+    elif ground.phase not in TERMINAL:
+        story.display.say(f"stopping: a last checkpoint is made, up to {ground.grace:.0f} s (Ctrl-C again kills)")
+    ground.stop()
+    while any(child.running for child in ground.children):
+        if len(interrupts) > 1:
+            ground.stop(kill=True)
+        ground.reap()
+        story.show(ground)
+        await _pause(wake, None)
+
+
+async def _pause(wake: asyncio.Event, until: float | None) -> None:
+    longest = TURN if until is None else max(0.0, min(TURN, until - time.time()))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(longest):
+            await wake.wait()
+    wake.clear()
+
+
+def _listen(wake: asyncio.Event) -> list[int]:
+    """The signals that ask us to end, as they come; the end of a child only wakes."""
+    loop = asyncio.get_running_loop()
+    seen: list[int] = []
+
+    def heard(number: int) -> None:
+        seen.append(number)
+        wake.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, heard, number)
+    loop.add_signal_handler(signal.SIGCHLD, wake.set)
+    return seen
+
+
+def _conclude(request: Request, ground: Ground, story: Story, result: str, seconds: float) -> int:
+    told = ground.watch.coordinator
+    if request.summary is not None:
+        try:
+            request.summary.write_text(json.dumps(summary(ground, result, seconds), indent=1) + "\n")
+        except OSError as error:
+            story.display.say(f"--summary {request.summary}: cannot be written: {error.strerror or error}")
+    for recovery in ground.watch.recoveries:
+        story.display.say(str(recovery))
+    if result == "Suspended":
+        story.farewell(request, ground)
+        return EXIT_INTERRUPTED
+    if result != "Complete":
+        story.display.say(f"Failed: {failure(ground) or 'see the logs'}; logs are in {story.near(ground.folder.path / 'logs')}", "red")
+        return EXIT_FAILED
+    story.display.say(
+        f"Complete: {ground.watch.step} {story.display.unit}s in {seconds:.1f} s; "
+        f"weights and checkpoints are in {story.near(ground.folder.path)}"
+    )
+    late = lateness(ground.watch.told.values())
+    if late:
+        story.display.say(line(late))
+    for name, value in metrics(told).items():
+        if name != "loss":
+            story.display.output(metric_line(name, value))
+    return EXIT_COMPLETE

@@ -1,0 +1,109 @@
+"""What is told to the user while a job runs: its script's output, what psjob does about failures, how to go on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from psjob_client.local.children import ChildProcess
+from psjob_client.local.command import Command
+from psjob_client.local.display import Display
+from psjob_client.local.folder import Folder, tail_of
+from psjob_client.local.ground import Ground
+from psjob_client.local.output import Follow
+from psjob_client.local.request import Request
+from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.contract import EXIT_DONE, EXIT_FENCED, EXIT_RETRY
+from psjob_operator.plan.actions import Event
+
+MANY = 16
+"""Processes a core that are worth a word."""
+QUIET = frozenset({EXIT_DONE, EXIT_RETRY, EXIT_FENCED})
+
+
+class Story:
+    """Everything that is said between the first line and the last."""
+
+    def __init__(self, display: Display, folder: Folder) -> None:
+        self.display = display
+        self._folder = folder
+        self._follows: dict[str, Follow] = {}
+        self._last_tail = ""
+        self._warned: object = None
+
+    def opening(self, job: PSTrainingJob, command: Command) -> None:
+        """The job in one line, and what of its manifest has no meaning here."""
+        spec = job.spec
+        self.display.say(
+            f"{job.metadata.name}: {spec.training.mode}, {_count(spec.workers.replicas, 'worker')} and {_count(spec.ps.shards, 'shard')}"
+            f" on this machine; run {self.near(self._folder.path)}"
+        )
+        processes, cores = spec.workers.replicas + spec.ps.shards, os.cpu_count() or 1
+        if processes > MANY * cores:
+            self.display.say(
+                f"{processes} processes share {cores} cores; fewer are faster: --set spec.workers.replicas={2 * cores}", "yellow"
+            )
+        if command.unused:
+            self.display.say(f"not used on this machine: {', '.join(command.unused)}")
+
+    def event(self, event: Event) -> None:
+        """Something that the plan did."""
+        if event.type == "Warning":
+            self.display.say(f"{event.reason}: {event.message}", "yellow")
+
+    def ended(self, child: ChildProcess) -> None:
+        """A process has ended: the end of its log, where that is news."""
+        self._pass_on(child, whole=True)
+        if child.code in QUIET or child.deleting is not None:
+            return
+        how = f"was ended by signal {child.signal}" if child.signal else f"ended with exit code {child.code}"
+        tail = child.problem or tail_of(self._folder.log(child.name))
+        news = "" if not tail or self._is_first_worker(child) else ", as another did" if tail == self._last_tail else ":\n" + tail
+        self._last_tail = tail
+        self.display.say(f"{child.name} {how}{news}", "yellow")
+
+    def show(self, ground: Ground) -> None:
+        """New output of the script, and where the job stands."""
+        for child in ground.children:
+            self._pass_on(child, whole=False)
+        told = ground.watch.coordinator
+        warning = told.get("warning") or told.get("nonFinite")
+        if warning and warning != self._warned:
+            self._warned = warning
+            self.display.say(f"warning: {warning}", "yellow")
+        self.display.refresh(ground.status, ground.watch)
+
+    def farewell(self, request: Request, ground: Ground) -> None:
+        """After Ctrl-C: how to go on."""
+        words = ["psjob", "run", str(request.manifest)]
+        for setting in request.settings:
+            words += ["--set", setting]
+        if ground.watch.coordinator.get("checkpoint"):
+            step = ground.watch.coordinator["checkpoint"].get("step")
+            unit = self.display.unit
+            self.display.say(f"stopped at {unit} {ground.watch.step}, checkpoint at {unit} {step}. Go on with:")
+            words += ["--resume", self.near(ground.folder.path)]
+        else:
+            self.display.say("stopped before a checkpoint was committed. Start again with:")
+        self.display.say("  " + shlex.join(words))
+
+    @staticmethod
+    def near(path: Path) -> str:
+        """A path as seen from here, where it lies below."""
+        relative = os.path.relpath(path)
+        return str(path) if relative.startswith("..") else relative
+
+    def _is_first_worker(self, child: ChildProcess) -> bool:
+        return child.role == "worker" and child.index == 0
+
+    def _pass_on(self, child: ChildProcess, *, whole: bool) -> None:
+        if not self._is_first_worker(child):
+            return
+        follow = self._follows.setdefault(child.name, Follow(self._folder.log(child.name)))
+        for line in follow.lines(whole=whole):
+            self.display.output(line)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

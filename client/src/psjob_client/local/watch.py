@@ -1,0 +1,143 @@
+"""What the shards' status ports say: who serves, who gives no answer, how far training is, and the counters of every attempt."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from psjob_client.local import probe
+from psjob_client.local.children import ChildProcess
+from psjob_client.local.faults import Recovery
+from psjob_client.local.sites import Listening
+
+LONGEST_TRY = 2.0
+"""Seconds for one question to a status port; less where shardTimeout is short."""
+STARTUP = 300.0
+"""Seconds from the start of a shard to its first good answer, while it imports; it gives good answers while it restores."""
+LEAST_MISSES = 3
+"""Unanswered questions in a row before silence counts: a laptop that slept has a long silence, but only one miss."""
+
+
+@dataclass
+class Pulse:
+    """What was heard of one process."""
+
+    good: float | None = None
+    misses: int = 0
+    serving: bool = False
+
+
+@dataclass
+class Watch:
+    """Everything that was heard in this run."""
+
+    shard_timeout: float
+    told: dict[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict)
+    """(shard, attempt) -> the last that it said."""
+    progress: Mapping[str, Any] | None = None
+    """The last of shard 0 that holds the coordinator."""
+    progress_at: float | None = None
+    manifests: set[tuple[int, int]] = field(default_factory=set)
+    """(view, step) of the committed checkpoints that were seen."""
+    recoveries: list[Recovery] = field(default_factory=list)
+    _pulses: dict[str, Pulse] = field(default_factory=dict)
+
+    @property
+    def hung(self) -> bool:
+        """Does shard 0 name workers that hang?"""
+        return bool(self.coordinator.get("hung"))
+
+    async def ask(self, child: ChildProcess, shard: Listening) -> None:
+        """One round with one shard: is it well, and what does it say."""
+        pulse = self._pulses.setdefault(child.uid, Pulse())
+        if not await probe.healthy(shard, self._patience):
+            pulse.misses += 1
+            return
+        pulse.good, pulse.misses = time.time(), 0
+        await self.look(child, shard)
+
+    async def look(self, child: ChildProcess, shard: Listening) -> Mapping[str, Any] | None:
+        """What a shard says right now, taken note of; None without a good answer."""
+        told = await probe.status(shard, self._patience)
+        if told is not None and child.running:
+            self.hear(child, told)
+        return told
+
+    def hear(self, child: ChildProcess, told: Mapping[str, Any]) -> None:
+        """Take note of what a shard said, on its status port or at its end."""
+        if probe.numbers(told, "attempt") not in (0, child.number):
+            return  # The port's last holder: its answer was on the way while it was replaced.
+        pulse = self._pulses.setdefault(child.uid, Pulse())
+        pulse.serving = told.get("state") in ("serving", "finishing", "finished")
+        # It has started: from now on silence counts, though nobody has asked for its heartbeat yet.
+        pulse.good = pulse.good or time.time()
+        self.told[child.index, child.number] = told
+        coordinator = probe.part(told, "coordinator")
+        if child.index == 0 and coordinator:
+            self.progress, self.progress_at = told, time.time()
+            checkpoint = probe.part(coordinator, "checkpoint")
+            if checkpoint:
+                self.manifests.add((int(probe.numbers(checkpoint, "view")), int(probe.numbers(checkpoint, "step"))))
+        for recovery in self.recoveries:
+            if not recovery.done:
+                recovery.see(child.index, told, time.time())
+
+    def ended(self, child: ChildProcess, message: str) -> None:
+        """A process has ended; a shard's last words are its status at the end."""
+        if child.role != "shard":
+            return
+        try:
+            last = json.loads(message)
+        except (ValueError, RecursionError):
+            return
+        last = last.get("status") if isinstance(last, dict) else None
+        if isinstance(last, dict):
+            before = self.told.get((child.index, child.number), {})
+            # Cut to 2 KB, the last words leave out what did not fit.
+            merged = {**before, **last, "counters": {**probe.part(before, "counters"), **probe.part(last, "counters")}}
+            if child.index == 0:
+                merged["coordinator"] = {**probe.part(before, "coordinator"), **probe.part(last, "coordinator")}
+            self.hear(child, merged)
+
+    def ready(self, child: ChildProcess) -> bool:
+        """It serves."""
+        return self._pulses.setdefault(child.uid, Pulse()).serving
+
+    def unresponsive(self, child: ChildProcess) -> bool:
+        """No good answer for shardTimeout; before the first one, for as long as a start may take."""
+        if child.role != "shard":
+            return False
+        pulse = self._pulses.setdefault(child.uid, Pulse())
+        silent = time.time() - (child.created if pulse.good is None else pulse.good)
+        return pulse.misses >= LEAST_MISSES and silent > (STARTUP if pulse.good is None else self.shard_timeout)
+
+    @property
+    def _patience(self) -> float:
+        return min(LONGEST_TRY, self.shard_timeout / (LEAST_MISSES + 1))
+
+    @property
+    def coordinator(self) -> Mapping[str, Any]:
+        """What the coordinator last said; empty before."""
+        return probe.part(self.progress, "coordinator")
+
+    @property
+    def checkpoints(self) -> int:
+        """Committed checkpoints above step 0 that were seen."""
+        return sum(step > 0 for _, step in self.manifests)
+
+    @property
+    def step(self) -> int:
+        """Lowest complete clock, as last heard."""
+        return int(probe.numbers(self.coordinator, "step"))
+
+    def total(self, counter: str) -> int:
+        """A counter over all shards and attempts, as last heard of each."""
+        return sum(int(probe.numbers(told, "counters", counter)) for told in self.told.values())
+
+    @property
+    def recovering(self) -> bool:
+        """A fault was done and the job is not back yet."""
+        return any(not recovery.done for recovery in self.recoveries)

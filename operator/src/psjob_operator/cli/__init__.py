@@ -1,1 +1,0 @@
-"""The commands psjob, kubectl-psjob and psjob-operator."""
