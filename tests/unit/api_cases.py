@@ -27,6 +27,7 @@ _RANGES = [
     ("spec.ps.shardTimeoutSeconds", 2, 3600),
     ("spec.workers.replicas", 1, 4000),
     ("spec.checkpoint.everySteps", 1, 10**9),
+    ("spec.checkpoint.request", 1, 2**53 - 1),
     ("spec.checkpoint.keep", 2, 1000),
     ("spec.runPolicy.backoffLimit", 0, 1000),
     ("spec.runPolicy.activeDeadlineSeconds", 1, 2**31 - 1),
@@ -115,6 +116,7 @@ REFUSED: list[Case] = [
             ("splits", (0, 4001), "1..4000"),
             ("warmupSteps", (-1, 10**9 + 1), "0..1000000000"),
             ("gradientMebibytes", (3, 65537), "4..65536"),
+            ("maxGradNorm", (0, -1.0, 1.1e6), "1e-06..1000000"),
         )
         for value in values
     ),
@@ -143,8 +145,8 @@ REFUSED: list[Case] = [
         Case(
             f"mode-without-{field}",
             {"spec.training": {"mode": mode, field: value}},
-            "spec.training",
-            "must not have a field that its mode does not read; ",
+            f"spec.training.{field}",
+            "must not be given but in spec.training.mode: ",
         )
         for mode, field, value in (
             ("async", "backupWorkers", 1),
@@ -153,6 +155,7 @@ REFUSED: list[Case] = [
             ("bounded", "splits", 1),
             ("sync", "local", {}),
             ("async", "reduction", "sum"),
+            ("async", "maxGradNorm", 1.0),
         )
     ),
     Case(
@@ -178,13 +181,22 @@ REFUSED: list[Case] = [
         "must be at least 4 times spec.workers.replicas, a block for each; ",
     ),
     Case(
-        "all-are-backups", {"spec.training.backupWorkers": 2, "spec.workers.replicas": 2}, "spec.training", "must leave a worker to take: "
+        "all-are-backups",
+        {"spec.training.backupWorkers": 2, "spec.workers.replicas": 2},
+        "spec.training.backupWorkers",
+        "must be below spec.workers.replicas, so that a worker is left to take; ",
+    ),
+    Case(
+        "a-norm-with-backups",
+        {"spec.training": {"maxGradNorm": 1.0, "backupWorkers": 1}},
+        "spec.training.maxGradNorm",
+        "must not be given but in spec.training.mode: sync without backupWorkers; ",
     ),
     Case(
         "quorum-of-more",
         {"spec.training": {"mode": "local", "local": {"quorum": 3}}, "spec.workers.replicas": 2},
-        "spec.training",
-        "must leave a worker to take: ",
+        "spec.training.local.quorum",
+        "must be at most spec.workers.replicas; ",
     ),
     *(
         Case(

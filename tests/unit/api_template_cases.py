@@ -12,6 +12,24 @@ _ONE = [{"name": "worker", "command": ["python"]}]
 
 TEMPLATES_REFUSED: list[Case] = [
     # -- pod templates
+    *(
+        Case(
+            f"variable-{name!r}",
+            {f"{WORKER}.env": [{"name": name, "value": "1"}]},
+            f"{POD}.containers[0].env[0].name",
+            "must be printable ASCII without '=', and not empty; ",
+            server=False,
+        )
+        for name in ("", "A=B", "A\0", "größe", "A\n")
+    ),
+    *(
+        Case(f"nul-{at}", {f"{WORKER}.{at}": value}, f"{POD}.containers[0].{path}", "must not hold a NUL character; ", server=False)
+        for at, value, path in (
+            ("env", [{"name": "A", "value": "a\0"}], "env[0].value"),
+            ("command", ["python", "a\0"], "command"),
+            ("args", ["\0"], "args"),
+        )
+    ),
     Case(
         "no-container",
         {f"{POD}.containers": []},
@@ -189,12 +207,38 @@ TEMPLATES_REFUSED: list[Case] = [
     ),
     Case("shard-restart", {f"{SHARD_POD}.spec.restartPolicy": "Always"}, f"{SHARD_POD}.spec.restartPolicy", "must be Never, or left out; "),
     Case("shard-host", {f"{SHARD_POD}.spec.hostname": "x"}, f"{SHARD_POD}.spec.hostname", "must be left out; "),
+    Case(
+        "command-in-one-word",
+        {f"{WORKER}.command": ["python train.py"]},
+        f"{POD}.containers[0].command",
+        "must begin with a program, each argument an item of its own; ",
+        server=False,
+    ),
+    *(
+        Case(
+            f"shell-in-{words}",
+            {f"{WORKER}.command": ["python"], f"{WORKER}.{words}": ["python", "train.py", "&&", "echo"]},
+            f"{POD}.containers[0].{words}",
+            "must not hold a word of the shell as an item: && 2>&1 >> ||; no shell reads it; ",
+            server=False,
+        )
+        for words in ("command", "args")
+    ),
+    Case(
+        "env-number",
+        {f"{WORKER}.env": [{"name": "A", "value": 1}]},
+        f"{POD}.containers[0].env[0].value",
+        _TYPE + 'string; write it in quotes: "1"',
+        server_sentence=_TYPE + "string",
+    ),
     Case("large", {f"{WORKER}.image": "x" * 120_000}, "spec", "at most 102400 are taken; put scripts and data", server=False),
 ]
 
 TEMPLATES_PASSED: list[Case] = [
     Case("other-name", {f"{WORKER}.name": "main"}),
     Case("sidecar", {f"{POD}.containers": [{"name": "log"}, {"name": "worker", "command": ["a"]}]}),
+    Case("shell", {f"{WORKER}.command": ["sh", "-c", "python train.py && echo done > log"]}),
+    Case("program-with-a-space", {f"{WORKER}.command": ["/opt/my tools/train", "--sep", "|"]}),
     Case("never", {f"{POD}.restartPolicy": "Never", f"{WORKER}.restartPolicy": "Never"}),
     Case("sidecar-init", {f"{POD}.initContainers": [{"name": "log", "restartPolicy": "Always", "image": "x"}]}),
     Case("host-network", {f"{POD}.hostNetwork": True, f"{POD}.dnsPolicy": "ClusterFirstWithHostNet"}),

@@ -51,6 +51,7 @@ def test_the_config_holds_what_the_contract_lists() -> None:
         "reduction",
         "lrScaling",
         "warmupSteps",
+        "maxGradNorm",
         "nonFinite",
         "transport",
         "streams",
@@ -68,6 +69,7 @@ def test_the_config_holds_what_the_contract_lists() -> None:
     assert content["checkpoint"] == {
         "intervalSeconds": 90.0,
         "everySteps": None,
+        "request": None,
         "keep": 3,
         "disabled": False,
         "resumeFrom": {"path": "/psjob-checkpoints/old-run"},

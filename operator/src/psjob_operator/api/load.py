@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.lines import line_of
 from psjob_operator.api.problem import Problem
 from psjob_operator.api.validate import validate_job
 
@@ -24,29 +27,58 @@ def load_job(text: str | bytes) -> tuple[PSTrainingJob | None, list[Problem]]:
 
 def load_document(text: str | bytes, kind: str) -> tuple[Any, list[Problem]]:
     """The one document that `text` holds, as plain values, or every problem found; never an exception. `kind`: what it should be."""
+    documents, problems = load_documents(text)
+    if problems:
+        return None, problems
+    if len(documents) != 1:
+        count = "holds no document" if not documents else f"holds {len(documents)} documents"
+        return None, [Problem("", None, f"the manifest {count}, not one {kind}", "keep other objects in files of their own")]
+    return documents[0].value, []
+
+
+def load_documents(text: str | bytes) -> tuple[list[Document], list[Problem]]:
+    """Every document of `text` that is not empty, or every problem found; never an exception."""
     if len(text) > LARGEST_TEXT:
-        return None, [
-            Problem("", None, f"the manifest is {len(text)} bytes, the limit is {LARGEST_TEXT}", "keep scripts and data out of it")
-        ]
+        return [], [Problem("", None, f"the manifest is {len(text)} bytes, the limit is {LARGEST_TEXT}", "keep scripts and data out of it")]
     if isinstance(text, bytes):
         try:
             text = text.decode()
         except UnicodeDecodeError as error:
-            return None, [Problem("", None, f"the manifest is not UTF-8 (byte {error.start})", "save it as UTF-8")]
+            return [], [Problem("", None, f"the manifest is not UTF-8 (byte {error.start})", "save it as UTF-8")]
     try:
-        documents = [document for document in yaml.load_all(text, Loader=_Strict) if document is not None]
+        return [document for document in _documents(text) if document.value is not None], []
     except yaml.YAMLError as error:
-        return None, [Problem("", None, f"the manifest is not YAML: {_one_line(error)}", "mend that line")]
+        return [], [Problem("", None, f"the manifest is not YAML: {_one_line(error)}", "mend that line")]
     except _Expands as error:
-        return None, [Problem("", None, str(error), "write out what you mean instead of aliases (*name)")]
+        return [], [Problem("", None, str(error), "write out what you mean instead of aliases (*name)")]
     except RecursionError:
-        return None, [Problem("", None, "the manifest is nested too deep", "it needs no more than some twenty levels")]
+        return [], [Problem("", None, "the manifest is nested too deep", "it needs no more than some twenty levels")]
     except ValueError as error:
-        return None, [Problem("", None, f"the manifest cannot be read: {error}", "mend that value")]
-    if len(documents) != 1:
-        count = "holds no document" if not documents else f"holds {len(documents)} documents"
-        return None, [Problem("", None, f"the manifest {count}, not one {kind}", "keep other objects in files of their own")]
-    return documents[0], []
+        return [], [Problem("", None, f"the manifest cannot be read: {error}", "mend that value")]
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document of a file."""
+
+    value: Any
+    """Its plain values."""
+    node: yaml.Node
+    """Where they stand in the text."""
+
+    def line(self, path: str) -> int:
+        """The line, from 1, of the value at `path` (such as spec.ps.shards); of what it would stand in where it is absent."""
+        return line_of(self.node, path)
+
+
+def _documents(text: str) -> Iterator[Document]:
+    loader = _Strict(text)
+    try:
+        while loader.check_node():
+            node: Any = loader.get_node()
+            yield Document(loader.construct_document(node), node)
+    finally:
+        loader.dispose()
 
 
 class _Expands(Exception):

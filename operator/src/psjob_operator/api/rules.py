@@ -130,6 +130,7 @@ _RANGES = (
     _between("spec.training.local.lr", 1e-6, 10, "leave it out for 0.7"),
     _between("spec.training.local.momentum", 0, 0.9999, "leave it out for 0.9"),
     _between("spec.training.warmupSteps", 0, 1_000_000_000, "leave it out for none"),
+    _between("spec.training.maxGradNorm", 1e-6, 1_000_000, "leave it out to clip nothing"),
     _between("spec.training.streams", 1, 8, "one is enough where both sides have few cores"),
     _between("spec.training.gradientMebibytes", 4, 65536, "leave it out for 4096, or 4 a worker where that is more"),
     _between("spec.training.compression.ratio", 0.0001, 0.5, "leave it out for 0.01; above 0.5 nothing becomes smaller"),
@@ -137,6 +138,7 @@ _RANGES = (
     _between("spec.ps.shardTimeoutSeconds", 2, 3600, "leave it out for 10"),
     _between("spec.workers.replicas", 1, 4000, "to run none for a while set spec.suspend: true"),
     _between("spec.workers.stepTimeoutSeconds", 5, 86_400, "leave it out for no limit"),
+    _between("spec.checkpoint.request", 1, 9_007_199_254_740_991, "unix seconds will do"),
     _between("spec.checkpoint.everySteps", 1, 1_000_000_000, "leave it out to take checkpoints by spec.checkpoint.interval alone"),
     _between("spec.checkpoint.keep", 2, 1000, "two at least, so that a damaged checkpoint has one before it"),
     _between("spec.runPolicy.backoffLimit", 0, 1000, "0 fails the job at its first failure"),
@@ -175,29 +177,36 @@ _TEXTS = (
 )
 
 
-def _fits_mode(training: Json) -> bool:
-    mode = training.get("mode", "sync")
-    return (
-        (not training.get("backupWorkers") or mode == "sync")
-        and (training.get("staleness") is None or mode in ("sync", "bounded", "async", "threshold"))
-        and (training.get("splits") is None or mode == "softsync")
-        and (training.get("local") is None or mode == "local")
-        and (training.get("reduction", "mean") == "mean" or mode == "sync")
+def _only_in(field: str, modes: tuple[str, ...], remedy: str, none: Json = None) -> FieldRule:
+    """A field that other modes do not read; `none` is its value where it says nothing."""
+    # The API server asks this of the default of spec.training too, before it puts defaults into that.
+    there = f"self.?{field}.orValue({none!r}) == {none!r}" if none is not None else f"!has(self.{field})"
+    named = modes[0] if len(modes) == 1 else f"{', '.join(modes[:-1])} or {modes[-1]}"
+    return FieldRule(
+        "spec.training",
+        lambda training: training.get(field) in (None, none) or training.get("mode", "sync") in modes,
+        f"must not be given but in spec.training.mode: {named}",
+        remedy,
+        cel=f"{there} || self.mode in {list(modes)!r}",
+        about=field,
     )
 
 
 _ACROSS = (
+    _only_in("backupWorkers", ("sync",), "other modes wait for nobody, or choose by themselves; leave it out", 0),
+    _only_in("reduction", ("sync",), "other modes join pushes in their own way; leave it out", "mean"),
+    _only_in("staleness", ("sync", "bounded", "async", "threshold"), "leave it out"),
+    _only_in("splits", ("softsync",), "leave it out"),
+    _only_in("local", ("local",), "leave it out"),
     FieldRule(
         "spec.training",
-        _fits_mode,
-        "must not have a field that its mode does not read",
-        "backupWorkers and reduction are for sync, splits for softsync, local for local; staleness is for bounded and threshold",
-        cel=(
-            "(self.?backupWorkers.orValue(0) == 0 || self.mode == 'sync')"
-            " && (!has(self.staleness) || !(self.mode in ['softsync', 'local']))"
-            " && (!has(self.splits) || self.mode == 'softsync') && (!has(self.local) || self.mode == 'local')"
-            " && (self.?reduction.orValue('mean') == 'mean' || self.mode == 'sync')"
+        lambda training: (
+            training.get("maxGradNorm") is None or (training.get("mode", "sync") == "sync" and not training.get("backupWorkers"))
         ),
+        "must not be given but in spec.training.mode: sync without backupWorkers",
+        "only there an update is the mean of all workers; clip in the script, which clips each worker's own gradient",
+        cel="!has(self.maxGradNorm) || (self.mode == 'sync' && self.backupWorkers == 0)",
+        about="maxGradNorm",
     ),
     FieldRule(
         "spec.training",
@@ -271,17 +280,22 @@ _ACROSS = (
     ),
     FieldRule(
         "spec",
-        lambda spec: (
-            (spec.get("training") or {}).get("backupWorkers", 0) < spec["workers"]["replicas"]
-            and (((spec.get("training") or {}).get("local") or {}).get("quorum", 0)) <= spec["workers"]["replicas"]
-        ),
-        "must leave a worker to take: backupWorkers below, local.quorum at most spec.workers.replicas",
+        lambda spec: spec["workers"]["replicas"] < 1 or (spec.get("training") or {}).get("backupWorkers", 0) < spec["workers"]["replicas"],
+        "must be below spec.workers.replicas, so that a worker is left to take",
         "lower it, or have more workers",
-        cel=(
-            "self.training.backupWorkers < self.workers.replicas"
-            " && (!has(self.training.local) || self.training.local.quorum <= self.workers.replicas)"
+        cel="self.workers.replicas < 1 || self.training.backupWorkers < self.workers.replicas",
+        about="training.backupWorkers",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: (
+            spec["workers"]["replicas"] < 1
+            or (((spec.get("training") or {}).get("local") or {}).get("quorum", 0)) <= spec["workers"]["replicas"]
         ),
-        about="training",
+        "must be at most spec.workers.replicas",
+        "lower it, or have more workers",
+        cel="self.workers.replicas < 1 || !has(self.training.local) || self.training.local.quorum <= self.workers.replicas",
+        about="training.local.quorum",
     ),
     FieldRule(
         "spec.training",
@@ -329,6 +343,7 @@ _ACROSS = (
         about="volume",
     ),
     _needs_checkpoints("resumeFrom", "a run is resumed from its checkpoints; leave spec.checkpoint.disabled out"),
+    _needs_checkpoints("request", "no checkpoint is taken then; leave one of the two out"),
     _needs_checkpoints("everySteps", "no checkpoint is taken then; leave one of the two out"),
     FieldRule(
         "spec.checkpoint.volume",

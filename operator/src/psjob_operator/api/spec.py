@@ -72,6 +72,9 @@ class Training(Model):
     """linear: updates use the script's learning rate times replicas - backupWorkers."""
     warmup_steps: int = 0
     """Steps of a worker in which the learning rate rises from a replicas-th to the whole; 0..1000000000."""
+    max_grad_norm: float | None = None
+    """The largest 2-norm that the mean gradient of all workers may have, over all parameters, as DDP with `clip_grad_norm_` clips it. For
+    mode sync; 0.000001..1000000. Absent: any, or what the script's `clip_grad_norm_` asks for."""
     non_finite: Literal["pass", "skip", "refuse"] = "pass"
     """What becomes of a step with NaN or inf in a gradient. pass: it is applied, as in torch, and counted; skip: nobody makes it, in
     sync on all workers; refuse: the job fails with the worker, the step and the tensor. skip and refuse look before each push."""
@@ -161,6 +164,8 @@ class Checkpoint(Model):
     """true: the claim that was made outlives the job; false: it is deleted with it."""
     resume_from: str | None = None
     """Start from the last checkpoint of this run (`status.run` of another job) on the same volume. Absent: start anew."""
+    request: int | None = None
+    """Another number here asks a running job for a checkpoint; `psjob checkpoint` writes the time."""
     disabled: bool | None = None
     """true: keep nothing; a lost shard then fails the job."""
 

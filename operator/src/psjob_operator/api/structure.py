@@ -28,7 +28,17 @@ def _mistakes(part: Schema, value: Any, path: str) -> Iterator[Problem]:
         if len(value) > part.get("maxLength", len(value)):
             yield Problem(path, value, f"Too long: may not be more than {part['maxLength']} bytes", "shorten it")
     elif not (kind == "boolean" and isinstance(value, bool)):
-        yield Problem(path, value, f"must be of type {kind}", "write it without quotes" if kind == "boolean" else "")
+        yield Problem(path, value, f"must be of type {kind}", _remedy(str(kind), value, path))
+
+
+def _remedy(kind: str, value: Any, path: str) -> str:
+    if kind == "boolean":
+        return "write it without quotes"
+    if kind == "string" and isinstance(value, bool | int | float):
+        return f'write it in quotes: "{str(value).lower() if isinstance(value, bool) else value}"'
+    if kind == "array" and isinstance(value, str) and path.rpartition(".")[2] in ("command", "args"):
+        return f"write it as a list, each word an item: [{', '.join(value.split())}]"
+    return ""
 
 
 def _object(part: Schema, value: Mapping[str, Any], path: str) -> Iterator[Problem]:

@@ -18,6 +18,8 @@ SERVING = "shard"
 """The container that serves, where a shard template has several."""
 RESERVED = "psjob-"
 """Names of volumes and containers that begin so are psjob's own."""
+SHELL = frozenset({"&&", "||", ">>", "2>&1"})
+"""Words that mean something to a shell alone."""
 FOLDER = "/psjob"
 """Where the library lies in a worker."""
 
@@ -90,12 +92,17 @@ _LIMITS = _open(
     {name: {"description": "GPUs; for workers.", "x-kubernetes-int-or-string": True} for name in ("nvidia.com/gpu", "amd.com/gpu")},
 )
 
+_VARIABLE: Schema = {
+    "name": _text("Name of the variable.", 1024),
+    "value": {"description": "Its value: text, so numbers stand in quotes.", "type": "string"},
+}
+
 _CONTAINER = _named(
     {
         "name": _text("Name of the container; psjob- is reserved.", 63),
         "command": _list("Program and its first arguments.", 1000, {"type": "string"}),
         "args": _list("Further arguments.", 10_000, {"type": "string"}),
-        "env": _list("Environment; PSJOB_ is reserved.", 1000, _named({"name": _text("Name of the variable.", 1024)})),
+        "env": _list("Environment; PSJOB_ is reserved.", 1000, _named(_VARIABLE)),
         "resources": _open("Requests and limits, passed on as they are.", {"limits": _LIMITS}),
         "restartPolicy": _text("For init containers alone.", 32),
         "volumeMounts": _list(
@@ -169,6 +176,27 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
             for containers in ("containers", "initContainers")
         ),
         FieldRule(
+            f"{pod}.containers[].env[].name",
+            lambda name: name.isprintable() and name.isascii() and name != "" and "=" not in name,
+            "must be printable ASCII without '=', and not empty",
+            "a container with another name of a variable cannot be started; rename it",
+        ),
+        FieldRule(
+            f"{pod}.containers[].env[].value",
+            lambda value: "\0" not in value,
+            "must not hold a NUL character",
+            "no process can be started with it; take it out",
+        ),
+        *(
+            FieldRule(
+                f"{pod}.containers[].{words}",
+                lambda items: not any("\0" in item for item in items),
+                "must not hold a NUL character",
+                "no process can be started with it; take it out",
+            )
+            for words in ("command", "args")
+        ),
+        FieldRule(
             f"{pod}.containers[].volumeMounts[].mountPath",
             lambda path: path != FOLDER and not path.startswith(f"{FOLDER}/"),
             f"must not be in {FOLDER}",
@@ -205,6 +233,21 @@ def _worker(template: str) -> tuple[FieldRule, ...]:
             "psjob starts what failed again itself; leave it out",
             cel=f"self.containers.all(c, !{trained} || !has(c.restartPolicy) || c.restartPolicy == 'Never')",
             about="containers",
+        ),
+        FieldRule(
+            f"{pod}.containers[].command",
+            lambda words: not words or " " not in words[0] or words[0].startswith(("/", "./")),
+            "must begin with a program, each argument an item of its own",
+            "no shell takes it apart: write [python, train.py], not ['python train.py']",
+        ),
+        *(
+            FieldRule(
+                f"{pod}.containers[].{words}",
+                lambda words: not SHELL.intersection(words),
+                f"must not hold a word of the shell as an item: {' '.join(sorted(SHELL))}",
+                "no shell reads it; write [sh, -c, 'python train.py && echo done'], or [python, train.py] alone",
+            )
+            for words in ("command", "args")
         ),
     )
 

@@ -1,4 +1,4 @@
-"""The Kubernetes API in eight verbs over raw dicts: the only file that knows the official client.
+"""The Kubernetes API in a few verbs over raw dicts: the only file that knows the official client.
 
 Every call has a deadline, passes a token bucket and names us in its User-Agent. Nothing is retried here: whether a write may be
 repeated is the caller's knowledge.
@@ -57,11 +57,12 @@ class Limits:
 class Client:
     """Get, list, create, apply, patch status, delete, and read a path: all answer the object as a dict or raise ApiError."""
 
-    def __init__(self, configuration: Configuration, limits: Limits, agent: str) -> None:
+    def __init__(self, configuration: Configuration, limits: Limits, agent: str, manager: str = MANAGER) -> None:
         configuration.retries = None
         self._api = ApiClient(configuration)
         self._api.user_agent = agent
         self._limits = limits
+        self._manager = manager
         self._bucket = TokenBucket(limits.qps, limits.burst)
 
     async def get(self, kind: ResourceKind, namespace: str, name: str) -> dict[str, Any]:
@@ -87,18 +88,18 @@ class Client:
 
     async def create(self, kind: ResourceKind, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """POST, checked strictly: unknown and doubled fields are refused by the API server."""
-        return await self._call("POST", kind.path(namespace), {"fieldValidation": "Strict", "fieldManager": MANAGER}, body)
+        return await self._call("POST", kind.path(namespace), {"fieldValidation": "Strict", "fieldManager": self._manager}, body)
 
     async def apply(self, kind: ResourceKind, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Server-side apply of what we own whole. Carry metadata.uid to be sure that it is still the same object."""
-        query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
+        query = {"fieldManager": self._manager, "force": "true", "fieldValidation": "Strict"}
         path = kind.path(namespace, body["metadata"]["name"])
         return await self._call("PATCH", path, query, body, content="application/apply-patch+yaml")
 
     async def patch_status(self, kind: ResourceKind, namespace: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Merge patch of the status subresource; a metadata.resourceVersion in it makes it compare-and-swap (409)."""
         path = kind.path(namespace, name) + "/status"
-        return await self._call("PATCH", path, {"fieldManager": f"{MANAGER}-status"}, body, content="application/merge-patch+json")
+        return await self._call("PATCH", path, {"fieldManager": f"{self._manager}-status"}, body, content="application/merge-patch+json")
 
     async def delete(self, kind: ResourceKind, namespace: str, name: str, uid: str, grace: int | None = None) -> None:
         """Delete this very object. A missing object, or another one of that name, is no error: the one meant is gone."""
@@ -120,6 +121,14 @@ class Client:
                 return False
             raise
         return any(resource.get("name") == kind.plural for resource in found.get("resources") or [])
+
+    async def read(self, path: str, query: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What the API server answers to a GET of `path`."""
+        return await self._call("GET", path, query)
+
+    async def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a review (such as a SelfSubjectAccessReview), or to a create that is tried and not done: nothing is stored."""
+        return await self._call("POST", path, {"dryRun": "All", "fieldValidation": "Strict", "fieldManager": MANAGER}, body)
 
     async def close(self) -> None:
         """Close the connections."""

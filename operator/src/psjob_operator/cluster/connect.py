@@ -21,27 +21,39 @@ class ConnectError(Exception):
     """There is no usable way to the API server; the text says what was looked for and what to do."""
 
 
-async def configure(path: str | None) -> Configuration:
-    """Read the kubeconfig at `path` (or $KUBECONFIG, ~/.kube/config), or the service account when run in a pod.
+async def configure(path: str | None, context: str | None = None) -> Configuration:
+    """Read the kubeconfig at `path` (or $KUBECONFIG, ~/.kube/config), or the service account in a pod.
+
+    `context` names one of the kubeconfig; None: its current one.
 
     Raises ConnectError.
     """
     found = Configuration()
-    if path is None and "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+    if context is None and in_cluster(path):
         try:
             kubeconfig.load_incluster_config(client_configuration=found)
         except ConfigException as error:
             raise ConnectError(f"the pod's service account cannot be used: {error}; mount its token, or give --kubeconfig") from error
         return found
-    file = path or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
-    if not Path(file).is_file():
+    file = kubeconfig_path(path)
+    if not any(Path(one).expanduser().is_file() for one in file.split(os.pathsep)):
         raise ConnectError(f"--kubeconfig: there is no file {file}; give --kubeconfig FILE, or run in a cluster")
     try:
-        await kubeconfig.load_kube_config(config_file=file, client_configuration=found, persist_config=False)
+        await kubeconfig.load_kube_config(config_file=file, context=context, client_configuration=found, persist_config=False)
     except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         # The client says what is wrong with a file in as many ways as there are files.
         raise ConnectError(f"--kubeconfig {file} cannot be used ({' '.join(str(error).split())[:200]}); is it a kubeconfig?") from error
     return found
+
+
+def in_cluster(path: str | None) -> bool:
+    """Is the service account of this pod the way, since no kubeconfig was named?"""
+    return path is None and "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
+
+
+def kubeconfig_path(path: str | None) -> str:
+    """The kubeconfig that is read for `path`; $KUBECONFIG may list several, which are merged."""
+    return path or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
 
 
 async def session(configuration: Configuration, trace: aiohttp.TraceConfig) -> aiohttp.ClientSession:

@@ -146,6 +146,10 @@ def recovering(facts: Facts, raising: Raising) -> str:
     return "; ".join(parts)
 
 
+KEPT = ("WaitingForMember", "LearningRateHigh", "NonFiniteGradients", "Diverged", "DataNotSharded")
+"""Reasons of a running job that hold while shard 0 is out of reach."""
+
+
 def _running(facts: Facts) -> dict[str, Say]:
     crashing = [(seat, seat.process.sidecar_crash) for seat in facts.seats if seat.process is not None and seat.process.sidecar_crash]
     if crashing:
@@ -159,10 +163,15 @@ def _running(facts: Facts) -> dict[str, Say]:
     warning = text(facts, "warning")
     if warning:
         return running("LearningRateHigh", warning)
-    non_finite = text(facts, "nonFinite")
+    non_finite, diverged = text(facts, "nonFinite"), text(facts, "diverged")
     if non_finite:
         return running("NonFiniteGradients", non_finite)
-    if kept and kept.reason in ("WaitingForMember", "LearningRateHigh", "NonFiniteGradients") and not facts.coordinator:
+    if diverged:
+        return running("Diverged", diverged)
+    data = text(facts, "dataProblem")
+    if data:
+        return running("DataNotSharded", data)
+    if kept and kept.reason in KEPT and not facts.coordinator:
         return running(kept.reason, kept.message)
     return running("Running", "all shards and workers are running")
 

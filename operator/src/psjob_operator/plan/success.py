@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from psjob_operator.plan.conditions import find
 from psjob_operator.plan.ending import Ending
 from psjob_operator.plan.facts import Facts, Seat
+from psjob_operator.plan.progress import text
 
 
 def complete(facts: Facts) -> Ending | None:
     """Complete when the success policy is met and every shard ended with exit code 0, which it does only after the last manifest."""
     if not facts.first_seen and met(facts) and shards_done(facts):
+        why = _diverged(facts)
+        if why:
+            return Ending("Complete", "Diverged", f"training has ended and its last checkpoint is committed, but it diverged: {why}")
         return Ending("Complete", "Completed", "training is done and its last checkpoint is committed")
     return None
+
+
+def _diverged(facts: Facts) -> str:
+    """Why the weights are of no use; what was said before holds where shard 0 says nothing any more."""
+    kept = find(facts.stored.conditions, "Ready")
+    before = kept.message if kept is not None and kept.reason == "Diverged" and not facts.coordinator else ""
+    return text(facts, "diverged") or before
 
 
 def met(facts: Facts) -> bool:
