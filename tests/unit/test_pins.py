@@ -15,6 +15,7 @@ from psjob import rules
 from psjob.checkpoint.increments import EMPTY, MAX_FILES, Base, Lies, staying
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Push, Sync
+from psjob.shard import cuts
 from psjob.shard.cell import Cell, Gradient
 from psjob.shard.gaps import PushGaps
 from psjob.shard.pending import Arrived, Info
@@ -212,7 +213,7 @@ def test_first_values_given_again_leave_the_cut_of_the_first() -> None:
         def drop(self, void: bool = False) -> None:
             voided.append(void)
 
-    assert store.order_cut(0, lambda cell: Noting(), lambda cell: None)  # type: ignore[arg-type,return-value]
+    assert cuts.order(store, 0, lambda cell: Noting(), lambda cell: None)  # type: ignore[arg-type,return-value]
     for index, cell in store.cells.items():
         assert store.initialise(index, torch.zeros(cell.block.length))
         assert cell.state is not None and torch.equal(cell.state.weights, torch.full((cell.block.length,), 2.0))

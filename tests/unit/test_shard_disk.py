@@ -19,6 +19,8 @@ from psjob.checkpoint import disk, files
 from psjob.checkpoint.admissions import read_admission, write_admission
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.problems import CheckpointProblem, Damage
+from psjob.shard import server as serving
+from psjob.shard import tables
 from psjob.shard.admission import Admission
 from psjob.tables import Partition, TableSpec
 from tests.unit.checkpoint_parts import save
@@ -127,7 +129,7 @@ def test_a_shard_whose_folder_cannot_be_made_waits_for_room_with_a_sentence(smal
         for path in taken:
             path.unlink(missing_ok=True)
 
-    monkeypatch.setattr("psjob.shard.server.time.sleep", sleep)
+    monkeypatch.setattr(serving.time, "sleep", sleep)
     server._settle_in()
     assert seen and seen[0] is not None and "the volume is full" in seen[0]
     assert server.problem is None and server.folder.is_dir()
@@ -211,7 +213,7 @@ def test_rows_of_a_cut_that_was_not_written_are_not_taken_for_saved(tmp_path: Pa
     with cell.lock:
         cell.begin(mine[:3], torch.ones(3, 4), [{"lr": 0.1}])
     if fails:
-        monkeypatch.setattr("psjob.shard.tables.write_rows", refuse)
+        monkeypatch.setattr(tables, "write_rows", refuse)
         assert did(shard.cut(2, base=1)) == ["ready", "held", "unwritten"]
         monkeypatch.undo()
     (written,) = shard.cut(3, base=1)[2:]

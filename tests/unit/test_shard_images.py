@@ -10,6 +10,7 @@ import pytest
 
 from psjob.checkpoint import files
 from psjob.layout.blocks import TensorSpec
+from psjob.shard import snapshots
 from tests.unit import desk as desks
 from tests.unit.desk import Desk
 from tests.unit.lone_shard import LoneShard
@@ -124,7 +125,7 @@ def test_after_a_cut_that_came_to_nothing_memory_has_nothing(tmp_path: Path, mon
     shard.cut(1)
     push(shard, list(shard.server.store.cells))
     if end == "failed":
-        monkeypatch.setattr("psjob.shard.snapshots.write_admission", fail)
+        monkeypatch.setattr(snapshots, "write_admission", fail)
         shard.cut(2, base=1)
     else:
         shard.server.control.order({"do": "cut", "cut": 2, "step": 99, "marks": False, "base": 1})

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from psjob.shard import store as store_module
 from psjob.shard.cell import Arrived, Cell, Waiter
+from psjob.shard.infos import Infos
+from psjob.shard.pending import Info
 from psjob.shard.rows import RowCell
 from psjob.shard.store import Store
 from tests.simulation.protocol.promises import Content, first, update
@@ -65,6 +67,7 @@ class LedgerCell(_Ledger, Cell):
         self.void_cut()
         self.content = object()
         self.state, self.held, self.n, self.stored = state, state, n, n
+        self._clips = None
         self.pending.clear()
         self.waiters.clear()
 
@@ -81,10 +84,23 @@ class LedgerCell(_Ledger, Cell):
         self.drop([self.pending[key] for key in decision.dropped if key in self.pending])
         super().decide(decision)
 
-    def _apply(self, batch: list[Arrived], lag: int | None, weights: Any = None) -> None:
+    def _reduced(self, batch: list[Arrived], weights: Any, writable: bool = False, apart: bool = False) -> Any:
+        return Sum()
+
+    def _squares(self, reduced: Any) -> float:
+        return 1.0 + self.index
+
+    def _update(self, batch: list[Arrived], reduced: Any, lag: int | None) -> None:
         self._changing()
         self.note(batch)
         self.state = self.held  # type: ignore[assignment]
+
+
+class Sum:
+    """What the pushes of an update are reduced to."""
+
+    def mul_(self, factor: float) -> None:
+        """Nothing: it is no gradient."""
 
 
 class LedgerRowCell(_Ledger, RowCell):
@@ -104,15 +120,24 @@ class LedgerRowCell(_Ledger, RowCell):
         self.note(batch)
 
 
+class Clipped(Infos):
+    """What every push asks for."""
+
+    def of(self, header: Any) -> Info:
+        return Info((), frozenset(), clip=1.0)
+
+
 class LedgerStore(Store):
     """`Store` over ledgers. Parts of the model are numbered: blocks first, then a table's rows by shard."""
 
     promises: Promises
     pod: str
 
-    def bind(self, promises: Promises, pod: str) -> LedgerStore:
-        """Tell `promises` of every update."""
+    def bind(self, promises: Promises, pod: str, clips: bool) -> LedgerStore:
+        """Tell `promises` of every update. `clips`: every push asks that the norm of its step be clipped."""
         self.promises, self.pod = promises, pod
+        if clips:
+            self.infos = Clipped()
         return self
 
     def given_up(self, rank: int, clock: int) -> None:

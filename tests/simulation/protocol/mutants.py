@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from psjob.protocol.coordinator import cutting, entrance, events, finding, joining, machine, members, orders, recovery
+from psjob.protocol.coordinator import norms as coordinator_norms
 from psjob.protocol.shard import cutting as shard_cutting
 from psjob.protocol.shard import machine as shard_machine
 from psjob.protocol.shard.actions import Discard, DropSessions, Release
 from psjob.protocol.worker import machine as worker_machine
 from psjob.protocol.worker import requests
-from psjob.shard import admission, decided
+from psjob.shard import admission, decided, norms
 from psjob.wire.frame import Kind
 from tests.simulation.protocol import link, records, shard
 from tests.simulation.protocol.plan import draw
@@ -160,6 +161,15 @@ def _let_in(self: Any, stream: Any) -> None:
     self.recovery.worker(stream)
 
 
+def _ordered_once(was: Any) -> Any:
+    def measured(self: Any, event: Any) -> None:
+        last = self._last
+        if last is None or (event.recovery, event.version) != (last["recovery"], last["version"]):
+            was(self, event)
+
+    return measured
+
+
 def _later(was: Any) -> Any:
     def resume(*args: Any) -> Any:
         clock = was(*args)
@@ -193,6 +203,8 @@ OWN: dict[str, Mutant] = {
         orders.Orders, "missed", lambda was: lambda self, shard, carried: None if was(self, shard, carried) is None else []
     ),
     "arrivals are not repeated after a break": _wrap(decided.DecidedPushes, "tell_again", lambda was: lambda self: None),
+    "squares are not told again after a break": _wrap(norms.ClipNorms, "tell_again", lambda was: lambda self: None),
+    "an order to clip is not repeated after a break": _wrap(coordinator_norms.Norms, "measured", _ordered_once),
     "questions are not repeated after a break": _wrap(joining.Joining, "unanswered", lambda was: lambda self, index: []),
     "pushes are not repeated after a break": _wrap(requests.Requests, "again", lambda was: lambda self, *args: []),
     "a restore does not rewind the workers": _several(

@@ -39,6 +39,8 @@ class Plan:
     """What a shard writes at a cut."""
     record_bytes: int
     policy: str
+    clips: bool
+    """In sync without tables: every step is clipped by the norm of all blocks."""
     residual: bool
     """Pushes leave something out that the next ones carry (error feedback)."""
     starts: float
@@ -56,6 +58,7 @@ class Plan:
             f"seed {self.seed}: mode {self.mode}, {self.shards} shards, {self.workers} workers, steps {list(self.steps)}, "
             f"{self.blocks} blocks, "
             f"{self.tables} tables, checkpoint every {self.every} steps and {self.interval} s, policy {self.policy}, "
+            f"{'clipped, ' if self.clips else ''}"
             f"a shard's cut {self.shard_bytes} B at {self.disk_rate:.0f} B/s, record {self.record_bytes} B"
         )
         return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
@@ -78,16 +81,18 @@ def draw(seed: int, mode: str | None = None) -> Plan:
     count = random.choice((0, 1, 1, 2, 2, 3, 4, 6))
     until = 1.0 + steps * step_seconds * 2 + random.uniform(0.0, 6.0)
     every = random.choice((None, 3, 5, 5))
+    blocks, tables = random.randint(max(1, shards - 1), shards + 2), 1 if random.random() < 0.25 else 0
     return Plan(
         seed=seed, mode=mode, shards=shards, workers=workers, steps=lengths,
-        blocks=random.randint(max(1, shards - 1), shards + 2), tables=1 if random.random() < 0.25 else 0,
+        blocks=blocks, tables=tables,
         every=every, interval=random.choice((0.5, 2.0, 5.0)) if every is None or random.random() < 0.4 else None,
         shard_timeout=random.choice((2.0, 5.0, 10.0)), step_seconds=step_seconds, delay=random.choice((0.0002, 0.002, 0.02)),
         rate=MEGABIT if random.random() < 0.04 else 1e8,
         disk_rate=1e8 if minutes else 1e6 if slow_disk else 1e8, disk_delay=random.choice((0.001, 0.01, 0.05)),
         shard_bytes=8_000_000_000 if minutes else random.choice((100_000, 10_000_000)) if slow_disk else 1_000_000,
         record_bytes=400_000 if large else random.choice((300, 300, 80_000)),
-        policy="FirstWorker" if random.random() < 0.15 else "AllWorkers", residual=random.random() < 0.3,
+        policy="FirstWorker" if random.random() < 0.15 else "AllWorkers", clips=mode == "sync" and not tables and seed % 4 != 0,
+        residual=random.random() < 0.3,
         starts=random.choice((0.2, 1.0, 3.0)),
         faults=tuple(faults.draw(random, shards, workers, until, PHASES) for _ in range(count)),
     )  # fmt: skip

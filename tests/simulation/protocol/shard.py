@@ -77,11 +77,14 @@ class SimShard(Process):
         world = self.world
         plan = world.plan
         self.mode = world.mode_of(world.planner.mode)
-        self.store = LedgerStore(self.index, plan.shards, plan.workers, self.attempt, self.mode, "run").bind(world.promises, self.pod)
+        self.store = LedgerStore(self.index, plan.shards, plan.workers, self.attempt, self.mode, "run").bind(
+            world.promises, self.pod, plan.clips
+        )
         self.store.view = self.first_view
         self.store.on_failure = self.store.on_problem = _failed
         if self.store.decided is not None:
             self.store.decided.arrived = self.answer
+        self.store.norms.measured = self.answer
         link = None if self.index == 0 else LinkState("shard 0", 600.0)
         self.machine = ShardMachine(self.index, plan.workers, self.first_view, self.mode, link)
         self.snapshots = Snapshots(self)
@@ -468,6 +471,7 @@ def _take_view(shard: SimShard, action: a.TakeView) -> None:
 def _tell_arrivals(shard: SimShard, action: a.TellArrivals) -> None:
     if shard.store.decided is not None:
         shard.store.decided.tell_again()
+    shard.store.norms.tell_again()
 
 
 _CARRY: dict[type, Callable[[SimShard, Any], None]] = {
@@ -488,6 +492,7 @@ _CARRY: dict[type, Callable[[SimShard, Any], None]] = {
     a.SetMost: lambda shard, act: setattr(shard.store, "most", dict(act.most)),
     a.Serve: SimShard._serve,
     a.CarryOut: SimShard._carry_out,
+    a.Clip: lambda shard, action: shard.store.norms.carry_out(shard.store, action.body),
     a.LookUp: SimShard._look_up,
     a.MakeReady: _ready,
     a.NoteLeft: SimShard._note_left,

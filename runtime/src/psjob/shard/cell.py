@@ -20,6 +20,7 @@ from psjob.rules.base import BlockState, Rule
 from psjob.shard.bound import Bound
 from psjob.shard.decided import Decision
 from psjob.shard.nonfinite import NonFinitePushes, is_sound, looked_at
+from psjob.shard.norms import squares_of
 from psjob.shard.pending import Arrived, PendingPushes
 from psjob.shard.pins import Pin
 from psjob.shard.waiting import Replies, Waiter, Waiters
@@ -94,6 +95,12 @@ class Cell:
         """Is told of pushes with NaN or inf; None where nobody looks for them here."""
         self.staleness: BlockStaleness | None = None
         """Looks at the pushes that count; None where none of them can be late."""
+        self.on_measured: Callable[[Cell, float, float], None] | None = None
+        """Told of a reduced gradient that is to be clipped: the sum of its squares, and the limit. None where nothing is clipped."""
+        self._clips: tuple[list[Arrived], torch.Tensor | None] | None = None
+        """Pushes that make the next update, and the gradient that they are reduced to, while the norm of all blocks is not known."""
+        self._room: torch.Tensor | None = None
+        """For that gradient, where it may not be written over a push."""
         self._cut: tuple[int, int, Callable[[Cell], Pin]] | None = None
         self._pin: Pin | None = None
 
@@ -119,14 +126,21 @@ class Cell:
         if self.rule.name == "reduce":
             self.update = torch.empty_like(weights) if self.home is None else self.home
         self.none = frozenset()
+        self._clips = None
         self.pending.clear()
         self.waiters.clear()
 
     def advance(self, expected: Callable[[int], frozenset[int]], ranks: Iterable[int] | None = None) -> int:
         """Apply what counts, answer who waited; for `ranks` see `answer`. Returns the number of updates made."""
         made = 0
-        while taken := self.mode.takes(self.pending.pushes, expected(self.n), self.n):
+        while self._clips is None and (taken := self.mode.takes(self.pending.pushes, expected(self.n), self.n)):
             batch = self.pending.take((push.worker, push.clock) for push in taken.kept)
+            limit = next((a.info.clip for a in batch if a.grad is not None), None)
+            if limit is not None and self.on_measured is not None:
+                self._clips = batch, self._reduced(batch, None, apart=True)
+                free(batch)  # other blocks' pushes need the room, before this one is answered
+                self.on_measured(self, 0.0 if self._clips[1] is None else self._squares(self._clips[1]), limit)
+                break
             base = batch[0].push.base
             self._apply(batch, None if base is None else self.n - base)
             free(batch)
@@ -137,6 +151,19 @@ class Cell:
             self._pin_if_due()
         self.answer(ranks)
         return made
+
+    def clip(self, version: int, factor: float) -> None:
+        """Make the update that waits for the norm, its gradient times `factor`, and answer who waited."""
+        if self._clips is None or self.n != version:
+            raise ValueError(f"{self.name} is at version {self.n}, and update {version} is ordered")
+        (batch, reduced), self._clips = self._clips, None
+        if reduced is not None:
+            if factor != 1.0:
+                reduced.mul_(factor)
+            self._update(batch, reduced, None if batch[0].push.base is None else self.n - batch[0].push.base)
+        self.n += 1
+        self._pin_if_due()
+        self.answer()
 
     def decide(self, decision: Decision) -> None:
         """Make the update that the coordinator has decided on; what it drops has no effect. Nobody is answered yet."""
@@ -201,6 +228,20 @@ class Cell:
         self.waiters.drop(to, rank)
 
     def _apply(self, batch: list[Arrived], lag: int | None, weights: Sequence[float] | None = None) -> None:
+        value = next((a.info.clamp for a in batch if a.grad is not None), None)
+        reduced = self._reduced(batch, weights, writable=value is not None)
+        if reduced is not None:
+            if value is not None:
+                reduced.clamp_(-value, value)
+            self._update(batch, reduced, lag)
+
+    def _reduced(
+        self, batch: list[Arrived], weights: Sequence[float] | None, writable: bool = False, apart: bool = False
+    ) -> torch.Tensor | None:
+        """The gradient of an update; None where the update is none. It lies in memory of a push or of our own.
+
+        `writable`: it may be written to. `apart`: that too, it lies in no push's memory, and is used when other blocks were reduced too.
+        """
         assert self.state is not None
         present = [a.grad.flat for a in batch if isinstance(a.grad, Gradient)]
         self.skipped = not present or any(a.skip for a in batch)
@@ -208,15 +249,13 @@ class Cell:
         if self.skipped:
             if self.update is not None:
                 self.update.zero_()
-            return
+            return None
         if self.staleness is not None:
             self.staleness.counted(batch, self.state.weights, self.n, self.block.group)
-        none = frozenset.intersection(*(a.info.none for a in batch if a.grad is not None))
-        none &= {piece.tensor for piece in self.block.pieces} if none else none
         reduced = present[0]
+        first = next(a.grad for a in batch if isinstance(a.grad, Gradient))
         if len(present) > 1 or weights is not None or isinstance(self.reduce, reduction.Own):
-            first = next(a.grad for a in batch if isinstance(a.grad, Gradient))
-            reduced = first.flat if first.own else self._sum()
+            reduced = first.flat if first.own and not apart else self._lasting() if apart else self._sum()
             if weights is None:
                 self.reduce(present, reduced)
             else:
@@ -226,6 +265,14 @@ class Cell:
                     arrays.add_scaled(reduced, grad, share)
         if self.non_finite is not None and not is_sound(looked_at(reduced, self.n)):
             self.non_finite.blame(self.block, batch, reduced)
+        if reduced is first.flat and (apart or (writable and not first.own)):
+            return self._lasting().copy_(reduced)
+        return reduced
+
+    def _update(self, batch: list[Arrived], reduced: torch.Tensor, lag: int | None) -> None:
+        assert self.state is not None
+        none = frozenset.intersection(*(a.info.none for a in batch if a.grad is not None))
+        none &= {piece.tensor for piece in self.block.pieces} if none else none
         if self.update is not None:
             self.update.copy_(reduced)
             self.none = none
@@ -248,6 +295,16 @@ class Cell:
         """Room for a sum that may not be written over a gradient; the thread's own, used up before it goes on."""
         assert self.state is not None
         return _room(self.block.nbytes).view(self.state.weights.dtype)
+
+    def _squares(self, reduced: torch.Tensor) -> float:
+        return squares_of(reduced)
+
+    def _lasting(self) -> torch.Tensor:
+        """The same, of this block alone."""
+        assert self.state is not None
+        if self._room is None:
+            self._room = torch.empty_like(self.state.weights)
+        return self._room
 
     def _changing(self) -> None:
         """The state is about to change: a cut that holds it keeps a copy, the only one that an update ever waits for."""

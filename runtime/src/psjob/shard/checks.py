@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,6 +61,17 @@ def group_hyperparameters(store: Store, groups: Sequence[Mapping[str, Any]]) -> 
     if 0 < len(groups) < wanted:  # the last groups may have no parameter
         raise ValueError(f"hyperparameters of {len(groups)} parameter groups, the model has {wanted}")
     return tuple(check_hyperparameters(rules.named(store.rule_name), group) for group in groups)
+
+
+def clip_limit(store: Store, limit: Any) -> float | None:
+    """The largest norm, or element, of the mean gradient. Raises ValueError where it is none, or this mode has no mean of all blocks."""
+    if limit is None:
+        return None
+    if not store.clips:
+        raise ValueError(f"gradients are to be clipped to {str(limit)[:40]}, which this job has no mean for")
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
+        raise ValueError(f"gradients are to be clipped to {str(limit)[:40]}, expected a finite number above 0")
+    return float(limit)
 
 
 def table_hyperparameters(store: Store, tables: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:

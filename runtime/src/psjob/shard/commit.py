@@ -122,9 +122,9 @@ class DiskWork:
         if found is None:
             return events.ModeWished(None)
         try:
-            return events.ModeWished(modes.of(found))
+            return events.ModeWished(modes.of(found), request=found.checkpoint.request)
         except ValueError as error:
-            return events.ModeWished(None, str(error))
+            return events.ModeWished(None, str(error), found.checkpoint.request)
 
     # -- reading -------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ class Control:
             a.Dial: lambda act: None if self.link is None else self.link.dial(act.after),
             a.Hello: lambda act: None if self.link is None else self.link.hello(act),
             a.HangUp: lambda act: None if self.link is None else self.link.hang_up(act.stream),
-            a.TellArrivals: lambda act: None if store.decided is None else store.decided.tell_again(),
+            a.TellArrivals: lambda act: self._tell_arrivals(),
             a.Reset: self._reset,
             a.TakeView: lambda act: setattr(store, "view", act.view),
             a.AdoptMode: self._adopt,
@@ -76,6 +76,7 @@ class Control:
             a.SetMost: lambda act: setattr(store, "most", dict(act.most)),
             a.Serve: self._serve,
             a.CarryOut: self._carry_out,
+            a.Clip: lambda act: store.norms.carry_out(store, act.body),
             a.LookUp: self._look_up,
             a.MakeReady: lambda act: self.snapshots.make_ready(act.number, act.base),
             a.NoteLeft: lambda act: store.leave(act.rank, act.clock),
@@ -207,6 +208,12 @@ class Control:
             store.decided.carry_out(store, act.body)
         except WireError as error:
             self.post(e.Misfit(str(error)))
+
+    def _tell_arrivals(self) -> None:
+        store = self.server.store
+        if store.decided is not None:
+            store.decided.tell_again()
+        store.norms.tell_again()
 
     def _look_up(self, act: a.LookUp) -> None:
         store = self.server.store

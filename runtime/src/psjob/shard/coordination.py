@@ -167,6 +167,8 @@ class Coordination:
             self.post(events.WorkerStops(stream))
         elif kind is Kind.STIRRED:
             self.post(signs.Stirred(stream))
+        elif kind is Kind.INPUTS:
+            self.post(signs.InputsSeen(stream, border.inputs(body)))
 
     def shard(self, index: int, hello: Mapping[str, Any], order: SendOrder) -> int:
         """Another shard says hello; `order` reaches it. Returns the number of its stream. Raises WireError."""
@@ -332,9 +334,11 @@ class Coordination:
 
 
 def numbers_of(body: Mapping[str, Any]) -> dict[str, float]:
-    """What of a REPORT is a number with a name."""
+    """What of a REPORT is a number with a name: NaN and inf are written as words."""
     found = {}
     for name, value in list(body.items())[:MAX_METRICS]:
+        if value in ("nan", "inf", "-inf"):
+            found[name] = float(value)
         if (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= border.MOST):
             found[name] = value
     return found
@@ -346,5 +350,5 @@ def job_of(place: Place, server: Server, folder: Path) -> JobFacts:
     return JobFacts(
         place.run, str(folder), server.store.mode, config.workers, len(config.shards), place.view, place.number, bool(place.min_step),
         saved.interval_seconds, saved.every_steps, saved.keep, not saved.disabled, saved.resume_from, config.success_policy,
-        config.update_at, config.update_rule, config.reduction, config.step_timeout,
+        config.update_at, config.update_rule, config.reduction, config.step_timeout, saved.request,
     )  # fmt: skip

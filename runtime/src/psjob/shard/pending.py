@@ -17,6 +17,10 @@ class Info:
     hyperparameters: tuple[Mapping[str, Any], ...]
     none: frozenset[int]
     rows: tuple[Mapping[str, Any], ...] = ()
+    clip: float | None = None
+    """The largest norm that the mean gradient of all blocks may have; None: any."""
+    clamp: float | None = None
+    """The same of each element, from 0."""
     bad: int | None = None
     """The tensor (after the model's: the table) in which the worker has found NaN or inf, so that it skips this step."""
 

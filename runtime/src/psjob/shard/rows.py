@@ -160,15 +160,17 @@ class RowCell:
             parts = [self._reduced(parts, len(parts) if self._divides and weights is None else 1)]
         if self.non_finite is not None:
             for a in batch:
-                if (
-                    isinstance(a.grad, RowGradient)
-                    and not is_sound(looked_at(a.grad.grads, self.n))
-                    and first_bad(a.grad.grads) is not None
-                ):
+                if isinstance(a.grad, RowGradient) and self._bad(a.grad.grads):
                     self.non_finite.note(a.push.worker, a.push.clock, self.name)
         for ids, grads in parts:
             self.table.push(ids, grads, batch[0].info.rows[self.number], clock)
         self.table.evict(clock)
+
+    def _bad(self, grads: torch.Tensor) -> bool:
+        """Does this hold NaN or inf? Of what a rule combines only NaN is bad: the least of nothing is inf."""
+        if isinstance(self.table.rule, Combine):
+            return bool(grads.isnan().any())
+        return not is_sound(looked_at(grads, self.n)) and first_bad(grads) is not None
 
     def _reduced(self, parts: Sequence[Part], over: int) -> Part:
         """One gradient a row."""

@@ -82,6 +82,7 @@ class Server:
         self.control = Control(self)
         if self.store.decided is not None:
             self.store.decided.arrived = lambda body: self.control.answer(body)
+        self.store.norms.measured = lambda body: self.control.answer(body)
         self.coordinator = Coordination(place, self, folder) if place.index == 0 else None
         self.liveness = Liveness([self.control.pulse, self.control.disk.pulse], config.shard_timeout)
         self._lock = threading.Lock()
@@ -292,7 +293,7 @@ def last_words(server: Server) -> None:
     """The last status as termination message: a shard ends between two polls of those who look."""
     words = status(server)
     coordinator = words.get("coordinator", {})
-    kept = ("step", "loss", "metrics", "checkpoint", "weightsSha256", "committed", "checkpointProblem", "transport")
+    kept = ("step", "loss", "metrics", "checkpoint", "weightsSha256", "committed", "checkpointProblem", "transport", "diverged")
     said = {"attempt": words["attempt"], "index": words["index"], "counters": words["counters"]}
     if coordinator:
         said["coordinator"] = {key: coordinator[key] for key in kept} | {"passed": coordinator["passed"][-4:]}

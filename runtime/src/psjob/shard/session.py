@@ -20,7 +20,7 @@ from psjob.modes import written
 from psjob.protocol.records import PIECE
 from psjob.shard.admission import Verdict
 from psjob.shard.cell import Cell, Gradient
-from psjob.shard.checks import check_acked, check_leave, check_push, group_hyperparameters, table_hyperparameters
+from psjob.shard.checks import check_acked, check_leave, check_push, clip_limit, group_hyperparameters, table_hyperparameters
 from psjob.shard.encoded import Encoded
 from psjob.shard.lane import ShardLane
 from psjob.shard.lending import Lending, lent_bytes, slots_of
@@ -282,7 +282,7 @@ class Session:
     def _said(self, header: Header) -> Wants[None]:
         """A frame with a body that the coordinator or this stream itself is told."""
         kind = header.kind
-        if kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP, Kind.STIRRED):
+        if kind in (Kind.REPORT, Kind.CHECKPOINT, Kind.STOP, Kind.STIRRED, Kind.INPUTS):
             body = yield from self.stream.json(header)
             self.to_coordinator(header, body)
         elif kind is Kind.CODEC:
@@ -359,7 +359,9 @@ class Session:
             hyperparameters = group_hyperparameters(self.store, body["hyperparameters"])
             rows = table_hyperparameters(self.store, body.get("rows", []))
             bad = None if body.get("nonFinite") is None else int(body["nonFinite"])
-            self.store.infos.learn(self.rank, header.info, Info(hyperparameters, frozenset(int(t) for t in body["none"]), rows, bad))
+            none = frozenset(int(t) for t in body["none"])
+            clip, clamp = (clip_limit(self.store, body.get(what)) for what in ("clip", "clamp"))
+            self.store.infos.learn(self.rank, header.info, Info(hyperparameters, none, rows, clip, clamp, bad))
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"INFO of worker {self.rank} is not in shape: {error!r}") from None
 

@@ -28,6 +28,7 @@ from psjob.checkpoint.problems import CheckpointProblem
 from psjob.process import supervise
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.actions import Hold
+from psjob.shard import cuts
 from psjob.shard.cell import Cell
 from psjob.shard.disk import DiskThread, Stopped, Transfer
 from psjob.shard.gaps import PushGaps
@@ -96,7 +97,7 @@ class Snapshots:
             self._held = order  # from here on others may hold for it
             self._table = self._table_now(order)
         cut = order.cut
-        if not self._store.order_cut(order.step, lambda cell: self._hold(cut, cell), lambda table: self._hold_rows(cut, table)):
+        if not cuts.order(self._store, order.step, lambda cell: self._hold(cut, cell), lambda table: self._hold_rows(cut, table)):
             self._post(e.TooLate(cut, self._store.furthest()))
             return
         self._post(e.Armed(cut))
@@ -114,7 +115,7 @@ class Snapshots:
                 return
             self._held = None
             pins, self._pins = self._pins, []
-        self._store.void_cut()
+        cuts.void(self._store.all_cells())
         for pin in pins:
             pin.give_up()
         self._rows.void()

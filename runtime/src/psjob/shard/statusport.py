@@ -27,6 +27,8 @@ def serve_status(server: Server, bind: str | None, port: int) -> None:
         def do_GET(self) -> None:
             if self.path == contract.STATUS_PATH:
                 self._send(200, status(server))
+            elif self.path == contract.HISTORY_PATH and server.coordinator is not None:
+                self._send(200, {"entries": server.coordinator.machine.progress.past.told()})
             elif self.path == contract.HEALTH_PATH:
                 late = server.coordinator is not None and time.monotonic() - server.coordinator.beat > server.place.config.shard_timeout
                 alive = server.liveness.alive() and not late
@@ -86,6 +88,7 @@ def status(server: Server) -> dict[str, Any]:
             "codecs": said_of(session.encoded for session in list(server.sessions.values())),
             "transport": _transport(server),
             "nonFinite": store.non_finite.sentence(),
+            "diverged": said["diverged"] or (store.non_finite.sentence() if store.non_finite.looks else None),
             "warning": store.staleness.guard.warning if store.staleness is not None and store.staleness.guard is not None else None,
         }
     return body

@@ -24,9 +24,9 @@ from psjob.shard.cell import Cell, Gradient
 from psjob.shard.decided import DecidedPushes
 from psjob.shard.infos import Infos
 from psjob.shard.nonfinite import NonFinitePushes
+from psjob.shard.norms import ClipNorms
 from psjob.shard.pending import Arrived, Info, Received
 from psjob.shard.phase import Counters, Phase
-from psjob.shard.pins import Pin
 from psjob.shard.progress import ShardProgress
 from psjob.shard.room import room_problem
 from psjob.shard.rows import RowCell
@@ -66,6 +66,7 @@ class Store(ShardProgress):
         self.row_cells: dict[int, RowCell] = {}
         """Tables by number. To whoever counts blocks, table t is block `len(layout.blocks) + t`."""
         self.decided = DecidedPushes(mode) if mode.decided else None
+        self.norms = ClipNorms()
         self.infos = Infos()
         self.budget = 1 << 62
         """Bytes of gradients that may be held."""
@@ -76,6 +77,8 @@ class Store(ShardProgress):
         self.non_finite = NonFinitePushes()
         self.samples = PushSamples(0)
         self._missing: set[int] = set()
+        self._clipped = False
+        """Was a norm asked for?"""
         self._pools: dict[int, list[torch.Tensor]] = {}
         """Buffers of the size of the largest block, by rank; a worker's credit bounds how many it needs."""
         self.largest = 0
@@ -160,6 +163,7 @@ class Store(ShardProgress):
     def open(self, view: int, recovery: int) -> None:
         if self.decided is not None:
             self.decided.begin(self.clocks())
+        self.norms.begin()
         self.view, self.recovery, self.phase = view, recovery, Phase.SERVING
         self.tell_step()
 
@@ -176,18 +180,35 @@ class Store(ShardProgress):
         for cell in self.all_cells():
             cell.gone = None if self.decided is None else self.decided.gone
             cell.non_finite = self.non_finite if self.non_finite.looks else None
+        for block in self.cells.values() if self.clips else ():
+            block.on_measured = self._measured
         self.non_finite.names = [*(spec.name for spec in layout.table), *(f"table {spec.name}" for spec in tables)]
         self.admission = Admission(self.workers, len(mine) + len(tables))
         self.samples = PushSamples(self.admission.owned)
         self.begin(cell.n for cell in self.all_cells())
         for cell in self.all_cells() if self.mode.ahead else ():
             cell.bound = Bound(self.mode, self.admission, self.lock, cell.position)
-        if problem := room_problem(self.workers, self.mode, sum(b.nbytes for b in mine), self.budget):
-            self.on_problem(problem)
+        self._check_room(False)
         self._pools.clear()
         self.largest = max((b.nbytes for b in mine), default=0)
         self._settle()
         self._look()
+
+    @property
+    def clips(self) -> bool:
+        """Can the mean gradient of all blocks be clipped here?"""
+        return self.mode.name == "sync" and not self.mode.decided and not self.row_cells
+
+    def _check_room(self, clips: bool) -> None:
+        own = sum(cell.block.nbytes for cell in self.cells.values())
+        if problem := room_problem(self.workers, self.mode, own, self.budget, clips):
+            self.on_problem(problem)
+
+    def _measured(self, cell: Cell, squares: float, limit: float) -> None:
+        if not self._clipped:
+            self._clipped = True
+            self._check_room(True)
+        self.norms.note(self, cell.index, cell.n, squares, limit)
 
     def _settle(self) -> None:
         """Give every block a place in new memory that can be lent."""
@@ -354,30 +375,6 @@ class Store(ShardProgress):
         for cell in self.all_cells():
             with cell.lock:
                 cell.drop_waiters(replies, rank)
-
-    # -- cuts ----------------------------------------------------------------------------------
-
-    def order_cut(self, step: int, pin: Callable[[Cell], Pin], hold: Callable[[RowCell], None]) -> bool:
-        """Hold on to every block and table at `step` (-1: now). False, and nothing ordered, when one is already beyond it."""
-        done: list[Cell | RowCell] = []
-        stored = max(row.left_at or 0 for row in self.admission.rows.values())
-        for cell in self.all_cells():
-            with cell.lock:
-                ordered = cell.order_cut(step, pin, stored) if isinstance(cell, Cell) else cell.order_cut(step, hold)
-            if not ordered:
-                self._void_cut(done)
-                return False
-            done.append(cell)
-        return True
-
-    def void_cut(self) -> None:
-        self._void_cut(self.all_cells())
-
-    def _void_cut(self, cells: Sequence[Cell | RowCell]) -> None:
-        for cell in cells:
-            with cell.lock:
-                cell.void_cut()
-                cell.answer()  # it may have been a barrier
 
     # -- inside --------------------------------------------------------------------------------
 

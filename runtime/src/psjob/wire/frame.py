@@ -80,6 +80,8 @@ class Kind(IntEnum):
 
     The payload stands between the first `part` bytes of that one and its end; crc32 and size of the record are `version`, and the other
     fields are as in RECORD_PIECE."""
+    INPUTS = 30
+    """To the coordinator, of a script that makes steps without `ps.shard`: a crc32 of what each of its first steps was made of."""
     LOOKUP = 40
     """Ids of a table (raw int64, ascending) whose rows are wanted at `version` or later; none: only the word that it is reached."""
     ROWS = 41

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from psjob.protocol.coordinator import events, signs
 from psjob.protocol.coordinator.events import Event, ShardStands
 
+MOST_INPUTS: Final = 64
 MOST: Final = 1 << 63
 LONGEST: Final = 2000
 """Characters of a sentence."""
@@ -95,6 +97,20 @@ def _arrived(shard: int, body: Mapping[str, Any], workers: int, content: Content
     return events.PushArrived(shard, _number(body, "recovery"), _rank(worker, workers), _whole(clock, "clock"), base, carried)
 
 
+def _measured(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> Event:
+    squares = float(body["squares"]) if body["squares"] is not None else math.nan if body["nan"] is True else math.inf
+    limit = float(body["limit"])
+    if squares < 0 or not 0 < limit < math.inf:
+        raise Malformed(f"shard {shard} tells squares of {squares} with limit {limit}")
+    return events.NormMeasured(shard, _number(body, "recovery"), _number(body, "version"), squares, limit)
+
+
+def inputs(body: Mapping[str, Any]) -> tuple[int, ...]:
+    """The sums of an INPUTS; none where it is not in shape."""
+    told = body.get("inputs")
+    return tuple(value for value in told[:MOST_INPUTS] if type(value) is int) if isinstance(told, list) else ()
+
+
 def _awaited(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> Event:
     seconds = {_rank(int(rank), workers): float(told) for rank, told in body["seconds"].items()}
     return signs.WorkersAwaited(shard, seconds, {_rank(int(rank), workers): int(clock) for rank, clock in body.get("clocks", {}).items()})
@@ -115,6 +131,7 @@ _READERS: Final[dict[str, Callable[[int, Mapping[str, Any], int, Content], Event
     "voided": lambda shard, body, workers, content: events.CutVoided(shard, _number(body, "cut")),
     "progress": _progress,
     "arrived": _arrived,
+    "measured": _measured,
     "awaited": _awaited,
     "stopping": lambda shard, body, workers, content: events.StopAsked(),
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from psjob.modes import ServedMode
 from psjob.protocol.coordinator.job import CheckpointFacts
-from psjob.protocol.coordinator.signs import Stirred, WorkersAwaited
+from psjob.protocol.coordinator.signs import InputsSeen, Stirred, WorkersAwaited
 from psjob.protocol.coordinator.stream import Stream
 
 # -- time and this process -------------------------------------------------------------------------
@@ -291,6 +291,20 @@ class PushArrived:
     carried: int
 
 
+@dataclass(frozen=True)
+class NormMeasured:
+    """A shard has the mean gradient of all its blocks, holds the update and tells the sum of its squares (inf and NaN too).
+
+    `limit` is the largest norm that the gradient of all shards may have.
+    """
+
+    shard: int
+    recovery: int
+    version: int
+    squares: float
+    limit: float
+
+
 # -- disk --------------------------------------------------------------------------------------------
 
 
@@ -365,19 +379,21 @@ class RoomMeasured:
 
 @dataclass(frozen=True)
 class ModeWished:
-    """The mode that the mounted config names; None: it could not be read this time, or `problem` says why it is none."""
+    """The mode that the mounted config names; None: it could not be read this time, or `problem` says why it is none. Its request."""
 
     mode: ServedMode | None
     problem: str | None = None
+    request: int | None = None
 
 
 Event = (
     Started | Tick | StepPassed | StopAsked
     | WorkerHello | StreamEnded | NotJoined | RecordCame | Marked | WorkerLeft | Reported | CheckpointAsked | WorkerStops | Stirred
+    | InputsSeen
     | WorkersAwaited
     | ShardHello | ShardAnnounced | ShardLost | Initialised | ShardRestored | Unrestored | AckedDoubted | StandsAt
     | MemoryReady
-    | CutReady | CutLate | CutHeld | CutWritten | CutUnwritten | CutVoided | BytesMoved | PushArrived
+    | CutReady | CutLate | CutHeld | CutWritten | CutUnwritten | CutVoided | BytesMoved | PushArrived | NormMeasured
     | ViewClaimed | ViewUnclaimed | ClaimSeen | ViewFenced | NewestRead | ManifestCommitted | ManifestUncommitted
     | RoomMeasured | ModeWished
 )  # fmt: skip

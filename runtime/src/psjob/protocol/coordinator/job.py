@@ -40,6 +40,8 @@ class JobFacts:
     reduction: str = "mean"
     step_timeout: float | None = None
     """Seconds without a step, while others wait for it, after which a worker is to be started again; None: never."""
+    request: int | None = None
+    """checkpoint.request as this coordinator found it: another number asks for a checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from psjob.protocol.coordinator.events import Event
 from psjob.protocol.coordinator.hanging import Hanging
 from psjob.protocol.coordinator.job import CheckpointFacts, JobFacts
 from psjob.protocol.coordinator.members import Member, Members
+from psjob.protocol.coordinator.norms import Norms
 from psjob.protocol.coordinator.progress import JobProgress
 from psjob.protocol.coordinator.recovery import Recovery
 from psjob.protocol.coordinator.stream import Stream
@@ -39,6 +40,7 @@ class Coordinator:
         self.members = Members(job.workers)
         self.progress = JobProgress()
         self.deciding = Deciding(self) if self.mode.decided else None
+        self.norms = Norms(self)
         self.cutting = Cutting(self)
         self.recovery = Recovery(self)
         self.completion = Completion(self)
@@ -141,6 +143,8 @@ class Coordinator:
             case events.PushArrived():
                 if self.deciding is not None:
                     self.deciding.arrived(event)
+            case events.NormMeasured():
+                self.norms.measured(event)
             case _:
                 return False
         return True
@@ -182,7 +186,7 @@ class Coordinator:
                 self.recovery.joining.not_joined(event)
             case (
                 events.RecordCame() | events.Marked() | events.WorkerLeft() | events.Reported() | events.CheckpointAsked()
-                | events.WorkerStops() | signs.Stirred()
+                | events.WorkerStops() | signs.Stirred() | signs.InputsSeen()
             ):  # fmt: skip
                 member = self.members.of(event.stream)
                 # What a process says that joined before a restore is of steps that are undone; it begins again.
@@ -229,6 +233,10 @@ class Coordinator:
                 self.left(member.rank)
             case events.Reported(_, numbers):
                 self.progress.report(member.rank, numbers)
+            case signs.InputsSeen(_, sums):
+                said = self.progress.see_inputs(member.rank, sums, len(self.members.live()))
+                if said is not None:
+                    self.log("info", said)
             case events.CheckpointAsked():
                 self.cutting.cuts.ask(self.now)
             case events.WorkerStops():

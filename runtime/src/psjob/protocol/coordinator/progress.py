@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
+from psjob.protocol.coordinator.past import Past
+
 MAX_METRICS = 256
+LOSS = "loss"
+RECENT = 60.0
+"""Seconds of the history that a rate is made from."""
+PAUSE, PAUSES = 2.0, 20
+"""A step that took longer than so many seconds, and so many times the usual one, was a pause: a restart, a wait for a worker."""
 
 
 class JobProgress:
@@ -16,6 +25,7 @@ class JobProgress:
     def __init__(self) -> None:
         self.step = 0
         self.history: deque[tuple[int, float]] = deque(maxlen=64)
+        self.past = Past()
         self.metrics: dict[str, float] = {}
         self.total: int | None = None
         self.checkpoint: dict[str, Any] | None = None
@@ -23,11 +33,19 @@ class JobProgress:
         self.committed = 0
         self.weights_sha256: str | None = None
         self.failure: str | None = None
+        self.data_problem: str | None = None
+        """What says that workers train on the same data."""
+        self._inputs: dict[int, Sequence[int]] = {}
+        self._looked = False
+        self.diverged: str | None = None
+        """What says that the loss is no number any more."""
 
     def passed(self, step: int, now: float) -> None:
         """All workers that are there have passed `step` steps, at unix time `now`."""
         self.step = step
         self.history.append((step, now))
+        if self.past.due(now):
+            self.past.note(step, self.metrics, self.rate(now), now)
 
     def rewound(self, step: int) -> None:
         self.step = step
@@ -35,7 +53,13 @@ class JobProgress:
     def report(self, rank: int, body: Mapping[str, float]) -> None:
         """Numbers of `report()`: rank 0's hold; another rank's fill what rank 0 does not name. The MAX_METRICS named last are kept."""
         for name, value in list(body.items())[:MAX_METRICS]:
-            if not isinstance(value, int | float) or not math.isfinite(value):
+            if not isinstance(value, int | float):
+                continue
+            if name == LOSS and (rank == 0 or not math.isfinite(value)):
+                first = self.diverged or f"worker {rank} reported loss {value} after step {self.step}"
+                self.diverged = None if math.isfinite(value) else first
+            if not math.isfinite(value):
+                self.metrics.pop(name, None)  # the last finite one says nothing any more
                 continue
             if name == "total":
                 self.total = int(value)
@@ -45,12 +69,35 @@ class JobProgress:
         for name in list(self.metrics)[:-MAX_METRICS]:
             del self.metrics[name]
 
-    def rate(self, now: float) -> float | None:
-        """Steps per second over the history's last minute."""
-        recent = [(s, t) for s, t in self.history if now - t < 60]
-        if len(recent) < 2 or recent[-1][1] <= recent[0][1] or recent[-1][0] <= recent[0][0]:
+    def see_inputs(self, rank: int, sums: Sequence[int], workers: int) -> str | None:
+        """What a worker's first steps were made of. Once all have told theirs: a sentence for the log."""
+        self._inputs[rank] = sums
+        if len(self._inputs) < workers or self._looked:
             return None
-        return (recent[-1][0] - recent[0][0]) / (recent[-1][1] - recent[0][1])
+        self._looked = True
+        seen = [[value for value in sums if value] for sums in self._inputs.values()]  # 0: no tensor was found in a step
+        every = Counter(value for sums in seen for value in set(sums))
+        total = sum(map(len, seen))
+        same = sum(every[value] > 1 for sums in seen for value in sums)
+        said = f"the script does not use psjob.shard: of {total} batches that were looked at, {same} went to several workers"
+        if same:
+            self.data_problem = f"{said}; let the loop go over psjob.shard(loader), so that each worker has its part of the data"
+        return said
+
+    def note_norm(self, norm: float) -> None:
+        """The norm of the last mean gradient that was measured."""
+        if math.isfinite(norm):
+            self.metrics["grad_norm"] = norm
+
+    def rate(self, now: float) -> float | None:
+        """Steps per second over the history's last minute, without pauses such as a restart."""
+        recent = [(s, t) for s, t in self.history if now - t < RECENT]
+        parts = [(s2 - s1, t2 - t1) for (s1, t1), (s2, t2) in pairwise(recent) if s2 > s1 and t2 > t1]
+        if not parts:
+            return None
+        usual = median(seconds / steps for steps, seconds in parts)
+        steady = [(steps, seconds) for steps, seconds in parts if seconds / steps <= max(PAUSE, PAUSES * usual)]
+        return sum(steps for steps, _ in steady) / sum(seconds for _, seconds in steady) if steady else None
 
     def status(self, now: float) -> dict[str, Any]:
         rate = self.rate(now)
@@ -67,5 +114,7 @@ class JobProgress:
             "committed": self.committed,
             "weightsSha256": self.weights_sha256,
             "failure": self.failure,
+            "diverged": self.diverged,
+            "dataProblem": self.data_problem,
             "passed": [list(entry) for entry in self.history],
         }

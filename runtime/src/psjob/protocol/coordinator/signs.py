@@ -20,3 +20,11 @@ class WorkersAwaited:
     shard: int
     seconds: Mapping[int, float]
     clocks: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class InputsSeen:
+    """What a worker's first steps were made of, a number each; its script does not use `ps.shard`."""
+
+    stream: int
+    sums: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The mode that runs, and the one that the mounted config asks for: at a checkpoint all go over to it.
+"""What the mounted config asks of a running job: another mode, to which all go over at a checkpoint, or a checkpoint now.
 
 The checkpoint is an ordinary one, of the mode that runs. Every shard reads it back in the other mode and every worker begins again
 from it, as after a lost shard; so whatever dies on the way, what is there afterwards runs one mode or the other. A restarted coordinator
@@ -27,6 +27,7 @@ class Switching:
     def __init__(self, coordinator: Coordinator) -> None:
         self.c = coordinator
         self.wish = coordinator.mode
+        self._request_seen = coordinator.job.request
         self._looked = 0.0
         self._asked = False
 
@@ -51,6 +52,10 @@ class Switching:
         self._asked = False
         if event.problem is not None:
             self.c.log("warning", event.problem)
+        if event.request is not None and event.request != self._request_seen:
+            self._request_seen = event.request
+            if self.c.job.checkpoints:
+                self.c.cutting.cuts.ask(self.c.now)
         if event.mode is None or event.mode == self.wish:
             return
         self.wish = event.mode

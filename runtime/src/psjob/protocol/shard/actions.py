@@ -63,7 +63,7 @@ class HangUp:
 
 @dataclass(frozen=True)
 class TellArrivals:
-    """In a decided mode: answer again with every whole push that no order has named."""
+    """Answer again with what no order has named: in a decided mode every whole push, else the squares of the update that waits."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,13 @@ class CarryOut:
 
 
 @dataclass(frozen=True)
+class Clip:
+    """Make the update that waits for the norm of all blocks, with the factor of the order."""
+
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class LookUp:
     """Say how far these workers are, then Stands."""
 
@@ -220,5 +227,6 @@ class TellFinished:
 
 Action = (
     Log | Answer | Exit | Dial | Hello | HangUp | TellArrivals | Reset | TakeView | AdoptMode | LayOut | DropSessions | Read | SetFences
-    | SetMost | Serve | CarryOut | LookUp | MakeReady | NoteLeft | AskRecords | Hold | Write | GiveUp | Discard | Release | TellFinished
+    | SetMost | Serve | CarryOut | Clip
+    | LookUp | MakeReady | NoteLeft | AskRecords | Hold | Write | GiveUp | Discard | Release | TellFinished
 )  # fmt: skip

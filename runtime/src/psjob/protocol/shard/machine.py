@@ -117,6 +117,8 @@ class ShardMachine:
                 return self.cutting.committed()
             case o.Decide():
                 return [a.CarryOut(order.body)] if self.phase is Phase.SERVING else []
+            case o.Clip():
+                return [a.Clip(order.body)] if self.phase is Phase.SERVING else []
             case o.Where():
                 return [a.LookUp(order.ask, order.ranks)]
             case o.Finish():

@@ -114,6 +114,13 @@ class Decide:
 
 
 @dataclass(frozen=True)
+class Clip:
+    """Make the update `version` with its gradient times `factor` (None: NaN)."""
+
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Where:
     """Tell how far these workers are."""
 
@@ -146,7 +153,7 @@ class Unknown:
 
 
 Order = (
-    Nothing | SetUp | Restore | Bound | Open | Adopt | Prepare | TakeCut | Void | Committed | Decide | Where | Finish | Stop | Fence
+    Nothing | SetUp | Restore | Bound | Open | Adopt | Prepare | TakeCut | Void | Committed | Decide | Clip | Where | Finish | Stop | Fence
     | Unknown
 )  # fmt: skip
 
@@ -199,6 +206,15 @@ def _decide(body: Mapping[str, Any]) -> Order:
     return Decide(body)
 
 
+def _clip(body: Mapping[str, Any]) -> Order:
+    _count(body["recovery"])
+    _count(body["version"])
+    factor = body["factor"]
+    if factor is not None and not 0 <= float(factor) <= 1:
+        raise ValueError(f"factor {factor} is not between 0 and 1")
+    return Clip(body)
+
+
 def _where(body: Mapping[str, Any]) -> Order:
     return Where(_count(body["ask"]), tuple(_count(rank) for rank in _list(body["ranks"])))
 
@@ -215,6 +231,7 @@ _READERS: Final[dict[str, Callable[[Mapping[str, Any]], Order]]] = {
     "void": lambda body: Void(_count(body["cut"])),
     "committed": lambda body: Committed(int(body.get("step", 0))),
     "decide": _decide,
+    "clip": _clip,
     "where": _where,
     "finish": lambda body: Finish(),
     "stop": lambda body: Stop(),

@@ -1,0 +1,61 @@
+"""The norm of a mean gradient over all shards, and the factor that clips it. Pure.
+
+norm = √Σ squares, the shards in their order; factor = min(1, limit / (norm + 1e-6)), as `torch.nn.utils.clip_grad_norm_` has it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from psjob.protocol.coordinator import events
+
+if TYPE_CHECKING:
+    from psjob.protocol.coordinator.machine import Coordinator
+
+EPSILON: Final = 1e-6
+
+
+class Norms:
+    """Each shard tells of each update once, and again on a new stream. What it is told twice it leaves."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.c = coordinator
+        self._recovery = -1
+        self._version = -1
+        self._told: dict[int, events.NormMeasured] = {}
+        self._last: dict[str, Any] | None = None
+        """The newest order."""
+
+    def measured(self, event: events.NormMeasured) -> None:
+        """A shard holds an update until it knows the norm of all blocks. What it told before a restore is void."""
+        recovery = self.c.recovery
+        if not recovery.open or event.recovery != recovery.recovery:
+            return
+        if self._last is not None and (event.recovery, event.version) == (self._last["recovery"], self._last["version"]):
+            recovery.order(event.shard, self._last)  # the stream that it was sent down has ended
+            return
+        if (event.recovery, event.version) != (self._recovery, self._version):
+            self._recovery, self._version, self._told = event.recovery, event.version, {}
+        self._told[event.shard] = event
+        owning = sorted(set(recovery.assignment))
+        if self._told.keys() >= set(owning):
+            self._order([self._told[index] for index in owning])
+
+    def _order(self, told: list[events.NormMeasured]) -> None:
+        norm = math.sqrt(sum(each.squares for each in told))
+        factor = clip_factor(norm, told[0].limit)
+        self._last = {
+            "do": "clip", "recovery": self._recovery, "version": self._version, "factor": None if math.isnan(factor) else factor,
+        }  # fmt: skip
+        self._told = {}
+        self.c.progress.note_norm(norm)
+        for each in reversed(told):  # shard 0 last: it carries an order out at once
+            self.c.recovery.order(each.shard, self._last)
+
+
+def clip_factor(norm: float, limit: float) -> float:
+    """By what a gradient of this norm is multiplied; NaN where the norm is NaN, as torch has it."""
+    if math.isnan(norm):
+        return math.nan
+    return min(1.0, limit / (norm + EPSILON))

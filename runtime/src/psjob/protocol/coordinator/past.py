@@ -1,0 +1,41 @@
+"""The job's numbers over time, in a list of bounded length: where it is full, every second entry goes, and entries come half as often."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+MOST = 400
+MOST_NAMES = 24
+"""Numbers of an entry; as many as fit an answer of contract.STATUS_BYTES when all names are at their longest."""
+LEAST_SECONDS = 1.0
+"""Between two entries, at first."""
+
+
+class Past:
+    """Entries as contract.HISTORY_PATH has them. Read by another thread: the list is replaced, never shortened in place."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._every = LEAST_SECONDS
+        self._entries: list[dict[str, Any]] = []
+        self._next = 0.0
+
+    def note(self, step: int, metrics: Mapping[str, float], rate: float | None, now: float) -> None:
+        """`step` has passed at unix time `now`, where an entry is due. A rewind brings lower steps after higher ones."""
+        if now < self._next:
+            return
+        self._next = now + self._every
+        self._entries.append({"time": now, "step": step, "rate": rate, "metrics": dict(islice(metrics.items(), MOST_NAMES))})
+        if len(self._entries) >= self._most:
+            self._entries = self._entries[1::2]
+            self._every *= 2
+
+    def due(self, now: float) -> bool:
+        """Would `note` take an entry now?"""
+        return now >= self._next
+
+    def told(self) -> list[dict[str, Any]]:
+        """All of them, the oldest first."""
+        return list(self._entries)

@@ -1,0 +1,95 @@
+"""A shard's part in clipping by the norm of the mean gradient (`training.maxGradNorm`).
+
+A block whose pushes are all here is reduced and measured, and waits. When all blocks of an update are, the coordinator is told the sum
+of their squares, in the order of the blocks. Once it has those of all shards it orders one factor, by which every block multiplies its
+reduced gradient before the update: the gradient is clipped as if it lay in one process.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from psjob.shard.store import Store
+
+PART = 1024
+"""Elements that are summed in float32 before their sums are added in float64."""
+
+
+class ClipNorms:
+    """Of one store. `measured` tells the coordinator."""
+
+    def __init__(self) -> None:
+        self.measured: Callable[[dict[str, Any]], None] = lambda body: None
+        self._squares: dict[int, float] = {}
+        """By block, of the update under way."""
+        self._told: dict[str, Any] | None = None
+        """What the coordinator was told and has not answered."""
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Serving begins, or blocks were restored: nothing waits."""
+        with self._lock:
+            self._squares.clear()
+            self._told = None
+
+    def note(self, store: Store, block: int, version: int, squares: float, limit: float) -> None:
+        """A block of update `version` is measured, and waits. Called with its lock held."""
+        with self._lock:
+            self._squares[block] = squares
+            if len(self._squares) < len(store.cells):
+                return
+            total = sum(self._squares[index] for index in store.cells)
+            self._squares.clear()
+            self._told = body = {
+                "did": "measured", "recovery": store.recovery, "version": version, "limit": limit,
+                "squares": total if math.isfinite(total) else None, "nan": math.isnan(total),
+            }  # fmt: skip
+        self.measured(body)
+
+    def tell_again(self) -> None:
+        """On a new stream to the coordinator: what the one before may have lost."""
+        with self._lock:
+            body = self._told
+        if body is not None:
+            self.measured(body)
+
+    def carry_out(self, store: Store, body: Mapping[str, Any]) -> None:
+        """Make the updates that wait with the ordered factor, and answer. What comes again, or of before a restore, changes nothing."""
+        version, factor = int(body["version"]), float("nan") if body["factor"] is None else float(body["factor"])
+        with self._lock:
+            if self._told is None or (int(body["recovery"]), version) != (self._told["recovery"], self._told["version"]):
+                return
+            self._told = None
+        try:
+            for cell in store.cells.values():
+                with cell.lock:
+                    before = cell.n
+                    cell.clip(version, factor)
+                    store.moved(before, cell.n)
+        except Exception as error:  # some blocks have the update and others have not
+            store.on_failure(f"update {version} was not made, {type(error).__name__}: {str(error)[:300]}")
+            return
+        if store.counters.first_applied is None:
+            store.counters.first_applied = time.time()
+        store.tell_step()
+
+
+def squares_of(gradient: torch.Tensor) -> float:
+    """Sum of the squares of a flat tensor, exact to about a millionth of it: float32 within parts, float64 between them."""
+    flat = gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
+    whole = len(flat) // PART * PART
+    total = 0.0
+    if whole:
+        parts = flat[:whole].view(-1, 1, PART)
+        total = float(torch.bmm(parts, parts.transpose(1, 2)).sum(dtype=torch.float64))
+    if whole < len(flat):
+        rest = flat[whole:].double()
+        total += float(rest.dot(rest))
+    return total

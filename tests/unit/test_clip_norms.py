@@ -1,0 +1,155 @@
+"""The norm of a mean gradient that lies on several shards: its sum, its factor, what is told twice, and what a block does meanwhile."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psjob.protocol.coordinator import events
+from psjob.protocol.coordinator.norms import Norms, clip_factor
+from psjob.shard.norms import PART, ClipNorms, squares_of
+
+
+@given(st.integers(0, 3 * PART + 5), st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]), st.integers(0, 9))
+@settings(deadline=None, max_examples=60)
+def test_the_sum_of_squares_is_exact_to_a_part_in_a_million(size: int, dtype: torch.dtype, seed: int) -> None:
+    values = torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    exact = math.fsum(float(v) ** 2 for v in values.double())
+    assert squares_of(values) == pytest.approx(exact, rel=1e-6)
+
+
+def test_the_sum_of_squares_of_what_is_not_finite_is_not() -> None:
+    values = torch.ones(PART + 3)
+    values[7] = math.inf
+    assert squares_of(values) == math.inf
+    values[PART + 1] = math.nan
+    assert math.isnan(squares_of(values))
+
+
+@pytest.mark.parametrize("limit", [0.1, 1.0, 7.5])
+def test_the_factor_is_torchs(limit: float) -> None:
+    for scale in (1e-3, 0.3, 1.0, 40.0):
+        layer = torch.nn.Linear(3, 2)
+        for p in layer.parameters():
+            p.grad = torch.full_like(p, scale)
+        before = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
+        norm = float(torch.nn.utils.clip_grad_norm_(layer.parameters(), limit))
+        factor = clip_factor(norm, limit)
+        for p, old in zip(layer.parameters(), before, strict=True):
+            torch.testing.assert_close(p.grad, old * factor, rtol=1e-6, atol=0)
+    assert math.isnan(clip_factor(math.nan, 1.0)) and clip_factor(math.inf, 1.0) == 0.0
+
+
+@dataclass
+class Recovery:
+    open: bool = True
+    recovery: int = 3
+    assignment: tuple[int, ...] = (0, 2, 0, 2)
+    """Shard 1 has no block."""
+    orders: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+
+    def order(self, shard: int, body: dict[str, Any]) -> None:
+        self.orders.append((shard, body))
+
+
+@dataclass
+class Progress:
+    norm: float = 0.0
+
+    def note_norm(self, norm: float) -> None:
+        self.norm = norm
+
+
+class World:
+    def __init__(self) -> None:
+        self.recovery, self.progress = Recovery(), Progress()
+        self.norms = Norms(self)  # type: ignore[arg-type]
+
+    def tell(self, shard: int, version: int, squares: float, recovery: int = 3) -> list[tuple[int, dict[str, Any]]]:
+        self.recovery.orders = []
+        self.norms.measured(events.NormMeasured(shard, recovery, version, squares, 1.0))
+        return self.recovery.orders
+
+
+def test_all_shards_with_blocks_are_ordered_the_same_factor() -> None:
+    world = World()
+    assert world.tell(2, 7, 16.0) == [] and world.tell(2, 7, 16.0) == []
+    orders = world.tell(0, 7, 9.0)
+    assert [shard for shard, _ in orders] == [2, 0] and world.progress.norm == 5.0
+    assert orders[0][1] == orders[1][1] == {"do": "clip", "recovery": 3, "version": 7, "factor": pytest.approx(1 / (5 + 1e-6))}
+
+
+def test_a_shard_that_tells_again_is_ordered_again_and_what_is_of_before_a_restore_is_void() -> None:
+    world = World()
+    world.tell(2, 7, 16.0)
+    world.tell(0, 7, 9.0)
+    assert [shard for shard, _ in world.tell(2, 7, 16.0)] == [2], "the order was lost with its stream"
+    assert world.tell(2, 8, 1.0, recovery=2) == []
+    assert world.tell(2, 8, 1.0) == []
+    world.recovery.recovery = 4
+    assert world.tell(0, 8, 1.0, recovery=4) == [], "shard 2 told of before the restore"
+    assert len(world.tell(2, 8, 1.0, recovery=4)) == 2
+
+
+def test_a_norm_that_is_no_number_makes_a_factor_that_is_none() -> None:
+    world = World()
+    world.tell(2, 0, math.nan)
+    assert world.tell(0, 0, 1.0)[0][1]["factor"] is None
+
+
+@dataclass
+class Counters:
+    first_applied: float | None = None
+
+
+@dataclass
+class Block:
+    index: int
+    n: int = 0
+    factors: list[tuple[int, float]] = field(default_factory=list)
+    lock: Any = field(default_factory=__import__("threading").Lock)
+
+    def clip(self, version: int, factor: float) -> None:
+        self.factors.append((version, factor))
+        self.n += 1
+
+
+@dataclass
+class Store:
+    cells: dict[int, Block]
+    recovery: int = 1
+    counters: Counters = field(default_factory=Counters)
+    problems: list[str] = field(default_factory=list)
+
+    def moved(self, before: int, after: int) -> None: ...
+
+    def tell_step(self) -> None: ...
+
+    def on_failure(self, text: str) -> None:
+        self.problems.append(text)
+
+
+def test_a_shard_tells_once_when_all_blocks_are_measured_and_carries_an_order_out_once() -> None:
+    store: Any = Store({4: Block(4), 1: Block(1)})
+    norms, told = ClipNorms(), []
+    norms.measured = told.append
+    norms.note(store, 1, 5, 2.0, 1.5)
+    assert told == []
+    norms.note(store, 4, 5, 3.0, 1.5)
+    assert told == [{"did": "measured", "recovery": 1, "version": 5, "limit": 1.5, "squares": 5.0, "nan": False}]
+    norms.tell_again()
+    assert told == [told[0]] * 2
+    norms.carry_out(store, {"recovery": 1, "version": 4, "factor": 0.5})
+    norms.carry_out(store, {"recovery": 0, "version": 5, "factor": 0.5})
+    assert store.cells[1].factors == [], "of another update, or of before a restore"
+    for _ in range(2):
+        norms.carry_out(store, {"recovery": 1, "version": 5, "factor": 0.5})
+    assert store.cells[1].factors == store.cells[4].factors == [(5, 0.5)] and not store.problems
+    norms.tell_again()
+    assert len(told) == 2
