@@ -15,6 +15,10 @@ from unittest import mock
 import torch
 
 from psjob.api import attach as attaching
+from psjob.api.attached import AttachedJob
+from psjob.api.later import Later, groups
+from psjob.api.pairs import Pair
+from psjob.api.takeover import take_over
 from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Place, ShardAddress
 from psjob.shard.acceptor import Acceptor
 from psjob.shard.coordination import Coordination
@@ -194,16 +198,26 @@ class Worker:
         optimizer: torch.optim.Optimizer,
         start: int = 1,
         overlap: bool | None = None,
+        later: Later = (),
         **stateful: Any,
     ):
         self.rank, self.model, self.optimizer = rank, model, optimizer
-        self.job = attaching.AttachedJob(shards.place(rank, start), model, optimizer, stateful, OVERLAP if overlap is None else overlap)
+        pairs = (Pair("", model, optimizer, groups(later, optimizer)),)
+        self.job = AttachedJob(shards.place(rank, start), pairs, stateful, OVERLAP if overlap is None else overlap)
         self.session = self.job.session
         shards.guests.append(self)
 
     def attach(self) -> None:
         self.job.join()
-        attaching._take_over(self.job, self.optimizer)
+        take_over(self.job, self.job.pairs[0])
+
+    def edge(self, batch: int | None = None) -> None:
+        """Ask for a batch by its number in the one pass over the data; None: begin a step without `ps.shard`."""
+        if batch is not None:
+            if self.job.places.begun == 0:
+                self.job.places.begin()
+            self.job.places.ask(0, {"round": batch})
+        self.job.edge()
 
     def die(self) -> None:
         """Be gone without a word, as a process that is killed."""

@@ -15,10 +15,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import psjob as ps
 from psjob import contract, rules
 from psjob.api import attach as attaching
+from psjob.api.attached import AttachedJob
+from psjob.api.pairs import Pair
 from psjob.api.rulechoice import as_it_runs, chosen
 from psjob.process.config import Config, Place
 from psjob.protocol.worker import events as e
@@ -62,6 +65,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
     monkeypatch.setattr(sys, "orig_argv", ["python", "train.py"])
     monkeypatch.setattr(attaching, "current", None)
+    monkeypatch.setattr(attaching, "_pending", [])
+    monkeypatch.setattr(attaching, "_wanted", {})
     return attach
 
 
@@ -72,7 +77,8 @@ def test_outside_a_job_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type(optimizer)
     assert ps.attach(mine, optimizer) == (mine, optimizer) and type(optimizer) is kind
     assert (ps.step(), ps.epoch()) == (0, 0)
-    assert list(ps.shard([1, 2, 3])) == [1, 2, 3]
+    loader = DataLoader(TensorDataset(torch.arange(3)))
+    assert [int(x) for (x,) in ps.shard(loader)] == [0, 1, 2]
     ps.report(loss=1.0)
     ps.checkpoint()
     ps.wait()
@@ -94,8 +100,8 @@ def test_scripts_and_modules_can_be_started_again(job: Callable[..., str], monke
 
 
 def test_attach_twice(job: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attaching, "current", object())
     mine = model()
+    monkeypatch.setattr(attaching, "_pending", [Pair("", mine, sgd(mine))])
     assert "attach was called twice" in job(mine, sgd(mine))
 
 
@@ -109,6 +115,38 @@ def test_models_and_optimizers_that_do_not_fit(job: Callable[..., str]) -> None:
         p.grad = torch.zeros_like(p)
     used.step()
     assert "holds state from steps before attach" in job(mine, used)
+
+
+def test_groups_that_come_later_are_told_of_at_attach(job: Callable[..., str]) -> None:
+    mine = model()
+    head = torch.optim.SGD(mine[1].parameters(), lr=0.1)
+    assert "takes a list" in job(mine, head, later=mine[0])
+    assert "entry 0 is int" in job(mine, head, later=[3])
+    assert "entry 0 has a parameter of shape (2, 4) that is in a group already" in job(mine, head, later=[mine[1]])
+    assert "entry 1 has a parameter of shape (4, 3)" in job(mine, head, later=[mine[0], mine[0].parameters()])
+    assert "leave overlap out" in job(mine, head, later=[mine[0]], overlap=True)
+
+
+def test_only_the_group_that_comes_next_is_added(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        mine = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+        mine[:2].requires_grad_(False)
+        worker = Worker(shards, 0, mine, torch.optim.SGD(mine[2].parameters(), lr=0.1), later=[mine[0], mine[1].parameters()])
+
+        def act(worker: Worker) -> None:
+            before = [p.clone() for p in mine.parameters()]
+            mine.requires_grad_(True)
+            for added, group in enumerate((None, mine[0], mine[1])):
+                if group is not None:
+                    worker.optimizer.add_param_group({"params": group.parameters(), "lr": 0.2})
+                worker.optimizer.zero_grad()
+                mine(torch.ones(1, 3)).sum().backward()
+                worker.optimizer.step()
+                moved = [not torch.equal(was, p) for was, p in zip(before, mine.parameters(), strict=True)]
+                assert moved == [added > 0] * 2 + [added > 1] * 2 + [True] * 2
+            assert [group["lr"] for group in worker.optimizer.param_groups] == [0.1, 0.2, 0.2]
+
+        all_well([worker], act)
 
 
 def test_a_frozen_parameter_needs_no_group(tmp_path: Path) -> None:
@@ -339,7 +377,7 @@ def test_a_link_has_one_thread_however_soon_its_first_dial_fails(tmp_path: Path,
         nobody = replace(place.config.shards[0], port=1)
         away = replace(place, config=replace(place.config, shards=(nobody,)))
         net = model()
-        session = attaching.AttachedJob(away, net, sgd(net), {}, False).session
+        session = AttachedJob(away, (Pair("", net, sgd(net)),), {}, False).session
         monkeypatch.setattr(link.supervise, "thread", slow)
         session.handle(e.Started())
         session.close(5.0)

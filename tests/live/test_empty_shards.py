@@ -30,7 +30,7 @@ def counting(shards: Shards, rank: int) -> Worker:
 
 def train(worker: Worker, killed_in: Shards | None = None) -> None:
     for step in range(worker.session.clock, STEPS):
-        worker.job.edge({"epoch": 0, "round": step})
+        worker.edge(step)
         if killed_in is not None and step == STEPS - 2:
             assert eventually(lambda: stands(worker) and committed(killed_in) >= 2)
             worker.die()
@@ -42,7 +42,7 @@ def train(worker: Worker, killed_in: Shards | None = None) -> None:
 
 def stands(worker: Worker) -> bool:
     """The worker stands between two steps, where it takes part in a cut that was ordered late."""
-    worker.job.edge({"epoch": 0, "round": worker.session.clock})
+    worker.edge(worker.session.clock)
     return True
 
 

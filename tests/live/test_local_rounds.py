@@ -194,7 +194,7 @@ def test_a_place_in_the_data_goes_on_from_the_record_of_a_round_before(tmp_path:
 
     def train(worker: Worker, begin: int, end: int) -> None:
         for step in range(begin, end):
-            worker.job.edge({"epoch": 0, "round": step})
+            worker.edge(step)
             worker.optimizer.zero_grad()
             loss_of(worker.model, batch(step, worker.rank)).backward()
             worker.optimizer.step()
@@ -224,7 +224,7 @@ def test_a_place_in_the_data_goes_on_from_the_record_of_a_round_before(tmp_path:
             model = build()
             after = Worker(shards, 1, model, make(model), start=2)
             after.attach()
-            assert after.job.restored is not None and after.job.restored.cursor == {"epoch": 0, "round": 4}
+            assert after.job.restored is not None and after.job.restored.cursor == {"begun": 1, "asking": 0, "open": [[0, {"round": 4}]]}
             assert (after.session.clock, after.job.replay) == (2, 1)
             after.job.put_back()
             from_step(after, 4)

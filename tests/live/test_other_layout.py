@@ -37,7 +37,7 @@ def committed(shards: Shards) -> int:
 
 def train(worker: Worker, killed_in: Shards | None = None) -> None:
     for step in range(worker.session.clock, STEPS):
-        worker.job.edge({"epoch": 0, "round": step})
+        worker.edge(step)
         if step == STEPS - 2 and killed_in is not None:
             eventually(lambda: committed(killed_in) >= 2)
             worker.die()

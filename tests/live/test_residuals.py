@@ -20,7 +20,7 @@ def worker_of(shards: Shards, start: int) -> Worker:
 
 def step(worker: Worker) -> None:
     """With an edge before it, as `ps.shard` makes it."""
-    worker.job.edge({"epoch": 0, "round": worker.session.clock})
+    worker.edge(worker.session.clock)
     worker.optimizer.zero_grad()
     loss_of(worker.model, batch(worker.session.clock, 0)).backward()
     worker.optimizer.step()
@@ -42,7 +42,7 @@ def test_a_residual_is_put_back_with_the_newest_record_only(tmp_path: Path, monk
         before = manifests(shards)
         worker.session.checkpoint()
         while manifests(shards) == before:
-            worker.job.edge({"epoch": 0, "round": worker.session.clock})
+            worker.edge(worker.session.clock)
         for _ in range(later):
             step(worker)
         left_out = worker.session.exchange.compression.state()["left"]

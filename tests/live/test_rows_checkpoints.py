@@ -32,7 +32,7 @@ def training(end: int, after: Callable[[Worker, int], None] = lambda worker, ste
 
     def act(worker: Worker) -> None:
         for step in range(worker.session.clock - worker.job.replay, end):
-            worker.job.edge({"epoch": 0, "round": step})
+            worker.edge(step)
             worker.optimizer.zero_grad()
             loss_of(worker.model, step, worker.rank).backward()
             worker.optimizer.step()

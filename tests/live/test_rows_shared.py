@@ -12,6 +12,7 @@ from torch import nn
 
 import psjob as ps
 from psjob.layout import memory
+from psjob.shard import rowlending
 from psjob.shard.rows import RowGradient
 from psjob.wire.frame import Kind, WireError
 from psjob.wire.handover import Counter
@@ -143,7 +144,7 @@ def test_rows_asked_for_early_hold_up_none_of_this_step(tmp_path: Path) -> None:
 
 def test_a_push_that_does_not_fit_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psjob.worker.rowsharing.LENT_PUSHES", PAGE)
-    monkeypatch.setattr("psjob.shard.rowlending.LENT_PUSHES", PAGE)
+    monkeypatch.setattr(rowlending, "LENT_PUSHES", PAGE)
     with serving(tmp_path, workers=1, shards=1) as shards:
         worker = worker_of(shards, model=one_table(1000))
 

@@ -16,6 +16,7 @@ from torch import nn
 
 import psjob as ps
 from psjob.embeddings.rowmodule import RowModule
+from psjob.shard import server
 from psjob.worker.ending import SessionEnd
 from tests.live.live_shards import Rewound, Worker, all_well, eventually, serving, severed
 from tests.live.test_shard_relinks import aside
@@ -365,7 +366,7 @@ def test_a_worker_with_other_tables_is_refused_by_the_first_name(tmp_path: Path,
 
 
 def test_held_lookups_say_who_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psjob.shard.server.WAITING_SECONDS", 0.05)
+    monkeypatch.setattr(server, "WAITING_SECONDS", 0.05)
     with serving(tmp_path, workers=2, shards=1) as serve:
         models = [offloaded(), offloaded()]
         workers = [Worker(serve, rank, model, OPTIMIZERS["sgd"](model)) for rank, model in enumerate(models)]

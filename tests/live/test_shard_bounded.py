@@ -202,7 +202,7 @@ def rounds(ends: dict[int, int], staleness: int, seed: int, breaks: float = 0.0)
         chance = random.Random(100 * seed + worker.rank)
         pace = chance.random() * 0.008
         for turn in range(worker.job.made, ends[worker.rank]):
-            worker.job.edge({"epoch": 0, "round": turn})
+            worker.edge(turn)
             if chance.random() < breaks:
                 worker.session.links[chance.randrange(len(worker.session.links))].close()
             time.sleep(pace * chance.random())

@@ -121,7 +121,7 @@ def test_what_was_left_out_is_not_fed_back_twice_after_a_crash_in_async(tmp_path
     def act(worker: Worker) -> None:
         for step in range(5):
             if step < 2:
-                worker.job.edge({"epoch": 0, "round": step})
+                worker.edge(step)
             worker.optimizer.zero_grad()
             loss_of(worker.model, batch(step, 0)).backward()
             worker.optimizer.step()
@@ -149,7 +149,7 @@ def test_what_was_left_out_comes_back_with_a_workers_record(tmp_path: Path, code
 
     def act(worker: Worker) -> None:
         for step in range(worker.session.clock, 8):
-            worker.job.edge({"epoch": 0, "round": step})
+            worker.edge(step)
             if worker.rank == 1 and step == 4 and worker.job.place.number == 1:
                 assert eventually(lambda: 4 in shards.servers[0].coordinator.machine.members[1].records)  # type: ignore[union-attr]
                 worker.die()
@@ -286,7 +286,7 @@ def test_a_large_residual_goes_at_cuts_only_and_a_rewind_puts_it_back(tmp_path: 
 
     def act(worker: Worker) -> None:
         for step in range(worker.session.clock, 8):
-            worker.job.edge({"epoch": 0, "round": step})
+            worker.edge(step)
             if worker.rank == 1 and step == 5 and worker.job.place.number == 1:
                 assert eventually(lambda: any(int(p.stem[-12:]) >= 3 for p in shards.folder.glob("manifest-*.json")))
                 worker.die()

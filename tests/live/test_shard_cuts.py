@@ -44,7 +44,7 @@ def steps(count: int, seed: int, breaks: float = 0.0) -> Callable[[Worker], None
     def act(worker: Worker) -> None:
         chance = random.Random(seed + worker.rank)
         for step in range(count):
-            worker.job.edge({"epoch": 0, "round": step})
+            worker.edge(step)
             if chance.random() < breaks:
                 worker.session.links[chance.randrange(len(worker.session.links))].close()
             time.sleep(0.004 * chance.random())
@@ -111,7 +111,7 @@ def test_checkpoints_by_steps_stand_at_multiples(tmp_path: Path) -> None:
 
         def act(worker: Worker) -> None:
             for step in range(23):
-                worker.job.edge({"epoch": 0, "round": step})
+                worker.edge(step)
                 eventually(lambda: written(shards, worker))  # a disk that is slow here must not make the next one late
                 steps(1, step)(worker)
 

@@ -70,7 +70,7 @@ def real(count: int, batches: list[Batch] | None = None) -> Callable[[Worker], N
 
     def act(worker: Worker) -> None:
         for step in range(count):
-            worker.job.edge({"epoch": 0, "round": step})
+            worker.edge(step)
             time.sleep(0.004 * (1 + 3 * (worker.rank == 2)))
             worker.optimizer.zero_grad()
             loss_of(worker.model, batch(step, worker.rank)).backward()
@@ -102,7 +102,7 @@ def constant(worker: int, clock: int) -> list[torch.Tensor]:
 def given(count: int, batches: list[Batch] | None = None, begin: int = 0) -> Callable[[Worker], None]:
     def act(worker: Worker) -> None:
         for step in range(begin, count):
-            worker.job.edge({"epoch": 0, "round": step})
+            worker.edge(step)
             time.sleep(0.004 * (1 + 3 * (worker.rank == 2)))
             held_back(worker, batches)
             for p, grad in zip(worker.model.parameters(), constant(worker.rank, worker.session.clock), strict=True):

@@ -123,7 +123,7 @@ def test_a_worker_that_returns_has_its_momentum(tmp_path: Path) -> None:
 
 def recorded(worker: Worker) -> int:
     """The clock of the last record that a worker has handed in, after it stood between two steps once more."""
-    worker.job.edge(None)
+    worker.edge()
     last = worker.session.machine.last_record
     assert last is not None
     return last[0]

@@ -34,7 +34,7 @@ def worker_of(shards: Shards) -> Worker:
 def train(worker: Worker) -> None:
     first, second = worker.model.parameters()
     for step in range(STEPS):
-        worker.job.edge({"epoch": 0, "round": step})
+        worker.edge(step)
         time.sleep(0.004)
         first.grad = torch.full_like(first, -1.0)
         second.grad = torch.full_like(second, -1.0) if step == TURN else None

@@ -86,7 +86,7 @@ def test_the_last_record_is_sent_again_on_a_new_stream(tmp_path: Path) -> None:
         assert eventually(lambda: 2 in member.records)
         member.records.clear()
         with severed(worker.session.links[0]):
-            worker.job.edge(None)
+            worker.edge()
         assert eventually(lambda: 2 in member.records, 5.0)
 
 

@@ -182,7 +182,7 @@ def test_what_belongs_to_a_worker_comes_back_on_other_shards(tmp_path: Path, sha
 
         def act(worker: Worker) -> None:
             for turn in range(200):
-                worker.job.edge({"epoch": 0, "round": turn})
+                worker.edge(turn)
                 steps(1)(worker)
                 if any(int(path.stem[-12:]) >= 4 for path in shards.folder.glob("manifest-*.json")):
                     break

@@ -34,7 +34,7 @@ def large(shards: Shards, start: int = 1) -> Worker:
 def rounds(worker: Worker, begin: int, end: int) -> None:
     """What `ps.shard` and the script do, a batch a step."""
     for turn in range(begin, end):
-        worker.job.edge({"epoch": 0, "round": turn})
+        worker.edge(turn)
         step(worker)
 
 

@@ -14,7 +14,7 @@ from psjob import contract, rules
 from psjob.modes import Async, Backup, Bounded, LocalAsync, LocalSGD, Mode, Push, Softsync, Sync, Threshold
 from psjob.process.config import LocalConfig, Place
 from psjob.rules.base import Hyperparameters, check_hyperparameters
-from psjob.simulate import cli, protocol
+from psjob.simulate import protocol
 from psjob.simulate.digits import Digits
 from psjob.simulate.engine import SimulationOutcome, simulate
 from psjob.simulate.recording import Recording, events, opened, seal
@@ -24,6 +24,7 @@ from psjob.simulate.speeds import Speeds
 from psjob.simulate.trace import Trace
 from psjob.simulate.training import Inner, SimulatedTraining
 from tests.live.live_shards import Shards, serving
+from tests.simulated import asked
 
 pytestmark = pytest.mark.usefixtures("last_words")
 WORKERS, PUSHES = 4, 60
@@ -138,7 +139,7 @@ def test_a_schedule_that_the_shards_do_not_follow_is_told(tmp_path: Path) -> Non
 
 def written(path: Path, *options: str) -> int:
     """`psjob simulate train`, small."""
-    return cli.run(["train", "--workers", "2", "--pushes", "8", "--rule", "dana-zero", "--replayable", "--trace", str(path), *options])
+    return asked(["train", "--workers", "2", "--pushes", "8", "--rule", "dana-zero", "--replayable", "--trace", str(path), *options])
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
@@ -146,9 +147,9 @@ def test_the_command_plays_a_file_by_processes(tmp_path: Path, capsys: pytest.Ca
     path = tmp_path / f"trace{suffix}"
     assert written(path, "--json") == 0
     told = json.loads(capsys.readouterr().out)
-    assert cli.run(["trace", str(path), "--json"]) == 0
+    assert asked(["trace", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sha256"] == told["sha256"], "what is beside the records is not of their digest"
-    assert cli.run(["replay", str(path), "--shards", "2"]) == 0
+    assert asked(["replay", str(path), "--shards", "2"]) == 0
     words = capsys.readouterr().out.split()
     assert words[:2] == ["same:", "simulated"] and words[2] == words[4] + "," and len(words[4]) == 64
 
@@ -160,7 +161,7 @@ def test_a_file_of_other_weights_is_told_so(tmp_path: Path, capsys: pytest.Captu
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     seal(path, facts | {"numbers": facts["numbers"] | {"lr": 0.02}})
     capsys.readouterr()
-    assert cli.run(["replay", str(path), "--shards", "1"]) == 1
+    assert asked(["replay", str(path), "--shards", "1"]) == 1
     assert capsys.readouterr().out.startswith("DIFFERENT: simulated ")
 
 
@@ -181,7 +182,7 @@ def test_a_file_that_is_not_what_was_written(
     path = tmp_path / "trace.csv"
     assert written(path) == 0
     path.write_bytes(change(path.read_bytes().decode()).encode())
-    assert cli.run(["replay", str(path)]) == 2
+    assert asked(["replay", str(path)]) == 2
     assert f"{path}: {said}" in capsys.readouterr().err
 
 
@@ -189,7 +190,7 @@ def test_a_file_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture
     path = tmp_path / "trace.csv"
     path.write_text("t\n")
     seal(path, {"mode": "async"})
-    assert cli.run(["replay", str(path)]) == 2
+    assert asked(["replay", str(path)]) == 2
     assert f"{path}: is of another version of psjob (KeyError('rule')); write it again" in capsys.readouterr().err
 
 
@@ -219,5 +220,5 @@ def test_what_cannot_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ],
 )
 def test_what_a_replay_needs(capsys: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:
-    assert cli.run(argv) == 2
+    assert asked(argv) == 2
     assert said in capsys.readouterr().err

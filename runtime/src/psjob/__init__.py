@@ -7,13 +7,16 @@ for x, y in ps.shard(loader):             # this worker's slice of the data, res
 """
 
 import os
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from psjob.contract import ENV_ROLE
+from psjob.contract import ENV_INDEX, ENV_ROLE, ENV_RUN
 from psjob.process.version import __version__
 
 if TYPE_CHECKING:
     from psjob.api.attach import attach
+    from psjob.api.clipping import clip_grad_norm_
     from psjob.api.data import epoch, shard
     from psjob.api.reporting import checkpoint, export, is_first, rank, report, step, wait, world
     from psjob.collectives.mirroring import mirror
@@ -24,30 +27,66 @@ if TYPE_CHECKING:
     from psjob.embeddings.statetable import Table
 
 __all__ = [
-    "__version__", "Embedding", "EmbeddingBag", "PeerLost", "Table", "all_reduce", "attach", "checkpoint", "epoch", "export", "is_first",
-    "mirror", "offload_embeddings", "rank", "report", "shard", "step", "wait", "world",
+    "__version__", "Embedding", "EmbeddingBag", "PeerLost", "Table", "all_reduce", "attach", "checkpoint", "clip_grad_norm_", "epoch",
+    "export", "is_first", "mirror", "offload_embeddings", "rank", "report", "shard", "step", "wait", "world",
 ]  # fmt: skip
 
 _HOME = {
-    "attach": "api.attach", "shard": "api.data", "epoch": "api.data", "Embedding": "embeddings.embedding",
-    "EmbeddingBag": "embeddings.embedding", "offload_embeddings": "embeddings.offload", "mirror": "collectives.mirroring",
-    "all_reduce": "collectives.reducing", "PeerLost": "collectives.runner", "Table": "embeddings.statetable",
+    "attach": "api.attach", "clip_grad_norm_": "api.clipping", "shard": "api.data", "epoch": "api.data",
+    "Embedding": "embeddings.embedding", "EmbeddingBag": "embeddings.embedding", "offload_embeddings": "embeddings.offload",
+    "mirror": "collectives.mirroring", "all_reduce": "collectives.reducing", "PeerLost": "collectives.runner",
+    "Table": "embeddings.statetable",
 }  # fmt: skip
+
+
+_CLIENT = {"Client": "blocking", "AsyncClient": "client"}
+"""What the distribution psjob-client adds, by module of its room sdk: found when it is asked for, never imported before."""
 
 
 def __getattr__(name: str) -> Any:
     # Late, because a shard that starts tells its peers before it pays for importing torch.
-    if name not in __all__:
+    if name not in __all__ and name not in _CLIENT:
         raise AttributeError(f"module 'psjob' has no attribute {name!r}")
     import importlib
 
+    if name in _CLIENT:
+        try:
+            found = getattr(importlib.import_module(f"psjob_client.sdk.{_CLIENT[name]}"), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "psjob_client":
+                raise
+            raise ImportError(
+                f"psjob.{name} is in the distribution psjob-client, which is not installed: pip install 'psjob[client]'"
+            ) from None
+        globals()[name] = found
+        return found
     module = importlib.import_module(f"psjob.{_HOME.get(name, 'api.reporting')}")
     value = getattr(module, name)
     globals()[name] = value
     return value
 
 
+def __dir__() -> list[str]:
+    from importlib.util import find_spec
+
+    return sorted({*globals(), *__all__, *(_CLIENT if find_spec("psjob_client") else ())})
+
+
+class _Face(ModuleType):
+    """Keeps `psjob.shard` and `psjob.checkpoint` what a script calls: an import of the folders of these names would put itself there."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in __all__ and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Face
+
 if os.environ.get(ENV_ROLE) == "worker":
+    if os.environ.get(ENV_INDEX) == "0":
+        from psjob.api.trackers import one_run
+
+        one_run(os.environ.get(ENV_RUN, ""), os.environ)
     from psjob.process.startup import spare_the_compiler
 
     spare_the_compiler()

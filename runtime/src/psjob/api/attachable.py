@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -17,15 +18,17 @@ MOST_TOLD: Final = MAX_BODY - MAX_JSON
 """Bytes of a table of parameters: the rest of a hello, and of the coordinator's order that repeats it, fits beside it."""
 
 
-def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: dict[str, Any]) -> None:
+def check(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: dict[str, Any], later: Sequence[Mapping[str, Any]] = ()
+) -> None:
     """Raises Refused, with a sentence on the first thing that does not go together."""
     if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
         raise Refused(f"attach takes a torch Module and a torch Optimizer, got {type(model).__name__} and {type(optimizer).__name__}")
-    trained = {p for group in optimizer.param_groups for p in group["params"]}
+    trained = {p for group in (*optimizer.param_groups, *later) for p in group["params"]}
     for name, p in model.named_parameters():
         if p.requires_grad and p not in trained:
             raise Refused(f"parameter {name} needs a gradient but is in no group of the optimizer; add it, or set requires_grad to False")
-    if optimizer.state:
+    if any(_steps(state) for state in optimizer.state.values()):
         raise Refused(
             "the optimizer holds state from steps before attach, which the shards could not take over; attach it new, "
             "and begin from a checkpoint with checkpoint.resumeFrom"
@@ -36,6 +39,11 @@ def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, stateful: di
     problems = record.verify_round_trip(stateful)
     if problems:
         raise Refused("what attach was given could not be put back after a restart: " + "; ".join(problems))
+
+
+def _steps(state: Any) -> bool:
+    """Is this the state of steps that were made? Some optimizers (Adagrad) hold a state of none from the beginning."""
+    return not isinstance(state, dict) or "step" not in state or float(state["step"]) > 0
 
 
 def stepper(model: torch.nn.Module) -> torch.optim.Optimizer:

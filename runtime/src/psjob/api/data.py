@@ -1,218 +1,214 @@
-"""`shard`: this worker's slice of a DataLoader, at the same place again after a restart.
-
-Per epoch there is one order of samples, from (seed, epoch); the loader's batches are cut from it, and batch j goes to rank
-j mod m, so every sample is seen once an epoch whatever m is. In the last round a rank may have no batch: it counts as
-absent there and stays in step.
-"""
+"""`shard`: this worker's slice of a DataLoader, at the same place again after a restart."""
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
 
-import torch
 from torch.utils import data as torch_data
 
 from psjob.api import attach as attaching
+from psjob.api import foreign
+from psjob.api.attached import AttachedJob
+from psjob.api.places import START, Place
+from psjob.api.reporting import worker_place
+from psjob.api.slices import Slices, rounds_of
+from psjob.api.streams import Stream
 from psjob.embeddings.prefetch import Ahead
-from psjob.process.errors import Refused
-from psjob.resume.generators import generators, put_generators
+from psjob.process.errors import Refused, exit_refused
+
+B = TypeVar("B", covariant=True)
 
 
-def shard(loader: Any, prefetch: Callable[[Any], Any] | None = None) -> Iterator[Any]:
-    """Iterate over this worker's batches of `loader` (a torch DataLoader); outside a job over all of them, as they are.
+def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> ShardedLoader[B]:
+    """Give a loader of this worker's batches of `loader`; outside a job, of all of them, as they are.
 
-    Call it once an epoch: the n-th call is epoch n, and epochs that are already done yield nothing after a restart. The
-    batch size is per worker. The order is the loader's own where it does not shuffle, else a permutation from
-    (training.seed, epoch).
+    Each pass over it is the next epoch, whether `shard` is called once or once an epoch. Of a script that was started again, passes
+    that were finished give nothing, and the one under way goes on where it was; `enumerate` counts from 0 there, and `len` is what is
+    left. The batch size is per worker. All workers make the same number of steps an epoch: where the last round has too few batches,
+    a batch is given again in training, whose step counts for nothing.
 
-    Where the model has `ps.Embedding`s, one batch is read ahead, so that its rows are on their way while the one before is trained;
-    `prefetch` names them: of a batch it gives pairs (module, ids). Without it they are found where the ids of a module are a tensor
-    of the batch, or a view of one. A batch that is read ahead is made with random generators of its own, from (seed, epoch, batch).
+    Args:
+        loader: a torch DataLoader, or what Accelerate's `prepare` made of one. Its order comes from (training.seed, epoch) where it draws
+            one; its batches go round the workers. A `DistributedSampler` left in is taken for all of the data. An IterableDataset is
+            read whole by every worker.
+        prefetch: where the model has `ps.Embedding`s, one batch is read ahead, so that its rows are on their way while the one before is
+            trained; of a batch this gives pairs (module, ids). Without it they are found where the ids of a module are a tensor of the
+            batch, or a view of one. What is drawn for a batch that is read ahead comes from (seed, epoch, batch).
 
-    Ends the script with a sentence (exit status 77) for an IterableDataset or a sampler of your own, whose place could not
-    be found again.
+    Returns:
+        What `loader` is to a loop: `len`, passes, and its attributes.
+
+    Raises:
+        SystemExit: with status 77 and a sentence, for what is no DataLoader, and for an order that could not be found again.
+
+    Example:
+        >>> import torch, psjob as ps
+        >>> loader = ps.shard(torch.utils.data.DataLoader(torch.arange(6), batch_size=2))
+        >>> len(loader), [batch.tolist() for batch in loader]
+        (3, [[0, 1], [2, 3], [4, 5]])
     """
     job = attaching.current
-    if job is None:
-        yield from loader
-        return
+    place = worker_place() if job is None else job.place  # known before `attach` too
+    seed, rank, world = (0, 0, 1) if place is None else (place.config.seed, place.index, place.config.workers)
     try:
-        plan = _Plan(loader, job.place.config.seed, job.place.index, job.place.config.workers)
+        knows = foreign.home(loader)
+        if knows is None:
+            return ShardedLoader(loader, _source(loader, seed, rank, world), world, prefetch)
+        plain = loader if place is None else knows.plain(loader)
+        return ShardedLoader(loader, _source(plain, seed, rank, world), world, prefetch, knows.hand(loader))
     except Refused as refused:
-        job.refuse(str(refused))
-        return
-    ahead = Ahead(job.tables.modules, prefetch) if job.tables.modules else None
-    yield from _epoch(job, plan, ahead)
+        exit_refused(str(refused)) if job is None else job.refuse(str(refused))
+        raise
 
 
-_calls = 0
+_begun = 0
+"""Passes begun outside a job."""
 
 
 def epoch() -> int:
-    """Number of the epoch that `shard` is in (calls finished or begun, minus one); 0 before the first."""
-    return max(0, _calls - 1)
+    """Number of the pass that `shard` is in, from 0 (passes finished or begun, minus one); 0 before the first."""
+    job = attaching.current
+    return max(0, (_begun if job is None else job.places.begun) - 1)
 
 
-def _epoch(job: attaching.AttachedJob, plan: _Plan, ahead: Ahead | None) -> Iterator[Any]:
-    global _calls
-    number = _calls
-    _calls += 1
-    begin = 0
-    back = job.restored
-    if back is not None and back.cursor is not None:
-        if number < back.cursor["epoch"]:
+class ShardedLoader(Generic[B]):
+    """A worker's slice of a loader; made by `psjob.shard`. What it has no word for is the wrapped loader's."""
+
+    def __init__(
+        self,
+        loader: Any,
+        source: Slices | Stream,
+        world: int,
+        prefetch: Callable[[Any], Any] | None,
+        hand: Callable[[Any], Any] = lambda batch: batch,
+    ) -> None:
+        self.loader = loader
+        self._source, self._world, self._prefetch, self._hand = source, world, prefetch, hand
+        self.stand_in: Any = None
+        """For loops that count batches by themselves: given for each batch of the pass under way that was trained before a restart, and
+        once for each pass that was finished."""
+        self._begin = START
+        """Where the pass under way began."""
+
+    def __iter__(self) -> Iterator[B]:
+        """The next pass. It begins with its first batch: loops of libraries ask for an iterator before the script attaches."""
+        attaching.settle()
+        job = attaching.current
+        yield from self._outside() if job is None else self._pass(job)
+
+    def __len__(self) -> int:
+        """Steps of a pass; of one that goes on after a restart, those that were left.
+
+        Raises TypeError for an IterableDataset without length.
+        """
+        return rounds_of(len(self.loader), self._world) - int(self._begin["round"])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "loader" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def _outside(self) -> Iterator[B]:
+        global _begun
+        _begun += 1
+        yield from self.loader
+
+    def _pass(self, job: AttachedJob) -> Iterator[B]:
+        places = job.places
+        number, begin = places.begin()
+        for _ in range(0 if self.stand_in is None else 1 if begin is None else int(begin["round"])):
+            places.skip()
+            yield self.stand_in
+        if begin is None:
             return
-        begin = back.cursor["round"]
-    rounds = plan.rounds()
-    batches: Iterator[Any] = iter(plan.loader(number, begin, apart=ahead is not None))
-    if ahead is not None:
-        batches = _looking_ahead(batches, ahead)
-    made, given = job.made, 0
-    for turn in range(begin, rounds):
-        if back is not None:
-            job.put_back()
-            back = None
-        job.edge({"epoch": number, "round": turn})
-        if plan.batch_of(turn) is not None:
-            given += 1
-            yield next(batches)
-        elif _trains(job, given, job.made - made):
-            job.absent_step()
-    if back is not None:
-        job.put_back()
-    job.edge({"epoch": number, "round": rounds})
+        self._begin, place = START if self.stand_in is not None else begin, begin
+        told = [knows.Pass(job.place) for knows in foreign.in_use()]
+        ahead = Ahead(job.tables.modules, self._prefetch) if job.tables.modules else None
+        made, given, again = job.made, 0, False
+        try:
+            feed = iter(()) if begin.get("left") else _placed(self._source, number, begin, ahead)
+            if told:
+                feed = self._knowing_last(feed)
+            while True:
+                if places.ask(number, place):
+                    job.put_back()
+                job.edge()
+                found = next(feed, None)
+                if found is None:
+                    return
+                place = found.place
+                if not found.again or (job.training and found.batch is not None):
+                    given += 1
+                    places.give(found.again)
+                    for one in told:
+                        one.gives(found.last)
+                    yield self._hand(found.batch)
+                elif job.training:
+                    job.absent_step()
+        except Refused as refused:
+            job.refuse(str(refused))
+        except GeneratorExit:
+            again = given == 1 and job.made == made  # the script wanted to see a batch
+            raise
+        finally:
+            self._begin = START
+            places.end(number, again)
+            for one in told:
+                one.over()
+
+    def _knowing_last(self, feed: Iterator[_Found]) -> Iterator[_Found]:
+        """Each batch with whether it is the last of its pass. A stream is read one batch ahead for that."""
+        if isinstance(self._source, Slices):
+            rounds = rounds_of(len(self.loader), self._world)
+            for found in feed:
+                yield found._replace(last=int(found.place["round"]) == rounds)
+            return
+        held = next(feed, None)
+        while held is not None:
+            following = next(feed, None)
+            yield held._replace(last=following is None)
+            held = following
 
 
-def _looking_ahead(batches: Iterator[Any], ahead: Ahead) -> Iterator[Any]:
+class _Found(NamedTuple):
+    """A batch, whether it is another rank's or an earlier one, given for want of one's own, the place after it, and is it the last."""
+
+    batch: Any
+    again: bool
+    place: Place
+    last: bool = False
+
+
+def _source(loader: Any, seed: int, rank: int, world: int) -> Slices | Stream:
+    """Raises Refused for what has no place that could be found again."""
+    if not isinstance(loader, torch_data.DataLoader):
+        raise Refused(f"shard takes a torch DataLoader, got {type(loader).__name__}; wrap a list as DataLoader(list, batch_size=None)")
+    made = Stream if isinstance(loader.dataset, torch_data.IterableDataset) else Slices
+    return made(loader, seed, rank, world)
+
+
+def _placed(source: Slices | Stream, number: int, begin: Place, ahead: Ahead | None) -> Iterator[_Found]:
+    """What is left of a pass. The loader has begun when this returns: a script's generators are put back after it has drawn from them."""
+    if isinstance(source, Stream):
+        found: Iterator[_Found] = (_Found(*each) for each in source.feed(number, begin))
+    else:
+        turn = int(begin["round"])
+        found = _numbered(source.feed(number, turn, ahead is not None), turn)
+    return found if ahead is None else _looking_ahead(found, ahead)
+
+
+def _numbered(feed: Iterator[tuple[Any, bool]], turn: int) -> Iterator[_Found]:
+    for batch, again in feed:
+        turn += 1
+        yield _Found(batch, again, {"round": turn})
+
+
+def _looking_ahead(feed: Iterator[_Found], ahead: Ahead) -> Iterator[_Found]:
     """Each batch when the one after it has been read."""
-    held = next(batches, _NONE)
-    while held is not _NONE:
-        following = next(batches, _NONE)
-        ahead.handing(held, None if following is _NONE else following)
+    held = next(feed, None)
+    while held is not None:
+        following = next(feed, None)
+        ahead.handing(held.batch, None if following is None else following.batch)
         yield held
         held = following
-
-
-_NONE = object()
-
-
-def _trains(job: attaching.AttachedJob, given: int, steps: int) -> bool:
-    """Does this loop make a step a batch? An evaluation makes none, and a rank without a batch must then make none either."""
-    return steps == given if given else job.model.training and torch.is_grad_enabled()
-
-
-class _Plan:
-    """Which sample indices make which batch, for one rank. Pure but for `loader`."""
-
-    def __init__(self, loader: Any, seed: int, rank: int, world: int) -> None:
-        if not isinstance(loader, torch_data.DataLoader):
-            raise Refused(f"shard takes a torch DataLoader, got {type(loader).__name__}")
-        if isinstance(loader.dataset, torch_data.IterableDataset):
-            raise Refused("shard cannot find its place again in an IterableDataset; use a dataset with __getitem__ and __len__")
-        if loader.batch_size is None or type(loader.batch_sampler) is not torch_data.BatchSampler:
-            raise Refused("shard makes its own batches; give the DataLoader a batch_size instead of a batch_sampler")
-        sampler: Any = loader.sampler
-        everything: Any = loader.dataset
-        if type(sampler) is torch_data.RandomSampler:
-            if sampler.replacement or sampler.num_samples != len(everything):
-                raise Refused("shard covers each sample once an epoch; RandomSampler with replacement or num_samples is not supported")
-            self.shuffle = True
-        elif type(sampler) is torch_data.SequentialSampler:
-            self.shuffle = False
-        else:
-            raise Refused(f"shard cannot find its place again in a {type(sampler).__name__}; use shuffle=True or shuffle=False")
-        self._loader, self._seed, self._rank, self._world = loader, seed, rank, world
-        self._size = int(loader.batch_size)
-        self._count = count = len(everything)
-        self._batches = count // self._size if loader.drop_last else -(-count // self._size)
-
-    def rounds(self) -> int:
-        """Steps of an epoch."""
-        return -(-self._batches // self._world)
-
-    def batch_of(self, turn: int) -> int | None:
-        """Number of this rank's batch in a round, None where it has none."""
-        number = turn * self._world + self._rank
-        return number if number < self._batches else None
-
-    def indices(self, epoch_number: int, begin: int) -> Iterator[_Batch]:
-        """Sample indices of this rank's batches from round `begin` on."""
-        order: list[int] = list(range(self._count))
-        if self.shuffle:
-            generator = torch.Generator().manual_seed((self._seed * 1_000_003 + epoch_number) % (1 << 63))
-            order = torch.randperm(self._count, generator=generator).tolist()
-        for turn in range(begin, self.rounds()):
-            number = self.batch_of(turn)
-            if number is not None:
-                batch = _Batch(order[number * self._size : (number + 1) * self._size])
-                batch.seed = (self._seed, epoch_number, number)
-                yield batch
-
-    def loader(self, epoch_number: int, begin: int, apart: bool = False) -> Any:
-        """A DataLoader over this rank's batches, otherwise like the user's. `apart`: the script's generators are left as they are."""
-        old = self._loader
-        options: dict[str, Any] = {
-            "num_workers": old.num_workers, "collate_fn": old.collate_fn, "pin_memory": old.pin_memory, "timeout": old.timeout,
-            "worker_init_fn": old.worker_init_fn, "multiprocessing_context": old.multiprocessing_context, "generator": old.generator,
-        }  # fmt: skip
-        if old.num_workers:
-            options["prefetch_factor"] = old.prefetch_factor
-        return torch_data.DataLoader(_Seeded(old.dataset, apart), batch_sampler=_Sampler(self, epoch_number, begin), **options)
-
-
-class _Batch(list[int]):
-    """Sample indices, and what a loader process seeds its generators with before it fetches them."""
-
-    seed: tuple[int, int, int] = (0, 0, 0)
-
-
-class _Sampler(torch_data.Sampler[list[int]]):
-    def __init__(self, plan: _Plan, epoch_number: int, begin: int) -> None:
-        self._plan, self._epoch, self._begin = plan, epoch_number, begin
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._plan.indices(self._epoch, self._begin))
-
-    def __len__(self) -> int:
-        return sum(1 for t in range(self._begin, self._plan.rounds()) if self._plan.batch_of(t) is not None)
-
-
-class _Seeded(torch_data.Dataset[Any]):
-    """The user's dataset; in a loader process, or `apart`, every batch is fetched with generators seeded from (seed, epoch, batch)."""
-
-    def __init__(self, dataset: Any, apart: bool = False) -> None:
-        self._dataset, self._apart = dataset, apart
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        if torch_data.get_worker_info() is not None and isinstance(indices, _Batch):
-            _seed(indices.seed)
-        elif self._apart and isinstance(indices, _Batch):  # when it is read must not show in what the script draws
-            kept = generators()
-            _seed(indices.seed)
-            try:
-                return self._fetch(indices)
-            finally:
-                put_generators(kept)
-        return self._fetch(indices)
-
-    def _fetch(self, indices: list[int]) -> list[Any]:
-        many = getattr(self._dataset, "__getitems__", None)
-        found = many(indices) if many is not None else [self._dataset[i] for i in indices]
-        return list(found)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._dataset[index]
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-
-def _seed(parts: tuple[int, int, int]) -> None:
-    value = random.Random(repr(parts)).getrandbits(63)
-    random.seed(value)
-    torch.manual_seed(value)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(value % (1 << 32))

@@ -28,7 +28,7 @@ class Recording:
         self._ready: tuple[int, bytes] | None = None
         """The record of an edge without a place in the data, by its clock."""
 
-    def make(self, cursor: dict[str, int] | None, last: bool = False) -> bytes:
+    def make(self, cursor: dict[str, Any] | None, last: bool = False) -> bytes:
         """The record of this moment. `last`: no push will follow, so the residuals of earlier ones are not needed again.
 
         Raises Refused where it is too large, or a value cannot be kept.
@@ -46,7 +46,7 @@ class Recording:
             clock = self._session.clock + 1
             self._ready = clock, self._pack(None, clock, False)
 
-    def _pack(self, cursor: dict[str, int] | None, clock: int, last: bool) -> bytes:
+    def _pack(self, cursor: dict[str, Any] | None, clock: int, last: bool) -> bytes:
         wire = {} if last else self._session.exchange.compression.state()
         return self._packer.pack(record.capture(cursor, clock, self._model, self.kept, self._optimizer, wire, self._generators.states()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 
 from psjob.api import attach as attaching
+from psjob.api import trackers
 from psjob.checkpoint import disk, files
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.process import config
@@ -17,13 +19,13 @@ from psjob.process.errors import Refused, exit_refused
 
 def rank() -> int:
     """This worker's number, from 0; 0 outside a job."""
-    place = _place()
+    place = worker_place()
     return 0 if place is None else place.index
 
 
 def world() -> int:
     """How many workers the job has; 1 outside a job."""
-    place = _place()
+    place = worker_place()
     return 1 if place is None else place.config.workers
 
 
@@ -40,8 +42,10 @@ def step() -> int:
 def report(**numbers: float | int | torch.Tensor) -> None:
     """Tell the job numbers for its status and display: `loss`, `total` (optimizer steps in all, for an ETA) and metrics of your own.
 
-    Rank 0's numbers hold where several ranks report one name. Values are finite numbers or tensors of one element; what is
-    not is left out. The 256 names told last are kept, 64 characters of each. Costs one small message; outside a job nothing.
+    Rank 0's numbers hold where several ranks report one name. Values are numbers or tensors of one element. A `loss` that is NaN or inf
+    is told as divergence in status, summary and exit code; other numbers that are not finite are left out. The 256 names told last are
+    kept, 64 characters of each. Costs one small message; outside a job nothing. Rank 0 writes them, as `psjob/NAME`, to what it has open of
+    TensorBoard and Weights & Biases too.
     """
     job = attaching.current
     if job is None or job.replay:
@@ -49,7 +53,10 @@ def report(**numbers: float | int | torch.Tensor) -> None:
     plain = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in numbers.items()}
     if job.rounds is not None and "total" in plain:
         plain["total"] = job.rounds.rounds_in(float(plain["total"]))
-    job.session.report({name[:64]: float(value) for name, value in list(plain.items())[:256]})
+    told = {name[:64]: float(value) for name, value in list(plain.items())[:256]}
+    job.session.report({name: value if math.isfinite(value) else str(value) for name, value in told.items()})
+    if is_first():
+        trackers.tell({name: value for name, value in told.items() if name != "total"}, job.session.clock)
 
 
 def checkpoint() -> None:
@@ -103,7 +110,7 @@ def export(path: str | Path, model: torch.nn.Module | None = None) -> None:
 
 
 @cache
-def _place() -> config.Place | None:
+def worker_place() -> config.Place | None:
     """This worker's place, before `attach` too: scripts slice their data by rank as they load it."""
     try:
         place = config.place()

@@ -114,6 +114,28 @@ def check_tables(job: Config, tables: Sequence[TableSpec]) -> None:
         raise Refused(f"{what} may leave a push out, and with it what ps.Table {counting} was given; take mode sync, bounded or async")
 
 
+def check_clipping(job: Config, tables: Sequence[TableSpec]) -> None:
+    """Raise Refused where the norm of a mean gradient is not known."""
+    if job.max_grad_norm is None:
+        return
+    if job.mode != "sync" or job.backup_workers:
+        raise Refused("training.maxGradNorm clips the mean gradient of all workers, so it is for training.mode sync without backupWorkers")
+    if tables:
+        raise Refused(f"training.maxGradNorm: the rows of {tables[0].name} on the shards have no part in the norm; leave it out")
+
+
+def check_several(job: Config, pairs: int, overlap: bool, half: bool, tables: int) -> None:
+    """Raise Refused for what several attached models do not go with."""
+    if pairs < 2:
+        return
+    for there, what in (
+        (overlap, "attach(…, overlap=True)"), (half, f"training.updateRule {job.update_rule}"), (bool(tables), "rows on the shards"),
+        (job.mode == "local", "training.mode local"),
+    ):  # fmt: skip
+        if there:
+            raise Refused(f"{what} is for one attached model, and this script has {pairs}; leave it out")
+
+
 def check_state(rule: str, blocks: int, workers: int) -> None:
     """Raise Refused where a checkpoint's manifest could not list what the shards keep of each worker."""
     listed = blocks * workers * len(rules.named(rule).per_worker)

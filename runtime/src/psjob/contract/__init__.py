@@ -49,11 +49,12 @@ backupWorkers: int (sync) · staleness: int | null (bounded: 3, threshold: 16) �
 local: null (another mode) | {"innerSteps": int, "quorum": int, "graceSeconds": float, "lr": float, "momentum": float}
 updateRule: one of UPDATE_RULES | null (null: that of the script's optimizer) · ruleOptions: {name: float}
 reduction: "mean" | "sum" | "median" | "trimmed_mean" | "module:function" · lrScaling: "none" | "linear" · warmupSteps: int
-nonFinite: one of NON_FINITE
+nonFinite: one of NON_FINITE · maxGradNorm: float | null
 compression: {"push": one of PUSH_CODECS, "pull": one of PULL_CODECS, "ratio": float (share of a gradient that topk and randomk send)}
 workers: int (how many ranks)
 shards: [{"host": str, "port": int, "statusPort": int}] in index order
 checkpoint: {"intervalSeconds": float, "everySteps": int | null, "keep": int, "disabled": bool,
+             "request": int | null (a checkpoint is taken soon after it has changed while the job runs),
              "resumeFrom": {"path": str} | null}   (resumeFrom.path: a run's folder as the shard sees it)
 successPolicy: "AllWorkers" | "FirstWorker"
 shardTimeoutSeconds: float
@@ -131,6 +132,9 @@ ENV_TERMINATION_LOG: Final = "PSJOB_TERMINATION_LOG"
 
 # -- the status port (HTTP, read-only, every shard) ----------------------------------------------
 STATUS_PATH: Final = "/status"
+HISTORY_PATH: Final = "/history"
+"""Of shard 0 alone: {"entries": [{"time": unix s, "step": int, "rate": steps/s | null, "metrics": {name: number}}, ...]}, oldest first:
+some hundreds over the time since this start of shard 0. Steps go back where a restart undid some."""
 STATUS_BYTES: Final = 1 << 20
 """What is read of an answer: above what shard 0 says of 4,000 workers and 256 reported numbers, each name and number at its longest."""
 HEALTH_PATH: Final = "/healthz"
@@ -173,6 +177,8 @@ coordinator: {"mode": str (the one that runs, such as "bounded:3"),
   "weightsSha256": str | null (of final.safetensors' parameters, once final), "failure": str | null,
   "transport": "shared" | "tcp" | "mixed" | null (how blocks and rows go between the workers and shard 0),
   "nonFinite": str | null (the same of shard 0, in a sentence),
+  "dataProblem": str | null (workers train on the same batches),
+  "diverged": str | null (the loss that rank 0 reported last is NaN or inf, or such a gradient was applied),
   "warning": str | null (the learning rate is above what late gradients bear),
   "passed": [[step, unix time], ...] (last 64 steps completed, newest last)}
 """

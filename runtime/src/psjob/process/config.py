@@ -31,6 +31,8 @@ class CheckpointConfig:
     keep: int
     disabled: bool
     resume_from: str | None
+    request: int | None = None
+    """A checkpoint is wanted whenever it has changed."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Config:
     reduction: str = "mean"
     lr_scaling: str = "none"
     warmup_steps: int = 0
+    max_grad_norm: float | None = None
+    """The largest norm that the mean gradient of a step may have."""
     non_finite: str = "pass"
     """What becomes of a step whose gradient holds NaN or inf: it ends the job (refuse), is skipped, or passes."""
     step_timeout: float | None = None
@@ -214,6 +218,7 @@ def _config(raw: dict[str, Any]) -> Config:
             int(saved["keep"]),
             bool(saved["disabled"]),
             str(resume["path"]) if resume else None,
+            None if saved.get("request") is None else int(saved["request"]),
         ),
         success_policy=str(raw["successPolicy"]),
         shard_timeout=float(raw["shardTimeoutSeconds"]),
@@ -231,6 +236,7 @@ def _config(raw: dict[str, Any]) -> Config:
         reduction=str(raw.get("reduction") or "mean"),
         lr_scaling=_word(raw, "lrScaling", "none", "linear"),
         warmup_steps=int(raw.get("warmupSteps") or 0),
+        max_grad_norm=None if raw.get("maxGradNorm") is None else float(raw["maxGradNorm"]),
         non_finite=_word(raw, "nonFinite", *contract.NON_FINITE),
         step_timeout=None if raw.get("stepTimeoutSeconds") is None else float(raw["stepTimeoutSeconds"]),
     )

@@ -31,7 +31,7 @@ _ENCODER: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 class ResumeRecord:
     """`cursor`: where the data loop stands (None without `shard`); `step`: the clock it belongs to. Tensors are not copies."""
 
-    cursor: dict[str, int] | None
+    cursor: dict[str, Any] | None
     step: int
     buffers: dict[str, torch.Tensor]
     stateful: dict[str, Any]
@@ -42,7 +42,7 @@ class ResumeRecord:
 
 
 def capture(
-    cursor: Mapping[str, int] | None, step: int, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer,
+    cursor: Mapping[str, Any] | None, step: int, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer,
     wire: Mapping[str, Any] | None = None, rng: Mapping[str, Any] | None = None,
 ) -> ResumeRecord:  # fmt: skip
     """The record of this moment; `rng` holds the generators' states, None: they are asked. It looks at the live tensors: `pack` it before

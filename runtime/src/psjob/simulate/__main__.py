@@ -13,11 +13,14 @@ EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def main() -> int:
-    """Run the command line. What is not installed is named in a sentence; who stops reading, or stops all, gets no traceback."""
+    """Do what the one word asks for. What is not installed is named in a sentence; who stops reading, or stops all, gets no traceback."""
     try:
         from psjob.simulate.cli import run
 
-        code = run(sys.argv[1:])
+        if len(sys.argv) != 2:
+            print("psjob simulate: its options are those of `psjob simulate --help`: pip install 'psjob[client]'", file=sys.stderr)
+            return EXIT_BAD_INPUT
+        code = run(sys.argv[1])
         sys.stdout.flush()
         return code
     except BrokenPipeError:

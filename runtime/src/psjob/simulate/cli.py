@@ -1,17 +1,16 @@
-"""The command line of the simulator: schedules, single trainings, the table of digits-64, and what a trace says."""
+"""What `psjob simulate` asks for: schedules, single trainings, the table of digits-64, and what a trace says."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -37,24 +36,21 @@ LIMITS = {
     "time_seed": (0, 2**63),
 }
 """Of options that are whole numbers."""
-EXAMPLES = """examples:
-  psjob simulate schedule --workers 8 --slow 0=4
-  psjob simulate schedule --workers 16 --speeds heterogeneous --stall 0.05x5 --mode sync --mode bounded:3 --mode async
-  psjob simulate train --problem digits --workers 32 --rule dana-zero --set lr=0.05 --trace trace.csv
-  psjob simulate digits-64
-  psjob simulate trace trace.csv
-  psjob simulate train --workers 4 --rule dana-zero --pushes 100 --replayable --trace trace.csv
-  psjob simulate replay trace.csv --shards 2
-
-exit codes: 0 done, 1 the gate of digits-64 failed or a replay came to other weights, 2 bad input, 130 interrupted"""
+PATHS = ("trace", "file")
 
 
-def run(argv: Sequence[str]) -> int:
-    """Do what `argv` asks for; the exit code. No traceback for what a user got wrong."""
-    options = _parser().parse_args(argv)
+def run(asked: str) -> int:
+    """Do what `asked` says; the exit code. No traceback for what a user got wrong.
+
+    It is the JSON that `psjob simulate` makes of its options: {"does": one of DOES, option: value, …}, every option present.
+    """
+    options = SimpleNamespace(**json.loads(asked))
+    for name in PATHS:
+        if getattr(options, name, None) is not None:
+            setattr(options, name, Path(getattr(options, name)))
     try:
         _check_whole(options)
-        return int(options.does(options))
+        return DOES[options.does](options)
     except BrokenPipeError:
         raise
     except MemoryError:
@@ -67,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
     return EXIT_BAD_INPUT
 
 
-def _check_whole(options: argparse.Namespace) -> None:
+def _check_whole(options: SimpleNamespace) -> None:
     """Raises ValueError naming the option, its value and what it may be."""
     for name, (least, most) in LIMITS.items():
         value = getattr(options, name, None)
@@ -75,7 +71,7 @@ def _check_whole(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} {value}: must be {least} to {most}")
 
 
-def _schedule(options: argparse.Namespace) -> int:
+def _schedule(options: SimpleNamespace) -> int:
     modes = [words.mode_of(text, options.workers) for text in options.mode] or schedule.usual(options.workers)
     if options.trace and len(modes) > 1:
         raise ValueError(f"--trace {options.trace}: is of one mode; give one --mode")
@@ -94,7 +90,7 @@ def _schedule(options: argparse.Namespace) -> int:
     return 0
 
 
-def _train(options: argparse.Namespace) -> int:
+def _train(options: SimpleNamespace) -> int:
     modes = [words.mode_of(text, options.workers) for text in options.mode or ["async"]]
     if len(modes) > 1:
         raise ValueError("--mode: is given more than once; a training has one")
@@ -140,7 +136,7 @@ def _train(options: argparse.Namespace) -> int:
     return 0
 
 
-def _replay(options: argparse.Namespace) -> int:
+def _replay(options: SimpleNamespace) -> int:
     log = logging.getLogger("psjob")
     level = log.level
     log.setLevel(logging.ERROR)  # that processes wait for each other at the beginning is no news
@@ -155,7 +151,7 @@ def _replay(options: argparse.Namespace) -> int:
     return 0 if found.same else EXIT_DIFFERENT
 
 
-def _compare(options: argparse.Namespace) -> int:
+def _compare(options: SimpleNamespace) -> int:
     modes = [words.mode_of(text, options.workers) for text in options.mode] or schedule.usual(options.workers)
     speeds, pushes = _speeds(options), options.pushes or protocol.PUSHES
     rule = _rule("--rule", options)
@@ -179,7 +175,7 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _digits64(options: argparse.Namespace) -> int:
+def _digits64(options: SimpleNamespace) -> int:
     entries, workers, seeds = protocol.QUICK if options.quick else (tuple(protocol.ENTRIES), protocol.WORKERS, protocol.SEEDS)
     entries = tuple(options.only.split(",")) if options.only else entries
     workers = tuple(_counts(options.workers)) if options.workers else workers
@@ -216,7 +212,7 @@ def _digits64(options: argparse.Namespace) -> int:
     return EXIT_GATE if False in gate.values() else 0
 
 
-def _trace(options: argparse.Namespace) -> int:
+def _trace(options: SimpleNamespace) -> int:
     again, lags = trace.Trace(), Counter[int]()
     pushes = dropped = 0
     for record in trace.read(options.file):
@@ -261,7 +257,7 @@ def _counts(text: str) -> list[int]:
     return list(dict.fromkeys(counts))
 
 
-def _rule(option: str, options: argparse.Namespace) -> Rule:
+def _rule(option: str, options: SimpleNamespace) -> Rule:
     """The rule that `option` names. Raises ValueError for one that this simulation cannot run, with what to take instead."""
     name = getattr(options, option.strip("-"))
     rule = rules.named(name)
@@ -280,7 +276,7 @@ def _outer(mode: Mode, workers: int, problem: TrainingProblem, inner: Inner) -> 
     return curves.Setting(problem, rule, lambda batches: hyperparameters, inner)
 
 
-def _inner(options: argparse.Namespace, mode: Mode) -> Inner | None:
+def _inner(options: SimpleNamespace, mode: Mode) -> Inner | None:
     """The workers' own steps in local mode. Raises ValueError for options of them in another."""
     if mode.inner_steps:
         own = _rule("--inner", options)
@@ -291,90 +287,17 @@ def _inner(options: argparse.Namespace, mode: Mode) -> Inner | None:
     return None
 
 
-def _speeds(options: argparse.Namespace) -> Speeds:
+def _speeds(options: SimpleNamespace) -> Speeds:
     return words.speeds_of(
         options.speeds, options.mean, options.shape, options.spread, options.slow, options.stall, options.crash, options.up, options.down
     )
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence, without the list of options."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_BAD_INPUT, f"psjob simulate: {message}; see {self.prog} --help\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(
-        prog="psjob simulate", description="Parameter-server training on a virtual clock.", epilog=EXAMPLES, formatter_class=raw
-    )
-    verbs = parser.add_subparsers(metavar="WHAT", required=True)
-
-    def verb(name: str, does: object, about: str, example: str) -> argparse.ArgumentParser:
-        added = verbs.add_parser(name, help=about, description=about, epilog="example: psjob simulate " + example, formatter_class=raw)
-        added.set_defaults(does=does)
-        added.add_argument("--json", action="store_true", help="print JSON")
-        return added
-
-    modes = ", ".join(words.forms())
-    plan = verb("schedule", _schedule, "Compare modes on the same step times, without gradients.", "schedule --workers 8 --slow 0=4")
-    train = verb("train", _train, "Train once on a simulated schedule.", "train --workers 32 --rule dana-zero --set lr=0.05")
-    several = verb(
-        "compare", _compare, "Train in several modes on the same step times; the curves with --json.", "compare --slow 0=4 --json"
-    )
-    whole = verb("digits-64", _digits64, "The table of ten rules with 1 to 64 workers, and its gate.", "digits-64 --quick")
-    read = verb("trace", _trace, "Mean lag, histogram and SHA-256 of a trace file.", "trace trace.csv")
-    read.add_argument("file", type=Path, metavar="FILE")
-    twin = verb("replay", _replay, "Play a trace of train --replayable by real shards, and compare the weights.", "replay trace.csv")
-    twin.add_argument("file", type=Path, metavar="FILE")
-    twin.add_argument("--shards", type=int, default=2, metavar="N", help="processes on this machine; default 2")
-    for one in (plan, train, several):
-        one.add_argument("--workers", type=int, default=8, metavar="N", help="default 8")
-        one.add_argument("--mode", action="append", default=[], metavar="MODE", help=f"one of {modes}")
-        one.add_argument("--pushes", type=int, metavar="N", help="how many pushes to simulate")
-        one.add_argument("--time-seed", type=int, default=0, metavar="N", help="seed of the step times")
-    for one in (plan, train):
-        one.add_argument("--interrupt", action="store_true", help="workers give up a step whose push would be dropped")
-    for one in (plan, train):
-        one.add_argument("--trace", type=Path, metavar="FILE", help="write every push: CSV by its suffix, else JSON lines")
-    for one in (plan, train, several, whole):
-        _add_speeds(one)
-    for one, usual in ((train, "plain"), (several, "nag")):
-        one.add_argument("--problem", default="digits", metavar="WHAT", help="digits (numbers as in digits-64), fixed:N or quadratic:N")
-        one.add_argument("--rule", default=usual, metavar="RULE", help=f"{usual} by default; one of {', '.join(rules.RULES)}")
-        one.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a number of the rule, as lr=0.05; repeatable")
-        one.add_argument("--seed", type=int, default=0, metavar="N", help="seed of first weights and batches")
-    several.set_defaults(library="numpy")
-    train.add_argument("--inner", default="plain", metavar="RULE", help="the workers' own rule in local mode")
-    train.add_argument("--inner-set", action="append", default=[], metavar="NAME=VALUE", help="a number of that rule; repeatable")
-    train.add_argument(
-        "--replayable", action="store_true", help="on torch, with hyperparameters that stand still, and a --trace that replay can play"
-    )
-    train.add_argument("--library", choices=("numpy", "torch"), default="numpy", help="the arrays that the rule runs on")
-    whole.add_argument("--quick", action="store_true", help="4 rules, 1, 16 and 32 workers, 2 seeds: seconds")
-    whole.add_argument("--only", metavar="A,B", help=f"some of {', '.join(protocol.ENTRIES)}")
-    whole.add_argument("--workers", metavar="1,16", help="numbers of workers")
-    whole.add_argument("--seeds", type=int, metavar="N", help="how many, from 0")
-    whole.add_argument("--lr", type=float, default=protocol.LR, help="default 0.05")
-    whole.add_argument("--processes", type=int, metavar="N", help="default: one a core")
-    return parser
-
-
-def _add_speeds(verb: argparse.ArgumentParser) -> None:
-    group = verb.add_argument_group("step times")
-    group.add_argument(
-        "--speeds", default="homogeneous", metavar="HOW", help="homogeneous, heterogeneous, constant, or a file: a line a worker, its times"
-    )
-    group.add_argument("--mean", type=float, default=128.0, metavar="T", help="mean time of a step, in any unit; default 128")
-    group.add_argument(
-        "--shape", type=float, default=100.0, metavar="K", help="shape of the gamma distribution; default 100: a spread of 10 %%"
-    )
-    group.add_argument("--spread", type=float, metavar="V", help="coefficient of variation between machines; 0.6 when heterogeneous")
-    group.add_argument("--slow", action="append", default=[], metavar="W=F", help="worker W takes F times as long; repeatable")
-    group.add_argument(
-        "--stall", metavar="PxF", help="of all steps the part P takes F times as long; P+M: M mean steps longer, exponential"
-    )
-    group.add_argument("--crash", action="append", default=[], metavar="W@T+A", help="worker W is lost at T for A (without +A: for good)")
-    group.add_argument("--up", type=float, default=0.0, metavar="T", help="time of a push on its way")
-    group.add_argument("--down", type=float, default=0.0, metavar="T", help="time of weights on their way")
+DOES: dict[str, Callable[[SimpleNamespace], int]] = {
+    "schedule": _schedule,
+    "train": _train,
+    "compare": _compare,
+    "digits-64": _digits64,
+    "trace": _trace,
+    "replay": _replay,
+}

@@ -18,6 +18,7 @@ from psjob.layout.packing import Pack, Packs
 from psjob.protocol.worker import events as e
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
+from psjob.worker.clip import Clip
 from psjob.worker.compression import WorkerCompression
 from psjob.worker.credit import credits
 from psjob.worker.finite import FiniteCheck
@@ -60,6 +61,8 @@ class Exchange:
         """Where blocks are copied to as they land; the script waits in a call of ours meanwhile."""
         self.meanwhile: Callable[[], None] | None = None
         """Done once, in the script's thread, when the next requests are sent, before their answers are waited for."""
+        self.clip = Clip()
+        """What the shards are to do with the mean gradient of this step."""
         self.may_skip = False
         """A GradScaler is at work: some worker may have found inf, and then this clock counts for nothing."""
         self.finite = FiniteCheck(session)
@@ -245,9 +248,10 @@ class Exchange:
     def _await_credit(self, link: ShardLink, nbytes: int, apart: Set[int] = frozenset()) -> None:
         """Wait until `nbytes` more may be on their way; blocks in `apart` have a credit of their own.
 
-        In a decided mode nothing is answered before all of a push is there: the shards have refused what they have no room for.
+        In a decided mode, and where a norm is waited for, nothing is answered before all of a push is there: the shards have refused what
+        they have no room for.
         """
-        if self.session.mode.decided:
+        if self.session.mode.decided or self.clip.norm is not None:
             return
         blocks = self.session.layout.blocks
 
@@ -263,6 +267,10 @@ class Exchange:
     def tell_hyperparameters(self, hyperparameters: list[dict[str, Any]], none: list[int]) -> int:
         """Let every shard know what the pushes that follow are made with; the version by which they name it."""
         body: dict[str, Any] = {"hyperparameters": hyperparameters, "none": none, "rows": list(self.session.rows.hyperparameters)}
+        if self.clip.norm is not None:
+            body["clip"] = self.clip.norm
+        if self.clip.value is not None:
+            body["clamp"] = self.clip.value
         if self.finite.found is not None:
             body["nonFinite"] = self.finite.found
         if body != self._info[1]:

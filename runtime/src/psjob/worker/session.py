@@ -151,8 +151,12 @@ class WorkerSession:
         self.handle(e.Through(record, self.idle.told))
         self.wait(lambda: False, "the checkpoint that holds this worker's end")
 
-    def report(self, numbers: dict[str, float]) -> None:
+    def report(self, numbers: dict[str, float | str]) -> None:
         self.handle(e.Said(Kind.REPORT, numbers))
+
+    def inputs(self, sums: list[int]) -> None:
+        """What the first steps were made of."""
+        self.handle(e.Said(Kind.INPUTS, {"inputs": sums}))
 
     def checkpoint(self) -> None:
         self.handle(e.Said(Kind.CHECKPOINT, {}))

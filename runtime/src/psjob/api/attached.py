@@ -1,0 +1,332 @@
+"""An attached script: what it steps, what a restart puts back, and how its process ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from psjob.api import clipping
+from psjob.api.attachable import aliases, table_of
+from psjob.api.inputs import FirstInputs
+from psjob.api.later import AddedGroups
+from psjob.api.lrscaling import LrScaling
+from psjob.api.pairs import Models, Pair, joined
+from psjob.api.places import Places
+from psjob.api.recording import PlainState, Recording
+from psjob.api.rulechoice import as_it_runs, check_clipping, check_reduction, check_several, check_state, check_tables, chosen
+from psjob.embeddings.rowtables import RowTables
+from psjob.process import config
+from psjob.process.errors import Refused, exit_refused, leave_message
+from psjob.resume import record
+from psjob.rules import optimizers
+from psjob.worker import hooks, rewind
+from psjob.worker.clip import Clip
+from psjob.worker.ending import EXIT_OF, SessionEnd
+from psjob.worker.half import Half
+from psjob.worker.overlap import Overlap
+from psjob.worker.rounds import LocalRounds
+from psjob.worker.rows import Carried
+from psjob.worker.session import WorkerSession
+from psjob.worker.staged import Staged
+from psjob.worker.staging import Staging
+from psjob.worker.states import without_gradient
+
+JOIN_SECONDS = 5.0
+
+
+class AttachedJob:
+    """The attached script: its models, optimizers and session. One a process."""
+
+    def __init__(self, place: config.Place, pairs: Sequence[Pair], stateful: dict[str, Any], overlap: bool = False) -> None:
+        model, optimizer = joined(pairs)
+        self.pairs = pairs
+        self._stepping = pairs[0]
+        self._aside: list[torch.Tensor] = []
+        place = as_it_runs(place, optimizer)
+        self.place, self.model, self.optimizer = place, model, optimizer
+        self.parameters, table = table_of(model, optimizer)
+        self.choice = chosen(optimizer, place.config)
+        self.rule = self.choice.rule
+        self.lr = LrScaling.of(place.config, optimizer)
+        self.half = Half.of(self.rule, self.parameters, [spec.group for spec in table])
+        self.tables = RowTables(model, optimizer, place.config.seed)
+        if overlap and any(pair.later for pair in pairs):
+            raise Refused("attach(…, later=…): overlap=True knows only parameters that are trained from the beginning; leave overlap out")
+        check_several(place.config, len(pairs), overlap, self.half is not None, len(self.tables.specs))
+        check_reduction(place.config, self.tables.specs)
+        check_tables(place.config, self.tables.specs)
+        check_clipping(place.config, self.tables.specs)
+        self.session = WorkerSession(place, table, self.rule, aliases(model, table), self.tables.specs, self.tables.first)
+        check_state(self.rule, len(self.session.layout.blocks), place.config.workers)
+        self.session.rows.hyperparameters = self.tables.hyperparameters()
+        self.rounds = LocalRounds.of(self.session, self.parameters, self._hyperparameters, overlap)
+        if overlap and self.half is not None:
+            raise Refused(
+                f"overlap=True sends gradients as they are; training.updateRule {self.rule} changes them first; attach without it"
+            )
+        self.overlap: Overlap | None = None
+        self.session.on_layout = lambda: self._data_path(overlap)
+        self._data_path(overlap)
+        self.session.exchange.compression.check(0 if self.half is None else self.half.nbytes)
+        self.replay = 0
+        """Steps (in mode local: rounds) made again without effect, from its record or its beginning to the job's clock."""
+        self.places = Places()
+        several = place.config.workers > 1
+        self.inputs = FirstInputs(pairs[0].model, lambda sums: self.session.inputs(sums)) if several else None
+        """None where there is nobody to have the same data, or the script uses `ps.shard`."""
+        self.clipping = clipping.Clipping(place.config.max_grad_norm)
+        self.restored: record.ResumeRecord | None = None
+        self.records = Recording(self.session, model, optimizer, self._kept(stateful), ahead=not self.steps_alone and self.half is None)
+
+    def _kept(self, stateful: dict[str, Any]) -> dict[str, Any]:
+        """All objects whose state is in a record, by name."""
+        own: dict[str, Any] = {"parameter groups added": AddedGroups(self.pairs)} if any(pair.later for pair in self.pairs) else {}
+        for pair in self.pairs if self.steps_alone else ():
+            own[f"optimizer{f' of {pair.name}' if pair.name else ''} (worker side)"] = PlainState(pair.plain, pair.optimizer)
+        half: dict[str, Any] = {} if self.half is None else {f"{self.rule} (worker side)": self.half}
+        return stateful | own | half
+
+    def _data_path(self, overlap: bool) -> None:
+        session = self.session
+        device = next((p.device for p in self.parameters if p.is_cuda), torch.device("cpu"))
+        if overlap:
+            apart = frozenset(row for row, p in enumerate(self.parameters) if id(p) in self.tables.anchors)
+            tree = hooks.tree_of(self.model, self.parameters)
+            session.exchange = self.overlap = Overlap(session, self.parameters, tree, Staging(session.layout, device), apart)
+        elif device.type == "cuda":
+            session.exchange = Staged(session, Staging(session.layout, device))
+
+    # -- in and out ----------------------------------------------------------------------------
+
+    def join(self) -> None:
+        self.carry_out(lambda: self.session.join(self.parameters, lambda: self.records.make(None), self._hyperparameters()))
+        if self.rounds is not None:
+            self.rounds.begin()
+        self.tables.bind(Carried(self.session.rows, self.carry_out))
+        self.session.rows.first = {}
+        if self.overlap is not None:
+            hooks.install(self.model, self.overlap, self.carry_out, lambda: self.replay > 0)
+        if self.session.record is not None:
+            self.restored = record.unpack(self.session.record)
+            wire = self.restored.wire
+            self.session.exchange.compression.load(wire if self.session.machine.residual else {**wire, "left": {}})
+        elif self.session.initial is not None:
+            initial = record.unpack(self.session.initial)
+            self.carry_out(lambda: record.restore_buffers(initial, self.model))
+        # Clocks since the record was taken, and without a place in the data those before it too.
+        self.replay = self.session.clock
+        if self.restored is not None and self.restored.cursor is not None:
+            cursor = self.restored.cursor
+            self.carry_out(lambda: self.places.load(cursor))
+            self.replay -= self.restored.step
+
+    @property
+    def made(self) -> int:
+        """Steps that the script has come through, those without effect included."""
+        return self.session.clock - self.replay if self.rounds is None else self.rounds.steps
+
+    @property
+    def clips(self) -> bool:
+        """Is a step the mean over all workers, so that what is clipped is that?"""
+        return self.session.mode.name == "sync" and not self.session.mode.decided
+
+    @property
+    def steps_alone(self) -> bool:
+        """The script's optimizer steps in this process, and its state is here."""
+        return self.session.reduces or self.rounds is not None
+
+    def put_back(self) -> None:
+        """The script stands where its record was taken: restore what the record holds."""
+        restored, self.restored = self.restored, None
+        if restored is not None:
+            self.carry_out(lambda: record.restore(restored, self.model, self.records.kept, self.optimizer))
+
+    @property
+    def training(self) -> bool:
+        """Is a step to be expected of the next batch?"""
+        trains = self.model.trains if isinstance(self.model, Models) else self.model.training
+        return trains and torch.is_grad_enabled()
+
+    def edge(self) -> None:
+        """The script asks for its next batch (or, without `shard`, has made a step).
+
+        A record belongs to the start of a round, and to a moment at which no gradient is accumulated: a step is begun anew from it.
+        """
+        within = (self.rounds is not None and self.rounds.open) or (self.places.batches > 0 and self.training)
+        if self.replay or within:
+            self.carry_out(self.session.stir if self.replay else self.session.inside_round)
+            return
+        self.carry_out(lambda: self.session.edge(lambda: self.records.make(self.places.state), self.half is not None))
+
+    def wait(self) -> None:
+        """The model holds the weights of the last step when this returns."""
+        if self._end_round() and not self.places.known:
+            self.edge()
+        self.carry_out(self.session.exchange.finish)
+
+    def leave(self) -> None:
+        self._end_round()
+        self.carry_out(lambda: self.session.leave(lambda: self.records.make(self.places.state, last=True), self.parameters))
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def step(self, pair: Pair, original: Callable[[], Any] | None) -> None:
+        """One clock, of the parameters of `pair`. `original` makes the optimizer's own step (worker-side update)."""
+        if self.places.skipping:
+            return
+        self._stepping, pair.told = pair, None
+        if self.places.step():
+            self.absent_step()
+            return
+        if self.inputs is not None:
+            self._look()
+        if self._replayed():
+            return
+        if self.rounds is None:
+            self._push_step(original)
+        else:
+            self._inner_step(self.rounds, original)
+        if not self.places.known:
+            self.edge()
+
+    def _look(self) -> None:
+        assert self.inputs is not None
+        if self.places.begun:
+            self.inputs.stop()
+            self.inputs = None
+        else:
+            self.carry_out(self.inputs.step)
+
+    def _push_step(self, original: Callable[[], Any] | None) -> None:
+        pair = self._stepping
+        grads = [p.grad if pair.has(row) and id(p) not in self.tables.anchors else None for row, p in enumerate(self.parameters)]
+        if {g.layout for g in grads if g is not None} - {torch.strided}:
+            sparse = next(p for p, g in zip(self.parameters, grads, strict=True) if g is not None and g.layout is not torch.strided)
+            self.refuse(f"a parameter of shape {tuple(sparse.shape)} has a sparse gradient; use dense gradients (sparse=False)")
+        scale, skip = optimizers.amp(pair.optimizer)
+        if self.overlap is not None and getattr(pair.optimizer, "found_inf", None) is not None:
+            self.refuse("overlap=True sends gradients before a GradScaler has unscaled them; attach without it, or train in bfloat16")
+        if self.tables.counts and (getattr(pair.optimizer, "found_inf", None) is not None or self.place.config.non_finite == "skip"):
+            self.refuse("a skipped step loses what a ps.Table was given; train in bfloat16, without GradScaler and nonFinite: skip")
+        self._exchange(grads, skip, scale, original)
+
+    def _inner_step(self, rounds: LocalRounds, original: Callable[[], Any] | None) -> None:
+        """A step of the worker's own; one that a GradScaler skips counts too, so that all end their rounds at the same step."""
+        scale, skip = optimizers.amp(self._stepping.optimizer)
+        for p in self.parameters:
+            if p.grad is not None and scale != 1.0:
+                p.grad.mul_(scale)
+        self._clear_marks()
+        self.carry_out(lambda: rounds.step(original, skip))
+
+    def _end_round(self) -> bool:
+        """The script wants the job's weights: push the round that is open, if one is."""
+        if self.rounds is None:
+            return False
+        if self.replay:
+            if self.rounds.end_again():
+                self._made_again()
+            return False
+        return bool(self.carry_out(self.rounds.end))
+
+    def absent_step(self) -> None:
+        """This rank has no batch in the round: it counts as absent and takes the new weights."""
+        if self._replayed():
+            return
+        if self.rounds is not None:
+            self._inner_step(self.rounds, None)
+            return
+        pair = self._stepping
+        own = (lambda: pair.plain.step(pair.optimizer)) if self.session.reduces else None
+        self._exchange(None, False, 1.0, own)
+
+    def _replayed(self) -> bool:
+        """Was this step made before, by the process that this one follows?"""
+        if not self.replay:
+            return False
+        self.tables.forget()
+        self.carry_out(self.session.stir)
+        if self.rounds is None or self.rounds.step_again():
+            self._made_again()
+        return True
+
+    def _made_again(self) -> None:
+        self.replay -= 1
+        if self.replay == 0:
+            self.put_back()
+
+    def _hyperparameters(self) -> list[dict[str, float | bool]]:
+        """What the shards' rule works with as optimizer and clock are now, a parameter group each; none where the workers step."""
+        return [] if self.session.reduces else self.lr.hyperparameters(self.choice.hyperparameters(self.optimizer), self.session.clock)
+
+    def _exchange(self, grads: list[torch.Tensor | None] | None, skip: bool, scale: float, original: Callable[[], Any] | None) -> None:
+        clock, hyperparameters = self.session.clock, self.carry_out(self._hyperparameters)
+        rows = [None] * len(self.tables.specs) if grads is None else self.tables.gradients(scale)
+        skip = self.carry_out(lambda: self.session.exchange.finite.skips(grads, rows, skip))
+        clip = self.clipping.take()
+        self.session.exchange.clip = Clip() if self.session.reduces else clip
+        if self.half is not None and grads is not None and not skip:
+            grads, scale = self.half.outgoing(grads, hyperparameters, scale), 1.0
+        self.carry_out(lambda: self.session.rows.offer(rows, self.lr.hyperparameters(self.tables.hyperparameters(), clock)))
+        pair = self._stepping
+        self.session.exchange.may_skip = getattr(pair.optimizer, "found_inf", None) is not None
+        if original is None:
+            if not self.places.known:  # the edge comes right after this step, and nothing of its record changes until then
+                self.session.exchange.meanwhile = self.records.prepare
+            self.carry_out(lambda: self.session.exchange.push(grads, hyperparameters, skip, scale, self._taking(pair)))
+            return
+        own = [pair.has(row) for row in range(len(self.parameters))]
+        means = [p.grad if mine and p.grad is not None else torch.empty_like(p) for p, mine in zip(self.parameters, own, strict=True)]
+        self.carry_out(lambda: self.session.exchange.push(grads, hyperparameters, skip, scale, means))
+        nowhere = without_gradient(self.session)
+        for index, (p, mean, mine) in enumerate(zip(self.parameters, means, own, strict=True)):
+            if mine:
+                p.grad = mean if p.requires_grad and index not in nowhere else None
+        self._clear_marks()
+        clipping.clip_alone([p for p, mine in zip(self.parameters, own, strict=True) if mine], clip)
+        if not self.session.exchange.skipped:
+            with self.lr.on(pair.optimizer, clock):
+                original()
+
+    def _taking(self, pair: Pair) -> Sequence[torch.Tensor]:
+        """Where the weights go that a step of `pair` is answered with. Those of others are unchanged, and graphs that use them live on."""
+        if len(self.pairs) == 1:
+            return self.parameters
+        if not self._aside:
+            self._aside = [torch.empty_like(p) for p in self.parameters]
+        return [p if pair.has(row) else aside for row, (p, aside) in enumerate(zip(self.parameters, self._aside, strict=True))]
+
+    def _clear_marks(self) -> None:
+        """The gradients are unscaled already: the optimizer's own step shall not do it again."""
+        optimizer = self._stepping.optimizer
+        for mark in ("grad_scale", "found_inf"):
+            if hasattr(optimizer, mark):
+                setattr(optimizer, mark, None)
+
+    # -- endings -------------------------------------------------------------------------------
+
+    def carry_out(self, call: Callable[[], Any]) -> Any:
+        """Run a call of the session; where it raises an ending, end this process (or exec it again) as that asks."""
+        try:
+            return call()
+        except SessionEnd as ending:
+            how, message = ending.how, ending.message
+        except Refused as refused:  # a record that has grown too large, or one of other objects than attach was given
+            how, message = "refused", str(refused)
+        self.session.close(JOIN_SECONDS)
+        if how == "rewind":
+            rewind.again(self.place.rewinds, message)
+        if how == "refused":
+            self.refuse(message)
+        if message:
+            print(f"psjob: {message}", file=sys.stderr, flush=True)
+        if how in ("stopped", "lost", "fenced"):
+            leave_message({"ending": message})
+        raise SystemExit(EXIT_OF[how])
+
+    def refuse(self, message: str) -> None:
+        self.session.ended = True
+        exit_refused(message)

@@ -1,0 +1,177 @@
+"""Clipping of the mean gradient over all workers, as DDP clips it, and not of a worker's own.
+
+`training.maxGradNorm`, `psjob.clip_grad_norm_` and, once a model is attached, torch's own functions for its parameters mean the same.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable
+from types import CellType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import utils
+
+from psjob.process.errors import Refused
+from psjob.worker.clip import Clip
+
+if TYPE_CHECKING:
+    from psjob.api.attached import AttachedJob
+
+Parameters = torch.Tensor | Iterable[torch.Tensor]
+
+
+class Clipping:
+    """Of an attached job. `limit` is the manifest's."""
+
+    def __init__(self, limit: float | None) -> None:
+        self._limit = limit
+        self._asked: Clip | None = None
+
+    def ask(self, clip: Clip) -> None:
+        """The script clips the step under way. Raises Refused where it has clipped it in another way already."""
+        if self._asked is not None and (self._asked.norm is None) != (clip.norm is None):
+            raise Refused("a step is clipped by norm and by value, and which comes first is lost on the way to the shards; clip in one way")
+        self._asked = clip
+
+    def take(self) -> Clip:
+        """That of the step that is made now."""
+        asked, self._asked = self._asked, None
+        if self._limit is None or (asked is not None and asked.value is not None):
+            return asked or Clip(norm=self._limit)
+        norm = None if asked is None else asked.norm
+        return Clip(norm=self._limit if norm is None else min(norm, self._limit))
+
+
+def clip_grad_norm_(
+    parameters: Parameters, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+) -> torch.Tensor:
+    """Clip the gradient of the step under way by its norm.
+
+    In a job of mode sync it is the mean gradient over all workers that is clipped, when the step is made: the norm is taken over all
+    parameters on all shards, as DDP takes it. Elsewhere, and for other parameters than the attached ones, this is torch's function.
+
+    Args:
+        parameters: all parameters of the attached model, those without a gradient may be missing.
+        max_norm: above 0.
+        norm_type: 2 in a job of mode sync.
+        error_if_nonfinite: looks at this worker's own gradient in a job.
+        foreach: as torch has it.
+
+    Returns:
+        The norm: in a job of mode sync that of this worker's own gradient, since that of the mean is not known yet.
+
+    Raises:
+        SystemExit: with status 77 and a sentence, for another norm, or a part of the parameters, in a job of mode sync.
+
+    Example:
+        >>> import torch, psjob as ps
+        >>> layer = torch.nn.Linear(2, 1); layer(torch.ones(1, 2)).sum().backward()
+        >>> round(float(ps.clip_grad_norm_(layer.parameters(), 1.0)), 3)
+        1.732
+    """
+    return utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+
+
+def clip_alone(parameters: Iterable[torch.Tensor], clip: Clip) -> None:
+    """Clip gradients that lie in this process, where the workers step by themselves."""
+    with torch.no_grad():
+        if clip.norm is not None:
+            _plain(utils.clip_grad_norm_)(list(parameters), clip.norm, 2.0, False, None)
+        elif clip.value is not None:
+            _plain(utils.clip_grad_value_)(list(parameters), clip.value, None)
+
+
+def install(job: AttachedJob) -> None:
+    """Let torch's functions clip the mean where they are given the attached parameters, however a script has imported them."""
+    _replace(utils.clip_grad_norm_, _by_norm(job))
+    _replace(utils.clip_grad_value_, _by_value(job))
+
+
+def _by_norm(job: AttachedJob) -> Callable[[Any], Any]:
+    def replacement(plain: Any) -> Any:
+        def clip(
+            parameters: Parameters, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+        ) -> Any:
+            given = _list(parameters)
+            if not _of_job(job, given):
+                return plain(given, max_norm, norm_type, error_if_nonfinite, foreach)
+            if norm_type != 2:
+                job.refuse(
+                    f"norm_type is {norm_type}, and the mean gradient of all workers is clipped by its 2-norm; take 2, or clip by value"
+                )
+            if float(max_norm) != math.inf:  # else the script wants to know the norm, and clips nothing
+                _ask(job, given, "clip_grad_norm_", Clip(norm=_above_zero(job, "max_norm", max_norm)))
+            return utils.get_total_norm([p.grad for p in given if p.grad is not None], norm_type, error_if_nonfinite, foreach)
+
+        return clip
+
+    return replacement
+
+
+def _by_value(job: AttachedJob) -> Callable[[Any], Any]:
+    def replacement(plain: Any) -> Any:
+        def clip(parameters: Parameters, clip_value: float, foreach: bool | None = None) -> None:
+            given = _list(parameters)
+            if _of_job(job, given):
+                _ask(job, given, "clip_grad_value_", Clip(value=_above_zero(job, "clip_value", clip_value)))
+            else:
+                plain(given, clip_value, foreach)
+
+        return clip
+
+    return replacement
+
+
+def _list(parameters: Parameters) -> list[torch.Tensor]:
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+
+
+def _of_job(job: AttachedJob, given: list[torch.Tensor]) -> bool:
+    """Are these the attached ones, in a mode whose update is the mean of all workers?"""
+    attached = {id(p) for p in job.parameters}
+    return job.clips and any(id(p) in attached for p in given)
+
+
+def _ask(job: AttachedJob, given: list[torch.Tensor], name: str, clip: Clip) -> None:
+    if job.tables.specs:
+        job.refuse(f"{name}: the rows that lie on the shards have no part in the mean gradient that is clipped; leave clipping out")
+    there = {id(p) for p in given}
+    left = sum(p.grad is not None and id(p) not in there for p in job.parameters)
+    if left or len(there - {id(p) for p in job.parameters}):
+        job.refuse(
+            f"{name} was given {len(there)} of the {len(job.parameters)} parameters of a step, whose mean gradient is clipped as a whole; "
+            "give it model.parameters(), or set spec.training.maxGradNorm"
+        )
+    try:
+        job.clipping.ask(clip)
+    except Refused as refused:
+        job.refuse(str(refused))
+
+
+def _above_zero(job: AttachedJob, name: str, value: Any) -> float:
+    number = float(value)
+    if not number > 0:
+        job.refuse(f"{name} is {number:g}, must be above 0")
+    return number
+
+
+def _replace(function: Any, replacement: Callable[[Any], Any]) -> None:
+    """Give a decorated function of torch another inside, so that whoever imported it before has that too. Done once a process."""
+    with _replacing:
+        for cell in function.__closure__ or ():
+            inside = cell.cell_contents
+            if isinstance(cell, CellType) and isinstance(inside, FunctionType) and function not in _insides:
+                _insides[function] = inside
+                cell.cell_contents = replacement(inside)
+
+
+def _plain(function: Any) -> Any:
+    """Torch's own inside."""
+    return _insides.get(function, function)
+
+
+_insides: dict[Any, Any] = {}
+_replacing = threading.Lock()

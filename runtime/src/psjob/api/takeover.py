@@ -1,0 +1,74 @@
+"""The optimizer that `attach` gives back: the script's own object, whose `step` goes through the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from psjob.api.later import next_added
+from psjob.rules import optimizers
+from psjob.worker.states import block_states
+
+if TYPE_CHECKING:
+    from psjob.api.attached import AttachedJob
+    from psjob.api.pairs import Pair
+
+
+def take_over(job: AttachedJob, pair: Pair) -> None:
+    """Give the optimizer, this very object (schedulers hold it already), a class whose `step` goes through the job."""
+    original, optimizer = pair.plain, pair.optimizer
+
+    def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        own = (lambda: original.step(self)) if job.steps_alone else None
+        self._opt_called = True
+        job.step(pair, own)
+        return loss
+
+    def state_dict(self: Any) -> dict[str, Any]:
+        if job.steps_alone:
+            pair.told = dict(original.state_dict(self))
+            return dict(pair.told)
+        raw = job.carry_out(lambda: block_states(job.session))
+        whole = optimizers.assemble_state(original.state_dict(job.optimizer), job.choice.like or job.rule, job.session.layout, raw)
+        own = {row - pair.first: state for row, state in whole["state"].items() if pair.has(row)}
+        pair.told = {**original.state_dict(self), "state": own}
+        return dict(pair.told)
+
+    def load_state_dict(self: Any, state: dict[str, Any]) -> None:
+        if pair.told is None or not _same(state.get("state"), pair.told["state"]):
+            job.refuse(
+                "load_state_dict after attach: the shards hold the optimizer state; begin from a checkpoint with checkpoint.resumeFrom"
+            )
+        for group, numbers in zip(self.param_groups, state["param_groups"], strict=True):
+            group.update({key: value for key, value in numbers.items() if key != "params"})
+
+    def add_param_group(self: Any, group: dict[str, Any]) -> None:
+        original.add_param_group(self, job.carry_out(lambda: next_added(pair.later[pair.added :], group)))
+        pair.added += 1
+        job.optimizer.param_groups[:] = [each for other in job.pairs for each in other.groups]
+
+    hooked = torch.optim.Optimizer.profile_hook_step(step)
+    hooked.hooked = True  # type: ignore[attr-defined]
+    hooked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    names = {"step": hooked, "state_dict": state_dict, "load_state_dict": load_state_dict, "add_param_group": add_param_group,
+             "_step_supports_amp_scaling": True}  # fmt: skip
+    optimizer.__dict__.pop("step", None)
+    optimizer.__dict__["_opt_called"] = True  # epochs that are already done make a scheduler's first step come before ours
+    optimizer.__class__ = type(original.__name__, (original,), names)
+
+
+def _same(state: Any, other: Any) -> bool:
+    """Is this the optimizer state that was told? Libraries load it again to move it to a device."""
+    if isinstance(state, torch.Tensor) and isinstance(other, torch.Tensor):
+        return state is other or (state.shape == other.shape and torch.equal(state.to(other), other))
+    if isinstance(state, dict) and isinstance(other, dict):
+        return state.keys() == other.keys() and all(_same(state[key], other[key]) for key in state)
+    if isinstance(state, list | tuple) and isinstance(other, list | tuple):
+        return len(state) == len(other) and all(map(_same, state, other))
+    return bool(state == other)

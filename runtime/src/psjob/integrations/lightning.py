@@ -1,0 +1,229 @@
+"""Lightning in a job: after `import psjob.integrations.lightning`, `Trainer(strategy="ps")`."""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+import psjob as ps
+from psjob.api import attach as attaching
+from psjob.api.reporting import worker_place
+from psjob.integrations import needs
+from psjob.process.errors import exit_refused
+
+try:
+    from lightning.fabric.utilities.rank_zero import rank_zero_only as of_fabric
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+    from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
+    from lightning.pytorch.trainer.states import TrainerFn
+    from lightning.pytorch.utilities.rank_zero import rank_zero_only
+except ImportError as missing:
+    raise needs("lightning", missing) from None
+
+NAME: Final = "lightning"
+"""Of what `attach` is given."""
+
+
+class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
+    """Trains a `LightningModule` in the job around the script; outside a job, as on one device.
+
+    Each worker trains on its slice of the training data, and validates on all of the validation data. The mean gradient of all workers is
+    clipped with `gradient_clip_val`. `loss`, `lr` and what the module logs are reported to the job. Rank 0 alone saves and logs. After a
+    restart the loops go on at their batch.
+
+    Args:
+        device: where this worker trains; by default that of the Trainer's accelerator.
+        named: as Lightning's SingleDeviceStrategy has it.
+
+    Raises:
+        SystemExit: with status 77 and a sentence, in a job, where the Trainer is asked for what cannot be done there: several optimizers,
+            `ckpt_path`, or a second `fit`.
+
+    Example:
+        >>> import psjob.integrations.lightning
+        >>> from lightning.pytorch import Trainer
+        >>> trainer = Trainer(strategy="ps", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    """
+
+    strategy_name = "ps"
+
+    def __init__(self, device: Any = None, **named: Any) -> None:
+        super().__init__(device="cpu" if device is None else device, **named)
+        self._chosen = device is not None
+        self._place = worker_place()
+        self.global_rank = ps.rank()
+        rank_zero_only.rank = of_fabric.rank = self.global_rank
+
+    @property
+    def parallel_devices(self) -> list[torch.device]:
+        """None are given to others; Lightning says here which ones there are."""
+        return []
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        if devices and not self._chosen:
+            self._root_device = devices[ps.rank() % len(devices)]
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Is this rank 0 of the job?"""
+        return self.global_rank == 0
+
+    def setup_environment(self) -> None:
+        """Name the logs by the run of the job, so that they go on after a restart; Lightning numbers each start otherwise."""
+        super().setup_environment()
+        if self._place is None or self.lightning_module is None:
+            return
+        for logger in self.lightning_module.trainer.loggers:
+            if type(logger).__name__ == "TensorBoardLogger" and logger._version is None:
+                logger._version = self._place.run
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """This worker's slice of a training loader; any other as it is."""
+        module = self.lightning_module
+        if self._place is None or module is None or module.trainer.state.fn != TrainerFn.FITTING or _evaluating(module.trainer):
+            return dataloader
+        return Loader(ps.shard(dataloader))  # type: ignore[arg-type]
+
+    def setup(self, trainer: Trainer) -> None:
+        """Attach, once model and optimizer are there."""
+        super().setup(trainer)
+        if self._place is None or trainer.state.fn != TrainerFn.FITTING:
+            return
+        optimizers: list[torch.optim.Optimizer] = self.optimizers  # type: ignore[has-type]
+        if len(optimizers) != 1:
+            exit_refused(
+                f"configure_optimizers gave {len(optimizers)} optimizers, and PSStrategy attaches one; train several in a loop of "
+                "your own, with ps.attach(model, optimizer, name=...) for each"
+            )
+        if isinstance(self.precision_plugin, MixedPrecision):  # it refuses to clip for optimizers that unscale by themselves
+            self.precision_plugin.clip_gradients = partial(Precision.clip_gradients, self.precision_plugin)
+        progress = Progress(trainer)
+        ps.attach(self.lightning_module, optimizers[0], lightning=progress)
+        self.optimizers = optimizers  # wrapped anew, as what they are now
+        self._on_term = signal.getsignal(signal.SIGTERM)
+        trainer.callbacks.append(_Reports())
+        job = attaching.current
+        if job is not None and job.restored is not None and NAME in job.restored.stateful:
+            job.places.go_on()
+            progress.go_on(job.restored.stateful[NAME])
+
+    def on_train_start(self) -> None:
+        """SIGTERM stops the job's workers together, at a step that all have made; Lightning's handler would end this one at once."""
+        if self._place is not None:
+            signal.signal(signal.SIGTERM, self._on_term)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """What a checkpoint of Lightning holds: on rank 0 alone, which writes it."""
+        return dict(super().optimizer_state(optimizer)) if self.is_global_zero else {}
+
+    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+        """Refused in a job."""
+        if self._place is not None:
+            exit_refused(
+                "Trainer.fit(ckpt_path=...) in a job: the job goes on from its own checkpoints; leave it out, or begin from one of another "
+                "run with checkpoint.resumeFrom"
+            )
+        super().load_optimizer_state_dict(checkpoint)
+
+
+class Loader:
+    """A worker's slice as Lightning's loops want it: they count batches by themselves, so its length is always that of a whole epoch."""
+
+    def __init__(self, slices: Any) -> None:
+        self._slices = slices
+        try:
+            self._length: int | None = len(slices)
+        except TypeError:
+            self._length = None
+
+    def __iter__(self) -> Any:
+        return iter(self._slices)
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError("an IterableDataset has no length")
+        return self._length
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_slices" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._slices, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the job's record holds the place. Lightning asks whether there is such a word before it warns of resuming."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `state_dict`."""
+
+
+class Progress:
+    """Where a Trainer stands, as a restart puts it back."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loops' counts, and the state of schedules, precision and callbacks."""
+        loops = self._trainer.fit_loop.state_dict()
+        loops["state_dict"] = {key: value for key, value in loops["state_dict"].items() if key != "combined_loader"}
+        return {
+            "loops": loops,
+            "schedulers": [config.scheduler.state_dict() for config in self._trainer.strategy.lr_scheduler_configs],
+            "precision": self._trainer.strategy.precision_plugin.state_dict(),
+            "callbacks": {name: one.state_dict() for name, one in self._callbacks().items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what no loop counts; the loops went on by `go_on`."""
+        for config, kept in zip(self._trainer.strategy.lr_scheduler_configs, state["schedulers"], strict=True):
+            config.scheduler.load_state_dict(kept)
+        self._trainer.strategy.precision_plugin.load_state_dict(state["precision"])
+        for name, one in self._callbacks().items():
+            if name in state["callbacks"]:
+                one.load_state_dict(state["callbacks"][name])
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        """Before the loops begin: at the batch of this state."""
+        self._trainer.fit_loop.load_state_dict(state["loops"])
+        self.load_state_dict(state)
+
+    def _callbacks(self) -> dict[str, Callback]:
+        return {one.state_key: one for one in self._trainer.callbacks if one.state_dict()}
+
+
+class _Reports(Callback):  # type: ignore[misc]
+    """Tells the job what Lightning knows."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """A step, or a part of one that is accumulated, was made."""
+        if trainer.fit_loop._should_accumulate():
+            return
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        told = {"loss": loss} if isinstance(loss, torch.Tensor) else {}
+        groups = trainer.optimizers[0].param_groups
+        lr = {"lr": groups[0]["lr"]} if "lr" in groups[0] else {}
+        total = trainer.estimated_stepping_batches
+        whole = {"total": float(total)} if 0 < total < float("inf") else {}
+        ps.report(**{**_logged(trainer), **told, **lr, **whole, "epoch": trainer.current_epoch})
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Metrics of an evaluation are there."""
+        if not trainer.sanity_checking and trainer.state.fn == TrainerFn.FITTING:
+            ps.report(**{name: value for name, value in _logged(trainer).items() if name != "loss"})
+
+
+def _logged(trainer: Trainer) -> dict[str, Any]:
+    return {name: value for name, value in trainer.callback_metrics.items() if isinstance(value, torch.Tensor) and value.numel() == 1}
+
+
+def _evaluating(trainer: Trainer) -> bool:
+    return bool(trainer.validating or trainer.sanity_checking or trainer.testing or trainer.predicting)
+
+
+StrategyRegistry.register("ps", PSStrategy, description="psjob: parameter-server training in the job around the script", override=True)

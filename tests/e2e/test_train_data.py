@@ -1,0 +1,80 @@
+"""Accumulated gradients on uneven data: the sums of torch, whoever is killed in the middle of a step (real processes)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from psjob.api.slices import Slices
+from tests.e2e.workloads import accumulating
+from tests.e2e.workloads.accumulating import EPOCHS, EVERY, SIZE
+from tests.e2e.workloads.running import faults, manifest, train
+
+WORKERS, SHARDS, SEED = 3, 2, 5
+
+
+def job(folder: Path, form: str, *words: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    return manifest(
+        folder, ["accumulating.py", form, *words], workers=WORKERS, shards=SHARDS, training={"mode": "sync", "seed": SEED},
+        checkpoint={"interval": "1h", "everySteps": 2}, ps={"shardTimeoutSeconds": 3},
+    )  # fmt: skip
+
+
+def expected(form: str, stream: bool) -> dict[str, torch.Tensor]:
+    """The weights of one process that makes every worker's gradients itself; a worker without a batch of its own counts as absent."""
+    model = accumulating.build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for epoch in range(EPOCHS):
+        if stream:
+            batches = list(DataLoader(accumulating.Stream(), batch_size=SIZE))
+        else:
+            data = accumulating.data()
+            order = Slices(DataLoader(data, batch_size=SIZE, shuffle=True), SEED, 0, 1).batches(epoch)
+            batches = [data[indices] for indices in order]
+        rounds = -(-len(batches) // WORKERS)
+        ends = [*range(EVERY, rounds + 1, EVERY)] + ([rounds] if rounds % EVERY and form != "drop" else [])
+        begin = 0
+        for end in ends:
+            sums = [torch.zeros_like(p) for p in model.parameters()]
+            present = 0
+            for rank in range(WORKERS):
+                turns = range(begin, end)
+                if all(turn * WORKERS + rank >= len(batches) for turn in turns):
+                    continue
+                present += 1
+                for turn in turns:
+                    number = turn * WORKERS + rank
+                    again = (turn - 1) * WORKERS + rank if stream else number % len(batches)
+                    accumulating.loss_of(model, batches[number if number < len(batches) else again]).backward()
+                for total, p in zip(sums, model.parameters(), strict=True):
+                    total += p.grad
+                model.zero_grad()
+            for total, p in zip(sums, model.parameters(), strict=True):
+                p.grad = total / present
+            optimizer.step()
+            optimizer.zero_grad()
+            begin = end
+    return {name: value.detach() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("form", ["drop", "length", "after"])
+def test_accumulated_gradients_are_those_of_torch(tmp_path: Path, form: str) -> None:
+    """Each sample once an epoch, and all workers at the same step, though the last round has fewer batches than workers."""
+    for stream in (False, True):
+        ran = train(tmp_path / f"{stream}", job(tmp_path / f"{stream}", form, "0", *(["stream"] if stream else [])))
+        torch.testing.assert_close(ran.weights(), expected(form, stream), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["length", "after"])
+def test_a_kill_in_the_middle_of_an_accumulation_changes_no_bit(tmp_path: Path, form: str) -> None:
+    calm = train(tmp_path / "calm", job(tmp_path / "calm", form, "0"))
+    for hit in ("kill:worker-1@step=5", "kill:ps-1@step=6"):
+        folder = tmp_path / hit.replace(":", "-")
+        assert train(folder, job(folder, form, "0.1"), *faults(hit)).sha == calm.sha, hit
+    folder = tmp_path / "stream"
+    undisturbed = train(tmp_path / "still", job(tmp_path / "still", form, "0", "stream"))
+    assert train(folder, job(folder, form, "0.1", "stream"), *faults("kill:worker-2@step=5")).sha == undisturbed.sha

@@ -1,0 +1,35 @@
+"""The commands and files of docs/convert.md and docs/doctor.md, run as they stand there: each works, and prints what follows it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["convert.md", "doctor.md"])
+def test_a_page_does_what_it_says(tmp_path: Path, page: str) -> None:
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    folder, said, ran = tmp_path, "", 0
+    for kind, text in BLOCK.findall((DOCS / page).read_text()):
+        if kind == "yaml":
+            (folder / text.split("\n")[0].removeprefix("# ")).write_text(text)
+        elif kind == "sh":
+            for line in text.splitlines():
+                if line.startswith("cd "):
+                    folder = folder / line.removeprefix("cd ")
+                    continue
+                place = tmp_path if "mnist/" in line else folder
+                done = subprocess.run(["sh", "-c", line], cwd=place, env=env, capture_output=True, text=True, timeout=300, check=False)
+                said, ran = done.stdout + done.stderr, ran + 1
+                assert done.returncode == 0 and "Traceback" not in said, f"{line}\n{said}"
+        else:
+            assert all(line in said for line in text.splitlines()), f"{text}\nis not in\n{said}"
+    assert ran >= 3

@@ -1,0 +1,30 @@
+"""docs/python.md, run as one script in an empty folder: what a reader types, in the order of the page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests import warm
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
+NOT_RUN = "<!-- test: not run"
+
+
+def blocks() -> list[str]:
+    """The Python on the page, but for what needs a cluster."""
+    found = re.findall(r"([^\n]*)\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return [code for before, code in found if NOT_RUN not in before]
+
+
+def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    code = "\n".join(blocks())
+    assert code.count("client.train(train") == 3 and "Client.kube" not in code
+    (tmp_path / "page.py").write_text(code, encoding="utf-8")
+    ended, told = warm.call(tmp_path, "page", [], {"PYTHONPATH": str(tmp_path), "KUBECONFIG": str(tmp_path / "none")}, seconds=300)
+    lines = told.splitlines()
+    assert ended == 0, told[-3000:]
+    assert lines[0].startswith("Complete 60 ") and "kind: PSTrainingJob" in lines
+    assert 'there is no job "trian"' in told and "did you mean train" in told
+    assert (tmp_path / "job.yaml").read_text().startswith("apiVersion: psjob.dev/v1alpha1\n")
+    assert "          - |\n" in (tmp_path / "job.yaml").read_text(), "the script is readable in Git"

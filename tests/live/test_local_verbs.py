@@ -1,0 +1,188 @@
+"""The verbs over runs of this machine: real processes of `psjob run`, with the stand-in for the runtime where training does not matter."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from psjob import AsyncClient, Client
+from psjob_client.jobs.problems import Conflict, DeadlinePassed, JobFailed, JobProblem, NoSuchJob
+from psjob_client.local import record
+from tests.live.local_standin import environment, manifest, run
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in which `psjob run` finds the stand-in; whatever still runs there at the end is ended."""
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-kubeconfig"))
+    yield tmp_path
+    with Client.local(tmp_path) as client:
+        for job in client.list():
+            client.delete(job.id)
+
+
+def psjob(home: Path, *words: str, stdin: str | None = None, fails: bool = False) -> subprocess.CompletedProcess[str]:
+    """A verb in `home`."""
+    argv = [sys.executable, "-m", "psjob_client.cli.main", *words]
+    done = subprocess.run(argv, cwd=home, capture_output=True, text=True, timeout=120, input=stdin)
+    assert (done.returncode != 0) == fails and "Traceback" not in done.stderr, done.stdout + done.stderr
+    return done
+
+
+def read(path: Path) -> dict[str, object]:
+    made: dict[str, object] = yaml.safe_load(path.read_text())
+    return made
+
+
+def test_a_job_is_started_followed_suspended_resumed_and_removed(home: Path) -> None:
+    with Client.local(home) as client:
+        job = client.submit(read(manifest(home, "60")))
+        view = job.wait(phases=["Running"], timeout=60)
+        assert view.fresh and view.name == "tiny" and view.shards_ready == "2/2" and client.get("tiny").id == job.id
+        assert yaml.safe_load(job.manifest)["spec"]["ps"]["shards"] == 2
+        lines = client.logs(job.id, "worker-0", follow=True)
+        assert str(next(lines)) == f"worker 0 start 1 of {home.resolve()}"
+        with pytest.raises(Conflict, match="runs"):
+            job.resume()
+        job.suspend(timeout=60)
+        assert list(lines) == [], "following ends with the run"
+        ended = job.get()
+        assert ended.phase == "Suspended" and not ended.active and ended.checkpoint is not None
+        for verb in (job.suspend, job.checkpoint):
+            with pytest.raises(Conflict, match="does not run"):
+                verb()
+        with pytest.raises(JobFailed, match="is suspended"):
+            job.wait(timeout=5)
+        again = job.resume()
+        assert again.id != job.id and len(client.list()) == 2 and client.get("tiny").id == again.id, "the newest run of the name"
+        again.wait(phases=["Running"], timeout=60)
+        again.delete()
+        assert [one.id for one in client.list()] == [job.id]
+        assert {span.lane for span in client.timeline(job.id)} == {"job", "shard 0", "shard 1", "worker 0", "worker 1"}
+        assert client.events(job.id)[0].reason
+
+
+def test_a_checkpoint_is_asked_for_in_the_config(home: Path) -> None:
+    with Client.local(home) as client:
+        job = client.submit(read(manifest(home, "60")))
+        job.wait(phases=["Running"], timeout=60)
+        with pytest.raises(DeadlinePassed, match="no new checkpoint"):
+            job.checkpoint(timeout=0.5)
+        config = home / ".psjob" / job.id / "config.json"
+        first = json.loads(config.read_text())["checkpoint"]["request"]
+        threading.Timer(0.5, (config.parent / "manifest-v000001-s000000000070.json").write_text, ['{"files": [{"bytes": 5}]}']).start()
+        made = job.checkpoint(timeout=30)
+        assert (made.step, made.bytes) == (70, 5) and json.loads(config.read_text())["checkpoint"]["request"] > first
+
+
+def test_the_same_verbs_without_blocking(home: Path) -> None:
+    async def both() -> tuple[list[str], int]:
+        async with AsyncClient.local(home) as client:
+            job = await client.submit(read(manifest(home, "1")))
+            phases = [view.phase async for view in job.watch(timeout=60)]
+            history = await job.metrics()
+            return phases, len(history.series)
+
+    phases, series = asyncio.run(both())
+    assert phases[-1] == "Complete" and "Running" in phases and series == 2
+
+
+def test_an_interrupt_leaves_the_job_or_suspends_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Client.local(home) as client:
+        job = client.submit(read(manifest(home, "60")))
+        job.wait(phases=["Running"], timeout=60)
+        for on_interrupt, phase in (("detach", "Running"), ("suspend", "Suspended")):
+            threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+            with pytest.raises(KeyboardInterrupt):
+                job.wait(on_interrupt=on_interrupt)  # type: ignore[arg-type]
+            assert job.get().phase == phase
+        assert f"{job.id} goes on" in capsys.readouterr().out
+
+
+def test_what_cannot_start_is_said_and_leaves_nothing(home: Path) -> None:
+    with Client.local(home) as client:
+        with pytest.raises(JobProblem, match="there is no gone"):
+            client.train(["python", "gone.py"])
+        with pytest.raises(JobProblem, match=r"spec\.workers\.replicas"):
+            client.train(["python", "x.py"], workers=0)
+        with pytest.raises(NoSuchJob, match="there is no job"):
+            client.get("tiny")
+        assert client.list() == [] and list((home / ".psjob").iterdir()) == [home / ".psjob" / ".gitignore"]
+    with pytest.raises(JobProblem, match="is no folder"):
+        Client.local(home / "none").list()
+
+
+def test_a_run_that_was_killed_is_known_as_such_and_goes_on(home: Path) -> None:
+    with Client.local(home) as client:
+        job = client.submit(read(manifest(home, "60")))
+        job.wait(phases=["Running"], timeout=60)
+        folder = home / ".psjob" / job.id
+        os.kill(json.loads((folder / "run.json").read_text())["pid"], signal.SIGKILL)
+        until = time.monotonic() + 30
+        while record.alive(folder) and time.monotonic() < until:
+            time.sleep(0.05)
+        view = job.get()
+        assert (view.phase, view.reason) == ("Failed", "Killed") and f"psjob resume {job.id}" in view.message
+        with pytest.raises(JobFailed, match="Killed: psjob run was ended from outside"):
+            job.wait(timeout=5)
+
+
+def test_each_verb_prints_for_people_and_for_programs(home: Path) -> None:
+    assert run(home, manifest(home, "1")).returncode == 0
+    (name,) = psjob(home, "list", "-o", "name").stdout.split()
+    assert name.startswith("tiny-") and psjob(home, "get", "-o", "name").stdout.split() == [name]
+    head, row = psjob(home, "list").stdout.splitlines()
+    assert head.split()[:3] == ["NAME", "PHASE", "MODE"] and row.split()[:3] == [name, "Complete", "sync"]
+    (listed,) = json.loads(psjob(home, "list", "--local", "-o", "json").stdout)
+    assert listed["id"] == name and listed["phase"] == "Complete"
+    shown = psjob(home, "get", "tiny").stdout
+    assert "phase:       Complete" in shown and "worker 1" in shown and "test_accuracy: 0.9781" in shown
+    assert yaml.safe_load(psjob(home, "get", name, "-o", "yaml").stdout)["manifest"]["metadata"]["name"] == "tiny"
+    assert "Completed" in psjob(home, "events", "tiny").stdout
+    points = list(csv.DictReader(io.StringIO(psjob(home, "metrics", "tiny", "--name", "test_accuracy", "-o", "csv").stdout)))
+    assert points and float(points[0]["value"]) == 0.9781
+    assert "there are: rate, test_accuracy" in psjob(home, "metrics", "tiny", "--name", "x", fails=True).stderr
+    assert psjob(home, "logs", "tiny", "-p", "worker-1").stdout == f"worker 1 start 1 of {home.resolve()}\n"
+    assert psjob(home, "logs", "tiny", "--tail", "1").stdout.splitlines()[0].startswith("worker-")
+    assert "names them" in psjob(home, "logs", "tiny", "-p", "ps-7").stderr
+    assert psjob(home, "checkpoints", "tiny").stdout.splitlines()[1].split()[0].isdigit()
+    assert psjob(home, "top", "--once").stdout.splitlines()[0].split()[0] == "NAME"
+    assert "phase:       Complete" in psjob(home, "top", "tiny").stdout
+    assert "is Complete" in psjob(home, "wait", "tiny").stdout
+    assert "there is no such phase" in psjob(home, "wait", "tiny", "--for", "Done", fails=True).stderr
+    assert "did you mean tiny" in psjob(home, "get", "tinny", fails=True).stderr
+    assert "is complete; submit it anew" in psjob(home, "resume", "tiny", fails=True).stderr
+    assert "add --yes" in psjob(home, "delete", "tiny", fails=True).stderr
+    assert psjob(home, "clean", "--older-than", "0s", "--dry-run").stdout.startswith(name)
+    assert "is no span of time" in psjob(home, "clean", "--older-than", "soon", fails=True).stderr
+    assert "removed 1" in psjob(home, "clean", "--older-than", "0s", "--yes").stderr
+    assert "there is no run in" in psjob(home, "list").stderr
+
+
+def test_a_job_is_submitted_to_the_background(home: Path) -> None:
+    path = manifest(home, "0.5")
+    done = psjob(home, "submit", str(path), "--local", "--wait", "--set", "metadata.name=other")
+    assert "`psjob logs other-" in done.stdout and "is Complete" in done.stdout
+    name = psjob(home, "submit", "-", "--local", "-o", "name", stdin=path.read_text().replace('"0.5"', '"60"')).stdout.strip()
+    assert name.startswith("tiny-")
+    psjob(home, "wait", name, "--for", "running", "--timeout", "60s")
+    assert psjob(home, "top").stdout.splitlines()[1].startswith(name)
+    assert "is suspended" in psjob(home, "suspend", name).stdout
+    assert "goes on from the last checkpoint" in psjob(home, "resume", name).stdout
+    assert "is removed" in psjob(home, "delete", "tiny", "--yes").stdout, "the newest run of the name, while it runs"
+    assert "there is no way to a cluster" in psjob(home, "submit", str(path), fails=True).stderr

@@ -1,0 +1,58 @@
+"""Groups that come after attach: what is refused, and that a restarted script has added the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from psjob.api.later import AddedGroups, groups, next_added
+from psjob.api.pairs import Pair, joined
+from psjob.process.errors import Refused
+
+BODY, HEAD, LAST = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2)
+
+
+def pair() -> Pair:
+    optimizer = torch.optim.Adam(HEAD.parameters(), lr=0.5)
+    return Pair("", nn.Sequential(BODY, HEAD, LAST), optimizer, groups([BODY, LAST.parameters()], optimizer))
+
+
+def test_groups_have_the_defaults_of_the_optimizer() -> None:
+    first, second = pair().later
+    assert (first["lr"], second["betas"]) == (0.5, (0.9, 0.999))
+    assert [tuple(p.shape) for p in first["params"] + second["params"]] == [(4, 3), (4,), (2, 2), (2,)]
+
+
+def test_rows_of_groups_that_are_not_added_are_the_jobs_and_not_the_optimizers() -> None:
+    one = pair()
+    _, whole = joined([one])
+    assert one.rows == 6 and [one.has(row) for row in range(6)] == [True] * 2 + [False] * 4
+    assert [len(group["params"]) for group in whole.param_groups] == [2, 2, 2] and len(one.optimizer.param_groups) == 1
+
+
+def test_parameters_that_are_given_once_can_be_read_again() -> None:
+    added = next_added(pair().later, {"params": BODY.parameters(), "lr": 3})
+    assert added == {"params": list(BODY.parameters()), "lr": 3}
+
+
+@pytest.mark.parametrize(
+    ("expected", "given", "words"),
+    [
+        (0, LAST, r"2 parameters of shapes \(2, 2\), \(2,\); the group that comes next .* has 2 of shapes \(4, 3\), \(4,\)"),
+        (1, BODY, r"has 2 of shapes \(2, 2\), \(2,\)"),
+        (2, BODY, "attach was told of no such group"),
+    ],
+)
+def test_another_group_than_the_next_is_refused(expected: int, given: nn.Module, words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        next_added(pair().later[expected:], {"params": given.parameters()})
+
+
+def test_a_script_that_has_not_added_them_again_is_refused() -> None:
+    one = pair()
+    one.added = 2
+    kept = AddedGroups([one]).state_dict()
+    AddedGroups([one]).load_state_dict(kept)
+    with pytest.raises(Refused, match=r"had added 2 parameter groups .* and now 0; add a group by the number of the epoch"):
+        AddedGroups([pair()]).load_state_dict(kept)
