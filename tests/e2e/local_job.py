@@ -35,8 +35,9 @@ class Ended:
 
 
 def manifest(folder: Path, script: str, *args: str, mode: str = "sync", workers: int = 2, shards: int = 2, every: int = 20) -> Path:
-    """A manifest in `folder` for a script of `scripts/`."""
-    (folder / script).write_text((SCRIPTS / script).read_text())
+    """A manifest in `folder` for a script of `scripts/`, or of the folder."""
+    if (SCRIPTS / script).exists():
+        (folder / script).write_text((SCRIPTS / script).read_text())
     container = {"name": "worker", "image": "none", "command": ["python", script, *args]}
     job = {
         "apiVersion": "psjob.dev/v1alpha1",

@@ -32,7 +32,7 @@ def told():
         answer["coordinator"] = {"step": step, "loss": 0.5, "rate": 100.0, "eta": None, "totalSteps": None,
             "metrics": {"test_accuracy": 0.9781},
             "workers": [{"rank": 0, "idle": 0.25}, {"rank": 1}],
-            "checkpoint": {"step": step, "view": 1, "time": time.time(), "bytes": 1, "path": "x", "final": False},
+            "checkpoint": {"step": max(0, step - patient), "view": 1, "time": time.time(), "bytes": 1, "path": "x", "final": False},
             "checkpointProblem": None, "waiting": None, "weightsSha256": "abc", "failure": None, "passed": [[step, time.time()]]}
     if absent and index == 0:
         gone = [{"rank": rank, "state": "absent"} for rank in range(config["workers"])]
@@ -48,7 +48,7 @@ threading.Thread(target=server.serve_forever, daemon=True).start()
 while not stopping and (absent or not all(os.path.exists(os.path.join(run, f"left-{rank}")) for rank in range(config["workers"]))):
     time.sleep(0.01)
 if stopping and patient:
-    time.sleep(8)
+    time.sleep(4)
     open(os.path.join(run, "waited"), "w").close()
 last = base + int((time.time() - began) * 100)
 with open(kept, "w") as file:
@@ -75,11 +75,12 @@ what = first if start == 1 else then
 if what == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     what = "600"
-if what.startswith("late"):
+if what.startswith(("late", "steps")):
     for shard in json.load(open(os.environ["PSJOB_CONFIG"]))["shards"]:
         while socket.socket().connect_ex(("127.0.0.1", shard["statusPort"])):
             time.sleep(0.02)
-    what = what.replace("late", "exit")
+    time.sleep(1.0 if what.startswith("steps") else 0)
+    what = what.replace("late", "exit").replace("steps", "exit")
 if what.startswith("exit"):
     print("this went wrong", file=sys.stderr, flush=True)
     sys.exit(int(what[4:]))

@@ -73,7 +73,7 @@ def test_a_stopped_shard_counts_as_lost_after_its_timeout(tmp_path: Path) -> Non
 
 
 def test_a_failed_worker_is_started_again_and_the_end_of_its_log_is_shown(tmp_path: Path) -> None:
-    ended = run(tmp_path, manifest(tmp_path, "exit3", "0.2", workers=1), "--summary", "s.json")
+    ended = run(tmp_path, manifest(tmp_path, "steps3", "0.2", workers=1), "--summary", "s.json")
     assert ended.returncode == 0, ended.stderr
     assert "tiny-worker-0-r1 ended with exit code 3" in ended.stderr and "worker 0 start 2" in ended.stdout
     assert sum(summary(tmp_path / "s.json")["restarts"].values()) == 1

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from psjob_client.local.probe import numbers, part
 from psjob_client.local.watch import Watch
+from psjob_client.local.words import span
 from psjob_operator.api.status import JobStatus
 
 PLAIN_EVERY = 5.0
@@ -98,7 +99,7 @@ def _numbers(told: Mapping[str, Any], unit: str) -> list[str]:
     if numbers(told, "rate") > 0:
         words.append(f"{numbers(told, 'rate'):.3g} {unit}s/s")
     if isinstance(told.get("eta"), int | float):
-        words.append(f"eta {_span(numbers(told, 'eta'))}")
+        words.append(f"eta {span(numbers(told, 'eta'))}")
     return words
 
 
@@ -108,14 +109,7 @@ def _checkpoint(told: Mapping[str, Any], now: float, unit: str) -> str:
         return f"checkpoint problem: {told['checkpointProblem']}"
     if not kept:
         return ""
-    return f"checkpoint {unit} {int(numbers(kept, 'step'))}, {_span(max(0.0, now - numbers(kept, 'time')))} ago"
-
-
-def _span(seconds: float) -> str:
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"checkpoint {unit} {int(numbers(kept, 'step'))}, {span(max(0.0, now - numbers(kept, 'time')))} ago"
 
 
 def _table(job: str, status: JobStatus | None, watch: Watch, now: float, unit: str) -> Group:

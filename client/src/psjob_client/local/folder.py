@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from psjob_client.local.errors import BadInput
 
 RUNS = ".psjob"
 LONGEST_MESSAGE = 2048
+LEAST_ROOM = 16 << 20
+"""Bytes that a run needs before its model: config, logs, a checkpoint's manifest."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +49,40 @@ class Folder:
         temporary.replace(target)
 
 
-def new_folder(job: str, under: Path) -> Folder:
-    """A fresh run's folder in `under`/.psjob.
+def new_run(job: str) -> str:
+    """A fresh name for a run of `job`."""
+    return f"{job}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def make_runs(runs: Path) -> None:
+    """Have the folder of all runs. Raises OSError."""
+    runs.mkdir(parents=True, exist_ok=True)
+    # Nobody wants runs in a repository; a file that is there already is the user's.
+    with contextlib.suppress(FileExistsError), (runs / ".gitignore").open("x") as ignore:
+        ignore.write("*\n")
+
+
+def new_folder(job: str, under: Path, run: str | None = None) -> Folder:
+    """A fresh run's folder in `under`/.psjob; `run` is its name, if it was given one already.
 
     Raises:
         BadInput: the folder cannot be made.
     """
-    run = f"{job}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    run = run or new_run(job)
     path = (under / RUNS / run).absolute()
     try:
+        make_runs(path.parent)
         (path / "logs").mkdir(parents=True)
-        # Nobody wants runs in a repository; a file that is there already is the user's.
-        with contextlib.suppress(FileExistsError), (path.parent / ".gitignore").open("x") as ignore:
-            ignore.write("*\n")
+        free = shutil.disk_usage(path).free
     except OSError as error:
         raise BadInput(f"{path}: cannot be made: {error.strerror or error}; start psjob run in a folder that you may write to") from None
+    if free < LEAST_ROOM:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(path)
+        raise BadInput(
+            f"{path.parent}: {free} bytes are free there, and a run needs {LEAST_ROOM} before its model; "
+            "make room, or start psjob run in a folder of another disk"
+        )
     return Folder(run, path)
 
 

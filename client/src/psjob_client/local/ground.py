@@ -15,6 +15,7 @@ from psjob_client.local import children
 from psjob_client.local.children import ChildProcess
 from psjob_client.local.command import Command, base_environment
 from psjob_client.local.errors import BadInput
+from psjob_client.local.failures import Failures
 from psjob_client.local.folder import Folder, message_of, tail_of
 from psjob_client.local.sites import Sites
 from psjob_client.local.watch import Watch
@@ -32,6 +33,10 @@ GRACE = 30.0
 """Seconds between SIGTERM and SIGKILL, as a pod has by default."""
 ENDING = 2.0
 """The same once the job has ended: its last checkpoint is made, or nobody is left to make one."""
+LEAVING = 1.0
+"""The same where the user has had enough and nothing would be lost,"""
+SAVING = 8.0
+"""and where a last checkpoint is to be made."""
 MOST_ROUNDS = 20
 """Plans in a row without a wait; more means that plan and ground never agree."""
 
@@ -51,7 +56,10 @@ class Ground:
     """Called once with each process that has ended, before the plan hears of it."""
     resume: Path | None = None
     children: list[ChildProcess] = field(default_factory=list)
+    failures: Failures = field(default_factory=Failures)
     status: JobStatus | None = None
+    interrupted: bool = False
+    """The user has had enough."""
     verdict: str | None = None
     """Why this machine gives the job up, where the plan has no eyes for it."""
     _granted: frozenset[str] = frozenset()
@@ -104,6 +112,7 @@ class Ground:
         for child in ended:
             self.watch.ended(child, message_of(self.folder.ending(child.name)))
             self.mourn(child)
+            self.failures.note(child, self.watch.made, tail_of(self.folder.log(child.name)))
         # A deleted pod is gone when its container has ended; so is a process.
         self.children = [child for child in self.children if child.running or child.deleting is None]
         return bool(ended)
@@ -111,13 +120,23 @@ class Ground:
     @property
     def grace(self) -> float:
         """Seconds that a process has to end in."""
-        return ENDING if self.verdict or self.phase in TERMINAL else GRACE
+        if self.verdict or self.phase in TERMINAL:
+            return ENDING
+        if self.interrupted:
+            return SAVING if self.watch.unsaved else LEAVING
+        return GRACE
 
     def stop(self, *, kill: bool = False) -> None:
         """SIGTERM to every process, SIGKILL when it has had its `grace`; at once with `kill`."""
         for child in self.children:
             if child.running:
                 child.stop(time.time(), 0 if kill else self.grace)
+
+    def wait_longer(self, seconds: float) -> None:
+        """Who has been asked to end has so long from now: bytes of the last checkpoint are on their way."""
+        for child in self.children:
+            if child.kill_at is not None:
+                child.kill_at = max(child.kill_at, time.time() + seconds)
 
     def current(self, role: str, index: int) -> ChildProcess | None:
         """The running process of a seat."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from psjob_client.local.errors import BadInput
+from psjob_client.local.request import STANDARD_INPUT
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.load import LARGEST_TEXT, load_job
 
@@ -39,9 +41,17 @@ def read_job(path: Path, settings: tuple[str, ...] = ()) -> PSTrainingJob:
     return job
 
 
+def as_written(job: PSTrainingJob) -> dict[str, Any]:
+    """The manifest with what its author wrote, and no defaults."""
+    own = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True, exclude={"status"})
+    return {"apiVersion": job.api_version, "kind": job.kind, "metadata": own["metadata"], "spec": own["spec"]}
+
+
 def read_text(path: Path, what: str) -> bytes:
-    """The bytes of `path`, one more than are taken at most. Raises BadInput, which says that it should be `what`."""
+    """The bytes of `path` (`-`: standard input), one more than are taken at most. Raises BadInput: it should be `what`."""
     try:
+        if str(path) == STANDARD_INPUT:
+            return sys.stdin.buffer.read(LARGEST_TEXT + 1)
         if path.is_dir():
             raise BadInput(f"{path} is a folder; give the path of {what}")
         with path.open("rb") as file:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+STANDARD_INPUT = "-"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -20,3 +22,16 @@ class Request:
     progress: bool = True
     history: Path | None = None
     """Where the job's numbers are written while it runs."""
+    run: str | None = None
+    """Name of the run; None: one is made."""
+    work_folder: Path | None = None
+    """Where workers start; None: in the manifest's folder."""
+
+    @property
+    def from_input(self) -> bool:
+        """The manifest comes from standard input, and workers start in the folder that psjob is started in."""
+        return str(self.manifest) == STANDARD_INPUT
+
+    def words(self) -> list[str]:
+        """What a user types for the same job, without the options that say where to write."""
+        return ["psjob", "run", str(self.manifest), *(word for setting in self.settings for word in ("--set", setting))]

@@ -44,7 +44,7 @@ def resumed(option: Path | None, spec: JobSpec) -> Path | None:
     try:
         if not (source.path / "config.json").is_file():
             raise BadInput(f"{source.said}: {source.path} is not the folder of a run of psjob; {_near(source)}")
-        found = _manifests(source.path)
+        found = manifests(source.path)
     except OSError as error:
         raise BadInput(f"{source.said}: {source.path} cannot be read: {error.strerror or error}; {_near(source)}") from None
     if not found:
@@ -89,7 +89,7 @@ def _list(names: list[str]) -> str:
     return ", ".join(names[-MOST_NAMED:]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
 
 
-def _manifests(folder: Path) -> list[Path]:
+def manifests(folder: Path) -> list[Path]:
     """The newest first."""
     matches = [match for path in folder.iterdir() if (match := MANIFEST.fullmatch(path.name))]
     return [folder / match[0] for match in sorted(matches, key=lambda match: (int(match[1]), int(match[2])), reverse=True)]

@@ -30,7 +30,7 @@ from psjob_client.local.verdict import never_attached
 from psjob_client.local.watch import Watch
 from psjob_operator.api.status import TERMINAL
 
-EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 TURN = 0.25
 """Seconds between two looks where nothing wakes us."""
 
@@ -61,7 +61,7 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Ground, tuple[Fault
         raise BadInput("psjob run needs the runtime beside it; install it into the same environment: pip install psjob")
     if job.spec.suspend:
         raise BadInput("spec.suspend: is true, which means zero processes; train here with --set spec.suspend=false")
-    command = worker_command(job, request.manifest.absolute().parent)
+    command = worker_command(job, (request.work_folder or request.manifest.parent).absolute())
     faults = parse_faults(request.faults, job.spec.ps.shards, job.spec.workers.replicas)
     resume = resumed(request.resume, job.spec)
     for option, path in (("--summary", request.summary), ("--history", request.history)):
@@ -70,14 +70,14 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Ground, tuple[Fault
     if request.history is not None:
         _writable(request.history)
     sites = sites or reserve(job.spec.ps.shards)
-    folder = new_folder(job.metadata.name, Path.cwd())
+    folder = new_folder(job.metadata.name, Path.cwd(), request.run)
     watch = Watch(float(job.spec.ps.shard_timeout_seconds))
     story = Story(
         Display(job.metadata.name, progress=request.progress, unit="round" if job.spec.training.mode == "local" else "step"), folder
     )
     ground = Ground(job, folder, command, sites, watch, story.event, story.ended, resume)
     ground.prepare()
-    story.opening(job, command)
+    story.opening(job, command, request.words())
     return ground, faults, story
 
 
@@ -98,7 +98,7 @@ async def _train(request: Request, ground: Ground, faults: tuple[Fault, ...], st
     try:
         while not ground.over and not interrupts:
             _must_go_on(beside)
-            ground.verdict = never_attached(ground)
+            ground.verdict = _verdict(ground, story)
             if ground.verdict:
                 break
             wake_at = ground.turn()
@@ -118,6 +118,10 @@ async def _train(request: Request, ground: Ground, faults: tuple[Fault, ...], st
     return "Suspended" if interrupts and ground.phase not in TERMINAL else ground.phase
 
 
+def _verdict(ground: Ground, story: Story) -> str | None:
+    return ground.failures.verdict or never_attached(ground) or story.standing.verdict(ground.watch.coordinator, time.time())
+
+
 def _must_go_on(beside: list[asyncio.Task[None]]) -> None:
     """A poll that died would leave a shard unwatched: its fault is ours, and is shown at once."""
     for task in beside:
@@ -127,14 +131,18 @@ def _must_go_on(beside: list[asyncio.Task[None]]) -> None:
 
 async def _stop(ground: Ground, story: Story, wake: asyncio.Event, interrupts: list[int]) -> None:
     """Everyone leaves, the shards last, after a checkpoint where the job could go on; a second Ctrl-C kills."""
+    ground.interrupted = bool(interrupts)
     if ground.verdict:
         story.display.say(ground.verdict, "yellow")
     elif ground.phase not in TERMINAL:
-        story.display.say(f"stopping: a last checkpoint is made, up to {ground.grace:.0f} s (Ctrl-C again kills)")
+        what = f"a last checkpoint is made, up to {ground.grace:.0f} s" if ground.watch.unsaved else "there is nothing to save"
+        story.display.say(f"stopping: {what} (Ctrl-C again kills)")
     ground.stop()
     while any(child.running for child in ground.children):
         if len(interrupts) > 1:
             ground.stop(kill=True)
+        elif ground.watch.moving and ground.watch.unsaved:
+            ground.wait_longer(ground.grace)
         ground.reap()
         story.show(ground)
         await _pause(wake, None)
@@ -164,10 +172,11 @@ def _listen(wake: asyncio.Event) -> list[int]:
 
 
 def _conclude(request: Request, ground: Ground, story: Story, result: str, seconds: float) -> int:
-    told = ground.watch.coordinator
+    told, whole = ground.watch.coordinator, summary(ground, result, seconds)
+    story.record.close(ground, result, whole)
     if request.summary is not None:
         try:
-            request.summary.write_text(json.dumps(summary(ground, result, seconds), indent=1) + "\n")
+            request.summary.write_text(json.dumps(whole, indent=1) + "\n")
         except OSError as error:
             story.display.say(f"--summary {request.summary}: cannot be written: {error.strerror or error}")
     for recovery in ground.watch.recoveries:
@@ -188,4 +197,7 @@ def _conclude(request: Request, ground: Ground, story: Story, result: str, secon
     for name, value in metrics(told).items():
         if name != "loss":
             story.display.output(metric_line(name, value))
+    if told.get("diverged"):
+        story.display.say(f"Diverged: {told['diverged']}; the weights are of no use", "red")
+        return EXIT_DIVERGED
     return EXIT_COMPLETE

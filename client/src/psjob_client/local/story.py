@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from pathlib import Path
 
 from psjob_client.local.children import ChildProcess
@@ -12,8 +13,11 @@ from psjob_client.local.display import Display
 from psjob_client.local.folder import Folder, tail_of
 from psjob_client.local.ground import Ground
 from psjob_client.local.output import Follow
+from psjob_client.local.record import Record
 from psjob_client.local.request import Request
+from psjob_client.local.standing import Standing
 from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.status import TERMINAL
 from psjob_operator.contract import EXIT_DONE, EXIT_FENCED, EXIT_RETRY
 from psjob_operator.plan.actions import Event
 
@@ -27,14 +31,17 @@ class Story:
 
     def __init__(self, display: Display, folder: Folder) -> None:
         self.display = display
+        self.record = Record(folder)
         self._folder = folder
         self._follows: dict[str, Follow] = {}
         self._last_tail = ""
         self._warned: object = None
+        self.standing = Standing(display.unit)
 
-    def opening(self, job: PSTrainingJob, command: Command) -> None:
-        """The job in one line, and what of its manifest has no meaning here."""
+    def opening(self, job: PSTrainingJob, command: Command, again: list[str]) -> None:
+        """The job in one line, and what of its manifest has no meaning here. `again`: the words that would start it once more."""
         spec = job.spec
+        self.record.open(job, command.folder, again)
         self.display.say(
             f"{job.metadata.name}: {spec.training.mode}, {_count(spec.workers.replicas, 'worker')} and {_count(spec.ps.shards, 'shard')}"
             f" on this machine; run {self.near(self._folder.path)}"
@@ -49,12 +56,14 @@ class Story:
 
     def event(self, event: Event) -> None:
         """Something that the plan did."""
+        self.record.event(event)
         if event.type == "Warning":
             self.display.say(f"{event.reason}: {event.message}", "yellow")
 
     def ended(self, child: ChildProcess) -> None:
         """A process has ended: the end of its log, where that is news."""
         self._pass_on(child, whole=True)
+        self.record.ended(child)
         if child.code in QUIET or child.deleting is not None:
             return
         how = f"was ended by signal {child.signal}" if child.signal else f"ended with exit code {child.code}"
@@ -67,23 +76,25 @@ class Story:
         """New output of the script, and where the job stands."""
         for child in ground.children:
             self._pass_on(child, whole=False)
+        self.record.look(ground)
         told = ground.watch.coordinator
-        warning = told.get("warning") or told.get("nonFinite")
+        warning = told.get("warning") or told.get("nonFinite") or told.get("diverged") or told.get("dataProblem")
         if warning and warning != self._warned:
             self._warned = warning
             self.display.say(f"warning: {warning}", "yellow")
+        if ground.phase not in TERMINAL:
+            for line in self.standing.see(ground.watch.step, told, time.time()):
+                self.display.say(line, "yellow")
         self.display.refresh(ground.status, ground.watch)
 
     def farewell(self, request: Request, ground: Ground) -> None:
         """After Ctrl-C: how to go on."""
-        words = ["psjob", "run", str(request.manifest)]
-        for setting in request.settings:
-            words += ["--set", setting]
+        words = request.words()
         if ground.watch.coordinator.get("checkpoint"):
             step = ground.watch.coordinator["checkpoint"].get("step")
             unit = self.display.unit
             self.display.say(f"stopped at {unit} {ground.watch.step}, checkpoint at {unit} {step}. Go on with:")
-            words += ["--resume", self.near(ground.folder.path)]
+            words = ["psjob", "resume", ground.folder.run] if request.from_input else [*words, "--resume", self.near(ground.folder.path)]
         else:
             self.display.say("stopped before a checkpoint was committed. Start again with:")
         self.display.say("  " + shlex.join(words))

@@ -32,6 +32,8 @@ def summary(ground: Ground, result: str, seconds: float) -> dict[str, Any]:
         **(lateness(watch.told.values()) or {"lag": None, "gap": None}),
         "warning": told.get("warning"),
         "non_finite": told.get("nonFinite"),
+        "diverged": told.get("diverged"),
+        "data_problem": told.get("dataProblem"),
         "loss": told.get("loss"),
         "metrics": metrics(told),
         "weights_sha256": told.get("weightsSha256"),

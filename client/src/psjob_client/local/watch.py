@@ -17,6 +17,8 @@ LONGEST_TRY = 2.0
 """Seconds for one question to a status port; less where shardTimeout is short."""
 STARTUP = 300.0
 """Seconds from the start of a shard to its first good answer, while it imports; it gives good answers while it restores."""
+MOVING = 2.0
+"""Seconds without news of bytes after which none are moved."""
 LEAST_MISSES = 3
 """Unanswered questions in a row before silence counts: a laptop that slept has a long silence, but only one miss."""
 
@@ -43,7 +45,10 @@ class Watch:
     manifests: set[tuple[int, int]] = field(default_factory=set)
     """(view, step) of the committed checkpoints that were seen."""
     recoveries: list[Recovery] = field(default_factory=list)
+    began_at: int | None = None
+    """The step at which this run began, as first heard."""
     _pulses: dict[str, Pulse] = field(default_factory=dict)
+    _moved_at: float = 0.0
 
     @property
     def hung(self) -> bool:
@@ -74,10 +79,14 @@ class Watch:
         pulse.serving = told.get("state") in ("serving", "finishing", "finished")
         # It has started: from now on silence counts, though nobody has asked for its heartbeat yet.
         pulse.good = pulse.good or time.time()
+        before = self.told.get((child.index, child.number))
+        if before is not None and before.get("transfer") != told.get("transfer"):
+            self._moved_at = time.time()
         self.told[child.index, child.number] = told
         coordinator = probe.part(told, "coordinator")
         if child.index == 0 and coordinator:
             self.progress, self.progress_at = told, time.time()
+            self.began_at = self.step if self.began_at is None else self.began_at
             checkpoint = probe.part(coordinator, "checkpoint")
             if checkpoint:
                 self.manifests.add((int(probe.numbers(checkpoint, "view")), int(probe.numbers(checkpoint, "step"))))
@@ -132,6 +141,22 @@ class Watch:
     def step(self) -> int:
         """Lowest complete clock, as last heard."""
         return int(probe.numbers(self.coordinator, "step"))
+
+    @property
+    def made(self) -> int:
+        """Steps that the job has made in this run, as last heard."""
+        return self.step - (self.began_at or 0)
+
+    @property
+    def unsaved(self) -> bool:
+        """Has the job made steps that no committed checkpoint holds, as last heard?"""
+        saved = probe.numbers(self.coordinator, "checkpoint", "step") if self.coordinator.get("checkpoint") else self.began_at or 0
+        return self.step > saved
+
+    @property
+    def moving(self) -> bool:
+        """Are bytes of a checkpoint being written or read? As heard in the last seconds."""
+        return time.time() - self._moved_at < MOVING
 
     def total(self, counter: str) -> int:
         """A counter over all shards and attempts, as last heard of each."""

@@ -1,0 +1,60 @@
+"""A script that fails by itself would fail again: on one machine, where its author sits, that is not found out seven times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from psjob_client.local.children import ChildProcess
+from psjob_operator.contract import EXIT_DONE, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY
+
+OURS = frozenset({EXIT_DONE, EXIT_RETRY, EXIT_FENCED, EXIT_REFUSED, EXIT_HUNG})
+SIGNALS = 128
+"""Exit codes from here on are signals'."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A worker whose script ended with an error."""
+
+    name: str
+    index: int
+    code: int
+    made: int
+    """Steps that the job had made by then, as last heard."""
+    tail: str
+    """The end of its log."""
+
+    def __str__(self) -> str:
+        last = self.tail.splitlines()[-1].strip() if self.tail else ""
+        return f"{self.name} ended with exit code {self.code}" + (f": {last[:300]}" if last else "")
+
+
+@dataclass
+class Failures:
+    """Those of one run, in their order."""
+
+    seen: list[Failure] = field(default_factory=list)
+
+    def note(self, child: ChildProcess, made: int, tail: str) -> None:
+        """A process has ended."""
+        if child.role != "worker" or child.deleting is not None or child.problem or not child.code:
+            return
+        if child.code not in OURS and child.code < SIGNALS:
+            self.seen.append(Failure(child.name, child.index, child.code, made, tail))
+
+    @property
+    def verdict(self) -> str | None:
+        """Why it is of no use to start the script once more: it failed before the job's first step, or twice at one step."""
+        first = next(iter(self.seen), None)
+        if first is not None and first.made == 0:
+            return f"ScriptFailed: {first} (before the job's first step); mend the script and run it again"
+        before: Mapping[int, Failure] = {}
+        for failure in self.seen:
+            earlier = before.get(failure.index)
+            if earlier is not None and failure.made <= earlier.made:
+                assert first is not None
+                again = "" if failure.tail == first.tail else f"; started again, {failure}"
+                return f"ScriptFailed: {first} (at step {first.made}){again}; the first error is the one to look at"
+            before = {**before, failure.index: failure}
+        return None

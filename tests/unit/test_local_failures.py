@@ -1,0 +1,68 @@
+"""When a script on one machine is not started again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from psjob_client.local.children import ChildProcess
+from psjob_client.local.failures import Failures
+
+
+@dataclass
+class Raw:
+    pid: int
+    returncode: int
+
+
+def ended(name: str, code: int, role: str = "worker", deleting: float | None = None) -> ChildProcess:
+    index = int(name.split("-")[1])
+    return ChildProcess(name, role, index, 1, Raw(7, code), 0.0, ended=1.0, deleting=deleting)  # type: ignore[arg-type]
+
+
+def verdict(*seen: tuple[str, int, int, str]) -> str | None:
+    """Of (name, code, steps made, end of the log), in their order."""
+    failures = Failures()
+    for name, code, made, tail in seen:
+        failures.note(ended(name, code), made, tail)
+    return failures.verdict
+
+
+def test_an_error_before_the_first_step_ends_the_job_at_once() -> None:
+    assert verdict(("worker-1", 1, 0, "Traceback …\nZeroDivisionError: division by zero")) == (
+        "ScriptFailed: worker-1 ended with exit code 1: ZeroDivisionError: division by zero (before the job's first step); "
+        "mend the script and run it again"
+    )
+
+
+def test_a_later_error_is_tried_once_more_and_the_first_one_is_shown() -> None:
+    first = ("worker-0", 1, 12, "ValueError: labels")
+    assert verdict(first) is None
+    told = verdict(first, ("worker-0", 1, 12, "NameError: name 'loss' is not defined"))
+    assert told is not None and told.startswith("ScriptFailed: worker-0 ended with exit code 1: ValueError: labels (at step 12)")
+    assert "NameError" in told and told.endswith("the first error is the one to look at")
+    same = verdict(first, first)
+    assert same is not None and "started again" not in same
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        [("worker-0", 1, 12, "a"), ("worker-0", 1, 13, "a")],  # progress between them
+        [("worker-0", 1, 12, "a"), ("worker-1", 1, 12, "a")],  # each once
+        [("worker-0", 137, 0, "")],  # killed
+        [("worker-0", 75, 0, "")],  # start me again
+        [("worker-0", 79, 3, ""), ("worker-0", 79, 3, "")],  # it hung
+        [("worker-0", 0, 0, "")],
+    ],
+)
+def test_what_may_be_another_time_better_is_tried_again(seen: list[tuple[str, int, int, str]]) -> None:
+    assert verdict(*seen) is None
+
+
+def test_what_was_asked_to_end_is_no_failure() -> None:
+    failures = Failures()
+    failures.note(ended("worker-0", 1, deleting=1.0), 0, "KeyboardInterrupt")
+    failures.note(ended("ps-0", 1, role="shard"), 0, "MemoryError")
+    assert failures.verdict is None
