@@ -170,6 +170,23 @@ def test_time_to_the_loss_is_of_the_lowest_that_all_reached() -> None:
     assert Comparison("job", "s", {}, "", [SideOutcome("a", "b", "Complete", 1.0, 1.0)]).target is None
 
 
+def test_a_side_that_ends_above_where_it_began_has_diverged_and_is_the_best_in_nothing() -> None:
+    """The loss that all reached is that of those that have learned."""
+    worse = fall("worse", 0.1, 2.0, 2.4, 2.5)
+    never = SideOutcome(
+        "never", "", "Complete", 1.0, 2.0, {"loss": [(0.0, 0.0, 2.0), (1.0, 2.0, 1.0)]}, {}, diverged=True, warnings=["NaN"]
+    )
+    good = fall("good", 1.0, 2.0, 1.0, 0.5)
+    found = Comparison("job", "s", {}, "", [worse, never, good, fall("late", 3.0, 2.0, 1.5, 1.2)])
+    assert [one.verdict for one in found.sides] == ["diverged", "diverged", "learned", "learned"]
+    assert found.target == pytest.approx(1.76) and found.time_to(worse) is None
+    assert [row[1] for row in report.rows(found)] == ["verdict", "diverged", "diverged", "learned", "learned"]
+    text = report.page(found)
+    lines = [line for line in re.findall(r"<tr>.*?</tr>", text) if "<td>" in line]
+    assert "class=best" not in lines[0] and "class=best" in lines[2] and "class=bad" in lines[0]
+    assert "<b>never</b>: NaN" in text
+
+
 class Page(HTMLParser):
     """What a page has of elements, links, ids, words."""
 

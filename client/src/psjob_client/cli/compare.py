@@ -101,8 +101,8 @@ def compare(
     else:
         _show(report.rows(comparison))
     for one in found:
-        if one.result != "Complete":
-            print(f"{one.title}: {one.result}", file=sys.stderr)
+        for said in ([] if one.result == "Complete" else [one.result]) + list(one.warnings):
+            print(f"{one.title}: {said}", file=sys.stderr)
     print(f"the report is {out}", file=sys.stderr)
     if any(one.result.startswith("Failed") for one in found):
         raise typer.Exit(EXIT_FAILED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 SMOOTHING = 0.2
 """Of the exponential mean over a curve's points."""
 LOSS = "loss"
+LEARNED, NOT_LEARNED, DIVERGED = "learned", "not learned", "diverged"
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,25 @@ class SideOutcome:
     """The part of the pushes that had no effect."""
     mean_lag: float | None = None
     """Where buckets hold more than one lag."""
+    warnings: Sequence[str] = ()
+    """What the job said of its own training."""
+    diverged: bool = False
+    """A loss or a gradient was no number."""
 
     @property
     def rate(self) -> float | None:
         """Steps in one unit of time."""
         return self.steps / self.elapsed if self.elapsed > 0 and self.steps else None
+
+    @property
+    def verdict(self) -> str:
+        """In a word, what became of the loss; empty where none was reported."""
+        curve = smooth(self.curves.get(LOSS, ()))
+        if self.diverged or any(not math.isfinite(value) for _, _, value in curve):
+            return DIVERGED
+        if len(curve) < 2:
+            return ""
+        return LEARNED if curve[-1][2] < curve[0][2] else DIVERGED if curve[-1][2] > curve[0][2] else NOT_LEARNED
 
     @property
     def lag(self) -> float | None:
@@ -74,21 +90,24 @@ class Comparison:
 
     @property
     def target(self) -> float | None:
-        """The wanted loss, or the lowest that all sides reached which have one, by their smoothed curves; None: there is no loss."""
+        """The wanted loss, or the lowest that all sides reached which have learned, by their smoothed curves; None: none has."""
         if self.wanted is not None:
             return self.wanted
-        lows = [min(value for _, _, value in curve) for one in self.sides if (curve := smooth(one.curves.get(LOSS, ())))]
+        learned = [one for one in self.sides if one.verdict == LEARNED]
+        lows = [min(value for _, _, value in smooth(one.curves[LOSS])) for one in learned]
         return max(lows) if lows else None
 
     def time_to(self, one: SideOutcome) -> float | None:
-        """When the smoothed loss of `one` was first at the target."""
-        target = self.target
+        """When the smoothed loss of `one` was first at the target; None where it has not learned."""
+        target = self.target if one.verdict == LEARNED else None
         return next((at for at, _, value in smooth(one.curves.get(LOSS, ())) if target is not None and value <= target), None)
 
     def as_json(self) -> dict[str, Any]:
         """For programs; `lossTarget` and `timeToLoss` as in the table."""
         sides = [
-            asdict(one) | {"rate": one.rate, "lag": one.lag, "waiting": one.waiting, "timeToLoss": self.time_to(one)} for one in self.sides
+            asdict(one)
+            | {"rate": one.rate, "lag": one.lag, "waiting": one.waiting, "timeToLoss": self.time_to(one), "verdict": one.verdict}
+            for one in self.sides
         ]
         about = {"name": self.name, "unit": self.unit, "about": dict(self.about), "manifest": self.manifest}
         return about | {"lossTarget": self.target, "sides": sides}

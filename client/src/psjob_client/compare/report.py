@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from psjob_client.compare.outcome import LOSS, Comparison, SideOutcome
+from psjob_client.compare.outcome import DIVERGED, LOSS, NOT_LEARNED, Comparison, SideOutcome
 from psjob_client.compare.plots import plots
 
 STYLE = """
-:root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --paper: #fcfcfd; --card: #ffffff; --line: #d9dee5; --best: #0b7a4b; }
+:root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --paper: #fcfcfd; --card: #ffffff; --line: #d9dee5;
+  --best: #0b7a4b; --bad: #b3261e; }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e8ee; --soft: #9aa5b4; --paper: #12161c; --card: #1a2028; --line: #333c48; --best: #4cc38a; }
+  :root { --ink: #e4e8ee; --soft: #9aa5b4; --paper: #12161c; --card: #1a2028; --line: #333c48;
+    --best: #4cc38a; --bad: #ff8a80; }
 }
 body { margin: 0 auto; max-width: 74rem; padding: 2rem 1.25rem 4rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
@@ -21,7 +23,7 @@ p.lead, figcaption, dt, p.note { color: var(--soft); } p { margin: .25rem 0; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .45rem .75rem; border-bottom: 1px solid var(--line); text-align: right; }
 th:first-child, td:first-child { text-align: left; white-space: nowrap; } th { color: var(--soft); font-weight: 600; }
-td.best { color: var(--best); font-weight: 700; }
+td.best { color: var(--best); font-weight: 700; } td.bad { color: var(--bad); font-weight: 700; }
 .plots { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); }
 figure { margin: 0; padding: .75rem; background: var(--card); border: 1px solid var(--line); border-radius: .5rem; }
 figure svg { width: 100%; height: auto; } figcaption { font-size: .95rem; padding-bottom: .25rem; }
@@ -66,8 +68,8 @@ def rows(comparison: Comparison) -> list[list[str]]:
     """The table as words, its head first."""
     table = columns(comparison)
     return [
-        ["side", *(column.head for column in table)],
-        *([one.title, *(_cell(one, column) for column in table)] for one in comparison.sides),
+        ["side", "verdict", *(column.head for column in table)],
+        *([one.title, one.verdict or "–", *(_cell(one, column) for column in table)] for one in comparison.sides),
     ]
 
 
@@ -75,6 +77,7 @@ def page(comparison: Comparison) -> str:
     """The whole report."""
     sides = comparison.sides
     failed = [f"<p class=note><b>{escape(one.title)}</b>: {escape(one.result)}</p>" for one in sides if one.result != "Complete"]
+    failed += [f"<p class=note><b>{escape(one.title)}</b>: {escape(words)}</p>" for one in sides for words in one.warnings]
     figures = [f"<figure><figcaption>{escape(plot.title)}</figcaption>{plot.svg}</figure>" for plot in plots(comparison)]
     about = "".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in comparison.about.items())
     commands = "".join(f"<dt>{escape(one.title)}</dt><dd><code>{escape(one.command)}</code></dd>" for one in sides)
@@ -101,13 +104,16 @@ def _table(comparison: Comparison) -> str:
         cells = "".join(
             f"<td{' class=best' if _is_best(one, column, comparison) else ''}>{escape(_cell(one, column))}</td>" for column in table
         )
-        body.append(f"<tr><td>{escape(one.title)}</td>{cells}</tr>")
-    return f"<table><thead><tr><th>side</th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+        verdict = f"<td class={'bad' if one.verdict in (DIVERGED, NOT_LEARNED) else 'word'}>{escape(one.verdict or '–')}</td>"
+        body.append(f"<tr><td>{escape(one.title)}</td>{verdict}{cells}</tr>")
+    return f"<table><thead><tr><th>side</th><th>verdict</th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
 def _is_best(one: SideOutcome, column: Column, comparison: Comparison) -> bool:
-    values = [value for side in comparison.sides if (value := column.value(side)) is not None]
-    return column.best is not None and len(set(values)) > 1 and column.value(one) == column.best(values)
+    """What has not learned is the best in nothing, and where all the others are equal there is no best."""
+    sides = [side for side in comparison.sides if side.verdict not in (DIVERGED, NOT_LEARNED)]
+    values = [value for side in sides if (value := column.value(side)) is not None]
+    return one in sides and column.best is not None and len(set(values)) > 1 and column.value(one) == column.best(values)
 
 
 def _cell(one: SideOutcome, column: Column) -> str:

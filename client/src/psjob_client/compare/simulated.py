@@ -20,7 +20,8 @@ ACCURACY = "accuracy"
 
 def simulate(modes: Sequence[str], options: Sequence[str], deadline: float) -> list[SideOutcome]:
     """An outcome for each of `modes`, in the simulator's words. Raises BadInput with its sentence, or when it takes too long."""
-    argv = [sys.executable, "-m", "psjob.simulate", "compare", "--json", *options, *(word for mode in modes for word in ("--mode", mode))]
+    asked = ["simulate", "compare", "--json", *options, *(word for mode in modes for word in ("--mode", mode))]
+    argv = [sys.executable, "-m", "psjob_client.cli.main", *asked]
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=die_with(os.getpid()), text=True) as process:
         try:
             said, _ = process.communicate(timeout=deadline)
