@@ -1,0 +1,95 @@
+"""`psjob doctor`: what stands between a job and its training, on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from psjob_client.cli.render import documents
+from psjob_client.cli.validate import Form
+from psjob_client.doctor import look
+from psjob_client.doctor.cluster import judge_cluster
+from psjob_client.doctor.findings import Finding, problem, sick
+from psjob_client.doctor.fitting import judge_fit, pods_of
+from psjob_client.doctor.machine import judge_machine
+from psjob_client.local.command import worker_command
+from psjob_client.local.errors import BadInput
+from psjob_client.local.manifest import read_job
+from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.render.names import LABEL_ROLE
+
+EXIT_WELL, EXIT_SICK = 0, 1
+MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
+EXAMPLES = """Examples:
+
+  psjob doctor
+
+  psjob doctor job.yaml
+
+  psjob doctor job.yaml --context staging -n team-a
+
+  psjob doctor --cluster -o json
+
+Without --cluster, --context or -n this machine is looked at. With a manifest, whether that job would fit.
+
+Exit codes: 0 no problem (warnings are none), 1 a problem, 2 nothing was looked at (bad input)."""
+
+
+def doctor(
+    job: Annotated[Path | None, typer.Argument(metavar="[JOB.yaml]", help="A job: would it fit?")] = None,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Look at the cluster of the current context.")] = False,
+    context: Annotated[str | None, typer.Option(help="Look at the cluster of this context.")] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="In this namespace of the cluster; absent: default.")] = None,
+    kubeconfig: Annotated[str | None, typer.Option(metavar="FILE", help="The kubeconfig; absent: $KUBECONFIG or ~/.kube/config.")] = None,
+    form: Annotated[Form, typer.Option("--output", "-o", help="text, or json for programs.")] = Form.text,
+) -> None:
+    """Look at this machine or a cluster, and say what to do before a job is started there."""
+    manifest = read_job(job) if job is not None else None
+    if cluster or context is not None or namespace is not None or kubeconfig is not None:
+        found = _cluster(manifest, kubeconfig, context, namespace)
+    else:
+        found = judge_machine(look.machine(Path.cwd()), manifest) + _command(manifest, job)
+    _print(found, form)
+    raise typer.Exit(EXIT_SICK if sick(found) else EXIT_WELL)
+
+
+def _command(manifest: PSTrainingJob | None, job: Path | None) -> list[Finding]:
+    """What `psjob run` would refuse of the job's command."""
+    if manifest is None or job is None:
+        return []
+    try:
+        worker_command(manifest, job.absolute().parent)
+    except BadInput as error:
+        return [problem("job: command", line, "", "psjob run refuses it here") for line in error.lines]
+    return []
+
+
+def _cluster(manifest: PSTrainingJob | None, kubeconfig: str | None, context: str | None, namespace: str | None) -> list[Finding]:
+    from psjob_client.doctor.ask import cluster  # the Kubernetes client takes a second to import
+
+    created = documents(manifest) if manifest is not None else []
+    pods = pods_of(manifest, created) if manifest is not None else []
+    roles = {document["metadata"]["labels"][LABEL_ROLE]: document for document in created if document["kind"] == "Pod"}
+    place = namespace or (manifest.metadata.namespace if manifest is not None else None) or "default"
+    raw = manifest.to_manifest() if manifest is not None else None
+    facts = asyncio.run(cluster(kubeconfig, context, place, raw, list(roles.values())))
+    return judge_cluster(facts) + (judge_fit(facts, manifest, pods) if manifest is not None else [])
+
+
+def _print(found: Sequence[Finding], form: Form) -> None:
+    if form is Form.json:
+        typer.echo(json.dumps({"problem": sick(found), "findings": [asdict(finding) for finding in found]}, indent=1))
+        return
+    wide = max(len(finding.about) for finding in found)
+    for finding in found:
+        limit = f" (wanted: {finding.limit})" if finding.limit else ""
+        remedy = f"; {finding.remedy}" if finding.remedy else ""
+        typer.echo(f"{MARKS[finding.level]}  {finding.about:<{wide}}  {finding.figure}{limit}{remedy}")
+    counts = {level: sum(finding.level == level for finding in found) for level in ("problem", "warning")}
+    typer.echo(", ".join(f"{count} {level}{'' if count == 1 else 's'}" for level, count in counts.items()))

@@ -1,0 +1,89 @@
+"""`psjob init`: a job to start from, as files."""
+
+from __future__ import annotations
+
+import shlex
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+
+from psjob_client.convert.draft import job_name
+from psjob_client.local.errors import BadInput
+from psjob_operator.api.load import load_job
+
+TEMPLATES = files("psjob_client") / "templates"
+"""A folder a template, each file with this suffix:"""
+SUFFIX = ".tmpl"
+TORCH = "2.15.0"
+"""For the Dockerfile, where torch is not installed here."""
+EXAMPLES = """Examples:
+
+  psjob init
+
+  psjob init mnist --image registry.example.com/me/mnist:1 --workers 4
+
+  cd mnist && psjob run job.yaml
+
+Exit codes: 0 the files are written, 2 nothing was written."""
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files are written; made if it is not there.")] = Path(),
+    template: Annotated[str, typer.Option(help="What to start from.")] = "plain",
+    name: Annotated[str | None, typer.Option(help="The job's name; absent: made from the folder's.")] = None,
+    image: Annotated[str | None, typer.Option(help="The workers' image; absent: registry.example.com/NAME:1.")] = None,
+    workers: Annotated[int, typer.Option(metavar="N", help="Number of workers.")] = 2,
+    shards: Annotated[int, typer.Option(metavar="N", help="Number of shards.")] = 1,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
+) -> None:
+    """Write a manifest, a training script and a Dockerfile to start from."""
+    name = name if name is not None else job_name(folder.absolute().name)
+    image = image if image is not None else f"registry.example.com/{name}:1"
+    words = {"name": name, "image": image, "workers": str(workers), "shards": str(shards), "torch": _torch()}
+    made = {file: Template(text).substitute(words) for file, text in _texts(template).items()}
+    job, problems = load_job(made["job.yaml"])
+    if job is None:
+        raise BadInput(*(f"nothing was written: {problem}" for problem in problems))
+    if job.spec.workers.template["spec"]["containers"][0]["image"] != image:
+        raise BadInput(f"--image {image}: is no name of an image, and nothing was written; give one such as registry.example.com/{name}:1")
+    there = [file for file in made if (folder / file).exists()]
+    if there and not force:
+        raise BadInput(
+            f"{folder}: holds {', '.join(there)} already, and nothing was written; name another folder, or give --force to overwrite"
+        )
+    _write(folder, made)
+    typer.echo(f"{name}: wrote {', '.join(made)} in {folder.absolute()}")
+    typer.echo("Next:")
+    if folder.absolute() != Path.cwd():
+        typer.echo(f"  cd {shlex.quote(str(folder))}")
+    typer.echo("  psjob run job.yaml        trains on this machine")
+    typer.echo(f"  docker build -t {image} . && docker push {image}")
+    typer.echo("  psjob submit job.yaml     trains on a cluster")
+
+
+def _texts(template: str) -> dict[str, str]:
+    names = sorted(place.name for place in TEMPLATES.iterdir() if place.is_dir() and not place.name.startswith("_"))
+    if template not in names:
+        raise BadInput(f"--template {template}: there is no such template; take {', '.join(names)}")
+    places = sorted((TEMPLATES / template).iterdir(), key=lambda place: (place.name != "job.yaml.tmpl", place.name))
+    return {place.name.removesuffix(SUFFIX): place.read_text() for place in places if place.name.endswith(SUFFIX)}
+
+
+def _torch() -> str:
+    try:
+        return version("torch").partition("+")[0]
+    except PackageNotFoundError:
+        return TORCH
+
+
+def _write(folder: Path, made: dict[str, str]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in made.items():
+            (folder / file).write_text(text)
+    except OSError as error:
+        raise BadInput(f"{folder}: cannot be written: {error.strerror or error}; name a folder that you may write to") from None

@@ -1,0 +1,169 @@
+"""What a conversion makes: the manifest, and a note for each field that it could not carry over."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from psjob_client.local.errors import BadInput
+from psjob_operator.api.problem import shown
+from psjob_operator.contract import GROUP, KIND, VERSION
+
+LONGEST_NAME = 40
+DROPPED_METADATA = frozenset(
+    {"annotations", "creationTimestamp", "deletionTimestamp", "finalizers", "generateName", "generation", "labels", "managedFields"}
+    | {"name", "namespace", "ownerReferences", "resourceVersion", "selfLink", "uid"}
+)
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+@dataclass(frozen=True)
+class Note:
+    """One thing of the source that the manifest does not say, and what to do about it."""
+
+    field: str
+    """Path in the source, such as spec.elasticPolicy; or what else it is about, such as script."""
+    value: str
+    """What stands there."""
+    remedy: str
+
+    def __str__(self) -> str:
+        """`spec.elasticPolicy.maxReplicas: 3: the number of workers is fixed; …`."""
+        return ": ".join(part for part in (self.field, self.value, self.remedy) if part)
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A source as a PSTrainingJob."""
+
+    source: str
+    """Such as `PyTorchJob mnist (kubeflow.org/v1)`."""
+    manifest: dict[str, Any]
+    notes: tuple[Note, ...]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user says beside the source; None: what the source says."""
+
+    name: str | None = None
+    image: str | None = None
+    shards: int | None = None
+    command: tuple[str, ...] | None = None
+    """Of the worker, where the source leaves it to the image."""
+
+
+@dataclass
+class Draft:
+    """A manifest in the making."""
+
+    source: str
+    wishes: Wishes
+    name: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    shards: int = 1
+    replicas: int = 1
+    template: dict[str, Any] = field(default_factory=dict)
+    ps_template: dict[str, Any] | None = None
+    spec: dict[str, Any] = field(default_factory=dict)
+    """What stands beside `ps` and `workers`."""
+    policy: dict[str, Any] = field(default_factory=dict)
+    """runPolicy."""
+    notes: list[Note] = field(default_factory=list)
+
+    def note(self, at: str, value: Any, remedy: str) -> None:
+        """Tell of something that is not carried over; `value` as it stands in the source, None where nothing does."""
+        self.notes.append(Note(at, "" if value is None else value if isinstance(value, str) else shown(value), remedy))
+
+    def note_shards(self) -> None:
+        """Tell that shards are new to who comes from all-reduce."""
+        shards = self.shards if self.wishes.shards is None else self.wishes.shards
+        self.note(
+            "spec.ps.shards", str(shards), "is new: shards hold the parameters; one serves most models, more spread memory and traffic"
+        )
+
+    def take_processes(self, at: str, pods: int, each: int, written: object) -> None:
+        """`pods` pods of `each` processes become workers."""
+        self.replicas = pods * each
+        if each > 1:
+            self.note(
+                at, str(written), f"became workers: {pods} x {each} processes are {self.replicas} workers, each with its share of resources"
+            )
+
+    def call(self, wanted: str) -> None:
+        """Give the job a name that pods and Services can be made from."""
+        if self.wishes.name is not None:
+            self.name = self.wishes.name
+            return
+        self.name = job_name(wanted)
+        if self.name != wanted:
+            self.note(
+                "metadata.name", wanted, f"became {self.name}: at most {LONGEST_NAME} lower-case letters, digits and '-'; or give --name"
+            )
+
+    def take_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Name, namespace, labels and annotations of the source; what the API server wrote is its own."""
+        self.call(str(metadata.get("name") or metadata.get("generateName") or "job"))
+        if isinstance(metadata.get("namespace"), str):
+            self.metadata["namespace"] = metadata["namespace"]
+        for kind in ("labels", "annotations"):
+            given = {key: value for key, value in mapping(metadata, kind, f"metadata.{kind}").items() if key != LAST_APPLIED}
+            if given:
+                self.metadata[kind] = given
+            if "kueue.x-k8s.io/queue-name" in given:
+                self.note(
+                    f"metadata.{kind}",
+                    f"kueue.x-k8s.io/queue-name: {given['kueue.x-k8s.io/queue-name']}",
+                    "is kept, but Kueue does not know PSTrainingJobs: the job starts at once, unless spec.suspend is true",
+                )
+        for key in sorted(set(metadata) - DROPPED_METADATA):
+            self.note(f"metadata.{key}", metadata[key], "is left out")
+
+    def finish(self) -> Converted:
+        """The manifest as it stands now."""
+        ps: dict[str, Any] = {"shards": self.shards if self.wishes.shards is None else self.wishes.shards}
+        if self.ps_template:
+            ps["template"] = self.ps_template
+        policy = {"runPolicy": self.policy} if self.policy else {}
+        spec = {"ps": ps, "workers": {"replicas": self.replicas, "template": self.template}, **policy, **self.spec}
+        manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": {"name": self.name, **self.metadata}, "spec": spec}
+        return Converted(self.source, manifest, tuple(dict.fromkeys(self.notes)))
+
+
+def job_name(wanted: str) -> str:
+    """The nearest name that pods and Services can be made from."""
+    word = re.sub(r"[^a-z0-9]+", "-", wanted.lower()).strip("-")
+    word = word if re.match("[a-z]", word) else f"job-{word}"
+    return word[:LONGEST_NAME].strip("-")
+
+
+def mapping(value: Mapping[str, Any], key: str, at: str) -> dict[str, Any]:
+    """The object `value[key]`, empty where there is none. Raises BadInput, naming `at`."""
+    found = value.get(key)
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise BadInput(f"{at}: Invalid value: {shown(found)}: must be an object; mend the source")
+    return dict(found)
+
+
+def items(value: Mapping[str, Any], key: str, at: str) -> list[Any]:
+    """The list `value[key]`, empty where there is none. Raises BadInput, naming `at`."""
+    found = value.get(key)
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        raise BadInput(f"{at}: Invalid value: {shown(found)}: must be a list; mend the source")
+    return list(found)
+
+
+def whole(value: Mapping[str, Any], key: str, at: str, absent: int, least: int = 0) -> int:
+    """The whole number `value[key]` of at least `least`, `absent` where there is none. Raises BadInput, naming `at`."""
+    found = value.get(key)
+    if found is None:
+        return absent
+    if not isinstance(found, int) or isinstance(found, bool) or found < least:
+        raise BadInput(f"{at}: Invalid value: {shown(found)}: must be a whole number of at least {least}; mend the source")
+    return found

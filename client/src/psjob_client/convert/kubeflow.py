@@ -1,0 +1,229 @@
+"""TFJob, PyTorchJob and MXJob of Kubeflow's training operator (kubeflow.org/v1, and v1beta1 and v1beta2 of their time)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from psjob_client.convert import pods, scripts
+from psjob_client.convert.draft import Converted, Draft, Wishes, items, mapping, whole
+from psjob_client.local.errors import BadInput
+from psjob_operator.api.problem import shown
+
+KEPT_POLICY = ("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit")
+BY_THEMSELVES = "workers find the shards by themselves; leave it out"
+ELASTIC = {
+    "rdzvBackend": BY_THEMSELVES, "rdzvPort": BY_THEMSELVES, "rdzvHost": BY_THEMSELVES, "rdzvId": BY_THEMSELVES, "rdzvConf": BY_THEMSELVES,
+    "standalone": BY_THEMSELVES,
+    "minReplicas": "the number of workers is fixed: a lost one is replaced and goes on; set spec.workers.replicas",
+    "maxReplicas": "the number of workers is fixed: a lost one is replaced and goes on; set spec.workers.replicas",
+    "metrics": "psjob does not scale by metrics; set spec.workers.replicas",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a kind says who trains and who serves."""
+
+    replicas: str
+    container: str
+    workers: tuple[str, ...]
+    """Replicas that train, the first being worker 0."""
+    servers: str | None
+    others: Mapping[str, str]
+    """Replicas that psjob has no place for, with what to do."""
+    framework: str
+
+
+KINDS = {
+    "PyTorchJob": Kind("pytorchReplicaSpecs", "pytorch", ("Master", "Worker"), None, {}, "PyTorch"),
+    "TFJob": Kind(
+        "tfReplicaSpecs", "tensorflow", ("Chief", "Master", "Worker"), "PS",
+        {"Evaluator": "psjob has no evaluator: evaluate where ps.is_first() is true, or in a job of its own"},
+        "TensorFlow",
+    ),
+    "MXJob": Kind(
+        "mxReplicaSpecs", "mxnet", ("Worker",), "Server",
+        {"Scheduler": "shard 0 holds the coordinator; no pod of its own is needed"},
+        "MXNet",
+    ),
+}  # fmt: skip
+
+
+def convert(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
+    """A TFJob, PyTorchJob or MXJob as a PSTrainingJob.
+
+    Raises:
+        BadInput: it has no worker, or a part of it cannot be read.
+    """
+    kind = KINDS[str(raw["kind"])]
+    metadata, spec = mapping(raw, "metadata", "metadata"), mapping(raw, "spec", "spec")
+    draft = Draft(f"{raw['kind']} {metadata.get('name') or metadata.get('generateName') or ''} ({raw['apiVersion']})", wishes)
+    draft.take_metadata(metadata)
+    if raw["kind"] == "MXJob" and spec.get("jobMode") not in (None, "MXTrain"):
+        raise BadInput(f"spec.jobMode: {shown(spec['jobMode'])}: tunes kernels and trains nothing; psjob has no place for it")
+    spec.pop("jobMode", None)
+    replicas = _replicas(spec, kind)
+    _workers(draft, spec, replicas, kind)
+    _servers(draft, replicas, kind)
+    for name, remedy in kind.others.items():
+        if replicas.pop(name, None) is not None:
+            draft.note(f"spec.{kind.replicas}.{name}", None, remedy)
+    for name in replicas:
+        draft.note(f"spec.{kind.replicas}.{name}", None, "is a replica type that psjob does not know; it is left out")
+    _policy(draft, spec)
+    _success(draft, spec, str(raw["kind"]))
+    scripts.note(draft, kind.framework)
+    for key in sorted(spec):
+        draft.note(f"spec.{key}", spec[key], "is left out: psjob has no such field")
+    return draft.finish()
+
+
+def _replicas(spec: dict[str, Any], kind: Kind) -> dict[str, dict[str, Any]]:
+    """By name as the operator writes it, whatever the case in the source; those of no replica are dropped."""
+    given = mapping(spec, kind.replicas, f"spec.{kind.replicas}")
+    spec.pop(kind.replicas, None)
+    known = {name.lower(): name for name in (*kind.workers, kind.servers or "", *kind.others)}
+    found = {}
+    for name in given:
+        at = f"spec.{kind.replicas}.{name}"
+        part = mapping(given, name, at)
+        if whole(part, "replicas", f"{at}.replicas", 1) > 0:
+            found[known.get(str(name).lower(), str(name))] = part
+    if not any(name in found for name in kind.workers):
+        raise BadInput(f"spec.{kind.replicas}: must hold {' or '.join(kind.workers)} with at least one replica; nothing trains here")
+    return found
+
+
+def _workers(draft: Draft, spec: dict[str, Any], replicas: dict[str, dict[str, Any]], kind: Kind) -> None:
+    """All that train become workers of one template: that of the last named, mostly Worker."""
+    there = [name for name in kind.workers if name in replicas]
+    parts = {name: replicas.pop(name) for name in there}
+    chosen = there[-1]
+    at = f"spec.{kind.replicas}.{chosen}"
+    draft.template = pods.worker_template(draft, mapping(parts[chosen], "template", f"{at}.template"), f"{at}.template", kind.container)
+    count = sum(whole(part, "replicas", f"spec.{kind.replicas}.{name}.replicas", 1) for name, part in parts.items())
+    for name in there[:-1]:
+        if mapping(parts[name], "template", f"spec.{kind.replicas}.{name}.template") != mapping(
+            parts[chosen], "template", f"{at}.template"
+        ):
+            draft.note(
+                f"spec.{kind.replicas}.{name}.template",
+                None,
+                f"differs from that of {chosen}, which all workers have now; ask ps.is_first() where worker 0 does more",
+            )
+        if kind.framework == "TensorFlow":
+            draft.note(f"spec.{kind.replicas}.{name}", None, "became worker 0, which trains as all workers do")
+    for name, part in parts.items():
+        _restarts(draft, part, f"spec.{kind.replicas}.{name}")
+    _processes(draft, spec, count, at)
+
+
+def _processes(draft: Draft, spec: dict[str, Any], pods_wanted: int, at: str) -> None:
+    """A worker of psjob is one process: torchrun's processes become workers."""
+    elastic = mapping(spec, "elasticPolicy", "spec.elasticPolicy")
+    spec.pop("elasticPolicy", None)
+    wanted = spec.pop("nprocPerNode", None)
+    wanted = wanted if wanted is not None else elastic.pop("nProcPerNode", None)
+    elastic.pop("nProcPerNode", None)
+    place = f"{at}.template.spec.containers[]"
+    launch = pods.launched(draft, draft.template, place)
+    if launch is not None and launch.processes is not None:
+        wanted = launch.processes
+    each = count_of(draft, wanted, pods.gpus(draft.template) if launch is not None else 1, "spec.nprocPerNode")
+    draft.take_processes("spec.nprocPerNode", pods_wanted, each, wanted)
+    if each > 1:
+        pods.divide(draft, draft.template, each, place)
+    restarts = elastic.pop("maxRestarts", None)
+    restarts = launch.restarts if launch is not None and launch.restarts is not None else restarts
+    if restarts is not None:
+        draft.policy["backoffLimit"] = min(whole({"n": restarts}, "n", "spec.elasticPolicy.maxRestarts", 0), 1000)
+    for name, value in elastic.items():
+        draft.note(f"spec.elasticPolicy.{name}", value, ELASTIC.get(name, "is left out: psjob has no such field"))
+
+
+def count_of(draft: Draft, wanted: Any, gpus: int, at: str) -> int:
+    """Processes a pod: a number, or auto, gpu and cpu by what the pod asks for."""
+    if wanted is None or wanted in ("auto", "gpu", "cpu"):
+        if wanted == "cpu" or (wanted == "gpu" and gpus < 1):
+            draft.note(at, wanted, "is not known before the pod runs; one process a pod is taken: set spec.workers.replicas")
+            return 1
+        return max(1, gpus) if wanted != "cpu" else 1
+    text = str(wanted)
+    if isinstance(wanted, bool) or not (text.isascii() and text.isdigit() and int(text) >= 1):
+        raise BadInput(f"{at}: Invalid value: {shown(wanted)}: must be a number of at least 1, or auto, gpu or cpu; mend the source")
+    return int(text)
+
+
+def _servers(draft: Draft, replicas: dict[str, dict[str, Any]], kind: Kind) -> None:
+    if kind.servers is None or kind.servers not in replicas:
+        draft.note_shards()
+        return
+    at = f"spec.{kind.replicas}.{kind.servers}"
+    part = replicas.pop(kind.servers)
+    draft.shards = whole(part, "replicas", f"{at}.replicas", 1)
+    draft.ps_template = pods.shard_template(draft, mapping(part, "template", f"{at}.template"), f"{at}.template", kind.container)
+    _restarts(draft, part, at)
+
+
+def _restarts(draft: Draft, part: dict[str, Any], at: str) -> None:
+    policy = part.get("restartPolicy")
+    if policy == "ExitCode":
+        draft.note(
+            f"{at}.restartPolicy",
+            policy,
+            "any failure is answered by a restart, whatever its exit code; spec.runPolicy.backoffLimit says how often",
+        )
+    elif policy == "Never":
+        draft.note(
+            f"{at}.restartPolicy",
+            policy,
+            "psjob restarts a failed process from the last checkpoint; for a job that fails at once set spec.runPolicy.backoffLimit: 0",
+        )
+    for key in sorted(set(part) - {"replicas", "restartPolicy", "template"}):
+        draft.note(f"{at}.{key}", part[key], "is left out: psjob has no such field")
+
+
+def _policy(draft: Draft, spec: dict[str, Any]) -> None:
+    """runPolicy; until the v1 of 2021 its fields stood in the spec itself."""
+    policy = {**{key: spec.pop(key) for key in KEPT_POLICY if key in spec}, **mapping(spec, "runPolicy", "spec.runPolicy")}
+    spec.pop("runPolicy", None)
+    for key in KEPT_POLICY:
+        value = policy.pop(key, None)
+        if value is not None and value != "":
+            draft.policy[key] = value
+    suspend = policy.pop("suspend", None)
+    if suspend is not None:
+        draft.spec["suspend"] = suspend
+    manager = policy.pop("managedBy", None)
+    if manager not in (None, "kubeflow.org/training-operator"):
+        draft.note("spec.runPolicy.managedBy", manager, "that controller does not know PSTrainingJobs; it is left out")
+    scheduling = mapping(policy, "schedulingPolicy", "spec.runPolicy.schedulingPolicy")
+    policy.pop("schedulingPolicy", None)
+    priority = scheduling.pop("priorityClass", None)
+    if priority:
+        draft.template["spec"].setdefault("priorityClassName", priority)
+    for key, value in scheduling.items():
+        draft.note(
+            f"spec.runPolicy.schedulingPolicy.{key}",
+            value,
+            "psjob asks for no gang: pods start one by one, and workers wait for the shards",
+        )
+    for key in sorted(policy):
+        draft.note(f"spec.runPolicy.{key}", policy[key], "is left out: psjob has no such field")
+
+
+def _success(draft: Draft, spec: dict[str, Any], kind: str) -> None:
+    policy = spec.pop("successPolicy", None)
+    if kind != "TFJob":
+        return
+    if policy in (None, ""):
+        draft.policy["successPolicy"] = "FirstWorker"
+        draft.note(
+            "spec.successPolicy", None, "became FirstWorker, as a TFJob is done when its chief or worker 0 is; AllWorkers waits for all"
+        )
+    else:
+        draft.policy["successPolicy"] = policy
+    for item in items(spec, "enableDynamicWorker", "spec.enableDynamicWorker") if isinstance(spec.get("enableDynamicWorker"), list) else ():
+        draft.note("spec.enableDynamicWorker", item, "the number of workers is fixed")

@@ -1,0 +1,121 @@
+"""The road of a conversion: text or words in, a PSTrainingJob that passes validation out, as YAML with its notes."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from psjob_client.convert import kubeflow, launcher, torchrun, trainjob
+from psjob_client.convert.draft import Converted, Wishes
+from psjob_client.local.errors import BadInput
+from psjob_operator.api.load import load_documents
+from psjob_operator.api.problem import shown
+from psjob_operator.api.validate import validate_job
+from psjob_operator.contract import KIND
+
+GROUPS = {"kubeflow.org": frozenset(kubeflow.KINDS), "trainer.kubeflow.org": frozenset({"TrainJob"})}
+KNOWN = "TFJob, PyTorchJob and MXJob (kubeflow.org), TrainJob (trainer.kubeflow.org), and a torchrun command"
+REPLACED = {
+    "MPIJob": "psjob has no MPI: start from the script with psjob init",
+    "XGBoostJob": "psjob trains PyTorch models alone",
+    "PaddleJob": "psjob trains PyTorch models alone",
+    "JAXJob": "psjob trains PyTorch models alone",
+}
+
+
+def from_text(text: str | bytes, wishes: Wishes) -> tuple[list[Converted], list[str]]:
+    """Every job that `text` holds (manifests as YAML or JSON, or a torchrun command), and what was left aside.
+
+    Raises:
+        BadInput: it holds none, or one that cannot be turned into a PSTrainingJob.
+    """
+    documents, problems = load_documents(text)
+    if problems or not any(isinstance(document.value, Mapping) for document in documents):
+        words = launcher.line_of_text(text.decode(errors="replace") if isinstance(text, bytes) else text)
+        if words is not None:
+            return [from_words(words, wishes)], []
+        raise BadInput(*(str(problem) for problem in problems)) if problems else BadInput(f"holds no job; psjob convert takes {KNOWN}")
+    jobs, aside = [], []
+    for raw in [item for document in documents for item in _objects(document.value)]:
+        if _is_job(raw):
+            jobs.append(_checked(_converted(raw, wishes)))
+        else:
+            name = (raw.get("metadata") or {}).get("name", "") if isinstance(raw.get("metadata"), Mapping) else ""
+            aside.append(f"{raw.get('kind')} {name}: is no training job and is left aside; keep it beside the new manifest")
+    if not jobs:
+        raise BadInput(f"holds no job ({'; '.join(aside)[:300] or 'nothing'}); psjob convert takes {KNOWN}")
+    return jobs, aside
+
+
+def from_words(words: Sequence[str], wishes: Wishes) -> Converted:
+    """A torchrun command line. Raises BadInput."""
+    return _checked(torchrun.convert(words, wishes))
+
+
+def yaml_of(jobs: Sequence[Converted]) -> str:
+    """The manifests, each below its notes as comments."""
+    return "---\n".join(_one(job) for job in jobs)
+
+
+def _one(job: Converted) -> str:
+    lines = [f"# Made by psjob convert from: {job.source}", "#", "# What the manifest does not say, and what to do:"] if job.notes else []
+    lines = lines or [f"# Made by psjob convert from: {job.source}"]
+    for note in job.notes:
+        lines += textwrap.wrap(
+            str(note), 118, initial_indent="# - ", subsequent_indent="#   ", break_long_words=False, break_on_hyphens=False
+        )
+    body = yaml.dump(job.manifest, Dumper=_Plain, sort_keys=False, width=140, allow_unicode=True)
+    return "\n".join(_commented(line) for line in lines) + "\n" + body
+
+
+def _commented(line: str) -> str:
+    """No letter of a source ends the comment that it stands in."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+
+
+class _Plain(yaml.SafeDumper):
+    """No anchors: parts that are the same are written out."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _objects(raw: Any) -> list[Mapping[str, Any]]:
+    if not isinstance(raw, Mapping):
+        raise BadInput("a document of the file is no object; a manifest begins with apiVersion and kind")
+    inner = raw.get("items")
+    return [item for item in inner if isinstance(item, Mapping)] if raw.get("kind") == "List" and isinstance(inner, list) else [raw]
+
+
+def _is_job(raw: Mapping[str, Any]) -> bool:
+    group = str(raw.get("apiVersion")).partition("/")[0]
+    if raw.get("kind") == KIND:
+        raise BadInput(f"the file holds a {KIND} already; try psjob validate")
+    if group == "kubeflow.org" and raw.get("kind") in REPLACED:
+        raise BadInput(f"kind: {raw['kind']}: cannot be converted: {REPLACED[str(raw['kind'])]}")
+    return str(raw.get("kind")) in GROUPS.get(group, frozenset())
+
+
+def _converted(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
+    own = _unshared(raw)
+    return trainjob.convert(own, wishes) if raw["kind"] == "TrainJob" else kubeflow.convert(own, wishes)
+
+
+def _unshared(raw: Any) -> Any:
+    """A copy in which nothing stands twice: what an alias shares is changed in one place only."""
+    if isinstance(raw, Mapping):
+        if wrong := [key for key in raw if not isinstance(key, str)]:
+            raise BadInput(f"the key {shown(wrong[0])} is not text; write it in quotes")
+        return {key: _unshared(value) for key, value in raw.items()}
+    return [_unshared(value) for value in raw] if isinstance(raw, list) else raw
+
+
+def _checked(job: Converted) -> Converted:
+    """What is written passes `psjob validate`."""
+    _, problems = validate_job(job.manifest)
+    if problems:
+        raise BadInput(*(f"{job.source}: what it would become is refused: {problem}" for problem in problems))
+    return job

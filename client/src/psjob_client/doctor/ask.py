@@ -1,0 +1,203 @@
+"""Gathers what a user sees of a cluster: one question after the other, each with a deadline; what may not be seen stays None."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+from psjob_client.doctor.cluster import RIGHTS, Claim, ClusterFacts, Limit, Node, Operator, Quota, StorageClass
+from psjob_operator.api.crd import schema
+from psjob_operator.cluster.client import ApiError, Client, Limits
+from psjob_operator.cluster.connect import ConnectError, configure
+from psjob_operator.cluster.kinds import JOBS
+from psjob_operator.contract import GROUP, KIND, VERSION
+from psjob_operator.render.names import LABEL_JOB
+
+SECONDS = 10.0
+OURS = "app.kubernetes.io/part-of=psjob,app.kubernetes.io/component=operator"
+DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+Answer = TypeVar("Answer")
+
+
+async def cluster(
+    kubeconfig: str | None, context: str | None, namespace: str, manifest: Mapping[str, Any] | None, pods: list[dict[str, Any]]
+) -> ClusterFacts:
+    """Ask about `namespace` of a cluster; `manifest` and the `pods` of its job are tried, and nothing is created."""
+    mine = version("psjob-client")
+    try:
+        configuration = await configure(kubeconfig, context)
+    except ConnectError as error:
+        return ClusterFacts("kubeconfig", namespace, mine, unreachable=str(error))
+    client = Client(configuration, Limits(timeout=SECONDS), f"psjob-doctor/{mine}")
+    try:
+        about = await client.read("/version")
+        return await _facts(client, str(configuration.host), namespace, mine, str(about.get("gitVersion") or ""), manifest, pods)
+    except ApiError as error:
+        return ClusterFacts(str(configuration.host), namespace, mine, unreachable=" ".join(str(error).split())[:300])
+    finally:
+        await client.close()
+
+
+async def _facts(
+    client: Client, host: str, namespace: str, mine: str, kubernetes: str, manifest: Mapping[str, Any] | None, pods: list[dict[str, Any]]
+) -> ClusterFacts:
+    served = await client.served(JOBS)
+    place = f"/api/v1/namespaces/{namespace}"
+    claims = await _items(client, f"{place}/persistentvolumeclaims")
+    account = await _seen(client.read(f"{place}/serviceaccounts/default"))
+    return ClusterFacts(
+        server=host,
+        namespace=namespace,
+        client=mine,
+        version=kubernetes,
+        namespace_there=await _is_there(client, place),
+        served=served,
+        absent_fields=await _absent(client) if served else (),
+        operators=_each(await _items(client, "/apis/apps/v1/deployments", OURS), _operator),
+        rights=await _rights(client, namespace),
+        classes=_each(await _items(client, "/apis/storage.k8s.io/v1/storageclasses"), _class),
+        quotas=_flat(await _items(client, f"{place}/resourcequotas"), _quotas),
+        limits=_flat(await _items(client, f"{place}/limitranges"), _limits),
+        nodes=_each(await _items(client, "/api/v1/nodes"), _node),
+        pull_secrets=None if account is None else tuple(str(one.get("name")) for one in account.get("imagePullSecrets") or ()),
+        claims=None if claims is None else {one["metadata"]["name"]: _claim(one) for one in claims},
+        refused=await _tried(client, namespace, manifest, pods) if served else (),
+    )
+
+
+async def _seen(call: Awaitable[Answer]) -> Answer | None:
+    """The answer, or None where this user may not have it, or where there is nothing."""
+    try:
+        return await call
+    except ApiError as error:
+        if error.code in (401, 403, 404):
+            return None
+        raise
+
+
+async def _is_there(client: Client, place: str) -> bool | None:
+    try:
+        await client.read(place)
+    except ApiError as error:
+        if error.code in (403, 404):
+            return False if error.code == 404 else None
+        raise
+    return True
+
+
+async def _items(client: Client, path: str, labels: str = "") -> list[dict[str, Any]] | None:
+    """Up to some thousand objects, which no line of the doctor needs more of."""
+    query = {"limit": 5000, **({"labelSelector": labels} if labels else {})}
+    found = await _seen(client.read(path, query))
+    return None if found is None else list(found.get("items") or [])
+
+
+def _each(items: list[dict[str, Any]] | None, make: Any) -> Any:
+    return None if items is None else tuple(make(item) for item in items)
+
+
+def _flat(items: list[dict[str, Any]] | None, make: Any) -> Any:
+    return None if items is None else tuple(part for item in items for part in make(item))
+
+
+async def _rights(client: Client, namespace: str) -> dict[tuple[str, str], bool]:
+    found = {}
+    for group, resource, verbs in RIGHTS:
+        plural, _, sub = resource.partition("/")
+        for verb in verbs:
+            attributes = {"namespace": namespace, "group": group, "resource": plural, "subresource": sub, "verb": verb}
+            body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": attributes}}
+            answer = await _seen(client.ask("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body))
+            found[resource, verb] = bool(((answer or {}).get("status") or {}).get("allowed"))
+    return found
+
+
+async def _absent(client: Client) -> tuple[str, ...]:
+    """Fields of a job that this client writes and the cluster's CRD does not have."""
+    told = await _seen(client.read(f"/openapi/v3/apis/{GROUP}/{VERSION}"))
+    schemas = ((told or {}).get("components") or {}).get("schemas") or {}
+    theirs = next((one for name, one in schemas.items() if name.endswith(f".{KIND}")), None)
+    if theirs is None:
+        return ()
+    mine = schema()["properties"]["spec"]
+    return tuple(_missing(mine, (theirs.get("properties") or {}).get("spec") or {}, "spec"))
+
+
+def _missing(mine: Mapping[str, Any], theirs: Mapping[str, Any], at: str) -> list[str]:
+    found = []
+    known = theirs.get("properties") or {}
+    for name, part in (mine.get("properties") or {}).items():
+        if name not in known:
+            found.append(f"{at}.{name}")
+        elif not part.get("x-kubernetes-preserve-unknown-fields"):
+            found += _missing(part, known[name], f"{at}.{name}")
+    return found
+
+
+async def _tried(
+    client: Client, namespace: str, manifest: Mapping[str, Any] | None, pods: list[dict[str, Any]]
+) -> tuple[tuple[str, str], ...]:
+    """What the API server, its admission included, says against the job and a pod of each role."""
+    tries: list[tuple[str, str, Mapping[str, Any]]] = []
+    if manifest is not None:
+        metadata = {**manifest["metadata"], "namespace": namespace}
+        tries.append(("manifest", f"{JOBS.path(namespace)}", {**manifest, "metadata": metadata}))
+    for pod in pods:
+        metadata = {key: value for key, value in pod["metadata"].items() if key != "ownerReferences"}
+        tries.append(
+            (pod["metadata"]["name"], f"/api/v1/namespaces/{namespace}/pods", {**pod, "metadata": {**metadata, "namespace": namespace}})
+        )
+    refused = []
+    for name, path, body in tries:
+        try:
+            await client.ask(path, body)
+        except ApiError as error:
+            # A user need not be allowed to make pods, and a job of that name may be there: neither says that it does not fit.
+            if error.code in (400, 422) or (
+                error.code == 403 and "exceeded quota" not in error.message and "cannot create" not in error.message
+            ):
+                refused.append((name, error.message[:400]))
+    return tuple(refused)
+
+
+def _operator(one: Mapping[str, Any]) -> Operator:
+    metadata = one["metadata"]
+    ready = int((one.get("status") or {}).get("readyReplicas") or 0)
+    return Operator(
+        metadata["namespace"], metadata["name"], ready, str((metadata.get("labels") or {}).get("app.kubernetes.io/version") or "")
+    )
+
+
+def _class(one: Mapping[str, Any]) -> StorageClass:
+    metadata = one["metadata"]
+    default = (metadata.get("annotations") or {}).get(DEFAULT_CLASS) == "true"
+    return StorageClass(metadata["name"], str(one.get("provisioner")), default)
+
+
+def _node(one: Mapping[str, Any]) -> Node:
+    status = one.get("status") or {}
+    ready = any(part.get("type") == "Ready" and part.get("status") == "True" for part in status.get("conditions") or ())
+    usable = ready and not (one.get("spec") or {}).get("unschedulable")
+    return Node(one["metadata"]["name"], usable, {str(name): str(value) for name, value in (status.get("allocatable") or {}).items()})
+
+
+def _quotas(one: Mapping[str, Any]) -> list[Quota]:
+    hard = (one.get("spec") or {}).get("hard") or {}
+    used = (one.get("status") or {}).get("used") or {}
+    return [Quota(one["metadata"]["name"], name, str(value), str(used.get(name, "0"))) for name, value in hard.items()]
+
+
+def _limits(one: Mapping[str, Any]) -> list[Limit]:
+    found = []
+    for item in (one.get("spec") or {}).get("limits") or ():
+        if item.get("type") == "Container":
+            for bound in ("min", "max", "default", "defaultRequest"):
+                found += [Limit(one["metadata"]["name"], bound, name, str(value)) for name, value in (item.get(bound) or {}).items()]
+    return found
+
+
+def _claim(one: Mapping[str, Any]) -> Claim:
+    labels = one["metadata"].get("labels") or {}
+    phase = str((one.get("status") or {}).get("phase") or "")
+    return Claim(tuple((one.get("spec") or {}).get("accessModes") or ()), phase, LABEL_JOB in labels)

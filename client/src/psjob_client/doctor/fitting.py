@@ -1,0 +1,280 @@
+"""Judges whether a job would fit into a cluster: its pods against nodes, quota and limit ranges, its checkpoints against storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from psjob_client.doctor.cluster import ClusterFacts, Limit, Node
+from psjob_client.doctor.findings import Finding, ok, problem, warning
+from psjob_client.judge.quantity import quantity
+from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.plan import naming
+from psjob_operator.render.names import LABEL_ROLE
+
+ONE_NODE = frozenset({
+    "rancher.io/local-path", "kubernetes.io/no-provisioner", "kubernetes.io/host-path", "k8s.io/minikube-hostpath", "docker.io/hostpath",
+    "ebs.csi.aws.com", "kubernetes.io/aws-ebs", "pd.csi.storage.gke.io", "kubernetes.io/gce-pd", "disk.csi.azure.com",
+    "kubernetes.io/azure-disk", "cinder.csi.openstack.org", "dobs.csi.digitalocean.com", "csi.hetzner.cloud", "topolvm.io",
+})  # fmt: skip
+"""Provisioners whose volumes one node mounts at a time."""
+Amounts = Mapping[str, Decimal]
+
+
+@dataclass(frozen=True)
+class Pods:
+    """Pods of one role."""
+
+    role: str
+    count: int
+    requests: Amounts
+    limits: Amounts
+    containers: tuple[tuple[Amounts, Amounts], ...]
+    """(requests, limits) of each."""
+    images: tuple[str, ...]
+    secrets: bool
+    """Does the template name imagePullSecrets?"""
+
+
+def pods_of(job: PSTrainingJob, documents: list[dict[str, Any]]) -> list[Pods]:
+    """What the pods of `job` ask for, of the objects that the operator would create."""
+    found = []
+    for role, count in (("shard", job.spec.ps.shards), ("worker", job.spec.workers.replicas)):
+        pod = next((one for one in documents if one["kind"] == "Pod" and _role(one) == role), None)
+        if pod is not None:
+            found.append(_pods(role, count, pod["spec"]))
+    return found
+
+
+def judge_fit(facts: ClusterFacts, job: PSTrainingJob, pods: list[Pods]) -> list[Finding]:
+    """Every line about `job` in this cluster."""
+    if facts.unreachable:
+        return []
+    found = [problem(f"job: {what}", "is refused", "", sentence) for what, sentence in facts.refused]
+    found += [*_nodes(facts, pods), *_quota(facts, pods), *_limits(facts, pods), *_checkpoints(facts, job), *_images(facts, pods)]
+    return found
+
+
+def _role(pod: Mapping[str, Any]) -> str:
+    return str((pod["metadata"].get("labels") or {}).get(LABEL_ROLE, ""))
+
+
+def _pods(role: str, count: int, spec: Mapping[str, Any]) -> Pods:
+    containers = []
+    for container in spec["containers"]:
+        resources = container.get("resources") or {}
+        limits = _amounts(resources.get("limits"))
+        containers.append(({**limits, **_amounts(resources.get("requests"))}, limits))
+    images = tuple(str(container.get("image")) for container in spec["containers"])
+    return Pods(
+        role,
+        count,
+        _sum(requests for requests, _ in containers),
+        _sum(limits for _, limits in containers),
+        tuple(containers),
+        images,
+        bool(spec.get("imagePullSecrets")),
+    )
+
+
+def _amounts(given: Any) -> dict[str, Decimal]:
+    there = given if isinstance(given, Mapping) else {}
+    return {str(name): number for name, value in there.items() if (number := quantity(value)) is not None}
+
+
+def _sum(parts: Any) -> dict[str, Decimal]:
+    total: dict[str, Decimal] = {}
+    for part in parts:
+        for name, number in part.items():
+            total[name] = total.get(name, Decimal(0)) + number
+    return total
+
+
+def _nodes(facts: ClusterFacts, pods: list[Pods]) -> Iterator[Finding]:
+    if facts.nodes is None:
+        return
+    usable = [node for node in facts.nodes if node.usable]
+    for one in pods:
+        about = f"job: {one.role} pods"
+        fitting = [node for node in usable if _fits(node, one)]
+        asked = _said(one.requests) or "nothing asked for"
+        if not fitting and usable:
+            name, most = _shortest(usable, one)
+            yield problem(
+                about,
+                f"{one.count} x {asked}",
+                f"at most {most} {name} on a node",
+                "ask for less, or add a larger node; taints are not looked at",
+            )
+            continue
+        places = sum(_places(node, one, one.count) for node in fitting)
+        if places < one.count:
+            yield problem(about, f"{one.count} x {asked}", f"room for {places} on empty nodes", "have fewer or smaller pods, or add nodes")
+        else:
+            yield ok(about, f"{one.count} x {asked}", f"{len(fitting)} of {len(usable)} nodes are large enough when empty")
+
+
+def _fits(node: Node, pods: Pods) -> bool:
+    return _places(node, pods, 1) >= 1
+
+
+def _places(node: Node, pods: Pods, most: int) -> int:
+    """Pods of this role that an empty node takes, at most `most`."""
+    room = most
+    for name, number in pods.requests.items():
+        if number > 0:
+            room = min(room, int((quantity(node.allocatable.get(name, "0")) or Decimal(0)) / number))
+    return room
+
+
+def _shortest(nodes: list[Node], pods: Pods) -> tuple[str, str]:
+    """The resource that no node has enough of, and the most that one has."""
+    for name, number in pods.requests.items():
+        most = max(nodes, key=lambda node: quantity(node.allocatable.get(name, "0")) or Decimal(0)).allocatable.get(name, "0")
+        if (quantity(most) or Decimal(0)) < number:
+            return name, most
+    return "of all that it asks for", "less"
+
+
+def _said(amounts: Amounts) -> str:
+    return ", ".join(f"{_short(name, number)} {name}" for name, number in amounts.items())
+
+
+def _short(name: str, number: Decimal) -> str:
+    if name in ("memory", "ephemeral-storage", "storage"):
+        return f"{float(number) / 2**30:.3g}Gi"
+    return f"{float(number):g}"
+
+
+def _quota(facts: ClusterFacts, pods: list[Pods]) -> Iterator[Finding]:
+    for quota in facts.quotas or ():
+        kind = next((word for word in ("requests", "limits") if quota.resource.startswith(f"{word}.")), "")
+        name = quota.resource.removeprefix(f"{kind}.")
+        if quota.resource in ("pods", "count/pods"):
+            needed = Decimal(sum(one.count for one in pods))
+        elif (kind and name != "storage") or name in ("cpu", "memory"):
+            of = [one.limits if kind == "limits" else one.requests for one in pods]
+            if name in ("cpu", "memory") and any(name not in amounts for amounts in of) and not _defaulted(facts, name):
+                role = next(one.role for one, amounts in zip(pods, of, strict=True) if name not in amounts)
+                yield problem(
+                    f"job: quota {quota.quota}",
+                    f"{role} pods have no {quota.resource}",
+                    quota.hard,
+                    f"a quota on it wants {kind or 'requests'} of {name}: add them",
+                )
+                continue
+            needed = sum((amounts.get(name, Decimal(0)) * one.count for one, amounts in zip(pods, of, strict=True)), Decimal(0))
+        else:
+            continue
+        hard, used = quantity(quota.hard), quantity(quota.used)
+        if needed == 0 or hard is None or used is None:
+            continue
+        figure = f"{quota.resource}: {_short(name, needed)} needed"
+        if used + needed > hard:
+            yield problem(
+                f"job: quota {quota.quota}",
+                figure,
+                f"{_short(name, hard - used)} of {quota.hard} left",
+                "have fewer or smaller pods, or ask for more quota",
+            )
+        else:
+            yield ok(f"job: quota {quota.quota}", figure, f"{_short(name, hard - used)} of {quota.hard} left")
+
+
+def _defaulted(facts: ClusterFacts, resource: str) -> bool:
+    return any(limit.resource == resource and limit.bound in ("default", "defaultRequest") for limit in facts.limits or ())
+
+
+def _limits(facts: ClusterFacts, pods: list[Pods]) -> Iterator[Finding]:
+    for limit in facts.limits or ():
+        bound = quantity(limit.value)
+        if bound is None or limit.bound not in ("min", "max"):
+            continue
+        for one in pods:
+            for requests, limits in one.containers:
+                given = (requests if limit.bound == "min" else {**requests, **limits}).get(limit.resource)
+                if given is not None and (given < bound if limit.bound == "min" else given > bound):
+                    yield _breach(limit, one.role, given)
+
+
+def _breach(limit: Limit, role: str, given: Decimal) -> Finding:
+    figure = f"a {role} asks for {_short(limit.resource, given)} {limit.resource}"
+    return problem(f"job: limit range {limit.range}", figure, f"{limit.bound} {limit.value}", "change the resources of the template")
+
+
+def _checkpoints(facts: ClusterFacts, job: PSTrainingJob) -> Iterator[Finding]:
+    kept = job.spec.checkpoint
+    if kept.disabled:
+        yield warning("job: checkpoints", "disabled", "", "a lost shard fails the job: leave spec.checkpoint.disabled out")
+        return
+    source = kept.volume.source() if kept.volume is not None else {"persistentVolumeClaim": {"claimName": naming.claim(job.metadata.name)}}
+    name = (source.get("persistentVolumeClaim") or {}).get("claimName")
+    if name is None:
+        yield ok("job: checkpoints", f"on a volume of kind {', '.join(source)}")
+        return
+    there = (facts.claims or {}).get(name)
+    if there is not None:
+        yield from _claim(kept.access_mode, name, there.modes, there.phase, ours=there.ours or kept.volume is not None)
+    elif kept.volume is not None:
+        if facts.claims is not None:
+            yield problem(
+                "job: checkpoints", f"claim {name} is not there", "", f"make it in {facts.namespace}, or leave spec.checkpoint.volume out"
+            )
+    else:
+        yield from _made(facts, kept.access_mode, kept.size, name)
+
+
+def _claim(wanted: str, name: str, modes: tuple[str, ...], phase: str, *, ours: bool) -> Iterator[Finding]:
+    if not ours:
+        yield problem(
+            "job: checkpoints",
+            f"claim {name} is there and not psjob's",
+            "",
+            "rename the job, or name the claim in spec.checkpoint.volume.claim",
+        )
+    elif phase == "Lost":
+        yield problem("job: checkpoints", f"claim {name} is Lost", "Bound", "its volume is gone: delete the claim, or name another one")
+    elif wanted == "ReadWriteMany" and "ReadWriteMany" not in modes:
+        yield problem(
+            "job: checkpoints",
+            f"claim {name} has {', '.join(modes)}",
+            wanted,
+            "leave spec.checkpoint.accessMode out, or name another claim",
+        )
+    else:
+        yield ok("job: checkpoints", f"claim {name}, {phase}", wanted)
+
+
+def _made(facts: ClusterFacts, wanted: str, size: str, name: str) -> Iterator[Finding]:
+    if facts.classes is None:
+        return
+    default = next((one for one in facts.classes if one.default), None)
+    if default is None:
+        yield problem(
+            "job: checkpoints",
+            f"claim {name} would wait for ever",
+            "a default storage class",
+            "make a claim yourself and name it in spec.checkpoint.volume.claim",
+        )
+    elif wanted == "ReadWriteMany" and default.provisioner in ONE_NODE:
+        yield problem(
+            "job: checkpoints",
+            f"class {default.name} ({default.provisioner}) has no {wanted}",
+            wanted,
+            "leave spec.checkpoint.accessMode out: shards then share a node",
+        )
+    else:
+        yield ok("job: checkpoints", f"claim {name} of {size} is made of class {default.name}", wanted)
+
+
+def _images(facts: ClusterFacts, pods: list[Pods]) -> Iterator[Finding]:
+    image = next((image for one in pods if one.role == "worker" for image in one.images), "")
+    host = image.partition("/")[0] if "/" in image else ""
+    private = "." in host or ":" in host
+    if private and facts.pull_secrets == () and not any(one.secrets for one in pods):
+        yield warning(
+            "job: image", image, "no pull secret",
+            f"if {host} asks for a login: kubectl create secret docker-registry, and name it in imagePullSecrets of the template",
+        )  # fmt: skip

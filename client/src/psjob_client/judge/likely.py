@@ -1,0 +1,152 @@
+"""What is legal in a manifest and likely wrong: one row a thought, each naming a field, its value and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from psjob_operator.api.duration import seconds
+from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.problem import Problem
+from psjob_operator.api.template import TRAINED, container_of
+
+POD = "spec.workers.template.spec"
+LAUNCHERS = re.compile(r"(?:^|[\s/])(torchrun|accelerate|deepspeed|mpirun|horovodrun)(?:\s|$)|torch\.distributed\.(?:run|launch)")
+LAUNCHED = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"})
+GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+GITOPS = ("argocd.argoproj.io/", "kustomize.toolkit.fluxcd.io/", "helm.toolkit.fluxcd.io/")
+MANY_SHARDS = 8
+"""Shards a worker that are more than anyone needs."""
+OFTEN_SECONDS, OFTEN_STEPS = 5, 10
+
+
+def likely_wrong(job: PSTrainingJob) -> list[Problem]:
+    """Every warning about a valid job, in the order of its fields."""
+    return [problem for look in LOOKS for problem in look(job)]
+
+
+def _numbers(job: PSTrainingJob) -> Iterator[Problem]:
+    spec = job.spec
+    workers, shards, mode = spec.workers.replicas, spec.ps.shards, spec.training.mode
+    if shards > MANY_SHARDS * workers:
+        yield Problem(
+            "spec.ps.shards", shards, f"is more than {MANY_SHARDS} times spec.workers.replicas ({workers})", "are the two mixed up?"
+        )
+    if workers == 1 and mode != "sync":
+        yield Problem("spec.training.mode", mode, "makes no difference with one worker", "leave it out, or raise spec.workers.replicas")
+
+
+def _policies(job: PSTrainingJob) -> Iterator[Problem]:
+    policy = job.spec.run_policy
+    if policy.backoff_limit == 0:
+        yield Problem(
+            "spec.runPolicy.backoffLimit", 0, "fails the job at its first failure", "leave it out, so that a lost process returns"
+        )
+    deadline = policy.active_deadline_seconds
+    if deadline is not None and not job.spec.checkpoint.disabled and seconds(job.spec.checkpoint.interval) >= deadline:
+        yield Problem(
+            "spec.runPolicy.activeDeadlineSeconds",
+            deadline,
+            f"comes before the first checkpoint by time (spec.checkpoint.interval: {job.spec.checkpoint.interval})",
+            "shorten the interval, or raise the deadline",
+        )
+    marks = [*job.metadata.labels, *job.metadata.annotations]
+    if policy.ttl_seconds_after_finished is not None and any(mark.startswith(GITOPS) for mark in marks):
+        yield Problem(
+            "spec.runPolicy.ttlSecondsAfterFinished",
+            policy.ttl_seconds_after_finished,
+            "deletes a job that a GitOps engine makes again, and it would be trained again",
+            "leave it out",
+        )
+
+
+def _checkpoints(job: PSTrainingJob) -> Iterator[Problem]:
+    kept = job.spec.checkpoint
+    given = {type(kept).model_fields[name].alias or name: getattr(kept, name) for name in kept.model_fields_set}
+    if kept.disabled:
+        yield Problem(
+            "spec.checkpoint.disabled", True, "fails the job when a shard is lost", "leave it out, unless a lost job costs nothing"
+        )
+        return
+    if seconds(kept.interval) < OFTEN_SECONDS:
+        yield Problem("spec.checkpoint.interval", kept.interval, "writes more than it trains", f"take {OFTEN_SECONDS}s or more")
+    if kept.every_steps is not None and kept.every_steps < OFTEN_STEPS:
+        yield Problem("spec.checkpoint.everySteps", kept.every_steps, "writes more than it trains", f"take {OFTEN_STEPS} or more")
+    if kept.volume is not None:
+        for name in ("size", "retain"):
+            if name in given:
+                yield Problem(
+                    f"spec.checkpoint.{name}", given[name], "does nothing with spec.checkpoint.volume", "no claim is made; leave it out"
+                )
+        if kept.volume.source().get("hostPath") is not None:
+            yield Problem(
+                "spec.checkpoint.volume.hostPath",
+                None,
+                "is another folder on each node",
+                "a shard that returns elsewhere finds nothing: name a claim",
+            )
+
+
+def _container(job: PSTrainingJob) -> Iterator[Problem]:
+    container = container_of(job.spec.workers.template, TRAINED) or {}
+    at = f"{POD}.containers[{job.spec.workers.template['spec']['containers'].index(container)}]"
+    yield from _image(container.get("image"), at)
+    words = [*container["command"], *(container.get("args") or [])]
+    launcher = next((found for word in words if (found := LAUNCHERS.search(word))), None)
+    if launcher:
+        yield Problem(
+            f"{at}.command", launcher[0].strip(), "starts processes of its own, and each of them joins as the same worker",
+            "psjob starts the workers: write [python, train.py], or use psjob convert",
+        )  # fmt: skip
+    yield from _variables(container.get("env") or [], at)
+    if container.get("envFrom"):
+        yield Problem(
+            f"{at}.envFrom", None, "is read on a cluster alone", "psjob run refuses it: write values under env to train on a laptop too"
+        )
+    resources = container.get("resources") or {}
+    if not isinstance(resources, dict) or not (resources.get("requests") or resources.get("limits")):
+        yield Problem(
+            f"{at}.resources",
+            None,
+            "asks for nothing",
+            "workers may share a full node and are the first to be evicted: add requests and limits",
+        )
+    else:
+        limits = resources.get("limits") or {}
+        for name in GPUS:
+            if isinstance(limits, dict) and str(limits.get(name, "0")).isdigit() and int(limits.get(name, 0)) > 1:
+                yield Problem(
+                    f"{at}.resources.limits.{name}", limits[name], "is for one process, since a worker is one",
+                    "take 1 and raise spec.workers.replicas, unless the script uses them all",
+                )  # fmt: skip
+
+
+def _image(image: Any, at: str) -> Iterator[Problem]:
+    if not isinstance(image, str) or not image:
+        yield Problem(f"{at}.image", image, "is needed on a cluster", "name the image that holds torch and the script")
+        return
+    tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
+    if "@" not in image and tag in ("", "latest"):
+        yield Problem(f"{at}.image", image, "may be another image when a worker is started again", "give it a tag of its own, or a digest")
+
+
+def _variables(env: list[dict[str, Any]], at: str) -> Iterator[Problem]:
+    counted = Counter(entry["name"] for entry in env)
+    for i, entry in enumerate(env):
+        name = entry["name"]
+        if counted[name] > 1 and not any(earlier["name"] == name for earlier in env[:i]):
+            yield Problem(f"{at}.env[{i}].name", name, f"is given {counted[name]} times", "the last one holds; keep one of them")
+        if name in LAUNCHED:
+            yield Problem(f"{at}.env[{i}].name", name, "is for torch.distributed", "ps.rank() and ps.world() say who is who; leave it out")
+        if entry.get("valueFrom") is not None:
+            yield Problem(
+                f"{at}.env[{i}].valueFrom",
+                None,
+                "is read on a cluster alone",
+                "psjob run refuses it: write a value to train on a laptop too",
+            )
+
+
+LOOKS: tuple[Callable[[PSTrainingJob], Iterator[Problem]], ...] = (_numbers, _policies, _checkpoints, _container)
