@@ -1,4 +1,4 @@
-"""Writes every generated file: the CRD, the chart's copy of it, the API reference, the operator's copy of the contract.
+"""Writes every generated file: the CRD and the chart's copy, the references of API and commands, the operator's copy of the contract.
 
 `python hack/generate.py` writes what differs and names it; `--check` writes nothing and exits 1 where something differs.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from psjob_client.cli.main import cli
+from psjob_client.cli.reference import reference
 from psjob_operator.api.crd import crd_yaml
 from psjob_operator.api.docs import api_page
 
@@ -35,6 +37,7 @@ def files() -> dict[Path, str]:
         ROOT / "crds/psjob.dev_pstrainingjobs.yaml": crd,
         ROOT / "charts/psjob/templates/crds/psjob.dev_pstrainingjobs.yaml": in_chart(crd),
         ROOT / "docs/api.md": api_page(),
+        ROOT / "docs/cli.md": reference(cli),
         ROOT / "operator/src/psjob_operator/contract.py": CONTRACT_HEADER + contract,
     }
 

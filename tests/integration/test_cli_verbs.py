@@ -1,12 +1,15 @@
-"""`psjob suspend` and `psjob resume` on the real API server."""
+"""The verbs over jobs on the real API server: what each answers, in which form, and every refusal as one sentence."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.cluster_fixtures import Cluster
 from tests.integration.api_client import Api
@@ -15,9 +18,22 @@ from tests.unit.api_manifest import GOOD
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 
-def psjob(control_plane: Cluster, *args: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "KUBECONFIG": str(control_plane.kubeconfig)}
-    return subprocess.run([sys.executable, "-m", "psjob_client.cli.main", *args], env=env, capture_output=True, text=True, timeout=120)
+def psjob(
+    cluster: Cluster | None, *args: str, kubeconfig: Path | None = None, stdin: str = "", cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    chosen = kubeconfig or (cluster and cluster.kubeconfig)
+    env = {**os.environ, "KUBECONFIG": str(chosen)}
+    return subprocess.run(
+        [sys.executable, "-m", "psjob_client.cli.main", *args], env=env, capture_output=True, text=True, timeout=120, input=stdin, cwd=cwd
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """The one sentence of a verb that could not do it."""
+    assert done.returncode in (1, 2) and "Traceback" not in done.stderr, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("psjob: ")
+    return line
 
 
 def test_suspend_and_resume_set_one_field(control_plane: Cluster, job_api: Api, namespace: str) -> None:
@@ -28,6 +44,77 @@ def test_suspend_and_resume_set_one_field(control_plane: Cluster, job_api: Api, 
         assert job_api.get(namespace, "digits")["spec"]["suspend"] is value
 
 
-def test_a_job_that_is_not_there_is_said_in_the_api_servers_words(control_plane: Cluster, namespace: str) -> None:
-    done = psjob(control_plane, "suspend", "gone", "-n", namespace)
-    assert done.returncode == 1 and '"gone" not found' in done.stderr and "Traceback" not in done.stderr
+def test_a_job_is_submitted_listed_shown_and_deleted(control_plane: Cluster, job_api: Api, namespace: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(GOOD))
+    done = psjob(control_plane, "submit", str(file), "-n", namespace, "--set", "spec.workers.replicas=3")
+    assert done.returncode == 0 and done.stdout == "pstrainingjob.psjob.dev/digits created\n", done.stderr
+    assert job_api.get(namespace, "digits")["spec"]["workers"]["replicas"] == 3
+    assert "already" in refused(psjob(control_plane, "submit", str(file), "-n", namespace))
+    assert psjob(control_plane, "list", "-n", namespace, "-o", "name").stdout == "pstrainingjob.psjob.dev/digits\n"
+    lines = psjob(control_plane, "list", "-n", namespace).stdout.splitlines()
+    assert lines[0].split()[:3] == ["NAME", "PHASE", "MODE"] and lines[1].split()[:3] == ["digits", "Pending", "sync"]
+    assert "WHERE" in psjob(control_plane, "list", "-n", namespace, "-o", "wide").stdout
+    assert f"/{namespace}" in psjob(control_plane, "list", "-A", "-o", "wide").stdout
+    got = json.loads(psjob(control_plane, "get", "pstrainingjob.psjob.dev/digits", "-n", namespace, "-o", "json").stdout)
+    assert got["phase"] == "Pending" and got["where"] == "cluster" and got["manifest"]["spec"]["workers"]["replicas"] == 3
+    assert set(got["manifest"]["metadata"]) == {"name", "namespace"}, "what the API server adds is left out"
+    assert yaml.safe_load(psjob(control_plane, "get", "digits", "-n", namespace, "-o", "yaml").stdout)["name"] == "digits"
+    text = psjob(control_plane, "get", "digits", "-n", namespace).stdout
+    assert "phase:       Pending" in text and "no psjob operator has seen this job yet" in text
+    assert psjob(control_plane, "top", "-n", namespace).stdout.splitlines()[1].startswith("digits")
+    done = psjob(control_plane, "delete", "digits", "-n", namespace)
+    assert done.returncode == 0 and done.stdout == "pstrainingjob.psjob.dev/digits deleted\n", done.stderr
+    assert "there is no job in that namespace" in psjob(control_plane, "list", "-n", namespace).stderr
+
+
+def test_a_manifest_names_its_namespace(control_plane: Cluster, job_api: Api, namespace: str, tmp_path: Path) -> None:
+    body = {**GOOD, "metadata": {"name": "digits", "namespace": namespace}}
+    done = psjob(control_plane, "submit", "-", "-o", "name", stdin=json.dumps(body))
+    assert done.returncode == 0 and done.stdout == "pstrainingjob.psjob.dev/digits\n", done.stderr
+    assert job_api.get(namespace, "digits")["metadata"]["name"] == "digits"
+    assert f"metadata.namespace is {namespace}" in refused(psjob(control_plane, "submit", "-", "-n", "default", stdin=json.dumps(body)))
+
+
+@pytest.mark.parametrize(
+    "verb", ["get", "logs", "events", "metrics", "checkpoints", "wait", "suspend", "resume", "checkpoint", "delete", "top"]
+)
+def test_a_job_that_is_not_there_is_said_with_near_names(control_plane: Cluster, job_api: Api, namespace: str, verb: str) -> None:
+    job_api.create(namespace, GOOD)
+    line = refused(psjob(control_plane, verb, "digit", "-n", namespace))
+    assert f'there is no job "digit" in namespace {namespace}' in line and "did you mean digits?" in line
+
+
+def test_waits_end(control_plane: Cluster, job_api: Api, namespace: str) -> None:
+    job_api.create(namespace, GOOD)
+    for words in (("wait", "--timeout", "1s"), ("suspend", "--wait", "--timeout", "1s"), ("checkpoint", "--timeout", "1s")):
+        line = refused(psjob(control_plane, words[0], "digits", "-n", namespace, *words[1:]))
+        assert "after 1 s" in line
+
+
+def test_who_has_no_rights_is_told_so(control_plane: Cluster, namespace: str, tmp_path: Path) -> None:
+    stranger = control_plane.user_kubeconfig("stranger", folder=tmp_path)
+    for words in (("list",), ("get", "digits"), ("submit", "-")):
+        line = refused(psjob(None, *words, "-n", namespace, kubeconfig=stranger, stdin=json.dumps(GOOD)))
+        assert 'User "stranger" cannot' in line and "kubectl auth can-i" in line
+
+
+def test_no_cluster_no_context_no_kubeconfig(control_plane: Cluster, tmp_path: Path) -> None:
+    dead = tmp_path / "dead"
+    dead.write_text(control_plane.kubeconfig.read_text().replace(control_plane.url, "https://127.0.0.1:1"))
+    assert "gives no answer" in refused(psjob(None, "list", "-n", "default", kubeconfig=dead))
+    assert "no-such" in refused(psjob(control_plane, "list", "--context", "no-such"))
+    assert "there is no file" in refused(psjob(None, "get", "digits", "-n", "x", kubeconfig=tmp_path / "none"))
+    assert "use one of the two" in refused(psjob(control_plane, "list", "--local", "-n", "x"))
+
+
+def test_finished_jobs_are_cleaned(control_plane: Cluster, job_api: Api, namespace: str) -> None:
+    for name in ("old", "fresh"):
+        job_api.create(namespace, {**GOOD, "metadata": {"name": name}})
+    job_api.merge(namespace, "old", {"status": {"phase": "Complete", "completionTime": "2020-01-01T00:00:00Z"}}, status=True)
+    shown = psjob(control_plane, "clean", "-n", namespace, "--dry-run")
+    assert shown.stdout.startswith("old  Complete") and len(shown.stdout.splitlines()) == 1, shown.stderr
+    assert "add --yes" in psjob(control_plane, "clean", "-n", namespace).stderr
+    done = psjob(control_plane, "clean", "-n", namespace, "--yes")
+    assert done.returncode == 0 and "removed 1" in done.stderr
+    assert psjob(control_plane, "list", "-n", namespace, "-o", "name").stdout == "pstrainingjob.psjob.dev/fresh\n"

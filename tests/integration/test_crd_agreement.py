@@ -92,6 +92,7 @@ PATHS = {
     "spec.checkpoint.interval": plain,
     "spec.checkpoint.everySteps": plain,
     "spec.checkpoint.keep": plain,
+    "spec.checkpoint.request": plain,
     "spec.checkpoint.volume": st.sampled_from(
         [{"claim": "a"}, {"emptyDir": {}}, {"nfs": {}}, {"persistentVolumeClaim": {"claimName": "a"}}, {"claim": "A"}, None]
     ),

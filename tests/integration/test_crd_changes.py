@@ -94,6 +94,9 @@ def test_what_may_change(job_api: Api, job: str) -> None:
         {"suspend": True},
         {"suspend": False},
         {"suspend": None},
+        {"checkpoint": {"request": 1}},
+        {"checkpoint": {"request": 2}},
+        {"checkpoint": {"request": None}},
         {"runPolicy": policy},
         {"runPolicy": {"activeDeadlineSeconds": None}},
     ):

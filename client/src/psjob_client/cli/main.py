@@ -11,17 +11,25 @@ from typing import Annotated
 
 import typer
 
+from psjob_client.cli import simulate, verbs
 from psjob_client.cli.compare import EXAMPLES as COMPARE_EXAMPLES
 from psjob_client.cli.compare import compare
+from psjob_client.cli.convert import EXAMPLES as CONVERT_EXAMPLES
+from psjob_client.cli.convert import LineCommand, convert
 from psjob_client.cli.crd import crd
+from psjob_client.cli.doctor import EXAMPLES as DOCTOR_EXAMPLES
+from psjob_client.cli.doctor import doctor
+from psjob_client.cli.init import EXAMPLES as INIT_EXAMPLES
+from psjob_client.cli.init import init
 from psjob_client.cli.render import render
-from psjob_client.cli.simulate import PASS_ON, simulate
 from psjob_client.cli.topology import EXAMPLES as TOPOLOGY_EXAMPLES
 from psjob_client.cli.topology import plan_topology
-from psjob_client.cli.verbs import resume, suspend
+from psjob_client.cli.validate import EXAMPLES as VALIDATE_EXAMPLES
+from psjob_client.cli.validate import validate
+from psjob_client.jobs.problems import JobProblem
 from psjob_client.local.errors import BadInput
 from psjob_client.local.request import Request
-from psjob_client.local.run import EXIT_BAD_INPUT, EXIT_FAILED, run_job
+from psjob_client.local.run import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, run_job
 
 DEBUG = "PSJOB_DEBUG"
 RUN_EXAMPLES = """Examples:
@@ -34,13 +42,13 @@ RUN_EXAMPLES = """Examples:
 
   psjob run job.yaml --resume .psjob/digits-1121-120000-a1b2c3
 
-Exit codes: 0 Complete, 1 Failed, 2 nothing was started (bad input), 130 interrupted."""
+Exit codes: 0 Complete, 1 Failed, 2 nothing was started (bad input), 3 Complete but the loss is NaN or inf, 130 interrupted."""
 
 cli = typer.Typer(
     name="psjob",
     help="Trains PyTorch models with a parameter server: on this machine, or on Kubernetes from the same manifest.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -55,6 +63,12 @@ def app() -> None:
         for line in error.lines:
             print(f"psjob: {line}", file=sys.stderr)
         raise SystemExit(EXIT_BAD_INPUT) from None
+    except JobProblem as problem:
+        for line in str(problem).splitlines():
+            print(f"psjob: {line}", file=sys.stderr)
+        raise SystemExit(EXIT_FAILED) from None
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
         # Our reader has gone, as with `psjob … | head`; nothing may be written to it at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -85,7 +99,13 @@ def _root(
 
 @cli.command(epilog=RUN_EXAMPLES)
 def run(
-    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="Manifest of one PSTrainingJob; its folder is the working folder.")],
+    job: Annotated[
+        Path,
+        typer.Argument(
+            metavar="JOB.yaml",
+            help="Manifest of one PSTrainingJob; its folder is the working folder. -: from standard input, to work in this folder.",
+        ),
+    ],
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Lay a value, typed as YAML, over the manifest. Repeatable.")
     ] = None,
@@ -103,18 +123,25 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="Write steps and metrics while they come, as JSON lines; the last has lag, gap and idle time."),
     ] = None,
+    name: Annotated[str | None, typer.Option("--run", hidden=True)] = None,
+    work_folder: Annotated[Path | None, typer.Option("--work-folder", hidden=True)] = None,
 ) -> None:
     """Train a job on this machine, each shard and worker a process."""
-    raise typer.Exit(run_job(Request(job, tuple(settings or ()), tuple(fault or ()), summary, resume, progress, history)))
+    raise typer.Exit(
+        run_job(Request(job, tuple(settings or ()), tuple(fault or ()), summary, resume, progress, history, name, work_folder))
+    )
 
 
 cli.command(epilog=COMPARE_EXAMPLES)(compare)
+cli.command(cls=LineCommand, epilog=CONVERT_EXAMPLES)(convert)
 cli.command(epilog="Example: psjob crd | kubectl apply -f -")(crd)
+cli.command(epilog=DOCTOR_EXAMPLES)(doctor)
+cli.command(epilog=INIT_EXAMPLES)(init)
 cli.command(epilog="Example: psjob render examples/digits/job.yaml | less")(render)
 cli.command(epilog=TOPOLOGY_EXAMPLES)(plan_topology)
-cli.command(context_settings=PASS_ON, epilog="Example: psjob simulate schedule --workers 8 --slow 0=4")(simulate)
-cli.command(epilog="Example: psjob suspend digits -n team-a")(suspend)
-cli.command(epilog="Example: kubectl psjob resume digits -n team-a")(resume)
+cli.add_typer(simulate.cli, name="simulate")
+verbs.register(cli)
+cli.command(epilog=VALIDATE_EXAMPLES)(validate)
 
 
 @cli.command(epilog="Example: psjob version")

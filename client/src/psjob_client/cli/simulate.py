@@ -1,21 +1,186 @@
-"""`psjob simulate`: the runtime's simulator, which has the modes and rules; its words are passed on as they are."""
+"""`psjob simulate`: the options of the runtime's simulator, which has the modes and rules, and is a process of its own."""
 
 from __future__ import annotations
 
+import enum
 import importlib.util
+import json
 import os
 import sys
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from psjob_client.local.errors import BadInput
 
-PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+MODES = "sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async:50"
+HEAD = "Compare modes and rules on a virtual clock."
+cli = typer.Typer(help=HEAD, no_args_is_help=True, rich_markup_mode=None)
 
 
-def simulate(context: typer.Context) -> None:
-    """Compare modes and rules on a virtual clock: `psjob simulate --help` has the ways."""
+class Library(enum.StrEnum):
+    """Whose arrays a rule runs on."""
+
+    numpy = "numpy"
+    torch = "torch"
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+WorkerCount = Annotated[int, typer.Option("--workers", metavar="N", help="How many.")]
+Modes = Annotated[list[str] | None, typer.Option("--mode", metavar="MODE", help=f"Such as {MODES}. Repeatable.")]
+Pushes = Annotated[int | None, typer.Option(metavar="N", help="How many pushes to simulate.")]
+TimeSeed = Annotated[int, typer.Option(metavar="N", help="Seed of the step times.")]
+Interrupt = Annotated[bool, typer.Option("--interrupt", help="Workers give up a step whose push would be dropped.")]
+Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every push: CSV by its suffix, else JSON lines.")]
+Problem = Annotated[str, typer.Option(metavar="WHAT", help="digits (numbers as in digits-64), fixed:N or quadratic:N.")]
+RuleName = Annotated[str, typer.Option("--rule", metavar="RULE", help="A rule of docs/rules/index.md, such as nag or dana-zero.")]
+Numbers = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A number of the rule, as lr=0.05. Repeatable.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Seed of first weights and batches.")]
+# step times
+How = Annotated[str, typer.Option(metavar="HOW", help="homogeneous, heterogeneous, constant, or a file: a line a worker, its times.")]
+Mean = Annotated[float, typer.Option(metavar="T", help="Mean time of a step, in any unit.")]
+Shape = Annotated[float, typer.Option(metavar="K", help="Shape of the gamma distribution; 100 is a spread of 10 %.")]
+Spread = Annotated[float | None, typer.Option(metavar="V", help="Coefficient of variation between machines; 0.6 when heterogeneous.")]
+Slow = Annotated[list[str] | None, typer.Option(metavar="W=F", help="Worker W takes F times as long. Repeatable.")]
+Stall = Annotated[str | None, typer.Option(metavar="PxF", help="Of all steps the part P takes F times as long; P+M: M mean steps longer.")]
+Crash = Annotated[list[str] | None, typer.Option(metavar="W@T+A", help="Worker W is lost at T for A (without +A: for good). Repeatable.")]
+Up = Annotated[float, typer.Option(metavar="T", help="Time of a push on its way.")]
+Down = Annotated[float, typer.Option(metavar="T", help="Time of weights on their way.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A trace.")]
+
+
+@cli.command(epilog="Example: psjob simulate schedule --workers 8 --slow 0=4")
+def schedule(
+    workers: WorkerCount = 8,
+    mode: Modes = None,
+    pushes: Pushes = None,
+    time_seed: TimeSeed = 0,
+    interrupt: Interrupt = False,
+    trace: Trace = None,
+    speeds: How = "homogeneous",
+    mean: Mean = 128.0,
+    shape: Shape = 100.0,
+    spread: Spread = None,
+    slow: Slow = None,
+    stall: Stall = None,
+    crash: Crash = None,
+    up: Up = 0.0,
+    down: Down = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Compare modes on the same step times, without gradients."""
+    start("schedule", locals())
+
+
+@cli.command(epilog="Example: psjob simulate train --workers 32 --rule dana-zero --set lr=0.05 --trace trace.csv")
+def train(
+    workers: WorkerCount = 8,
+    mode: Modes = None,
+    pushes: Pushes = None,
+    time_seed: TimeSeed = 0,
+    interrupt: Interrupt = False,
+    trace: Trace = None,
+    problem: Problem = "digits",
+    rule: RuleName = "plain",
+    numbers: Numbers = None,
+    seed: Seed = 0,
+    inner: Annotated[str, typer.Option(metavar="RULE", help="The workers' own rule in local mode.")] = "plain",
+    inner_set: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A number of that rule. Repeatable.")] = None,
+    replayable: Annotated[
+        bool, typer.Option("--replayable", help="On torch, with hyperparameters that stand still, and a --trace that replay can play.")
+    ] = False,
+    library: Annotated[Library, typer.Option(help="The arrays that the rule runs on.")] = Library.numpy,
+    speeds: How = "homogeneous",
+    mean: Mean = 128.0,
+    shape: Shape = 100.0,
+    spread: Spread = None,
+    slow: Slow = None,
+    stall: Stall = None,
+    crash: Crash = None,
+    up: Up = 0.0,
+    down: Down = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Train once on a simulated schedule."""
+    start("train", locals())
+
+
+@cli.command(epilog="Example: psjob simulate compare --slow 0=4 --json")
+def compare(
+    workers: WorkerCount = 8,
+    mode: Modes = None,
+    pushes: Pushes = None,
+    time_seed: TimeSeed = 0,
+    problem: Problem = "digits",
+    rule: RuleName = "nag",
+    numbers: Numbers = None,
+    seed: Seed = 0,
+    speeds: How = "homogeneous",
+    mean: Mean = 128.0,
+    shape: Shape = 100.0,
+    spread: Spread = None,
+    slow: Slow = None,
+    stall: Stall = None,
+    crash: Crash = None,
+    up: Up = 0.0,
+    down: Down = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Train in several modes on the same step times; the curves with --json."""
+    start("compare", {**locals(), "library": "numpy"})
+
+
+@cli.command("digits-64", epilog="Example: psjob simulate digits-64 --quick")
+def digits_64(
+    quick: Annotated[bool, typer.Option("--quick", help="4 rules, 1, 16 and 32 workers, 2 seeds: seconds.")] = False,
+    only: Annotated[str | None, typer.Option(metavar="A,B", help="Some of the table's entries.")] = None,
+    workers: Annotated[str | None, typer.Option(metavar="1,16", help="Numbers of workers.")] = None,
+    seeds: Annotated[int | None, typer.Option(metavar="N", help="How many, from 0.")] = None,
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.05,
+    processes: Annotated[int | None, typer.Option(metavar="N", help="Default: one a core.")] = None,
+    speeds: How = "homogeneous",
+    mean: Mean = 128.0,
+    shape: Shape = 100.0,
+    spread: Spread = None,
+    slow: Slow = None,
+    stall: Stall = None,
+    crash: Crash = None,
+    up: Up = 0.0,
+    down: Down = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Make the table of ten rules with 1 to 64 workers, and ask its gate."""
+    start("digits-64", locals())
+
+
+@cli.command(epilog="Example: psjob simulate trace trace.csv")
+def trace(file: File, as_json: Json = False) -> None:
+    """Print mean lag, histogram and SHA-256 of a trace file."""
+    start("trace", locals())
+
+
+@cli.command(epilog="Example: psjob simulate replay trace.csv --shards 2")
+def replay(
+    file: File,
+    shards: Annotated[int, typer.Option(metavar="N", help="Processes on this machine.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Play a trace of train --replayable by real shards, and compare the weights."""
+    start("replay", locals())
+
+
+def request(does: str, given: dict[str, Any]) -> str:
+    """What was asked for, in the words that `python -m psjob.simulate` takes."""
+    renamed = {"as_json": "json", "numbers": "set"}
+    repeatable = ("mode", "numbers", "slow", "crash", "inner_set")
+    plain = {renamed.get(name, name): [] if value is None and name in repeatable else value for name, value in given.items()}
+    return json.dumps({"does": does, **plain}, default=str)
+
+
+def start(does: str, given: dict[str, Any]) -> None:
+    """Become the simulator."""
     if importlib.util.find_spec("psjob") is None:
         raise BadInput("psjob simulate needs the runtime beside it; install it into the same environment: pip install psjob")
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "psjob.simulate", *(context.args or ["--help"])])
+    os.execv(sys.executable, [sys.executable, "-m", "psjob.simulate", request(does, given)])

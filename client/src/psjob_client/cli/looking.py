@@ -1,0 +1,248 @@
+"""The verbs that look: list, get, logs, events, metrics, checkpoints. The same for runs of this machine and for jobs of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import enum
+import io
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from psjob_client.cli import rows
+from psjob_client.cli.output import Form, Output, data, job_names, say, table
+from psjob_client.cli.where import Context, Folder, Kubeconfig, Local, MaybeName, Name, Namespace, Where, go, has_cluster, plain
+from psjob_client.jobs.problems import JobProblem
+from psjob_client.jobs.text import as_json, as_yaml
+from psjob_client.jobs.view import JobView
+from psjob_client.local.errors import BadInput
+from psjob_client.sdk.client import AsyncClient
+
+EVERYWHERE = ""
+LIST_EXAMPLES = """Examples:
+
+  psjob list
+
+  psjob list -n team-a -o wide
+
+  psjob list --local -o json | jq -r '.[] | select(.phase == "Failed") | .id'"""
+GET_EXAMPLES = """Examples:
+
+  psjob get digits
+
+  psjob get digits -n team-a -o yaml
+
+  psjob get digits -o json | jq .progress.loss"""
+LOGS_EXAMPLES = """Examples:
+
+  psjob logs digits
+
+  psjob logs digits -p worker-0 -f
+
+  psjob logs digits -n team-a --tail 20"""
+
+
+class Points(enum.StrEnum):
+    """What `metrics -o` takes."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+    yaml = "yaml"
+
+
+def list_jobs(
+    output: Output = Form.table,
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of every namespace.")] = False,
+    local: Local = False,
+    folder: Folder = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """List runs of this machine and jobs of the cluster, the newest first."""
+    where = Where(local, folder, EVERYWHERE if everywhere else namespace, context, kubeconfig)
+    _print_jobs(_all(where), output, _nothing(where))
+
+
+def get(
+    name: MaybeName = None,
+    output: Output = Form.table,
+    local: Local = False,
+    folder: Folder = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show a job: phase, progress, processes, checkpoint, warnings. Without a name: as list."""
+    where = Where(local, folder, namespace, context, kubeconfig)
+    if name is None:
+        _print_jobs(_all(where), output, _nothing(where))
+        return
+    client = where.of(plain(name))
+    job = go(client, client.get(plain(name)))
+    if data(output, job):
+        return
+    if output is Form.name:
+        job_names([job])
+        return
+    for word, text in rows.facts(job, time.time()):
+        typer.echo(f"{word + ':':<12} {text}")
+    if job.shards or job.workers:
+        typer.echo("")
+        table(rows.PROCESSES, rows.processes(job))
+
+
+def logs(
+    name: Name,
+    process: Annotated[str | None, typer.Option("--process", "-p", help="worker-0, ps-1, or a whole name; absent: all.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines of each process.")] = None,
+    local: Local = False,
+    folder: Folder = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Print what the processes of a job print; with several of them, each line begins with its process."""
+    client = Where(local, folder, namespace, context, kubeconfig).of(plain(name))
+
+    async def printing() -> int:
+        lines = 0
+        # The job's name, which a run of this machine does not tell by its own.
+        job = (await client.get(plain(name))).name
+        async for line in client.logs(plain(name), process, follow=follow, tail=tail):
+            typer.echo(line.text if process else f"{rows.short(line.process, job):<10} | {line.text}")
+            lines += 1
+        return lines
+
+    try:
+        printed = go(client, printing())
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if not printed:
+        say(f"psjob: no process of {name} has printed anything" + (f" that is {process}; `psjob get {name}` names them" if process else ""))
+
+
+def events(
+    name: Name,
+    output: Output = Form.table,
+    local: Local = False,
+    folder: Folder = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show what happened to a job, the oldest first: starts, restarts, failures, checkpoints."""
+    client = Where(local, folder, namespace, context, kubeconfig).of(plain(name))
+    found = go(client, client.events(plain(name)))
+    if data(output, found):
+        return
+    if not found:
+        say(f"psjob: nothing is told of {name}; a cluster forgets after an hour")
+        return
+    table(rows.EVENTS, [rows.event(one) for one in found])
+
+
+def checkpoints(
+    name: Name,
+    output: Output = Form.table,
+    local: Local = False,
+    folder: Folder = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """List a job's committed checkpoints, the newest first; of a cluster the newest alone is known."""
+    client = Where(local, folder, namespace, context, kubeconfig).of(plain(name))
+    found = go(client, client.checkpoints(plain(name)))
+    if data(output, found):
+        return
+    if not found:
+        say(f"psjob: {name} has no committed checkpoint")
+        return
+    table(rows.CHECKPOINTS, [rows.checkpoint(one, time.time()) for one in found])
+
+
+def metrics(
+    name: Name,
+    only: Annotated[list[str] | None, typer.Option("--name", help="Only this number, such as loss. Repeatable.")] = None,
+    output: Annotated[Points, typer.Option("--output", "-o", help="table, csv, json or yaml.")] = Points.table,
+    local: Local = False,
+    folder: Folder = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show loss, steps a second and the script's own numbers; csv has every point. Of a cluster those of running jobs are known."""
+    client = Where(local, folder, namespace, context, kubeconfig).of(plain(name))
+    history = go(client, client.metrics(plain(name)))
+    unknown = [one for one in only or () if history.of(one) is None]
+    if unknown:
+        known = ", ".join(one.name for one in history.series) or "none yet"
+        raise BadInput(f"--name {unknown[0]}: {name} has reported no such number; there are: {known}")
+    if only:
+        history = history.model_copy(update={"series": tuple(one for one in history.series if one.name in only)})
+    if output in (Points.json, Points.yaml):
+        typer.echo((as_json if output is Points.json else as_yaml)(history.to_manifest()), nl=False)
+    elif output is Points.csv:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([("time", "step", "name", "value"), *rows.points(history)])
+        typer.echo(text.getvalue(), nl=False)
+    elif history.series:
+        table(rows.METRICS, [rows.metric(one) for one in history.series])
+    else:
+        say(f"psjob: {name} has reported no number yet; a script reports with ps.report(loss=…)")
+
+
+def gather(where: Where) -> tuple[AsyncClient, ...]:
+    """All places that are meant."""
+    if where.says_cluster:
+        return (where.cluster(),)
+    return (where.machine(),) if where.says_local or not has_cluster() else (where.machine(), where.cluster())
+
+
+def _all(where: Where) -> list[JobView]:
+    clients = gather(where)
+
+    async def asking() -> list[JobView]:
+        answers = await asyncio.gather(*(client.list() for client in clients), return_exceptions=True)
+        await asyncio.gather(*(client.close() for client in clients))
+        found: list[JobView] = []
+        for answer in answers:
+            if isinstance(answer, JobProblem) and len(clients) > 1:
+                say(f"psjob: runs of this machine alone: {answer}")
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found += answer
+        return found
+
+    return sorted(asyncio.run(asking()), key=lambda job: job.created or 0.0, reverse=True)
+
+
+def _print_jobs(jobs: Sequence[JobView], output: Form, nothing: str) -> None:
+    if data(output, jobs):
+        return
+    if not jobs:
+        say(nothing)
+    elif output is Form.name:
+        job_names(jobs)
+    else:
+        now, wide = time.time(), output is Form.wide
+        table(rows.WIDE if wide else rows.JOBS, [rows.job(job, now, wide=wide) for job in jobs])
+
+
+def _nothing(where: Where) -> str:
+    if where.says_cluster:
+        return "psjob: there is no job in that namespace; `psjob submit JOB.yaml` makes one, `psjob list -A` shows all namespaces"
+    return f"psjob: there is no run in {where.here / '.psjob'}, nor a job on a cluster; `psjob run` and `psjob submit` start one"
+
+
+def renamed(where: Where, namespace: str | None) -> Where:
+    """The same, in the namespace that a manifest names."""
+    return where if where.namespace is not None or namespace is None else replace(where, namespace=namespace)

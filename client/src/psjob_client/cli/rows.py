@@ -1,0 +1,140 @@
+"""Jobs and what belongs to them as rows of tables. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, Series
+from psjob_client.local.words import amount, number, span
+
+JOBS = ("NAME", "PHASE", "MODE", "STEP", "LOSS", "RATE", "SHARDS", "WORKERS", "RESTARTS", "CHECKPOINT", "AGE")
+WIDE = (*JOBS, "WHERE", "MESSAGE")
+PROCESSES = ("PROCESS", "STATE", "ATTEMPT", "RESTARTS", "STEPS", "BEHIND", "WAITING", "LAG", "MEMORY", "NODE", "PROBLEM")
+CHECKPOINTS = ("STEP", "VIEW", "AGE", "SIZE", "FINAL", "PATH")
+EVENTS = ("TIME", "TYPE", "REASON", "ABOUT", "MESSAGE")
+METRICS = ("NAME", "LAST", "LEAST", "MOST", "POINTS", "STEP", "CURVE")
+NONE = "-"
+BARS = "▁▂▃▄▅▆▇█"
+CURVE = 24
+
+
+def job(view: JobView, now: float, *, wide: bool = False) -> Sequence[str]:
+    """A row of the table of jobs."""
+    told = view.progress
+    kept = view.checkpoint
+    row = (
+        view.id,
+        view.phase,
+        view.mode,
+        f"{told.step}/{told.total}" if told.total else str(told.step),
+        number(told.loss) or NONE,
+        f"{told.rate:.3g}/s" if told.rate and view.active else NONE,
+        view.shards_ready or NONE,
+        view.workers_ready or NONE,
+        str(view.restarts),
+        f"{kept.step} ({span(kept.age(now)) or NONE})" if kept else NONE,
+        span(None if view.created is None else now - view.created) or NONE,
+    )
+    return (*row, view.place, view.message) if wide else row
+
+
+def processes(view: JobView) -> list[Sequence[str]]:
+    """A row a shard and worker."""
+    shards = [
+        (
+            f"shard {one.index}", one.state, str(one.attempt), str(one.restarts), NONE, NONE, NONE,
+            f"{one.lag.mean:.2g}" if one.lag else NONE, amount(one.memory_bytes) or NONE, one.node or NONE, one.problem or "",
+        )
+        for one in view.shards
+    ]  # fmt: skip
+    workers = [
+        (
+            f"worker {one.index}", one.state, str(one.attempt), str(one.restarts), _count(one.clock), _count(one.behind),
+            NONE if one.idle is None else f"{one.idle:.0%}", NONE, NONE, one.node or NONE, one.problem or "",
+        )
+        for one in view.workers
+    ]  # fmt: skip
+    return [*shards, *workers]
+
+
+def facts(view: JobView, now: float) -> list[tuple[str, str]]:
+    """What is known of a job, a line each: (name, text). Lines that would be empty are left out."""
+    told, kept = view.progress, view.checkpoint
+    step = f"{told.step}/{told.total}" if told.total else str(told.step)
+    found = [
+        ("name", view.id),
+        ("where", view.place),
+        ("phase", f"{view.phase}  {view.reason}".rstrip()),
+        ("message", view.message),
+        ("mode", view.mode),
+        (view.unit, step + (f", {told.rate:.3g} {view.unit}s/s" if told.rate else "") + (f", eta {span(told.eta)}" if told.eta else "")),
+        ("loss", number(told.loss)),
+        *((name, number(value)) for name, value in told.metrics.items() if name != "loss"),
+        ("waiting", told.waiting or ""),
+        ("lag", f"mean {view.lag.mean:.2g}, most {view.lag.max:g}" if view.lag else ""),
+        ("gap", f"mean {view.gap.mean:.2g}, most {view.gap.max:.2g}" if view.gap else ""),
+        ("checkpoint", f"{view.unit} {kept.step}, {span(kept.age(now))} ago, {amount(kept.bytes) or 'size unknown'}" if kept else ""),
+        ("writing", f"{view.transfer.doing} {amount(view.transfer.done)} of {amount(view.transfer.total)}" if view.transfer else ""),
+        ("restarts", f"{view.restarts}" + "".join(f", {cause} {count}" for cause, count in view.causes.items())),
+        ("age", span(None if view.created is None else now - view.created)),
+        ("took", span(view.seconds(now)) if view.ended is not None else ""),
+        ("weights", f"sha256 {view.weights_sha256}" if view.weights_sha256 else ""),
+        *(("warning", text) for text in view.warnings),
+        *(("problem", text) for text in view.problems),
+    ]
+    return [(name, text) for name, text in found if text]
+
+
+def event(one: EventView) -> Sequence[str]:
+    """A row of the table of events."""
+    message = one.message + (f" (x{one.count})" if one.count > 1 else "")
+    return when(one.time), one.type, one.reason, one.about or "job", message
+
+
+def checkpoint(one: CheckpointView, now: float) -> Sequence[str]:
+    """A row of the table of checkpoints."""
+    return (
+        str(one.step), _count(one.view), span(one.age(now)) or NONE, amount(one.bytes) or NONE, "yes" if one.final else NONE,
+        one.path or NONE,
+    )  # fmt: skip
+
+
+def metric(one: Series) -> Sequence[str]:
+    """A row of the table of numbers, with a curve of blocks."""
+    return (
+        one.name, number(one.last), number(min(one.values)), number(max(one.values)), str(len(one.values)), str(one.steps[-1]),
+        curve(one.values),
+    )  # fmt: skip
+
+
+def points(history: HistoryView) -> list[Sequence[str]]:
+    """time, step, name, value: a row a point, for a spreadsheet."""
+    return [
+        (f"{at:.3f}", str(step), one.name, repr(value))
+        for one in history.series
+        for at, step, value in zip(one.times, one.steps, one.values, strict=True)
+    ]
+
+
+def curve(values: Sequence[float]) -> str:
+    """At most 24 blocks, the highest for the largest value."""
+    stride = max(1, -(-len(values) // CURVE))
+    kept = values[::-1][::stride][::-1]
+    low, high = min(kept), max(kept)
+    return "".join(BARS[round((value - low) / ((high - low) or 1.0) * (len(BARS) - 1))] for value in kept)
+
+
+def when(time: float) -> str:
+    """In the local time of who looks."""
+    return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def short(process: str, job: str) -> str:
+    """`worker-0` of `digits-worker-0-r1`."""
+    cut = process.removeprefix(f"{job}-")
+    return cut.rpartition("-")[0] or process
+
+
+def _count(value: int | None) -> str:
+    return NONE if value is None else str(value)

@@ -1,0 +1,232 @@
+"""Jobs of a cluster: PSTrainingJobs with status, pods and Events; live numbers through the API server's proxy to the shards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from psjob_client.jobs import clustered, kube, series
+from psjob_client.jobs.kube import KubeClient, Reach
+from psjob_client.jobs.problems import JobProblem, NotServed, no_such_job
+from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
+from psjob_operator.cluster.client import ApiError
+from psjob_operator.cluster.kinds import CORE_EVENTS, JOBS, PODS
+from psjob_operator.contract import HISTORY_PATH, STATUS_PATH, STATUS_PORT
+from psjob_operator.plan.snapshot import Process
+from psjob_operator.render.names import LABEL_JOB
+
+ASK_SECONDS = 3.0
+"""For what one shard says."""
+MOST_ASKED = 16
+"""Shards that are asked at a time."""
+LOOK_SECONDS = 2.0
+"""Between two looks for pods whose logs are to be followed."""
+MOST_SEEN = 10_000
+"""Lines of a job's history that are kept here."""
+NOT_YET = 400
+"""The API server's code for logs of a container that has not started."""
+
+
+class ClusterSource:
+    """The jobs of one namespace; an empty one means all of them, for `list`."""
+
+    def __init__(self, client: KubeClient, where: Reach) -> None:
+        self.client, self.where = client, where
+        self._seen: dict[str, list[dict[str, Any]]] = {}
+
+    @property
+    def title(self) -> str:
+        """Where it reads."""
+        return str(self.where)
+
+    async def list(self) -> Sequence[JobView]:
+        """All jobs, the newest first; without their processes."""
+        try:
+            found = await self.client.list(JOBS, self.where.namespace)
+        except ApiError as error:
+            raise await self._said(error) from None
+        jobs = [clustered.job_view(raw, self.where.context) for raw in found.items]
+        return sorted(jobs, key=lambda job: job.created or 0.0, reverse=True)
+
+    async def get(self, name: str) -> JobView:
+        """A job with its pods, and what its shards say of themselves right now, where the cluster allows that."""
+        raw = await self.raw(name)
+        pods = clustered.processes(await self._pods(name), raw["metadata"]["uid"])
+        told = await self._ask(pods)
+        now = time.time()
+        try:
+            job = clustered.job_view(raw, self.where.context, pods, told, now)
+        except (TypeError, ValueError, AttributeError):
+            job = clustered.job_view(raw, self.where.context, pods)  # A pod of the user's has answered something else.
+        self._remember(job)
+        return job
+
+    async def history(self, name: str) -> HistoryView:
+        """What shard 0 remembers of it while it runs, and what this source has seen of it."""
+        job = await self.get(name)
+        first = next((shard for shard in job.shards if shard.index == 0 and shard.name), None)
+        told = None
+        if job.fresh and first is not None:
+            path = f"{PODS.path(self.where.namespace, str(first.name))}:{STATUS_PORT}/proxy{HISTORY_PATH}"
+            told = await self.client.told_by(path, ASK_SECONDS)
+        seen = self._seen.setdefault(job.run or job.id, [])
+        if told is not None and isinstance(told.get("entries"), list):
+            remembered = [entry for entry in told["entries"] if isinstance(entry, dict) and isinstance(entry.get("time"), int | float)]
+            seen[:] = sorted({entry["time"]: entry for entry in (*seen, *remembered)}.values(), key=lambda entry: entry["time"])[
+                -MOST_SEEN:
+            ]
+        return series.history(seen, complete=first is not None and first.attempt == 1 and told is not None)
+
+    async def events(self, name: str) -> Sequence[EventView]:
+        """Of the job, its pods and its claim; the API server forgets them after an hour."""
+        await self.raw(name)
+        ours = re.compile(rf"{re.escape(name)}-(?:(?:ps|worker)-\d+-[ar]\d+|checkpoints)")
+        try:
+            own = await self.client.list(
+                CORE_EVENTS, self.where.namespace, fields=f"involvedObject.kind=PSTrainingJob,involvedObject.name={name}"
+            )
+            rest = [
+                event
+                for kind in ("Pod", "PersistentVolumeClaim")
+                for event in (await self.client.list(CORE_EVENTS, self.where.namespace, fields=f"involvedObject.kind={kind}")).items
+                if ours.fullmatch(str((event.get("involvedObject") or {}).get("name")))
+            ]
+        except ApiError as error:
+            raise await self._said(error) from None
+        return clustered.events([*own.items, *rest])
+
+    async def timeline(self, name: str) -> Sequence[SpanView]:
+        """By its conditions, and by the pods that are still there."""
+        raw = await self.raw(name)
+        found = await self._pods(name)
+        pods = clustered.processes(found, raw["metadata"]["uid"])
+        return clustered.timeline(clustered.job_view(raw, self.where.context, pods), pods, raw, clustered.finished(found))
+
+    async def checkpoints(self, name: str) -> Sequence[CheckpointView]:
+        """The newest one: the others are on the volume, which only the job's shards see."""
+        job = clustered.job_view(await self.raw(name), self.where.context)
+        return [job.checkpoint] if job.checkpoint is not None else []
+
+    async def logs(self, name: str, process: str | None = None, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
+        """From the pods' trained containers."""
+        queue: asyncio.Queue[LogLine | JobProblem | None] = asyncio.Queue(maxsize=1000)
+        reader = asyncio.create_task(self._read_logs(name, process, follow, tail, queue))
+        try:
+            while (line := await queue.get()) is not None:
+                if isinstance(line, JobProblem):
+                    raise line
+                yield line
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.client.close()
+
+    async def raw(self, name: str) -> Mapping[str, Any]:
+        """The object as it is stored. Raises NoSuchJob."""
+        try:
+            return await self.client.get(JOBS, self.where.namespace, name)
+        except ApiError as error:
+            raise await self.missing(error, name) from None
+
+    async def missing(self, error: ApiError, name: str) -> JobProblem:
+        """What to say about an error over the job `name`."""
+        problem = await self._said(error)
+        if error.code != 404 or isinstance(problem, NotServed):
+            return problem
+        known: list[str] = []
+        with contextlib.suppress(ApiError):
+            known = [raw["metadata"]["name"] for raw in (await self.client.list(JOBS, self.where.namespace)).items]
+        return no_such_job(
+            name, f"namespace {self.where.namespace} of {self.where.context}", known, f"psjob list -n {self.where.namespace}"
+        )
+
+    async def _said(self, error: ApiError) -> JobProblem:
+        if error.code == 404 and not await kube.served(self.client):
+            return NotServed(kube.CRD_MISSING)
+        return kube.said(error, self.where)
+
+    async def _pods(self, name: str) -> Sequence[Mapping[str, Any]]:
+        try:
+            return (await self.client.list(PODS, self.where.namespace, labels=f"{LABEL_JOB}={name}")).items
+        except ApiError as error:
+            if error.code == 403:
+                return []  # Without the right to see pods the status alone speaks.
+            raise await self._said(error) from None
+
+    async def _ask(self, pods: Sequence[Process]) -> dict[int, Mapping[str, Any]]:
+        shards = {one.index: one for one in pods if one.role == "shard" and one.phase == "Running" and one.deleting is None}
+        gate = asyncio.Semaphore(MOST_ASKED)
+
+        async def ask(pod: Process) -> Mapping[str, Any] | None:
+            async with gate:
+                path = f"{PODS.path(self.where.namespace, pod.name)}:{STATUS_PORT}/proxy{STATUS_PATH}"
+                return await self.client.told_by(path, ASK_SECONDS)
+
+        first = shards.get(0)
+        said = await ask(first) if first is not None else None
+        if said is None or first is None:
+            return {}  # Where shard 0 cannot be asked, nobody waits for the others.
+        others = [shard for index, shard in shards.items() if index]
+        answers = await asyncio.gather(*(ask(shard) for shard in others))
+        return {0: said} | {shard.index: told for shard, told in zip(others, answers, strict=True) if told is not None}
+
+    def _remember(self, job: JobView) -> None:
+        told = job.progress
+        lines = self._seen.setdefault(job.run or job.id, [])
+        if told.time is not None and (not lines or lines[-1]["time"] < told.time):
+            lines.append({"time": told.time, "step": told.step, "rate": told.rate, "metrics": told.metrics})
+
+    async def _read_logs(
+        self, name: str, process: str | None, follow: bool, tail: int | None, queue: asyncio.Queue[LogLine | JobProblem | None]
+    ) -> None:
+        started: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                raw = await self.raw(name)
+                pods = [one for one in clustered.processes(await self._pods(name), raw["metadata"]["uid"]) if named(one, name, process)]
+                over = clustered.job_view(raw, self.where.context).over
+                for one in pods:
+                    if one.name not in started and (one.started is not None or not follow):
+                        reading = self._read_log(one, follow, tail, queue)
+                        started[one.name] = asyncio.create_task(reading)
+                        if not follow:
+                            await started[one.name]
+                if not follow or (over and all(task.done() for task in started.values())):
+                    break
+                await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.gather(*started.values())
+        except JobProblem as problem:
+            await queue.put(problem)
+        finally:
+            for task in started.values():
+                task.cancel()
+            await queue.put(None)
+
+    async def _read_log(self, pod: Process, follow: bool, tail: int | None, queue: asyncio.Queue[LogLine | JobProblem | None]) -> None:
+        query: dict[str, Any] = {"follow": str(follow).lower()}
+        if tail is not None:
+            query["tailLines"] = tail
+        path = f"{PODS.path(self.where.namespace, pod.name)}/log"
+        # The trained container is named after its role, or it is the only one, whatever its name.
+        for container in ({"container": pod.role}, {}):
+            try:
+                async for line in self.client.lines(path, {**container, **query}):
+                    await queue.put(LogLine(process=pod.name, text=line))
+                return
+            except ApiError as error:
+                if error.code not in (404, NOT_YET):
+                    await queue.put(kube.said(error, self.where))
+                    return
+
+
+def named(pod: Process, job: str, process: str | None) -> bool:
+    """Is this the pod that was asked for: `worker-0`, `ps-1`, or its whole name?"""
+    short = f"{'ps' if pod.role == 'shard' else 'worker'}-{pod.index}"
+    return process in (None, pod.name, short)

@@ -1,0 +1,187 @@
+"""Jobs of this machine: the runs in `FOLDER/.psjob`, read from their folders; nothing is asked of their processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from psjob_client.jobs import recorded, series
+from psjob_client.jobs.problems import no_such_job
+from psjob_client.jobs.recorded import RunFiles
+from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
+from psjob_client.local import record
+from psjob_client.local.folder import RUNS
+from psjob_client.local.output import Follow
+from psjob_client.local.resume import MANIFEST, manifests
+
+LOOK_SECONDS = 0.2
+"""Between two looks at logs that grow."""
+LARGEST_MANIFEST = 8 << 20
+"""Bytes of a checkpoint's manifest that is read for the size of its files."""
+
+
+class RunSource:
+    """The runs below one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self.runs = self.folder / RUNS
+
+    @property
+    def title(self) -> str:
+        """Where it reads."""
+        return str(self.runs)
+
+    async def list(self) -> Sequence[JobView]:
+        """All runs, the newest first; without their processes."""
+        found = [recorded.job_view(read_run(path, story=False)) for path in self._paths()]
+        return sorted(found, key=lambda job: job.created or 0.0, reverse=True)
+
+    async def get(self, name: str) -> JobView:
+        """A run by its name, or the newest of a job."""
+        job = recorded.job_view(read_run(self.path(name)))
+        if job.checkpoint is None:
+            kept = await self.checkpoints(job.id)
+            job = job.model_copy(update={"checkpoint": kept[0] if kept else None})
+        return job
+
+    async def history(self, name: str) -> HistoryView:
+        """From the run's beginning on."""
+        return series.history(_lines(self.path(name) / record.HISTORY))
+
+    async def events(self, name: str) -> Sequence[EventView]:
+        """What its story says."""
+        return recorded.events(_lines(self.path(name) / record.STORY))
+
+    async def timeline(self, name: str) -> Sequence[SpanView]:
+        """Its phases and processes."""
+        files = read_run(self.path(name))
+        job = recorded.job_view(files)
+        return recorded.timeline(files.story, None if files.alive else job.ended)
+
+    async def checkpoints(self, name: str) -> Sequence[CheckpointView]:
+        """Those that its folder holds."""
+        return [found for path in manifests(self.path(name)) if (found := _checkpoint(path)) is not None]
+
+    async def logs(self, name: str, process: str | None = None, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
+        """From the files of its processes."""
+        path = self.path(name)
+        job = str(_object(path / "config.json").get("job") or "")
+        follows: dict[Path, Follow] = {}
+        last = False
+        while True:
+            for file in sorted((path / "logs").glob("*.log"), key=_modified):
+                if not wanted(file.stem, job, process):
+                    continue
+                fresh = file not in follows
+                reader = follows.setdefault(file, Follow(file))
+                lines = deque(reader.lines(whole=last or not follow), maxlen=tail if fresh and tail is not None else None)
+                for line in lines:
+                    yield LogLine(process=file.stem, text=line)
+            if last or not follow:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+            last = not record.alive(path)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def path(self, name: str) -> Path:
+        """The folder of a run, or of the newest run of a job. Raises NoSuchJob."""
+        paths = self._paths()
+        by_run = {path.name: path for path in paths}
+        if name in by_run:
+            return by_run[name]
+        of_job = [path for path in paths if _job(path) == name]
+        if not of_job:
+            known = dict.fromkeys([*(_job(path) for path in paths), *by_run])
+            raise no_such_job(name, str(self.runs), known, "psjob list --local")
+        return max(of_job, key=_created)
+
+    def knows(self, name: str) -> bool:
+        """Is there a run, or a job with runs, of that name?"""
+        return any(name in (path.name, _job(path)) for path in self._paths())
+
+    def _paths(self) -> Sequence[Path]:
+        try:
+            return [path for path in sorted(self.runs.iterdir()) if (path / "config.json").is_file() or (path / record.RUN).is_file()]
+        except OSError:
+            return []
+
+
+def wanted(name: str, job: str, process: str | None) -> bool:
+    """Is process `name` of `job` the one that was asked for: `worker-0`, `ps-1`, or its whole name?"""
+    return process is None or name == process or name.startswith((f"{job}-{process}-a", f"{job}-{process}-r"))
+
+
+def read_run(path: Path, *, story: bool = True) -> RunFiles:
+    """What lies in a run's folder."""
+    return RunFiles(
+        id=path.name,
+        place=str(path),
+        alive=record.alive(path),
+        made=_modified(path),
+        run=_object(path / record.RUN),
+        job=_object(path / record.JOB),
+        status=_object(path / "status.json"),
+        live=_object(path / record.LIVE),
+        config=_object(path / "config.json"),
+        story=_lines(path / record.STORY) if story else (),
+    )
+
+
+def _checkpoint(path: Path) -> CheckpointView | None:
+    named = MANIFEST.fullmatch(path.name)
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    assert named is not None
+    made = _object(path) if stat.st_size <= LARGEST_MANIFEST else {}
+    return recorded.checkpoint_of(path.name, made, int(named[1]), int(named[2]), stat.st_mtime, str(path))
+
+
+def _job(path: Path) -> str:
+    told = _object(path / record.RUN) or _object(path / "config.json")
+    return str(told.get("job") or path.name)
+
+
+def _created(path: Path) -> float:
+    created = _object(path / record.RUN).get("created")
+    return float(created) if isinstance(created, int | float) else _modified(path)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _lines(path: Path) -> list[Mapping[str, Any]]:
+    """The whole lines of a file that may still grow."""
+    found: list[Mapping[str, Any]] = []
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return []
+    for line in raw.splitlines():
+        try:
+            one = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(one, dict) and isinstance(one.get("time"), int | float):
+            found.append(one)
+    return found

@@ -1,0 +1,307 @@
+"""A job as people see it. Times are unix seconds; every model is frozen, and `to_manifest()` is its JSON in camelCase."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from psjob_operator.api.base import Model
+from psjob_operator.api.status import TERMINAL, Phase
+
+Where = Literal["local", "cluster"]
+Role = Literal["shard", "worker"]
+
+
+class View(Model):
+    """What is read of a job. A field of a newer version is passed over."""
+
+    model_config = ConfigDict(extra="ignore", strict=False)
+
+
+class Lateness(View):
+    """How late pushes were: a number a push that counted, over all shards."""
+
+    count: int = 0
+    """Pushes."""
+    mean: float = 0.0
+    """Their mean."""
+    max: float = 0.0
+    """The largest."""
+    buckets: tuple[tuple[float, float], ...] = ()
+    """(edge, pushes of at most that), rising."""
+
+
+class TransferView(View):
+    """Bytes of a checkpoint on their way."""
+
+    doing: str
+    """reading or writing."""
+    done: int = 0
+    """Bytes so far."""
+    total: int = 0
+    """Bytes in all."""
+
+
+class ProcessView(View):
+    """One shard or worker."""
+
+    index: int
+    """Number of the shard, rank of the worker; from 0."""
+    state: str = "Pending"
+    """Shards: Pending, Starting, Serving, Lost, Finished. Workers: Pending, Running, Waiting, Succeeded, Failed, Lost."""
+    attempt: int = 0
+    """Number of the present start, as the name of its process has it; 0: not started."""
+    restarts: int = 0
+    """Starts beyond the first, as far as they are still seen."""
+    name: str | None = None
+    """Its process or pod."""
+    node: str | None = None
+    """Node of its pod."""
+    started: float | None = None
+    """When its present process began."""
+    problem: str | None = None
+    """Why it does not run, as one sentence."""
+
+
+class ShardView(ProcessView):
+    """One shard. The numbers are of its present attempt, and absent where it could not be asked."""
+
+    pushes: int | None = None
+    """Pushes seen."""
+    applied: int | None = None
+    """Pushes that counted."""
+    dropped: int | None = None
+    """Pushes that the mode has dropped."""
+    updates_lost: int | None = None
+    """Updates that a restart has undone."""
+    memory_bytes: int | None = None
+    """Memory of its process."""
+    transfer: TransferView | None = None
+    """The checkpoint that it reads or writes now."""
+    lag: Lateness | None = None
+    """Updates between the weights of a gradient and those that it is applied to; absent in mode sync."""
+    gap: Lateness | None = None
+    """How far the weights have moved meanwhile."""
+
+
+class WorkerView(ProcessView):
+    """One worker."""
+
+    clock: int | None = None
+    """Steps that it has made."""
+    behind: int | None = None
+    """Steps that it is behind the first of them."""
+    idle: float | None = None
+    """The part of its time in which the script waited for others, 0..1."""
+    rewinds: int = 0
+    """How often it went back to a checkpoint in place."""
+
+
+class CheckpointView(View):
+    """A committed checkpoint."""
+
+    step: int
+    """Step that it was taken at."""
+    time: float | None = None
+    """When it was committed."""
+    bytes: int | None = None
+    """Size of its files together."""
+    view: int | None = None
+    """View that it was taken in: of two checkpoints, the one with the higher (view, step) is newer."""
+    path: str | None = None
+    """Its manifest or folder."""
+    final: bool = False
+    """It holds the weights of a job that is complete."""
+
+    def age(self, now: float) -> float | None:
+        """Seconds since it was committed."""
+        return None if self.time is None else max(0.0, now - self.time)
+
+
+class ProgressView(View):
+    """How far training is."""
+
+    step: int = 0
+    """Lowest complete step of all workers."""
+    total: int | None = None
+    """Steps in all, where the script told."""
+    rate: float | None = None
+    """Steps a second."""
+    eta: float | None = None
+    """Seconds until the last step."""
+    loss: float | None = None
+    """The loss that the script reported last; absent where it is not a finite number."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Every number that the script reported last, by name."""
+    waiting: str | None = None
+    """Who is waited for, and since when."""
+    time: float | None = None
+    """When this was read."""
+
+
+class JobView(View):
+    """A job, whole but for what grows: see `JobSource` for history, events, timeline, logs and checkpoints."""
+
+    id: str
+    """What the verbs take: the name of a run's folder, or of the job on a cluster."""
+    name: str
+    """metadata.name."""
+    where: Where
+    """On this machine, or on a cluster."""
+    place: str
+    """The run's folder, or context and namespace."""
+    namespace: str | None = None
+    """Of a job on a cluster."""
+    run: str | None = None
+    """Identity of the training run, which names the folder of its checkpoints."""
+    phase: Phase = "Pending"
+    """One word: Pending, Running, Recovering, Suspended, Complete, Failed."""
+    reason: str = ""
+    """Why it is in this phase, as one CamelCase word."""
+    message: str = ""
+    """The same as a sentence."""
+    fresh: bool = False
+    """The numbers come from the running job itself, a few seconds old at most; else from what it left or last told."""
+    mode: str = "sync"
+    """The mode that runs, such as bounded:3."""
+    unit: Literal["step", "round"] = "step"
+    """What is counted."""
+    created: float | None = None
+    """When it was started or applied."""
+    started: float | None = None
+    """When its present run of processes began."""
+    ended: float | None = None
+    """When it became Complete or Failed, or was suspended on this machine."""
+    progress: ProgressView = ProgressView()
+    """How far training is."""
+    shards: tuple[ShardView, ...] = ()
+    """In index order."""
+    workers: tuple[WorkerView, ...] = ()
+    """In order of rank. At most those that are known: on a cluster whose pods cannot be listed, only those with a problem."""
+    shards_ready: str = ""
+    """Such as 2/2."""
+    workers_ready: str = ""
+    """Such as 4/4."""
+    restarts: int = 0
+    """Starts beyond the first, of all processes."""
+    causes: dict[str, int] = Field(default_factory=dict)
+    """The same by cause."""
+    lag: Lateness | None = None
+    """Over all shards; absent in mode sync."""
+    gap: Lateness | None = None
+    """Over all shards."""
+    checkpoint: CheckpointView | None = None
+    """The newest committed one."""
+    transfer: TransferView | None = None
+    """The checkpoint that is read or written now, over all shards."""
+    codecs: str | None = None
+    """How numbers travel."""
+    transport: str | None = None
+    """shared, tcp or mixed."""
+    warnings: tuple[str, ...] = ()
+    """What may spoil the result: divergence, a learning rate too high for late gradients, duplicate batches."""
+    problems: tuple[str, ...] = ()
+    """What keeps it from going on or from saving: failures, images, volumes, disks."""
+    weights_sha256: str | None = None
+    """Of the final weights."""
+    manifest: dict[str, Any] | None = None
+    """The PSTrainingJob as `kubectl apply` takes it; absent for a run of which it was not kept."""
+
+    @property
+    def over(self) -> bool:
+        """It is Complete or Failed, and stays so."""
+        return self.phase in TERMINAL
+
+    @property
+    def active(self) -> bool:
+        """It has or wants processes: neither over nor suspended."""
+        return not self.over and self.phase != "Suspended"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: a table."""
+        from psjob_client.jobs.html import job_html
+
+        return job_html(self)
+
+    def seconds(self, now: float) -> float | None:
+        """How long it has been there: from `created` to its end, or to `now`."""
+        return None if self.created is None else max(0.0, (now if self.ended is None else self.ended) - self.created)
+
+
+class EventView(View):
+    """Something that happened to a job."""
+
+    time: float
+    """When, the last time."""
+    type: Literal["Normal", "Warning"] = "Normal"
+    """Warning: something went wrong."""
+    reason: str = ""
+    """One CamelCase word."""
+    message: str = ""
+    """The same as a sentence."""
+    about: str = ""
+    """Process, pod or other object that it is about; empty: the job."""
+    count: int = 1
+    """How often."""
+
+
+class SpanView(View):
+    """A stretch of a job's timeline."""
+
+    lane: str
+    """job, shard 0, worker 3."""
+    state: str
+    """job: its phase. Processes: Starting, Running, Serving, Succeeded, Failed, Ended."""
+    number: int = 0
+    """Attempt of a shard, start of a worker; 0 on the lane of the job."""
+    begin: float
+    """When it began."""
+    end: float | None = None
+    """When it ended; absent: it goes on."""
+    note: str = ""
+    """Why it ended so, or the name of the process."""
+
+
+class LogLine(View):
+    """A line that a process has printed."""
+
+    process: str
+    """Name of the process or pod."""
+    text: str
+    """Without its line end."""
+
+    def __str__(self) -> str:
+        """The line as it was printed."""
+        return self.text
+
+
+class Series(View):
+    """One number over time. The three lists have one length."""
+
+    name: str
+    """loss, rate (steps a second), or the name that the script gave it."""
+    times: tuple[float, ...] = ()
+    """Unix seconds, rising."""
+    steps: tuple[int, ...] = ()
+    """The step that was complete then."""
+    values: tuple[float, ...] = ()
+    """Finite numbers."""
+
+    @property
+    def last(self) -> float | None:
+        """The newest value."""
+        return self.values[-1] if self.values else None
+
+
+class HistoryView(View):
+    """What a job told over time."""
+
+    series: tuple[Series, ...] = ()
+    """loss and rate first, then the script's own in the order in which they first came."""
+    complete: bool = True
+    """From the job's beginning on; false: only since somebody looked, or since shard 0 last started."""
+
+    def of(self, name: str) -> Series | None:
+        """The series of that name."""
+        return next((one for one in self.series if one.name == name), None)

@@ -1,0 +1,58 @@
+"""Runs a script that travels as text in a manifest: `python -c THIS SOURCE [PACKAGE…]`. Standard library alone.
+
+The script becomes a file and this process becomes `python FILE`: tracebacks show its lines, loader processes can import it, and a worker
+that goes back to a checkpoint starts it again. It is imported from the working folder, as a script that lies there would be.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tempfile
+
+
+def missing(packages: list[str]) -> list[str]:
+    """Those requirements that this Python does not meet."""
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        from pip._vendor.packaging.requirements import Requirement  # type: ignore[no-redef,import-not-found]
+    found = []
+    for text in packages:
+        wanted = Requirement(text)
+        try:
+            have = importlib.metadata.version(wanted.name)
+        except importlib.metadata.PackageNotFoundError:
+            have = None
+        if have is None or not wanted.specifier.contains(have, prereleases=True):
+            found.append(text)
+    return found
+
+
+def main() -> None:
+    """Install what is missing, write the script, become it."""
+    source, packages = sys.argv[1], sys.argv[2:]
+    paths = [os.getcwd(), os.environ.get("PYTHONPATH", "")]
+    wanted = missing(packages) if packages else []
+    if wanted:
+        target = tempfile.mkdtemp(prefix="psjob-packages-")
+        done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--target", target, *wanted], check=False)
+        if done.returncode:
+            sys.exit(f"packages: pip could not install {', '.join(wanted)}; put them into the image, or mend their names")
+        paths.insert(0, target)
+    folder = os.path.join(tempfile.gettempdir(), f"psjob-scripts-{os.getuid()}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if os.stat(folder).st_uid != os.getuid():
+        folder = tempfile.mkdtemp(prefix="psjob-scripts-")
+    path = os.path.join(folder, f"train-{hashlib.sha256(source.encode()).hexdigest()[:12]}.py")
+    part = f"{path}.{os.getpid()}"
+    with open(part, "w", encoding="utf-8") as file:
+        file.write(source)
+    os.replace(part, path)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    os.execv(sys.executable, [sys.executable, path])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""This machine as a place for jobs: each is a `psjob run` of its own, which goes on when whoever started it has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from psjob_client.jobs.problems import Conflict, DeadlinePassed, JobProblem
+from psjob_client.jobs.runs import RunSource
+from psjob_client.jobs.view import CheckpointView
+from psjob_client.local import record
+from psjob_client.local.folder import Folder, make_runs, new_run
+from psjob_client.local.request import STANDARD_INPUT
+from psjob_client.sdk.building import job_of
+
+LOOK_SECONDS = 0.1
+START_SECONDS = 60.0
+"""Until a run has made its folder: Python starts, the manifest is read."""
+KILL_SECONDS = 20.0
+"""From the second SIGINT on, which kills, to SIGKILL for psjob run itself."""
+_started: list[subprocess.Popen[bytes]] = []
+"""Kept, so that none is reported as left behind while it runs."""
+
+
+class Machine(RunSource):
+    """The runs below one folder, which is also where the workers of what is submitted here start."""
+
+    once = False
+
+    async def submit(self, manifest: Mapping[str, Any], *, work_folder: Path | None = None, resume: Path | None = None) -> str:
+        """Start `psjob run`; the name of the run. Workers start in `work_folder`, else in this place's folder."""
+        run = new_run(job_of(manifest).metadata.name)
+        words = ["--run", run, "--no-progress", "--work-folder", str(work_folder or self.folder)]
+        words += ["--resume", str(resume)] if resume is not None else []
+        said = self._said(run)
+        with said.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "psjob_client.cli.main", "run", STANDARD_INPUT, *words],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        _started[:] = [one for one in _started if one.poll() is None] + [process]
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(json.dumps(dict(manifest)).encode())
+        path = self.runs / run
+        if not await _until(lambda: (path / record.RUN).exists() or process.poll() is not None, START_SECONDS):
+            process.kill()
+            raise DeadlinePassed(f"psjob run did not start in {START_SECONDS:.0f} s; try again when the machine is less busy")
+        if not (path / record.RUN).exists():
+            words = said.read_text(errors="replace").strip().replace("psjob: ", "").splitlines()
+            said.unlink(missing_ok=True)
+            raise JobProblem("\n".join(words[-8:]) or f"psjob run ended with exit code {process.returncode} and said nothing")
+        with contextlib.suppress(OSError):
+            said.replace(path / "psjob.out")
+        return run
+
+    async def suspend(self, name: str, seconds: float | None) -> None:
+        """As Ctrl-C does: a last checkpoint, and the run ends."""
+        path = self._running(name)
+        _signal(path, signal.SIGINT)
+        if seconds is not None and not await _until(lambda: not record.alive(path), seconds):
+            raise DeadlinePassed(
+                f"{path.name} still writes its last checkpoint after {seconds:g} s; `psjob get {path.name}` shows how far it is"
+            )
+
+    async def resume(self, name: str) -> str:
+        """A new run that begins with the last checkpoint of this one."""
+        path = self.path(name)
+        job = await self.get(name)
+        if record.alive(path):
+            raise Conflict(f"{path.name} runs; `psjob get {path.name}` shows it")
+        if job.phase == "Complete":
+            raise Conflict(f"{path.name} is complete; submit it anew to train again")
+        if job.manifest is None:
+            raise Conflict(f"{path.name} kept no manifest; go on with `psjob run JOB.yaml --resume {path}`")
+        told = _object(path / record.RUN)
+        folder = Path(str(told.get("workFolder") or self.folder))
+        return await self.submit(job.manifest, work_folder=folder, resume=path)
+
+    async def checkpoint(self, name: str, seconds: float) -> CheckpointView:
+        """Asked for in the run's config, which shard 0 reads every two seconds."""
+        path = self._running(name)
+        before = await self.checkpoints(path.name)
+        config = _object(path / "config.json")
+        saved = dict(config.get("checkpoint") or {})
+        if saved.get("disabled"):
+            raise Conflict(f"{path.name} has spec.checkpoint.disabled: true, so that none is taken; start it without")
+        # Above the last one, whatever the clock says: it has to be another number.
+        saved["request"] = max(int(time.time()), int(saved.get("request") or 0) + 1)
+        Folder(path.name, path).write("config.json", {**config, "checkpoint": saved})
+        newest = before[0] if before else None
+        found: list[CheckpointView] = []
+
+        async def newer() -> bool:
+            kept = await self.checkpoints(path.name)
+            if kept and (newest is None or (kept[0].view or 0, kept[0].step) > (newest.view or 0, newest.step)):
+                found[:] = kept[:1]
+            return bool(found) or not record.alive(path)
+
+        if not await _until_async(newer, seconds):
+            raise DeadlinePassed(
+                f"no new checkpoint of {path.name} in {seconds:g} s; it is taken at a step: does `psjob get {path.name}` show any?"
+            )
+        if not found:
+            raise Conflict(f"{path.name} has ended meanwhile; `psjob get {path.name}` says how")
+        return found[0]
+
+    async def delete(self, name: str, seconds: float) -> None:
+        """End the run at once, without a last checkpoint, and remove its folder."""
+        path = self.path(name)
+        if record.alive(path):
+            _signal(path, signal.SIGINT)
+            await asyncio.sleep(LOOK_SECONDS)
+            _signal(path, signal.SIGINT)
+            if not await _until(lambda: not record.alive(path), min(seconds, KILL_SECONDS)):
+                _signal(path, signal.SIGKILL)
+                if not await _until(lambda: not record.alive(path), KILL_SECONDS):
+                    raise DeadlinePassed(f"{path.name} does not end; look at process {_object(path / record.RUN).get('pid')}")
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            raise JobProblem(f"{path}: cannot be removed: {error.strerror or error}; remove it by hand") from None
+
+    def _running(self, name: str) -> Path:
+        path = self.path(name)
+        if not record.alive(path):
+            raise Conflict(
+                f"{path.name} does not run; `psjob get {path.name}` says how it ended, `psjob resume {path.name}` goes on from there"
+            )
+        return path
+
+    def _said(self, run: str) -> Path:
+        """A file for what psjob run says, until the run has a folder."""
+        try:
+            make_runs(self.runs)
+            path = self.runs / f".{run}.out"
+            path.touch()
+        except OSError as error:
+            raise JobProblem(f"{self.runs}: cannot be made: {error.strerror or error}; name a folder that you may write to") from None
+        return path
+
+
+def _signal(path: Path, number: int) -> None:
+    """To the process that runs the job of this folder: the lock says that it lives, so the pid is its own."""
+    pid = _object(path / record.RUN).get("pid")
+    if isinstance(pid, int) and record.alive(path):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+async def _until(check: Callable[[], bool], seconds: float) -> bool:
+    async def asked() -> bool:
+        return check()
+
+    return await _until_async(asked, seconds)
+
+
+async def _until_async(check: Callable[[], Any], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while not await check():
+        if time.monotonic() > until:
+            return False
+        await asyncio.sleep(LOOK_SECONDS)
+    return True
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

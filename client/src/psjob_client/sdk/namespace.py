@@ -1,0 +1,117 @@
+"""A namespace of a cluster as a place for jobs: the operator does what the PSTrainingJob says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from psjob_client.jobs import clustered
+from psjob_client.jobs.cluster import ClusterSource
+from psjob_client.jobs.problems import Conflict, DeadlinePassed
+from psjob_client.jobs.view import CheckpointView, JobView
+from psjob_client.sdk.building import job_of
+from psjob_operator.cluster.client import ApiError
+from psjob_operator.cluster.kinds import JOBS
+
+LOOK_SECONDS = 1.0
+
+
+class Namespace(ClusterSource):
+    """The jobs of one namespace."""
+
+    once = True
+
+    async def submit(self, manifest: Mapping[str, Any]) -> str:
+        """POST the job, checked strictly; its name."""
+        job = job_of(manifest)
+        namespace = job.metadata.namespace or self.where.namespace
+        if namespace != self.where.namespace:
+            raise Conflict(
+                f"metadata.namespace is {namespace}, this is namespace {self.where.namespace}; name {namespace} here, or leave it out"
+            )
+        body = {**manifest, "metadata": {**manifest["metadata"], "namespace": namespace}}
+        try:
+            await self.client.create(JOBS, namespace, body)
+        except ApiError as error:
+            if error.reason == "AlreadyExists":
+                raise Conflict(
+                    f"there is a job {job.metadata.name} in {self.where} already; name another, or end it with `psjob delete "
+                    f"{job.metadata.name} -n {namespace}`"
+                ) from None
+            raise await self._said(error) from None
+        return job.metadata.name
+
+    async def suspend(self, name: str, seconds: float | None) -> None:
+        """spec.suspend: true, and wait until no pod is left."""
+        job = await self._active(name)
+        await self._patch(job.id, {"suspend": True})
+        if seconds is not None:
+            await self._wait(name, lambda now: now.phase == "Suspended" or now.over, seconds, "is not suspended yet")
+
+    async def resume(self, name: str) -> str:
+        """spec.suspend: false."""
+        job = await self._active(name)
+        await self._patch(job.id, {"suspend": False})
+        return job.id
+
+    async def checkpoint(self, name: str, seconds: float) -> CheckpointView:
+        """spec.checkpoint.request: shard 0 reads it when the kubelet has brought it to its pod, up to two minutes later."""
+        job = await self._active(name)
+        if job.phase == "Suspended":
+            raise Conflict(f"{name} is suspended, and its last checkpoint is of step {job.checkpoint.step if job.checkpoint else 0}")
+        saved = (job.manifest or {}).get("spec", {}).get("checkpoint", {})
+        before = job.checkpoint
+        await self._patch(job.id, {"checkpoint": {"request": max(int(time.time()), int(saved.get("request") or 0) + 1)}})
+
+        def newer(now: JobView) -> bool:
+            return now.over or (now.checkpoint is not None and (before is None or (now.checkpoint.time or 0) > (before.time or 0)))
+
+        done = await self._wait(name, newer, seconds, "has no new checkpoint yet")
+        if done.checkpoint is None:
+            raise Conflict(f"{name} has ended without a checkpoint; `psjob get {name}` says why")
+        return done.checkpoint
+
+    async def delete(self, name: str, seconds: float) -> None:
+        """Delete the job; its pods go with it."""
+        raw = await self.raw(name)
+        uid = raw["metadata"]["uid"]
+        try:
+            await self.client.delete(JOBS, self.where.namespace, name, uid)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                left = await self.client.get(JOBS, self.where.namespace, name)
+                if left["metadata"]["uid"] != uid:
+                    return
+                await asyncio.sleep(LOOK_SECONDS / 4)
+        except ApiError as error:
+            if error.code == 404:
+                return
+            raise await self._said(error) from None
+        raise DeadlinePassed(
+            f"{name} is being deleted, and still there after {seconds:g} s; `kubectl get psj {name} -o yaml` shows its finalizers"
+        )
+
+    async def _active(self, name: str) -> JobView:
+        job = clustered.job_view(await self.raw(name), self.where.context)
+        if job.over:
+            raise Conflict(f"{name} is {job.phase}; nothing of it runs: submit it anew, with spec.checkpoint.resumeFrom to go on from it")
+        return job
+
+    async def _patch(self, name: str, spec: Mapping[str, Any]) -> None:
+        try:
+            await self.client.merge(JOBS, self.where.namespace, name, {"spec": spec})
+        except ApiError as error:
+            raise await self.missing(error, name) from None
+
+    async def _wait(self, name: str, done: Any, seconds: float, lacking: str) -> JobView:
+        until = time.monotonic() + seconds
+        while not done(job := await self.get(name)):
+            if time.monotonic() > until:
+                why = f" ({job.message})" if job.message else ""
+                raise DeadlinePassed(
+                    f"{name} {lacking} after {seconds:g} s{why}; `psjob events {name} -n {self.where.namespace}` may say why"
+                )
+            await asyncio.sleep(LOOK_SECONDS)
+        return job

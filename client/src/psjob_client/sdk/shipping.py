@@ -1,0 +1,141 @@
+"""A function or a script as text that runs elsewhere. Never pickled: what travels can be read in the manifest.
+
+A function takes along what it names of modules (`import torch`, `from torch import nn`); everything else it names must be its own.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import inspect
+import json
+import symtable
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from psjob_client.jobs.problems import JobProblem
+
+LARGEST = 100 * 1024
+"""Bytes of a script: Linux takes 128 KiB as one word of a command."""
+OWN = ("__name__", "__file__", "__doc__")
+"""Names that every script has."""
+REMEDY = "define it inside the function, hand it over with args={…}, or put the code into a file and train that"
+
+
+class CannotShip(JobProblem):
+    """A function that cannot run elsewhere as it is."""
+
+
+def script_of(what: Callable[..., Any] | str | Path, args: Mapping[str, Any] | None = None) -> str:
+    """The text of a script that does what `what` does: calls the function with `args`, or is the file.
+
+    Raises:
+        CannotShip: a lambda, a closure, a method; a function that needs names which are not its own; a file that is not there.
+    """
+    text = _file(what, args) if isinstance(what, str | Path) else _function(what, args or {})
+    size = len(text.encode())
+    if size > LARGEST:
+        raise CannotShip(
+            f"the script has {size} bytes, at most {LARGEST} travel in a manifest; put it into the image, and train its command"
+        )
+    return text
+
+
+def _file(path: str | Path, args: Mapping[str, Any] | None) -> str:
+    if args:
+        raise CannotShip(f"args: are for a function; {path} is a file: read environment variables there, given with env={{…}}")
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise CannotShip(f"{path}: cannot be read: {why}; name a Python file, or give a command of the image as a list") from None
+
+
+def _function(function: Callable[..., Any], args: Mapping[str, Any]) -> str:
+    name = getattr(function, "__qualname__", repr(function))
+    if not isinstance(function, FunctionType):
+        raise CannotShip(f"{name} is no plain function; give a function that is written with `def`, a file, or a command as a list")
+    if function.__name__ == "<lambda>":
+        raise CannotShip("a lambda cannot be trained: its source is no statement; write it with `def`")
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise CannotShip(f"{name} is a coroutine or generator, which runs nothing when it is called; give a plain function")
+    if function.__closure__:
+        names = ", ".join(function.__code__.co_freevars)
+        raise CannotShip(f"{name} uses {names} of the function around it, which stays here; {REMEDY}")
+    source = _source(function)
+    imports, foreign = _names(function, source)
+    if foreign:
+        raise CannotShip(f"{name} needs {', '.join(foreign)}, which stays here; {REMEDY}")
+    call = _call(function, args)
+    parts = [f'"""The function {function.__name__}, as psjob.Client.train sends it."""\n', *imports, "", "", source.rstrip(), "", ""]
+    return "\n".join([*parts, 'if __name__ == "__main__":', *(f"    {line}".rstrip() for line in call), ""])
+
+
+def _source(function: FunctionType) -> str:
+    try:
+        return textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        raise CannotShip(
+            f"the source of {function.__name__} is not known, as of one typed at Python's own prompt; put it into a file or a notebook"
+        ) from None
+
+
+def _call(function: FunctionType, args: Mapping[str, Any]) -> list[str]:
+    try:
+        inspect.signature(function).bind(**args)
+    except TypeError as error:
+        raise CannotShip(f"args: do not fit {function.__name__}{inspect.signature(function)}: {error}; give them by name") from None
+    if not args:
+        return [f"{function.__name__}()"]
+    try:
+        text = json.dumps(dict(args), allow_nan=False)
+        if json.loads(text) != dict(args):
+            raise ValueError("a value comes back as another one")
+    except (TypeError, ValueError) as error:
+        raise CannotShip(f"args: must be JSON: {error}; give numbers, texts, lists and objects with text keys") from None
+    return ["import json", "", f"{function.__name__}(**json.loads({text!r}))"]
+
+
+def _names(function: FunctionType, source: str) -> tuple[list[str], list[str]]:
+    """Import lines for the names that are modules or lie in them, and the names that are neither."""
+    try:
+        table = symtable.symtable(source, function.__name__, "exec")
+    except SyntaxError:
+        raise CannotShip(f"the source of {function.__name__} cannot stand alone; write it with `def`, on lines of its own") from None
+    imports: list[str] = []
+    foreign: list[str] = []
+    for name in sorted(_globals(table) - {function.__name__, *OWN}):
+        if name in function.__globals__:
+            line = _import(name, function.__globals__[name], function.__module__)
+            (foreign if line is None else imports).append(line or name)
+        elif not hasattr(builtins, name):
+            foreign.append(name)
+    return imports, foreign
+
+
+def _globals(table: symtable.SymbolTable) -> set[str]:
+    top = table.get_type() == "module"
+    found = {one.get_name() for one in table.get_symbols() if one.is_referenced() and (top or one.is_global())}
+    return found.union(*(_globals(child) for child in table.get_children()))
+
+
+def _import(name: str, value: Any, own_module: str) -> str | None:
+    if isinstance(value, ModuleType):
+        parent, _, last = value.__name__.rpartition(".")
+        if value.__name__ in ("__main__", own_module):
+            return None
+        if name == value.__name__:
+            return f"import {name}"
+        return f"from {parent} import {last}" if last == name and parent else f"import {value.__name__} as {name}"
+    home = getattr(value, "__module__", None)
+    # What lies beside the function is not imported: its file is the one that starts the training.
+    if not isinstance(home, str) or home in ("__main__", own_module) or home not in sys.modules:
+        return None
+    own = getattr(value, "__name__", name)
+    if not isinstance(own, str) or getattr(importlib.import_module(home), own, None) is not value:
+        return None
+    return f"from {home} import {own}" if own == name else f"from {home} import {own} as {name}"

@@ -1,0 +1,197 @@
+"""`psjob run` from a process that has imported torch already: jobs of many short scripts take a second each.
+
+The processes of a job are processes, with signals, files and sockets of their own. They are forks of one that has done their imports,
+so what is measured of their start is not what a user sees. A worker that rewinds runs a Python of its own, as anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+PRELOADED = ["tests.warm_imports"]
+SECONDS = 120.0
+
+
+def run(
+    folder: Path,
+    argv: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    seconds: float = SECONDS,
+    preloaded: Sequence[str] = PRELOADED,
+) -> tuple[int, str]:
+    """Run `psjob ARGV` in `folder`; exit code, and what it printed. Raises AssertionError where it does not end in time."""
+    return call(folder, "psjob_client.cli.main", argv, environment, seconds, preloaded)
+
+
+def call(
+    folder: Path,
+    module: str,
+    argv: Sequence[str],
+    environment: Mapping[str, str] | None,
+    seconds: float,
+    preloaded: Sequence[str] = PRELOADED,
+) -> tuple[int, str]:
+    """Run `python -m MODULE ARGV` in `folder`, as `run`; `preloaded` are imported before, once for all calls with the same."""
+    context = multiprocessing.get_context("forkserver")
+    _take_server(tuple(preloaded))
+    output = folder / "output.txt"
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+    process = context.Process(target=_command, args=(str(folder), module, list(argv), env, str(output)))
+    process.start()
+    process.join(seconds)
+    if process.exitcode is None:
+        os.killpg(process.pid or 0, signal.SIGTERM)
+        process.join(10)
+        process.kill()
+        raise AssertionError(f"psjob {' '.join(argv)} did not end in {seconds:.0f} s:\n{output.read_text()[-4000:]}")
+    return process.exitcode, output.read_text()
+
+
+_servers: dict[tuple[str, ...], forkserver.ForkServer] = {}
+
+
+def _take_server(preloaded: tuple[str, ...]) -> None:
+    """Processes are forked from the server of these imports from here on."""
+    if preloaded not in _servers:
+        _servers[preloaded] = forkserver.ForkServer()
+        _servers[preloaded].set_forkserver_preload(list(preloaded))
+    server = _servers[preloaded]
+    forkserver._forkserver = server  # type: ignore[attr-defined]
+    forkserver.connect_to_new_process = server.connect_to_new_process
+
+
+def _command(folder: str, module: str, argv: list[str], env: dict[str, str], output: str) -> None:
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    subprocess.Popen = Warm  # type: ignore[misc]
+    _become([sys.executable, "-m", module, *argv], env, folder, (0, file, file))
+
+
+class Warm(subprocess.Popen[Any]):
+    """Starts a Python program as a fork of this process, and anything else as ever."""
+
+    def _execute_child(self, args: Any, executable: Any, *rest: Any) -> None:
+        words = [str(word) for word in args]
+        if not Path(words[0]).name.startswith("python") or len(words) < 2 or (words[1].startswith("-") and words[1] != "-m"):
+            super()._execute_child(args, executable, *rest)  # type: ignore[misc]
+            return
+        preexec, cwd, env = rest[0], rest[3], rest[4]
+        read_in, _, _, write_out, _, write_err = rest[8:14]
+        pid = os.fork()
+        if pid == 0:
+            if "psjob_client.cli.main" not in words:  # a `psjob run` that somebody starts has processes to start too
+                subprocess.Popen = Warm.__bases__[0]  # type: ignore[misc]
+            _become(words, dict(os.environ if env is None else env), cwd, (read_in, write_out, write_err), preexec)
+        self.pid = pid
+        self._child_created = True
+
+
+def _become(words: list[str], env: dict[str, str], folder: str | None, files: tuple[int, int, int], before: Any = None) -> NoReturn:
+    """Be the Python program of `words` from here on."""
+    code = 70
+    try:
+        os.setsid()
+        if before is not None:
+            before()
+        for target, source in enumerate(files):
+            os.dup2(source if source >= 0 else target, target)
+        os.closerange(3, 4096)
+        _forget()
+        os.environ.clear()
+        os.environ.update(env)
+        if folder is not None:
+            os.chdir(folder)
+        code = _run(words)
+    except SystemExit as end:
+        code = _code(end)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    finally:
+        with contextlib.suppress(BaseException):
+            threading._shutdown()  # type: ignore[attr-defined]
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(code)
+
+
+def _forget() -> None:
+    """What belongs to the process that this one is a fork of."""
+    asyncio._set_running_loop(None)
+    with contextlib.suppress(ValueError):
+        signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit._clear()
+    resource_tracker._resource_tracker.__init__()  # type: ignore[misc] # its pipe is closed
+    multiprocessing.set_start_method("fork", force=True)  # as on Linux until Python 3.14
+    sys.excepthook = sys.__excepthook__
+    # What they were before would close the files of these numbers when it is collected.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = open(1, "w", buffering=1, closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+
+
+def _run(words: list[str]) -> int:
+    from psjob.worker import exits, rewind
+
+    rewind.START_FOLDER = os.getcwd()
+    sys.orig_argv = list(words)
+    for place in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        if place and place not in sys.path:
+            sys.path.insert(0, place)
+    if words[1] == "-m":
+        sys.argv = [words[2], *words[3:]]
+        exits._outermost = _frame_of("__main__")
+        runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+        return 0
+    script = str(Path(words[1]).absolute())
+    sys.argv = [words[1], *words[2:]]
+    sys.path.insert(0, str(Path(script).parent))
+    if os.environ.get("PSJOB_ROLE") == "worker":
+        from psjob.process.startup import spare_the_compiler
+
+        spare_the_compiler()
+    exits._outermost = _frame_of("__main__")
+    runpy.run_path(script, run_name="__main__")
+    return 0
+
+
+def _frame_of(name: str) -> Any:
+    """For `exits`: the outermost frame is the script's own."""
+
+    def outermost() -> FrameType | None:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        found = None
+        while frame is not None:
+            if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == name:
+                found = frame
+            frame = frame.f_back
+        return found
+
+    return outermost
+
+
+def _code(end: SystemExit) -> int:
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code & 255
+    print(end.code, file=sys.stderr)
+    return 1
