@@ -1,0 +1,235 @@
+"""Trainer, Lightning and Accelerate in a job: the weights of DDP, on the same slices, and the same bits after a kill.
+
+The reference is torch's own DistributedDataParallel over gloo, as each library starts it, of the same script.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests import warm
+
+HERE = Path(__file__).parent / "scripts"
+WORKERS, SHARDS = 2, 2
+PRELOADED = ["tests.frameworks.imports"]
+TOLERANCE = 1e-5
+ENVIRONMENT = {"TRANSFORMERS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
+
+
+def job(folder: Path, words: Sequence[str], spec: dict[str, Any] | None = None) -> Path:
+    container = {"name": "worker", "image": "none", "command": ["python", str(HERE / words[0]), *words[1:]]}
+    whole = {
+        "training": {"mode": "sync", "seed": 0},
+        "ps": {"shards": SHARDS},
+        "workers": {"replicas": WORKERS, "template": {"spec": {"containers": [container]}}},
+        "checkpoint": {"interval": "1h"},
+        **(spec or {}),
+    }
+    path = folder / "job.yaml"
+    path.write_text(json.dumps({"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": "job"}, "spec": whole}))
+    return path
+
+
+class Run:
+    """A job that has ended."""
+
+    def __init__(self, folder: Path, words: Sequence[str], faults: Sequence[str] = (), spec: dict[str, Any] | None = None) -> None:
+        folder.mkdir()
+        self.folder = folder
+        argv = ["run", str(job(folder, words, spec)), "--no-progress", "--summary", "summary.json", "--history", "history.jsonl"]
+        for fault in faults:
+            argv += ["--fault", fault]
+        self.code, self.output = warm.run(folder, argv, ENVIRONMENT, preloaded=PRELOADED)
+        self.summary = json.loads((folder / "summary.json").read_text()) if (folder / "summary.json").exists() else {}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        assert self.code == 0, self.output[-4000:]
+        (path,) = self.folder.glob(".psjob/*/final.safetensors")
+        return load_file(path)
+
+
+def with_ddp(folder: Path, words: Sequence[str]) -> tuple[dict[str, torch.Tensor], str]:
+    folder.mkdir()
+    argv = [str(WORKERS), "weights", str(HERE / words[0]), *words[1:]]
+    code, output = warm.call(folder, "tests.frameworks.gloo", argv, ENVIRONMENT, 120, PRELOADED)
+    assert code == 0, output[-4000:]
+    return load_file(folder / "weights"), output
+
+
+def final_loss(output: str) -> float:
+    """Of a script, over all data."""
+    return float(re.findall(r"^final loss (\S+)$", output, re.MULTILINE)[0])
+
+
+def assert_equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], tolerance: float = TOLERANCE) -> None:
+    assert found
+    for key, value in found.items():
+        assert torch.allclose(value, wanted[key], rtol=tolerance, atol=tolerance), f"{key}: {float((value - wanted[key]).abs().max()):.3g}"
+
+
+AS_DDP = {
+    "trainer": ["trainer.py"],
+    "trainer, accumulating": ["trainer.py", "optim=sgd", "lr=0.5", "accumulate=3"],
+    "trainer, without clipping": ["trainer.py", "optim=sgd", "lr=0.5", "clip=0"],
+    "accelerate, attached before prepare": ["accelerated.py", "attach=before"],
+    "accelerate, attached after prepare": ["accelerated.py", "attach=after"],
+    "accelerate, accumulating": ["accelerated.py", "attach=after", "accumulate=4"],
+    "lightning": ["lit.py"],
+    "lightning, accumulating": ["lit.py", "accumulate=4"],
+    "lightning, bfloat16": ["lit.py", "precision=bf16-mixed"],
+}
+LOOSE = {"lightning, bfloat16": 1e-3, "trainer": 1e-2}
+"""Adam makes steps of noise where a gradient is 0 but for rounding, as that of the keys' bias is."""
+
+
+@pytest.mark.parametrize("case", AS_DDP)
+def test_a_job_trains_as_ddp_does(tmp_path: Path, case: str) -> None:
+    words = AS_DDP[case]
+    run = Run(tmp_path / "job", words)
+    found = run.weights()
+    alone = ["strategy=ddp", "rank=RANK"] if words[0] == "lit.py" else []
+    wanted, output = with_ddp(tmp_path / "ddp", [*(word for word in words if not word.startswith("attach=")), *alone])
+    assert_equal(found, wanted, LOOSE.get(case, TOLERANCE))
+    assert final_loss(run.output) == pytest.approx(final_loss(output), abs=1e-3 if "bfloat16" in case else 1e-5)
+    assert "same data" not in run.output
+
+
+KILLS = {
+    "a worker of the trainer": (["trainer.py", "order=random", "dropout=0.2"], ["kill:worker-1@step=13"]),
+    "rank 0 of the trainer": (["trainer.py", "order=random", "dropout=0.2", "logger=tensorboard"], ["kill:worker-0@step=13"]),
+    "a shard of the trainer, accumulating": (["trainer.py", "order=random", "dropout=0.2", "accumulate=3"], ["kill:ps-1@step=5"]),
+    "rank 0 of lightning": (["lit.py", "order=random", "dropout=0.2", "logger=yes"], ["kill:worker-0@step=14"]),
+    "a shard of lightning, validating": (["lit.py", "order=random", "dropout=0.2", "accumulate=2", "validate=0.5"], ["kill:ps-0@step=9"]),
+    "a shard of accelerate": (["accelerated.py", "attach=before", "order=random", "dropout=0.2", "accumulate=4"], ["kill:ps-1@step=5"]),
+    "a worker of accelerate": (["accelerated.py", "attach=after", "order=random", "dropout=0.2"], ["kill:worker-1@step=14"]),
+}
+
+
+@pytest.mark.parametrize("case", KILLS)
+def test_the_bits_are_the_same_after_a_kill(tmp_path: Path, case: str) -> None:
+    words, faults = KILLS[case]
+    undisturbed = Run(tmp_path / "whole", words)
+    killed = Run(tmp_path / "killed", words, faults, {"checkpoint": {"interval": "1h", "everySteps": 4}})
+    assert undisturbed.code == 0 and killed.code == 0, killed.output[-4000:]
+    assert killed.summary["restarts"], killed.output[-4000:]
+    assert killed.summary["steps"] == undisturbed.summary["steps"]
+    assert killed.summary["weights_sha256"] == undisturbed.summary["weights_sha256"]
+    for name, value in undisturbed.summary["metrics"].items():
+        if "runtime" not in name and "second" not in name:
+            assert killed.summary["metrics"][name] == pytest.approx(value, abs=1e-6), name
+    last = [line for line in killed.output.splitlines() if line.startswith(("steps", "epoch"))][-1]
+    for logs in ("lightning_logs", "out/runs"):
+        runs = list((tmp_path / "killed").glob(f"{logs}/*"))
+        assert len(runs) == ("logger=yes" in words and logs == "lightning_logs") + ("logger=tensorboard" in words and logs == "out/runs")
+    assert last in undisturbed.output, "the framework's own counts are those of a run without a kill"
+
+
+UNEVEN = {"trainer": ("trainer.py", 2), "lightning": ("lit.py", 3), "accelerate": ("accelerated.py", 3)}
+"""Script, and its epochs."""
+
+
+@pytest.mark.parametrize("case", UNEVEN)
+def test_all_workers_make_the_same_steps_of_uneven_data(tmp_path: Path, case: str) -> None:
+    """11 batches: 6 rounds for two workers, of which one has no batch in the last. Steps of two batches: 3 an epoch."""
+    script, epochs = UNEVEN[case]
+    words = [script, "count=21", "accumulate=2", "order=random", "dropout=0.2", *(["attach=after"] if case == "accelerate" else [])]
+    run = Run(tmp_path / "job", words)
+    assert run.code == 0, run.output[-4000:]
+    assert run.summary["steps"] == 3 * epochs
+    killed = Run(tmp_path / "killed", words, ["kill:worker-1@step=4"], {"checkpoint": {"interval": "1h", "everySteps": 1}})
+    assert killed.summary["weights_sha256"] == run.summary["weights_sha256"], killed.output[-4000:]
+
+
+def test_metrics_of_the_frameworks_are_the_jobs(tmp_path: Path) -> None:
+    trainer = Run(tmp_path / "trainer", ["trainer.py", "save=epoch"])
+    assert {"loss", "lr", "epoch", "eval_loss", "grad_norm", "train_loss"} <= trainer.summary["metrics"].keys(), trainer.output[-3000:]
+    lit = Run(tmp_path / "lit", ["lit.py", "save=yes"])
+    assert {"loss", "lr", "epoch", "train_loss", "val_loss"} <= lit.summary["metrics"].keys(), lit.output[-3000:]
+    # Their own checkpoints are written once, by rank 0.
+    assert sorted(path.name for path in (tmp_path / "trainer" / "out").iterdir()) == ["checkpoint-10", "checkpoint-20"]
+    assert (tmp_path / "trainer" / "out" / "checkpoint-20" / "model.safetensors").is_file()
+    assert len(list((tmp_path / "lit").glob("checkpoints/*.ckpt"))) == 1
+
+
+def test_a_script_changes_three_lines_at_most() -> None:
+    for script in HERE.glob("*.py"):
+        ours = [line for line in script.read_text().splitlines() if re.search(r"psjob|\bps\.|PSCallback|\bstrategy=strategy", line)]
+        alternatives = sum("ps.attach" in line for line in ours) - 1  # the script of Accelerate has two, of which one runs
+        assert len([line for line in ours if not line.startswith('"""')]) - max(0, alternatives) <= 3, script.name
+
+
+ROOT = HERE.parents[2]
+
+
+@pytest.mark.parametrize("page", ["transformers", "lightning", "accelerate"])
+def test_the_script_of_a_page_runs_in_a_job_and_alone(tmp_path: Path, page: str) -> None:
+    (script,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(re.findall(r"# new$", script, re.MULTILINE)) <= 3
+    (tmp_path / "train.py").write_text(script)
+    in_job = Run(tmp_path / "job", [str(tmp_path / "train.py")])
+    assert in_job.code == 0, in_job.output[-4000:]
+    assert in_job.summary["steps"] > 5
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    code, output = warm.call(folder, "tests.frameworks.alone", [str(tmp_path / "train.py")], ENVIRONMENT, 120, PRELOADED)
+    assert code == 0, output[-4000:]
+
+
+REFUSED = {
+    "trainer_resumes": "Trainer.train(resume_from_checkpoint=...) in a job",
+    "trainer_late_callback": "PSCallback came after the Trainer was made",
+    "trainer_finds_batch_size": "TrainingArguments(auto_find_batch_size=...) in a job",
+    "lit_two_optimizers": "configure_optimizers gave 2 optimizers, and PSStrategy attaches one",
+    "lit_resumes": "Trainer.fit(ckpt_path=...) in a job",
+    "accelerate_loads": "load_state_dict after attach",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_framework_cannot_do_in_a_job_is_refused(tmp_path: Path, name: str) -> None:
+    run = Run(tmp_path / "job", [f"refused/{name}.py"])
+    assert run.code != 0
+    assert REFUSED[name] in run.output, run.output[-4000:]
+    assert "Traceback" not in run.output, run.output[-4000:]
+
+
+@pytest.mark.parametrize("name", ["trainer_by_hand", "lit_by_hand"])
+def test_a_loop_without_the_integration_is_told_of_its_data(tmp_path: Path, name: str) -> None:
+    run = Run(tmp_path / "job", [f"unsliced/{name}.py"])
+    assert run.code == 0, run.output[-4000:]
+    assert "does not use psjob.shard" in run.output and "went to several workers" in run.output, run.output[-4000:]
+
+
+@pytest.mark.parametrize("package", ["transformers", "lightning", "accelerate"])
+def test_without_the_package_one_sentence_says_how_to_get_it(tmp_path: Path, package: str) -> None:
+    blocked = f"import sys; sys.modules[{package!r}] = None; import psjob.integrations.{package}"
+    answer = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, cwd=tmp_path)
+    assert answer.returncode != 0
+    last = answer.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: psjob.integrations.{package} needs the package {package}") and f"pip install {package}" in last
+
+
+def test_psjob_imports_none_of_them(tmp_path: Path) -> None:
+    script = "import sys, psjob as ps; ps.attach, ps.shard; print({'transformers', 'lightning', 'accelerate'} & sys.modules.keys())"
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert answer.stdout.strip() == "set()", answer.stderr
+
+
+@pytest.mark.parametrize("module", ["transformers", "lightning", "accelerate"])
+def test_the_examples_of_docstrings_run(tmp_path: Path, module: str) -> None:
+    script = (
+        f"import doctest, psjob.integrations.{module} as m\nfailed, tried = doctest.testmod(m)\nassert not failed\nprint('tried', tried)"
+    )
+    (tmp_path / "examples.py").write_text(script)
+    code, output = warm.call(tmp_path, "tests.frameworks.alone", [str(tmp_path / "examples.py")], ENVIRONMENT, 60, PRELOADED)
+    assert code == 0 and ("tried" in output), output[-3000:]
