@@ -58,6 +58,21 @@ def wish(desk: Desk, mode: ServedMode) -> None:
     desk.coordination.feed(events.ModeWished(mode))
 
 
+def test_a_request_in_the_config_asks_for_one_checkpoint(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    clerks = desk.begun()
+    cuts = desk.c.cutting.cuts
+    desk.coordination.feed(events.ModeWished(Sync()))
+    assert not cuts.requested
+    desk.coordination.feed(events.ModeWished(Sync(), request=7))
+    assert cuts.requested
+    cut(desk, clerks, [1, 1])
+    desk.coordination.feed(events.ModeWished(Sync(), request=7))
+    assert not cuts.requested, "it has been met"
+    desk.coordination.feed(events.ModeWished(None, "no mode of that name", request=8))
+    assert cuts.requested
+
+
 def test_all_go_over_at_a_checkpoint(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     clerks = desk.begun()

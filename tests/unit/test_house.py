@@ -52,12 +52,15 @@ def test_operator_has_its_rooms(room: str) -> None:
     assert (OPERATOR / room / "__init__.py").is_file()
 
 
-@pytest.mark.parametrize("room", ["cli", "local", "compare", "topology"])
+@pytest.mark.parametrize("room", ["cli", "local", "jobs", "sdk", "compare", "topology"])
 def test_client_has_its_rooms(room: str) -> None:
     assert (CLIENT / room / "__init__.py").is_file()
 
 
-ROOMS = "api embeddings protocol worker shard wire layout resume modes rules tables codecs checkpoint process contract collectives simulate"
+ROOMS = (
+    "api embeddings protocol worker shard wire layout resume modes rules tables codecs checkpoint process contract collectives simulate "
+    "integrations"
+)
 
 
 @pytest.mark.parametrize("room", ROOMS.split())

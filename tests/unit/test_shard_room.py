@@ -39,6 +39,14 @@ def test_other_modes_hold_what_is_on_its_way() -> None:
     assert room_problem(4000, Sync(), 1 << 40, 0) is None
 
 
+def test_a_norm_of_the_whole_gradient_needs_room() -> None:
+    assert room_problem(8, Sync(), 100 * MIB, 800 * MIB, clips=True) is None
+    said = room_problem(8, Sync(), 100 * MIB, 800 * MIB - 1, clips=True)
+    assert said is not None and said.startswith(
+        "to clip by the norm of the whole gradient, a shard holds a whole push of each of 8 workers"
+    )
+
+
 def test_a_job_without_room_is_refused_when_it_begins(tmp_path: Path) -> None:
     desk = Desk(tmp_path, mode="softsync")
     said: list[str] = []

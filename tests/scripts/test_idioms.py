@@ -1,0 +1,97 @@
+"""Scripts as people have them: under psjob they compute what they compute under torch.distributed, or are refused with a remedy.
+
+Each script of `idioms/` runs with two workers and two shards, and in two processes that sum with gloo. Parameters must be equal within
+a tolerance.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests import warm
+
+HERE = Path(__file__).parent / "idioms"
+WORKERS, SHARDS = 2, 2
+LOOSE: dict[str, float] = {}
+"""Tolerances, where 1e-5 is too little, by script."""
+REFUSED: dict[str, tuple[str, str]] = {
+    "lbfgs": ("LBFGS evaluates the loss several times", "mlp"),
+    "two_models_unnamed": ("give each model a name, such as attach(model, optimizer, name='generator')", "gan"),
+}
+"""By script: words of the sentence, and the script of its remedy."""
+SCRIPTS = sorted(path.stem for path in HERE.glob("*.py"))
+
+
+def cases() -> list[str]:
+    """Scripts, and with a line `# arguments: …` one case for each: `name word`."""
+    found = []
+    for name in SCRIPTS:
+        lines = re.findall(r"^# arguments: (.+)$", (HERE / f"{name}.py").read_text(), re.MULTILINE)
+        found += [f"{name} {word}" for line in lines for word in line.split()] or [name]
+    return [case for case in found if case not in REFUSED]
+
+
+def command_of(case: str) -> list[str]:
+    name, *words = case.split()
+    return [str(HERE / f"{name}.py"), *words]
+
+
+def manifest(folder: Path, case: str) -> Path:
+    command = ["python", *command_of(case)]
+    spec = {
+        "training": {"mode": "sync", "seed": 0},
+        "ps": {"shards": SHARDS},
+        "workers": {"replicas": WORKERS, "template": {"spec": {"containers": [{"name": "worker", "image": "none", "command": command}]}}},
+        "checkpoint": {"interval": "1h"},
+    }
+    path = folder / "job.yaml"
+    job = {"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": "job"}, "spec": spec}
+    path.write_text(json.dumps(job))
+    return path
+
+
+def trained(folder: Path, case: str) -> tuple[int, str, dict[str, torch.Tensor]]:
+    """Under psjob: exit code, output, final weights."""
+    folder.mkdir()
+    code, output = warm.run(folder, ["run", str(manifest(folder, case)), "--no-progress"])
+    finals = list(folder.glob(".psjob/*/final.safetensors"))
+    return code, output, load_file(finals[0]) if finals else {}
+
+
+def expected(folder: Path, case: str) -> dict[str, torch.Tensor]:
+    folder.mkdir()
+    code, output = warm.call(folder, "tests.scripts.ddp", [str(WORKERS), "weights", *command_of(case)], None, 120)
+    assert code == 0, output[-4000:]
+    return load_file(folder / "weights")
+
+
+@pytest.mark.parametrize("case", cases())
+def test_a_script_computes_what_it_computes_with_ddp(tmp_path: Path, case: str) -> None:
+    code, output, found = trained(tmp_path / "psjob", case)
+    assert code == 0, output[-4000:]
+    wanted = expected(tmp_path / "ddp", case)
+    assert found
+    tolerance = LOOSE.get(case, LOOSE.get(case.split()[0], 1e-5))
+    for key, value in found.items():
+        there = wanted[key if key in wanted else f"0.{key}"]
+        assert torch.allclose(value, there, rtol=tolerance, atol=tolerance), f"{key} differs by {float((value - there).abs().max()):.3g}"
+
+
+@pytest.mark.parametrize("case", sorted(REFUSED))
+def test_what_cannot_be_right_is_refused_and_its_remedy_works(tmp_path: Path, case: str) -> None:
+    words, remedy = REFUSED[case]
+    code, output, _ = trained(tmp_path / "psjob", case)
+    assert code != 0 and words in output, output[-4000:]
+    assert "Traceback" not in output
+    assert remedy in cases(), "the remedy is a script that is tested"
+
+
+def test_the_scripts_are_short() -> None:
+    long = {name: count for name in SCRIPTS if (count := len((HERE / f"{name}.py").read_text().splitlines())) > 40}
+    assert not long

@@ -1,0 +1,96 @@
+"""The commands as a user meets them: help, examples that the commands take, completion, one kind of error."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from psjob_client.cli.main import cli
+from psjob_client.cli.where import Where, plain
+from psjob_client.local.errors import BadInput
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = typer.main.get_command(cli)
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    """Every command that does something, with its words."""
+    children = getattr(command, "commands", {})
+    return [leaf for name, child in children.items() for leaf in leaves(child, (*path, name))] if children else [(path, command)]
+
+
+def examples() -> list[list[str]]:
+    """Every psjob command line of docs/cli.md and docs/python.md, without pipes and redirections."""
+    found = []
+    for page in ("cli.md", "python.md"):
+        for block in re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL):
+            for part in re.split(r"[|>;\n]|&&", block):
+                words = shlex.split(part.strip(), comments=True) if part.count("'") % 2 == 0 else []
+                words = words[1:] if words[:1] == ["kubectl"] else words
+                if words[:1] == ["psjob"]:
+                    found.append(words[1:])
+    return found
+
+
+@pytest.mark.parametrize("path", [" ".join(path) for path, _ in leaves(COMMAND)])
+def test_each_command_has_a_sentence_and_an_example(path: str) -> None:
+    command = {" ".join(words): one for words, one in leaves(COMMAND)}[path]
+    assert command.help and command.help.strip().endswith((".", "ways."))
+    assert "psjob" in (command.epilog or ""), "help ends with an example"
+
+
+@pytest.mark.parametrize("words", examples(), ids=" ".join)
+def test_each_example_on_the_pages_is_taken(words: list[str]) -> None:
+    command: Any = COMMAND
+    context = typer.Context(COMMAND, info_name="psjob")
+    while words and hasattr(command, "commands"):
+        assert words[0] in command.commands, words
+        command, words = command.commands[words[0]], words[1:]
+    command.make_context(command.name, list(words), parent=context, resilient_parsing=True)
+
+
+def test_a_name_is_taken_as_kubectl_prints_it() -> None:
+    assert plain("pstrainingjob.psjob.dev/digits") == plain("digits") == "digits"
+    for bad in ("", "--yes", "a/"):
+        with pytest.raises(BadInput, match="is no name of a job"):
+            plain(bad)
+
+
+def test_which_jobs_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["psjob"])
+    assert Where(local=True).says_local and Where(folder=tmp_path).says_local and not Where().says_local
+    assert Where(namespace="n").says_cluster and Where(kubeconfig=tmp_path).says_cluster and not Where().says_cluster
+    with pytest.raises(BadInput, match="use one of the two"):
+        Where(local=True, context="c")
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/kubectl-psjob"])
+    assert Where().says_cluster and not Where(local=True).says_cluster
+
+
+def test_names_of_runs_complete(tmp_path: Path) -> None:
+    for name in ("digits-1-a", "lda-1-b"):
+        folder = tmp_path / ".psjob" / name
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(f'{{"job": "{name.split("-")[0]}", "created": 1}}')
+    env = {
+        "_PSJOB_COMPLETE": "complete_bash",
+        "COMP_WORDS": "psjob get di",
+        "COMP_CWORD": "2",
+        "KUBECONFIG": str(tmp_path / "none"),
+        "PATH": "/usr/bin:/bin",
+    }
+    program = Path(sys.executable).parent / "psjob"
+    done = subprocess.run([program], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert set(done.stdout.split()) == {"digits", "digits-1-a"}, done.stderr
+
+
+def test_an_unknown_option_is_one_sentence() -> None:
+    done = CliRunner().invoke(cli, ["list", "--no-such"])
+    assert done.exit_code == 2 and "No such option" in done.output and "Traceback" not in done.output

@@ -1,0 +1,206 @@
+"""What the doctor says of a machine and of a cluster: each line from both sides."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from psjob_client.cli import main
+from psjob_client.cli.render import documents
+from psjob_client.doctor.cluster import Claim, ClusterFacts, Limit, Node, Operator, Quota, StorageClass, judge_cluster
+from psjob_client.doctor.findings import Finding
+from psjob_client.doctor.fitting import judge_fit, pods_of
+from psjob_client.doctor.machine import GIB, MIB, Disk, MachineFacts, judge_machine
+from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.api.validate import validate_job
+from tests.unit.api_manifest import GOOD, changed
+
+WELL = MachineFacts(
+    python=(3, 11, 7),
+    client="0.1.0",
+    runtime="0.1.0",
+    torch="2.15.0",
+    cores=8,
+    memory=16 * GIB,
+    shm=8 * GIB,
+    files=20_000,
+    ports=28_000,
+    loopback="",
+    runs=Disk("/home/me", 50 * GIB, True),
+    cache=Disk("/home/me/.cache", 50 * GIB, True),
+)
+WORKER = "spec.workers.template.spec.containers.0"
+SIZES = {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"nvidia.com/gpu": 1}}
+RIGHTS = {("pstrainingjobs", "create"): True, ("pstrainingjobs", "get"): True, ("pods/log", "get"): True}
+FINE = ClusterFacts(
+    server="https://example.com",
+    namespace="team-a",
+    client="0.1.0",
+    version="v1.37.2",
+    namespace_there=True,
+    served=True,
+    operators=(Operator("psjob-system", "psjob", 1, "0.1.0"),),
+    rights=RIGHTS,
+    classes=(StorageClass("standard", "nfs.example.com", True),),
+    quotas=(),
+    limits=(),
+    nodes=tuple(Node(f"n{i}", True, {"cpu": "8", "memory": "32Gi", "pods": "110", "nvidia.com/gpu": "4"}) for i in range(2)),
+    pull_secrets=("regcred",),
+    claims={},
+)
+
+
+def job(**change: Any) -> PSTrainingJob:
+    made, problems = validate_job(
+        changed(GOOD, {f"{WORKER}.resources": SIZES, **{key.replace("__", "."): value for key, value in change.items()}})
+    )
+    assert made is not None, problems
+    return made
+
+
+def line(findings: list[Finding], about: str) -> Finding:
+    """The worst of the lines about it."""
+    there = [finding for finding in findings if finding.about == about]
+    assert there, [finding.about for finding in findings]
+    return max(there, key=lambda finding: ("ok", "warning", "problem").index(finding.level))
+
+
+def test_a_good_machine_and_a_good_cluster_have_nothing_but_ok() -> None:
+    small = changed(GOOD, {})
+    made, _ = validate_job(small)
+    assert {finding.level for finding in judge_machine(WELL, made)} == {"ok"}
+    assert {finding.level for finding in judge_cluster(FINE)} == {"ok"}
+    wanted = job()
+    assert {finding.level for finding in judge_fit(FINE, wanted, pods_of(wanted, documents(wanted)))} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("change", "about", "level", "words"),
+    [
+        ({"python": (3, 9, 1)}, "python", "problem", "3.9.1 3.11"),
+        ({"runtime": None}, "psjob", "problem", "pip install psjob"),
+        ({"runtime": "0.0.9"}, "psjob", "problem", "0.0.9 psjob==0.1.0"),
+        ({"torch": None}, "torch", "problem", "pip install torch"),
+        ({"memory": 300 * MIB}, "memory", "problem", "300 MiB 700 MiB"),
+        ({"memory": None}, "memory", "warning", "unknown"),
+        ({"shm": 1 * MIB}, "/dev/shm", "warning", "1 MiB 64 MiB --shm-size"),
+        ({"shm": None}, "/dev/shm", "warning", "transport: tcp"),
+        ({"files": 256}, "open files", "warning", "256 1024 ulimit"),
+        ({"loopback": "Cannot assign requested address"}, "ports", "problem", "lo up"),
+        ({"runs": Disk("/x", 5 * MIB, True)}, "run folder", "problem", "5 MiB /x 100 MiB"),
+        ({"runs": Disk("/x", 1 * GIB, True)}, "run folder", "warning", "1 GiB 2 GiB"),
+        ({"runs": Disk("/x", 9 * GIB, False)}, "run folder", "problem", "cannot be written"),
+        ({"cache": Disk("/x", 5 * MIB, True)}, "cache", "warning", "XDG_CACHE_HOME"),
+        ({"gpus": (), "driver": "does not answer"}, "GPU", "warning", "nvidia-smi"),
+        ({"gpus": ("H200",), "driver": "580", "cuda_usable": False, "torch_cuda": None}, "torch on GPU", "warning", "without CUDA"),
+        ({"gpus": ("H200",), "driver": "580", "cuda_usable": False, "torch_cuda": "13.0"}, "torch on GPU", "warning", "13.0 driver"),
+        ({"gpus": ("H200",), "driver": "580", "cuda_usable": True, "torch_cuda": "13.0"}, "torch on GPU", "ok", "13.0"),
+        ({"cores": 0.25}, "job: cores", "warning", "5 processes 0.25 replicas=2"),
+        ({"memory": 1 * GIB}, "job: memory", "problem", "1.71 GiB 1 GiB"),
+        ({"files": 130}, "job: open files", "problem", "133 130"),
+        ({"ports": 3}, "job: ports", "problem", "4 3"),
+        ({}, "job: GPU", "warning", "none here"),
+    ],
+)
+def test_machine(change: dict[str, Any], about: str, level: str, words: str) -> None:
+    found = line(judge_machine(dataclasses.replace(WELL, **change), job(spec__workers__replicas=3)), about)
+    text = f"{found.figure} {found.limit} {found.remedy}"
+    assert found.level == level and all(word in text for word in words.split()), found
+    assert level == "ok" or found.remedy
+
+
+@pytest.mark.parametrize(
+    ("change", "about", "level", "words"),
+    [
+        ({"unreachable": "no answer in 10 s"}, "API server", "problem", "no answer kubeconfig"),
+        ({"namespace_there": False}, "namespace", "problem", "team-a create"),
+        ({"served": False}, "CRD", "problem", "psjob crd"),
+        ({"absent_fields": tuple(f"spec.f{i}" for i in range(9))}, "CRD", "warning", "spec.f0 3 more upgrade"),
+        ({"operators": None}, "operator", "warning", "seen"),
+        ({"operators": ()}, "operator", "problem", "helm install"),
+        ({"operators": (Operator("ns", "op", 0, "0.1.0"),)}, "operator", "problem", "ns/op describe"),
+        ({"operators": (Operator("ns", "op", 1, "0.0.9"),)}, "operator", "warning", "0.0.9 0.1.0"),
+        ({"rights": {**RIGHTS, ("pstrainingjobs", "create"): False}}, "rights: pstrainingjobs", "problem", "create Role"),
+        ({"rights": {**RIGHTS, ("pods/log", "get"): False}}, "rights: pods/log", "warning", "get Role"),
+        ({"classes": None}, "storage", "warning", "seen"),
+        ({"classes": (StorageClass("a", "b", False),)}, "storage", "warning", "a claim"),
+        ({"nodes": None}, "nodes", "warning", "seen"),
+        ({"nodes": (Node("a", False, {}),)}, "nodes", "problem", "none is ready"),
+        ({"pull_secrets": ()}, "image pull", "ok", "imagePullSecrets"),
+    ],
+)
+def test_cluster(change: dict[str, Any], about: str, level: str, words: str) -> None:
+    found = line(judge_cluster(dataclasses.replace(FINE, **change)), about)
+    text = f"{found.figure} {found.limit} {found.remedy}"
+    assert found.level == level and all(word in text for word in words.split()), found
+    assert level == "ok" or found.remedy
+
+
+def quota(resource: str, hard: str, used: str = "0") -> dict[str, Any]:
+    return {"quotas": (Quota("q", resource, hard, used),)}
+
+
+@pytest.mark.parametrize(
+    ("change", "spec", "about", "level", "words"),
+    [
+        ({"nodes": (Node("a", True, {"cpu": "1", "memory": "64Gi"}),)}, {}, "job: worker pods", "problem", "2 cpu 1"),
+        ({"nodes": (Node("a", True, {"cpu": "9", "memory": "64Gi"}),)}, {}, "job: worker pods", "problem", "nvidia.com/gpu 0"),
+        ({"nodes": FINE.nodes[:1]}, {"spec__workers__replicas": 5}, "job: worker pods", "problem", "5 4 nodes"),
+        ({"nodes": FINE.nodes[:1]}, {"spec__workers__replicas": 4}, "job: worker pods", "ok", "4"),
+        (quota("requests.cpu", "4"), {"spec__workers__replicas": 2}, "job: quota q", "problem", "5 4"),
+        (quota("requests.cpu", "5"), {"spec__workers__replicas": 2}, "job: quota q", "ok", "5"),
+        (quota("requests.cpu", "5", "500m"), {"spec__workers__replicas": 2}, "job: quota q", "problem", "4.5"),
+        (quota("pods", "3"), {"spec__workers__replicas": 2}, "job: quota q", "problem", "pods 4 3"),
+        (quota("count/pods", "4"), {"spec__workers__replicas": 2}, "job: quota q", "ok", "4"),
+        (quota("requests.nvidia.com/gpu", "1"), {"spec__workers__replicas": 2}, "job: quota q", "problem", "2 1"),
+        (quota("limits.memory", "99Gi"), {}, "job: quota q", "problem", "limits.memory add"),
+        ({"limits": (Limit("l", "max", "memory", "2Gi"),)}, {}, "job: limit range l", "problem", "worker 4Gi max"),
+        ({"limits": (Limit("l", "min", "cpu", "3"),)}, {}, "job: limit range l", "problem", "0.5 min 3"),
+        ({"classes": ()}, {}, "job: checkpoints", "problem", "wait claim"),
+        (
+            {"classes": (StorageClass("gp3", "ebs.csi.aws.com", True),)}, {"spec__checkpoint": {"accessMode": "ReadWriteMany"}},
+            "job: checkpoints", "problem", "ebs.csi.aws.com ReadWriteMany",
+        ),
+        ({"classes": (StorageClass("gp3", "ebs.csi.aws.com", True),)}, {}, "job: checkpoints", "ok", "10Gi gp3"),
+        ({}, {"spec__checkpoint": {"volume": {"claim": "mine"}}}, "job: checkpoints", "problem", "mine not there"),
+        (
+            {"claims": {"mine": Claim(("ReadWriteOnce",), "Bound", False)}}, {"spec__checkpoint": {"volume": {"claim": "mine"}}},
+            "job: checkpoints", "ok", "mine Bound",
+        ),
+        ({"claims": {"digits-checkpoints": Claim(("ReadWriteOnce",), "Bound", False)}}, {}, "job: checkpoints", "problem", "not psjob's"),
+        ({"claims": {"digits-checkpoints": Claim(("ReadWriteOnce",), "Lost", True)}}, {}, "job: checkpoints", "problem", "Lost"),
+        (
+            {"claims": {"digits-checkpoints": Claim(("ReadWriteOnce",), "Bound", True)}},
+            {"spec__checkpoint": {"accessMode": "ReadWriteMany"}}, "job: checkpoints", "problem", "ReadWriteOnce ReadWriteMany",
+        ),
+        ({}, {"spec__checkpoint": {"disabled": True}}, "job: checkpoints", "warning", "lost shard"),
+        ({"pull_secrets": ()}, {f"{WORKER}.image": "registry.example.com/a:1"}, "job: image", "warning", "docker-registry"),
+        ({"refused": (("manifest", "denied by policy x"),)}, {}, "job: manifest", "problem", "policy x"),
+    ],
+)  # fmt: skip
+def test_whether_a_job_fits(change: dict[str, Any], spec: dict[str, Any], about: str, level: str, words: str) -> None:
+    wanted = job(**spec)
+    found = line(judge_fit(dataclasses.replace(FINE, **change), wanted, pods_of(wanted, documents(wanted))), about)
+    text = f"{found.figure} {found.limit} {found.remedy}"
+    assert found.level == level and all(word in text for word in words.split()), found
+
+
+def test_the_command_looks_at_this_machine_and_at_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(changed(GOOD, {f"{WORKER}.command": ["no-such-program"]})))
+    done = CliRunner().invoke(main.cli, ["doctor", "job.yaml", "-o", "json"])
+    told = json.loads(done.stdout)
+    assert done.exit_code == 1 and told["problem"] is True
+    (command,) = [row for row in told["findings"] if row["about"] == "job: command"]
+    assert "no-such-program" in command["figure"]
+    assert {"python", "psjob", "torch", "cores", "memory", "/dev/shm", "open files", "ports", "run folder", "cache", "GPU"} <= {
+        row["about"] for row in told["findings"]
+    }
+    done = CliRunner().invoke(main.cli, ["doctor", "--kubeconfig", str(tmp_path / "none")])
+    assert done.exit_code == 1 and done.stdout.startswith("PROBLEM  API server") and "1 problem, 0 warnings" in done.stdout

@@ -1,0 +1,251 @@
+"""What people see of a job, from the files of a run and from the objects of a cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psjob_client.cli import rows
+from psjob_client.jobs import clustered, recorded, series
+from psjob_client.jobs.html import job_html
+from psjob_client.jobs.problems import no_such_job
+from psjob_client.jobs.recorded import RunFiles
+from psjob_client.jobs.view import HistoryView, JobView
+from psjob_client.local.sampling import Samples
+from psjob_client.local.words import amount, span
+
+TOLD = {
+    "step": 40, "rate": 10.0, "eta": 6.0, "loss": "nan", "totalSteps": 100, "metrics": {"acc": 0.5, "bad": "nan"}, "mode": "bounded:3",
+    "workers": [
+        {"rank": 0, "clock": 42, "state": "joined", "start": 1, "rewinds": 1, "idle": 0.25},
+        {"rank": 1, "clock": 40, "state": "absent"},
+    ],
+    "checkpoint": {"step": 30, "view": 2, "time": 990.0, "bytes": 2048, "path": "x", "final": False},
+    "lag": {"count": 4, "sum": 8.0, "max": 3.0, "buckets": [[1, 2], [4, 4]]},
+    "diverged": "the loss is nan", "checkpointProblem": "disk full",
+}  # fmt: skip
+SHARD = {"index": 0, "attempt": 2, "counters": {"pushes": 7, "applied": 6}, "memory": {"rssBytes": 1 << 20}, "problem": None}
+STORY: list[dict[str, Any]] = [
+    {"time": 900, "what": "phase", "phase": "Pending"},
+    {"time": 901, "what": "start", "name": "j-ps-0-a1", "role": "shard", "index": 0, "number": 1, "at": 901},
+    {"time": 902, "what": "start", "name": "j-worker-0-r1", "role": "worker", "index": 0, "number": 1, "at": 902},
+    {"time": 903, "what": "serving", "name": "j-ps-0-a1"},
+    {"time": 904, "what": "phase", "phase": "Running"},
+    {"time": 910, "what": "end", "name": "j-ps-0-a1", "code": 137, "signal": 9, "problem": "", "asked": False},
+    {"time": 911, "what": "start", "name": "j-ps-0-a2", "role": "shard", "index": 0, "number": 2, "at": 911},
+]
+STATUS = {"phase": "Running", "shards": [{"index": 0, "attempt": 2, "state": "Serving"}], "restarts": {"total": 1, "causes": {"Signal": 1}}}
+
+
+def files(**change: Any) -> RunFiles:
+    made: dict[str, Any] = {
+        "id": "j-1", "place": "/x/.psjob/j-1", "alive": True, "made": 890.0, "run": {"job": "j", "run": "j-1", "created": 899.0},
+        "status": STATUS, "live": {"time": 999.0, "coordinator": TOLD, "shards": [SHARD]},
+        "config": {"job": "j", "mode": "bounded"}, "story": STORY,
+    }  # fmt: skip
+    return RunFiles(**{**made, **change})
+
+
+def test_a_running_run() -> None:
+    job = recorded.job_view(files())
+    assert (job.id, job.name, job.where, job.phase, job.mode, job.fresh, job.active) == (
+        "j-1",
+        "j",
+        "local",
+        "Running",
+        "bounded:3",
+        True,
+        True,
+    )
+    assert job.progress.step == 40 and job.progress.total == 100 and job.progress.loss is None and job.progress.metrics == {"acc": 0.5}
+    (shard,) = job.shards
+    assert (shard.attempt, shard.restarts, shard.pushes, shard.memory_bytes, shard.name) == (2, 1, 7, 1 << 20, "j-ps-0-a2")
+    first, second = job.workers
+    assert (first.state, first.clock, first.behind, first.idle, first.rewinds) == ("Running", 42, 0, 0.25, 1)
+    assert (second.state, second.behind) == ("Waiting", 2)
+    assert job.lag is not None and (job.lag.mean, job.lag.max) == (2.0, 3.0)
+    assert job.warnings == ("the loss is nan",) and job.problems == ("disk full",)
+    assert job.checkpoint is not None and job.checkpoint.age(1000.0) == 10.0
+    assert JobView.model_validate(json.loads(json.dumps(job.to_manifest()))) == job, "its JSON is whole"
+
+
+def test_a_run_that_was_killed_has_failed_and_can_be_resumed() -> None:
+    job = recorded.job_view(files(alive=False))
+    assert job.phase == "Failed" and job.reason == "Killed" and "psjob resume j-1" in job.message
+    assert {one.state for one in (*job.shards, *job.workers)} == {"Ended"}
+
+
+@pytest.mark.parametrize("result", ["Complete", "Failed", "Suspended"])
+def test_a_run_that_has_ended(result: str) -> None:
+    run = {"job": "j", "created": 899.0, "ended": 950.0, "result": result, "failure": "ScriptFailed: boom" if result == "Failed" else None}
+    job = recorded.job_view(files(alive=False, run=run))
+    assert job.phase == result and job.seconds(2000.0) == 51.0 and not job.active
+    assert (job.reason, job.message) == (("ScriptFailed", "boom") if result == "Failed" else ("", ""))
+
+
+@pytest.mark.parametrize("broken", [{"status": {"phase": 3}}, {"live": {}, "status": {}}, {"story": (), "config": {}, "run": {}}])
+def test_a_folder_that_is_damaged_or_of_an_older_psjob_is_still_shown(broken: dict[str, Any]) -> None:
+    assert recorded.job_view(files(**broken)).id == "j-1"
+
+
+def test_the_timeline_has_a_span_a_phase_and_a_process() -> None:
+    spans = recorded.timeline(STORY, until=920.0)
+    assert [(one.lane, one.state, one.number, one.begin, one.end) for one in spans] == [
+        ("job", "Pending", 0, 900, 904),
+        ("job", "Running", 0, 904, None),
+        ("shard 0", "Starting", 1, 901, 903),
+        ("shard 0", "Failed", 1, 903, 910),
+        ("shard 0", "Starting", 2, 911, 920.0),
+        ("worker 0", "Running", 1, 902, 920.0),
+    ]
+    assert recorded.timeline(STORY, until=None)[-1].end is None
+
+
+def test_events_are_what_is_news() -> None:
+    assert [(one.reason, one.about) for one in recorded.events(STORY)] == [("Ended", "j-ps-0-a1"), ("Started", "j-ps-0-a2")]
+
+
+def pod(role: str, index: int, number: int, **status: Any) -> dict[str, Any]:
+    labels = {"psjob.dev/role": role, "psjob.dev/index": str(index), "psjob.dev/number": str(number)}
+    name = f"j-{'ps' if role == 'shard' else 'worker'}-{index}-{'a' if role == 'shard' else 'r'}{number}"
+    owner = [{"controller": True, "uid": "u"}]
+    metadata = {"name": name, "uid": name, "labels": labels, "ownerReferences": owner, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {"metadata": metadata, "spec": {"containers": [{"name": role}], "nodeName": "n1"}, "status": {"phase": "Running", **status}}
+
+
+def ended(role: str, code: int) -> list[dict[str, Any]]:
+    return [{"name": role, "state": {"terminated": {"exitCode": code, "reason": "Error", "finishedAt": "2026-01-01T00:01:00Z"}}}]
+
+
+RAW = {
+    "apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob",
+    "metadata": {
+        "name": "j", "namespace": "n", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z", "managedFields": [1],
+        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "mine": "x"},
+    },
+    "spec": {"training": {"mode": "sync"}, "ps": {"shards": 1}},
+    "status": {
+        "phase": "Running", "run": "u", "shards": [{"index": 0, "attempt": 2, "state": "Serving", "pod": "j-ps-0-a2"}],
+        "workers": {"problems": [{"index": 1, "reason": "ImagePullBackOff", "message": "no such image"}]},
+        "progress": {"step": 9, "loss": 0.5, "rate": 2.0, "time": "2026-01-01T00:01:00Z"},
+        "conditions": [
+            {"type": "Ready", "status": "True", "reason": "Running", "message": "all run", "lastTransitionTime": "2026-01-01T00:00:10Z"},
+        ],
+    },
+}  # fmt: skip
+
+
+def test_a_job_of_a_cluster_without_and_with_what_its_shards_say() -> None:
+    pods = clustered.processes([pod("shard", 0, 2), pod("worker", 0, 1), pod("worker", 0, 2, containerStatuses=ended("worker", 3))], "u")
+    job = clustered.job_view(RAW, "kind", pods)
+    assert (job.place, job.phase, job.reason, job.fresh, job.progress.step, job.progress.metrics) == (
+        "kind/n",
+        "Running",
+        "Running",
+        False,
+        9,
+        {"loss": 0.5},
+    )
+    assert job.shards[0].restarts == 1 and job.shards[0].node == "n1"
+    assert [(one.index, one.state, one.restarts) for one in job.workers] == [(0, "Failed", 1), (1, "Pending", 0)]
+    assert "exit code 3" in (job.workers[0].problem or "") and job.workers[1].problem == "ImagePullBackOff: no such image"
+    assert job.problems == ("worker 1: ImagePullBackOff: no such image",)
+    live = clustered.job_view(RAW, "kind", pods, {0: {"coordinator": TOLD, **SHARD}}, now=1000.0)
+    assert (
+        live.fresh and live.progress.step == 40 and live.mode == "bounded:3" and live.shards[0].pushes == 7 and live.progress.time == 1000.0
+    )
+
+
+def test_the_manifest_of_a_job_is_what_its_author_wrote() -> None:
+    made = clustered.manifest_of(RAW)
+    assert made["metadata"] == {"name": "j", "namespace": "n", "annotations": {"mine": "x"}} and set(made) == {
+        "apiVersion",
+        "kind",
+        "metadata",
+        "spec",
+    }
+
+
+def test_the_timeline_of_a_cluster() -> None:
+    raw = [pod("shard", 0, 1, containerStatuses=ended("shard", 0)), pod("worker", 0, 1, conditions=[{"type": "Ready", "status": "True"}])]
+    pods = clustered.processes(raw, "u")
+    spans = clustered.timeline(clustered.job_view(RAW, "kind", pods), pods, RAW, clustered.finished(raw))
+    assert [(one.lane, one.state) for one in spans] == [
+        ("job", "Pending"),
+        ("job", "Running"),
+        ("shard 0", "Succeeded"),
+        ("worker 0", "Running"),
+    ]
+    assert spans[2].end == spans[2].begin + 60
+
+
+def test_events_of_both_apis_in_their_order() -> None:
+    raw = [
+        {
+            "lastTimestamp": "2026-01-01T00:00:05Z",
+            "involvedObject": {"kind": "Pod", "name": "p"},
+            "reason": "B",
+            "type": "Warning",
+            "count": 3,
+        },
+        {"eventTime": "2026-01-01T00:00:01.5Z", "regarding": {"kind": "PSTrainingJob", "name": "j"}, "reason": "A", "note": "x\ny"},
+    ]
+    first, second = clustered.events(raw)
+    assert (first.reason, first.about, first.message) == ("A", "", "x y") and (second.about, second.count, second.type) == (
+        "p",
+        3,
+        "Warning",
+    )
+
+
+def test_series_skip_what_is_no_number_and_no_news() -> None:
+    lines = [
+        {"time": 1, "step": 1, "rate": None, "metrics": {"loss": 2.0, "acc": 0.1}},
+        {"time": 2, "step": 1, "rate": 5.0, "metrics": {"loss": 2.0}},
+        {"time": 3, "step": 2, "rate": 6.0, "metrics": {"loss": float("nan"), "acc": 0.2}},
+        {"step": 3},
+    ]
+    history = series.history(lines)
+    assert [(one.name, one.steps, one.values) for one in history.series] == [
+        ("loss", (1,), (2.0,)), ("rate", (1, 2), (5.0, 6.0)), ("acc", (1, 2), (0.1, 0.2)),
+    ]  # fmt: skip
+
+
+def test_a_file_of_samples_stays_small_and_keeps_the_ends(tmp_path: Path) -> None:
+    samples = Samples(tmp_path / "h", most=64, least=0.0)
+    for step in range(1000):
+        samples.take({"step": step, "rate": 1.0, "metrics": {"loss": 1.0 / (step + 1)}}, float(step))
+    lines = (tmp_path / "h").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert 16 <= len(lines) <= 64 and steps == sorted(steps) and steps[-1] > 900
+
+
+def test_html_is_escaped_and_names_its_curve() -> None:
+    history = HistoryView.model_validate({"series": [{"name": "loss", "times": [1, 2], "steps": [1, 9], "values": [2.0, 1.0]}]})
+    job = recorded.job_view(files()).model_copy(update={"id": "<b>&", "warnings": ("<script>",)})
+    text = job_html(job, history, now=1000.0)
+    assert "<script>" not in text and "&lt;b&gt;&amp;" in text and 'aria-label="loss 2 to 1, steps 1 to 9"' in text
+    assert "<polyline" not in job_html(job, HistoryView(), now=1000.0)
+
+
+def test_rows_are_as_wide_as_their_heads() -> None:
+    job = recorded.job_view(files())
+    assert len(rows.job(job, 1000.0)) == len(rows.JOBS) and len(rows.job(job, 1000.0, wide=True)) == len(rows.WIDE)
+    assert {len(row) for row in rows.processes(job)} == {len(rows.PROCESSES)}
+    assert dict(rows.facts(job, 1000.0))["checkpoint"] == "step 30, 10 s ago, 2 KiB"
+    assert rows.curve([1.0] * 100) == rows.BARS[0] * 20 or len(rows.curve([1.0] * 100)) <= rows.CURVE
+    assert rows.curve([0.0, 1.0]) == "▁█"
+    assert rows.short("j-worker-0-r1", "j") == "worker-0"
+
+
+def test_spans_and_sizes_are_read_by_people() -> None:
+    assert [span(value) for value in (None, 5, 65, 3700, 90_000)] == ["", "5 s", "1 min 5 s", "1 h 1 min", "1 d 1 h"]
+    assert [amount(value) for value in (None, 12, 1536, 5 << 30)] == ["", "12 B", "1.5 KiB", "5 GiB"]
+
+
+def test_near_names_are_suggested() -> None:
+    assert "did you mean digits?" in str(no_such_job("digit", "here", ["digits", "lda"], "psjob list"))
+    assert "`psjob list` shows" in str(no_such_job("zzz", "here", ["digits"], "psjob list"))

@@ -1,0 +1,44 @@
+"""What shard 0 keeps of a job's numbers over time: bounded, in order, from the beginning to now."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psjob import contract
+from psjob.protocol.coordinator.past import MOST, MOST_NAMES, Past
+from psjob.protocol.coordinator.progress import JobProgress
+
+
+@given(st.integers(1, 3000), st.floats(0.01, 10.0))
+def test_it_spans_all_of_the_time_in_a_bounded_list(steps: int, seconds: float) -> None:
+    past = Past(most=16)
+    for step in range(steps):
+        past.note(step, {"loss": 1.0}, None, 1000.0 + step * seconds)
+    told = past.told()
+    times = [entry["time"] for entry in told]
+    assert 1 <= len(told) < 16 and times == sorted(times)
+    spacing = max((after - before for before, after in pairwise(times)), default=0.0)
+    whole = (steps - 1) * seconds
+    assert spacing <= max(2 * whole / 4, 2 * seconds, 2.0), "no hole"
+    assert whole - (times[-1] - 1000.0) <= max(whole / 2, seconds, 1.0), "the newest is near the end"
+
+
+def test_its_answer_fits_what_is_read() -> None:
+    past = Past()
+    names = {f"{number:064d}": -1.2345678901234567e-300 for number in range(2 * MOST_NAMES)}
+    for step in range(MOST - 1):
+        past.note(10**12 + step, names, -1.2345678901234567e-300, 1.8e9 + 2 * step + 0.123456)
+    assert len(past.told()) == MOST - 1
+    assert len(json.dumps({"entries": past.told()})) < contract.STATUS_BYTES
+
+
+def test_progress_keeps_what_was_reported() -> None:
+    progress = JobProgress()
+    for step in range(1, 5):
+        progress.report(0, {"loss": 1.0 / step})
+        progress.passed(step, 1000.0 + 2 * step)
+    assert [(entry["step"], entry["metrics"]["loss"]) for entry in progress.past.told()] == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]

@@ -1,0 +1,167 @@
+"""A function or a script as text: what travels runs alone and does the same; what cannot travel is refused with a remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psjob_client.jobs.problems import JobProblem
+from psjob_client.local.command import worker_command
+from psjob_client.sdk import building
+from psjob_client.sdk.shipping import LARGEST, CannotShip, script_of
+
+SETTING = 3
+
+
+def helper() -> int:
+    return 1
+
+
+def plain(a: int, b: str = "x") -> None:
+    print(json.dumps([a, b, os.path.basename("/y/z"), Path("p").name]))
+
+
+def asks_for_a_global() -> int:
+    return SETTING
+
+
+def calls_a_neighbour() -> int:
+    return helper()
+
+
+def nested() -> None:
+    def inner(value: int) -> int:
+        return value + len([one + 1 for one in range(value)])
+
+    class Own:
+        pass
+
+    print(inner(2), Own.__name__, "$(HOME) $$ $HOME", __name__)
+
+
+async def waits() -> None:
+    return None
+
+
+def closure() -> Callable[[], int]:
+    around = 3
+
+    def of_it() -> int:
+        return around
+
+    return of_it
+
+
+def ran(script: str, folder: Path) -> str:
+    (folder / "alone.py").write_text(script)
+    done = subprocess.run([sys.executable, "-I", "alone.py"], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_a_function_runs_alone_with_its_modules_and_arguments(tmp_path: Path) -> None:
+    script = script_of(plain, {"a": 5, "b": 'it\'s "q"\n'})
+    assert "import json\n" in script and "from pathlib import Path\n" in script
+    assert json.loads(ran(script, tmp_path)) == [5, 'it\'s "q"\n', "z", "p"]
+    assert ran(script_of(nested), tmp_path) == "4 Own $(HOME) $$ $HOME __main__"
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "said"),
+    [
+        (lambda: 1, {}, "a lambda cannot be trained"),
+        (closure(), {}, "uses around of the function around it"),
+        (asks_for_a_global, {}, "asks_for_a_global needs SETTING"),
+        (calls_a_neighbour, {}, "calls_a_neighbour needs helper"),
+        (waits, {}, "is a coroutine or generator"),
+        (Path("x").exists, {}, "is no plain function"),
+        (print, {}, "is no plain function"),
+        (plain, {"c": 1}, "do not fit plain"),
+        (plain, {}, "do not fit plain"),
+        (plain, {"a": {1, 2}}, "args: must be JSON"),
+        (plain, {"a": float("nan")}, "args: must be JSON"),
+        (plain, {"a": {1: 2}}, "comes back as another one"),
+    ],
+)
+def test_what_cannot_travel_is_refused_with_a_remedy(function: Any, args: dict[str, Any], said: str) -> None:
+    with pytest.raises(CannotShip) as told:
+        script_of(function, args)
+    assert said in str(told.value) and "\n" not in str(told.value)
+
+
+def test_a_file_travels_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("print('ü')\n", encoding="utf-8")
+    assert script_of(file) == "print('ü')\n"
+    with pytest.raises(CannotShip, match="args: are for a function"):
+        script_of(str(file), {"a": 1})
+    with pytest.raises(CannotShip, match="cannot be read"):
+        script_of(tmp_path / "none.py")
+    file.write_text("#" * (LARGEST + 1))
+    with pytest.raises(CannotShip, match=f"at most {LARGEST}"):
+        script_of(file)
+
+
+def test_the_manifest_runs_the_text_as_a_file_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "import sys, helper\nprint(helper.ONE, sys.argv[1:], __file__.endswith('.py'), '$(HOME)', '$$', sys.orig_argv[1:] == [__file__])\n"
+    )
+    (tmp_path / "helper.py").write_text("ONE = 1\n")
+    made = building.build(file, packages=["pytest>=1"], env={"N": 1})
+    command = worker_command(building.job_of(made), tmp_path)
+    done = subprocess.run(
+        command.argv, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **command.env, "TMPDIR": str(tmp_path)}
+    )
+    assert done.stdout == "1 [] True $(HOME) $$ True\n", done.stderr
+    assert len(list(tmp_path.glob("psjob-scripts-*/train-*.py"))) == 1
+
+
+def test_what_pip_cannot_install_is_said(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    command = worker_command(building.job_of(building.build(tmp_path / "train.py", packages=["pytest<1"])), tmp_path)
+    env = {**os.environ, "PIP_NO_INDEX": "1", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command.argv, cwd=tmp_path, capture_output=True, text=True, env=env)
+    assert done.returncode == 1 and done.stderr.strip().splitlines()[-1].startswith("packages: pip could not install pytest<1")
+
+
+def test_the_manifest_has_what_was_asked_for(tmp_path: Path) -> None:
+    over = {"training": {"maxGradNorm": 1.0}, "checkpoint": {"everySteps": 5}}
+    made = building.build(["python", "train.py"], name="n", workers=3, shards=2, mode="sync", resources={"gpu": 2}, spec=over)
+    spec = made["spec"]
+    assert (
+        spec["training"] == {"mode": "sync", "maxGradNorm": 1.0} and spec["ps"] == {"shards": 2} and spec["checkpoint"] == {"everySteps": 5}
+    )
+    container = spec["workers"]["template"]["spec"]["containers"][0]
+    assert container["command"] == ["python", "train.py"] and container["resources"]["requests"] == {"nvidia.com/gpu": "2"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"workers": 0}, "spec.workers.replicas: Invalid value: 0"),
+        ({"mode": "fast"}, "spec.training.mode"),
+        ({"name": "Ü"}, "metadata.name"),
+        ({"packages": "numpy"}, "packages: 'numpy' is one text"),
+        ({"spec": {"colour": 1}}, "spec.colour"),
+    ],
+)
+def test_bad_values_name_their_field(tmp_path: Path, words: dict[str, Any], said: str) -> None:
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(JobProblem) as told:
+        building.build(tmp_path / "train.py", **words)
+    assert said in str(told.value)
+
+
+def test_a_name_is_made_from_what_is_trained() -> None:
+    assert building.named(plain, unique=False) == "plain"
+    assert building.named("My Train_v2.py", unique=False) == "my-train-v2"
+    assert building.named(["torchrun", "a/b/fit.py"], unique=False) == "fit"
+    assert building.named("2.py", unique=False) == "job-2"
+    assert len(building.named("x" * 100 + ".py")) <= 40 and building.named(plain) != building.named(plain)
