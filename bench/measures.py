@@ -45,6 +45,9 @@ def ours(*words: str) -> Program:
 DENSE = ("--what", "dense")
 FOUR = ("--workers", "4")
 TWO = ("--workers", "2")
+TWO_BY_TWO = (*TWO, "--shards", "2")
+HALVED = ("--set", "maxGradNorm=2500", "--factor", "0.5")
+"""The norm of a gradient of 25 million ones is 5,000."""
 SHARED = ("--set", 'transport="auto"')
 LONE = (*SHARED, "--set", "streams=2")
 """A lone worker's blocks are updated on one core for each of its streams."""
@@ -148,6 +151,14 @@ MEASURES: Sequence[Against | Alone] = (
         "credit", "4 workers push at once, a block at a time: what the least share of a shard's memory costs",
         ours(*FOUR, "--set", f"gradientBytes={16 << 20}"),
         ((Program("psjob with 32 MiB a worker", "psjob_ps.py", FOUR), 0.0),),
+    ),
+    Against(
+        "clip", "2 workers, 2 shards, sync, TCP, 100 MB: with maxGradNorm, a factor of 0.5", ours(*TWO_BY_TWO, *HALVED),
+        ((Program("psjob without maxGradNorm", "psjob_ps.py", TWO_BY_TWO), 1 / 1.05),),
+    ),
+    Against(
+        "clip-shared", "the same with shared memory", ours(*TWO_BY_TWO, *HALVED, *SHARED),
+        ((Program("psjob without maxGradNorm", "psjob_ps.py", (*TWO_BY_TWO, *SHARED)), 1 / 1.05),),
     ),
     Alone("memory", "100 MB, SGD, 1 worker, 1 shard: memory beyond what the work itself holds", Program("psjob", "memory_ps.py")),
     Alone("memory-adam", "the same with Adam", Program("psjob", "memory_ps.py", ("--optimizer", "adam"))),

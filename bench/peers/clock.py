@@ -24,6 +24,7 @@ WORDS = (
     ("--shards", int, 1, "processes that hold the parameters"),
     ("--seconds", float, 2.0, "how long is measured"),
     ("--optimizer", str, "sgd", "sgd or adam"),
+    ("--factor", float, 1.0, "psjob: what maxGradNorm multiplies the gradient by"),
     ("--what", str, "", "which of several ways, where a program has them"),
 )
 

@@ -27,7 +27,8 @@ def work(words: argparse.Namespace) -> None:
     found = clock.cycles(optimizer.step, words.seconds) if words.workers == 1 else clock.rounds(optimizer.step)
     job.check_road()
     if words.optimizer == "sgd":
-        clock.check((float(parameter[at].detach()) for parameter in attached.parameters() for at in (0, -1)), clock.moved(found))
+        wanted = words.factor * clock.moved(found)
+        clock.check((float(parameter[at].detach()) for parameter in attached.parameters() for at in (0, -1)), wanted)
     clock.answer(found)
 
 
