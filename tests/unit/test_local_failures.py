@@ -21,12 +21,12 @@ def ended(name: str, code: int, role: str = "worker", deleting: float | None = N
     return ChildProcess(name, role, index, 1, Raw(7, code), 0.0, ended=1.0, deleting=deleting)  # type: ignore[arg-type]
 
 
-def verdict(*seen: tuple[str, int, int, str]) -> str | None:
-    """Of (name, code, steps made, end of the log), in their order."""
+def verdict(*seen: tuple[str, int, int, str], heard: tuple[int, float | None] = (0, 2.0)) -> str | None:
+    """Of (name, code, steps made, end of the log), in their order; all end at 1.0. `heard`: steps, and when."""
     failures = Failures()
     for name, code, made, tail in seen:
         failures.note(ended(name, code), made, tail)
-    return failures.verdict
+    return failures.verdict(*heard, now=2.5)
 
 
 def test_an_error_before_the_first_step_ends_the_job_at_once() -> None:
@@ -34,6 +34,12 @@ def test_an_error_before_the_first_step_ends_the_job_at_once() -> None:
         "ScriptFailed: worker-1 ended with exit code 1: ZeroDivisionError: division by zero (before the job's first step); "
         "mend the script and run it again"
     )
+
+
+@pytest.mark.parametrize(("heard", "over"), [((0, None), True), ((0, 2.0), True), ((0, 0.5), False), ((20, 2.0), False)])
+def test_steps_that_were_not_heard_of_yet_are_asked_for(heard: tuple[int, float | None], over: bool) -> None:
+    """A short job may train between two looks, and fail after it."""
+    assert (verdict(("worker-1", 5, 0, "gone"), heard=heard) is not None) == over
 
 
 def test_a_later_error_is_tried_once_more_and_the_first_one_is_shown() -> None:
@@ -65,4 +71,4 @@ def test_what_was_asked_to_end_is_no_failure() -> None:
     failures = Failures()
     failures.note(ended("worker-0", 1, deleting=1.0), 0, "KeyboardInterrupt")
     failures.note(ended("ps-0", 1, role="shard"), 0, "MemoryError")
-    assert failures.verdict is None
+    assert failures.verdict(0, None, 2.5) is None

@@ -9,6 +9,8 @@ from psjob_client.local.children import ChildProcess
 from psjob_operator.contract import EXIT_DONE, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY
 
 OURS = frozenset({EXIT_DONE, EXIT_RETRY, EXIT_FENCED, EXIT_REFUSED, EXIT_HUNG})
+UNHEARD = 1.0
+"""Seconds after a failure in which a job that has trained is heard of for the first time."""
 SIGNALS = 128
 """Exit codes from here on are signals'."""
 
@@ -24,6 +26,8 @@ class Failure:
     """Steps that the job had made by then, as last heard."""
     tail: str
     """The end of its log."""
+    at: float
+    """When it ended."""
 
     def __str__(self) -> str:
         last = self.tail.splitlines()[-1].strip() if self.tail else ""
@@ -41,13 +45,16 @@ class Failures:
         if child.role != "worker" or child.deleting is not None or child.problem or not child.code:
             return
         if child.code not in OURS and child.code < SIGNALS:
-            self.seen.append(Failure(child.name, child.index, child.code, made, tail))
+            self.seen.append(Failure(child.name, child.index, child.code, made, tail, child.ended or 0.0))
 
-    @property
-    def verdict(self) -> str | None:
-        """Why it is of no use to start the script once more: it failed before the job's first step, or twice at one step."""
+    def verdict(self, made: int, heard: float | None, now: float) -> str | None:
+        """Why it is of no use to start the script once more: it failed before the job's first step, or twice at one step.
+
+        `made`: steps of the job, as heard at `heard` (None: never). What was heard before a failure says nothing of its moment.
+        """
         first = next(iter(self.seen), None)
-        if first is not None and first.made == 0:
+        known = first is not None and (now > first.at + UNHEARD if heard is None else heard > first.at)
+        if first is not None and known and first.made == made == 0:
             return f"ScriptFailed: {first} (before the job's first step); mend the script and run it again"
         before: Mapping[int, Failure] = {}
         for failure in self.seen:
@@ -55,6 +62,7 @@ class Failures:
             if earlier is not None and failure.made <= earlier.made:
                 assert first is not None
                 again = "" if failure.tail == first.tail else f"; started again, {failure}"
-                return f"ScriptFailed: {first} (at step {first.made}){again}; the first error is the one to look at"
+                where = f"at step {first.made}" if first.made else "before the job's first step"
+                return f"ScriptFailed: {first} ({where}){again}; the first error is the one to look at"
             before = {**before, failure.index: failure}
         return None

@@ -71,7 +71,7 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Ground, tuple[Fault
         _writable(request.history)
     sites = sites or reserve(job.spec.ps.shards)
     folder = new_folder(job.metadata.name, Path.cwd(), request.run)
-    watch = Watch(float(job.spec.ps.shard_timeout_seconds))
+    watch = Watch(float(job.spec.ps.shard_timeout_seconds), began_at=0 if resume is None else None)
     story = Story(
         Display(job.metadata.name, progress=request.progress, unit="round" if job.spec.training.mode == "local" else "step"), folder
     )
@@ -119,7 +119,9 @@ async def _train(request: Request, ground: Ground, faults: tuple[Fault, ...], st
 
 
 def _verdict(ground: Ground, story: Story) -> str | None:
-    return ground.failures.verdict or never_attached(ground) or story.standing.verdict(ground.watch.coordinator, time.time())
+    now = time.time()
+    failed = ground.failures.verdict(ground.watch.made, ground.watch.progress_at, now)
+    return failed or never_attached(ground) or story.standing.verdict(ground.watch.coordinator, now)
 
 
 def _must_go_on(beside: list[asyncio.Task[None]]) -> None:

@@ -46,7 +46,7 @@ class Watch:
     """(view, step) of the committed checkpoints that were seen."""
     recoveries: list[Recovery] = field(default_factory=list)
     began_at: int | None = None
-    """The step at which this run began, as first heard."""
+    """The step at which this run began; of one that goes on from another run, as first heard."""
     _pulses: dict[str, Pulse] = field(default_factory=dict)
     _moved_at: float = 0.0
 
