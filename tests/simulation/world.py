@@ -9,11 +9,11 @@ from typing import Any
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.contract import EXIT_RETRY
-from psjob_operator.plan import naming, starts
+from psjob_operator.plan import naming
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.config import ConfigSource, cluster_config, digest
 from psjob_operator.plan.snapshot import Claim, Exit, Process
-from psjob_operator.plan.times import stamp
+from psjob_operator.plan.text import stamp, starts_text
 
 
 def make_spec(**overrides: Any) -> JobSpec:
@@ -146,7 +146,7 @@ class World:
             elif pod.role == "worker" and self.now >= pod.created + CONNECT_SECONDS:
                 self.end(pod.name, EXIT_RETRY)
             elif pod.role == "shard" and self.now >= self.goes_at.setdefault(pod.name, self.now + 60):
-                self.end(pod.name, 0, message=f'{{"met": "{starts.to_text(self.met)}"}}')
+                self.end(pod.name, 0, message=f'{{"met": "{starts_text(self.met)}"}}')
 
     def alive(self, pod: Process) -> bool:
         return pod.started is not None and pod.exit is None and not pod.node_lost and pod.phase == "Running"

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob_operator.cluster.kinds import JOBS, PODS, SERVICES, Listing
-from psjob_operator.cluster.pods import GONE_SECONDS, START_SECONDS, parse, unix
+from psjob_operator.cluster.pods import GONE_SECONDS, parse
 from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.store import JobStore
+from psjob_operator.plan.snapshot import SLOW_START_SECONDS
+from psjob_operator.plan.text import unix
 from psjob_operator.render.names import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
 
 AT = "2026-11-21T12:00:00Z"
@@ -93,7 +95,7 @@ def test_the_schedulers_words() -> None:
 
 def test_when_it_must_be_asked_for_its_events_or_its_node() -> None:
     scheduled = {"phase": "Pending", "conditions": [condition("PodScheduled")]}
-    assert view(**scheduled).unstarted_at() == unix(AT) + START_SECONDS
+    assert view(**scheduled).unstarted_at() == unix(AT) + SLOW_START_SECONDS
     assert view(conditions=[condition("PodScheduled")]).unstarted_at() is None
     going = pod(conditions=[condition("DisruptionTarget", reason="DeletionByTaintManager")])
     going["metadata"]["deletionTimestamp"] = AT

@@ -9,7 +9,7 @@ import pytest
 from psjob_operator.plan.actions import DeleteJob, DeleteProcess
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Objects, Process, Snapshot
-from psjob_operator.plan.times import stamp, unix
+from psjob_operator.plan.text import stamp, unix
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said, stands
 
 OVER = {

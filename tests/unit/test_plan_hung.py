@@ -9,8 +9,8 @@ import pytest
 
 from psjob_operator.contract import EXIT_HUNG
 from psjob_operator.plan.actions import DeleteProcess
-from psjob_operator.plan.hung import GRACE_SECONDS
 from psjob_operator.plan.plan import plan
+from psjob_operator.plan.processes import HUNG_GRACE
 from psjob_operator.plan.snapshot import Snapshot
 from tests.unit.plan_given import NOW, UID, ended, job, names, pod, running
 
@@ -26,7 +26,7 @@ def test_a_worker_that_is_named_is_ended_and_started_again_and_counted() -> None
     assert names(decided) == ["job-worker-1-r2"] and decided.intent
     assert decided.status.restarts.causes == {"Hung": 1} and decided.status.restarts.counted == 1
     (gone,) = [action for action in decided.actions if isinstance(action, DeleteProcess)]
-    assert (gone.name, gone.grace_seconds) == ("job-worker-1-r1", GRACE_SECONDS)
+    assert (gone.name, gone.grace_seconds) == ("job-worker-1-r1", HUNG_GRACE)
     assert "no step for 6 s" in decided.events[0].message
 
 

@@ -11,7 +11,7 @@ from psjob_operator.contract import EXIT_RETRY
 from psjob_operator.plan.actions import EnsureClaim, EnsureConfig, EnsureService
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Claim, Objects, Process, Refusal, Snapshot
-from psjob_operator.plan.times import stamp
+from psjob_operator.plan.text import stamp
 from tests.unit.plan_given import NOW, after, ended, job, names, pod, running, said, stands
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_FENCED, EXIT_REFUSED, EXIT_RETRY
+from psjob_operator.plan.fate import fate
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.restart import fate
 from psjob_operator.plan.snapshot import Exit
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said
 

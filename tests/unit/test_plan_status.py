@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob_operator.api.status import JobStatus
-from psjob_operator.plan import indexes, naming, starts
+from psjob_operator.plan import naming
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Exit, Process, Snapshot
-from psjob_operator.plan.times import stamp, unix
-from psjob_operator.plan.words import named, reason, short
+from psjob_operator.plan.text import index_set, index_text, named, reason, short, stamp, starts_map, starts_text, unix
 from tests.simulation.world import check_transition
 from tests.unit.plan_given import NOW, after, ended, job, names, pod, running, said, stands
 
@@ -286,23 +285,23 @@ def test_a_decision_is_monotone_and_repeated_changes_nothing(snapshot: Snapshot)
 
 @given(st.sets(st.integers(0, 300)))
 def test_indexes_go_round(which: set[int]) -> None:
-    assert indexes.to_set(indexes.to_text(which), 301) == which
+    assert index_set(index_text(which), 301) == which
 
 
 @pytest.mark.parametrize(
     ("text", "which"), [("", set()), ("0-2,5", {0, 1, 2, 5}), ("x,3", {3}), ("5-1,-2,1-", {1}), ("0-99999999999", set(range(9)))]
 )
 def test_indexes_are_read_leniently(text: str, which: set[int]) -> None:
-    assert indexes.to_set(text, 9) == which
+    assert index_set(text, 9) == which
 
 
 @given(st.dictionaries(st.integers(0, 50), st.integers(1, 4)))
 def test_pending_starts_go_round(which: dict[int, int]) -> None:
-    assert starts.to_map(starts.to_text(which), 51, 4) == which
+    assert starts_map(starts_text(which), 51, 4) == which
 
 
 def test_pending_starts_are_read_leniently() -> None:
-    assert starts.to_map("x 1 2: 0:1 3:0-1,9 9:0 2:1", 5, 4) == {0: 3, 1: 3}
+    assert starts_map("x 1 2: 0:1 3:0-1,9 9:0 2:1", 5, 4) == {0: 3, 1: 3}
 
 
 def test_names_go_round() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from psjob_client.jobs.told import coordinator_facts, shard_view, worker_view
 from psjob_client.jobs.view import CheckpointView, EventView, JobView, ShardView, SpanView, WorkerView
 from psjob_client.local.probe import part
 from psjob_operator.api.status import TERMINAL, JobStatus
+from psjob_operator.plan.text import unix
 
 KILLED = "psjob run was ended from outside; `psjob resume {run}` goes on from its last checkpoint"
 
@@ -56,7 +56,7 @@ def job_view(files: RunFiles) -> JobView:
         mode=mode,
         unit="round" if mode.startswith("local") else "step",
         created=_number(files.run.get("created")) or files.made,
-        started=_unix(status.start_time),
+        started=unix(status.start_time),
         shards=_shards(files, status, phase),
         workers=_workers(files, phase),
         shards_ready=(status.shards_ready or "") if files.alive else "",
@@ -240,10 +240,3 @@ def _lane(lane: str) -> tuple[int, int]:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _unix(text: str | None) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp() if text else None
-    except ValueError:
-        return None

@@ -56,6 +56,10 @@ class JobStatus(StatusModel):
     completion_time: str | None = None
     """When the job became Complete or Failed: runPolicy.ttlSecondsAfterFinished counts from here."""
 
+    def condition(self, kind: str) -> Condition | None:
+        """The condition of this type; None where it is not told."""
+        return next((condition for condition in self.conditions if condition.type == kind), None)
+
 
 class Condition(StatusModel):
     """One aspect of the job (metav1.Condition)."""

@@ -8,7 +8,8 @@ from typing import Any
 from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CORE_EVENTS, NODES
 from psjob_operator.cluster.memory import STRANGER_SECONDS, Answer, Memory
-from psjob_operator.cluster.pods import owner, unix
+from psjob_operator.cluster.pods import owner
+from psjob_operator.plan.text import unix
 from psjob_operator.render.names import LABEL_JOB
 
 _WORDS = 3

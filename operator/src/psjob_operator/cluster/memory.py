@@ -8,8 +8,6 @@ from typing import Any
 
 from psjob_operator.plan.snapshot import Refusal
 
-REFUSED_FIRST = 10.0
-REFUSED_MOST = 300.0
 FOREIGN_SECONDS = 2.0
 """A pod whose number another operator (or one before this) gave may still be made for so long; only then its absence is believed."""
 STRANGER_SECONDS = 10.0
@@ -80,4 +78,4 @@ class Memory:
     def due(self, name: str) -> float:
         """When this may be tried again; 0 where it was never refused."""
         known = self.refusals.get(name)
-        return 0.0 if known is None else known.at + min(REFUSED_MOST, REFUSED_FIRST * 2.0 ** min(known.tries - 1, 16))
+        return 0.0 if known is None else known.again_at

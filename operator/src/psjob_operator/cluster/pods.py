@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, cast
 
-from psjob_operator.plan.snapshot import Exit, Phase, Process, Role
+from psjob_operator.plan.snapshot import SLOW_START_SECONDS, Exit, Phase, Process, Role
+from psjob_operator.plan.text import unix
 from psjob_operator.render.names import LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
 
-START_SECONDS = 60.0
-"""A pod that is scheduled but has not started for so long gets its Events read."""
 GONE_SECONDS = 5.0
 """A pod whose deletionTimestamp has passed by so much should have been removed by its kubelet: its node is looked at."""
 _TAINTED = "DeletionByTaintManager"
@@ -30,11 +28,11 @@ class PodView:
     """It is being deleted because its node is not ready or out of reach."""
 
     def unstarted_at(self) -> float | None:
-        """When this pod will have been scheduled for START_SECONDS without starting; None where it has started or ended."""
+        """When this pod will have been scheduled for SLOW_START_SECONDS without starting; None where it has started or ended."""
         process = self.process
         if process.scheduled is None or process.started is not None or process.phase != "Pending" or process.deleting is not None:
             return None
-        return process.scheduled + START_SECONDS
+        return process.scheduled + SLOW_START_SECONDS
 
     def overdue_at(self) -> float | None:
         """When this pod, if it is still there, must be asked for its node; None while it is not being deleted."""
@@ -84,13 +82,6 @@ def parse(raw: Mapping[str, Any]) -> PodView | None:
     process = dataclasses.replace(process, waiting_reason=reason, waiting_message=message)
     tainted = (conditions.get("DisruptionTarget") or {}).get("reason") == _TAINTED
     return PodView(process=process, ip=status.get("podIP") or "", tainted=tainted)
-
-
-def unix(text: str | None) -> float | None:
-    """Unix time of an RFC 3339 text of the API server; None stays None."""
-    if not text:
-        return None
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC).timestamp()
 
 
 def owner(metadata: Mapping[str, Any]) -> str:

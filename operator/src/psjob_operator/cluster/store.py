@@ -14,6 +14,7 @@ from typing import Any
 from psjob_operator.cluster import pods
 from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, SERVICES, Listing, ResourceKind
 from psjob_operator.cluster.queue import Key
+from psjob_operator.plan.text import unix
 from psjob_operator.render.names import LABEL_DIGEST, LABEL_JOB
 
 _TOMBSTONES = 20_000
@@ -163,7 +164,7 @@ def _job(raw: Mapping[str, Any]) -> JobEntry:
         uid=metadata["uid"],
         generation=int(metadata.get("generation") or 0),
         resource_version=metadata["resourceVersion"],
-        created=pods.unix(metadata.get("creationTimestamp")) or 0.0,
+        created=unix(metadata.get("creationTimestamp")) or 0.0,
         deleting=bool(metadata.get("deletionTimestamp")),
         labels=dict(metadata.get("labels") or {}),
         spec=raw.get("spec") or {},
@@ -180,7 +181,7 @@ def _child(raw: Mapping[str, Any]) -> Child:
         digest=(metadata.get("labels") or {}).get(LABEL_DIGEST, ""),
         bound=(raw.get("status") or {}).get("phase") == "Bound",
         deleting=bool(metadata.get("deletionTimestamp")),
-        created=pods.unix(metadata.get("creationTimestamp")) or 0.0,
+        created=unix(metadata.get("creationTimestamp")) or 0.0,
     )
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from psjob_operator.api.status import Condition
-from psjob_operator.plan.times import stamp
-from psjob_operator.plan.words import short
+from psjob_operator.plan.text import short, stamp
 
 ORDER = ("Ready", "Reconciling", "Stalled", "Suspended", "Complete", "Failed", "CheckpointReady")
 
@@ -67,8 +66,3 @@ def conditions(said: Mapping[str, Say], before: tuple[Condition, ...], generatio
             )
         )
     return tuple(made)
-
-
-def find(kept: tuple[Condition, ...], kind: str) -> Condition | None:
-    """The condition of that type."""
-    return next((condition for condition in kept if condition.type == kind), None)

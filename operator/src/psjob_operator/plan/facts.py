@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from psjob_operator.api.status import TERMINAL, JobStatus
-from psjob_operator.plan import hung, indexes, naming, starts
-from psjob_operator.plan.restart import Fate, fate, read_message
+from psjob_operator.plan import fate, naming
+from psjob_operator.plan.fate import Fate, read_message
 from psjob_operator.plan.snapshot import Process, Refusal, Role, Snapshot
+from psjob_operator.plan.text import index_set, starts_map
 
 SUSPENDING = "Suspending"
 """Reason of Ready and Reconciling while processes end for a suspension."""
@@ -116,13 +117,24 @@ class Facts:
                 seats.append(Seat("worker", index, number or start, self._name("worker", index, number or start), there, Fate("done")))
             else:
                 seat = self._seat("worker", index, number or start, there)
-                seats.append(replace(seat, fate=hung.fate(self.hung[index][1])) if self.is_hung(seat) else seat)
+                seats.append(replace(seat, fate=fate.hung(self.hung[index][1])) if self.is_hung(seat) else seat)
         return tuple(seats)
 
     @cached_property
     def hung(self) -> Mapping[int, tuple[int, float]]:
-        """(start, seconds without a step) by rank, of the workers that others wait for in vain."""
-        return hung.named(self.coordinator, self.snapshot.spec.workers.step_timeout_seconds)
+        """(start, seconds without a step) by rank, of the workers that shard 0 names as hung; empty without workers.stepTimeoutSeconds.
+
+        A pod's word: it is believed of processes that run with the very start that it names.
+        """
+        asked = self.snapshot.spec.workers.step_timeout_seconds is not None
+        told = self.coordinator.get("hung") if asked else None
+        found = {}
+        for entry in told if isinstance(told, list) else ():
+            if isinstance(entry, Mapping):
+                rank, start, seconds = entry.get("rank"), entry.get("start"), entry.get("seconds")
+                if type(rank) is int and type(start) is int and isinstance(seconds, int | float) and not isinstance(seconds, bool):
+                    found[rank] = (start, float(seconds))
+        return found
 
     def is_hung(self, seat: Seat) -> bool:
         """Is this the process that shard 0 names?"""
@@ -132,7 +144,7 @@ class Facts:
     def pending_starts(self) -> dict[int, int]:
         """Start number of each worker that was given one and was not seen with it, when the status was written."""
         workers = self.stored.workers
-        return starts.to_map(workers.pending_starts, self.snapshot.spec.workers.replicas, workers.start)
+        return starts_map(workers.pending_starts, self.snapshot.spec.workers.replicas, workers.start)
 
     @cached_property
     def succeeded_before(self) -> frozenset[int]:
@@ -140,7 +152,28 @@ class Facts:
         if self.snapshot.spec.checkpoint.disabled and self.resuming:
             # Nothing was kept: training starts anew, with everyone.
             return frozenset()
-        return indexes.to_set(self.stored.workers.succeeded_indexes, self.snapshot.spec.workers.replicas)
+        return index_set(self.stored.workers.succeeded_indexes, self.snapshot.spec.workers.replicas)
+
+    @cached_property
+    def success_met(self) -> bool:
+        """The success policy is met: no worker is started again."""
+        if self.first_seen:
+            return False
+        workers = self.workers[:1] if self.snapshot.spec.run_policy.success_policy == "FirstWorker" else self.workers
+        return all(seat.fate.kind == "done" for seat in workers)
+
+    @cached_property
+    def shards_done(self) -> bool:
+        """Every shard has ended with exit code 0."""
+        return all(seat.fate.kind == "done" for seat in self.shards)
+
+    @cached_property
+    def too_late(self) -> tuple[Seat, ...]:
+        """Workers that look for shards that have ended well before they came: nobody is left to tell them that training is done."""
+        met = self.met_starts
+        if met is None or not self.shards_done:
+            return ()
+        return tuple(seat for seat in self.workers if seat.fate.kind == "running" and seat.number > met.get(seat.index, 0))
 
     @property
     def suspending(self) -> bool:
@@ -182,12 +215,12 @@ class Facts:
         """Start by rank of the workers that shard 0 had met when it ended; None where it does not say."""
         first = self.shards[0].process if self.shards else None
         met = None if first is None or first.exit is None else read_message(first.exit).get("met")
-        return starts.to_map(met, self.snapshot.spec.workers.replicas, self.stored.workers.start) if isinstance(met, str) else None
+        return starts_map(met, self.snapshot.spec.workers.replicas, self.stored.workers.start) if isinstance(met, str) else None
 
     def _seat(self, role: Role, index: int, number: int, there: Process | None) -> Seat:
         name = self._name(role, index, number)
         may_create = there is None and name in self.snapshot.granted
-        return Seat(role, index, number, name, there, fate(there), may_create, self._refusals.get(name))
+        return Seat(role, index, number, name, there, fate.fate(there), may_create, self._refusals.get(name))
 
     def _name(self, role: Role, index: int, number: int) -> str:
         return naming.process(self.snapshot.name, role, index, number)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from psjob_operator.api.status import JobStatus
-from psjob_operator.plan import attach, claim, cleanup, deadline, failure, finish, pull, stalled, success, suspend
+from psjob_operator.plan import endings, finish, holds, objects, processes
 from psjob_operator.plan.actions import Event, Plan
-from psjob_operator.plan.backoff import again_at
-from psjob_operator.plan.creating import create
 from psjob_operator.plan.facts import Facts
-from psjob_operator.plan.raising import Raising, decide, unchanged
-from psjob_operator.plan.report import recovering, report
+from psjob_operator.plan.progress import pull_at, pull_due
+from psjob_operator.plan.restarts import Raising, again_at, decide, unchanged
 from psjob_operator.plan.settle import settle
 from psjob_operator.plan.snapshot import Snapshot
-from psjob_operator.plan.trouble import slow_at, troubles
-from psjob_operator.plan.words import short
+from psjob_operator.plan.status import recovering, report
+from psjob_operator.plan.text import short
+from psjob_operator.plan.troubles import slow_at, troubles
 
 OURS = "psjob.dev/operator"
 
@@ -26,42 +25,42 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     if facts.finished:
         return finish.after(facts)
     if facts.snapshot.spec_problems and not facts.first_seen:
-        return stalled.plan(facts)
-    ending = failure.invalid(facts) or success.complete(facts)
-    if ending is None and suspend.wanted(facts):
-        return suspend.plan(facts)
+        return holds.stall(facts)
+    ending = endings.decided(facts)
+    if ending is None and holds.suspension_wanted(facts):
+        return holds.suspend(facts)
     afresh = facts.first_seen or facts.resuming
     if ending is None and not afresh:
-        ending = failure.fatal(facts) or attach.never_attached(facts) or deadline.passed(facts)
+        ending = endings.failed(facts)
     return finish.end(facts, ending) if ending else _run(facts, afresh)
 
 
 def _run(facts: Facts, afresh: bool) -> Plan:
     """Raises numbers where something is lost, creates what is missing, deletes what was replaced."""
     snapshot = facts.snapshot
-    blocked = claim.conflict(snapshot)
+    blocked = objects.conflict(snapshot)
     raising = unchanged(facts) if blocked else decide(facts, afresh)
     if raising.rests_on_absence and not snapshot.live:
         return Plan(status=snapshot.status or JobStatus(), intent=False, needs_live=True)
-    creating = create(facts, raising)
+    creating = processes.create(facts, raising)
     found = troubles(facts, raising, creating.conflicts)
     status, due = settle(facts, report(facts, raising, found, blocked))
     wakes = (
         due,
         creating.wake,
         min((again_at(facts, seat) for seat in raising.held), default=None),
-        deadline.due(facts, status.start_time),
+        endings.deadline(facts, status.start_time),
         slow_at(facts),
-        pull.wake_at(facts, status),
+        pull_at(facts, status),
     )
     return Plan(
         status=status,
         intent=bool(raising.raised) or facts.first_seen,
         grants=frozenset(raising.name(snapshot.name, seat) for seat in raising.raised),
-        actions=() if blocked else (*claim.ensure(snapshot), *cleanup.replaced(facts, raising), *creating.actions),
+        actions=() if blocked else (*objects.ensure(snapshot), *processes.replaced(facts, raising), *creating.actions),
         events=_events(facts, raising, status),
         wake_at=min((at for at in wakes if at is not None and at > facts.now), default=None),
-        want_progress=pull.due(facts, status),
+        want_progress=pull_due(facts, status),
     )
 
 

@@ -1,4 +1,4 @@
-"""What shard 0 tells of training, folded into status: parsed with suspicion, since it comes from a pod."""
+"""What shard 0 tells of training, and when it is asked. It comes from a pod, so nothing of it is believed unread."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from psjob_operator.api.status import CheckpointStatus, Progress
+from psjob_operator.api.status import CheckpointStatus, JobStatus, Progress
 from psjob_operator.plan.facts import Facts
-from psjob_operator.plan.times import stamp, unix
+from psjob_operator.plan.text import stamp, unix
 
 LARGEST = 2**53
+PROGRESS_SECONDS = 60.0
+RUNNING_SECONDS = 10.0
+"""After all came up: asked at once, shard 0 would tell of workers that just attach, and that would stand for a minute."""
+PENDING_SECONDS = 60.0
+"""A job of which a part never comes up may train without it."""
 
 
 def progress(facts: Facts) -> Progress | None:
@@ -71,3 +76,29 @@ def whole(told: Mapping[str, Any], key: str) -> int | None:
     """A whole number of what was told; None where it is none."""
     value = told.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST else None
+
+
+def pull_due(facts: Facts, status: JobStatus) -> bool:
+    """Shard 0 is worth asking now; how often is the ground's choice."""
+    since = _pull_from(facts, status)
+    return since is not None and since <= facts.now
+
+
+def pull_at(facts: Facts, status: JobStatus) -> float | None:
+    """Unix time of the next question; None while shard 0 does not serve."""
+    since = _pull_from(facts, status)
+    if since is None or since > facts.now:
+        return since
+    pulled = (facts.snapshot.progress_at or 0.0) + PROGRESS_SECONDS
+    return pulled if pulled > facts.now else facts.now + PROGRESS_SECONDS
+
+
+def _pull_from(facts: Facts, status: JobStatus) -> float | None:
+    first = facts.shards[0] if facts.shards else None
+    if first is None or first.fate.kind != "running" or not first.up:
+        return None
+    if status.phase == "Recovering" or facts.snapshot.spec.workers.step_timeout_seconds is not None:
+        return 0.0  # with a limit for steps it is asked again soon anyway
+    ready = status.condition("Ready")
+    since = unix(ready.last_transition_time) if ready else None
+    return (since or 0.0) + (RUNNING_SECONDS if status.phase == "Running" else PENDING_SECONDS)

@@ -6,13 +6,14 @@ from typing import Any
 
 from psjob_operator.api.status import JobStatus
 from psjob_operator.plan.facts import Facts
-from psjob_operator.plan.times import unix
+from psjob_operator.plan.text import unix
 
 COUNTERS_SECONDS = 10.0
 WORDS_SECONDS = 60.0
 PROGRESS_SECONDS = 60.0
 TOLD = ("CheckpointReady",)
 """Conditions that come from progress."""
+WAITING = "WaitingForMember"
 
 
 def settle(facts: Facts, fresh: JobStatus) -> tuple[JobStatus, float | None]:
@@ -77,9 +78,6 @@ def _told(status: JobStatus) -> Any:
     told = tuple((it.type, it.status, it.reason, it.message, it.observed_generation) for it in status.conditions if it.type in TOLD)
     waiting = tuple((it.reason, it.message) for it in status.conditions if it.type == "Ready" and it.reason == WAITING)
     return progress, status.checkpoint, told, waiting
-
-
-WAITING = "WaitingForMember"
 
 
 def _plain(status: JobStatus) -> list[Any]:

@@ -14,6 +14,10 @@ from psjob_operator.api.status import JobStatus
 
 Role = Literal["shard", "worker"]
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
+SLOW_START_SECONDS = 60.0
+"""A process that is scheduled but has not started for so long is slow: its Events are read, and shown."""
+REFUSED_FIRST, REFUSED_MOST = 10.0, 300.0
+"""Seconds until what the API server refused is tried again: after the first refusal, and at most."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Process:
     unschedulable: str = ""
     """The scheduler's own words while PodScheduled=False."""
     events: tuple[str, ...] = ()
-    """Words of this pod's warning Events, newest first, when it is scheduled but has not started in 60 s."""
+    """Words of this pod's warning Events, newest first, when its start is slow."""
     sidecar_crash: str = ""
     """Name and reason of a sidecar in CrashLoopBackOff."""
     unresponsive: bool = False
@@ -107,6 +111,11 @@ class Refusal:
     message: str
     at: float
     tries: int
+
+    @property
+    def again_at(self) -> float:
+        """Unix time of the next try: after 10 s, doubling up to 5 minutes."""
+        return self.at + min(REFUSED_FIRST * 2.0 ** min(max(self.tries, 1) - 1, 10), REFUSED_MOST)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 from psjob_operator.api.template import SERVING, TRAINED, container_of
 from psjob_operator.contract import DATA_PORT, HEALTH_PATH, STARTED_PATH, STATUS_PORT
 from psjob_operator.plan import naming
-from psjob_operator.plan.claim import makes_claim
 from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
+from psjob_operator.plan.objects import makes_claim
 from psjob_operator.render.merge import merge
 from psjob_operator.render.names import Document, shards_of
 from psjob_operator.render.security import container_security, pod_security

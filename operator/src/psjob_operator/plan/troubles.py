@@ -1,19 +1,17 @@
-"""Why a process does not run, in the words of the kubelet, the scheduler or the API server."""
+"""Why a process does not run, or failed, in the words of the kubelet, the scheduler, the API server or its log."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from psjob_operator.plan import times
-from psjob_operator.plan.backoff import again_at
-from psjob_operator.plan.creating import CONFLICT, refused
+from psjob_operator.api.template import SERVING, TRAINED, container_of
 from psjob_operator.plan.facts import Facts, Seat
-from psjob_operator.plan.raising import Raising
-from psjob_operator.plan.snapshot import Process
-from psjob_operator.plan.words import reason, short
+from psjob_operator.plan.processes import CONFLICT, refused
+from psjob_operator.plan.restarts import Raising, again_at
+from psjob_operator.plan.snapshot import SLOW_START_SECONDS, Process
+from psjob_operator.plan.text import reason, short, stamp
 
-SLOW_SECONDS = 60.0
-"""A process that is scheduled but has not started for so long shows its Events."""
 UNREMARKABLE = ("", "ContainerCreating", "PodInitializing")
 PULLING = ("ErrImagePull", "ImagePullBackOff")
 
@@ -36,7 +34,7 @@ def troubles(facts: Facts, raising: Raising, conflicts: tuple[str, ...]) -> tupl
 def slow_at(facts: Facts) -> float | None:
     """When the first process that is scheduled but has not started becomes slow; its Events are looked up then."""
     waiting = (seat.process for seat in facts.seats if seat.process is not None and seat.fate.kind == "waiting")
-    due = [pod.scheduled + SLOW_SECONDS for pod in waiting if pod.scheduled is not None]
+    due = [pod.scheduled + SLOW_START_SECONDS for pod in waiting if pod.scheduled is not None]
     return min((at for at in due if at > facts.now), default=None)
 
 
@@ -48,7 +46,7 @@ def _trouble(facts: Facts, seat: Seat, raising: Raising, conflicts: tuple[str, .
     if refusal is not None:
         return Trouble(seat, "NameConflict" if refusal.code == CONFLICT else "CreateRefused", refusal.message)
     if raising.is_held(seat):
-        return Trouble(seat, "BackOff", f"{seat.fate.message or seat.fate.cause}; starts again at {times.stamp(again_at(facts, seat))}")
+        return Trouble(seat, "BackOff", f"{seat.fate.message or seat.fate.cause}; starts again at {stamp(again_at(facts, seat))}")
     if raising.is_raised(seat) or seat.process is None:
         return None
     pod = seat.process
@@ -66,7 +64,7 @@ def _waiting(facts: Facts, seat: Seat, pod: Process) -> Trouble | None:
         return Trouble(seat, "ImagePullBackOff", _pull_words(facts, seat, pod))
     if pod.waiting_reason not in UNREMARKABLE:
         return Trouble(seat, reason(pod.waiting_reason), pod.waiting_message)
-    if pod.events and pod.scheduled is not None and facts.now - pod.scheduled >= SLOW_SECONDS:
+    if pod.events and pod.scheduled is not None and facts.now - pod.scheduled >= SLOW_START_SECONDS:
         first, _, rest = pod.events[0].partition(": ")
         return Trouble(seat, reason(first, "SlowStart"), rest or first) if rest else Trouble(seat, "SlowStart", first)
     return None
@@ -83,3 +81,21 @@ def _pull_words(facts: Facts, seat: Seat, pod: Process) -> str:
     if seat.role == "shard" and ready.startswith(f"{seat}: ") and short(pod.waiting_message) not in ready:
         return ready.removeprefix(f"{seat}: ")
     return pod.waiting_message
+
+
+def explain(facts: Facts, seat: Seat, failures: int) -> str:
+    """`container worker, memory limit 2Gi: exit code 137 (OOMKilled): …; failures: 2, spec.runPolicy.backoffLimit: 6`."""
+    container = _container(facts, seat)
+    name = container.get("name") or (SERVING if seat.role == "shard" else TRAINED)
+    memory = ((container.get("resources") or {}).get("limits") or {}).get("memory")
+    limit = f", memory limit {memory}" if memory and seat.fate.cause == "OOMKilled" else ""
+    backoff = facts.snapshot.spec.run_policy.backoff_limit
+    why = short(seat.fate.message or seat.fate.cause, 130)
+    return f"container {name}{limit}: {why}; failures: {failures}, spec.runPolicy.backoffLimit: {backoff}"
+
+
+def _container(facts: Facts, seat: Seat) -> dict[str, Any]:
+    spec = facts.snapshot.spec
+    if seat.role == "worker":
+        return container_of(spec.workers.template, TRAINED) or {}
+    return (container_of(spec.ps.template, SERVING) if spec.ps.template else None) or {}

@@ -1,51 +1,73 @@
-"""The status of a job that has not ended."""
+"""The status of a job, from what is known of it now."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from psjob_operator.api.status import JobStatus, Phase, ShardState, ShardStatus, WorkerProblem, WorkersStatus
-from psjob_operator.plan import claim, indexes, naming, starts, success
-from psjob_operator.plan.backoff import counted
-from psjob_operator.plan.conditions import Say, conditions, find, running, starting
-from psjob_operator.plan.explain import explain
+from psjob_operator.plan import naming, objects
+from psjob_operator.plan.conditions import Say, conditions, running, starting
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import checkpoint, progress, text
-from psjob_operator.plan.raising import Raising, restarts
-from psjob_operator.plan.times import stamp, unix
-from psjob_operator.plan.trouble import Trouble
-from psjob_operator.plan.words import count, named, short
+from psjob_operator.plan.restarts import Raising, counted, restarts
+from psjob_operator.plan.text import count, index_text, named, short, stamp, starts_text, unix
+from psjob_operator.plan.troubles import Trouble, explain
 
 PROBLEMS = 8
 ATTACH_SECONDS = 20.0
 """Whoever is waited for within this time after all came up is just starting."""
+KEPT = ("WaitingForMember", "LearningRateHigh", "NonFiniteGradients", "Diverged", "DataNotSharded")
+"""Reasons of a running job that hold while shard 0 is out of reach."""
 
 
 def report(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked: str = "") -> JobStatus:
-    """Everything that is known now. `blocked`: why nothing may be created, empty when that is not so."""
-    spec, stored = facts.snapshot.spec, facts.stored
+    """The status of a job that runs. `blocked`: why nothing may be created, empty when that is not so."""
     up = not raising.raised and not blocked and all(seat.up for seat in facts.shards)
-    up = up and (success.met(facts) or all(seat.up for seat in facts.workers))
+    up = up and (facts.success_met or all(seat.up for seat in facts.workers))
     phase = _phase(facts, raising, up)
-    said = _said(facts, raising, troubles, blocked, phase)
-    said |= checkpoint_said(facts)
-    begun = stored.start_time if stored.start_time and not raising.afresh else stamp(facts.now)
+    status = describe(facts, raising, phase, _said(facts, raising, troubles, blocked, phase), troubles)
+    return status.model_copy(update={"start_time": stamp(facts.now)}) if raising.afresh or not status.start_time else status
+
+
+def describe(facts: Facts, raising: Raising, phase: Phase, said: Mapping[str, Say], troubles: tuple[Trouble, ...] = ()) -> JobStatus:
+    """The whole status of a job in `phase`, of which `said` holds beside CheckpointReady."""
+    spec, stored, generation = facts.snapshot.spec, facts.stored, facts.snapshot.generation
     return JobStatus(
-        observed_generation=facts.snapshot.generation,
+        observed_generation=generation,
         phase=phase,
-        conditions=conditions(said, stored.conditions, facts.snapshot.generation, facts.now),
+        conditions=conditions({**said, **_checkpoint_said(facts)}, stored.conditions, generation, facts.now),
         run=facts.snapshot.uid,
         view=raising.view or None,
-        shards=shards(facts, raising),
+        shards=_shards(facts, raising),
         shards_ready=f"{sum(seat.up and not raising.is_raised(seat) for seat in facts.shards)}/{spec.ps.shards}",
-        workers=workers(facts, raising, troubles),
+        workers=_workers(facts, raising, troubles),
         workers_ready=f"{sum(seat.up and not raising.is_raised(seat) for seat in facts.workers)}/{spec.workers.replicas}",
         checkpoint=checkpoint(facts),
         progress=progress(facts),
         restarts=restarts(facts, raising),
-        start_time=begun,
+        start_time=stored.start_time,
     )
 
 
-def shards(facts: Facts, raising: Raising) -> tuple[ShardStatus, ...]:
+def recovering(facts: Facts, raising: Raising) -> str:
+    """What is started again, and why; what was said before holds until something else happens."""
+    if not raising.raised:
+        kept = facts.stored.condition("Ready")
+        return kept.message if kept and kept.reason == "Recovering" else "processes are starting again"
+    parts = []
+    for role, what in (("shard", "restored from the last checkpoint"), ("worker", "started again")):
+        seats = [seat for seat in raising.raised if seat.role == role]
+        if seats:
+            causes = ", ".join(sorted({seat.fate.cause or "Finished" for seat in seats}))
+            parts.append(f"{named(role, [seat.index for seat in seats])} {'is' if len(seats) == 1 else 'are'} {what} ({causes})")
+    failed = [seat for seat in raising.raised if seat.fate.counted]
+    if failed:
+        which = "" if len(raising.raised) == 1 else f"{failed[0]}, "
+        parts.append(which + explain(facts, failed[0], counted(facts) + len(failed)))
+    return "; ".join(parts)
+
+
+def _shards(facts: Facts, raising: Raising) -> tuple[ShardStatus, ...]:
     """One entry a shard, those that the spec no longer has included: the list never shrinks. None for a shard that never had a number."""
     seats = {seat.index: seat for seat in facts.shards}
     entries = []
@@ -59,7 +81,7 @@ def shards(facts: Facts, raising: Raising) -> tuple[ShardStatus, ...]:
     return tuple(entries)
 
 
-def workers(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...]) -> WorkersStatus:
+def _workers(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...]) -> WorkersStatus:
     """The workers, counted, and the first problems."""
     job = facts.snapshot.name
     problems = [trouble for trouble in troubles if trouble.seat.role == "worker"][:PROBLEMS]
@@ -67,8 +89,8 @@ def workers(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...]) -> Wo
         desired=facts.snapshot.spec.workers.replicas,
         ready=sum(seat.fate.kind == "running" and not raising.is_raised(seat) for seat in facts.workers),
         start=raising.start,
-        pending_starts=starts.to_text(pending(facts, raising)),
-        succeeded_indexes=indexes.to_text(seat.index for seat in facts.workers if seat.fate.kind == "done"),
+        pending_starts=starts_text(_pending(facts, raising)),
+        succeeded_indexes=index_text(seat.index for seat in facts.workers if seat.fate.kind == "done"),
         problems=tuple(
             WorkerProblem(index=it.seat.index, pod=raising.name(job, it.seat), reason=it.reason, message=short(it.message))
             for it in problems
@@ -76,23 +98,23 @@ def workers(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...]) -> Wo
     )
 
 
-def pending(facts: Facts, raising: Raising) -> dict[int, int]:
+def _pending(facts: Facts, raising: Raising) -> dict[int, int]:
     """Workers whose present start was not seen yet."""
     unseen = (seat for seat in facts.workers if seat.fate.kind == "absent" or raising.is_raised(seat))
     return {seat.index: raising.number(seat) for seat in unseen}
 
 
-def checkpoint_said(facts: Facts) -> dict[str, Say]:
+def _checkpoint_said(facts: Facts) -> dict[str, Say]:
     """CheckpointReady: whether training could go on from disk."""
     if facts.snapshot.spec.checkpoint.disabled:
         return {"CheckpointReady": Say("False", "Disabled", "spec.checkpoint.disabled is true: a lost shard fails the job")}
-    waits = claim.unbound(facts.snapshot)
+    waits = objects.unbound(facts.snapshot)
     if waits:
         return {"CheckpointReady": Say("False", "ClaimPending", waits)}
     problem = text(facts, "checkpointProblem")
     if problem:
         return {"CheckpointReady": Say("False", "CheckpointProblem", problem)}
-    kept = find(facts.stored.conditions, "CheckpointReady")
+    kept = facts.stored.condition("CheckpointReady")
     if kept and kept.reason == "CheckpointProblem" and not facts.coordinator:
         return {"CheckpointReady": Say(kept.status, kept.reason, kept.message)}
     if checkpoint(facts) is not None:
@@ -113,13 +135,13 @@ def _said(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked
         return starting("NameConflict", blocked)
     if phase == "Running":
         return _running(facts)
-    around = claim.refused(facts.snapshot)
+    around = objects.refused(facts.snapshot)
     if around:
         return starting("CreateRefused", around)
     if troubles:
         first = troubles[0]
         return starting(first.reason, f"{first.seat}: {first.message}" if first.message else str(first.seat))
-    waits = claim.unbound(facts.snapshot)
+    waits = objects.unbound(facts.snapshot)
     if waits:
         return starting("ClaimPending", waits)
     if phase == "Recovering":
@@ -128,35 +150,13 @@ def _said(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked
     return starting("Starting", f"{count(spec.ps.shards, 'shard')} and {count(spec.workers.replicas, 'worker')} are starting")
 
 
-def recovering(facts: Facts, raising: Raising) -> str:
-    """What is started again, and why; what was said before holds until something else happens."""
-    if not raising.raised:
-        kept = find(facts.stored.conditions, "Ready")
-        return kept.message if kept and kept.reason == "Recovering" else "processes are starting again"
-    parts = []
-    for role, what in (("shard", "restored from the last checkpoint"), ("worker", "started again")):
-        seats = [seat for seat in raising.raised if seat.role == role]
-        if seats:
-            causes = ", ".join(sorted({seat.fate.cause or "Finished" for seat in seats}))
-            parts.append(f"{named(role, [seat.index for seat in seats])} {'is' if len(seats) == 1 else 'are'} {what} ({causes})")
-    failed = [seat for seat in raising.raised if seat.fate.counted]
-    if failed:
-        which = "" if len(raising.raised) == 1 else f"{failed[0]}, "
-        parts.append(which + explain(facts, failed[0], counted(facts) + len(failed)))
-    return "; ".join(parts)
-
-
-KEPT = ("WaitingForMember", "LearningRateHigh", "NonFiniteGradients", "Diverged", "DataNotSharded")
-"""Reasons of a running job that hold while shard 0 is out of reach."""
-
-
 def _running(facts: Facts) -> dict[str, Say]:
     crashing = [(seat, seat.process.sidecar_crash) for seat in facts.seats if seat.process is not None and seat.process.sidecar_crash]
     if crashing:
         seat, sidecar = crashing[0]
         return running("SidecarCrashing", f"{seat}: sidecar {sidecar}")
     waiting = text(facts, "waiting")
-    kept = find(facts.stored.conditions, "Ready")
+    kept = facts.stored.condition("Ready")
     since = unix(kept.last_transition_time) if kept and kept.status == "True" else None
     if waiting and since is not None and since + ATTACH_SECONDS <= facts.now:
         return running("WaitingForMember", waiting)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_DONE, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY
 from psjob_operator.plan.snapshot import Exit, Process
-from psjob_operator.plan.words import short
+from psjob_operator.plan.text import short
 
 Kind = Literal["absent", "waiting", "running", "done", "lost", "fatal"]
 OWN_USE = ("was using", "exceed")
@@ -59,6 +59,11 @@ def fate(process: Process | None) -> Fate:
         return Fate("lost", "Unresponsive", counted=True, message="no heartbeat on its status port for shardTimeoutSeconds")
     running = process.started is not None or (process.phase == "Running" and process.ready)
     return Fate("running" if running else "waiting")
+
+
+def hung(seconds: float) -> Fate:
+    """The fate of a worker that shard 0 names: it has made no step for so long while others wait for it."""
+    return Fate("lost", "Hung", counted=True, message=f"it has made no step for {seconds:.0f} s while others wait for it")
 
 
 def _ended(process: Process, exit: Exit) -> Fate:

@@ -1,4 +1,4 @@
-"""Which shards and workers are started again, and the numbers they get."""
+"""Which shards and workers are started again, when, and the numbers they get."""
 
 from __future__ import annotations
 
@@ -7,10 +7,23 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from psjob_operator.api.status import Restarts
-from psjob_operator.plan import naming, success
-from psjob_operator.plan.backoff import again_at, counted
+from psjob_operator.plan import naming
 from psjob_operator.plan.facts import Facts, Seat
-from psjob_operator.plan.times import stamp
+from psjob_operator.plan.progress import last_commit
+from psjob_operator.plan.text import stamp, unix
+
+FIRST_SECONDS = 10.0
+LONGEST_SECONDS = 360.0
+FORGET_SECONDS = 600.0
+"""Commits for so long after the last counted failure set the count back to 0."""
+SPACING_SECONDS = 10.0
+"""Starts of one seat that end by no fault of theirs are so far apart, or a node that refuses pods would be asked without end."""
+TOGETHER_SECONDS = 3.0
+"""Failures so soon after a counted one are of the same event, such as a node that dies with several processes."""
+LIVED_SECONDS = 5.0
+"""A process that fails sooner after its start is a crash loop, whatever else the job does."""
+AT_ONCE = ("Deleted", "Fenced")
+"""Causes that happen once: a person's deletion, a view that is passed by the next start."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +79,7 @@ def decide(facts: Facts, afresh: bool) -> Raising:
         lost = [(again_at(facts, seat), seat) for seat in facts.seats if _needs(seat, facts)]
         held = tuple(seat for at, seat in lost if facts.now < at)
         raised = tuple(seat for at, seat in lost if facts.now >= at)
-        if success.too_late(facts) or (raised and success.shards_done(facts)):
+        if facts.too_late or (raised and facts.shards_done):
             # Nobody is left to tell those workers that training is done: the shards come back for that.
             raised = (*facts.shards, *raised)
     shards = [seat for seat in raised if seat.role == "shard"]
@@ -134,10 +147,45 @@ def _cause(seat: Seat) -> str:
 def _needs(seat: Seat, facts: Facts) -> bool:
     if any(_sits(pod.role, pod.index, seat) for pod in facts.ahead):
         return seat.fate.kind != "done"
-    if seat.role == "worker" and success.met(facts):
+    if seat.role == "worker" and facts.success_met:
         return False
     return seat.fate.kind == "lost" or (seat.fate.kind == "absent" and not seat.may_create)
 
 
 def _sits(role: str, index: int, seat: Seat) -> bool:
     return role == seat.role and index == seat.index
+
+
+def again_at(facts: Facts, seat: Seat) -> float:
+    """Unix time before which the loss of `seat` is not answered."""
+    if seat.fate.counted:
+        return 0.0 if _at_once(facts, seat) else not_before(facts)
+    if seat.fate.kind != "lost" or seat.process is None or seat.fate.cause in AT_ONCE:
+        return 0.0
+    return seat.process.created + SPACING_SECONDS
+
+
+def _at_once(facts: Facts, seat: Seat) -> bool:
+    """No crash loop: the seat failed with the process that was counted last, or a checkpoint was committed since then."""
+    last, commit = unix(facts.stored.restarts.last_counted), last_commit(facts)
+    if last is None or seat.process is None or facts.now - seat.process.created < LIVED_SECONDS:
+        return False
+    return facts.now - last <= TOGETHER_SECONDS or (commit is not None and commit > last)
+
+
+def counted(facts: Facts) -> int:
+    """Failures that count now: none, once commits went on for ten minutes after the last of them."""
+    last = unix(facts.stored.restarts.last_counted)
+    commit = last_commit(facts)
+    if last is not None and commit is not None and commit - last >= FORGET_SECONDS:
+        return 0
+    return facts.stored.restarts.counted
+
+
+def not_before(facts: Facts) -> float:
+    """Unix time before which a crash loop is not answered: the first failure is at once, then 10 s, 20 s, … up to 6 minutes."""
+    last = unix(facts.stored.restarts.last_counted)
+    failures = counted(facts)
+    if last is None or failures == 0:
+        return 0.0
+    return last + min(FIRST_SECONDS * 2.0 ** min(failures - 1, 10), LONGEST_SECONDS)

@@ -1,0 +1,154 @@
+"""Which end a job has come to, if any: the policies, in the order in which they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from psjob_operator.plan.facts import Facts, Seat
+from psjob_operator.plan.progress import progress, text, whole
+from psjob_operator.plan.restarts import counted
+from psjob_operator.plan.text import unix
+from psjob_operator.plan.troubles import explain
+
+TEMPLATE_REFUSED = (400, 422)
+PATIENCE_SECONDS = 3.0
+"""The coordinator must have been asked so long after the worker's success was stored, so that a late word of it counts."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A terminal phase: the word, the reason and the sentence."""
+
+    phase: Literal["Complete", "Failed"]
+    reason: str
+    message: str
+
+
+def decided(facts: Facts) -> Ending | None:
+    """An end that nothing holds up: a new job that is invalid, or success."""
+    return _invalid(facts) or _complete(facts)
+
+
+def failed(facts: Facts) -> Ending | None:
+    """What ends a job that has begun and is not suspended. The first that holds is told."""
+    return _fatal(facts) or _lost_for_good(facts) or _too_often(facts) or _never_attached(facts) or _deadline_passed(facts)
+
+
+def deadline(facts: Facts, start_time: str | None) -> float | None:
+    """Unix time at which activeDeadlineSeconds ends a job active since `start_time`; None without one, or while it is not active."""
+    seconds = facts.snapshot.spec.run_policy.active_deadline_seconds
+    begun = unix(start_time)
+    return begun + seconds if seconds is not None and begun is not None else None
+
+
+def _invalid(facts: Facts) -> Ending | None:
+    """A new job whose spec has a fault that only the operator can see."""
+    if facts.first_seen and facts.snapshot.spec_problems:
+        return Ending("Failed", "TemplateInvalid", "; ".join(facts.snapshot.spec_problems))
+    return None
+
+
+def _complete(facts: Facts) -> Ending | None:
+    """The success policy is met and every shard ended with exit code 0, which it does only after the last manifest."""
+    if facts.first_seen or not facts.success_met or not facts.shards_done:
+        return None
+    why = _diverged(facts)
+    if why:
+        return Ending("Complete", "Diverged", f"training has ended and its last checkpoint is committed, but it diverged: {why}")
+    return Ending("Complete", "Completed", "training is done and its last checkpoint is committed")
+
+
+def _diverged(facts: Facts) -> str:
+    """Why the weights are of no use; what was said before holds where shard 0 says nothing any more."""
+    kept = facts.stored.condition("Ready")
+    before = kept.message if kept is not None and kept.reason == "Diverged" and not facts.coordinator else ""
+    return text(facts, "diverged") or before
+
+
+def _fatal(facts: Facts) -> Ending | None:
+    """A template that the API server refuses, or a process that says going on is no use."""
+    for seat in facts.shards if facts.success_met else facts.seats:
+        if seat.may_create and seat.refusal is not None and seat.refusal.code in TEMPLATE_REFUSED:
+            return Ending("Failed", "TemplateInvalid", f"the API server refuses the pod of {seat}: {seat.refusal.message}")
+        if seat.fate.kind == "fatal":
+            return Ending("Failed", seat.fate.cause, f"{seat}: {seat.fate.message or 'said so by its exit code'}")
+    return None
+
+
+def _lost_for_good(facts: Facts) -> Ending | None:
+    """Without checkpoints: a lost shard, or a worker that is not through when the shards have ended."""
+    if not facts.snapshot.spec.checkpoint.disabled:
+        return None
+    ran = facts.stored.phase in ("Running", "Recovering") or progress(facts) is not None
+    for seat in facts.shards:
+        began = seat.process is not None and seat.process.started is not None
+        lost = seat.fate.kind == "lost" and (began or ran)
+        vanished = seat.fate.kind == "absent" and not seat.may_create and ran and facts.snapshot.live
+        if lost or vanished:
+            words = f"{seat} was lost ({_why(seat)}) and spec.checkpoint.disabled is true: its parameters are gone"
+            return Ending("Failed", "ShardLost", words)
+    late = [*(seat for seat in facts.workers if seat.fate.kind == "lost"), *facts.too_late] if facts.shards_done else []
+    if late:
+        words = f"{late[0]} ({_why(late[0]) or 'started again'}) is not through, the shards are, and spec.checkpoint.disabled is true: "
+        return Ending("Failed", "WorkerFailed", words + "nothing is left that could tell it so")
+    return None
+
+
+def _too_often(facts: Facts) -> Ending | None:
+    """One counted failure more than backoffLimit."""
+    limit = facts.snapshot.spec.run_policy.backoff_limit
+    failures = [seat for seat in facts.seats if seat.fate.counted and not (seat.role == "worker" and facts.success_met)]
+    total = counted(facts) + len(failures)
+    if not failures or total <= limit:
+        return None
+    last = failures[-1]
+    return Ending("Failed", "BackoffLimitExceeded", f"{last}, {explain(facts, last, total)}")
+
+
+def _never_attached(facts: Facts) -> Ending | None:
+    """A worker ended well and never joined: the shards and the others would wait for it for ever.
+
+    Said only of a first coordinator before the first step; a later one may not know of workers that left before.
+    """
+    asked, written = facts.snapshot.progress_at, facts.snapshot.written_at
+    if asked is None or written is None or asked < written + PATIENCE_SECONDS:
+        return None
+    if whole(facts.coordinator, "step") != 0 or any(attempt > 1 for attempt in facts.attempts):
+        return None
+    return never_joined(facts.coordinator, facts.succeeded_before)
+
+
+def never_joined(coordinator: Mapping[str, Any], succeeded: Collection[int]) -> Ending | None:
+    """Failed where the coordinator has never seen a worker that `succeeded`."""
+    told = coordinator.get("workers")
+    absent = [_rank(worker) for worker in told if _rank(worker) in succeeded] if isinstance(told, list | tuple) else []
+    if not absent:
+        return None
+    return Ending(
+        "Failed",
+        "NeverAttached",
+        f"worker {absent[0]} ended with exit code 0 and never joined the job; "
+        "its script must call psjob.attach(model, optimizer) and train with what that gives back",
+    )
+
+
+def _deadline_passed(facts: Facts) -> Ending | None:
+    """activeDeadlineSeconds is reached."""
+    at = deadline(facts, facts.stored.start_time)
+    if at is None or facts.now < at:
+        return None
+    seconds = facts.snapshot.spec.run_policy.active_deadline_seconds
+    return Ending(
+        "Failed", "DeadlineExceeded", f"active for longer than spec.runPolicy.activeDeadlineSeconds: {seconds}; its checkpoints are kept"
+    )
+
+
+def _rank(worker: object) -> int | None:
+    """Rank of a worker that the coordinator has never seen; None for any other."""
+    return whole(worker, "rank") if isinstance(worker, Mapping) and worker.get("state") == "absent" else None
+
+
+def _why(seat: Seat) -> str:
+    return seat.fate.message or seat.fate.cause

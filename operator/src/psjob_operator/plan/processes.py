@@ -1,0 +1,90 @@
+"""Which processes are created, and which are deleted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psjob_operator.plan.actions import CreateProcess, DeleteProcess
+from psjob_operator.plan.facts import Facts, Seat
+from psjob_operator.plan.progress import checkpoint_known
+from psjob_operator.plan.restarts import Raising
+from psjob_operator.plan.snapshot import Process, Refusal
+
+CONFLICT = 409
+UNRESPONSIVE_GRACE = 1
+"""As the liveness probe's: a process that does not answer does not save either."""
+HUNG_GRACE = 1
+"""From SIGTERM to SIGKILL: who has not ended by itself when it was told that it hangs will not do so now."""
+
+
+@dataclass(frozen=True)
+class Creating:
+    """What to create now, what waits, and until when."""
+
+    actions: tuple[CreateProcess, ...]
+    conflicts: tuple[str, ...]
+    """Names held by something that is not this job's."""
+    wake: float | None
+
+
+def create(facts: Facts, raising: Raising) -> Creating:
+    """Creates every seat that was just raised, or was granted before and is not there yet; shards first, in index order."""
+    taken = {process.name for process in facts.snapshot.processes}
+    actions, conflicts, wakes = [], [], []
+    known = checkpoint_known(facts)
+    for seat in facts.seats:
+        if not raising.is_raised(seat) and not seat.may_create:
+            continue
+        number = raising.number(seat)
+        name = raising.name(facts.snapshot.name, seat)
+        if name in taken:
+            conflicts.append(name)
+            continue
+        again = facts.now if raising.is_raised(seat) or seat.refusal is None else seat.refusal.again_at
+        if again > facts.now:
+            wakes.append(again)
+            continue
+        actions.append(CreateProcess(seat.role, seat.index, number, raising.view, name, seat.role == "shard" and known))
+    return Creating(tuple(actions), tuple(conflicts), min(wakes, default=None))
+
+
+def refused(seat: Seat) -> Refusal | None:
+    """The API server's refusal that keeps the seat empty."""
+    return seat.refusal if seat.may_create else None
+
+
+def left_over(facts: Facts) -> tuple[DeleteProcess, ...]:
+    """What cleanPodPolicy says: processes still running, all of them, or none."""
+    policy = facts.snapshot.spec.run_policy.clean_pod_policy
+    if policy == "None":
+        return ()
+    return tuple(
+        DeleteProcess(pod.name, pod.uid, why="the job has ended")
+        for pod in facts.pods
+        if pod.deleting is None and (policy == "All" or not _ended(pod))
+    )
+
+
+def replaced(facts: Facts, raising: Raising) -> tuple[DeleteProcess, ...]:
+    """Replaced processes that still run, and ended ones but for the newest of each seat (its log is what people ask for)."""
+    numbers = {(seat.role, seat.index): raising.number(seat) for seat in facts.seats}
+    newest: dict[tuple[str, int], int] = {}
+    old = [pod for pod in facts.pods if pod.deleting is None and pod.number < numbers.get((pod.role, pod.index), 0)]
+    for pod in old:
+        if _ended(pod):
+            newest[pod.role, pod.index] = max(pod.number, newest.get((pod.role, pod.index), 0))
+    return tuple(
+        DeleteProcess(pod.name, pod.uid, _grace(facts, pod), why="it was replaced")
+        for pod in sorted(old, key=lambda pod: (pod.role, pod.index, pod.number))
+        if not _ended(pod) or pod.number < newest[pod.role, pod.index]
+    )
+
+
+def _grace(facts: Facts, pod: Process) -> int | None:
+    if pod.role == "worker" and facts.hung.get(pod.index, (0, 0.0))[0] == pod.number:
+        return HUNG_GRACE
+    return UNRESPONSIVE_GRACE if pod.unresponsive else None
+
+
+def _ended(pod: Process) -> bool:
+    return pod.phase in ("Succeeded", "Failed") and not pod.lingering
