@@ -49,6 +49,7 @@ TWO_BY_TWO = (*TWO, "--shards", "2")
 HALVED = ("--set", "maxGradNorm=2500", "--factor", "0.5")
 """The norm of a gradient of 25 million ones is 5,000."""
 SHARED = ("--set", 'transport="auto"')
+DENSE_STEP = ("--what", "dense-off", *TWO_BY_TWO, *SHARED)
 LONE = (*SHARED, "--set", "streams=2")
 """A lone worker's blocks are updated on one core for each of its streams."""
 PASS = Program("the optimizer's own pass", "floor.py", ("--what", "pass"))
@@ -159,6 +160,11 @@ MEASURES: Sequence[Against | Alone] = (
     Against(
         "clip-shared", "the same with shared memory", ours(*TWO_BY_TWO, *HALVED, *SHARED),
         ((Program("psjob without maxGradNorm", "psjob_ps.py", (*TWO_BY_TWO, *SHARED)), 1 / 1.05),),
+    ),
+    Against(
+        "clip-step", "100 MB of dense layers, batches of 32, 2 workers, 2 shards, shared memory: a step with maxGradNorm",
+        Program("psjob", "overlap_ps.py", (*DENSE_STEP, "--set", "maxGradNorm=1e-3")),
+        ((Program("psjob without maxGradNorm", "overlap_ps.py", DENSE_STEP), 1 / 1.05),),
     ),
     Alone("memory", "100 MB, SGD, 1 worker, 1 shard: memory beyond what the work itself holds", Program("psjob", "memory_ps.py")),
     Alone("memory-adam", "the same with Adam", Program("psjob", "memory_ps.py", ("--optimizer", "adam"))),
