@@ -22,17 +22,23 @@ COMMANDS = {
     "busybox": "busybox-static",
     "strace": "strace",
 }
+BROWSER = {"chromium-headless-shell": "chromium-headless-shell"}
+FONTS = {"/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf": "fonts-dejavu-core"}
+"""For the tests of the page, beside what clusters need."""
 FILES = {"/usr/include/seccomp.h": "libseccomp-dev", "/usr/include/stdlib.h": "libc6-dev"}
 
 
-def install(check_only: bool = False) -> int:
-    """Install what is missing; the exit status. Raises Unavailable, with the packages' names, where that is not for us to do."""
-    packages = missing()
+def install(check_only: bool = False, browser: bool = True) -> int:
+    """Install what is missing, with a `browser` for the tests of the page or without; the exit status.
+
+    Raises Unavailable, with the packages' names, where that is not for us to do.
+    """
+    packages = missing(browser)
     if not packages:
-        print("everything that the clusters need is installed")
+        print("everything that clusters and tests need is installed")
         return 0
     if check_only or os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise Unavailable(f"real nodes need these Debian packages (or their like), which are not installed: {' '.join(packages)}")
+        raise Unavailable(f"real nodes and tests need these Debian packages (or their like), which are not installed: {' '.join(packages)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update", "-q"], ["install", "-qy", "--no-install-recommends", *packages]):
         done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True)
@@ -42,9 +48,10 @@ def install(check_only: bool = False) -> int:
     return 0
 
 
-def missing() -> list[str]:
+def missing(browser: bool = False) -> list[str]:
     """The packages whose commands or files are not there."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/bin"
-    lacking = [package for command, package in COMMANDS.items() if shutil.which(command, path=path) is None]
-    lacking += [package for file, package in FILES.items() if not Path(file).exists()]
+    commands, files = (COMMANDS | BROWSER, FILES | FONTS) if browser else (COMMANDS, FILES)
+    lacking = [package for command, package in commands.items() if shutil.which(command, path=path) is None]
+    lacking += [package for file, package in files.items() if not Path(file).exists()]
     return sorted(lacking)

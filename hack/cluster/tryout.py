@@ -22,7 +22,7 @@ def try_it(state: Path) -> None:
     options = Options(state=state, nodes=2)
     nodes.check(options)
     if deps.missing():
-        deps.install()
+        deps.install(browser=False)
     print("building what is missing (the first time takes a quarter of an hour)", flush=True)
     build.build()
     print("starting two nodes", flush=True)

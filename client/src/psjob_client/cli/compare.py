@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from psjob_client.compare import local, plots, report, sides, simulated
-from psjob_client.compare.outcome import Comparison, SideOutcome
+from psjob_client.compare import kept, local, plots, report, sides, simulated
+from psjob_client.compare.outcome import Comparison, SideOutcome, repeated
 from psjob_client.compare.sides import Side
 from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_job
@@ -33,6 +34,8 @@ from psjob_operator.api.spec import Training
 EXAMPLES = """Examples:
 
   psjob compare examples/digits/job.yaml --modes sync,async
+
+  psjob compare job.yaml --modes sync,async --repeat 3
 
   psjob compare job.yaml --modes sync,backup:1,bounded:3,async --simulate --slow 0=4 --set spec.workers.replicas=8
 
@@ -58,6 +61,9 @@ def compare(
     deadline: Annotated[
         float, typer.Option(metavar="SECONDS", help="A side that takes longer is stopped, and counts as far as it came.")
     ] = 600,
+    repeat: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100, help="Train each side N times, with a seed each, and tell the spread.")
+    ] = 1,
     loss: Annotated[
         float | None, typer.Option(metavar="X", help="The loss that 'time to' is about; by default the lowest that all reached.")
     ] = None,
@@ -81,6 +87,8 @@ def compare(
         raise BadInput(f"--loss {loss:g}: must be a finite number; leave it out for the lowest that all reached")
     if loss is not None and loss < 0 and simulate:
         raise BadInput(f"--loss {loss:g}: must be 0 or more with --simulate, whose loss is a cross-entropy")
+    if repeat > 1 and simulate:
+        raise BadInput(f"--repeat {repeat}: is for real runs; the simulator takes --seed, and one run of it says the same each time")
     _writable(out)
     read = [(path, read_job(path, tuple(settings or ()))) for path in jobs]
     given = {"speeds": speeds, "slow": slow, "stall": stall, "crash": crash, "up": up, "down": down, "pushes": pushes, "rule": rule}
@@ -92,10 +100,11 @@ def compare(
         found, unit, name = _simulated(read, words, flags, deadline), "mean steps", f"{read[0][1].metadata.name}, simulated"
     else:
         planned = _sides(read, words, tuple(settings or ()))
-        found, unit, name = _trained(planned, deadline), "s", ", ".join(dict.fromkeys(job.metadata.name for _, job in read))
+        found, unit, name = _trained(planned, deadline, repeat), "s", ", ".join(dict.fromkeys(job.metadata.name for _, job in read))
     manifest = "\n---\n".join(path.read_text(errors="replace").strip() for path, _ in read)
     comparison = Comparison(name, unit, _about(simulate), manifest, found, loss)
     out.write_text(report.page(comparison), encoding="utf-8")
+    kept.keep(Path.cwd(), comparison, time.time())
     if as_json:
         typer.echo(json.dumps(comparison.as_json(), indent=1))
     else:
@@ -128,16 +137,27 @@ def _one(read: Sequence[tuple[Path, PSTrainingJob]]) -> tuple[Path, Training]:
     return read[0][0], read[0][1].spec.training
 
 
-def _trained(planned: Sequence[Side], deadline: float) -> list[SideOutcome]:
+def _trained(planned: Sequence[Side], deadline: float, repeat: int) -> list[SideOutcome]:
     found = []
     try:
         for number, side in enumerate(planned, 1):
-            with _progress(f"{side.title} ({number} of {len(planned)})") as told:
-                found.append(local.train(side, deadline, told))
+            runs = []
+            for run, seeded in enumerate(_seeded(side, repeat), 1):
+                which = f"{number} of {len(planned)}" + (f", run {run} of {repeat}" if repeat > 1 else "")
+                with _progress(f"{side.title} ({which})") as told:
+                    runs.append(local.train(seeded, deadline, told))
+            found.append(repeated(runs))
     except KeyboardInterrupt:
         print("psjob compare: interrupted; no report is written", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     return found
+
+
+def _seeded(side: Side, repeat: int) -> list[Side]:
+    """The side as it is, and as often as is asked with the seeds that follow its own."""
+    seed = read_job(side.manifest, side.settings).spec.training.seed or 0
+    more = [replace(side, settings=(*side.settings, f"spec.training.seed={seed + number}")) for number in range(1, repeat)]
+    return [side, *more]
 
 
 def _simulated(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import nullcontext
 from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +25,9 @@ from psjob_client.cli.init import init
 from psjob_client.cli.render import render
 from psjob_client.cli.topology import EXAMPLES as TOPOLOGY_EXAMPLES
 from psjob_client.cli.topology import plan_topology
+from psjob_client.cli.ui import EXAMPLES as UI_EXAMPLES
+from psjob_client.cli.ui import page_beside
+from psjob_client.cli.ui import ui as ui_command
 from psjob_client.cli.validate import EXAMPLES as VALIDATE_EXAMPLES
 from psjob_client.cli.validate import validate
 from psjob_client.jobs.problems import JobProblem
@@ -123,13 +127,15 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="Write steps and metrics while they come, as JSON lines; the last has lag, gap and idle time."),
     ] = None,
+    ui: Annotated[bool, typer.Option("--ui", help="Serve the page of `psjob ui` while it trains, and print its address.")] = False,
     name: Annotated[str | None, typer.Option("--run", hidden=True)] = None,
     work_folder: Annotated[Path | None, typer.Option("--work-folder", hidden=True)] = None,
 ) -> None:
     """Train a job on this machine, each shard and worker a process."""
-    raise typer.Exit(
-        run_job(Request(job, tuple(settings or ()), tuple(fault or ()), summary, resume, progress, history, name, work_folder))
-    )
+    request = Request(job, tuple(settings or ()), tuple(fault or ()), summary, resume, progress, history, name, work_folder)
+    with page_beside() if ui else nullcontext():
+        code = run_job(request)
+    raise typer.Exit(code)
 
 
 cli.command(epilog=COMPARE_EXAMPLES)(compare)
@@ -141,6 +147,7 @@ cli.command(epilog="Example: psjob render examples/digits/job.yaml | less")(rend
 cli.command(epilog=TOPOLOGY_EXAMPLES)(plan_topology)
 cli.add_typer(simulate.cli, name="simulate")
 verbs.register(cli)
+cli.command("ui", epilog=UI_EXAMPLES)(ui_command)
 cli.command(epilog=VALIDATE_EXAMPLES)(validate)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 SMOOTHING = 0.2
@@ -44,6 +45,10 @@ class SideOutcome:
     """What the job said of its own training."""
     diverged: bool = False
     """A loss or a gradient was no number."""
+    repeats: int = 1
+    """Runs with a seed each that this was made of."""
+    spread: Mapping[str, float] = field(default_factory=dict)
+    """By metric: the standard deviation of its last value over the runs; empty for one run."""
 
     @property
     def rate(self) -> float | None:
@@ -110,7 +115,32 @@ class Comparison:
             for one in self.sides
         ]
         about = {"name": self.name, "unit": self.unit, "about": dict(self.about), "manifest": self.manifest}
-        return about | {"lossTarget": self.target, "sides": sides}
+        return about | {"lossWanted": self.wanted, "lossTarget": self.target, "sides": sides}
+
+
+def repeated(runs: Sequence[SideOutcome]) -> SideOutcome:
+    """One outcome of several runs of a side: means of the numbers, and the curves of the run whose last loss is the median one."""
+    if len(runs) == 1:
+        return runs[0]
+    ranked = sorted(runs, key=lambda one: value if math.isfinite(value := one.final.get(LOSS, math.inf)) else math.inf)
+    names = [name for name in ranked[0].final if all(name in one.final for one in runs)]
+    finals = {name: [one.final[name] for one in runs] for name in names}
+    warnings = list(dict.fromkeys(words for one in runs for words in one.warnings))
+    diverged = sum(one.verdict == DIVERGED for one in runs)
+    if diverged:
+        warnings.insert(0, f"diverged in {diverged} of {len(runs)} runs")
+    failed = next((one.result for one in runs if one.result != "Complete"), "Complete")
+    return replace(
+        ranked[len(ranked) // 2],
+        result=failed,
+        elapsed=statistics.fmean(one.elapsed for one in runs),
+        steps=statistics.fmean(one.steps for one in runs),
+        final={name: statistics.fmean(values) for name, values in finals.items()},
+        spread={name: statistics.stdev(values) for name, values in finals.items() if all(map(math.isfinite, values))},
+        warnings=warnings,
+        diverged=bool(diverged),
+        repeats=len(runs),
+    )
 
 
 def smooth(curve: Sequence[tuple[float, float, float]]) -> list[tuple[float, float, float]]:

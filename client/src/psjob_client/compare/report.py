@@ -28,18 +28,45 @@ td.best { color: var(--best); font-weight: 700; } td.bad { color: var(--bad); fo
 figure { margin: 0; padding: .75rem; background: var(--card); border: 1px solid var(--line); border-radius: .5rem; }
 figure svg { width: 100%; height: auto; } figcaption { font-size: .95rem; padding-bottom: .25rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1rem; } dd { margin: 0; overflow-wrap: anywhere; }
+details { margin: .5rem 0; } summary { cursor: pointer; color: var(--soft); }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem; overflow-x: auto; font-size: .85rem; }
+@media (max-width: 600px) {
+  body { padding: 1rem .75rem 2rem; } dl { grid-template-columns: 1fr; } dd { margin-bottom: .5rem; }
+  .scroll table, .scroll tbody { display: block; } .scroll thead { display: none; }
+  .scroll tr { display: block; border: 1px solid var(--line); border-radius: .5rem; margin-bottom: .75rem; padding: .35rem .75rem; }
+  .scroll td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .15rem 0; white-space: normal; }
+  .scroll td::before { content: attr(data-head); color: var(--soft); font-weight: 600; }
+  .scroll td:first-child { font-weight: 700; font-size: 1.1rem; } .scroll td:first-child::before { content: none; }
+  figure svg { min-width: 0; } figure svg text { font-size: 15px; }
+}
 """
+
+
+EXPLAINED = {
+    "verdict": "learned: the smoothed loss fell. not learned: it stayed. diverged: it rose, or was NaN or inf.",
+    "rate": "Steps of a worker in one unit of time; more is faster.",
+    "elapsed": "From the first step of the job to its last.",
+    "target": "When the smoothed loss first came down to the loss that all sides reached which have learned, or that --loss names.",
+    "final": "The last value that the script reported; with --repeat the mean of the runs ± their standard deviation.",
+    "lag": "Updates that others made between the weights of a gradient and its own update; 0 in sync.",
+    "idle": "The part of a worker's time in which it waited for others. In sync it is the price of equal steps, neither good nor bad.",
+    "dropped": "The part of the pushes that the mode left out.",
+}
+"""What each column means, by its key."""
 
 
 @dataclass(frozen=True)
 class Column:
     """A column of the table. `best` picks the best value, None: there is no best."""
 
+    key: str
+    """Of EXPLAINED."""
     head: str
     value: Callable[[SideOutcome], float | None]
     show: str = "{:.3g}"
     best: Callable[[Sequence[float]], float] | None = None
+    spread: Callable[[SideOutcome], float | None] = lambda one: None
+    """The standard deviation over the runs of a side."""
 
 
 def columns(comparison: Comparison) -> list[Column]:
@@ -48,20 +75,22 @@ def columns(comparison: Comparison) -> list[Column]:
     metrics = list(dict.fromkeys(name for one in comparison.sides for name in one.final))
     metrics.sort(key=lambda name: name != LOSS)
     every = [
-        Column(f"steps / {unit.removesuffix('s') if unit != 's' else unit}", lambda one: one.rate, best=max),
-        Column(f"{unit} in all", lambda one: one.elapsed or None, best=min),
-        Column(f"{unit} to loss {target:.3g}" if target is not None else "", comparison.time_to, best=min),
+        Column("rate", f"steps / {unit.removesuffix('s') if unit != 's' else unit}", lambda one: one.rate, best=max),
+        Column("elapsed", f"{unit} in all", lambda one: one.elapsed or None, best=min),
+        Column("target", f"{unit} to loss {target:.3g}" if target is not None else "", comparison.time_to, best=min),
         *(_metric(name) for name in metrics),
-        Column("mean lag", lambda one: one.lag, "{:.2f}", min),
-        Column("idle %", lambda one: None if one.waiting is None else 100 * one.waiting, "{:.1f}", min),
-        Column("dropped %", lambda one: None if one.dropped is None else 100 * one.dropped, "{:.1f}", min),
+        Column("lag", "mean lag", lambda one: one.lag, "{:.2f}"),
+        Column("idle", "idle %", lambda one: None if one.waiting is None else 100 * one.waiting, "{:.1f}"),
+        Column("dropped", "dropped %", lambda one: None if one.dropped is None else 100 * one.dropped, "{:.1f}"),
     ]
     return [column for column in every if any(column.value(one) is not None for one in comparison.sides)]
 
 
 def _metric(name: str) -> Column:
     best = min if name == LOSS else max if "acc" in name or "auc" in name else None
-    return Column(f"final {name.replace('_', ' ')}", lambda one: one.final.get(name), "{:.4g}", best)
+    return Column(
+        "final", f"final {name.replace('_', ' ')}", lambda one: one.final.get(name), "{:.4g}", best, lambda one: one.spread.get(name)
+    )
 
 
 def rows(comparison: Comparison) -> list[list[str]]:
@@ -79,6 +108,8 @@ def page(comparison: Comparison) -> str:
     failed = [f"<p class=note><b>{escape(one.title)}</b>: {escape(one.result)}</p>" for one in sides if one.result != "Complete"]
     failed += [f"<p class=note><b>{escape(one.title)}</b>: {escape(words)}</p>" for one in sides for words in one.warnings]
     figures = [f"<figure><figcaption>{escape(plot.title)}</figcaption>{plot.svg}</figure>" for plot in plots(comparison)]
+    words = {"verdict": "verdict"} | {column.key: column.head for column in reversed(columns(comparison))}
+    explained = "".join(f"<dt>{escape(head)}</dt><dd>{escape(EXPLAINED[key])}</dd>" for key, head in words.items())
     about = "".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in comparison.about.items())
     commands = "".join(f"<dt>{escape(one.title)}</dt><dd><code>{escape(one.command)}</code></dd>" for one in sides)
     return "\n".join(
@@ -87,8 +118,9 @@ def page(comparison: Comparison) -> str:
             '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(comparison.name)}: {escape(', '.join(one.title for one in sides))}</title><style>{STYLE}</style></head><body>",
             f"<h1>{escape(comparison.name)}</h1><p class=lead>{escape(' · '.join(one.title for one in sides))}</p>",
-            f"<h2>Result</h2><div class=scroll>{_table(comparison)}</div>",
+            f"<h2>Result</h2><div class=scroll tabindex=0 role=region aria-label=Result>{_table(comparison)}</div>",
             *failed,
+            f"<details><summary>What the columns mean</summary><dl>{explained}</dl></details>",
             *([f"<h2>Plots</h2><div class=plots>{''.join(figures)}</div>"] if figures else []),
             f"<h2>How it was run</h2><dl>{about}{commands}</dl><pre>{escape(comparison.manifest)}</pre>",
             "</body></html>\n",
@@ -99,14 +131,15 @@ def page(comparison: Comparison) -> str:
 def _table(comparison: Comparison) -> str:
     table = columns(comparison)
     head = "".join(f"<th>{escape(column.head)}</th>" for column in table)
-    body = []
-    for one in comparison.sides:
-        cells = "".join(
-            f"<td{' class=best' if _is_best(one, column, comparison) else ''}>{escape(_cell(one, column))}</td>" for column in table
-        )
-        verdict = f"<td class={'bad' if one.verdict in (DIVERGED, NOT_LEARNED) else 'word'}>{escape(one.verdict or '–')}</td>"
-        body.append(f"<tr><td>{escape(one.title)}</td>{verdict}{cells}</tr>")
-    return f"<table><thead><tr><th>side</th><th>verdict</th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    body = "".join(f"<tr>{_row(one, table, comparison)}</tr>" for one in comparison.sides)
+    return f"<table><thead><tr><th>side</th><th>verdict</th>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _row(one: SideOutcome, table: Sequence[Column], comparison: Comparison) -> str:
+    bad = "bad" if one.verdict in (DIVERGED, NOT_LEARNED) else "word"
+    cells = [("", "side", one.title), (bad, "verdict", one.verdict or "–")]
+    cells += [("best" if _is_best(one, column, comparison) else "", column.head, _cell(one, column)) for column in table]
+    return "".join(f'<td data-head="{escape(head)}"{f" class={kind}" if kind else ""}>{escape(words)}</td>' for kind, head, words in cells)
 
 
 def _is_best(one: SideOutcome, column: Column, comparison: Comparison) -> bool:
@@ -118,4 +151,8 @@ def _is_best(one: SideOutcome, column: Column, comparison: Comparison) -> bool:
 
 def _cell(one: SideOutcome, column: Column) -> str:
     value = column.value(one)
-    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else column.show.format(value)
+    if value is None:
+        return "–"
+    spread = column.spread(one)
+    shown = f"{value:,.0f}" if abs(value) >= 1000 else column.show.format(value)
+    return shown if spread is None else f"{shown} ± {spread:.2g}"

@@ -1,0 +1,61 @@
+"""`psjob ui`: jobs and comparisons as a page in the browser."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from psjob_client.cli.looking import gather
+from psjob_client.cli.output import say
+from psjob_client.cli.where import Context, Folder, Kubeconfig, Local, Namespace, Where
+from psjob_client.local.run import EXIT_INTERRUPTED
+
+EXAMPLES = """Examples:
+
+  psjob ui
+
+  psjob ui -n team-a --no-browser --port 8899
+
+  ssh -L 8899:127.0.0.1:8899 gpu-box   # then, there: psjob ui --port 8899 --no-browser"""
+
+
+def ui(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of 127.0.0.1; 0: a free one.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in a browser.")] = True,
+    local: Local = False,
+    folder: Folder = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show jobs and comparisons as a live page, which only reads and is served to this machine alone."""
+    from psjob_client.ui.server import Page
+
+    where = Where(local, folder, namespace, context, kubeconfig)
+
+    with Page(gather(where), where.here, port) as page:
+        say("psjob: the page is at this address, for whoever has it, on this machine alone; Ctrl-C ends it")
+        typer.echo(page.address)
+        sys.stdout.flush()
+        if browser:
+            webbrowser.open(page.address)
+        try:
+            page.wait()
+        except KeyboardInterrupt:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+@contextmanager
+def page_beside() -> Iterator[None]:
+    """The page of this machine's runs, for as long as one trains."""
+    from psjob_client.ui.server import Page
+
+    where = Where(local=True)
+    with Page((where.machine(),), where.here) as page:
+        say(f"psjob: the page is at {page.address}")
+        yield

@@ -1,0 +1,181 @@
+"""The page's server: reads jobs where they are, and answers GET on 127.0.0.1 alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from psjob_client.compare import kept
+from psjob_client.jobs.problems import JobProblem, NoSuchJob
+from psjob_client.local.errors import BadInput
+from psjob_client.sdk.client import AsyncClient
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+except ModuleNotFoundError:
+    raise BadInput("the page needs a web server, which is not installed here: pip install 'psjob[ui]'") from None
+
+from psjob_client.ui import shown
+from psjob_client.ui.gate import Gate
+
+HOST = "127.0.0.1"
+STATIC = {
+    "": ("index.html", "text/html"), "page.css": ("page.css", "text/css"), "page.js": ("page.js", "text/javascript"),
+    "charts.js": ("charts.js", "text/javascript"), "uplot.js": ("uplot.js", "text/javascript"), "uplot.css": ("uplot.css", "text/css"),
+    "views.js": ("views.js", "text/javascript"),
+}  # fmt: skip
+SECONDS = 15.0
+"""A place that has not answered by then is told as a problem."""
+POINTS = 600
+LINES, LONGEST_LINE = 400, 2000
+"""Of a process's log: so many lines, each with so many characters."""
+
+
+class Page:
+    """Serves the jobs of some places, and the comparisons of a folder, from its own thread while it is entered."""
+
+    def __init__(self, clients: Sequence[AsyncClient], folder: Path, port: int = 0) -> None:
+        """Raises BadInput where the port is taken."""
+        self._clients = clients
+        self._folder = folder
+        self._token = secrets.token_urlsafe(24)
+        self._socket = _listening(port)
+        self.port: int = self._socket.getsockname()[1]
+        self._server = uvicorn.Server(
+            uvicorn.Config(self._app(), log_level="error", lifespan="on", access_log=False, timeout_graceful_shutdown=1)
+        )
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, name="page", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """What is opened in a browser; whoever has it may read."""
+        return f"http://{HOST}:{self.port}/?token={self._token}"
+
+    def __enter__(self) -> Page:
+        """It is served from now on."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """It is no longer served."""
+        self._server.should_exit = True
+        self._thread.join(SECONDS)
+        self._socket.close()
+
+    def wait(self) -> None:
+        """Until somebody ends it, as Ctrl-C does."""
+        while self._thread.is_alive():
+            self._thread.join(0.5)
+
+    def _app(self) -> Starlette:
+        @contextlib.asynccontextmanager
+        async def life(_: Starlette) -> AsyncIterator[None]:
+            yield
+            for client in self._clients:
+                with contextlib.suppress(Exception):
+                    await client.close()
+
+        app = Starlette(
+            routes=[
+                Route("/api/jobs", self._jobs), Route("/api/jobs/{place:int}/{name}", self._job),
+                Route("/api/jobs/{place:int}/{name}/curves", self._curves), Route("/api/jobs/{place:int}/{name}/log", self._log),
+                Route("/api/comparisons", self._comparisons), Route("/api/comparisons/{name}", self._comparison),
+                Route("/", _static), Route("/{name}", _static),
+            ],
+            lifespan=life,
+        )  # fmt: skip
+        app.add_middleware(Gate, token=self._token, port=lambda: self.port)
+        return app
+
+    async def _jobs(self, request: Request) -> Response:
+        """All jobs by place; a place that cannot be read says why, and the others are there."""
+        return JSONResponse({"now": time.time(), "places": await asyncio.gather(*(_listed(client) for client in self._clients))})
+
+    async def _job(self, request: Request) -> Response:
+        async def read(client: AsyncClient, name: str) -> Any:
+            found = await asyncio.gather(client.get(name), client.timeline(name), client.events(name), client.checkpoints(name))
+            return shown.detail(*found, time.time())
+
+        return await self._asked(request, read)
+
+    async def _curves(self, request: Request) -> Response:
+        return await self._asked(request, lambda client, name: _curves(client, name, _number(request, "points", POINTS)))
+
+    async def _log(self, request: Request) -> Response:
+        process = request.query_params.get("process") or None
+        return await self._asked(request, lambda client, name: _log(client, name, process))
+
+    async def _comparisons(self, request: Request) -> Response:
+        return JSONResponse({"comparisons": kept.names(self._folder)})
+
+    async def _comparison(self, request: Request) -> Response:
+        try:
+            return JSONResponse(shown.comparison(kept.read(self._folder, request.path_params["name"]), POINTS))
+        except BadInput as problem:
+            return JSONResponse({"problem": str(problem)}, 404)
+
+    async def _asked(self, request: Request, read: Callable[[AsyncClient, str], Coroutine[Any, Any, Any]]) -> Response:
+        """What a place says of a job; else its sentence, which the page shows."""
+        place, name = request.path_params["place"], request.path_params["name"]
+        if place >= len(self._clients):
+            return JSONResponse({"problem": f"there is no place {place}; load the page again"}, 404)
+        try:
+            return JSONResponse(await asyncio.wait_for(read(self._clients[place], name), SECONDS))
+        except NoSuchJob as problem:
+            return JSONResponse({"problem": str(problem)}, 404)
+        except JobProblem as problem:
+            return JSONResponse({"problem": str(problem)}, 502)
+        except TimeoutError:
+            return JSONResponse({"problem": f"no answer within {SECONDS:g} s"}, 504)
+
+
+async def _listed(client: AsyncClient) -> dict[str, Any]:
+    title = "cluster"
+    try:
+        async with asyncio.timeout(SECONDS):
+            title = (await client.place()).title
+            return {"title": title, "jobs": [shown.row(job) for job in await client.list()], "problem": ""}
+    except JobProblem as problem:
+        return {"title": title, "jobs": [], "problem": str(problem)}
+    except TimeoutError:
+        return {"title": title, "jobs": [], "problem": f"no answer within {SECONDS:g} s"}
+
+
+async def _curves(client: AsyncClient, name: str, points: int) -> dict[str, Any]:
+    return shown.curves(await client.metrics(name), points)
+
+
+async def _log(client: AsyncClient, name: str, process: str | None) -> dict[str, Any]:
+    lines = [{"process": line.process, "text": line.text[:LONGEST_LINE]} async for line in client.logs(name, process, tail=LINES)]
+    return {"lines": lines[-LINES:], "most": LINES}
+
+
+async def _static(request: Request) -> Response:
+    name, kind = STATIC.get(request.path_params.get("name", ""), ("", ""))
+    if not name:
+        return Response("there is no such page\n", 404, media_type="text/plain")
+    return Response(files(__package__).joinpath("static", name).read_bytes(), media_type=kind)
+
+
+def _number(request: Request, name: str, otherwise: int) -> int:
+    text = request.query_params.get(name, "")
+    return min(max(int(text), 10), 5000) if text.isascii() and text.isdigit() and len(text) < 9 else otherwise
+
+
+def _listening(port: int) -> socket.socket:
+    try:
+        return socket.create_server((HOST, port))
+    except (OSError, OverflowError) as error:
+        raise BadInput(f"--port {port}: {HOST} cannot be listened on there: {error}; leave --port out for a free one") from None

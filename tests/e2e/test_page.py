@@ -1,0 +1,176 @@
+"""The page of `psjob ui` in a real browser: what is drawn, for whom, and how soon."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from psjob_client.compare import kept
+from psjob_client.compare.outcome import Comparison, SideOutcome
+from psjob_client.compare.report import page as report
+from psjob_client.sdk.client import AsyncClient
+from psjob_client.ui.server import Page as Served
+from tests import pages
+from tests.e2e.local_job import manifest
+
+PAINT = 1.0
+LOADED = 3.0
+"""A machine with other tests beside takes longer; docs/performance.md has the figure of a calm one."""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with pages.browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """100 runs of 10,000 points, and a comparison."""
+    folder = tmp_path_factory.mktemp("runs")
+    for number in range(100):
+        pages.a_run(
+            folder, f"job{number % 7}-1124-{number:06d}", 10_000, made=1.79e9 + 100 * number, result=("Complete", "Failed")[number % 2]
+        )
+    assert kept.keep(folder, compared(), time.time()) is not None
+    with Served((AsyncClient.local(folder),), folder) as page:
+        yield page
+
+
+def compared() -> Comparison:
+    falls = [(float(at), float(at), 2.0 / (at + 1)) for at in range(50)]
+    rises = [(float(at), float(at), 2.0 + at) for at in range(50)]
+    finals = {"loss": 0.04, "accuracy": 0.97}, {"loss": 51.0, "accuracy": 0.1}
+    warnings = ["lr 0.2 is 1.7 times what async bears"]
+    other = "psjob run job.yaml --set spec.training.mode=async"
+    sides = [
+        SideOutcome("sync", "psjob run job.yaml", "Complete", 10.0, 50.0, {"loss": falls}, finals[0], idle=(0.0, 0.0)),
+        SideOutcome("async", other, "Complete", 8.0, 50.0, {"loss": rises}, finals[1], idle=(0.1, 0.2), warnings=warnings, diverged=True),
+    ]
+    return Comparison("digits", "s", {"machine": "2 cores"}, "kind: PSTrainingJob", sides)
+
+
+def opened(chromium: Browser, served: Served, *, width: int = 1280, scheme: str = "light") -> tuple[Page, list[str]]:
+    context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+    page = context.new_page()
+    found = pages.complaints(page)
+    page.goto(served.address)
+    expect(page.locator(".plot canvas").first).to_be_visible()
+    return page, found
+
+
+def test_a_hundred_long_runs_are_painted_at_once(chromium: Browser, served: Served) -> None:
+    page, errors = opened(chromium, served)
+    expect(page.locator("nav li")).to_have_count(101)
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1000
+    curve = page.evaluate("performance.getEntriesByType('resource').filter(e => e.name.includes('/curves'))[0].responseEnd") / 1000
+    print(f"first paint {paint:.2f} s, first curve {curve:.2f} s")
+    assert paint < PAINT * LOADED and curve < PAINT * LOADED
+    assert pages.drawn(page, ".plot") > 5_000, "a curve, its axes and its grid"
+    assert errors == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("what", ["job", "comparison"])
+def test_nobody_is_kept_out(chromium: Browser, served: Served, scheme: str, what: str) -> None:
+    page, errors = opened(chromium, served, scheme=scheme)
+    if what == "comparison":
+        page.get_by_role("link", name="digits-").click()
+        expect(page.get_by_role("heading", name="Comparison: digits")).to_be_visible()
+        expect(page.get_by_text("diverged").first).to_be_visible()
+        expect(page.get_by_text("lr 0.2 is 1.7 times what async bears")).to_be_visible()
+    assert pages.barriers(page) == [] and errors == []
+
+
+@pytest.mark.parametrize("what", ["job", "comparison", "report"])
+def test_a_phone_scrolls_in_one_direction(chromium: Browser, served: Served, what: str, tmp_path: Path) -> None:
+    page, errors = opened(chromium, served, width=400)
+    if what == "comparison":
+        page.get_by_role("link", name="digits-").click()
+        expect(page.get_by_role("heading", name="Comparison: digits")).to_be_visible()
+    if what == "report":
+        (tmp_path / "report.html").write_text(report(compared()))
+        page.goto(f"file://{tmp_path}/report.html")
+        table = page.locator("table").first.bounding_box()
+        assert table is not None and table["width"] <= 400
+        assert page.locator("td[data-head]").evaluate_all("cells => cells.every(cell => cell.scrollWidth <= cell.clientWidth + 1)")
+        assert pages.barriers(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert errors == []
+
+
+def test_what_a_job_prints_stays_text(chromium: Browser, served: Served) -> None:
+    page, errors = opened(chromium, served)
+    expect(page.get_by_role("log")).to_contain_text("<script>document.title='owned'</script>")
+    assert page.title() != "owned" and errors == []
+
+
+def test_the_time_line_shows_the_restart(chromium: Browser, served: Served) -> None:
+    page, _ = opened(chromium, served)
+    lanes = page.locator(".lanes svg")
+    expect(lanes).to_have_count(3)
+    boxes = page.locator(".lanes svg[data-lane='shard 0'] rect").evaluate_all("all => all.map(one => one.getBoundingClientRect().width)")
+    assert len(boxes) == 4 and all(width > 0 for width in boxes), "starting, serving until it was killed, starting, serving"
+    expect(page.locator(".lanes svg[data-lane='shard 0'] title").nth(1)).to_contain_text("signal 9")
+
+
+def test_strangers_are_refused(chromium: Browser, served: Served) -> None:
+    context = chromium.new_context()
+    page = context.new_page()
+    bare = f"http://127.0.0.1:{served.port}"
+    for address in (f"{bare}/", f"{bare}/api/jobs", f"{bare}/?token=wrong", f"{bare}/page.js"):
+        answer = page.request.get(address)
+        assert answer.status == 403 and "psjob ui" in answer.text(), address
+    assert page.request.get(served.address, headers={"Host": f"evil.example:{served.port}"}).status == 421
+    assert page.request.post(served.address).status == 405
+    answer = page.request.get(served.address)
+    assert answer.ok and "default-src 'self'" in answer.headers["content-security-policy"]
+    assert page.request.get(f"{bare}/../../etc/passwd").status == 404
+    assert page.request.get(f"{bare}/api/comparisons/..%2f..%2fsecret").status == 404
+
+
+def test_what_is_gone_or_broken_is_a_sentence(chromium: Browser, served: Served, tmp_path: Path) -> None:
+    run = pages.a_run(tmp_path, "half-1124-000001", 50, made=1.79e9)
+    (run / "history.jsonl").write_bytes(b'{"time": 1, "step"\n\xff\xff\n[]\n')
+    (run / "status.json").write_text("{")
+    with Served((AsyncClient.local(tmp_path),), tmp_path) as page_served:
+        page = chromium.new_page()
+        errors = pages.complaints(page)
+        page.goto(page_served.address)
+        expect(page.get_by_text("No number yet")).to_be_visible()
+        assert errors == []
+        for path in sorted(run.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        run.rmdir()
+        expect(page.get_by_role("alert")).to_contain_text("half-1124-000001", timeout=10_000)
+    expect(page.get_by_role("alert")).to_contain_text("start it again", timeout=10_000)
+
+
+def test_a_run_is_watched_while_it_trains(chromium: Browser, tmp_path: Path) -> None:
+    """`psjob run --ui`: the step rises, the curve grows, the log follows, the end is told; then the page says that it is gone."""
+    job = manifest(tmp_path, "page.py")
+    command = [sys.executable, "-m", "psjob_client.cli.main", "run", str(job), "--no-progress", "--ui"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        address = next(line for line in process.stdout if "http://" in line).split(" at ")[1].strip()
+        page = chromium.new_page()
+        errors = pages.complaints(page)
+        page.goto(address)
+        expect(page.locator(".plot canvas").first).to_be_visible(timeout=60_000)
+        expect(page.get_by_role("log")).to_contain_text("told 5", timeout=30_000)
+        first = page.locator(".plot").first.get_attribute("aria-label") or ""
+        (tmp_path / "go").touch()
+        expect(page.get_by_role("log")).to_contain_text("told 30", timeout=30_000)
+        expect(page.locator(".plot").first).not_to_have_attribute("aria-label", first, timeout=10_000)
+        assert pages.drawn(page, ".plot") > 1_000
+        (tmp_path / "end").touch()
+        rest = process.stdout.read()
+        assert process.wait(60) == 0, rest
+        expect(page.get_by_role("alert")).to_contain_text("start it again", timeout=10_000)
+        assert all("ERR_CONNECTION_REFUSED" in error or "Failed to fetch" in error for error in errors), errors

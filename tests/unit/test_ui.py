@@ -1,0 +1,76 @@
+"""The pure parts of the page: which points are kept, what is told, whose files are carried."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib.resources import files
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psjob_client.compare.outcome import Comparison, SideOutcome, repeated
+from psjob_client.compare.report import rows
+from psjob_client.jobs.view import EventView, HistoryView, JobView, Series
+from psjob_client.ui import shown
+from psjob_client.ui.thin import thin
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=400), st.integers(4, 60))
+def test_a_thin_curve_keeps_its_ends_and_its_extremes(values: list[float], most: int) -> None:
+    kept = thin(values, most)
+    assert kept == sorted(set(kept)) and len(kept) <= most
+    assert len(values) <= most or {0, len(values) - 1} <= set(kept)
+    finite = [value for value in values[1:-1] if value == value and abs(value) != float("inf")]
+    if len(values) > most and finite:
+        chosen = [values[at] for at in kept]
+        assert min(finite) in chosen and max(finite) in chosen
+
+
+def test_a_spike_of_one_point_is_seen() -> None:
+    values = [1.0] * 10_000
+    values[7_777] = 50.0
+    assert 7_777 in thin(values, 100)
+
+
+def test_a_curve_tells_how_many_points_it_has() -> None:
+    series = Series(name="loss", times=tuple(range(1000)), steps=tuple(range(1000)), values=(0.5,) * 1000)
+    told = shown.curves(HistoryView(series=(series,)), 50)["series"][0]
+    assert told["count"] == 1000 and len(told["steps"]) == len(told["values"]) <= 50 and told["last"] == 0.5
+
+
+def test_old_events_are_counted() -> None:
+    job = JobView(id="a", name="a", where="local", place=".")
+    told = shown.detail(job, (), [EventView(time=float(at)) for at in range(250)], (), 300.0)
+    assert len(told["events"]) == shown.EVENTS and told["moreEvents"] == 50 and told["events"][-1]["time"] == 249.0
+
+
+@pytest.mark.parametrize("name", ["uplot.js", "uplot.css"])
+def test_what_is_carried_is_what_was_written_down(name: str) -> None:
+    static = files("psjob_client.ui").joinpath("static")
+    line = next(line for line in static.joinpath("VENDOR.md").read_text().splitlines() if f"`{name}`" in line)
+    assert hashlib.sha256(static.joinpath(name).read_bytes()).hexdigest() in line
+    assert "MIT" in line and "MIT" in static.joinpath("uplot.LICENSE").read_text()
+
+
+def test_the_page_loads_nothing_from_elsewhere() -> None:
+    static = files("psjob_client.ui").joinpath("static")
+    for name in ("index.html", "page.css", "page.js", "views.js", "charts.js"):
+        text = static.joinpath(name).read_text().replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?://|innerHTML|eval\(", text), name
+
+
+def test_a_side_that_was_trained_several_times_has_a_mean_and_a_spread() -> None:
+    def side(loss: float, diverged: bool = False) -> SideOutcome:
+        curve = [(0.0, 0.0, 2.0), (1.0, 1.0, loss)]
+        return SideOutcome("sync", "", "Complete", 10.0 * loss, 2.0, {"loss": curve}, {"loss": loss}, diverged=diverged)
+
+    found = repeated([side(0.3), side(0.1), side(0.2)])
+    assert found.repeats == 3 and found.final["loss"] == pytest.approx(0.2) and found.spread["loss"] == pytest.approx(0.1)
+    assert found.curves["loss"][-1][2] == 0.2 and found.elapsed == pytest.approx(2.0)
+    table = rows(Comparison("job", "s", {}, "", [found]))
+    assert "0.2 ± 0.1" in table[1]
+    spoilt = repeated([side(0.3), side(0.1, diverged=True)])
+    assert spoilt.verdict == "diverged" and spoilt.warnings[0] == "diverged in 1 of 2 runs"
+    assert repeated([found]) is found
