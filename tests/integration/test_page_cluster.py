@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
+from psjob_client.sdk.blocking import Client
 from psjob_client.sdk.client import AsyncClient
 from psjob_client.ui.server import Page as Served
 from tests import pages
@@ -28,5 +29,5 @@ def test_a_job_of_a_cluster_comes_and_goes(control_plane: Cluster, job_api: Api,
         expect(page.get_by_role("heading", name="digits", exact=True)).to_be_visible(timeout=15_000)
         expect(page.locator("main")).to_contain_text("no psjob operator has seen this job yet")
         assert errors == []
-        job_api.delete(namespace, "digits")
+        Client.kube(namespace=namespace, kubeconfig=control_plane.kubeconfig).delete("digits")
         expect(page.get_by_role("alert")).to_contain_text("digits", timeout=15_000)

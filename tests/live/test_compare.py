@@ -182,7 +182,7 @@ def test_a_side_that_ends_above_where_it_began_has_diverged_and_is_the_best_in_n
     assert found.target == pytest.approx(1.76) and found.time_to(worse) is None
     assert [row[1] for row in report.rows(found)] == ["verdict", "diverged", "diverged", "learned", "learned"]
     text = report.page(found)
-    lines = [line for line in re.findall(r"<tr>.*?</tr>", text) if "<td>" in line]
+    lines = [line for line in re.findall(r"<tr>.*?</tr>", text) if "<td" in line]
     assert "class=best" not in lines[0] and "class=best" in lines[2] and "class=bad" in lines[0]
     assert "<b>never</b>: NaN" in text
 
