@@ -1,4 +1,5 @@
-"""Writes every generated file: the CRD and the chart's copy, the references of API and commands, the operator's copy of the contract.
+"""Writes every generated file: the CRD and the chart's copy, the references of API and commands, the operator's copy of the contract, the
+licence in each distribution.
 
 `python hack/generate.py` writes what differs and names it; `--check` writes nothing and exits 1 where something differs.
 """
@@ -39,6 +40,7 @@ def files() -> dict[Path, str]:
         ROOT / "docs/api.md": api_page(),
         ROOT / "docs/cli.md": reference(cli),
         ROOT / "operator/src/psjob_operator/contract.py": CONTRACT_HEADER + contract,
+        **{ROOT / folder / "LICENSE": (ROOT / "LICENSE").read_text() for folder in ("runtime", "operator", "client")},
     }
 
 

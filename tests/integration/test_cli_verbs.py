@@ -48,7 +48,8 @@ def test_a_job_is_submitted_listed_shown_and_deleted(control_plane: Cluster, job
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(GOOD))
     done = psjob(control_plane, "submit", str(file), "-n", namespace, "--set", "spec.workers.replicas=3")
-    assert done.returncode == 0 and done.stdout == "pstrainingjob.psjob.dev/digits created\n", done.stderr
+    next_command = f"psjob logs digits -f -n {namespace}"
+    assert done.returncode == 0 and done.stdout == f"pstrainingjob.psjob.dev/digits created; `{next_command}` follows it\n", done.stderr
     assert job_api.get(namespace, "digits")["spec"]["workers"]["replicas"] == 3
     assert "already" in refused(psjob(control_plane, "submit", str(file), "-n", namespace))
     assert psjob(control_plane, "list", "-n", namespace, "-o", "name").stdout == "pstrainingjob.psjob.dev/digits\n"

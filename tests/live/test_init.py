@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from psjob_client.cli import main
+from psjob_client.cli.init import TESTED
 from psjob_client.judge.files import judged
 from psjob_client.local.errors import BadInput
 from tests import warm
+
+OFFLINE = {"OMP_NUM_THREADS": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
 
 
 def init(*words: str) -> str:
@@ -24,15 +31,58 @@ def init(*words: str) -> str:
     return done.stdout
 
 
-def test_what_init_writes_trains(tmp_path: Path) -> None:
-    code, told = warm.run(tmp_path, ["init", "first"])
-    assert code == 0 and "psjob run job.yaml" in told and "psjob submit job.yaml" in told and "cd first" in told
+LEARNED = {
+    "pytorch": ("accuracy", lambda value: value > 0.8),
+    "transformers": ("eval_loss", lambda value: value < 1.5),  # ln 16 = 2.8 at first, ln 4 / 15 = 0.1 at best
+    "lightning": ("accuracy", lambda value: value > 0.8),
+    "accelerate": ("accuracy", lambda value: value > 0.8),
+}
+
+
+@pytest.mark.parametrize("template", LEARNED)
+def test_what_init_writes_trains(tmp_path: Path, template: str) -> None:
+    told = init(str(tmp_path / "first"), "--template", template)
     folder = tmp_path / "first"
-    code, output = warm.run(folder, ["run", "job.yaml", "--summary", "summary.json", "--no-progress"])
+    assert f"psjob run {folder}/job.yaml" in told and f"psjob submit {folder}/job.yaml" in told
+    code, output = warm.run(
+        tmp_path, ["run", "first/job.yaml", "--summary", "summary.json", "--no-progress"], OFFLINE, preloaded=["tests.frameworks.imports"]
+    )
     assert code == 0, output
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["result"] == "Complete" and summary["restarts"] == {}
-    assert summary["metrics"]["accuracy"] > 0.8, summary["metrics"]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["result"] == "Complete" and summary["restarts"] == {} and summary.get("warning") is None
+    assert "same data" not in output, output
+    name, learned = LEARNED[template]
+    assert learned(summary["metrics"][name]), summary["metrics"]
+
+
+def test_every_template_is_trained() -> None:
+    with pytest.raises(BadInput, match=f"take {', '.join(sorted(LEARNED))}$"):
+        main.cli(["init", "--template", "keras"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("template", LEARNED)
+def test_a_script_trains_without_a_job(tmp_path: Path, template: str) -> None:
+    init(str(tmp_path), "--template", template)
+    words = [sys.executable, "train.py", "--epochs", "1"]
+    done = subprocess.run(words, cwd=tmp_path, env={**os.environ, **OFFLINE}, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_versions_that_are_named_are_those_that_are_tested() -> None:
+    pins = (Path(__file__).resolve().parents[2] / "requirements" / "dev.txt").read_text()
+    assert all(f"\n{package}=={tested} " in pins for package, tested in TESTED.items())
+
+
+def test_a_package_that_is_not_there_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "pip install" not in init(str(tmp_path / "a"), "--template", "lightning")
+
+    def version(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr("psjob_client.cli.init.version", version)
+    told = init(str(tmp_path / "b"), "--template", "lightning")
+    assert f"pip install -r {tmp_path}/b/requirements.txt" in told
+    assert f"lightning=={TESTED['lightning']}" in (tmp_path / "b" / "requirements.txt").read_text()
 
 
 def test_manifest_script_and_image_agree(tmp_path: Path) -> None:
@@ -45,17 +95,22 @@ def test_manifest_script_and_image_agree(tmp_path: Path) -> None:
     assert "registry.example.com/a/b:7" in (folder / "Dockerfile").read_text()
 
 
-def test_the_dockerfile_is_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("template", LEARNED)
+def test_the_dockerfile_is_one(tmp_path: Path, template: str) -> None:
     """Its instructions, in an order that builds: a base with a tag, pinned packages, files that are there, no root."""
-    init(str(tmp_path))
+    init(str(tmp_path), "--template", template)
     lines = [line for line in (tmp_path / "Dockerfile").read_text().splitlines() if not line.startswith("#")]
     steps = [line.split(" ", 1) for line in lines]
-    assert [name for name, _ in steps] == ["FROM", "RUN", "WORKDIR", "COPY", "USER", "CMD"]
+    assert [name for name, _ in steps] == ["FROM", "WORKDIR", "COPY", "RUN", "COPY", "USER", "CMD"]
+    assert [words for name, words in steps if name == "COPY"] == ["requirements.txt ./", "train.py ./"]
     told = dict(steps)
     assert re.fullmatch(r"python:3\.\d+-slim", told["FROM"])
-    assert re.fullmatch(r"pip install --no-cache-dir torch==\d+\.\d+\.\d+", told["RUN"])
-    sources = told["COPY"].split()[:-1]
-    assert all((tmp_path / source).is_file() for source in sources)
+    assert told["RUN"] == "pip install --no-cache-dir -r requirements.txt"
+    packages = (tmp_path / "requirements.txt").read_text().split()
+    assert packages and all(re.fullmatch(r"[a-z]+==\d+\.\d+\.\d+", package) for package in packages)
+    imported = {name.partition(".")[0] for name in re.findall(r"^(?:import|from) (\S+)", (tmp_path / "train.py").read_text(), re.MULTILINE)}
+    asked = {package.partition("==")[0] for package in packages}
+    assert imported - {"argparse", "psjob"} <= asked and (template == "pytorch" or template in asked)
     manifest = (tmp_path / "job.yaml").read_text()
     assert f"command: [{', '.join(json.loads(told['CMD']))}]" in manifest
     assert not told["USER"].startswith(("0", "root"))
@@ -73,7 +128,7 @@ def test_nothing_is_written_over_without_force(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--template", "keras"], "take plain"),
+        (["--template", "_common"], "take accelerate, lightning, pytorch, transformers"),
         (["--name", "Not A Name"], "metadata.name"),
         (["--workers", "0"], "1..4000"),
         (["--shards", "999"], "1..256"),

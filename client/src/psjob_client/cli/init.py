@@ -16,24 +16,24 @@ from psjob_client.local.errors import BadInput
 from psjob_operator.api.load import load_job
 
 TEMPLATES = files("psjob_client") / "templates"
-"""A folder a template, each file with this suffix:"""
+"""A folder a template, each file with this suffix; what all have in common is in `_common`."""
 SUFFIX = ".tmpl"
-TORCH = "2.15.0"
-"""For the Dockerfile, where torch is not installed here."""
+TESTED = {"torch": "2.15.0", "transformers": "5.23.0", "lightning": "2.6.6", "accelerate": "1.15.0"}
+"""For requirements.txt, where a package is not installed here."""
 EXAMPLES = """Examples:
 
   psjob init
 
-  psjob init mnist --image registry.example.com/me/mnist:1 --workers 4
+  psjob init hello && psjob run hello/job.yaml
 
-  cd mnist && psjob run job.yaml
+  psjob init mnist --template lightning --image registry.example.com/me/mnist:1 --workers 4
 
 Exit codes: 0 the files are written, 2 nothing was written."""
 
 
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files are written; made if it is not there.")] = Path(),
-    template: Annotated[str, typer.Option(help="What to start from.")] = "plain",
+    template: Annotated[str, typer.Option(help="What the script trains with: pytorch, transformers, lightning or accelerate.")] = "pytorch",
     name: Annotated[str | None, typer.Option(help="The job's name; absent: made from the folder's.")] = None,
     image: Annotated[str | None, typer.Option(help="The workers' image; absent: registry.example.com/NAME:1.")] = None,
     workers: Annotated[int, typer.Option(metavar="N", help="Number of workers.")] = 2,
@@ -43,7 +43,7 @@ def init(
     """Write a manifest, a training script and a Dockerfile to start from."""
     name = name if name is not None else job_name(folder.absolute().name)
     image = image if image is not None else f"registry.example.com/{name}:1"
-    words = {"name": name, "image": image, "workers": str(workers), "shards": str(shards), "torch": _torch()}
+    words = {"name": name, "image": image, "workers": str(workers), "shards": str(shards), **versions()}
     made = {file: Template(text).substitute(words) for file, text in _texts(template).items()}
     job, problems = load_job(made["job.yaml"])
     if job is None:
@@ -58,26 +58,40 @@ def init(
     _write(folder, made)
     typer.echo(f"{name}: wrote {', '.join(made)} in {folder.absolute()}")
     typer.echo("Next:")
-    if folder.absolute() != Path.cwd():
-        typer.echo(f"  cd {shlex.quote(str(folder))}")
-    typer.echo("  psjob run job.yaml        trains on this machine")
-    typer.echo(f"  docker build -t {image} . && docker push {image}")
-    typer.echo("  psjob submit job.yaml     trains on a cluster")
+    if any(_installed(package) is None for package in _packages(made)):
+        typer.echo(f"  pip install -r {_path(folder, 'requirements.txt')}")
+    typer.echo(f"  psjob run {_path(folder, 'job.yaml')}        trains on this machine")
+    typer.echo(f"  docker build -t {image} {shlex.quote(str(folder))} && docker push {image}")
+    typer.echo(f"  psjob submit {_path(folder, 'job.yaml')}     trains on a cluster")
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that scripts import: what is installed here, else what psjob is tested with."""
+    return {package: _installed(package) or tested for package, tested in TESTED.items()}
 
 
 def _texts(template: str) -> dict[str, str]:
     names = sorted(place.name for place in TEMPLATES.iterdir() if place.is_dir() and not place.name.startswith("_"))
     if template not in names:
         raise BadInput(f"--template {template}: there is no such template; take {', '.join(names)}")
-    places = sorted((TEMPLATES / template).iterdir(), key=lambda place: (place.name != "job.yaml.tmpl", place.name))
-    return {place.name.removesuffix(SUFFIX): place.read_text() for place in places if place.name.endswith(SUFFIX)}
+    places = [place for folder in ("_common", template) for place in (TEMPLATES / folder).iterdir() if place.name.endswith(SUFFIX)]
+    places.sort(key=lambda place: (place.name != "job.yaml.tmpl", place.name))
+    return {place.name.removesuffix(SUFFIX): place.read_text() for place in places}
 
 
-def _torch() -> str:
+def _packages(made: dict[str, str]) -> list[str]:
+    return [line.partition("==")[0] for line in made["requirements.txt"].split()]
+
+
+def _installed(package: str) -> str | None:
     try:
-        return version("torch").partition("+")[0]
+        return version(package).partition("+")[0]
     except PackageNotFoundError:
-        return TORCH
+        return None
+
+
+def _path(folder: Path, file: str) -> str:
+    return shlex.quote(str(folder / file))
 
 
 def _write(folder: Path, made: dict[str, str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -85,10 +87,12 @@ def submit(
             name = await place.submit(as_written(made), work_folder=work_folder)
         else:
             name = await place.submit(as_written(made))
+        view = await client.get(name)
         if output is Form.table:
-            said = f"{name} runs; `psjob logs {name} -f` follows it" if where.says_local else f"{WHAT}/{name} created"
-            typer.echo(said)
-        return await client.wait(name, timeout=most) if wait else await client.get(name)
+            same = where if where.says_local else replace(where, namespace=view.namespace)
+            said = f"{name} runs" if where.says_local else f"{WHAT}/{name} created"
+            typer.echo(f"{said}; `{shlex.join(['psjob', 'logs', name, '-f', *same.words()])}` follows it")
+        return await client.wait(name, timeout=most) if wait else view
 
     view = go(client, starting())
     if not data(output, view) and output is Form.name:
@@ -250,4 +254,5 @@ def _patched(name: str, change: str) -> str:
 
 
 def _tell(view: JobView) -> None:
-    typer.echo(f"{view.id} is {view.phase} at {view.unit} {view.progress.step}")
+    place = "on this machine" if view.where == "local" else f"in namespace {view.namespace}"
+    typer.echo(f"{view.id} {place} is {view.phase} at {view.unit} {view.progress.step}")

@@ -60,6 +60,11 @@ class Where:
         """Where runs of this machine are looked for."""
         return self.folder or Path.cwd()
 
+    def words(self) -> list[str]:
+        """The options that say the same again. A run that is found by its name in the current folder needs none."""
+        given = {"--folder": self.folder, "-n": self.namespace, "--context": self.context, "--kubeconfig": self.kubeconfig}
+        return [word for option, value in given.items() if value is not None for word in (option, str(value))]
+
     def machine(self) -> AsyncClient:
         """This machine."""
         return AsyncClient.local(self.here)

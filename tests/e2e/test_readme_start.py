@@ -1,0 +1,111 @@
+"""README as a stranger follows it, alone: from nothing to a first training step, on a laptop and on a cluster at hand.
+
+Nothing of psjob is installed at first. The packages that it needs are there already, as with a warm cache.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from hack import wheels
+from hack.index import serving
+from hack.newcomer import Typed, environment, first_step, follow
+from hack.readme import commands
+from tests.cluster_fixtures import Cluster
+from tests.e2e.kube import ROOT, Kube, install, tool
+from tests.newcomer import third_party
+
+README = (ROOT / "README.md").read_text()
+LAPTOP, CLUSTER = "On a laptop", "On a cluster"
+SECONDS = 480.0
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    dist = tmp_path_factory.mktemp("dist")
+    assert wheels.main([str(dist)]) == 0
+    with serving(dist) as address:
+        yield address
+
+
+def typed(page: list[str], tmp_path: Path, index: str, **more: str) -> tuple[Path, Typed]:
+    """Those commands in an empty folder, on a machine without psjob; the folder, and what came of it."""
+    folder = tmp_path / "empty"
+    folder.mkdir(exist_ok=True)
+    more = {"PYTHONPATH": str(third_party(tmp_path / "third-party")), "OMP_NUM_THREADS": "1", **more}
+    done = follow(page, folder, environment(tmp_path, index, more), SECONDS)
+    for command, seconds in done.seconds():
+        print(f"{seconds:7.1f} s  {command}")
+    assert done.code == 0, f"{page[len(done.ended)]} failed:\n{done.output[-4000:]}"
+    return folder, done
+
+
+def test_three_commands_are_enough() -> None:
+    """`psjob init`, `psjob run`, `psjob submit`: with nothing between them but the images and the operator."""
+    page = [*commands(README, LAPTOP), *commands(README, CLUSTER)]
+    ours = [shlex.split(command)[1] for command in page if command.startswith("psjob ") and "--fault" not in command]
+    assert ours[:3] == ["init", "run", "submit"]
+
+
+def test_a_laptop(tmp_path: Path, index: str) -> None:
+    page = commands(README, LAPTOP)
+    folder, done = typed(page, tmp_path, index)
+    print(f"the first step: {first_step(folder) - done.began:.1f} s after the first command")
+    assert "Successfully installed psjob-" in done.output
+    runs = re.findall(r"^Complete: 280 steps", done.output, re.MULTILINE)
+    assert len(runs) == 2, done.output
+    summaries = [json.loads(path.read_text()) for path in folder.glob(".psjob/*/summary.json")]
+    assert sorted(len(one["restarts"]) for one in summaries) == [0, 1]
+    assert len({one["weights_sha256"] for one in summaries}) == 1, "a killed shard changes no bit"
+    accuracies = [float(text) for text in re.findall(r"^accuracy (\S+)$", done.output, re.MULTILINE)]
+    assert len(accuracies) == 2 and min(accuracies) > 0.85
+
+
+@pytest.fixture
+def bare_cluster(home: Kube, node_cluster: Cluster) -> Iterator[Cluster]:
+    """Real nodes without psjob; the operator of the other tests is put back at the end."""
+    home.kubectl("delete", "crd", "pstrainingjobs.psjob.dev", "--timeout=60s")  # with all jobs, while an operator is there to end them
+    home.helm("uninstall", "psjob", "--wait")
+    yield node_cluster
+    home.kubectl("delete", "psj", "--all", "--timeout=60s", "--ignore-not-found", namespace="default")
+    home.helm("uninstall", "psjob", "--wait", "--ignore-not-found")
+    install(home, "--take-ownership", "--force-conflicts")
+
+
+@pytest.mark.cluster
+@pytest.mark.serial
+@pytest.mark.e2e
+@pytest.mark.timeout(900)
+def test_a_cluster_at_hand(tmp_path: Path, index: str, bare_cluster: Cluster) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("helm", "kubectl"):
+        (programs / name).symlink_to(tool(name))
+    docker = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "tests.e2e.docker_here", str(bare_cluster.state)]
+    (programs / "docker").write_text(f'#!/bin/sh\nexec {shlex.join(docker)} "$@"\n')
+    (programs / "docker").chmod(0o755)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "psjob").symlink_to(ROOT)
+    page = [command for command in [*commands(README, LAPTOP), *commands(README, CLUSTER)] if "--fault" not in command]
+    _, done = typed(page, tmp_path, index, PATH=str(programs), KUBECONFIG=str(bare_cluster.kubeconfig))
+    times = dict(zip(page, [done.began, *done.ended[:-1]], strict=True))
+    (installing,) = (at for command, at in times.items() if command.startswith("helm install"))
+    print(f"the first epoch: {first_epoch(bare_cluster) - installing:.1f} s after helm install began")
+    told = done.output.partition("psjob.dev/hello created")[2]
+    assert "`psjob logs hello -f -n default` follows it" in told and "epoch 5 of 5: accuracy" in told
+    assert "hello in namespace default is Complete at step 280" in told
+
+
+def first_epoch(cluster: Cluster) -> float:
+    """When the job told its first epoch, by the wall clock: 56 steps after its beginning."""
+    lines = cluster.run_kubectl("logs", "hello-worker-0-r1", "-n", "default", "--timestamps").stdout.splitlines()
+    (told,) = (line for line in lines if "epoch 1 of 5" in line)
+    return datetime.fromisoformat(told.split()[0]).timestamp()
