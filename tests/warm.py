@@ -46,19 +46,79 @@ def call(
     preloaded: Sequence[str] = PRELOADED,
 ) -> tuple[int, str]:
     """Run `python -m MODULE ARGV` in `folder`, as `run`; `preloaded` are imported before, once for all calls with the same."""
+    output = folder / "output.txt"
+    process = start(folder, module, argv, environment, output, output, preloaded)
+    try:
+        return process.wait(seconds), output.read_text()
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        process.kill()
+        raise AssertionError(f"psjob {' '.join(argv)} did not end in {seconds:.0f} s:\n{output.read_text()[-4000:]}") from None
+
+
+class Started:
+    """A program that was started: the part of `subprocess.Popen` that tests use. What it prints goes into files."""
+
+    def __init__(self, process: Any, output: Path, told: Path) -> None:
+        self._process = process
+        self._files = output, told
+        self.pid: int = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """As Popen's: minus the signal that ended it; None while it runs."""
+        code: int | None = self._process.exitcode
+        return code
+
+    def poll(self) -> int | None:
+        """The same."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code. Raises TimeoutExpired."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """All that it printed on both streams, when it has ended. Raises TimeoutExpired."""
+        self.wait(timeout)
+        output, told = (file.read_text() for file in self._files)
+        return output, told
+
+    def send_signal(self, number: int) -> None:
+        """To it alone; nothing where it has ended."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def start(
+    folder: Path,
+    module: str,
+    argv: Sequence[str],
+    environment: Mapping[str, str] | None,
+    output: Path,
+    told: Path,
+    preloaded: Sequence[str] = PRELOADED,
+) -> Started:
+    """Start `python -m MODULE ARGV` in `folder`; it prints into these files."""
     context = multiprocessing.get_context("forkserver")
     _take_server(tuple(preloaded))
-    output = folder / "output.txt"
     env = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
-    process = context.Process(target=_command, args=(str(folder), module, list(argv), env, str(output)))
+    process = context.Process(target=_command, args=(str(folder), module, list(argv), env, str(output), str(told)))
     process.start()
-    process.join(seconds)
-    if process.exitcode is None:
-        os.killpg(process.pid or 0, signal.SIGTERM)
-        process.join(10)
-        process.kill()
-        raise AssertionError(f"psjob {' '.join(argv)} did not end in {seconds:.0f} s:\n{output.read_text()[-4000:]}")
-    return process.exitcode, output.read_text()
+    return Started(process, output, told)
 
 
 _servers: dict[tuple[str, ...], forkserver.ForkServer] = {}
@@ -74,10 +134,10 @@ def _take_server(preloaded: tuple[str, ...]) -> None:
     forkserver.connect_to_new_process = server.connect_to_new_process
 
 
-def _command(folder: str, module: str, argv: list[str], env: dict[str, str], output: str) -> None:
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+def _command(folder: str, module: str, argv: list[str], env: dict[str, str], output: str, told: str) -> None:
+    files = [os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644) for name in (output, told)]
     subprocess.Popen = Warm  # type: ignore[misc]
-    _become([sys.executable, "-m", module, *argv], env, folder, (0, file, file))
+    _become([sys.executable, "-m", module, *argv], env, folder, (0, *files))
 
 
 class Warm(subprocess.Popen[Any]):
@@ -99,7 +159,7 @@ class Warm(subprocess.Popen[Any]):
         self._child_created = True
 
 
-def _become(words: list[str], env: dict[str, str], folder: str | None, files: tuple[int, int, int], before: Any = None) -> NoReturn:
+def _become(words: list[str], env: dict[str, str], folder: str | None, files: tuple[int, ...], before: Any = None) -> NoReturn:
     """Be the Python program of `words` from here on."""
     code = 70
     try:
@@ -158,6 +218,8 @@ def _run(words: list[str]) -> int:
             sys.path.insert(0, place)
     if words[1] == "-m":
         sys.argv = [words[2], *words[3:]]
+        sys.path.insert(0, os.getcwd())
+        sys.modules.pop(words[2], None)
         exits._outermost = _frame_of("__main__")
         runpy.run_module(words[2], run_name="__main__", alter_sys=True)
         return 0

@@ -12,6 +12,8 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
+from tests import warm
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
@@ -55,14 +57,20 @@ def manifest(folder: Path, script: str, *args: str, mode: str = "sync", workers:
     return path
 
 
-def start(folder: Path, job: Path, *options: str) -> subprocess.Popen[str]:
-    """`psjob run` of `job` in `folder`."""
+def start(folder: Path, job: Path, *options: str) -> warm.Started:
+    """`psjob run` of `job` in `folder`, whose processes are forks of one that has imported torch."""
+    argv = ["run", str(job), "--summary", "summary.json", *options]
+    return warm.start(folder, "psjob_client.cli.main", argv, None, folder / "output.txt", folder / "told.txt")
+
+
+def start_cold(folder: Path, job: Path, *options: str) -> subprocess.Popen[str]:
+    """The same as a user starts it, where that is what is tested."""
     argv = [sys.executable, "-m", "psjob_client.cli.main", "run", str(job), "--summary", "summary.json", *options]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(argv, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def end(folder: Path, process: subprocess.Popen[str], timeout: float = 300) -> Ended:
+def end(folder: Path, process: warm.Started | subprocess.Popen[str], timeout: float = 300) -> Ended:
     """Its end."""
     try:
         output, told = process.communicate(timeout=timeout)
@@ -77,6 +85,11 @@ def end(folder: Path, process: subprocess.Popen[str], timeout: float = 300) -> E
 def run(folder: Path, job: Path, *options: str, timeout: float = 300) -> Ended:
     """A whole run."""
     return end(folder, start(folder, job, *options), timeout)
+
+
+def run_cold(folder: Path, job: Path, *options: str, timeout: float = 300) -> Ended:
+    """A whole run, started as a user does."""
+    return end(folder, start_cold(folder, job, *options), timeout)
 
 
 def show(ended: Ended) -> None:

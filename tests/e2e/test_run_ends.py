@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.local_job import end, manifest, run, start
+from tests.e2e.local_job import end, manifest, run_cold, start_cold
 
 NOTHING, SOMETHING = 2.0, 10.0
 """Seconds in which it ends where there is nothing to save, and else."""
@@ -24,7 +24,7 @@ STATES = {
 @pytest.mark.parametrize("state", STATES)
 def test_ctrl_c_ends_a_job_in_any_state(tmp_path: Path, state: str) -> None:
     job = manifest(tmp_path, "states.py", state, every=1000)
-    process = start(tmp_path, job)
+    process = start_cold(tmp_path, job)
     limit = time.monotonic() + 100
     while not (tmp_path / "there").exists():
         assert process.poll() is None and time.monotonic() < limit
@@ -60,7 +60,7 @@ SCRIPTS = {
 def test_a_script_that_fails_by_itself_ends_the_job_and_its_first_error_is_shown(tmp_path: Path, name: str) -> None:
     text, words, starts = SCRIPTS[name]
     (tmp_path / "own.py").write_text(text)
-    ended = run(tmp_path, manifest(tmp_path, "own.py"))
+    ended = run_cold(tmp_path, manifest(tmp_path, "own.py"))
     assert ended.code == 1, ended.told
     last = ended.told.strip().splitlines()[-1]
     assert last.startswith("Failed: ScriptFailed: ") and all(word in last for word in words), ended.told

@@ -82,7 +82,7 @@ def test_crashes_of_all_kinds_are_no_ends(tmp_path: Path) -> None:
 def test_a_worker_that_crashes_after_it_has_left_is_told_that_training_is_done(tmp_path: Path) -> None:
     """It looks for shards that have gone: they come back for it, and nobody searches until the deadline of connecting."""
     job = manifest(tmp_path, ["late.py", "20"], checkpoint={"everySteps": 10, "interval": "1h"})
-    ran = train(tmp_path, job)
+    ran = train(tmp_path, job, cold=True)
     assert ran.summary["restarts"] == {"Error": 1, "Finished": 2}, ran.err
     assert [worker["start"] for worker in ran.summary["workers"]] == [1, 2] and ran.summary["attempts"] == [2, 2]
     assert ran.summary["steps"] == 20 and "exit code 5" in ran.err

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from tests import warm
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 SECONDS = 900.0
@@ -70,17 +72,20 @@ def manifest(folder: Path, command: Sequence[str], *, workers: int = 2, shards: 
     return path
 
 
-def start(folder: Path, job: Path, *args: str) -> subprocess.Popen[str]:
-    """`psjob run` of `job` in `folder`, in a session of its own."""
-    words = [sys.executable, "-m", "psjob_client.cli.main", "run", str(job), "--no-progress", "--summary", "summary.json", *args]
+def start(folder: Path, job: Path, *args: str, cold: bool = False) -> warm.Started | subprocess.Popen[str]:
+    """`psjob run` of `job` in `folder`, in a session of its own; but for `cold` its processes are forks of one that has imported torch."""
+    words = ["run", str(job), "--no-progress", "--summary", "summary.json", *args]
     (folder / "summary.json").unlink(missing_ok=True)
-    return subprocess.Popen(
-        words, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    if cold:
+        return subprocess.Popen(
+            [sys.executable, "-m", "psjob_client.cli.main", *words],
+            cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    return warm.start(folder, "psjob_client.cli.main", words, None, folder / "output.txt", folder / "told.txt")
 
 
-def finish(process: subprocess.Popen[str], folder: Path, seconds: float = SECONDS) -> Ran:
+def finish(process: warm.Started | subprocess.Popen[str], folder: Path, seconds: float = SECONDS) -> Ran:
     """Wait for a job's end; one that hangs is asked to stop, and fails the test with what it said."""
     try:
         out, err = process.communicate(timeout=seconds)
@@ -96,9 +101,9 @@ def finish(process: subprocess.Popen[str], folder: Path, seconds: float = SECOND
     return Ran(process.returncode, out, err, told, folder / ".psjob" / str(told.get("run", "none")))
 
 
-def train(folder: Path, job: Path, *args: str, expect: int = 0) -> Ran:
+def train(folder: Path, job: Path, *args: str, expect: int = 0, cold: bool = False) -> Ran:
     """Run `job` to its end and check how it ended."""
-    ran = finish(start(folder, job, *args), folder)
+    ran = finish(start(folder, job, *args, cold=cold), folder)
     assert ran.code == expect, f"exit code {ran.code}:\n{ran.out[-2000:]}\n{ran.err[-4000:]}\n{_tails(folder)}"
     return ran
 
