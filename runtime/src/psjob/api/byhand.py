@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -29,13 +29,24 @@ class Change:
 
 @dataclass
 class _Look:
-    """Where the values of a parameter lie, and what they were."""
+    """Where a parameter lies, and a view of some of its values."""
 
     place: int
     kind: tuple[torch.Size, torch.dtype, torch.device]
     values: torch.Tensor
-    version: int = 0
-    held: torch.Tensor | None = None
+
+
+@dataclass
+class _Turn:
+    """Parameters that are looked at together; those of a device and size of number are read as one tensor."""
+
+    rows: list[int]
+    groups: list[list[int]] = field(default_factory=list)
+    views: list[list[torch.Tensor]] = field(default_factory=list)
+
+    def read(self) -> list[torch.Tensor]:
+        """The values as they are, for each group."""
+        return [torch.cat(views) for views in self.views]
 
 
 class ByHand:
@@ -43,12 +54,14 @@ class ByHand:
 
     def __init__(self, parameters: Sequence[torch.Tensor], lent: Callable[[int], bool]) -> None:
         self._parameters, self._lent = parameters, lent
-        self._count = max(LEAST, VALUES // max(1, min(len(parameters), ROWS)))
+        there = [row for row, p in enumerate(parameters) if _readable(p)]
+        self._count = max(LEAST, VALUES // max(1, min(len(there), ROWS)))
+        self._turns = [_Turn(there[begin : begin + ROWS]) for begin in range(0, len(there), ROWS)]
         self._looks: dict[int, _Look] = {}
-        self._rows: list[int] = []
-        """Of the last `remember`; none while a step is under way."""
-        self._groups: list[tuple[list[int], torch.Tensor]] = []
-        self._turn = 0
+        self._now: _Turn | None = None
+        """Of the last `remember`; None while a step is under way."""
+        self._held: list[torch.Tensor] = []
+        self._versions: list[int] = []
         self._doubted: set[int] = set()
         """Written to in place without a change of the values that were looked at."""
         self._whole: dict[int, torch.Tensor] = {}
@@ -56,75 +69,74 @@ class ByHand:
 
     def forget(self) -> None:
         """A step begins: where it does not come to its end, nobody knows what the weights should be."""
-        self._rows = []
+        self._now = None
 
     def remember(self) -> None:
         """The weights are the job's now."""
-        there = [row for row, p in enumerate(self._parameters) if _readable(p)]
-        if len(there) > ROWS:
-            there = (there[self._turn :] + there[: self._turn])[:ROWS]
-            self._turn = (self._turn + ROWS) % len(self._parameters)
+        if not self._turns:
+            return
+        turn = self._turns.pop(0)
+        self._turns.append(turn)
         with torch.no_grad():
-            self._look(there)
-            self._groups = []
-            kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-            for row in there:
-                look = self._looks[row]
-                kinds.setdefault((look.kind[2], look.values.dtype), []).append(row)
-            for rows in kinds.values():
-                held = torch.cat([self._looks[row].values for row in rows])
-                self._groups.append((rows, held))
-                for row, part in zip(rows, held.split([self._looks[row].values.numel() for row in rows]), strict=True):
-                    self._looks[row].held = part
-            for row in there:
-                self._looks[row].version = _version(self._parameters[row])
+            self._find(turn)
+            self._held = turn.read()
+            self._versions = [_version(self._parameters[row]) for row in turn.rows]
             self._whole = {row: self._parameters[row].detach().clone() for row in self._doubted}
         self._doubted.clear()
-        self._rows = there
+        self._now = turn
 
     def change(self) -> Change | None:
         """The first parameter that is not as it was remembered."""
+        if self._now is None:
+            return None
         with torch.no_grad():
-            moved = self._look(self._rows)
-            for row in moved:
-                before, now = moved[row], self._looks[row].kind
-                if before != now:
-                    return Change(row, f"it was {_kind(before)} and is {_kind(now)}")
-            if self._rows and not all(torch.equal(torch.cat([self._looks[row].values for row in rows]), held) for rows, held in self._groups):
-                for row in self._rows:
-                    look = self._looks[row]
-                    assert look.held is not None
-                    found = _difference(look.held, look.values, self._parameters[row].dtype)
-                    if found is not None and not self._lent(row):
-                        return Change(row, found)
-            return self._change_elsewhere()
+            for row, before in self._find(self._now):
+                kind = self._looks[row].kind
+                if before != kind:
+                    return Change(row, f"it was {_kind(before)} and is {_kind(kind)}")
+            return self._of_values(self._now) or self._elsewhere(self._now)
 
-    def _change_elsewhere(self) -> Change | None:
-        """Of parameters that were written to, beside the values that are looked at: of those the whole is compared next time."""
-        for row in self._rows:
-            p = self._parameters[row]
-            if self._looks[row].version == _version(p):
+    def _of_values(self, turn: _Turn) -> Change | None:
+        for rows, held, now in zip(turn.groups, self._held, turn.read(), strict=True):
+            if torch.equal(held, now):
                 continue
-            self._doubted.add(row)
-            whole = self._whole.get(row)
-            if whole is not None and whole.shape == p.shape:
-                found = _difference(_bits(whole).flatten(), _bits(p.detach()).flatten(), p.dtype)
-                if found is not None and not self._lent(row):
-                    return Change(row, found)
+            sizes = [self._looks[row].values.numel() for row in rows]
+            for row, before, after in zip(rows, torch.split(held, sizes), torch.split(now, sizes), strict=True):
+                if (found := self._seen(row, before, after)) is not None:
+                    return found
         return None
 
-    def _look(self, rows: Sequence[int]) -> dict[int, tuple[torch.Size, torch.dtype, torch.device]]:
-        """Find the values of each where it lies now; what those were that lie elsewhere."""
-        moved = {}
-        for row in rows:
-            p, look = self._parameters[row], self._looks.get(row)
-            if look is not None and look.place == p.data_ptr() and look.kind == (p.shape, p.dtype, p.device):
+    def _elsewhere(self, turn: _Turn) -> Change | None:
+        """Of parameters that were written to, beside the values that are looked at: of those the whole is compared next time."""
+        for row, version in zip(turn.rows, self._versions, strict=True):
+            p = self._parameters[row]
+            if version == _version(p):
                 continue
-            fresh = _Look(p.data_ptr(), (p.shape, p.dtype, p.device), _sample(p.detach(), self._count))
-            if look is not None:
-                moved[row] = look.kind
-                fresh.version, fresh.held = look.version, look.held
-            self._looks[row] = fresh
+            self._doubted.add(row)
+            if row in self._whole and (found := self._seen(row, *(_bits(t.detach()).flatten() for t in (self._whole[row], p)))) is not None:
+                return found
+        return None
+
+    def _seen(self, row: int, before: torch.Tensor, now: torch.Tensor) -> Change | None:
+        found = _difference(before, now, self._parameters[row].dtype)
+        return None if found is None or self._lent(row) else Change(row, found)
+
+    def _find(self, turn: _Turn) -> list[tuple[int, tuple[torch.Size, torch.dtype, torch.device]]]:
+        """Look where each parameter lies now; rows and what they were before, of those that lie elsewhere."""
+        moved = []
+        for row in turn.rows:
+            p, look = self._parameters[row], self._looks.get(row)
+            if look is None or look.place != p.data_ptr():
+                kind = p.shape, p.dtype, p.device
+                moved.append((row, kind if look is None else look.kind))
+                self._looks[row] = _Look(p.data_ptr(), kind, _sample(p.detach(), self._count))
+        if moved:
+            kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+            for row in turn.rows:
+                values = self._looks[row].values
+                kinds.setdefault((values.device, values.dtype), []).append(row)
+            turn.groups = list(kinds.values())
+            turn.views = [[self._looks[row].values for row in rows] for rows in turn.groups]
         return moved
 
 
@@ -145,7 +157,7 @@ def _bits(p: torch.Tensor) -> torch.Tensor:
 def _sample(p: torch.Tensor, count: int) -> torch.Tensor:
     """A view of at most `count` values, spread over `p`."""
     p = _bits(p)
-    dense = p.permute(sorted(range(p.dim()), key=lambda d: -p.stride(d)))
+    dense = p.permute(sorted(range(p.dim()), key=p.stride, reverse=True))
     if not dense.is_contiguous():
         return p.as_strided((min(*p.shape, count, count),), (sum(p.stride()),))
     step = max(1, p.numel() // count)
