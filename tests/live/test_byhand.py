@@ -45,8 +45,8 @@ def test_it_is_refused_by_name(tmp_path: Path, transport: str, mode: str, capfd:
         assert ended.value.code == contract.EXIT_REFUSED
         worker.die()
         said = capfd.readouterr().err
-        assert "parameter 2.weight was changed by hand since the weights were taken at step 2 (a value was" in said
-        assert "set training.updateAt: worker" in said
+        assert "parameter 2.weight was changed by hand after step 2 (a value was" in said
+        assert "put them back before a step, or set training.updateAt: worker" in said
 
 
 @pytest.mark.parametrize("transport", ["tcp", "auto"])

@@ -177,8 +177,8 @@ def _difference(before: torch.Tensor, now: torch.Tensor, dtype: torch.dtype) -> 
     if not len(places):
         return None
     place = int(places[0])
-    several = f", and {len(places) - 1} more of {len(old)} that were compared" if len(places) > 1 else ""
-    return f"a value was {old[place].item():.6g} and is {new[place].item():.6g}{several}"
+    several = f", one of {len(places)}" if len(places) > 1 else ""
+    return f"a value was {old[place].item():.4g} and is {new[place].item():.4g}{several}"
 
 
 def _kind(kind: tuple[torch.Size, torch.dtype, torch.device]) -> str:
