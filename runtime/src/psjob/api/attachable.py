@@ -28,6 +28,12 @@ def check(
     for name, p in model.named_parameters():
         if p.requires_grad and p not in trained:
             raise Refused(f"parameter {name} needs a gradient but is in no group of the optimizer; add it, or set requires_grad to False")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.max_norm is not None and module.weight.requires_grad:
+            raise Refused(
+                f"{type(module).__name__} {name or '(the model)'} has max_norm {module.max_norm:g}: each worker would change the rows that "
+                "it looks up; leave max_norm out and bring the rows to their norm in forward"
+            )
     if any(_steps(state) for state in optimizer.state.values()):
         raise Refused(
             "the optimizer holds state from steps before attach, which the shards could not take over; attach it new, "

@@ -17,6 +17,7 @@ from psjob.api.pairs import Models, Pair, joined
 from psjob.api.places import Places
 from psjob.api.recording import PlainState, Recording
 from psjob.api.rulechoice import as_it_runs, check_clipping, check_reduction, check_several, check_state, check_tables, chosen
+from psjob.api.weightguard import WeightGuard
 from psjob.embeddings.rowtables import RowTables
 from psjob.process import config
 from psjob.process.errors import Refused, exit_refused, leave_message
@@ -78,6 +79,7 @@ class AttachedJob:
         self.inputs = FirstInputs(pairs[0].model, lambda sums: self.session.inputs(sums)) if several else None
         """None where there is nobody to have the same data, or the script uses `ps.shard`."""
         self.clipping = clipping.Clipping(place.config.max_grad_norm)
+        self.by_hand = WeightGuard(self)
         self.restored: record.ResumeRecord | None = None
         self.records = Recording(self.session, model, optimizer, self._kept(stateful), ahead=not self.steps_alone and self.half is None)
 
@@ -122,6 +124,7 @@ class AttachedJob:
             cursor = self.restored.cursor
             self.carry_out(lambda: self.places.load(cursor))
             self.replay -= self.restored.step
+        self.by_hand.joined()
 
     @property
     def made(self) -> int:
@@ -155,6 +158,8 @@ class AttachedJob:
 
         A record belongs to the start of a round, and to a moment at which no gradient is accumulated: a step is begun anew from it.
         """
+        if self.places.batches:
+            self.by_hand.refuse_without_step()
         within = (self.rounds is not None and self.rounds.open) or (self.places.batches > 0 and self.training)
         if self.replay or within:
             self.carry_out(self.session.stir if self.replay else self.session.inside_round)
@@ -169,6 +174,7 @@ class AttachedJob:
 
     def leave(self) -> None:
         self._end_round()
+        self.by_hand.leave()
         self.carry_out(lambda: self.session.leave(lambda: self.records.make(self.places.state, last=True), self.parameters))
 
     # -- steps ---------------------------------------------------------------------------------
@@ -220,6 +226,7 @@ class AttachedJob:
             if p.grad is not None and scale != 1.0:
                 p.grad.mul_(scale)
         self._clear_marks()
+        self.by_hand.forget()
         self.carry_out(lambda: rounds.step(original, skip))
 
     def _end_round(self) -> bool:
@@ -263,6 +270,7 @@ class AttachedJob:
         return [] if self.session.reduces else self.lr.hyperparameters(self.choice.hyperparameters(self.optimizer), self.session.clock)
 
     def _exchange(self, grads: list[torch.Tensor | None] | None, skip: bool, scale: float, original: Callable[[], Any] | None) -> None:
+        self.by_hand.refuse_before_step()
         clock, hyperparameters = self.session.clock, self.carry_out(self._hyperparameters)
         rows = [None] * len(self.tables.specs) if grads is None else self.tables.gradients(scale)
         skip = self.carry_out(lambda: self.session.exchange.finite.skips(grads, rows, skip))
@@ -277,6 +285,7 @@ class AttachedJob:
             if not self.places.known:  # the edge comes right after this step, and nothing of its record changes until then
                 self.session.exchange.meanwhile = self.records.prepare
             self.carry_out(lambda: self.session.exchange.push(grads, hyperparameters, skip, scale, self._taking(pair)))
+            self.by_hand.stepped()
             return
         own = [pair.has(row) for row in range(len(self.parameters))]
         means = [p.grad if mine and p.grad is not None else torch.empty_like(p) for p, mine in zip(self.parameters, own, strict=True)]

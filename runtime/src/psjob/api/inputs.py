@@ -27,7 +27,8 @@ class FirstInputs:
         self._sums: list[int] = []
         self._open = 0
         self._first: torch.nn.Module | None = None
-        self._hooks = [module.register_forward_pre_hook(self._look, with_kwargs=True) for module in model.modules()]
+        inside = getattr(model, "_orig_mod", model)  # torch.compile cannot trace a hook of the module that it returns
+        self._hooks = [module.register_forward_pre_hook(self._look, with_kwargs=True) for module in inside.modules()]
 
     def step(self) -> None:
         """A step was made of what was looked at since the last."""

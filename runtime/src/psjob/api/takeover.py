@@ -25,10 +25,17 @@ def take_over(job: AttachedJob, pair: Pair) -> None:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        own = (lambda: original.step(self)) if job.steps_alone else None
+        own = (lambda: _plain_step(closure, loss)) if job.steps_alone else None
         self._opt_called = True
         job.step(pair, own)
         return loss
+
+    def _plain_step(closure: Callable[[], Any] | None, loss: Any) -> None:
+        if closure is None:
+            original.step(optimizer)
+        else:
+            original.step(optimizer, job.by_hand.once(original.__name__, loss))
+            job.by_hand.forget()
 
     def state_dict(self: Any) -> dict[str, Any]:
         if job.steps_alone:

@@ -72,6 +72,15 @@ class Mirror:
         found = [None if homes.get(row) == target.data_ptr() else target for row, target in enumerate(targets)]
         return None if all(target is None or not target.numel() for target in found) else found
 
+    def shows(self, row: int, target: torch.Tensor) -> bool:
+        """Does `target` live here, and hold what the shard holds at this moment?"""
+        if self._homes.get(row) != target.data_ptr():
+            return False
+        now = torch.empty_like(target)
+        for block, _ in self.span.layout.pieces_of(row):
+            self._packs[block.index].scatter([now if other == row else None for other in range(len(self.span.layout.table))])
+        return torch.equal(now, target)
+
     def scatter(self, block: int, targets: Sequence[torch.Tensor | None]) -> None:
         """Copy a block's answer to the targets that are not None."""
         self._packs[block].scatter(targets)

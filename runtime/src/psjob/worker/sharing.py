@@ -85,6 +85,10 @@ class Sharing:
         if self._mirror is not None:
             self._mirror.refresh(block)
 
+    def shows(self, row: int, target: torch.Tensor) -> bool:
+        """Is what the row's parameter holds in this moment the shard's memory as it is?"""
+        return self._mirror is not None and self._mirror.shows(row, target.detach())
+
     def settle(self, others: int) -> None:
         """No update reaches the model any more: who reads it later sees what it holds. `others` may do the same at this moment."""
         if self._mirror is not None:

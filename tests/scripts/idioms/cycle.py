@@ -1,0 +1,20 @@
+"""Training by steps, with itertools: the batches of one pass again and again."""
+
+import itertools
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import psjob as ps
+
+torch.manual_seed(104)
+x = torch.randn(48, 6)
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+model, optimizer = ps.attach(model, optimizer)
+loader = ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True))
+for inputs, targets in itertools.islice(itertools.cycle(loader), 15):
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.step()

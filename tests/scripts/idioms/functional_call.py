@@ -1,0 +1,20 @@
+"""The model's parameters are given to functional_call."""
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.utils.data import DataLoader, TensorDataset
+
+import psjob as ps
+
+torch.manual_seed(112)
+x = torch.randn(48, 6)
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+model, optimizer = ps.attach(model, optimizer)
+
+for _ in range(2):
+    for inputs, targets in ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(functional_call(model, dict(model.named_parameters()), (inputs,)), targets).backward()
+        optimizer.step()

@@ -1,0 +1,18 @@
+"""No optimizer at all: the script steps by itself."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import psjob as ps
+
+torch.manual_seed(111)
+x = torch.randn(48, 6)
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+model, _ = ps.attach(model)
+for _ in range(2):
+    for inputs, targets in ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)):
+        model.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        for p in model.parameters():
+            p.data -= 0.05 * p.grad
