@@ -14,8 +14,7 @@ x = torch.randn(48, 6)
 model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 model, optimizer = ps.attach(model, optimizer)
-data = TensorDataset(x, x.sum(1, keepdim=True))
-draws = torch.utils.data
+data, draws = TensorDataset(x, x.sum(1, keepdim=True)), torch.utils.data
 
 
 class Halves(draws.Sampler):

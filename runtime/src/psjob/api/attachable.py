@@ -76,6 +76,11 @@ def table_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[
             name = names.get(p)
             if name is None:
                 raise Refused(f"the optimizer has a parameter of shape {tuple(p.shape)} that is not in the model given to attach")
+            if p.is_complex():
+                raise Refused(
+                    f"parameter {name} is {str(p.dtype).removeprefix('torch.')}; shards know real numbers, so make it real by "
+                    "torch.view_as_real and take torch.view_as_complex of it in forward"
+                )
             parameters.append(p)
             table.append(TensorSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), number))
     return parameters, table

@@ -13,6 +13,7 @@ from psjob.api.attachable import aliases, table_of
 from psjob.api.inputs import FirstInputs
 from psjob.api.later import AddedGroups
 from psjob.api.lrscaling import LrScaling
+from psjob.api.owngradients import OwnGradients
 from psjob.api.pairs import Models, Pair, joined
 from psjob.api.places import Places
 from psjob.api.recording import PlainState, Recording
@@ -78,6 +79,8 @@ class AttachedJob:
         several = place.config.workers > 1
         self.inputs = FirstInputs(pairs[0].model, lambda sums: self.session.inputs(sums)) if several else None
         """None where there is nobody to have the same data, or the script uses `ps.shard`."""
+        told = several and self.clips and not overlap and place.index == 0
+        self.gradients = OwnGradients(self.parameters, [spec.name for spec in table]) if told else None
         self.clipping = clipping.Clipping(place.config.max_grad_norm)
         self.by_hand = WeightGuard(self)
         self.restored: record.ResumeRecord | None = None
@@ -213,6 +216,10 @@ class AttachedJob:
             sparse = next(p for p, g in zip(self.parameters, grads, strict=True) if g is not None and g.layout is not torch.strided)
             self.refuse(f"a parameter of shape {tuple(sparse.shape)} has a sparse gradient; use dense gradients (sparse=False)")
         scale, skip = optimizers.amp(pair.optimizer)
+        if self.gradients is not None:
+            self.gradients.step(
+                (row for row, g in enumerate(grads) if g is not None), getattr(pair.optimizer, "found_inf", None) is not None
+            )
         if self.overlap is not None and getattr(pair.optimizer, "found_inf", None) is not None:
             self.refuse("overlap=True sends gradients before a GradScaler has unscaled them; attach without it, or train in bfloat16")
         if self.tables.counts and (getattr(pair.optimizer, "found_inf", None) is not None or self.place.config.non_finite == "skip"):

@@ -36,8 +36,9 @@ class WeightGuard:
         """The next step would undo what was changed."""
         if not self._job.steps_alone and (found := self._change()) is not None:
             self._job.refuse(
-                f"parameter {found[0]} was changed by hand after step {self._job.session.clock} ({found[1].seen}), and the shards hold the "
-                "weights; change them before attach or under a parametrization, put them back before a step, or set training.updateAt: worker"
+                f"parameter {found[0]} was changed by hand after step {self._job.session.clock} ({found[1].seen}), and the shards hold "
+                "the weights; change them before attach or under a parametrization, put them back before a step, or set "
+                "training.updateAt: worker"
             )
         self._weights.forget()
 

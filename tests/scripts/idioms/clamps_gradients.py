@@ -1,0 +1,21 @@
+"""Gradients are clamped by hand, each worker its own."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import psjob as ps
+
+torch.manual_seed(103)
+x = torch.randn(48, 6)
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+model, optimizer = ps.attach(model, optimizer)
+
+for _ in range(2):
+    for inputs, targets in ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        for p in model.parameters():
+            p.grad[:].clamp_(-0.01, 0.01)
+        optimizer.step()

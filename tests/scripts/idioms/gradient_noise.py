@@ -1,0 +1,21 @@
+"""Noise is added to the gradients by hand, each worker its own."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import psjob as ps
+
+torch.manual_seed(102)
+x = torch.randn(48, 6)
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+model, optimizer = ps.attach(model, optimizer)
+noise = torch.Generator().manual_seed(ps.rank())
+for _ in range(2):
+    for inputs, targets in ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        for p in model.parameters():
+            p.grad.add_(torch.randn(p.shape, generator=noise), alpha=0.01)
+        optimizer.step()
