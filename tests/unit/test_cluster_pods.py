@@ -88,9 +88,17 @@ def test_waiting_words_come_from_init_containers_first_and_starting_is_no_troubl
 
 
 def test_the_schedulers_words() -> None:
-    process = view(phase="Pending", conditions=[condition("PodScheduled", "False", reason="Unschedulable", message="0/3 nodes")]).process
-    assert process.unschedulable == "0/3 nodes" and process.scheduled is None
+    raw = pod(phase="Pending", conditions=[condition("PodScheduled", "False", reason="Unschedulable", message="0/3 nodes")])
+    del raw["spec"]["nodeName"]
+    found = parse(raw)
+    assert found is not None and found.process.unschedulable == "0/3 nodes" and found.process.scheduled is None
     assert view(conditions=[condition("PodScheduled")]).process.scheduled == unix(AT)
+
+
+def test_a_bound_pod_is_not_unschedulable_whatever_an_older_condition_says() -> None:
+    raw = pod(phase="Pending", conditions=[condition("PodScheduled", "False", reason="Unschedulable", message="0/3 nodes")])
+    found = parse(raw)
+    assert found is not None and raw["spec"]["nodeName"] and found.process.unschedulable == ""
 
 
 def test_when_it_must_be_asked_for_its_events_or_its_node() -> None:

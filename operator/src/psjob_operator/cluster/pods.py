@@ -74,7 +74,7 @@ def parse(raw: Mapping[str, Any]) -> PodView | None:
         lingering=ended is not None and status.get("phase") == "Running" and _others_run(status, name),
         pod_reason=_reason(status, conditions),
         pod_message=status.get("message") or (conditions.get("DisruptionTarget") or {}).get("message") or "",
-        unschedulable=_unschedulable(conditions),
+        unschedulable="" if spec.get("nodeName") else _unschedulable(conditions),  # a late word of the scheduler is not true of a bound pod
         sidecar_crash=_sidecar(spec, status, name),
         init_exit=_init_exit(spec, status),
     )
