@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from hack import wheels
+from hack.cluster.paths import cache
 from hack.index import serving
 from hack.newcomer import Typed, environment, first_step, follow
 from hack.readme import commands
@@ -89,7 +90,7 @@ def test_a_cluster_at_hand(tmp_path: Path, index: str, bare_cluster: Cluster) ->
     programs.mkdir()
     for name in ("helm", "kubectl"):
         (programs / name).symlink_to(tool(name))
-    docker = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "tests.e2e.docker_here", str(bare_cluster.state)]
+    docker = ["env", f"PYTHONPATH={ROOT}", f"PSJOB_CACHE={cache()}", sys.executable, "-m", "tests.e2e.docker_here", str(bare_cluster.state)]
     (programs / "docker").write_text(f'#!/bin/sh\nexec {shlex.join(docker)} "$@"\n')
     (programs / "docker").chmod(0o755)
     (tmp_path / "empty").mkdir()
