@@ -168,6 +168,30 @@ def test_the_removal_of_one_object_does_not_take_the_next_of_its_name() -> None:
     assert len(store.pods(KEY)) == 1
 
 
+def test_the_last_words_of_shard_0_outlive_its_pod() -> None:
+    def shard(version: int, uid: str, **status: Any) -> dict[str, Any]:
+        raw = pod(f"job-ps-0-a{uid}", version, uid, **status)
+        raw["metadata"]["labels"] |= {LABEL_ROLE: "shard", LABEL_INDEX: "0", LABEL_NUMBER: uid}
+        raw["spec"]["containers"] = [{"name": "shard"}]
+        return raw
+
+    over = {"phase": "Failed", "containerStatuses": [entry("shard", terminated={"exitCode": 75, "message": "{}"})]}
+    store = JobStore()
+    store.put(PODS, shard(1, "1"))
+    store.remove(PODS, shard(3, "1"))
+    assert store.farewell(KEY) is None, "removed by force: it said nothing"
+    store.put(PODS, shard(4, "2"))
+    store.remove(PODS, shard(6, "2", **over))
+    assert (gone := store.farewell(KEY)) is not None and gone.number == 2 and gone.exit is not None
+    store.put(PODS, shard(7, "3", **over))
+    store.replace(PODS, "", listing(9))
+    assert (gone := store.farewell(KEY)) is not None and gone.number == 3, "the watch was away, and a list told of the removal"
+    made = {"metadata": {"name": KEY.name, "namespace": KEY.namespace, "uid": "run", "resourceVersion": "1"}}
+    store.put(JOBS, made)
+    store.remove(JOBS, made)
+    assert store.farewell(KEY) is None, "nothing is kept of a job that is gone"
+
+
 def test_a_list_takes_away_what_it_does_not_hold_but_not_what_is_younger() -> None:
     store = JobStore()
     store.put(PODS, pod("job-worker-3-r1", version=3, uid="a"))

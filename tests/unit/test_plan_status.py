@@ -117,6 +117,22 @@ def test_the_last_words_of_shard_0_are_the_final_progress() -> None:
     assert "boom" in said(crashed.status)["Ready"].message and "coordinator" not in said(crashed.status)["Ready"].message
 
 
+def test_last_words_count_though_the_pod_was_removed_before_anybody_looked() -> None:
+    """A suspension: shard 0 makes a last checkpoint, ends, and its pod goes within one turn; nothing was pulled before."""
+    words = json.dumps({"status": {"attempt": 1, "coordinator": told(150)["coordinator"]}})
+    gone = pod("shard", 0, **ended(75, message=words), deleting=NOW - 1)
+    ending = replace(running(job(suspend=True)), processes=(), farewell=gone)
+    decided = plan(ending, NOW)
+    assert decided.status.phase == "Suspended" and decided.status.checkpoint is not None
+    assert decided.status.progress is not None and decided.status.progress.step == 150
+    older = plan(replace(ending, progress={**told(140), "attempt": 1}, progress_at=NOW - 9), NOW)
+    assert older.status.progress is not None and older.status.progress.step == 150, "words of the end are newer than those of the same pod"
+    newer = plan(replace(ending, progress={**told(160), "attempt": 2}, progress_at=NOW - 9), NOW)
+    assert newer.status.progress is not None and newer.status.progress.step == 160
+    other = plan(replace(ending, farewell=replace(gone, run="run-0")), NOW)
+    assert other.status.checkpoint is None, "words of another run of that name"
+
+
 @pytest.mark.parametrize("value", [None, "9", -1, True, 2**60, 1.5, [], float("nan")])
 def test_progress_is_parsed_with_suspicion(value: Any) -> None:
     decided = plan(replace(running(), progress=told(value)), NOW)

@@ -66,6 +66,7 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
         objects=await _objects(asking, store, job),
         progress=memory.progress,
         progress_at=memory.progress_at,
+        farewell=store.farewell(key),
         granted=frozenset(memory.granted),
         refusals=tuple(memory.refusals.values()),
         live=live,

@@ -14,6 +14,7 @@ from typing import Any
 from psjob_operator.cluster import pods
 from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, SERVICES, Listing, ResourceKind
 from psjob_operator.cluster.queue import Key
+from psjob_operator.plan.snapshot import Process
 from psjob_operator.plan.text import unix
 from psjob_operator.render.names import LABEL_DIGEST, LABEL_JOB
 
@@ -67,6 +68,7 @@ class JobStore:
         self._entries: dict[ResourceKind, dict[Key, _Entry]] = {kind: {} for kind in (JOBS, *CHILDREN)}
         self._of_job: dict[ResourceKind, dict[Key, set[Key]]] = {kind: defaultdict(set) for kind in CHILDREN}
         self._gone: OrderedDict[str, None] = OrderedDict()
+        self._farewells: dict[Key, Process] = {}
 
     def put(self, kind: ResourceKind, raw: Mapping[str, Any]) -> Key | None:
         """Take in an object; answers the job it concerns, or None where it says nothing new."""
@@ -97,6 +99,8 @@ class JobStore:
         known = self._entries[kind].get(place)
         if known is None or known.uid != metadata["uid"]:
             return None
+        last = _PARSE[kind](raw) if "status" in raw else None
+        self._remember(known.job, last or known.view)
         self._drop(kind, place)
         return known.job
 
@@ -111,6 +115,7 @@ class JobStore:
             inside = not namespace or place.namespace == namespace
             if inside and entry.uid not in present and entry.version <= listing.version:
                 self._bury(entry.uid)
+                self._remember(entry.job, entry.view)
                 self._drop(kind, place)
                 news.add(entry.job)
         return news
@@ -128,6 +133,10 @@ class JobStore:
         """The job's pods, by name."""
         return [view for view in self._children(PODS, key) if isinstance(view, pods.PodView)]
 
+    def farewell(self, key: Key) -> Process | None:
+        """The last shard 0 of this job that had ended when its pod was removed."""
+        return self._farewells.get(key)
+
     def children(self, kind: ResourceKind, key: Key) -> list[Child]:
         """The job's Services, ConfigMaps or claims, by name."""
         return [view for view in self._children(kind, key) if isinstance(view, Child)]
@@ -142,9 +151,17 @@ class JobStore:
     def _entries_of(self, kind: ResourceKind, key: Key) -> list[tuple[Key, _Entry]]:
         return [(place, self._entries[kind][place]) for place in self._of_job[kind].get(key, ())]
 
+    def _remember(self, job: Key, view: View) -> None:
+        """A pod that ends and is removed between two turns leaves its last words here."""
+        process = view.process if isinstance(view, pods.PodView) else None
+        if process is not None and (process.role, process.index) == ("shard", 0) and process.exit is not None:
+            self._farewells[job] = process
+
     def _drop(self, kind: ResourceKind, place: Key) -> None:
         entry = self._entries[kind].pop(place)
-        if kind != JOBS:
+        if kind == JOBS:
+            self._farewells.pop(place, None)
+        else:
             members = self._of_job[kind][entry.job]
             members.discard(place)
             if not members:

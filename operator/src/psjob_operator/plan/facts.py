@@ -198,16 +198,18 @@ class Facts:
     def coordinator(self) -> Mapping[str, Any]:
         """What shard 0 last told of the job; empty when it is out of reach or speaks of another run."""
         first = self.shards[0].process if self.shards else None
-        if first is not None and first.exit is not None:
-            # Its last words are newer than what was pulled before.
-            status = read_message(first.exit).get("status")
-            told = status.get("coordinator") if isinstance(status, Mapping) else None
-            if isinstance(told, Mapping):
-                return told
+        # Last words are newer than what was pulled before.
+        said = _last_words(first)
+        if said is not None:
+            return said
         progress = self.snapshot.progress
-        if progress is None or progress.get("run") != self.snapshot.uid:
-            return {}
-        told = progress.get("coordinator")
+        mine = progress is not None and progress.get("run") == self.snapshot.uid
+        gone = self.snapshot.farewell
+        if gone is not None and gone.run == self.snapshot.uid and not (mine and progress and _attempt(progress) > gone.number):
+            said = _last_words(gone)
+            if said is not None:
+                return said
+        told = progress.get("coordinator") if mine and progress else None
         return told if isinstance(told, Mapping) else {}
 
     @cached_property
@@ -228,3 +230,17 @@ class Facts:
     @cached_property
     def _refusals(self) -> dict[str, Refusal]:
         return {refusal.name: refusal for refusal in self.snapshot.refusals}
+
+
+def _last_words(shard: Process | None) -> Mapping[str, Any] | None:
+    """What shard 0 told of the job when it ended; None where it did not end, or said nothing."""
+    if shard is None or shard.exit is None:
+        return None
+    status = read_message(shard.exit).get("status")
+    told = status.get("coordinator") if isinstance(status, Mapping) else None
+    return told if isinstance(told, Mapping) else None
+
+
+def _attempt(progress: Mapping[str, Any]) -> int:
+    attempt = progress.get("attempt")
+    return attempt if isinstance(attempt, int) and not isinstance(attempt, bool) else 0

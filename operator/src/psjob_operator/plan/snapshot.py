@@ -139,6 +139,8 @@ class Snapshot:
     progress: Mapping[str, Any] | None = None
     """Last JSON pulled from shard 0's status port (contract.STATUS_KEYS), None when out of reach."""
     progress_at: float | None = None
+    farewell: Process | None = None
+    """The last shard 0 that had ended when its pod was removed: its last words are newer than what was pulled from it."""
     granted: frozenset[str] = frozenset()
     """Names of pods whose number *this process* raised and that it may still create."""
     refusals: tuple[Refusal, ...] = ()
