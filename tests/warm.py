@@ -209,9 +209,10 @@ def _forget() -> None:
 
 
 def _run(words: list[str]) -> int:
-    from psjob.worker import exits, rewind
+    from psjob.process import began
+    from psjob.worker import exits
 
-    rewind.START_FOLDER = os.getcwd()
+    began.FOLDER, began.ENVIRONMENT = os.getcwd(), dict(os.environ)
     sys.orig_argv = list(words)
     for place in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if place and place not in sys.path:

@@ -9,7 +9,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,20 @@ def job(folder: Path, words: Sequence[str], spec: dict[str, Any] | None = None) 
 class Run:
     """A job that has ended."""
 
-    def __init__(self, folder: Path, words: Sequence[str], faults: Sequence[str] = (), spec: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        words: Sequence[str],
+        faults: Sequence[str] = (),
+        spec: dict[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         folder.mkdir()
         self.folder = folder
         argv = ["run", str(job(folder, words, spec)), "--no-progress", "--summary", "summary.json", "--history", "history.jsonl"]
         for fault in faults:
             argv += ["--fault", fault]
-        self.code, self.output = warm.run(folder, argv, ENVIRONMENT, preloaded=PRELOADED)
+        self.code, self.output = warm.run(folder, argv, {**ENVIRONMENT, **(environment or {})}, preloaded=PRELOADED)
         self.summary = json.loads((folder / "summary.json").read_text()) if (folder / "summary.json").exists() else {}
 
     def weights(self) -> dict[str, torch.Tensor]:

@@ -103,6 +103,7 @@ def test_the_same_verbs_without_blocking(home: Path) -> None:
 
 
 def test_an_interrupt_leaves_the_job_or_suspends_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process begins with SIGINT ignored
     with Client.local(home) as client:
         job = client.submit(read(manifest(home, "60")))
         job.wait(phases=["Running"], timeout=60)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,33 @@ def test_a_run_of_wandb_goes_on_after_a_restart(tmp_path: Path) -> None:
         answer = subprocess.run([sys.executable, "-c", WANDB, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path, timeout=120)
         assert f"told digits-1 {1 / 3} 2" in answer.stdout, answer.stderr[-2000:]
     assert {path.name.split("-", 3)[-1] for path in (tmp_path / "wandb").glob("offline-run-*")} == {"digits-1"}
+
+
+class Mlflow:
+    """The calls of MLflow that are made, and a server that is slow."""
+
+    def __init__(self) -> None:
+        self.entities = types.SimpleNamespace(Metric=lambda *words: words)
+        self.told: list[tuple[str, list[tuple[str, float, int, int]]]] = []
+        self.answers = threading.Event()
+
+    def active_run(self) -> object:
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="one"), data=types.SimpleNamespace(tags={}))
+
+    def MlflowClient(self) -> Mlflow:
+        return self
+
+    def log_batch(self, run: str, metrics: list[tuple[str, float, int, int]]) -> None:
+        self.answers.wait(10)
+        self.told.append((run, metrics))
+
+
+def test_a_slow_server_of_mlflow_does_not_hold_up_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Mlflow()
+    monkeypatch.setitem(trackers.sys.modules, "mlflow", slow)  # type: ignore[arg-type]
+    for step in range(300):
+        trackers.tell({"loss": float(step)}, step)
+    assert not slow.told
+    slow.answers.set()
+    assert trackers.hand_over()["MLFLOW_RUN_ID"] == "one"
+    assert [metric[3] for _run, metrics in slow.told for metric in metrics] == list(range(300))

@@ -83,6 +83,8 @@ class _Face(ModuleType):
 sys.modules[__name__].__class__ = _Face
 
 if os.environ.get(ENV_ROLE) == "worker":
+    from psjob.process import began as _began  # noqa: F401 - before anything changes the environment
+
     if os.environ.get(ENV_INDEX) == "0":
         from psjob.api.trackers import one_run
 

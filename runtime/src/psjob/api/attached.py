@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from psjob.api import clipping
+from psjob.api import clipping, trackers
 from psjob.api.attachable import aliases, table_of
 from psjob.api.inputs import FirstInputs
 from psjob.api.later import AddedGroups
@@ -334,7 +334,7 @@ class AttachedJob:
             how, message = "refused", str(refused)
         self.session.close(JOIN_SECONDS)
         if how == "rewind":
-            rewind.again(self.place.rewinds, message)
+            rewind.again(self.place.rewinds, message, trackers.hand_over())
         if how == "refused":
             self.refuse(message)
         if message:

@@ -45,7 +45,7 @@ def report(**numbers: float | int | torch.Tensor) -> None:
     Rank 0's numbers hold where several ranks report one name. Values are numbers or tensors of one element. A `loss` that is NaN or inf
     is told as divergence in status, summary and exit code; other numbers that are not finite are left out. The 256 names told last are
     kept, 64 characters of each. Costs one small message; outside a job nothing. Rank 0 writes them, as `psjob/NAME`, to what it has open of
-    TensorBoard and Weights & Biases too.
+    TensorBoard, MLflow and Weights & Biases too.
     """
     job = attaching.current
     if job is None or job.replay:

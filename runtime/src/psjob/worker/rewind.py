@@ -6,13 +6,12 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from psjob import contract
+from psjob.process import began
 from psjob.process.errors import Refused
-
-START_FOLDER = os.getcwd()
-"""The folder the process started in, noted when psjob is imported."""
 
 
 def check_possible() -> None:
@@ -26,8 +25,12 @@ def check_possible() -> None:
         )
 
 
-def again(rewinds: int, mode: str = "") -> None:
-    """End child processes and exec the same command with `rewinds` counted up, in `mode` where one is named. Does not return."""
+def again(rewinds: int, mode: str = "", more: Mapping[str, str] | None = None) -> None:
+    """End child processes and exec the same command with `rewinds` counted up, in `mode` where one is named. Does not return.
+
+    The folder and the environment are those that the process began with, and `more`: what the script and its libraries set since may
+    speak of this process alone, such as the address of a child.
+    """
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):  # torch's loader raises from SIGCHLD when its processes end
         signal.signal(number, signal.SIG_DFL)
     end_children()
@@ -36,11 +39,11 @@ def again(rewinds: int, mode: str = "") -> None:
             stream.flush()
         except (OSError, ValueError):
             pass
-    os.chdir(START_FOLDER)
-    os.environ[contract.ENV_REWINDS] = str(rewinds + 1)
+    os.chdir(began.FOLDER)
+    environment = {**began.ENVIRONMENT, **(more or {}), contract.ENV_REWINDS: str(rewinds + 1)}
     if mode:
-        os.environ[contract.ENV_MODE] = mode
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        environment[contract.ENV_MODE] = mode
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def end_children() -> None:
