@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import inspect
 import pydoc
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import pytest
 
 import psjob as ps
+from hack import pythonpage
 
 PUBLIC = [name for name in ps.__all__ if name != "__version__"]
 
@@ -21,8 +23,22 @@ def test_dir_names_all_that_a_script_may_use() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_each_has_a_docstring(name: str) -> None:
-    assert (getattr(ps, name).__doc__ or "").strip()
+def test_each_promises_and_shows_an_example_that_runs(name: str) -> None:
+    thing = getattr(ps, name)
+    text = inspect.getdoc(thing) or ""
+    assert "\nExample:\n" in text
+    example = doctest.DocTestParser().get_doctest(text, {}, name, None, None)
+    assert example.examples and doctest.DocTestRunner().run(example).failed == 0
+    if inspect.isclass(thing) and issubclass(thing, Exception):
+        return
+    takes = inspect.signature(thing).parameters
+    assert [one for one in takes if f"\n    {one}: " not in text] == []
+    given = inspect.signature(thing).return_annotation
+    assert inspect.isclass(thing) or given == "None" or "\nReturns:\n" in text
+
+
+def test_each_is_on_the_page_of_reference() -> None:
+    assert sorted(name for names in pythonpage.GROUPS.values() for name in names) == sorted(PUBLIC)
 
 
 @pytest.mark.parametrize("name", ["shard", "checkpoint"])

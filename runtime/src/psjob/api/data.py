@@ -67,7 +67,18 @@ _begun = 0
 
 
 def epoch() -> int:
-    """Number of the pass that `shard` is in, from 0 (passes finished or begun, minus one); 0 before the first."""
+    """Number of the pass that `shard` is in.
+
+    Returns:
+        From 0: passes finished or begun, minus one; 0 before the first.
+
+    Example:
+        >>> import torch, psjob as ps
+        >>> loader = ps.shard(torch.utils.data.DataLoader(torch.arange(4), batch_size=2))
+        >>> before = ps.epoch()
+        >>> [ps.epoch() - before for _ in range(2) for batch in loader][-1] in (0, 1)
+        True
+    """
     job = attaching.current
     return max(0, (_begun if job is None else job.places.begun) - 1)
 

@@ -18,34 +18,82 @@ from psjob.process.errors import Refused, exit_refused
 
 
 def rank() -> int:
-    """This worker's number, from 0; 0 outside a job."""
+    """Tell this worker's number.
+
+    Returns:
+        From 0 to `world() - 1`; 0 outside a job.
+
+    Example:
+        >>> import psjob as ps
+        >>> ps.rank()
+        0
+    """
     place = worker_place()
     return 0 if place is None else place.index
 
 
 def world() -> int:
-    """How many workers the job has; 1 outside a job."""
+    """Tell how many workers the job has.
+
+    Returns:
+        spec.workers.replicas; 1 outside a job.
+
+    Example:
+        >>> import psjob as ps
+        >>> ps.world()
+        1
+    """
     place = worker_place()
     return 1 if place is None else place.config.workers
 
 
 def is_first() -> bool:
-    """True on rank 0 and outside a job."""
+    """Tell whether this is the process that evaluates, prints and saves.
+
+    Returns:
+        True on rank 0 and outside a job.
+
+    Example:
+        >>> import psjob as ps
+        >>> if ps.is_first():
+        ...     print("accuracy", 0.9)
+        accuracy 0.9
+    """
     return rank() == 0
 
 
 def step() -> int:
-    """This worker's clock: steps (in mode local: rounds) made since the job began, restarts included; 0 outside a job."""
+    """Tell how many steps this worker has made since the job began, restarts included.
+
+    Returns:
+        Optimizer steps, in mode local rounds; 0 outside a job.
+
+    Example:
+        >>> import psjob as ps
+        >>> ps.step()
+        0
+    """
     return 0 if attaching.current is None else attaching.current.session.clock
 
 
 def report(**numbers: float | int | torch.Tensor) -> None:
-    """Tell the job numbers for its status and display: `loss`, `total` (optimizer steps in all, for an ETA) and metrics of your own.
+    """Tell the job numbers for its status and display.
 
-    Rank 0's numbers hold where several ranks report one name. Values are numbers or tensors of one element. A `loss` that is NaN or inf
-    is told as divergence in status, summary and exit code; other numbers that are not finite are left out. The 256 names told last are
-    kept, 64 characters of each. Costs one small message; outside a job nothing. Rank 0 writes them, as `psjob/NAME`, to what it has open of
-    TensorBoard, MLflow and Weights & Biases too.
+    Rank 0's numbers hold where several ranks report one name. It writes them, as `psjob/NAME`, to what it has open of TensorBoard, MLflow
+    and Weights & Biases too. Costs one small message; outside a job nothing.
+
+    Args:
+        numbers: `loss`, `total` (optimizer steps in all, for an ETA) and metrics of your own: numbers, or tensors of one element. A `loss`
+            that is NaN or inf is told as divergence in status, summary and exit code; others that are not finite are left out. The 256
+            names told last are kept, 64 characters of each.
+
+    Raises:
+        TypeError: what is no number, in a job.
+        ValueError: a tensor of several elements, or a text that is no number, in a job.
+
+    Example:
+        >>> import torch, psjob as ps
+        >>> ps.report(loss=torch.tensor(0.25), total=1000, accuracy=0.9)
     """
     job = attaching.current
     if job is None or job.replay:
@@ -60,7 +108,12 @@ def report(**numbers: float | int | torch.Tensor) -> None:
 
 
 def checkpoint() -> None:
-    """Ask for a checkpoint soon, beside the ones by time and by steps; training goes on meanwhile."""
+    """Ask for a checkpoint soon, beside the ones by time and by steps; training goes on meanwhile. Nothing outside a job.
+
+    Example:
+        >>> import psjob as ps
+        >>> ps.checkpoint()
+    """
     if attaching.current is not None:
         attaching.current.session.checkpoint()
 
@@ -71,6 +124,10 @@ def wait() -> None:
     In mode local it ends the round that is open, and every worker should call it at the same step: before an evaluation, say. Elsewhere
     it is needed after `attach(…, overlap=True)` only, by who reads parameters in another way than by a forward pass or `state_dict`, and
     costs nothing without it.
+
+    Example:
+        >>> import psjob as ps
+        >>> ps.wait()
     """
     if attaching.current is not None:
         attaching.current.wait()
@@ -79,12 +136,23 @@ def wait() -> None:
 def export(path: str | Path, model: torch.nn.Module | None = None) -> None:
     """Write parameters and buffers as one safetensors file that plain torch loads, under the names of `model.state_dict()`.
 
-    `model` defaults to the attached one. In a job only rank 0 writes. The file appears whole or not at all, under any name that the
-    system takes; one of that name is replaced.
+    In a job only rank 0 writes. The file appears whole or not at all; one of that name is replaced.
+
+    Args:
+        path: any name that the system takes.
+        model: None takes the attached one.
 
     Raises:
         ValueError: no model was given and none is attached, or it holds what safetensors has no word for.
         OSError: the file cannot be written there.
+
+    Example:
+        >>> import os, tempfile, torch, psjob as ps
+        >>> path = os.path.join(tempfile.mkdtemp(), "weights.safetensors")
+        >>> ps.export(path, torch.nn.Linear(2, 1))
+        >>> from safetensors.torch import load_file
+        >>> sorted(load_file(path))
+        ['bias', 'weight']
     """
     job = attaching.current
     if model is None:

@@ -34,10 +34,26 @@ def mirror(
 
     All take rank 0's parameters and buffers; from then on `optimizer.step()` first replaces each gradient by its mean over all ranks,
     so that every replica makes the same step. With the strategy mirrored the mean is added in rank order, as a sync job adds it.
-    Every rank must make the same number of steps. Buffers are each replica's own afterwards. `devices`, `order` and `deadline` are
-    those of `all_reduce`.
+    Every rank must make the same number of steps. Buffers are each replica's own afterwards.
 
-    A script that asks for what cannot be done ends with a sentence and exit status 77; one whose peer is lost, with 75.
+    Args:
+        model: what is trained.
+        optimizer: over parameters of `model`.
+        strategy: as of `all_reduce`.
+        devices: as of `all_reduce`.
+        order: as of `all_reduce`.
+        deadline: as of `all_reduce`.
+
+    Returns:
+        The model and the optimizer that were given.
+
+    Raises:
+        SystemExit: with a sentence and status 77 where the script asks for what cannot be done, 75 where a peer is lost.
+
+    Example:
+        >>> import torch, psjob as ps
+        >>> model = torch.nn.Linear(2, 1)
+        >>> model, optimizer = ps.mirror(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring")
     """
 
     def begin() -> None:

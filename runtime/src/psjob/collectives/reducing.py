@@ -31,11 +31,28 @@ def all_reduce(
 ) -> None:
     """Replace `tensors` in place by their sums (or means) over all ranks of `group`; all ranks have the same bits then.
 
-    Every rank gives tensors of the same shapes and dtypes, in the same order. They may lie on a GPU: sums are made in host memory.
-    `devices` is the number of ranks of a node, for the hierarchical ones (LOCAL_WORLD_SIZE if not given); `order` names the ranks as a plan
-    does, the first as the strategy's rank 0. With one process nothing happens.
+    With one process nothing happens.
 
-    Raises PeerLost where a peer has gone or does not answer within `deadline` seconds; ValueError for what cannot be done.
+    Args:
+        tensors: one or several, of the same shapes and dtypes in the same order on every rank. They may lie on a GPU: sums are made in host
+            memory.
+        strategy: one of docs/collectives.md, such as "ring", "tree", "double-tree" or "mirrored".
+        mean: divide by the number of ranks; floating point tensors alone.
+        devices: ranks of a node, for the hierarchical strategies; None takes torchrun's LOCAL_WORLD_SIZE.
+        order: all ranks, in the order that a plan gives them; the first is the strategy's rank 0.
+        group: a group of torch.distributed; None takes all processes that torchrun or the script has started.
+        deadline: seconds that a peer may take for an answer.
+
+    Raises:
+        PeerLost: a peer has gone, or did not answer within `deadline`.
+        ValueError: what cannot be summed, or a strategy that there is not.
+
+    Example:
+        >>> import torch, psjob as ps
+        >>> gradient = torch.ones(3)
+        >>> ps.all_reduce(gradient, "double-tree", mean=True)    # each process that torchrun has started
+        >>> gradient.tolist()
+        [1.0, 1.0, 1.0]
     """
     given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     for other in (t for t in given if not isinstance(t, torch.Tensor)):

@@ -12,7 +12,15 @@ from psjob.collectives.schedule import Move, Schedule, part
 
 
 class PeerLost(RuntimeError):
-    """A peer has gone or has not answered within the deadline. The tensors hold parts of sums; the process group is of no further use."""
+    """A peer has gone or has not answered within the deadline. The tensors hold parts of sums; the process group is of no further use.
+
+    Example:
+        >>> import torch, psjob as ps
+        >>> try:
+        ...     ps.all_reduce(torch.ones(3), deadline=60)
+        ... except ps.PeerLost as lost:
+        ...     raise SystemExit(f"start all processes again: {lost}")
+    """
 
 
 class Pending(Protocol):

@@ -13,13 +13,30 @@ from psjob.embeddings.rowmodule import RowModule
 class Embedding(RowModule):
     """torch.nn.Embedding with rows on the shards; outside a job they are in this process.
 
-    `num_embeddings` None takes any int64 as an id. `table` says what else a table is: `init`, `scale` and `seed` of first values,
-    `admit_after`, `evict_after`, and `optimizer`, a rule of the rows' own with its hyperparameters (lr=0.1, …);
-    psjob.embeddings.rowmodule.Options has them with their defaults.
-    Without a rule rows follow the attached optimizer where that is SGD without momentum, Adagrad or Adam.
-    `sparse` changes nothing: only rows that a batch names are ever pushed.
+    Without an `optimizer` of their own rows follow the attached optimizer where that is SGD without momentum, Adagrad or Adam.
 
-    Raises ValueError, naming the field, for what cannot be; `max_norm` is refused, since it changes rows in the forward pass.
+    Args:
+        num_embeddings: rows; None takes any int64 as an id.
+        embedding_dim: float32 numbers of a row.
+        padding_idx: id whose row stays 0 and takes no gradient.
+        max_norm: None; it would change rows in the forward pass.
+        norm_type: not used; there for torch's signature.
+        scale_grad_by_freq: divide a row's gradient by how often the batch names it.
+        sparse: changes nothing; only rows that a batch names are ever pushed.
+        device: of what `forward` gives.
+        table: what else a table is. First values: `init` ("normal", "uniform" or "zeros"), `scale`, `seed`. Open ids: `admit_after`, the
+            steps that must name a row before it is kept, and `evict_after`, the steps without it after which it goes. `optimizer`
+            ("sgd", "adagrad", "rowwise_adagrad", "adam" or "ftrl") with its hyperparameters, such as lr=0.1.
+
+    Raises:
+        ValueError: a value that no table can have, by the name of its field.
+
+    Example:
+        >>> import torch, psjob as ps
+        >>> users = ps.Embedding(None, 16, admit_after=2, optimizer="rowwise_adagrad", lr=0.1)
+        >>> users, optimizer = ps.attach(users, torch.optim.SGD(users.parameters(), lr=0.1))
+        >>> users(torch.tensor([7, 2**40])).shape
+        torch.Size([2, 16])
     """
 
     def __init__(
@@ -37,13 +54,47 @@ class Embedding(RowModule):
         super().__init__(num_embeddings, embedding_dim, padding_idx, max_norm, scale_grad_by_freq, device, **table)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of `ids`: shape [*ids.shape, embedding_dim]. Raises IndexError for an id that is no row."""
+        """Look rows up.
+
+        Args:
+            ids: int64 or int32, of any shape.
+
+        Returns:
+            Their rows, float32 of shape [*ids.shape, embedding_dim].
+
+        Raises:
+            IndexError: an id that is no row.
+        """
         position, rows, padding = self.look(ids)
         return functional.embedding(position, rows, padding, scale_grad_by_freq=self.scale_grad_by_freq)
 
 
 class EmbeddingBag(RowModule):
-    """torch.nn.EmbeddingBag with rows on the shards: sums, means or maxima of rows; see `Embedding` for the rest."""
+    """torch.nn.EmbeddingBag with rows on the shards: sums, means or maxima of rows.
+
+    Args:
+        num_embeddings: rows; None takes any int64 as an id.
+        embedding_dim: float32 numbers of a row.
+        max_norm: None; it would change rows in the forward pass.
+        norm_type: not used; there for torch's signature.
+        scale_grad_by_freq: divide a row's gradient by how often the batch names it.
+        mode: "sum", "mean" or "max".
+        sparse: changes nothing; only rows that a batch names are ever pushed.
+        include_last_offset: the last of `offsets` is the number of ids.
+        padding_idx: id whose row stays 0, takes no gradient and counts in no bag.
+        device: of what `forward` gives.
+        table: as of `Embedding`.
+
+    Raises:
+        ValueError: a value that no table can have, by the name of its field.
+
+    Example:
+        >>> import torch, psjob as ps
+        >>> words = ps.EmbeddingBag(1000, 8, mode="sum", init="zeros")
+        >>> words, optimizer = ps.attach(words, torch.optim.SGD(words.parameters(), lr=0.1))
+        >>> words(torch.tensor([1, 2, 4, 5]), offsets=torch.tensor([0, 3])).shape
+        torch.Size([2, 8])
+    """
 
     def __init__(
         self,
@@ -67,7 +118,19 @@ class EmbeddingBag(RowModule):
     def forward(
         self, ids: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """One row a bag, shape [bags, embedding_dim]: bags are rows of a 2-D `ids`, or begin at `offsets` in a 1-D one."""
+        """Join the rows of each bag.
+
+        Args:
+            ids: int64 or int32; a bag is a row of 2-D ids, or begins at one of `offsets` in 1-D ids.
+            offsets: where bags begin, for 1-D ids alone.
+            per_sample_weights: float32 factors in the shape of `ids`, for mode "sum" alone.
+
+        Returns:
+            One row a bag, float32 of shape [bags, embedding_dim].
+
+        Raises:
+            IndexError: an id that is no row.
+        """
         position, rows, padding = self.look(ids)
         if len(rows) == 0:  # torch wants a row to look at, also for empty bags only
             rows = torch.zeros(1, self.embedding_dim, device=rows.device)

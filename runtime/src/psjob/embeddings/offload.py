@@ -12,11 +12,26 @@ from psjob.embeddings.rowmodule import RowModule
 
 
 def offload_embeddings(model: nn.Module, min_rows: int = 0, **options: Any) -> list[str]:
-    """Swap every nn.Embedding and nn.EmbeddingBag of `model` that has at least `min_rows` rows; their names.
+    """Swap large nn.Embedding and nn.EmbeddingBag modules of `model` for tables on the shards.
 
-    Call it before the optimizer is made. Their weights (rank 0's in a job) become the rows' first values. `options` are those of
-    `Embedding` (optimizer="rowwise_adagrad", lr=0.1, …). Raises ValueError, naming the module, where one cannot be swapped: its
-    weight is used elsewhere too, is not float32, or has a max_norm.
+    Call it before the optimizer is made. Their weights (rank 0's in a job) become the rows' first values.
+
+    Args:
+        model: changed in place.
+        min_rows: smaller ones stay.
+        options: `table` of `Embedding`, such as optimizer="rowwise_adagrad", lr=0.1.
+
+    Returns:
+        The names of the modules that were swapped.
+
+    Raises:
+        ValueError: one cannot be swapped, by its name: its weight is used elsewhere too, is not float32, or has a max_norm.
+
+    Example:
+        >>> import torch, psjob as ps
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(50_000, 4), torch.nn.Linear(4, 1))
+        >>> ps.offload_embeddings(model, min_rows=10_000)
+        ['0']
     """
     users: dict[int, list[str]] = {}
     for path, module in model.named_modules():

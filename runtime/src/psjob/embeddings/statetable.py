@@ -17,17 +17,30 @@ _DTYPES: Final = {torch.float32: "float32", torch.int32: "int32"}
 
 
 class Table(Lookup):
-    """Rows of `width` numbers on the shards, joined with what is pushed; outside a job they are in this process.
-
-    `num_rows` None takes any int64 as an id. `combine` is how a row takes a push: sum, max, min, or, and, count (of pushes in which an
-    element is not 0) or logsumexp (float32 only). `dtype` is float32, or int32, whose sums are exact: one that leaves int32 ends the
-    job with a sentence. A row that nobody has pushed is the combination of nothing: 0 for a sum, inf for a min.
+    """Rows of numbers on the shards, joined with what is pushed; outside a job they are in this process.
 
     A table is a module, so that a model has it and checkpoints name it. What was pushed counts at the next `step()` of the attached
     optimizer: at once in async; in sync when all workers have made that step, joined in rank order. No push counts twice,
     whatever breaks; a shard that is lost takes those since its checkpoint with it, but in sync. A checkpoint holds all rows.
 
-    Raises ValueError for what no table can be.
+    Args:
+        num_rows: rows; None takes any int64 as an id.
+        width: numbers of a row.
+        combine: how a row takes a push: "sum", "max", "min", "or", "and", "count" (of pushes in which an element is not 0) or "logsumexp"
+            (float32 alone). A row that nobody has pushed is the combination of nothing: 0 for a sum, inf for a min.
+        dtype: torch.float32, or torch.int32, whose sums are exact; a sum that leaves int32 ends the job with a sentence.
+        device: of what `pull` gives.
+
+    Raises:
+        ValueError: a value that no table can have, by the name of its field.
+
+    Example:
+        >>> import torch, psjob as ps
+        >>> counts = ps.Table(None, 1, combine="sum", dtype=torch.int32)
+        >>> counts, stepper = ps.attach(counts)
+        >>> counts.push(torch.tensor([3, 3, 9]), torch.ones(3, 1, dtype=torch.int32)); stepper.step()
+        >>> counts.pull(torch.tensor([3, 9, 10])).flatten().tolist()
+        [2, 1, 0]
     """
 
     counts = True
@@ -47,10 +60,16 @@ class Table(Lookup):
         """Distinct ids and their rows, since the last step."""
 
     def push(self, ids: torch.Tensor, values: torch.Tensor) -> None:
-        """Join `values` (of the table's dtype, shape [*ids.shape, width]) to rows `ids`, which may repeat, at the next `step()`.
+        """Join values to rows at the next `step()`. What is pushed after the last step never counts.
 
-        Raises ValueError for another dtype or shape and for a sum beyond int32, IndexError for an id that is no row, RuntimeError before
-        `attach`. What is pushed after the last step never counts.
+        Args:
+            ids: int64 or int32, of any shape; they may repeat.
+            values: of the table's dtype, shape [*ids.shape, width].
+
+        Raises:
+            ValueError: another dtype or shape, or a sum beyond int32.
+            IndexError: an id that is no row.
+            RuntimeError: before `attach`.
         """
         if not self.steps:
             raise RuntimeError("rows of a ps.Table take what is pushed at steps of an attached optimizer: call ps.attach(model) before")
@@ -66,8 +85,16 @@ class Table(Lookup):
         self._pushed = pushed
 
     def pull(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows `ids` as the shards have them, shape [*ids.shape, width], on the module's device; in sync those of this step. What was
-        pushed since the last step is not in them. Raises IndexError for an id that is no row.
+        """Rows as the shards have them; in sync those of this step. What was pushed since the last step is not in them.
+
+        Args:
+            ids: int64 or int32, of any shape; they may repeat.
+
+        Returns:
+            Their rows, of the table's dtype and shape [*ids.shape, width], on the module's device.
+
+        Raises:
+            IndexError: an id that is no row.
         """
         asked, position = self.rows_of(ids)
         return asked.rows[position].view(*ids.shape, self.dim).to(self.anchor.device)
