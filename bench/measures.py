@@ -185,6 +185,10 @@ MEASURES: Sequence[Against | Alone] = (
     *gpt("small", "a GPT of 0.6 M parameters"),
     *gpt("large", "a GPT of 19 M parameters"),
     Alone("latency", "a step of 1,000 parameters, 2 workers, sync", Program("psjob", "latency.py")),
+    Alone(
+        "start", "the README's commands on a laptop, with packages from pip's cache: seconds to the first training step",
+        Program("psjob", "start.py", seconds=1800.0), on_request=True,
+    ),
     *race("race", "3,000 steps of 0.2 s, 4 workers, a kill each 60 s", 4500.0),
     *race("race-short", "200 steps of 0.05 s, 4 workers, a kill each 5 s", 600.0, *SHORT),
     Against("floor", "how far TCP is from memory itself", ours(), ((PASS, 0.0), (MEMCPY, 0.0))),
