@@ -15,7 +15,7 @@ from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.store import JobStore
 from psjob_operator.plan.snapshot import SLOW_START_SECONDS
 from psjob_operator.plan.text import unix
-from psjob_operator.render.names import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
+from psjob_operator.render.names import ANNOTATION_CONTAINER, LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
 
 AT = "2026-11-21T12:00:00Z"
 
@@ -240,3 +240,12 @@ def test_the_store_holds_each_name_once_and_forgets_no_removal(steps: list[tuple
         names = [it.process.name for it in store.pods(KEY)]
         assert len(set(names)) == len(names)
         assert not gone & {it.process.uid for it in store.pods(KEY)}
+
+
+def test_a_proxy_that_is_injected_first_is_not_taken_for_the_trained_container() -> None:
+    raw = pod(phase="Running", containerStatuses=[entry("proxy", running={"startedAt": AT}), entry("train", terminated={"exitCode": 3})])
+    raw["metadata"]["annotations"] = {ANNOTATION_CONTAINER: "train"}
+    raw["spec"]["containers"] = [{"name": "proxy"}, {"name": "train"}]
+    seen = parse(raw)
+    assert seen is not None and seen.process.exit is not None and seen.process.exit.code == 3
+    assert seen.process.lingering and seen.process.phase == "Failed"

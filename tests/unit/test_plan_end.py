@@ -190,6 +190,23 @@ def test_the_deadline_is_exact_and_stops_what_runs() -> None:
     assert len(deleted(late)) == 5
 
 
+def test_a_job_that_lacks_pods_for_too_long_fails_with_the_words_of_who_keeps_them() -> None:
+    waits = job(runPolicy={"pendingTimeoutSeconds": 300})
+    first = plan(waits, NOW)
+    assert first.wake_at is not None and first.wake_at <= NOW + 300
+    alone = pod(
+        "worker", 0, phase="Pending", ready=False, started=None, unschedulable="0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
+    )
+    there = (pod("shard", 0), pod("shard", 1), alone, pod("worker", 1), pod("worker", 2))
+    held = replace(waits, status=first.status, processes=there)
+    told = plan(held, NOW + 10)
+    assert told.status.phase == "Pending" and told.wake_at is not None and told.wake_at <= NOW + 300
+    ended = plan(replace(held, status=told.status), NOW + 300)
+    failed = said(ended.status)["Failed"]
+    assert failed.reason == "PendingTimeout" and "300" in failed.message and "Insufficient nvidia.com/gpu" in failed.message
+    assert plan(running(waits), NOW + 1000).status.phase == "Running", "all are there"
+
+
 # ---- suspension --------------------------------------------------------------------------------------------------------------------
 
 

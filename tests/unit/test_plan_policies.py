@@ -8,11 +8,11 @@ import pytest
 
 from psjob_operator.api.status import CheckpointStatus
 from psjob_operator.contract import EXIT_RETRY
-from psjob_operator.plan.actions import EnsureClaim, EnsureConfig, EnsureService
+from psjob_operator.plan.actions import DeleteJob, EnsureClaim, EnsureConfig, EnsureService
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Claim, Objects, Process, Refusal, Snapshot
-from psjob_operator.plan.text import stamp
-from tests.unit.plan_given import NOW, after, ended, job, names, pod, running, said, stands
+from psjob_operator.plan.text import stamp, unix
+from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said, stands
 
 
 def counted(snapshot: Snapshot, failures: int, at: float) -> Snapshot:
@@ -144,8 +144,8 @@ def refused(code: int, message: str, tries: int = 1) -> Snapshot:
     return replace(snapshot, status=decided.status, granted=frozenset({name}), refusals=(refusal,))
 
 
-@pytest.mark.parametrize(("tries", "wait"), [(1, 10), (2, 20), (5, 160), (6, 300), (99, 300)])
-def test_a_quota_is_asked_again_ever_later(tries: int, wait: int) -> None:
+@pytest.mark.parametrize(("tries", "wait"), [(1, 3), (2, 6), (3, 12), (99, 12)])
+def test_what_is_refused_is_asked_again(tries: int, wait: int) -> None:
     snapshot = refused(403, "exceeded quota: gpus, requested: nvidia.com/gpu=1", tries)
     held = plan(snapshot, NOW + wait - 1)
     assert not names(held) and held.wake_at == NOW + wait
@@ -154,16 +154,36 @@ def test_a_quota_is_asked_again_ever_later(tries: int, wait: int) -> None:
     assert held.status.restarts.counted == 0
 
 
-@pytest.mark.parametrize("code", [400, 422])
-def test_a_template_that_is_refused_fails_the_job(code: int) -> None:
-    decided = plan(refused(code, "spec.containers[0].image: Required value"), NOW + 1)
+def invalid(name: str) -> Refusal:
+    return Refusal(name, 422, "spec.containers[0].image: Required value", NOW, 1, invalid=True)
+
+
+def test_a_template_that_was_never_taken_and_is_invalid_fails_the_job() -> None:
+    first = plan(job(), NOW)
+    shards = tuple(pod("shard", index, phase="Pending", started=None, ready=False) for index in range(2))
+    begun = replace(job(), status=first.status, processes=shards, granted=frozenset({"job-worker-1-r1"}))
+    decided = plan(replace(begun, refusals=(invalid("job-worker-1-r1"),)), NOW + 1)
     assert said(decided.status)["Failed"].reason == "TemplateInvalid"
     assert "Required value" in said(decided.status)["Failed"].message
+    one_is_there = replace(begun, processes=(*shards, pod("worker", 0)), refusals=(invalid("job-worker-1-r1"),))
+    assert plan(one_is_there, NOW + 1).status.phase == "Pending", "the API server has taken a worker of this template"
+
+
+@pytest.mark.parametrize("code", [400, 403, 418, 422, 500])
+def test_a_denial_of_a_restart_is_waited_for_whatever_its_code(code: int) -> None:
+    words = "ValidatingAdmissionPolicy 'frozen' with binding 'frozen' denied request: nothing new today"
+    decided = plan(refused(code, words), NOW + 1)
+    assert decided.status.phase == "Recovering" and words in said(decided.status)["Ready"].message
+    assert decided.status.restarts.counted == 0 and decided.wake_at == NOW + 3
+    snapshot = refused(422, "spec.x: Invalid value")
+    assert plan(replace(snapshot, refusals=(invalid("job-worker-1-r2"),)), NOW + 1).status.phase == "Recovering", (
+        "the template was taken before"
+    )
 
 
 def test_a_name_that_is_held_waits() -> None:
     decided = plan(refused(409, "pod exists and is terminating"), NOW + 1)
-    assert said(decided.status)["Ready"].reason == "NameConflict" and decided.wake_at == NOW + 10
+    assert said(decided.status)["Ready"].reason == "NameConflict" and decided.wake_at == NOW + 3
 
 
 def test_a_grant_of_another_process_is_worth_nothing() -> None:
@@ -245,6 +265,30 @@ def test_a_bad_spec_fails_a_new_job_and_leaves_a_running_one_alone() -> None:
     assert stands(going.status) == {"Ready": "False", "Stalled": "True"}
     cured = plan(replace(running(), status=going.status), NOW)
     assert stands(cured.status) == {"Ready": "True"}
+
+
+def test_a_stalled_job_ends_is_suspended_and_keeps_its_deadline() -> None:
+    """Only creates need a spec that can be read."""
+    problems = ("spec.training.lrScaling: linear is for mode sync",)
+    over = {f"worker_{index}": pod("worker", index, **ended(0)) for index in range(3)}
+    over |= {f"shard_{index}": pod("shard", index, **ended(0)) for index in range(2)}
+    done = plan(replace(running(**over), spec_problems=problems), NOW)  # type: ignore[arg-type]
+    assert done.status.phase == "Complete"
+    paused = plan(replace(running(job(suspend=True)), spec_problems=problems), NOW)
+    assert len(deleted(paused)) == 5
+    timed = replace(running(job(runPolicy={"activeDeadlineSeconds": 500})), spec_problems=problems)
+    end = (unix(timed.status.start_time) or 0.0) + 500 if timed.status else 0.0
+    assert plan(timed, end - 1).wake_at == end
+    assert said(plan(timed, end).status)["Failed"].reason == "DeadlineExceeded"
+    ttl = replace(running(job(runPolicy={"ttlSecondsAfterFinished": 9}), **over), spec_problems=problems)  # type: ignore[arg-type]
+    assert plan(replace(ttl, status=plan(ttl, NOW).status), NOW + 10).actions == (DeleteJob(),)
+
+
+def test_a_stalled_job_goes_on_telling_its_progress() -> None:
+    told = {"run": "run-1", "coordinator": {"step": 41, "checkpoint": {"step": 40, "time": NOW - 5}}}
+    stalled = plan(replace(running(), spec_problems=("spec.x: no",), progress=told, progress_at=NOW), NOW)
+    assert stalled.status.progress is not None and stalled.status.progress.step == 41
+    assert stalled.status.checkpoint is not None and stalled.status.checkpoint.step == 40
 
 
 def test_another_mode_is_written_into_the_config_and_touches_no_process() -> None:

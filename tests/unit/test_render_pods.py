@@ -87,7 +87,9 @@ def without_ours(pod: dict[str, Any], name: str) -> dict[str, Any]:
     assert container["command"][:4] == ["/psjob/bin/sh", "-c", SHELL, "psjob"]
     container["command"] = container["command"][4:]
     labels = {key: value for key, value in pod["metadata"]["labels"].items() if "psjob.dev/" not in key and "kubernetes.io/" not in key}
-    return {"metadata": {"labels": labels, "annotations": pod["metadata"]["annotations"]}, "spec": spec}
+    annotations = pod["metadata"]["annotations"]
+    assert annotations.pop("psjob.dev/container") == annotations.pop("kubectl.kubernetes.io/default-container") == name
+    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
 
 
 def test_the_template_comes_through_byte_for_byte() -> None:
@@ -300,7 +302,7 @@ def test_the_shards_template_is_laid_over() -> None:
     made = shard(rich(ps={"template": OVER}))
     spec = made["spec"]
     container = spec["containers"][0]
-    assert made["metadata"]["labels"]["tier"] == "ps" and made["metadata"]["annotations"] == {"a": "b"}
+    assert made["metadata"]["labels"]["tier"] == "ps" and made["metadata"]["annotations"]["a"] == "b"
     assert spec["nodeSelector"] == {"disk": "fast"} and spec["priorityClassName"] == "shards"
     assert [it["key"] for it in spec["tolerations"]] == ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "spot"]
     assert len(spec["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]) == 2, "one node stays one node"

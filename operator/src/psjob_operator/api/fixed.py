@@ -20,6 +20,7 @@ MUTABLE = (
     "spec.checkpoint.request",
     "spec.runPolicy.backoffLimit",
     "spec.runPolicy.activeDeadlineSeconds",
+    "spec.runPolicy.pendingTimeoutSeconds",
     "spec.runPolicy.ttlSecondsAfterFinished",
     "spec.runPolicy.cleanPodPolicy",
 )

@@ -143,6 +143,7 @@ _RANGES = (
     _between("spec.checkpoint.keep", 2, 1000, "two at least, so that a damaged checkpoint has one before it"),
     _between("spec.runPolicy.backoffLimit", 0, 1000, "0 fails the job at its first failure"),
     _between("spec.runPolicy.activeDeadlineSeconds", 1, LARGEST, "leave it out for no deadline"),
+    _between("spec.runPolicy.pendingTimeoutSeconds", 1, LARGEST, "leave it out to wait"),
     _between("spec.runPolicy.ttlSecondsAfterFinished", 0, LARGEST, "leave it out to keep the finished job"),
 )
 

@@ -197,6 +197,9 @@ class RunPolicy(Model):
     """Number of failures that are answered by a restart; one more fails the job. Drained, preempted and lost pods do not count; 0..1000."""
     active_deadline_seconds: int | None = None
     """The job fails when it has been active, not suspended, for so long; 1..2147483647."""
+    pending_timeout_seconds: int | None = None
+    """The job fails when some of its pods have been missing for so long, whatever keeps them: no room, quota, a policy. Left out,
+    it waits; 1..2147483647."""
     ttl_seconds_after_finished: int | None = None
     """The job object is deleted this long after it finished; 0..2147483647. Leave it out under GitOps: the job would be made
     and trained again."""

@@ -20,7 +20,7 @@ from psjob_operator.plan.snapshot import Snapshot
 AT_ONCE = 8
 """Creates of one job under way at a time."""
 ANSWERS = (400, 403, 413, 422)
-"""Refusals of this very object, which the user must hear of; any other code speaks of the moment, and the turn is tried again."""
+"""Refusals of this very object, which the user must hear of, as of what admission says; any other code speaks of the moment."""
 _log = logging.getLogger(__name__)
 
 
@@ -98,16 +98,16 @@ class Apply:
         try:
             self._store.put(PODS, await self._client.create(PODS, snapshot.namespace, body))
         except ApiError as error:
-            if error.code == 409:
+            if error.code == 409 and not error.denied:
                 return await self._taken(PODS, action.name, snapshot, memory, now, outcome)
             if not error.definite:
                 outcome.failure = outcome.failure or error
                 return None
             memory.granted.add(action.name)
-            if error.code not in ANSWERS:
+            if not _answers(error):
                 outcome.failure = outcome.failure or error
                 return None
-            memory.refuse(action.name, error.code, error.message, now)
+            memory.refuse(action.name, error.code, error.message, now, error.invalid)
             return error
         memory.refusals.pop(action.name, None)
         return None
@@ -152,7 +152,7 @@ class Apply:
             outcome.again_at = now + STRANGER_SECONDS
             _log.warning("%s exists and %s", label, found, extra=_where(snapshot))
         except ApiError as error:
-            if error.code not in ANSWERS:
+            if not _answers(error):
                 outcome.failure = error
                 return
             memory.refuse(name, error.code, f"{label}: {error.message}", now)
@@ -167,7 +167,7 @@ class Apply:
         try:
             return await self._client.create(kind, snapshot.namespace, body)
         except ApiError as error:
-            if error.code != 409:
+            if error.code != 409 or error.denied:
                 raise
         raw = await self._client.get(kind, snapshot.namespace, body["metadata"]["name"])
         if not _ours(kind, raw, body, snapshot):
@@ -177,6 +177,10 @@ class Apply:
         # The uid makes it a refusal, not a take-over, should another object have come under that name meanwhile.
         mine = {**body, "metadata": {**body["metadata"], "uid": raw["metadata"]["uid"]}}
         return await self._client.apply(kind, snapshot.namespace, mine)
+
+
+def _answers(error: ApiError) -> bool:
+    return error.code in ANSWERS or error.denied
 
 
 class _Stranger(Exception):

@@ -23,25 +23,44 @@ MANAGER = "psjob-operator"
 PAGE = 500
 
 
+ADMISSION = ('admission webhook "', "failed calling webhook ", "ValidatingAdmissionPolicy '")
+"""Words of the API server where admission speaks; a webhook chooses its code itself."""
+UNREADABLE = ("strict decoding error", "cannot be handled as a ")
+"""Its words for what is no object of that kind."""
+
+
 class ApiError(Exception):
     """A call that did not succeed.
 
     `code` is the HTTP status, or 0 where no answer came (the call may or may not have been carried out);
     `reason` is the API server's word (AlreadyExists, Conflict, Invalid, …) or ours (Timeout, Connection);
-    `message` is its sentence; `retry_after` seconds, where it named them.
+    `message` is its sentence; `retry_after` seconds, where it named them; `fields`: it names fields that are wrong.
     """
 
-    def __init__(self, code: int, reason: str, message: str, retry_after: float = 0.0) -> None:
+    def __init__(self, code: int, reason: str, message: str, retry_after: float = 0.0, fields: bool = False) -> None:
         super().__init__(f"{code} {reason}: {message}" if code else f"{reason}: {message}")
         self.code = code
         self.reason = reason
         self.message = message
         self.retry_after = retry_after
+        self._fields = fields
 
     @property
     def definite(self) -> bool:
         """Whether the API server said that it did not carry the call out."""
-        return 400 <= self.code < 500
+        return 400 <= self.code < 500 or self.denied
+
+    @property
+    def denied(self) -> bool:
+        """An admission policy or webhook said no, or is out of reach, whatever code came with it: it may pass."""
+        return any(word in self.message for word in ADMISSION)
+
+    @property
+    def invalid(self) -> bool:
+        """The API server's own validation refused the object: the same one can never be made."""
+        if self.denied:
+            return False
+        return (self.code == 422 and self._fields) or (self.code == 400 and any(word in self.message for word in UNREADABLE))
 
 
 @dataclass(frozen=True)
@@ -171,4 +190,8 @@ def _reply(status: int, raw: bytes, retry_after: str | None) -> dict[str, Any]:
         return data if isinstance(data, dict) else {}
     told = data if isinstance(data, dict) else {}
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
-    raise ApiError(status, str(told.get("reason") or "Unknown"), str(told.get("message") or raw[:200].decode("utf-8", "replace")), seconds)
+    message = str(told.get("message") or raw[:200].decode("utf-8", "replace"))
+    details = told.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    fields = any(isinstance(cause, dict) and cause.get("field") for cause in causes or ())
+    raise ApiError(status, str(told.get("reason") or "Unknown"), message, seconds, fields)

@@ -70,10 +70,11 @@ class Memory:
         """Until when the pods of numbers that another process gave may still be on their way."""
         return self.numbers_at + FOREIGN_SECONDS if self.numbers_at else 0.0
 
-    def refuse(self, name: str, code: int, message: str, now: float) -> None:
+    def refuse(self, name: str, code: int, message: str, now: float, invalid: bool = False) -> None:
         """Remember that the API server refused to create this."""
         known = self.refusals.get(name)
-        self.refusals[name] = Refusal(name=name, code=code, message=message, at=now, tries=known.tries + 1 if known else 1)
+        tries = known.tries + 1 if known else 1
+        self.refusals[name] = Refusal(name=name, code=code, message=message, at=now, tries=tries, invalid=invalid)
 
     def due(self, name: str) -> float:
         """When this may be tried again; 0 where it was never refused."""

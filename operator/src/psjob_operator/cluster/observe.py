@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from psjob_operator.plan import naming
 from psjob_operator.plan.snapshot import Claim, Objects, Process, Snapshot
 from psjob_operator.render.names import LABEL_JOB
 
+_NOTHING = object()
+PRUNINGS = 32
+"""Readings of a spec that cannot be read whole, each without what the one before could not read."""
 CLAIM_SECONDS = 20.0
 """A claim that is not bound for so long gets its Events read."""
 
@@ -124,16 +128,42 @@ def _spec(job: JobEntry, memory: Memory) -> tuple[JobSpec, tuple[str, ...]]:
         metadata = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
         raw = {"apiVersion": f"{JOBS.group}/{JOBS.version}", "kind": JOBS.kind, "metadata": metadata, "spec": job.spec}
         found, problems = validate_job(raw)
-        spec = found.spec if found is not None else _lenient(job.spec)
+        spec = found.spec if found is not None else _lenient(job.spec, job.status)
         memory.observed = (job.generation, spec, tuple(str(problem) for problem in problems))
     return memory.observed[1], memory.observed[2]
 
 
-def _lenient(raw: Mapping[str, Any]) -> JobSpec:
-    try:
-        return JobSpec.model_validate(raw)
-    except (ValidationError, RecursionError):
-        return JobSpec.model_validate({"ps": {"shards": 1}, "workers": {"replicas": 1, "template": {}}})
+def _lenient(raw: Mapping[str, Any], status: Mapping[str, Any]) -> JobSpec:
+    """What of the spec can be read, without what cannot: suspension, deadline and policies hold. Shards and workers are as many as the
+    status has, where the spec does not say."""
+    kept = copy.deepcopy(dict(raw))
+    for _ in range(PRUNINGS):
+        try:
+            return JobSpec.model_validate(kept)
+        except RecursionError:
+            break
+        except ValidationError as error:
+            pruned = [_prune(kept, problem["loc"]) for problem in error.errors(include_url=False)]
+            if not any(pruned):
+                break
+        ps, workers = kept.setdefault("ps", {}), kept.setdefault("workers", {})
+        if isinstance(ps, dict) and isinstance(workers, dict):
+            ps.setdefault("shards", max(1, len(status.get("shards") or ())))
+            workers.setdefault("replicas", max(1, (status.get("workers") or {}).get("desired") or 0))
+            workers.setdefault("template", {})
+    return JobSpec.model_validate({"ps": {"shards": 1}, "workers": {"replicas": 1, "template": {}}})
+
+
+def _prune(raw: Any, path: tuple[int | str, ...]) -> bool:
+    """Remove what stands at that path, or the nearest thing above it; False where there is neither."""
+    *above, last = path
+    for number, key in enumerate(above):
+        inner = raw.get(key) if isinstance(raw, dict) else None
+        if not isinstance(inner, dict):
+            last = above[number]
+            break
+        raw = inner
+    return isinstance(raw, dict) and raw.pop(last, _NOTHING) is not _NOTHING
 
 
 def _status(job: JobEntry) -> JobStatus | None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from psjob_operator.plan.snapshot import SLOW_START_SECONDS, Exit, Phase, Process, Role
 from psjob_operator.plan.text import unix
-from psjob_operator.render.names import LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
+from psjob_operator.render.names import ANNOTATION_CONTAINER, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
 
 GONE_SECONDS = 5.0
 """A pod whose deletionTimestamp has passed by so much should have been removed by its kubelet: its node is looked at."""
@@ -51,7 +51,7 @@ def parse(raw: Mapping[str, Any]) -> PodView | None:
         return None
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
-    name = _trained(role, spec.get("containers") or [])
+    name = (metadata.get("annotations") or {}).get(ANNOTATION_CONTAINER) or _trained(role, spec.get("containers") or [])
     trained = _status_of(name, status.get("containerStatuses"))
     state = trained.get("state") or {}
     ended = _exit(state.get("terminated"))
@@ -93,6 +93,7 @@ def owner(metadata: Mapping[str, Any]) -> str:
 
 
 def _trained(role: str, containers: Iterable[Mapping[str, Any]]) -> str:
+    """For a pod that does not name it: of its role's name, else the first."""
     names = [str(container.get("name")) for container in containers]
     return role if role in names or not names else names[0]
 

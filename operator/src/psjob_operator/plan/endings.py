@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from psjob_operator.api.status import JobStatus
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import progress, text, whole
 from psjob_operator.plan.restarts import counted
 from psjob_operator.plan.text import unix
 from psjob_operator.plan.troubles import explain
 
-TEMPLATE_REFUSED = (400, 422)
 PATIENCE_SECONDS = 3.0
 """The coordinator must have been asked so long after the worker's success was stored, so that a late word of it counts."""
 
@@ -33,7 +33,14 @@ def decided(facts: Facts) -> Ending | None:
 
 def failed(facts: Facts) -> Ending | None:
     """What ends a job that has begun and is not suspended. The first that holds is told."""
-    return _fatal(facts) or _lost_for_good(facts) or _too_often(facts) or _never_attached(facts) or _deadline_passed(facts)
+    return (
+        _fatal(facts)
+        or _lost_for_good(facts)
+        or _too_often(facts)
+        or _never_attached(facts)
+        or _deadline_passed(facts)
+        or _pending_too_long(facts)
+    )
 
 
 def deadline(facts: Facts, start_time: str | None) -> float | None:
@@ -41,6 +48,15 @@ def deadline(facts: Facts, start_time: str | None) -> float | None:
     seconds = facts.snapshot.spec.run_policy.active_deadline_seconds
     begun = unix(start_time)
     return begun + seconds if seconds is not None and begun is not None else None
+
+
+def pending_until(facts: Facts, status: JobStatus) -> float | None:
+    """Unix time at which pendingTimeoutSeconds ends a job that lacks processes; None without one, or while it has them all."""
+    seconds, ready = facts.snapshot.spec.run_policy.pending_timeout_seconds, status.condition("Ready")
+    since = unix(ready.last_transition_time) if ready is not None and ready.status == "False" else None
+    if seconds is None or since is None or status.phase not in ("Pending", "Recovering"):
+        return None
+    return since + seconds
 
 
 def _invalid(facts: Facts) -> Ending | None:
@@ -68,9 +84,12 @@ def _diverged(facts: Facts) -> str:
 
 
 def _fatal(facts: Facts) -> Ending | None:
-    """A template that the API server refuses, or a process that says going on is no use."""
+    """A template of which the API server has never taken a pod and never will, or a process that says going on is no use."""
+    taken = {seat.role for seat in facts.seats if seat.process is not None or seat.fate.kind == "done"}
+    began = facts.stored.phase in ("Running", "Recovering")
     for seat in facts.shards if facts.success_met else facts.seats:
-        if seat.may_create and seat.refusal is not None and seat.refusal.code in TEMPLATE_REFUSED:
+        refused = seat.may_create and seat.refusal is not None and seat.refusal.invalid
+        if refused and seat.refusal is not None and not began and seat.role not in taken:
             return Ending("Failed", "TemplateInvalid", f"the API server refuses the pod of {seat}: {seat.refusal.message}")
         if seat.fate.kind == "fatal":
             return Ending("Failed", seat.fate.cause, f"{seat}: {seat.fate.message or 'said so by its exit code'}")
@@ -143,6 +162,16 @@ def _deadline_passed(facts: Facts) -> Ending | None:
     return Ending(
         "Failed", "DeadlineExceeded", f"active for longer than spec.runPolicy.activeDeadlineSeconds: {seconds}; its checkpoints are kept"
     )
+
+
+def _pending_too_long(facts: Facts) -> Ending | None:
+    """pendingTimeoutSeconds is reached."""
+    at, ready = pending_until(facts, facts.stored), facts.stored.condition("Ready")
+    if at is None or ready is None or facts.now < at:
+        return None
+    seconds = facts.snapshot.spec.run_policy.pending_timeout_seconds
+    words = f"not all processes were there for longer than spec.runPolicy.pendingTimeoutSeconds: {seconds}; {ready.reason}: {ready.message}"
+    return Ending("Failed", "PendingTimeout", words)
 
 
 def _rank(worker: object) -> int | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from psjob_operator.api.status import JobStatus, ShardStatus
+from psjob_operator.plan import endings
 from psjob_operator.plan.actions import DeleteProcess, Event, Plan
 from psjob_operator.plan.conditions import Say, conditions, starting, suspended
 from psjob_operator.plan.facts import SUSPENDING, Facts
+from psjob_operator.plan.progress import checkpoint, progress, pull_at, pull_due
 from psjob_operator.plan.restarts import unchanged
 from psjob_operator.plan.settle import settle
 from psjob_operator.plan.status import describe
@@ -35,17 +37,21 @@ def suspend(facts: Facts) -> Plan:
 
 
 def stall(facts: Facts) -> Plan:
-    """Stalled, until an operator that can read the spec is back. Training itself needs none and goes on."""
+    """Stalled, until an operator that can read the spec is back: nothing is created. Training itself needs none and goes on."""
     message = "; ".join(facts.snapshot.spec_problems)
     said = {kind: Say("False" if kind == "Ready" else "True", "TemplateInvalid", message) for kind in ("Ready", "Stalled")}
     kept = {it.type: Say(it.status, it.reason, it.message) for it in facts.stored.conditions if it.type == "CheckpointReady"}
     generation = facts.snapshot.generation
     update = {
+        "checkpoint": checkpoint(facts),
+        "progress": progress(facts),
         "observed_generation": generation,
         "conditions": conditions({**said, **kept}, facts.stored.conditions, generation, facts.now),
     }
     status, wake = settle(facts, facts.stored.model_copy(update=update))
-    return Plan(status=status, intent=False, wake_at=wake)
+    wakes = (wake, endings.deadline(facts, status.start_time), endings.pending_until(facts, status), pull_at(facts, status))
+    due = [at for at in wakes if at is not None and at > facts.now]
+    return Plan(status=status, intent=False, wake_at=min(due, default=None), want_progress=pull_due(facts, status))
 
 
 def _status(facts: Facts) -> JobStatus:

@@ -24,14 +24,14 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     facts = Facts.of(snapshot, now)
     if facts.finished:
         return finish.after(facts)
-    if facts.snapshot.spec_problems and not facts.first_seen:
-        return holds.stall(facts)
     ending = endings.decided(facts)
     if ending is None and holds.suspension_wanted(facts):
         return holds.suspend(facts)
     afresh = facts.first_seen or facts.resuming
     if ending is None and not afresh:
         ending = endings.failed(facts)
+    if ending is None and facts.snapshot.spec_problems:
+        return holds.stall(facts)
     return finish.end(facts, ending) if ending else _run(facts, afresh)
 
 
@@ -50,6 +50,7 @@ def _run(facts: Facts, afresh: bool) -> Plan:
         creating.wake,
         min((again_at(facts, seat) for seat in raising.held), default=None),
         endings.deadline(facts, status.start_time),
+        endings.pending_until(facts, status),
         slow_at(facts),
         pull_at(facts, status),
     )

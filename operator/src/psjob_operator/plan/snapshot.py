@@ -16,8 +16,8 @@ Role = Literal["shard", "worker"]
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 SLOW_START_SECONDS = 60.0
 """A process that is scheduled but has not started for so long is slow: its Events are read, and shown."""
-REFUSED_FIRST, REFUSED_MOST = 10.0, 300.0
-"""Seconds until what the API server refused is tried again: after the first refusal, and at most."""
+REFUSED_FIRST, REFUSED_MOST = 3.0, 12.0
+"""Seconds until what the API server refused is tried again: after the first refusal, and at most. One create asks for all of a job."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,16 @@ class Refusal:
 
     name: str
     code: int
-    """403 quota or admission; 400/422 the template; 409 a stranger's or a terminating object holds the name."""
+    """403 quota or pod security; any code a policy or webhook chose; 409 a stranger's or a terminating object holds the name."""
     message: str
     at: float
     tries: int
+    invalid: bool = False
+    """The API server's own validation refused the object: trying again cannot help."""
 
     @property
     def again_at(self) -> float:
-        """Unix time of the next try: after 10 s, doubling up to 5 minutes."""
+        """Unix time of the next try: after 3 s, doubling up to 12 s."""
         return self.at + min(REFUSED_FIRST * 2.0 ** min(max(self.tries, 1) - 1, 10), REFUSED_MOST)
 
 

@@ -9,6 +9,8 @@ from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
 from psjob_operator.render.around import CONFIG_FILE
 from psjob_operator.render.inject import inject
 from psjob_operator.render.names import (
+    ANNOTATION_CONTAINER,
+    ANNOTATION_DEFAULT,
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_NUMBER,
@@ -45,7 +47,7 @@ def pod(job: ConfigSource, process: CreateProcess, runtime_image: str) -> Docume
     spec["volumes"] = [*(spec.get("volumes") or []), {"name": CONFIG_VOLUME, "configMap": {"name": naming.config(job.name)}}]
     if job.spec.injection == "auto":
         inject(spec, container, runtime_image)
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, process, template), "spec": spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, process, template, container["name"]), "spec": spec}
 
 
 def environment(job: ConfigSource, process: CreateProcess) -> list[Document]:
@@ -68,7 +70,7 @@ def environment(job: ConfigSource, process: CreateProcess) -> list[Document]:
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
-def _metadata(job: ConfigSource, process: CreateProcess, template: Document) -> Document:
+def _metadata(job: ConfigSource, process: CreateProcess, template: Document, trained: str) -> Document:
     given = template.get("metadata") or {}
     own = {
         **labels(job, process.role),
@@ -79,6 +81,5 @@ def _metadata(job: ConfigSource, process: CreateProcess, template: Document) -> 
         LABEL_VIEW: str(process.view),
     }
     made = metadata(job, process.name, {**(given.get("labels") or {}), **own})
-    if given.get("annotations"):
-        made["annotations"] = dict(given["annotations"])
+    made["annotations"] = {ANNOTATION_DEFAULT: trained, **(given.get("annotations") or {}), ANNOTATION_CONTAINER: trained}
     return made

@@ -1,0 +1,148 @@
+"""What keeps pods of some jobs from being created, by the API server's own means: policy, webhook (one that is away too), quota."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import ssl
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from hack.cluster.api import ApiError
+from hack.cluster.pki import Authority
+from tests.integration.operator_harness import World, until
+
+REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
+PODS = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+LABEL = "psjob.dev/job-name"
+
+
+def chosen(place: World, jobs: Sequence[str]) -> dict[str, Any]:
+    """Pods of these jobs alone."""
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": place.namespace}},
+        "objectSelector": {"matchExpressions": [{"key": LABEL, "operator": "In", "values": list(jobs)}]},
+    }
+
+
+@contextlib.contextmanager
+def policy(place: World, jobs: Sequence[str]) -> Iterator[None]:
+    """A ValidatingAdmissionPolicy: 422, reason Invalid."""
+    name = f"{place.namespace}-{jobs[0]}"
+    api = "admissionregistration.k8s.io/v1"
+    validation = {"expression": "false", "message": "nothing new today"}
+    spec = {"matchConstraints": {"resourceRules": [PODS]}, "validations": [validation], "failurePolicy": "Fail"}
+    bound = {"policyName": name, "validationActions": ["Deny"], "matchResources": chosen(place, jobs)}
+    place.cluster.api.create(
+        f"{REGISTRATION}/validatingadmissionpolicies",
+        {"apiVersion": api, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": name}, "spec": spec},
+    )
+    place.cluster.api.create(
+        f"{REGISTRATION}/validatingadmissionpolicybindings",
+        {"apiVersion": api, "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": name}, "spec": bound},
+    )
+    try:
+        _until_denied(place, jobs)
+        yield
+    finally:
+        for kind in ("validatingadmissionpolicybindings", "validatingadmissionpolicies"):
+            place.cluster.api.delete(f"{REGISTRATION}/{kind}/{name}")
+
+
+@contextlib.contextmanager
+def webhook(place: World, jobs: Sequence[str], folder: Path, code: int | None) -> Iterator[None]:
+    """A webhook that denies with this code (0: with none); None: nobody answers at its address, and its failurePolicy is Fail."""
+    name = f"{place.namespace}-{jobs[0]}"
+    authority = Authority(folder / "pki")
+    authority.create()
+    pair = authority.server("webhook", "webhook", ("127.0.0.1",))
+    with _answering(pair.cert, pair.key, code) as address:
+        hook = {
+            "name": "guard.example.com",
+            "clientConfig": {"url": address, "caBundle": base64.b64encode(authority.ca.cert.read_bytes()).decode()},
+            "rules": [PODS],
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+            "timeoutSeconds": 1,
+            **chosen(place, jobs),
+        }
+        body = {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingWebhookConfiguration",
+            "metadata": {"name": name},
+            "webhooks": [hook],
+        }
+        place.cluster.api.create(f"{REGISTRATION}/validatingwebhookconfigurations", body)
+        try:
+            _until_denied(place, jobs)
+            yield
+        finally:
+            place.cluster.api.delete(f"{REGISTRATION}/validatingwebhookconfigurations/{name}")
+
+
+@contextlib.contextmanager
+def _answering(cert: Path, key: Path, code: int | None) -> Iterator[str]:
+    class Deny(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if code is None:
+                over.wait(30)
+                return
+            status = {"message": "not from our registry", **({"code": code} if code else {})}
+            answer = {"uid": review["request"]["uid"], "allowed": False, "status": status}
+            body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *words: object) -> None:
+            """Nothing."""
+
+    over = threading.Event()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Deny) as server:
+        server.daemon_threads = True
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"https://127.0.0.1:{server.server_port}/"
+        finally:
+            over.set()
+            server.shutdown()
+
+
+@contextlib.contextmanager
+def quota(place: World, jobs: Sequence[str]) -> Iterator[None]:
+    """No room for a further pod of the namespace."""
+    name = f"full-{jobs[0]}"
+    body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}, "spec": {"hard": {"pods": "0"}}}
+    place.cluster.api.create(place.path("resourcequotas"), body)
+    try:
+        _until_denied(place, jobs)
+        yield
+    finally:
+        place.cluster.api.delete(place.path("resourcequotas", name))
+
+
+def _until_denied(place: World, jobs: Sequence[str]) -> None:
+    """The API server learns of policies and webhooks a moment after they are stored."""
+    spec = {"containers": [{"name": "worker", "image": "none"}]}
+    metadata = {"generateName": "probe-", "labels": {LABEL: jobs[0]}}
+
+    def denied() -> bool:
+        try:
+            place.cluster.api.create(
+                f"{place.path('pods')}?dryRun=All", {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+            )
+        except ApiError:
+            return True
+        return False
+
+    until("the denial to hold", denied, 20)

@@ -1,0 +1,80 @@
+"""What the API server's refusals mean, and what of a spec that cannot be read whole is read all the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from psjob_operator.cluster.client import ApiError, _reply
+from psjob_operator.cluster.observe import _lenient
+
+POLICY = "pods \"x\" is forbidden: ValidatingAdmissionPolicy 'frozen' with binding 'frozen' denied request: failed expression: false"
+WEBHOOK = 'admission webhook "guard.example.com" denied the request: spec.containers[0].image: not from our registry'
+AWAY = 'Internal error occurred: failed calling webhook "guard.example.com": failed to call webhook: Post "https://guard": EOF'
+FIELD = 'Pod "x" is invalid: spec.containers[0].volumeMounts[0].name: Not found: "data"'
+STRICT = 'Pod in version "v1" cannot be handled as a Pod: strict decoding error: unknown field "spec.containers[0].imagePullPolice"'
+
+
+def refusal(code: int, reason: str, message: str, causes: list[dict[str, str]] | None = None) -> ApiError:
+    body: dict[str, Any] = {"kind": "Status", "reason": reason, "message": message, "details": {"causes": causes} if causes else None}
+    with pytest.raises(ApiError) as raised:
+        _reply(code, json.dumps(body).encode(), None)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "message", "causes", "definite", "denied", "invalid"),
+    [
+        (422, "Invalid", FIELD, [{"field": "spec.containers[0].volumeMounts[0].name", "message": "Not found"}], True, False, True),
+        (422, "Invalid", POLICY, [{"message": "failed expression: false"}], True, True, False),
+        (400, "BadRequest", STRICT, None, True, False, True),
+        (400, "", WEBHOOK, None, True, True, False),
+        (422, "Invalid", WEBHOOK, [{"field": "spec.containers[0].image"}], True, True, False),
+        (409, "Conflict", WEBHOOK, None, True, True, False),
+        (500, "InternalError", AWAY, None, True, True, False),
+        (500, "InternalError", "etcdserver: request timed out", None, False, False, False),
+        (403, "Forbidden", 'pods "x" is forbidden: exceeded quota: gpus', None, True, False, False),
+        (429, "TooManyRequests", "try again later", None, True, False, False),
+    ],
+)
+def test_who_says_no_and_whether_for_good(
+    code: int, reason: str, message: str, causes: list[dict[str, str]] | None, definite: bool, denied: bool, invalid: bool
+) -> None:
+    error = refusal(code, reason, message, causes)
+    assert (error.definite, error.denied, error.invalid) == (definite, denied, invalid)
+
+
+SPEC: dict[str, Any] = {
+    "suspend": True,
+    "managedBy": "example.com/other",
+    "runPolicy": {"activeDeadlineSeconds": 60},
+    "training": {"mode": "sync"},
+    "ps": {"shards": 3},
+    "workers": {"replicas": 5, "template": {"spec": {"containers": []}}},
+}
+STATUS: dict[str, Any] = {"shards": [{}, {}], "workers": {"desired": 4}}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"training": {"mode": "of the future"}},
+        {"training": {"mode": "sync", "newField": 1}},
+        {"newSection": {"a": [1, 2]}},
+        {"checkpoint": {"interval": {"no": "text"}}},
+        {"runPolicy": {"activeDeadlineSeconds": 60, "cleanPodPolicy": "Half"}},
+    ],
+)
+def test_what_cannot_be_read_hides_nothing_else(broken: dict[str, Any]) -> None:
+    spec = _lenient({**SPEC, **broken}, STATUS)
+    assert spec.suspend is True and spec.managed_by == "example.com/other"
+    assert spec.run_policy.active_deadline_seconds == 60
+    assert (spec.ps.shards, spec.workers.replicas) == (3, 5)
+
+
+@pytest.mark.parametrize("broken", [{"ps": {"shards": "many"}, "workers": {"replicas": []}}, {"ps": "two", "workers": None}])
+def test_a_job_whose_size_cannot_be_read_has_that_of_its_status(broken: dict[str, Any]) -> None:
+    spec = _lenient({**SPEC, **broken}, STATUS)
+    assert (spec.ps.shards, spec.workers.replicas, spec.suspend) == (2, 4, True)
