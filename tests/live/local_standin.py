@@ -69,7 +69,11 @@ import json, os, signal, socket, sys, time
 run = os.path.dirname(os.environ["PSJOB_CONFIG"])
 rank, start = os.environ["PSJOB_INDEX"], int(os.environ["PSJOB_START"])
 print(f"worker {rank} start {start} of {os.getcwd()}", flush=True)
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+def leave(code, **message):
+    with open(os.environ["PSJOB_TERMINATION_LOG"], "w") as file:
+        json.dump(message, file)
+    sys.exit(code)
+signal.signal(signal.SIGTERM, lambda *_: leave(75, ending=""))
 first, then = (sys.argv[1:] + ["0.5"])[:1][0], sys.argv[2] if len(sys.argv) > 2 else "0.5"
 what = first if start == 1 else then
 if what == "stubborn":
@@ -83,7 +87,7 @@ if what.startswith(("late", "steps")):
     what = what.replace("late", "exit").replace("steps", "exit")
 if what.startswith("exit"):
     print("this went wrong", file=sys.stderr, flush=True)
-    sys.exit(int(what[4:]))
+    leave(int(what[4:]), error="this went wrong") if what in ("exit75", "exit77") else sys.exit(int(what[4:]))
 time.sleep(float(what))
 open(os.path.join(run, f"left-{rank}"), "w").close()
 """

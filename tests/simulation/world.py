@@ -158,6 +158,8 @@ class World:
     def end(self, name: str, code: int, reason: str = "", message: str = "") -> None:
         """The trained container of that pod ends."""
         pod = self.pods[name]
+        if code == EXIT_RETRY and not message:
+            message = '{"ending": ""}'
         word = reason or ("Completed" if code == 0 else "Error")
         ended = Exit(code=code, reason=word, message=message, log_tail="" if code == 0 else "Traceback: boom")
         self.pods[name] = replace(

@@ -22,10 +22,10 @@ def ended(name: str, code: int, role: str = "worker", deleting: float | None = N
 
 
 def verdict(*seen: tuple[str, int, int, str], heard: tuple[int, float | None] = (0, 2.0)) -> str | None:
-    """Of (name, code, steps made, end of the log), in their order; all end at 1.0. `heard`: steps, and when."""
+    """Of (name, code, steps made, end of the log), in their order; all end at 1.0. `heard`: steps, and when. Log "ours": the runtime's."""
     failures = Failures()
     for name, code, made, tail in seen:
-        failures.note(ended(name, code), made, tail)
+        failures.note(ended(name, code), made, tail, ours=tail == "ours")
     return failures.verdict(*heard, now=2.5)
 
 
@@ -58,13 +58,17 @@ def test_a_later_error_is_tried_once_more_and_the_first_one_is_shown() -> None:
         [("worker-0", 1, 12, "a"), ("worker-0", 1, 13, "a")],  # progress between them
         [("worker-0", 1, 12, "a"), ("worker-1", 1, 12, "a")],  # each once
         [("worker-0", 137, 0, "")],  # killed
-        [("worker-0", 75, 0, "")],  # start me again
-        [("worker-0", 79, 3, ""), ("worker-0", 79, 3, "")],  # it hung
+        [("worker-0", 75, 0, "ours")],  # start me again
+        [("worker-0", 79, 3, "ours"), ("worker-0", 79, 3, "ours")],  # it hung
         [("worker-0", 0, 0, "")],
     ],
 )
 def test_what_may_be_another_time_better_is_tried_again(seen: list[tuple[str, int, int, str]]) -> None:
     assert verdict(*seen) is None
+
+
+def test_a_scripts_own_exit_code_is_its_error_whatever_the_number() -> None:
+    assert (verdict(("worker-0", 77, 0, "usage: train.py")) or "").startswith("ScriptFailed: worker-0 ended with exit code 77: usage")
 
 
 def test_what_was_asked_to_end_is_no_failure() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_FENCED, EXIT_REFUSED, EXIT_RETRY
+from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY
 from psjob_operator.plan.fate import fate
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Exit
@@ -30,7 +30,7 @@ TABLE: list[tuple[str, dict[str, Any], str, bool]] = [
     ("evicted, exit 75 for it", {**ended(EXIT_RETRY), "pod_reason": "Evicted", "pod_message": OWN}, "Evicted", True),
     ("victim of pressure", {**GONE, "pod_reason": "Evicted", "pod_message": PRESSURE}, "NodePressure", False),
     ("no heartbeat", {"unresponsive": True}, "Unresponsive", True),
-    ("exit 75", ended(EXIT_RETRY), "Retry", False),
+    ("exit 75", ended(EXIT_RETRY, message='{"ending": ""}'), "Retry", False),
     ("preempted", {**ended(143), "pod_reason": "PreemptionByScheduler"}, "Preempted", False),
     ("preempted, leaving", {"deleting": NOW, "pod_reason": "PreemptionByScheduler"}, "Preempted", False),
     ("preempted by the kubelet", {**GONE, "pod_reason": "Preempting"}, "Preempted", False),
@@ -165,7 +165,17 @@ def test_what_cannot_be_helped_fails_the_job_with_its_sentence(code: int, reason
 
 def test_a_worker_cannot_say_that_a_checkpoint_is_lost() -> None:
     assert fate(pod("worker", 0, **ended(EXIT_CHECKPOINT_LOST))).kind == "lost"
-    assert fate(pod("worker", 0, **ended(EXIT_REFUSED))).kind == "fatal"
+    assert fate(pod("worker", 0, **ended(EXIT_REFUSED, message='{"error": "no"}'))).kind == "fatal"
+
+
+@pytest.mark.parametrize(
+    "message", ["", "usage: train.py", '{"level": "error", "msg": "no data"}', '{"error": "x", "step": 3}', "[]", '"error"']
+)
+@pytest.mark.parametrize("code", [EXIT_RETRY, EXIT_FENCED, EXIT_REFUSED, EXIT_CHECKPOINT_LOST, EXIT_HUNG])
+def test_a_scripts_own_exit_code_is_not_taken_for_the_runtimes(code: int, message: str) -> None:
+    """The kubelet gives the end of the log where a process leaves no message, which may be a line of JSON."""
+    decided = plan(running(worker_1=pod("worker", 1, **ended(code, message=message))), NOW)
+    assert decided.status.restarts.causes == {"Error": 1} and decided.status.restarts.counted == 1
 
 
 def test_a_shard_started_after_a_checkpoint_must_find_one() -> None:

@@ -315,3 +315,12 @@ def test_the_shards_template_is_laid_over() -> None:
     assert spec["containers"][1] == {"name": "metrics", "image": "exporter"}
     renamed = shard(job(ps={"template": {"spec": {"containers": [{"name": "mine", "resources": {}}]}}}))["spec"]["containers"]
     assert [it["name"] for it in renamed] == ["mine"] and renamed[0]["command"]
+
+
+def test_a_template_that_has_its_last_message_read_elsewhere_is_told_to_the_runtime() -> None:
+    snapshot = rich()
+    container = next(item for item in snapshot.spec.workers.template["spec"]["containers"] if item["name"] == "worker")
+    container["terminationMessagePath"] = "/tmp/last-words"
+    made = next(item for item in worker(snapshot)["spec"]["containers"] if item["name"] == "worker")
+    told = {item["name"]: item.get("value") for item in made["env"]}
+    assert told["PSJOB_TERMINATION_LOG"] == "/tmp/last-words"

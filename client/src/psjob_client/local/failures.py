@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from psjob_client.local.children import ChildProcess
-from psjob_operator.contract import EXIT_DONE, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY
 
-OURS = frozenset({EXIT_DONE, EXIT_RETRY, EXIT_FENCED, EXIT_REFUSED, EXIT_HUNG})
 UNHEARD = 1.0
 """Seconds after a failure in which a job that has trained is heard of for the first time."""
 SIGNALS = 128
@@ -40,11 +38,11 @@ class Failures:
 
     seen: list[Failure] = field(default_factory=list)
 
-    def note(self, child: ChildProcess, made: int, tail: str) -> None:
-        """A process has ended."""
+    def note(self, child: ChildProcess, made: int, tail: str, ours: bool = False) -> None:
+        """A process has ended. `ours`: it was the runtime that ended it, not the script."""
         if child.role != "worker" or child.deleting is not None or child.problem or not child.code:
             return
-        if child.code not in OURS and child.code < SIGNALS:
+        if not ours and child.code < SIGNALS:
             self.seen.append(Failure(child.name, child.index, child.code, made, tail, child.ended or 0.0))
 
     def verdict(self, made: int, heard: float | None, now: float) -> str | None:

@@ -26,6 +26,7 @@ from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.plan import naming
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess, Event, Plan
 from psjob_operator.plan.config import cluster_config, digest, job_config
+from psjob_operator.plan.fate import of_the_runtime
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Claim, Exit, Objects, Process, Snapshot
 
@@ -112,7 +113,7 @@ class Ground:
         for child in ended:
             self.watch.ended(child, message_of(self.folder.ending(child.name)))
             self.mourn(child)
-            self.failures.note(child, self.watch.made, tail_of(self.folder.log(child.name)))
+            self.failures.note(child, self.watch.made, tail_of(self.folder.log(child.name)), of_the_runtime(self._exit(child)))
         # A deleted pod is gone when its container has ended; so is a process.
         self.children = [child for child in self.children if child.running or child.deleting is None]
         return bool(ended)

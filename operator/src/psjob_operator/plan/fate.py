@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from psjob_operator import contract
 from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_DONE, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY
 from psjob_operator.plan.snapshot import Exit, Process
 from psjob_operator.plan.text import short
@@ -69,11 +70,12 @@ def hung(seconds: float) -> Fate:
 def _ended(process: Process, exit: Exit) -> Fate:
     if exit.code == EXIT_DONE and not exit.signal:
         return Fate("done")
-    if exit.code == EXIT_REFUSED:
+    ours = process.role == "shard" or of_the_runtime(exit)
+    if exit.code == EXIT_REFUSED and ours:
         return Fate("fatal", "Refused", message=_sentence(exit))
     if exit.code == EXIT_CHECKPOINT_LOST and process.role == "shard":
         return Fate("fatal", "CheckpointLost", message=_sentence(exit))
-    if exit.code == EXIT_HUNG and process.role == "worker":
+    if exit.code == EXIT_HUNG and process.role == "worker" and ours:
         return Fate("lost", "Hung", counted=True, message=_sentence(exit))
     if exit.code == EXIT_FENCED and process.role == "shard":
         return Fate("lost", "Fenced", message=exit.message, fenced_by=_fenced_by(exit))
@@ -84,7 +86,7 @@ def _ended(process: Process, exit: Exit) -> Fate:
     disruption = _disruption(process)
     if disruption or process.deleting is not None:
         return Fate("lost", disruption or "Deleted", message=process.pod_message)
-    if exit.code == EXIT_RETRY:
+    if exit.code == EXIT_RETRY and ours:
         return Fate("lost", "Retry", message=_sentence(exit))
     cause = exit.reason if exit.reason and exit.reason != "Completed" else "Error"
     return Fate("lost", cause, counted=True, message=_words(exit))
@@ -128,6 +130,12 @@ def _sentence(exit: Exit) -> str:
     if said:
         return said["error"] if isinstance(said.get("error"), str) else ""
     return exit.message.strip()
+
+
+def of_the_runtime(exit: Exit) -> bool:
+    """Whether the runtime gave a worker's exit code: then its message is one of contract.ENDING_KEYS. A script's own 75 or 77 has none."""
+    said = read_message(exit)
+    return bool(said) and said.keys() <= contract.ENDING_KEYS
 
 
 def _fenced_by(exit: Exit) -> int:

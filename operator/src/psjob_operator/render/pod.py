@@ -39,7 +39,7 @@ def pod(job: ConfigSource, process: CreateProcess, runtime_image: str) -> Docume
     spec.setdefault("enableServiceLinks", False)
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     # Ours come first, so that the user's variables may refer to them as $(PSJOB_INDEX).
-    container["env"] = [*environment(job, process), *(container.get("env") or [])]
+    container["env"] = [*environment(job, process, container.get("terminationMessagePath")), *(container.get("env") or [])]
     container["volumeMounts"] = [
         *(container.get("volumeMounts") or []),
         {"name": CONFIG_VOLUME, "mountPath": CONFIG_FOLDER, "readOnly": True},
@@ -50,8 +50,8 @@ def pod(job: ConfigSource, process: CreateProcess, runtime_image: str) -> Docume
     return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, process, template, container["name"]), "spec": spec}
 
 
-def environment(job: ConfigSource, process: CreateProcess) -> list[Document]:
-    """What the process is told beyond the config, which is the same for all."""
+def environment(job: ConfigSource, process: CreateProcess, ending: str | None = None) -> list[Document]:
+    """What the process is told beyond the config, which is the same for all. `ending`: where the template has its last message read."""
     values = {
         contract.ENV_ROLE: process.role,
         contract.ENV_INDEX: str(process.index),
@@ -67,6 +67,8 @@ def environment(job: ConfigSource, process: CreateProcess) -> list[Document]:
         values[contract.ENV_CHECKPOINTS] = CHECKPOINTS
         if process.checkpoint_known:
             values[contract.ENV_MIN_STEP] = "1"
+    if ending:
+        values[contract.ENV_TERMINATION_LOG] = ending
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
