@@ -146,3 +146,16 @@ def test_the_bucket_lets_a_burst_through_and_then_spaces_calls_evenly() -> None:
     clock.now += 10.0
     assert [bucket.reserve() for _ in range(3)] == [0.0, 0.0, 0.0], "it never holds more than its burst"
     assert bucket.reserve() > 0
+
+
+def test_nothing_is_kept_of_a_job_that_is_gone() -> None:
+    """Its last turn finds no job: that turn's rest is nobody's."""
+    queue = Queue(clock=lambda: 5.0)
+    key = Key("n", "job")
+    for _ in range(2):
+        queue.add(key)
+        assert queue.take() == key
+        queue.forget(key)
+        queue.done(key, rest=0.2)
+    kept = {name: value for name, value in vars(queue).items() if isinstance(value, dict | set | list) or name == "_ready"}
+    assert all(not value for value in kept.values()), kept

@@ -42,6 +42,8 @@ class Queue:
         self._failures: dict[Key, int] = {}
         self._rests: dict[Key, float] = {}
         """Until when a key rests after its turn."""
+        self._gone: set[Key] = set()
+        """Keys that were forgotten in their turn."""
         self._changed = asyncio.Event()
 
     def add(self, key: Key) -> None:
@@ -82,6 +84,8 @@ class Queue:
         self._due.pop(key, None)
         self._failures.pop(key, None)
         self._rests.pop(key, None)
+        if key in self._running:
+            self._gone.add(key)
 
     def take(self) -> Key | None:
         """The next key whose turn may begin, or None. Its turn ends with `done`."""
@@ -101,8 +105,9 @@ class Queue:
     def done(self, key: Key, rest: float = 0.0) -> None:
         """The turn of this key is over; what comes in the next `rest` seconds is gathered into one turn after them."""
         self._running.discard(key)
-        if rest > 0:
+        if rest > 0 and key not in self._gone:
             self._rests[key] = self._clock() + rest
+        self._gone.discard(key)
         if key in self._again:
             self._again.discard(key)
             self.add(key)
