@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -142,7 +142,7 @@ class Rewound(BaseException):
     """Here a worker's process would become a fresh one of itself, with so many rewinds more than before."""
 
 
-def _rewound(rewinds: int, mode: str) -> None:
+def _rewound(rewinds: int, mode: str, more: Mapping[str, str]) -> None:
     raise Rewound(rewinds + 1)
 
 
