@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob_operator.cluster.kinds import JOBS, PODS, SERVICES, Listing
+from psjob_operator.cluster.observe import slow_and_shown
 from psjob_operator.cluster.pods import GONE_SECONDS, parse
 from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.store import JobStore
@@ -249,3 +250,20 @@ def test_a_proxy_that_is_injected_first_is_not_taken_for_the_trained_container()
     seen = parse(raw)
     assert seen is not None and seen.process.exit is not None and seen.process.exit.code == 3
     assert seen.process.lingering and seen.process.phase == "Failed"
+
+
+def test_events_are_read_of_as_many_slow_pods_as_a_status_shows() -> None:
+    """Four hundred pods that wait for an image are four hundred questions otherwise."""
+    now = (unix(AT) or 0.0) + SLOW_START_SECONDS + 1
+
+    def slow(role: str, index: int, **status: Any) -> Any:
+        raw = pod(f"job-{role}-{index}", uid=f"{role}-{index}", phase="Pending", conditions=[condition("PodScheduled")], **status)
+        raw["metadata"]["labels"] |= {LABEL_ROLE: role, LABEL_INDEX: str(index)}
+        view = parse(raw)
+        assert view is not None
+        return view
+
+    started = slow("worker", 0, containerStatuses=[entry("worker", running={"startedAt": AT})])
+    views = [*(slow("worker", index) for index in range(400, 0, -1)), started, slow("shard", 3)]
+    assert slow_and_shown(views, now) == {"shard-3", *(f"worker-{index}" for index in range(1, 9))}
+    assert slow_and_shown(views, now - 2) == frozenset(), "none is slow yet"

@@ -12,6 +12,9 @@ from psjob_operator.cluster.pods import owner
 from psjob_operator.plan.text import unix
 from psjob_operator.render.names import LABEL_JOB
 
+QUESTIONS = 8
+"""Of each kind in a turn; what is left is asked in the next one, soon."""
+NEXT_SECONDS = 0.5
 _WORDS = 3
 _MOST_WAIT = 900.0
 _CLAIM_REASONS = ("FailedBinding", "ProvisioningFailed")
@@ -26,6 +29,7 @@ class Asking:
         self._memory = memory
         self.now = now
         self.again_at: float | None = None
+        self._left = {"events": QUESTIONS, "nodes": QUESTIONS}
 
     def at(self, when: float) -> bool:
         """Whether that time has come; if not, it will be looked at then."""
@@ -38,6 +42,8 @@ class Asking:
         """Words of the warnings about this object, newest first."""
         known = self._memory.answers.get(uid)
         if known is None or not known.fresh(self.now):
+            if not self._may_ask("events"):
+                return () if known is None else known.words
             known = Answer(self.now, words=await self._read_events(uid), wait=_next_wait(known))
             self._memory.answers[uid] = known
         self.at(known.at + known.wait)
@@ -47,10 +53,17 @@ class Asking:
         """Whether this node is gone or not ready; `fallback` where we may not read nodes."""
         known = self._memory.answers.get("node/" + node)
         if known is None or not known.fresh(self.now):
+            if not self._may_ask("nodes"):
+                return False if known is None else known.lost
             known = Answer(self.now, lost=await self._read_node(node, fallback), wait=min(5.0 if known is None else known.wait * 2, 60.0))
             self._memory.answers["node/" + node] = known
         self.at(known.at + known.wait)
         return known.lost
+
+    def _may_ask(self, kind: str) -> bool:
+        """Whether this turn has a question left; if not, the next one comes soon."""
+        self._left[kind] -= 1
+        return self._left[kind] >= 0 or self.at(self.now + NEXT_SECONDS)
 
     async def strangers(self, uid: str) -> tuple[str, ...]:
         """`Kind/name` of what holds our children's names and does not belong to the job `uid`; each is looked at again now and then."""

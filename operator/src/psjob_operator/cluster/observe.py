@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.store import JobEntry, JobStore
 from psjob_operator.plan import naming
 from psjob_operator.plan.snapshot import Claim, Objects, Process, Snapshot
+from psjob_operator.plan.status import PROBLEMS
 from psjob_operator.render.names import LABEL_JOB
 
 _NOTHING = object()
@@ -53,7 +55,8 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
     key = Key(job.namespace, job.name)
     views = store.pods(key)
     asking = Asking(client, job.namespace, memory, now)
-    processes = tuple([await _process(asking, view) for view in views])
+    shown = slow_and_shown(views, now)
+    processes = tuple([await _process(asking, view, view.process.uid in shown) for view in views])
     spec, problems = _spec(job, memory)
     snapshot = Snapshot(
         name=job.name,
@@ -88,10 +91,17 @@ def _first(view: PodView, run: str) -> bool:
     return process.role == "shard" and process.index == 0 and process.run == run and alive and bool(view.ip)
 
 
-async def _process(asking: Asking, view: PodView) -> Process:
+def slow_and_shown(views: Iterable[PodView], now: float) -> frozenset[str]:
+    """Uids of the pods that are slow to start and whose Events are worth reading: as many of each role as a status shows."""
+    slow = sorted((view.process for view in views if (view.unstarted_at() or math.inf) <= now), key=lambda process: process.index)
+    roles = ([process.uid for process in slow if process.role == role] for role in ("shard", "worker"))
+    return frozenset(uid for uids in roles for uid in uids[:PROBLEMS])
+
+
+async def _process(asking: Asking, view: PodView, shown: bool) -> Process:
     process = view.process
     unstarted, overdue = view.unstarted_at(), view.overdue_at()
-    if unstarted is not None and asking.at(unstarted):
+    if unstarted is not None and asking.at(unstarted) and shown:
         process = dataclasses.replace(process, events=await asking.events(process.uid))
     if overdue is not None and asking.at(overdue) and await asking.lost(process.node, fallback=view.tainted):
         process = dataclasses.replace(process, node_lost=True)
