@@ -18,7 +18,7 @@ from psjob_operator.plan.actions import Action, CreateProcess, DeleteJob, Delete
 from psjob_operator.plan.snapshot import Snapshot
 
 AT_ONCE = 8
-"""Creates of one job under way at a time."""
+"""Creates, or deletes, of one job under way at a time."""
 ANSWERS = (400, 403, 413, 422)
 """Refusals of this very object, which the user must hear of, as of what admission says; any other code speaks of the moment."""
 _log = logging.getLogger(__name__)
@@ -46,10 +46,11 @@ class Apply:
         self._image = runtime_image
 
     async def run(self, snapshot: Snapshot, actions: Sequence[Action], memory: Memory, now: float) -> ApplyOutcome:
-        """Do them in order, creates of pods several at a time. A refusal of one create holds back those after it: asking the
-        same question a thousand times helps nobody."""
+        """Do them in order, then deletes of pods, then creates, several at a time. A refusal of one create holds back those after it:
+        asking the same question a thousand times helps nobody."""
         outcome = ApplyOutcome()
         creates: list[CreateProcess] = []
+        deletes: list[DeleteProcess] = []
         for action in actions:
             match action:
                 case CreateProcess():
@@ -61,12 +62,15 @@ class Apply:
                     await self._ensure(CONFIGS, render.config(snapshot), snapshot, memory, now, outcome)
                 case EnsureClaim():
                     await self._ensure(CLAIMS, render.claim(snapshot), snapshot, memory, now, outcome)
-                case DeleteProcess(name=name, uid=uid, grace_seconds=grace):
-                    await self._client.delete(PODS, snapshot.namespace, name, uid, grace)
+                case DeleteProcess():
+                    deletes.append(action)
                 case DeleteJob():
                     await self._client.delete(JOBS, snapshot.namespace, snapshot.name, snapshot.uid)
             if outcome.failure is not None:
                 raise outcome.failure
+        for first in range(0, len(deletes), AT_ONCE):
+            part = deletes[first : first + AT_ONCE]
+            await asyncio.gather(*(self._client.delete(PODS, snapshot.namespace, it.name, it.uid, it.grace_seconds) for it in part))
         if outcome.held is None:
             await self._create_all(snapshot, creates, memory, now, outcome)
         elif outcome.held.code != 409:
