@@ -16,7 +16,7 @@ from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.store import JobStore
 from psjob_operator.plan.snapshot import SLOW_START_SECONDS
 from psjob_operator.plan.text import unix
-from psjob_operator.render.names import ANNOTATION_CONTAINER, LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
+from psjob_operator.render.names import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
 
 AT = "2026-11-21T12:00:00Z"
 
@@ -267,3 +267,11 @@ def test_events_are_read_of_as_many_slow_pods_as_a_status_shows() -> None:
     views = [*(slow("worker", index) for index in range(400, 0, -1)), started, slow("shard", 3)]
     assert slow_and_shown(views, now) == {"shard-3", *(f"worker-{index}" for index in range(1, 9))}
     assert slow_and_shown(views, now - 2) == frozenset(), "none is slow yet"
+
+
+@pytest.mark.parametrize(("text", "seconds"), [(None, 0), ("40", 40), ("-1", 0), ("soon", 0), ("9" * 30, 0)])
+def test_how_long_a_start_was_held_back_stands_on_its_pod(text: str | None, seconds: int) -> None:
+    raw = pod()
+    raw["metadata"]["annotations"] = {} if text is None else {ANNOTATION_WAITED: text}
+    view = parse(raw)
+    assert view is not None and view.process.waited == seconds

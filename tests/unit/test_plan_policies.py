@@ -8,9 +8,9 @@ import pytest
 
 from psjob_operator.api.status import CheckpointStatus
 from psjob_operator.contract import EXIT_RETRY
-from psjob_operator.plan.actions import DeleteJob, EnsureClaim, EnsureConfig, EnsureService
+from psjob_operator.plan.actions import CreateProcess, DeleteJob, EnsureClaim, EnsureConfig, EnsureService
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Claim, Objects, Process, Refusal, Snapshot
+from psjob_operator.plan.snapshot import Claim, Exit, Objects, Process, Refusal, Snapshot
 from psjob_operator.plan.text import stamp, unix
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said, stands
 
@@ -104,6 +104,25 @@ def test_uncounted_losses_of_a_young_pod_are_spaced() -> None:
     assert not held.intent and held.wake_at == NOW + 9
     assert plan(young, NOW + 9).intent
     assert plan(running(worker_0=pod("worker", 0, created=NOW - 1, deleting=NOW)), NOW).intent
+
+
+def test_starts_that_end_at_once_by_no_fault_of_theirs_come_ever_later() -> None:
+    waits = []
+    snapshot, number, waited, now = running(), 1, 0, NOW
+    for _ in range(6):
+        turned_away = pod("worker", 0, number, created=now, phase="Failed", started=None, pod_reason="OutOfcpu", waited=waited)
+        others = tuple(it for it in snapshot.processes if (it.role, it.index) != ("worker", 0))
+        snapshot = replace(snapshot, processes=(*others, turned_away))
+        waits.append(next(after for after in range(200) if names(plan(snapshot, now + after))))
+        decided = plan(snapshot, now + waits[-1])
+        (made,) = (it for it in decided.actions if isinstance(it, CreateProcess))
+        snapshot, number, waited, now = replace(snapshot, status=decided.status), made.number, made.waited, now + waits[-1]
+    assert waits == [10, 20, 40, 80, 120, 120]
+    assert plan(snapshot, now).status.restarts.counted == 0
+    lasted = Exit(137, reason="Error", at=now + 70)
+    drained = pod("worker", 0, number, created=now, started=now + 1, phase="Failed", exit=lasted, pod_reason="Preempting", waited=waited)
+    others = tuple(it for it in snapshot.processes if (it.role, it.index) != ("worker", 0))
+    assert names(plan(replace(snapshot, processes=(*others, drained)), now + 71)), "it ran for a minute: the next is not held back for long"
 
 
 def test_one_failure_too_many_fails_the_job_and_says_why() -> None:

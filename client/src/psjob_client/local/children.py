@@ -31,6 +31,8 @@ class ChildProcess:
     """None: the system could not start it; `problem` says why."""
     created: float
     problem: str = ""
+    waited: int = 0
+    """Seconds that its start was held back."""
     ended: float | None = None
     deleting: float | None = None
     kill_at: float | None = None

@@ -214,7 +214,9 @@ class Ground:
         argv = self.sites.command(action.role, action.index, argv)
         env = self._environment(action)
         log = self.folder.log(action.name)
-        self.children.append(children.start(action.name, action.role, action.index, action.number, argv, env, self.command.folder, log))
+        child = children.start(action.name, action.role, action.index, action.number, argv, env, self.command.folder, log)
+        child.waited = action.waited
+        self.children.append(child)
         self._granted -= {action.name}
 
     def _delete(self, action: DeleteProcess) -> bool:
@@ -270,6 +272,7 @@ class Ground:
             started=child.created,
             scheduled=child.created,
             deleting=child.deleting,
+            waited=child.waited,
             exit=None if child.running else self._exit(child),
             unresponsive=child.running and self.watch.unresponsive(child),
         )
@@ -284,6 +287,7 @@ class Ground:
             reason="Signal" if child.signal else "ContainerCannotRun" if child.problem else "Completed" if child.code == 0 else "Error",
             message=child.problem or message,
             log_tail=tail_of(self.folder.log(child.name)),
+            at=child.ended,
         )
         return self._exits[child.name]
 

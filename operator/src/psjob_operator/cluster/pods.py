@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from psjob_operator.plan.snapshot import SLOW_START_SECONDS, Exit, Phase, Process, Role
 from psjob_operator.plan.text import unix
-from psjob_operator.render.names import ANNOTATION_CONTAINER, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
+from psjob_operator.render.names import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
 
 GONE_SECONDS = 5.0
 """A pod whose deletionTimestamp has passed by so much should have been removed by its kubelet: its node is looked at."""
@@ -51,7 +51,8 @@ def parse(raw: Mapping[str, Any]) -> PodView | None:
         return None
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
-    name = (metadata.get("annotations") or {}).get(ANNOTATION_CONTAINER) or _trained(role, spec.get("containers") or [])
+    annotations = metadata.get("annotations") or {}
+    name = annotations.get(ANNOTATION_CONTAINER) or _trained(role, spec.get("containers") or [])
     trained = _status_of(name, status.get("containerStatuses"))
     state = trained.get("state") or {}
     ended = _exit(state.get("terminated"))
@@ -77,6 +78,7 @@ def parse(raw: Mapping[str, Any]) -> PodView | None:
         unschedulable="" if spec.get("nodeName") else _unschedulable(conditions),  # a late word of the scheduler is not true of a bound pod
         sidecar_crash=_sidecar(spec, status, name),
         init_exit=_init_exit(spec, status),
+        waited=_seconds(annotations.get(ANNOTATION_WAITED)),
     )
     reason, message = _waiting(spec, status, trained)
     process = dataclasses.replace(process, waiting_reason=reason, waiting_message=message)
@@ -112,7 +114,12 @@ def _exit(terminated: Mapping[str, Any] | None) -> Exit | None:
         reason=str(terminated.get("reason") or ""),
         message=message[-2048:],
         log_tail="" if message.lstrip().startswith("{") else message[-2048:],
+        at=unix(terminated.get("finishedAt")),
     )
+
+
+def _seconds(text: Any) -> int:
+    return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 6 else 0
 
 
 def _phase(phase: str | None, ended: Exit | None) -> Phase:

@@ -36,6 +36,8 @@ class CreateProcess:
     name: str
     checkpoint_known: bool = False
     """Shards: status.checkpoint.step > 0, so a manifest must be found (contract.ENV_MIN_STEP)."""
+    waited: int = 0
+    """Seconds since the start before, where that was lost by no fault of its own; the next wait is longer."""
 
 
 @dataclass(frozen=True)

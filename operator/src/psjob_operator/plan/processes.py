@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import checkpoint_known
-from psjob_operator.plan.restarts import Raising
+from psjob_operator.plan.restarts import AT_ONCE, Raising, spacing
 from psjob_operator.plan.snapshot import Process, Refusal
 
 CONFLICT = 409
@@ -44,7 +44,9 @@ def create(facts: Facts, raising: Raising) -> Creating:
         if again > facts.now:
             wakes.append(again)
             continue
-        actions.append(CreateProcess(seat.role, seat.index, number, raising.view, name, seat.role == "shard" and known))
+        spaced = raising.is_raised(seat) and seat.fate.kind == "lost" and not seat.fate.counted and seat.fate.cause not in AT_ONCE
+        waited = round(spacing(seat)) if spaced else 0
+        actions.append(CreateProcess(seat.role, seat.index, number, raising.view, name, seat.role == "shard" and known, waited))
     return Creating(tuple(actions), tuple(conflicts), min(wakes, default=None))
 
 

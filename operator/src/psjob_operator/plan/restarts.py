@@ -10,14 +10,17 @@ from psjob_operator.api.status import Restarts
 from psjob_operator.plan import naming
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import last_commit
+from psjob_operator.plan.snapshot import Process
 from psjob_operator.plan.text import stamp, unix
 
 FIRST_SECONDS = 10.0
 LONGEST_SECONDS = 360.0
 FORGET_SECONDS = 600.0
 """Commits for so long after the last counted failure set the count back to 0."""
-SPACING_SECONDS = 10.0
-"""Starts of one seat that end by no fault of theirs are so far apart, or a node that refuses pods would be asked without end."""
+SPACING_SECONDS, SPACING_MOST = 10.0, 120.0
+"""Starts of one seat that end at once by no fault of theirs are so far apart, first and at most."""
+CALM_SECONDS = 60.0
+"""A process that ran for so long before it was lost begins that anew."""
 TOGETHER_SECONDS = 3.0
 """Failures so soon after a counted one are of the same event, such as a node that dies with several processes."""
 LIVED_SECONDS = 5.0
@@ -162,7 +165,20 @@ def again_at(facts: Facts, seat: Seat) -> float:
         return 0.0 if _at_once(facts, seat) else not_before(facts)
     if seat.fate.kind != "lost" or seat.process is None or seat.fate.cause in AT_ONCE:
         return 0.0
-    return seat.process.created + SPACING_SECONDS
+    return seat.process.created + spacing(seat)
+
+
+def spacing(seat: Seat) -> float:
+    """Seconds from a start that ended by no fault of its own to the next one: twice those before it, if it did not last."""
+    process = seat.process
+    if process is None or not process.waited or _lasted(process):
+        return SPACING_SECONDS
+    return min(2.0 * process.waited, SPACING_MOST)
+
+
+def _lasted(process: Process) -> bool:
+    ended = process.exit.at if process.exit is not None else process.deleting
+    return process.started is not None and ended is not None and ended - process.started >= CALM_SECONDS
 
 
 def _at_once(facts: Facts, seat: Seat) -> bool:

@@ -31,6 +31,8 @@ class Exit:
     message: str = ""
     """Termination message, at most 2,048 bytes."""
     log_tail: str = ""
+    at: float | None = None
+    """Unix time of the end; None where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Process:
     """Words of this pod's warning Events, newest first, when its start is slow."""
     sidecar_crash: str = ""
     """Name and reason of a sidecar in CrashLoopBackOff."""
+    waited: int = 0
+    """Of CreateProcess: the seconds that this start was held back."""
     unresponsive: bool = False
     """Local ground: no answer or heartbeat on its status port for shardTimeout; the cluster's liveness probe kills instead."""
 

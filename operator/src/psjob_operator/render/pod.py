@@ -11,6 +11,7 @@ from psjob_operator.render.inject import inject
 from psjob_operator.render.names import (
     ANNOTATION_CONTAINER,
     ANNOTATION_DEFAULT,
+    ANNOTATION_WAITED,
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_NUMBER,
@@ -83,5 +84,6 @@ def _metadata(job: ConfigSource, process: CreateProcess, template: Document, tra
         LABEL_VIEW: str(process.view),
     }
     made = metadata(job, process.name, {**(given.get("labels") or {}), **own})
-    made["annotations"] = {ANNOTATION_DEFAULT: trained, **(given.get("annotations") or {}), ANNOTATION_CONTAINER: trained}
+    waited = {ANNOTATION_WAITED: str(process.waited)} if process.waited else {}
+    made["annotations"] = {ANNOTATION_DEFAULT: trained, **(given.get("annotations") or {}), ANNOTATION_CONTAINER: trained, **waited}
     return made
