@@ -142,6 +142,23 @@ def test_a_limit_of_zero_allows_no_failure() -> None:
     assert plan(running(job(runPolicy={"backoffLimit": 0}), shard_0=pod("shard", 0, **ended(EXIT_RETRY))), NOW).status.phase == "Recovering"
 
 
+@pytest.mark.parametrize("ahead", [-600.0, 0.0, 600.0])
+def test_a_clock_that_is_wrong_forgets_no_failure_and_hides_no_crash_loop(ahead: float) -> None:
+    """Shard 0's node is ten minutes ahead, or behind: the checkpoint's age counts, not its time."""
+    failing = running(job(runPolicy={"backoffLimit": 6}), worker_1=pod("worker", 1, **ended(1)))
+
+    def told(age: float) -> dict[str, object]:
+        kept = {"step": 5, "time": NOW + ahead - age, "age": age, "view": 1, "bytes": 1, "path": "p"}
+        return {"run": "run-1", "coordinator": {"step": 9, "checkpoint": kept}}
+
+    young = counted(replace(failing, progress=told(30.0), progress_at=NOW), 6, NOW - 20)
+    assert plan(young, NOW).status.phase == "Failed", "no commit since the last failure, and far from ten minutes of them"
+    checkpoint = plan(replace(young, spec=job(runPolicy={"backoffLimit": 60}).spec), NOW).status.checkpoint
+    assert checkpoint is not None and checkpoint.time == stamp(NOW - 30)
+    calm = counted(replace(failing, progress=told(1.0), progress_at=NOW), 6, NOW - 700)
+    assert plan(calm, NOW).status.restarts.counted == 1, "ten minutes of commits after it"
+
+
 def test_ten_minutes_of_commits_forget_failures() -> None:
     told = {"run": "run-1", "coordinator": {"step": 9, "checkpoint": {"step": 5, "time": NOW, "view": 1, "bytes": 1, "path": "p"}}}
     failing = running(job(runPolicy={"backoffLimit": 6}), worker_1=pod("worker", 1, **ended(1)))

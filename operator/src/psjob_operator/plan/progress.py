@@ -14,6 +14,8 @@ LARGEST = 2**53
 PROGRESS_SECONDS = 60.0
 RUNNING_SECONDS = 10.0
 """After all came up: asked at once, shard 0 would tell of workers that just attach, and that would stand for a minute."""
+SAME_SECONDS = 5.0
+"""A checkpoint is not told anew because its age was rounded, or took a while to arrive."""
 PENDING_SECONDS = 60.0
 """A job of which a part never comes up may train without it."""
 
@@ -42,10 +44,24 @@ def checkpoint(facts: Facts) -> CheckpointStatus | None:
     told = facts.coordinator.get("checkpoint")
     if not isinstance(told, Mapping):
         return facts.stored.checkpoint
-    step, time, path = whole(told, "step"), _number(told, "time"), told.get("path")
-    if step is None or time is None or not 0 <= time < 1e11:
+    step, time, path = whole(told, "step"), _made_at(facts, told), told.get("path")
+    if step is None or time is None:
         return facts.stored.checkpoint
+    kept = facts.stored.checkpoint
+    before = unix(kept.time) if kept is not None and kept.step == step else None
+    if before is not None and abs(before - time) < SAME_SECONDS:
+        time = before
     return CheckpointStatus(step=step, time=stamp(time), bytes=whole(told, "bytes"), path=path[:1024] if isinstance(path, str) else None)
+
+
+def _made_at(facts: Facts, told: Mapping[str, Any]) -> float | None:
+    """When a checkpoint was committed, by our clock: that of shard 0's node may be minutes ahead, and backoff counts from commits."""
+    age, time = _number(told, "age"), _number(told, "time")
+    if age is not None and 0 <= age < 1e11:
+        first = facts.shards[0].process if facts.shards else None
+        ended = first.exit.at if first is not None and first.exit is not None else facts.snapshot.progress_at
+        return max(0.0, min(facts.now, facts.now if ended is None else ended) - age)
+    return min(time, facts.now) if time is not None and 0 <= time < 1e11 else None
 
 
 def checkpoint_known(facts: Facts) -> bool:

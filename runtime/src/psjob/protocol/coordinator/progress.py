@@ -109,7 +109,7 @@ class JobProgress:
             "eta": left,
             "totalSteps": self.total,
             "metrics": dict(self.metrics),
-            "checkpoint": self.checkpoint,
+            "checkpoint": self.checkpoint and {**self.checkpoint, "age": round(max(0.0, now - self.checkpoint["time"]), 1)},
             "checkpointProblem": self.checkpoint_problem,
             "committed": self.committed,
             "weightsSha256": self.weights_sha256,
