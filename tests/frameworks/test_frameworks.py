@@ -169,7 +169,7 @@ def test_metrics_of_the_frameworks_are_the_jobs(tmp_path: Path) -> None:
 
 
 def test_a_script_changes_three_lines_at_most() -> None:
-    for script in HERE.glob("*.py"):
+    for script in (HERE / name for name in ("accelerated.py", "lit.py", "trainer.py")):
         ours = [line for line in script.read_text().splitlines() if re.search(r"psjob|\bps\.|PSCallback|\bstrategy=strategy", line)]
         alternatives = sum("ps.attach" in line for line in ours) - 1  # the script of Accelerate has two, of which one runs
         assert len([line for line in ours if not line.startswith('"""')]) - max(0, alternatives) <= 3, script.name
