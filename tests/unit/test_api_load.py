@@ -35,7 +35,7 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{level}: &a{level} {{<<: [{', '.join([f
         ("a: 1\na: 2", "key 'a' already set in map"),
         (b"\xff\xfe\x00", "is not UTF-8"),
         ("a: \x00", "is not YAML"),
-        ("x" * (1024 * 1024 + 1), "the limit is 1048576"),
+        ("x" * (1024 * 1024 + 1), "the limit of 1048576 bytes"),
         ("1: 2", "the key 1 is not text"),
         ("a: {[1]: 2}", "is not YAML"),
         ("apiVersion: batch/v1\nkind: Job\n", 'must be "PSTrainingJob"'),

@@ -39,7 +39,7 @@ def load_document(text: str | bytes, kind: str) -> tuple[Any, list[Problem]]:
 def load_documents(text: str | bytes) -> tuple[list[Document], list[Problem]]:
     """Every document of `text` that is not empty, or every problem found; never an exception."""
     if len(text) > LARGEST_TEXT:
-        return [], [Problem("", None, f"the manifest is {len(text)} bytes, the limit is {LARGEST_TEXT}", "keep scripts and data out of it")]
+        return [], [Problem("", None, f"the manifest is larger than the limit of {LARGEST_TEXT} bytes", "keep scripts and data out of it")]
     if isinstance(text, bytes):
         try:
             text = text.decode()
