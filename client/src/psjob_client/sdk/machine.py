@@ -22,6 +22,7 @@ from psjob_client.local import record
 from psjob_client.local.folder import Folder, make_runs, new_run
 from psjob_client.local.request import STANDARD_INPUT
 from psjob_client.sdk.building import job_of
+from psjob_operator.contract import FINAL_WEIGHTS
 
 LOOK_SECONDS = 0.1
 START_SECONDS = 60.0
@@ -138,9 +139,8 @@ class Machine(RunSource):
     def _running(self, name: str) -> Path:
         path = self.path(name)
         if not record.alive(path):
-            raise Conflict(
-                f"{path.name} does not run; `psjob get {path.name}` says how it ended, `psjob resume {path.name}` goes on from there"
-            )
+            further = "" if (path / FINAL_WEIGHTS).exists() else f", `psjob resume {path.name}` goes on from there"
+            raise Conflict(f"{path.name} does not run; `psjob get {path.name}` says how it ended{further}")
         return path
 
     def _said(self, run: str) -> Path:
