@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psjob_operator.cluster.kinds import JOBS, PODS, SERVICES, Listing
+from psjob_operator.cluster.kinds import JOBS, PODS, SERVICES
 from psjob_operator.cluster.observe import slow_and_shown
 from psjob_operator.cluster.pods import GONE_SECONDS, parse
 from psjob_operator.cluster.queue import Key
@@ -141,8 +141,10 @@ def test_every_status_has_a_view(phase: str | None, states: list[tuple[str, dict
 KEY = Key("n", "job")
 
 
-def listing(version: int, *items: dict[str, Any]) -> Listing:
-    return Listing(list(items), version)
+def listed(store: JobStore, namespace: str, version: int, *items: dict[str, Any], job: Key | None = None) -> set[Key]:
+    """A whole list of pods was read."""
+    news = {found for raw in items if (found := store.put(PODS, raw)) is not None}
+    return news | store.sweep(PODS, namespace, {raw["metadata"]["uid"] for raw in items}, version, job)
 
 
 def test_an_older_word_never_replaces_a_newer_one() -> None:
@@ -185,7 +187,7 @@ def test_the_last_words_of_shard_0_outlive_its_pod() -> None:
     store.remove(PODS, shard(6, "2", **over))
     assert (gone := store.farewell(KEY)) is not None and gone.number == 2 and gone.exit is not None
     store.put(PODS, shard(7, "3", **over))
-    store.replace(PODS, "", listing(9))
+    listed(store, "", 9)
     assert (gone := store.farewell(KEY)) is not None and gone.number == 3, "the watch was away, and a list told of the removal"
     made = {"metadata": {"name": KEY.name, "namespace": KEY.namespace, "uid": "run", "resourceVersion": "1"}}
     store.put(JOBS, made)
@@ -198,7 +200,7 @@ def test_a_list_takes_away_what_it_does_not_hold_but_not_what_is_younger() -> No
     store.put(PODS, pod("job-worker-3-r1", version=3, uid="a"))
     store.put(PODS, pod("job-worker-3-r2", version=4, uid="b"))
     store.put(PODS, pod("job-worker-3-r3", version=9, uid="c"))
-    assert store.replace(PODS, "", listing(6, pod("job-worker-3-r2", version=4, uid="b"))) == {KEY}
+    assert listed(store, "", 6, pod("job-worker-3-r2", version=4, uid="b")) == {KEY}
     assert [it.process.uid for it in store.pods(KEY)] == ["b", "c"]
 
 
@@ -208,9 +210,9 @@ def test_a_list_of_one_namespace_or_one_job_leaves_the_others() -> None:
     other["metadata"]["namespace"] = "m"
     store.put(PODS, other)
     store.put(PODS, pod(version=2, uid="y"))
-    store.replace(PODS, "n", listing(5))
+    listed(store, "n", 5)
     assert store.pods(KEY) == [] and len(store.pods(Key("m", "job"))) == 1
-    store.replace(PODS, "m", listing(5), job=KEY)
+    listed(store, "m", 5, job=KEY)
     assert len(store.pods(Key("m", "job"))) == 1
 
 
@@ -237,7 +239,7 @@ def test_the_store_holds_each_name_once_and_forgets_no_removal(steps: list[tuple
             store.remove(PODS, raw)
             gone.add(raw["metadata"]["uid"])
         else:
-            store.replace(PODS, "", listing(version, raw))
+            listed(store, "", version, raw)
         names = [it.process.name for it in store.pods(KEY)]
         assert len(set(names)) == len(names)
         assert not gone & {it.process.uid for it in store.pods(KEY)}

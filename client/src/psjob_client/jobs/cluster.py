@@ -49,7 +49,7 @@ class ClusterSource:
             found = await self.client.list(JOBS, self.where.namespace)
         except ApiError as error:
             raise await self._said(error) from None
-        jobs = [clustered.job_view(raw, self.where.context) for raw in found.items]
+        jobs = [clustered.job_view(raw, self.where.context) for raw in found]
         return sorted(jobs, key=lambda job: job.created or 0.0, reverse=True)
 
     async def get(self, name: str) -> JobView:
@@ -92,12 +92,12 @@ class ClusterSource:
             rest = [
                 event
                 for kind in ("Pod", "PersistentVolumeClaim")
-                for event in (await self.client.list(CORE_EVENTS, self.where.namespace, fields=f"involvedObject.kind={kind}")).items
+                for event in await self.client.list(CORE_EVENTS, self.where.namespace, fields=f"involvedObject.kind={kind}")
                 if ours.fullmatch(str((event.get("involvedObject") or {}).get("name")))
             ]
         except ApiError as error:
             raise await self._said(error) from None
-        return clustered.events([*own.items, *rest])
+        return clustered.events([*own, *rest])
 
     async def timeline(self, name: str) -> Sequence[SpanView]:
         """By its conditions, and by the pods that are still there."""
@@ -142,7 +142,7 @@ class ClusterSource:
             return problem
         known: list[str] = []
         with contextlib.suppress(ApiError):
-            known = [raw["metadata"]["name"] for raw in (await self.client.list(JOBS, self.where.namespace)).items]
+            known = [raw["metadata"]["name"] for raw in await self.client.list(JOBS, self.where.namespace)]
         return no_such_job(
             name, f"namespace {self.where.namespace} of {self.where.context}", known, f"psjob list -n {self.where.namespace}"
         )
@@ -154,7 +154,7 @@ class ClusterSource:
 
     async def _pods(self, name: str) -> Sequence[Mapping[str, Any]]:
         try:
-            return (await self.client.list(PODS, self.where.namespace, labels=f"{LABEL_JOB}={name}")).items
+            return await self.client.list(PODS, self.where.namespace, labels=f"{LABEL_JOB}={name}")
         except ApiError as error:
             if error.code == 403:
                 return []  # Without the right to see pods the status alone speaks.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,22 +88,24 @@ class Client:
         """One object; ApiError 404 where it is not."""
         return await self._call("GET", kind.path(namespace, name))
 
-    async def list(self, kind: ResourceKind, namespace: str, labels: str = "", fields: str = "") -> Listing:
-        """All objects of a kind, in pages, an empty namespace meaning all of them. The list is of one moment, read from etcd."""
+    async def list(self, kind: ResourceKind, namespace: str, labels: str = "", fields: str = "") -> list[dict[str, Any]]:
+        """All objects of a kind, an empty namespace meaning all of them."""
+        return [item async for page in self.pages(kind, namespace, labels, fields) for item in page.items]
+
+    async def pages(self, kind: ResourceKind, namespace: str, labels: str = "", fields: str = "") -> AsyncIterator[Listing]:
+        """As `list`, a page of PAGE objects at a time, so that no more need be held. All are of one moment, read from etcd."""
         query: dict[str, Any] = {"limit": PAGE}
         if labels:
             query["labelSelector"] = labels
         if fields:
             query["fieldSelector"] = fields
-        items: list[dict[str, Any]] = []
         while True:
             page = await self._call("GET", kind.path(namespace), query)
-            items.extend(page.get("items") or [])
             metadata = page.get("metadata") or {}
-            following = metadata.get("continue")
-            if not following:
-                return Listing(items, int(metadata.get("resourceVersion") or 0))
-            query["continue"] = following
+            yield Listing(page.get("items") or [], int(metadata.get("resourceVersion") or 0))
+            if not metadata.get("continue"):
+                return
+            query["continue"] = metadata["continue"]
 
     async def create(self, kind: ResourceKind, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """POST, checked strictly: unknown and doubled fields are refused by the API server."""

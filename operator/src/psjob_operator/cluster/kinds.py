@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,9 @@ class ResourceKind:
 
 @dataclass(frozen=True)
 class Listing:
-    """All objects of a kind at one moment."""
+    """Objects of a kind at one moment: all of them, or a page."""
 
-    items: Sequence[Mapping[str, Any]]
+    items: Sequence[dict[str, Any]]
     version: int
     """The resourceVersion of that moment."""
 

@@ -14,12 +14,14 @@ from pydantic import ValidationError
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import JobStatus
 from psjob_operator.api.validate import validate_job
+from psjob_operator.cluster import silence
 from psjob_operator.cluster.asking import Asking
 from psjob_operator.cluster.client import Client
 from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, SERVICES
 from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.pods import PodView
 from psjob_operator.cluster.queue import Key
+from psjob_operator.cluster.relist import take
 from psjob_operator.cluster.store import JobEntry, JobStore
 from psjob_operator.plan import naming
 from psjob_operator.plan.snapshot import Claim, Objects, Process, Snapshot
@@ -47,7 +49,7 @@ class Observed:
 
 async def refresh(client: Client, store: JobStore, key: Key) -> None:
     """Read the job's pods from the API server itself, so that absence may be believed."""
-    store.replace(PODS, key.namespace, await client.list(PODS, key.namespace, labels=f"{LABEL_JOB}={key.name}"), job=key)
+    await take(client, store, PODS, key.namespace, labels=f"{LABEL_JOB}={key.name}", job=key)
 
 
 async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory, now: float, live: bool) -> Observed:

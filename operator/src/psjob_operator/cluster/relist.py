@@ -19,6 +19,21 @@ _log = logging.getLogger(__name__)
 RETRY_SECONDS = 2.0
 
 
+async def take(client: Client, store: JobStore, kind: ResourceKind, namespace: str, labels: str, job: Key | None = None) -> set[Key]:
+    """Reads a whole list into the store, a page at a time: of 10,000 pods no more than a page is held as it came.
+
+    Answers the jobs for which it was news. Raises ApiError; what was read before it stays.
+    """
+    news: set[Key] = set()
+    present: set[str] = set()
+    version = 0
+    async for page in client.pages(kind, namespace, labels):
+        news |= {found for raw in page.items if (found := store.put(kind, raw)) is not None}
+        present |= {raw["metadata"]["uid"] for raw in page.items}
+        version = page.version
+    return news | store.sweep(kind, namespace, present, version, job)
+
+
 class Relist:
     """`run()` does the lists; `listed()` is kopf's word that it has listed a kind."""
 
@@ -64,13 +79,12 @@ class Relist:
         wanted, self._wanted = self._wanted, set()
         for kind, place in sorted(wanted, key=lambda pair: (WATCHED.index(pair[0]), pair[1])):
             try:
-                listing = await self._client.list(kind, place, labels="" if kind == JOBS else LABEL_JOB)
+                self._wake(await take(self._client, self._store, kind, place, labels="" if kind == JOBS else LABEL_JOB))
             except ApiError as error:
                 _log.warning("listing %s failed, again in %g s: %s", kind.plural, RETRY_SECONDS, error)
                 await asyncio.sleep(RETRY_SECONDS)
                 self.listed(kind, place)
                 continue
-            self._wake(self._store.replace(kind, place, listing))
             self._missing.discard((kind, place))
         if not self._missing and not self.synced.is_set():
             self.synced.set()

@@ -6,13 +6,14 @@ it carries a precondition. No I/O.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from psjob_operator.cluster import pods
-from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, SERVICES, Listing, ResourceKind
+from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, SERVICES, ResourceKind
 from psjob_operator.cluster.queue import Key
 from psjob_operator.plan.snapshot import Process
 from psjob_operator.plan.text import unix
@@ -104,16 +105,15 @@ class JobStore:
         self._drop(kind, place)
         return known.job
 
-    def replace(self, kind: ResourceKind, namespace: str, listing: Listing, job: Key | None = None) -> set[Key]:
-        """A whole list of a kind, of one namespace or (empty) of all, or of one job's children: what is not in it has gone.
+    def sweep(self, kind: ResourceKind, namespace: str, present: Collection[str], version: int, job: Key | None = None) -> set[Key]:
+        """A whole list of a kind, of one namespace or (empty) of all, or of one job's children, was put: what is not in it has gone.
 
-        Answers the jobs for which this was news. Entries younger than the list stay.
+        `present`: the uids in it; `version`: its resourceVersion. Answers the jobs for which this was news. Younger entries stay.
         """
-        news = {found for raw in listing.items if (found := self.put(kind, raw)) is not None}
-        present = {raw["metadata"]["uid"] for raw in listing.items}
+        news: set[Key] = set()
         for place, entry in list(self._entries[kind].items()) if job is None else self._entries_of(kind, job):
             inside = not namespace or place.namespace == namespace
-            if inside and entry.uid not in present and entry.version <= listing.version:
+            if inside and entry.uid not in present and entry.version <= version:
                 self._bury(entry.uid)
                 self._remember(entry.job, entry.view)
                 self._drop(kind, place)
