@@ -189,8 +189,12 @@ def test_exit_75_asks_for_another_start(place: World, node: str, name: str) -> N
 
 
 def test_deleted_by_hand(place: World, node: str, name: str) -> None:
+    """A shard that is asked to end takes a last checkpoint, which a successor would fence: it comes when the old one has ended."""
     running(place, name, node)
     place.cluster.api.delete(place.path("pods", f"{name}-ps-0-a1"))
+    place.until("the words", lambda: place.conditions(name)["Ready"]["reason"] == "Ending")
+    assert place.status(name)["view"] == 1 and f"{name}-ps-0-a2" not in place.pods()
+    place.end(f"{name}-ps-0-a1", 75)
     counts = restarted(place, name, f"{name}-ps-0-a2")
     assert counts["counted"] == 0 and counts["causes"] == {"Deleted": 1}
 
@@ -203,8 +207,8 @@ def test_force_deleted_by_hand(place: World, node: str, name: str) -> None:
     assert counts["counted"] == 0 and counts["total"] == 1
 
 
-def test_a_lost_node(place: World, node: str, name: str) -> None:
-    """The kubelet is out of reach: its pods never go by themselves, and nobody waits for them."""
+def test_a_node_that_kubernetes_gives_up(place: World, node: str, name: str) -> None:
+    """The kubelet is out of reach and confirms nothing: what it holds is taken off when the new number fences it."""
     running(place, name, node)
     place.node(node, ready=False)
     pod = f"{name}-ps-0-a1"
@@ -212,7 +216,21 @@ def test_a_lost_node(place: World, node: str, name: str) -> None:
     place.cluster.api.call("DELETE", place.path("pods", pod), {"gracePeriodSeconds": 1})
     counts = restarted(place, name, f"{name}-ps-0-a2")
     assert counts["counted"] == 0 and counts["causes"] == {"NodeLost": 1}
-    assert pod in place.pods(), "it stands until its kubelet confirms; the new attempt does not wait for that"
+    place.until("the old pod to be taken off", lambda: pod not in place.pods())
+
+
+def test_a_silent_node_is_not_waited_for(place: World, node: str, name: str) -> None:
+    """Nobody has evicted anything yet: the node controller has marked the pods, and nothing answers there."""
+    running(place, name, node)
+    place.node(node, ready=False)
+    old = [f"{name}-ps-0-a1", f"{name}-worker-0-r1"]
+    for pod in old:
+        place.report(pod, conditions=[{"type": "Ready", "status": "False", "lastTransitionTime": stamp()}])
+    counts = restarted(place, name, f"{name}-ps-0-a2")
+    place.until("the worker's next start", lambda: f"{name}-worker-0-r2" in place.pods())
+    assert counts["counted"] == 0 and set(counts["causes"]) == {"NodeLost"}
+    place.until("the old pods to be taken off", lambda: not place.pods().keys() & set(old))
+    assert place.status(name)["placement"] == place.status(name)["view"] == 2
 
 
 # -- what counts ------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ TABLE: list[tuple[str, dict[str, Any], str, bool]] = [
     ("preempted by the kubelet", {**GONE, "pod_reason": "Preempting"}, "Preempted", False),
     ("drained", {**ended(EXIT_RETRY), "deleting": NOW, "pod_reason": "EvictionByEvictionAPI"}, "Drained", False),
     ("tainted node", {"deleting": NOW, "node_lost": True, "pod_reason": "DeletionByTaintManager"}, "NodeLost", False),
+    ("node out of reach", {"ready": False, "node": "n1", "node_lost": True}, "NodeLost", False),
     ("node shut down", {**ended(143), "pod_reason": "Terminated"}, "NodeShutdown", False),
     ("kubelet ended it", {**ended(143), "pod_reason": "TerminationByKubelet"}, "TerminationByKubelet", False),
     ("no room after all", {**GONE, "pod_reason": "OutOfcpu"}, "OutOfcpu", False),
@@ -48,7 +49,8 @@ TABLE: list[tuple[str, dict[str, Any], str, bool]] = [
 @pytest.mark.parametrize(("seen", "cause", "counts"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
 @pytest.mark.parametrize("role", ["shard", "worker"])
 def test_what_counts(role: str, seen: dict[str, Any], cause: str, counts: bool) -> None:
-    snapshot = running(**{f"{role}_1": pod(role, 1, **seen)})
+    apart = job(checkpoint={"accessMode": "ReadWriteMany"})
+    snapshot = running(apart, **{f"{role}_1": pod(role, 1, **seen)})
     decided = plan(snapshot, NOW)
     assert decided.intent
     status = decided.status
@@ -82,7 +84,6 @@ ALIVE: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("slow", {"scheduled": NOW - 60, "events": ("FailedMount: no such volume",)}, "FailedMount", "no such volume"),
     ("slow, plain words", {"scheduled": NOW - 60, "events": ("something odd",)}, "SlowStart", "something odd"),
-    ("node not ready", {"node": "n1", "node_lost": True}, "NodeNotReady", "n1"),
 ]
 
 

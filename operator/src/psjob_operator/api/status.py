@@ -37,6 +37,8 @@ class JobStatus(StatusModel):
     gives no facts, only minimum numbers."""
     view: int | None = None
     """Number of the present set of attempts; rises with every start of a shard."""
+    placement: int | None = None
+    """View in which all shards last began together, after which their pods keep to one node where their volume asks it."""
     shards: tuple[ShardStatus, ...] = ()
     """One entry a shard; never shrinks."""
     shards_ready: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,12 +10,16 @@ from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CORE_EVENTS, NODES
 from psjob_operator.cluster.memory import STRANGER_SECONDS, Answer, Memory
 from psjob_operator.cluster.pods import owner
+from psjob_operator.contract import STATUS_PORT
 from psjob_operator.plan.text import unix
 from psjob_operator.render.names import LABEL_JOB
 
 QUESTIONS = 8
 """Of each kind in a turn; what is left is asked in the next one, soon."""
 NEXT_SECONDS = 0.5
+NODE_SECONDS = 2.0
+"""Until a node is asked for again, at first."""
+PORT_SECONDS = 1.0
 _WORDS = 3
 _MOST_WAIT = 900.0
 _CLAIM_REASONS = ("FailedBinding", "ProvisioningFailed")
@@ -51,14 +56,34 @@ class Asking:
 
     async def lost(self, node: str, fallback: bool) -> bool:
         """Whether this node is gone or not ready; `fallback` where we may not read nodes."""
+        return (await self._node(node, fallback)).lost
+
+    async def silent(self, node: str) -> bool:
+        """Whether this node is gone, or its kubelet out of reach; False where we may not read nodes."""
+        return (await self._node(node, fallback=False)).silent
+
+    async def answers(self, address: str) -> bool:
+        """Whether something takes a connection on the status port there, now."""
+        if not address:
+            return False
+        try:
+            async with asyncio.timeout(PORT_SECONDS):
+                _, writer = await asyncio.open_connection(address, STATUS_PORT)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
+
+    async def _node(self, node: str, fallback: bool) -> Answer:
         known = self._memory.answers.get("node/" + node)
         if known is None or not known.fresh(self.now):
             if not self._may_ask("nodes"):
-                return False if known is None else known.lost
-            known = Answer(self.now, lost=await self._read_node(node, fallback), wait=min(5.0 if known is None else known.wait * 2, 60.0))
+                return Answer(self.now) if known is None else known
+            lost, silent = await self._read_node(node, fallback)
+            known = Answer(self.now, lost=lost, silent=silent, wait=min(NODE_SECONDS if known is None else known.wait * 2, 60.0))
             self._memory.answers["node/" + node] = known
         self.at(known.at + known.wait)
-        return known.lost
+        return known
 
     def _may_ask(self, kind: str) -> bool:
         """Whether this turn has a question left; if not, the next one comes soon."""
@@ -96,19 +121,21 @@ class Asking:
             if not error.definite:
                 raise
             return (f"its Events cannot be read: {error.message}",)
-        return _newest(found.items)
+        return _newest(found)
 
-    async def _read_node(self, node: str, fallback: bool) -> bool:
+    async def _read_node(self, node: str, fallback: bool) -> tuple[bool, bool]:
+        """(lost, silent)."""
         try:
             raw = await self._client.get(NODES, "", node)
         except ApiError as error:
             if error.code == 404:
-                return True
+                return True, True
             if error.definite:
-                return fallback
+                return fallback, False
             raise
         ready = [entry for entry in (raw.get("status") or {}).get("conditions") or [] if entry.get("type") == "Ready"]
-        return not any(entry.get("status") == "True" for entry in ready)
+        said = str(ready[0].get("status")) if ready else "Unknown"
+        return said != "True", said == "Unknown"
 
 
 def _next_wait(known: Answer | None) -> float:

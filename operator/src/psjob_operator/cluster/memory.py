@@ -21,6 +21,8 @@ class Answer:
     at: float
     words: tuple[str, ...] = ()
     lost: bool = False
+    silent: bool = False
+    """Of a node: it is gone, or its kubelet was not heard of for the control plane's grace period."""
     wait: float = 60.0
     """Seconds until it is asked again, while it still matters."""
 
@@ -39,6 +41,8 @@ class Memory:
     refusals: dict[str, Refusal] = field(default_factory=dict)
     strangers: dict[str, float] = field(default_factory=dict)
     """`Kind/name` -> when it was last seen to be another's."""
+    silent: dict[str, float] = field(default_factory=dict)
+    """Nodes of which nothing is heard -> since when we know."""
     answers: dict[str, Answer] = field(default_factory=dict)
     """By uid of the pod or claim, or name of the node."""
     progress: Mapping[str, Any] | None = None

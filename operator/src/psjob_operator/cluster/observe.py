@@ -58,7 +58,8 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
     views = store.pods(key)
     asking = Asking(client, job.namespace, memory, now)
     shown = slow_and_shown(views, now)
-    processes = tuple([await _process(asking, view, view.process.uid in shown) for view in views])
+    lost = await silence.lost(asking, views, memory, job.uid)
+    processes = tuple([await _process(asking, view, view.process.uid in shown, view.process.uid in lost) for view in views])
     spec, problems = _spec(job, memory)
     snapshot = Snapshot(
         name=job.name,
@@ -75,6 +76,7 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
         objects=await _objects(asking, store, job),
         progress=memory.progress,
         progress_at=memory.progress_at,
+        gone=store.removed(key),
         farewell=store.farewell(key),
         granted=frozenset(memory.granted),
         refusals=tuple(memory.refusals.values()),
@@ -82,15 +84,9 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
         labels=job.labels,
         written_at=memory.wrote_at,
     )
-    first = next((view for view in views if _first(view, job.uid)), None)
+    first = next((view for view in views if silence.alive_first(view, job.uid)), None)
     address, uid = (first.ip, first.process.uid) if first is not None else ("", "")
     return Observed(snapshot, asking.again_at, address, uid)
-
-
-def _first(view: PodView, run: str) -> bool:
-    process = view.process
-    alive = process.phase == "Running" and process.deleting is None
-    return process.role == "shard" and process.index == 0 and process.run == run and alive and bool(view.ip)
 
 
 def slow_and_shown(views: Iterable[PodView], now: float) -> frozenset[str]:
@@ -100,12 +96,12 @@ def slow_and_shown(views: Iterable[PodView], now: float) -> frozenset[str]:
     return frozenset(uid for uids in roles for uid in uids[:PROBLEMS])
 
 
-async def _process(asking: Asking, view: PodView, shown: bool) -> Process:
-    process = view.process
+async def _process(asking: Asking, view: PodView, shown: bool, lost: bool) -> Process:
+    process = dataclasses.replace(view.process, node_lost=True) if lost else view.process
     unstarted, overdue = view.unstarted_at(), view.overdue_at()
     if unstarted is not None and asking.at(unstarted) and shown:
         process = dataclasses.replace(process, events=await asking.events(process.uid))
-    if overdue is not None and asking.at(overdue) and await asking.lost(process.node, fallback=view.tainted):
+    if not lost and overdue is not None and asking.at(overdue) and await asking.lost(process.node, fallback=view.tainted):
         process = dataclasses.replace(process, node_lost=True)
     return process
 

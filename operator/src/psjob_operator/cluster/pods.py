@@ -24,6 +24,8 @@ class PodView:
 
     process: Process
     ip: str = ""
+    unheard: bool = False
+    """The node controller, and not its kubelet, says that it is not ready: nothing was heard of its node."""
     tainted: bool = False
     """It is being deleted because its node is not ready or out of reach."""
 
@@ -83,7 +85,7 @@ def parse(raw: Mapping[str, Any]) -> PodView | None:
     reason, message = _waiting(spec, status, trained)
     process = dataclasses.replace(process, waiting_reason=reason, waiting_message=message)
     tainted = (conditions.get("DisruptionTarget") or {}).get("reason") == _TAINTED
-    return PodView(process=process, ip=status.get("podIP") or "", tainted=tainted)
+    return PodView(process=process, ip=status.get("podIP") or "", tainted=tainted, unheard=_unheard(process, conditions))
 
 
 def owner(metadata: Mapping[str, Any]) -> str:
@@ -127,6 +129,12 @@ def _phase(phase: str | None, ended: Exit | None) -> Phase:
     if ended is not None:
         return "Succeeded" if ended.code == 0 else "Failed"
     return cast(Phase, phase if phase in _PHASES else "Unknown")
+
+
+def _unheard(process: Process, conditions: Mapping[str, Mapping[str, Any]]) -> bool:
+    """A kubelet names a reason for what is not ready; the node controller only turns the condition."""
+    ready = conditions.get("Ready") or {}
+    return bool(process.node) and process.exit is None and ready.get("status") == "False" and not ready.get("reason")
 
 
 def _true(conditions: Mapping[str, Mapping[str, Any]], name: str) -> bool:

@@ -27,6 +27,8 @@ REST_MOST = 1.0
 HUNG_PART = 0.2
 """Of workers.stepTimeoutSeconds: how often shard 0 is asked who hangs."""
 EARLY_SECONDS = 10.0
+SILENT_SECONDS = 2.0
+"""While nothing is heard of a node, shard 0 is asked so often who is still there."""
 DETAIL_SECONDS = 5.0
 """Details, such as which of several pods are up, are gathered for so long after a write."""
 MISSES = 3
@@ -213,6 +215,8 @@ class Reconciler:
 
         With a `limit` for steps it is a part of that, so that who hangs is known soon.
         """
+        if memory.silent and memory.misses <= MISSES:
+            return SILENT_SECONDS
         if limit is not None and memory.misses <= MISSES:
             return min(self._settings.progress_seconds, max(1.0, limit * HUNG_PART))
         told = (memory.progress or {}).get("coordinator")

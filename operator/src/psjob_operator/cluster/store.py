@@ -70,6 +70,7 @@ class JobStore:
         self._of_job: dict[ResourceKind, dict[Key, set[Key]]] = {kind: defaultdict(set) for kind in CHILDREN}
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._farewells: dict[Key, Process] = {}
+        self._removed: dict[Key, dict[tuple[str, int], Process]] = {}
 
     def put(self, kind: ResourceKind, raw: Mapping[str, Any]) -> Key | None:
         """Take in an object; answers the job it concerns, or None where it says nothing new."""
@@ -137,6 +138,10 @@ class JobStore:
         """The last shard 0 of this job that had ended when its pod was removed."""
         return self._farewells.get(key)
 
+    def removed(self, key: Key) -> tuple[Process, ...]:
+        """The newest process of each seat of this job whose pod was removed, as it last was."""
+        return tuple(self._removed.get(key, {}).values())
+
     def children(self, kind: ResourceKind, key: Key) -> list[Child]:
         """The job's Services, ConfigMaps or claims, by name."""
         return [view for view in self._children(kind, key) if isinstance(view, Child)]
@@ -154,6 +159,11 @@ class JobStore:
     def _remember(self, job: Key, view: View) -> None:
         """A pod that ends and is removed between two turns leaves its last words here."""
         process = view.process if isinstance(view, pods.PodView) else None
+        if process is not None and self.job(job) is not None:
+            seats = self._removed.setdefault(job, {})
+            known = seats.get((process.role, process.index))
+            if known is None or known.run != process.run or known.number <= process.number:
+                seats[process.role, process.index] = dataclasses.replace(process, gone=True)
         if process is not None and (process.role, process.index) == ("shard", 0) and process.exit is not None:
             self._farewells[job] = process
 
@@ -161,6 +171,7 @@ class JobStore:
         entry = self._entries[kind].pop(place)
         if kind == JOBS:
             self._farewells.pop(place, None)
+            self._removed.pop(place, None)
         else:
             members = self._of_job[kind][entry.job]
             members.discard(place)

@@ -77,6 +77,12 @@ class Facts:
         return tuple(process for process in self.snapshot.processes if process.run == self.snapshot.uid)
 
     @cached_property
+    def known(self) -> tuple[Process, ...]:
+        """Processes of this run, and those before whose pods were seen to be removed."""
+        names = {process.name for process in self.snapshot.processes}
+        return (*self.pods, *(process for process in self.snapshot.gone if process.run == self.snapshot.uid and process.name not in names))
+
+    @cached_property
     def seats(self) -> tuple[Seat, ...]:
         """Every shard, then every worker, in index order."""
         return (*self.shards, *self.workers)
@@ -90,13 +96,14 @@ class Facts:
     @cached_property
     def shards(self) -> tuple[Seat, ...]:
         """The shards' seats."""
-        there = {(pod.index, pod.number): pod for pod in self.pods if pod.role == "shard"}
+        there = {(pod.index, pod.number): pod for pod in self.known if pod.role == "shard"}
         finished = {shard.index for shard in self.stored.shards if shard.state == "Finished"}
         seats = []
         for index in range(self.snapshot.spec.ps.shards):
             seat = self._seat("shard", index, self.attempts[index], there.get((index, self.attempts[index])))
             # Its last manifest is committed: a collected pod takes nothing away.
-            seats.append(replace(seat, fate=Fate("done")) if seat.process is None and index in finished else seat)
+            collected = seat.process is None or seat.process.gone
+            seats.append(replace(seat, fate=Fate("done")) if collected and index in finished else seat)
         return tuple(seats)
 
     @cached_property
@@ -104,7 +111,7 @@ class Facts:
         """The workers' seats: the newest start of each index that exists or may still be made."""
         start = self.stored.workers.start
         newest: dict[int, Process] = {}
-        for pod in self.pods:
+        for pod in self.known:
             if pod.role == "worker" and pod.number <= start and (pod.index not in newest or newest[pod.index].number < pod.number):
                 newest[pod.index] = pod
         seats = []

@@ -54,8 +54,10 @@ def fate(process: Process | None) -> Fate:
         return Fate("done")
     if process.phase == "Failed":
         return _failed_unstarted(process)
-    if process.deleting is not None:
-        return Fate("lost", _disruption(process) or "Deleted", message=process.pod_message)
+    if process.deleting is not None or process.gone:
+        return Fate("lost", _disruption(process) or ("NodeLost" if process.node_lost else "Deleted"), message=process.pod_message)
+    if process.node_lost:
+        return Fate("lost", "NodeLost", message=f"node {process.node} is out of reach")
     if process.unresponsive:
         return Fate("lost", "Unresponsive", counted=True, message="no heartbeat on its status port for shardTimeoutSeconds")
     running = process.started is not None or (process.phase == "Running" and process.ready)

@@ -7,6 +7,7 @@ from psjob_operator.plan import endings
 from psjob_operator.plan.actions import DeleteProcess, Event, Plan
 from psjob_operator.plan.conditions import Say, conditions, starting, suspended
 from psjob_operator.plan.facts import SUSPENDING, Facts
+from psjob_operator.plan.processes import FORCE
 from psjob_operator.plan.progress import checkpoint, progress, pull_at, pull_due
 from psjob_operator.plan.restarts import unchanged
 from psjob_operator.plan.settle import settle
@@ -25,7 +26,7 @@ def suspend(facts: Facts) -> Plan:
     status, wake = settle(facts, _status(facts))
     deletes = tuple(
         # A kubelet out of reach never confirms; only then is a pod taken off by force.
-        DeleteProcess(pod.name, pod.uid, None if pod.deleting is None else 0, why="the job is suspended")
+        DeleteProcess(pod.name, pod.uid, FORCE if pod.node_lost else None, why="the job is suspended")
         for pod in facts.pods
         if pod.deleting is None or pod.node_lost
     )

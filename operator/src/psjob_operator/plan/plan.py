@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from psjob_operator.api.status import JobStatus
-from psjob_operator.plan import endings, finish, holds, objects, processes
+from psjob_operator.plan import endings, finish, holds, objects, placement, processes
 from psjob_operator.plan.actions import Event, Plan
 from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.progress import pull_at, pull_due
-from psjob_operator.plan.restarts import Raising, again_at, decide, unchanged
+from psjob_operator.plan.restarts import Raising, decide, unchanged
 from psjob_operator.plan.settle import settle
 from psjob_operator.plan.snapshot import Snapshot
 from psjob_operator.plan.status import recovering, report
@@ -48,11 +48,12 @@ def _run(facts: Facts, afresh: bool) -> Plan:
     wakes = (
         due,
         creating.wake,
-        min((again_at(facts, seat) for seat in raising.held), default=None),
+        min((at for at, _ in raising.held), default=None),
         endings.deadline(facts, status.start_time),
         endings.pending_until(facts, status),
         slow_at(facts),
         pull_at(facts, status),
+        placement.moves_at(facts),
     )
     return Plan(
         status=status,

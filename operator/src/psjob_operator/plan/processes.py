@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psjob_operator.plan import placement
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import checkpoint_known
@@ -11,6 +12,8 @@ from psjob_operator.plan.restarts import AT_ONCE, Raising, spacing
 from psjob_operator.plan.snapshot import Process, Refusal
 
 CONFLICT = 409
+FORCE = 0
+"""For a pod whose kubelet is out of reach and cannot confirm: its number has been passed, and whatever lives on there is fenced by that."""
 UNRESPONSIVE_GRACE = 1
 """As the liveness probe's: a process that does not answer does not save either."""
 HUNG_GRACE = 1
@@ -46,7 +49,11 @@ def create(facts: Facts, raising: Raising) -> Creating:
             continue
         spaced = raising.is_raised(seat) and seat.fate.kind == "lost" and not seat.fate.counted and seat.fate.cause not in AT_ONCE
         waited = round(spacing(seat)) if spaced else 0
-        actions.append(CreateProcess(seat.role, seat.index, number, raising.view, name, seat.role == "shard" and known, waited))
+        shard = seat.role == "shard"
+        if shard and raising.moving:
+            waited = placement.waited(facts)
+        place = raising.placement if shard and placement.shared(facts.snapshot.spec) else None
+        actions.append(CreateProcess(seat.role, seat.index, number, raising.view, name, shard and known, waited, place))
     return Creating(tuple(actions), tuple(conflicts), min(wakes, default=None))
 
 
@@ -61,9 +68,9 @@ def left_over(facts: Facts) -> tuple[DeleteProcess, ...]:
     if policy == "None":
         return ()
     return tuple(
-        DeleteProcess(pod.name, pod.uid, why="the job has ended")
+        DeleteProcess(pod.name, pod.uid, FORCE if pod.node_lost else None, why="the job has ended")
         for pod in facts.pods
-        if pod.deleting is None and (policy == "All" or not _ended(pod))
+        if (pod.deleting is None or pod.node_lost) and (policy == "All" or not _ended(pod))
     )
 
 
@@ -71,18 +78,20 @@ def replaced(facts: Facts, raising: Raising) -> tuple[DeleteProcess, ...]:
     """Replaced processes that still run, and ended ones but for the newest of each seat (its log is what people ask for)."""
     numbers = {(seat.role, seat.index): raising.number(seat) for seat in facts.seats}
     newest: dict[tuple[str, int], int] = {}
-    old = [pod for pod in facts.pods if pod.deleting is None and pod.number < numbers.get((pod.role, pod.index), 0)]
+    old = [pod for pod in facts.pods if (pod.deleting is None or pod.node_lost) and pod.number < numbers.get((pod.role, pod.index), 0)]
     for pod in old:
         if _ended(pod):
             newest[pod.role, pod.index] = max(pod.number, newest.get((pod.role, pod.index), 0))
     return tuple(
         DeleteProcess(pod.name, pod.uid, _grace(facts, pod), why="it was replaced")
         for pod in sorted(old, key=lambda pod: (pod.role, pod.index, pod.number))
-        if not _ended(pod) or pod.number < newest[pod.role, pod.index]
+        if not _ended(pod) or pod.node_lost or pod.number < newest[pod.role, pod.index]
     )
 
 
 def _grace(facts: Facts, pod: Process) -> int | None:
+    if pod.node_lost:
+        return FORCE
     if pod.role == "worker" and facts.hung.get(pod.index, (0, 0.0))[0] == pod.number:
         return HUNG_GRACE
     return UNRESPONSIVE_GRACE if pod.unresponsive else None

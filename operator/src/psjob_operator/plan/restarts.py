@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from psjob_operator.api.status import Restarts
-from psjob_operator.plan import naming
+from psjob_operator.plan import naming, placement
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import last_commit
 from psjob_operator.plan.snapshot import Process
@@ -39,10 +39,14 @@ class Raising:
     start: int
     raised: tuple[Seat, ...]
     """Seats that get a new number, as they were found."""
-    held: tuple[Seat, ...]
-    """Seats whose failure waits for its turn."""
+    held: tuple[tuple[float, Seat], ...]
+    """Seats whose loss waits for its turn, each with its unix time."""
     afresh: bool
     """First sight or resumption: nothing failed."""
+    placement: int | None
+    """Of status.placement."""
+    moving: bool
+    """The shards go elsewhere, all of them."""
     rests_on_absence: bool
     """Something was raised because it was not seen, or because something not expected was."""
 
@@ -51,16 +55,16 @@ class Raising:
         return frozenset((seat.role, seat.index) for seat in self.raised)
 
     @cached_property
-    def _held(self) -> frozenset[tuple[str, int]]:
-        return frozenset((seat.role, seat.index) for seat in self.held)
+    def _held(self) -> dict[tuple[str, int], float]:
+        return {(seat.role, seat.index): at for at, seat in self.held}
 
     def is_raised(self, seat: Seat) -> bool:
         """The seat gets a new number."""
         return (seat.role, seat.index) in self._raised
 
-    def is_held(self, seat: Seat) -> bool:
-        """The seat's failure waits for its turn."""
-        return (seat.role, seat.index) in self._held
+    def held_until(self, seat: Seat) -> float | None:
+        """Unix time until which the seat's loss waits for its turn; None where it does not."""
+        return self._held.get((seat.role, seat.index))
 
     def number(self, seat: Seat) -> int:
         """The number that the seat has now."""
@@ -75,12 +79,18 @@ class Raising:
 
 def decide(facts: Facts, afresh: bool) -> Raising:
     """Raises everything when `afresh`, else what was lost, did not appear, or failed and has waited long enough."""
-    held: tuple[Seat, ...] = ()
+    held: tuple[tuple[float, Seat], ...] = ()
+    moving = False
     if afresh:
         raised = tuple(seat for seat in facts.seats if seat.role == "shard" or seat.fate.kind != "done")
     else:
         lost = [(again_at(facts, seat), seat) for seat in facts.seats if _needs(seat, facts)]
-        held = tuple(seat for at, seat in lost if facts.now < at)
+        leaving = placement.moved(facts)
+        if leaving:
+            together = max(ends_at(seat) for seat in leaving)
+            lost = [*((together, seat) for seat in leaving), *((at, seat) for at, seat in lost if seat.role == "worker")]
+            moving = together <= facts.now
+        held = tuple((at, seat) for at, seat in lost if facts.now < at)
         raised = tuple(seat for at, seat in lost if facts.now >= at)
         if facts.too_late or (raised and facts.shards_done):
             # Nobody is left to tell those workers that training is done: the shards come back for that.
@@ -94,8 +104,11 @@ def decide(facts: Facts, afresh: bool) -> Raising:
     if any(seat.role == "worker" for seat in raised):
         start = max([start, *(pod.number for pod in facts.ahead if pod.role == "worker")]) + 1
     absent = any(seat.fate.kind == "absent" for seat in raised) and not afresh
+    view = max([view, *(seat.fate.fenced_by for seat in shards)]) + 1 if shards else view
     return Raising(
-        view=max([view, *(seat.fate.fenced_by for seat in shards)]) + 1 if shards else view,
+        view=view,
+        placement=view if moving or (afresh and shards) else facts.stored.placement,
+        moving=moving,
         attempts=tuple(attempts),
         start=start,
         raised=raised,
@@ -110,6 +123,8 @@ def unchanged(facts: Facts) -> Raising:
     view = facts.stored.view or 0
     return Raising(
         view=view + 1 if view and facts.first_seen else view,
+        placement=facts.stored.placement,
+        moving=False,
         attempts=facts.attempts,
         start=facts.stored.workers.start,
         raised=(),
@@ -161,11 +176,23 @@ def _sits(role: str, index: int, seat: Seat) -> bool:
 
 def again_at(facts: Facts, seat: Seat) -> float:
     """Unix time before which the loss of `seat` is not answered."""
+    ends = ends_at(seat)
+    if ends > facts.now:
+        return ends
     if seat.fate.counted:
         return 0.0 if _at_once(facts, seat) else not_before(facts)
     if seat.fate.kind != "lost" or seat.process is None or seat.fate.cause in AT_ONCE:
         return 0.0
     return seat.process.created + spacing(seat)
+
+
+def ends_at(seat: Seat) -> float:
+    """Unix time by which a shard that was asked to end has ended: until then it takes a last checkpoint, which a successor would fence."""
+    process = seat.process
+    if seat.role != "shard" or process is None or process.deleting is None:
+        return 0.0
+    over = process.gone or process.node_lost or process.exit is not None or process.started is None
+    return 0.0 if over else process.deleting
 
 
 def spacing(seat: Seat) -> float:

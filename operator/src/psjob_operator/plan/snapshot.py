@@ -57,7 +57,9 @@ class Process:
     """Unix time of deletionTimestamp; None while not deleting."""
     node: str = ""
     node_lost: bool = False
-    """Its node is NotReady or gone."""
+    """Its node is gone or out of reach, and nothing speaks for the process: what is left of it is fenced by the next number."""
+    gone: bool = False
+    """The pod has been removed; this is how it last was."""
     exit: Exit | None = None
     lingering: bool = False
     """The trained container has ended (`phase` says how) but the pod still runs: a sidecar lives on."""
@@ -75,7 +77,7 @@ class Process:
     sidecar_crash: str = ""
     """Name and reason of a sidecar in CrashLoopBackOff."""
     waited: int = 0
-    """Of CreateProcess: the seconds that this start was held back."""
+    """Of CreateProcess: the seconds that this start was held back, or that its placement is given."""
     unresponsive: bool = False
     """Local ground: no answer or heartbeat on its status port for shardTimeout; the cluster's liveness probe kills instead."""
 
@@ -145,6 +147,8 @@ class Snapshot:
     progress: Mapping[str, Any] | None = None
     """Last JSON pulled from shard 0's status port (contract.STATUS_KEYS), None when out of reach."""
     progress_at: float | None = None
+    gone: tuple[Process, ...] = ()
+    """The newest process of each seat whose pod was seen to be removed: its absence needs no proof, and its end is known."""
     farewell: Process | None = None
     """The last shard 0 that had ended when its pod was removed: its last words are newer than what was pulled from it."""
     granted: frozenset[str] = frozenset()

@@ -38,6 +38,7 @@ def describe(facts: Facts, raising: Raising, phase: Phase, said: Mapping[str, Sa
         conditions=conditions({**said, **_checkpoint_said(facts)}, stored.conditions, generation, facts.now),
         run=facts.snapshot.uid,
         view=raising.view or None,
+        placement=raising.placement,
         shards=_shards(facts, raising),
         shards_ready=f"{sum(seat.up and not raising.is_raised(seat) for seat in facts.shards)}/{spec.ps.shards}",
         workers=_workers(facts, raising, troubles),

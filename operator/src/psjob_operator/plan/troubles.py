@@ -8,7 +8,7 @@ from typing import Any
 from psjob_operator.api.template import SERVING, TRAINED, container_of
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.processes import CONFLICT, refused
-from psjob_operator.plan.restarts import Raising, again_at
+from psjob_operator.plan.restarts import Raising, ends_at
 from psjob_operator.plan.snapshot import SLOW_START_SECONDS, Process
 from psjob_operator.plan.text import reason, short, stamp
 
@@ -45,13 +45,15 @@ def _trouble(facts: Facts, seat: Seat, raising: Raising, conflicts: tuple[str, .
     refusal = refused(seat)
     if refusal is not None:
         return Trouble(seat, "NameConflict" if refusal.code == CONFLICT else "CreateRefused", refusal.message)
-    if raising.is_held(seat):
-        return Trouble(seat, "BackOff", f"{seat.fate.message or seat.fate.cause}; starts again at {stamp(again_at(facts, seat))}")
+    until = raising.held_until(seat)
+    if until is not None and seat.role == "shard" and any(ends_at(other) > facts.now for other in facts.shards):
+        words = f"{seat.fate.cause}: shards take a last checkpoint; it starts again when they have ended, at {stamp(until)} at the latest"
+        return Trouble(seat, "Ending", words)
+    if until is not None:
+        return Trouble(seat, "BackOff", f"{seat.fate.message or seat.fate.cause}; starts again at {stamp(until)}")
     if raising.is_raised(seat) or seat.process is None:
         return None
     pod = seat.process
-    if pod.node_lost and seat.fate.kind in ("waiting", "running"):
-        return Trouble(seat, "NodeNotReady", f"node {pod.node} is not ready; it is replaced when the node is given up")
     if seat.fate.kind != "waiting":
         return None
     return _waiting(facts, seat, pod)

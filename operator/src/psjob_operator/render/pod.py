@@ -15,6 +15,7 @@ from psjob_operator.render.names import (
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_NUMBER,
+    LABEL_PLACEMENT,
     LABEL_ROLE,
     LABEL_START,
     LABEL_VIEW,
@@ -31,7 +32,7 @@ CONFIG_VOLUME = "psjob-config"
 
 def pod(job: ConfigSource, process: CreateProcess, runtime_image: str) -> Document:
     """The pod of `process`; made once by POST, never changed. `runtime_image` is what the library is copied from."""
-    template, container = shard_template(job) if process.role == "shard" else worker_template(job)
+    template, container = shard_template(job, process.placement) if process.role == "shard" else worker_template(job)
     spec = template["spec"]
     spec["restartPolicy"] = "Never"
     spec["hostname"] = naming.host(job.name, process.role, process.index)
@@ -83,6 +84,8 @@ def _metadata(job: ConfigSource, process: CreateProcess, template: Document, tra
         LABEL_ATTEMPT if process.role == "shard" else LABEL_START: str(process.number),
         LABEL_VIEW: str(process.view),
     }
+    if process.placement is not None:
+        own[LABEL_PLACEMENT] = str(process.placement)
     made = metadata(job, process.name, {**(given.get("labels") or {}), **own})
     waited = {ANNOTATION_WAITED: str(process.waited)} if process.waited else {}
     made["annotations"] = {ANNOTATION_DEFAULT: trained, **(given.get("annotations") or {}), ANNOTATION_CONTAINER: trained, **waited}

@@ -11,8 +11,9 @@ from psjob_operator.contract import DATA_PORT, HEALTH_PATH, STARTED_PATH, STATUS
 from psjob_operator.plan import naming
 from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
 from psjob_operator.plan.objects import makes_claim
+from psjob_operator.plan.placement import shared
 from psjob_operator.render.merge import merge
-from psjob_operator.render.names import Document, shards_of
+from psjob_operator.render.names import LABEL_PLACEMENT, Document, shards_of
 from psjob_operator.render.security import container_security, pod_security
 
 VOLUME = "psjob-checkpoints"
@@ -24,11 +25,11 @@ after, and is watched by the liveness probe, which follows its progress: it may 
 LOST_NODE_SECONDS = 30
 
 
-def shard_template(job: ConfigSource) -> tuple[Document, Document]:
-    """The template, and the container in it that serves."""
+def shard_template(job: ConfigSource, placement: int | None) -> tuple[Document, Document]:
+    """The template, and the container in it that serves. `placement`: of CreateProcess."""
     worker = job.spec.workers.template
     trained = container_of(worker, TRAINED) or {}
-    base: Document = {"metadata": {}, "spec": _spec(job, worker.get("spec") or {}, trained)}
+    base: Document = {"metadata": {}, "spec": _spec(job, worker.get("spec") or {}, trained, placement)}
     over = copy.deepcopy(job.spec.ps.template or {})
     laid = container_of(over, SERVING)
     name = laid["name"] if laid and laid.get("name") else SERVING
@@ -37,7 +38,7 @@ def shard_template(job: ConfigSource) -> tuple[Document, Document]:
     return template, next(container for container in template["spec"]["containers"] if container["name"] == name)
 
 
-def _spec(job: ConfigSource, worker: Document, trained: Document) -> Document:
+def _spec(job: ConfigSource, worker: Document, trained: Document, placement: int | None) -> Document:
     spec: Document = {
         "containers": [_container(job, trained)],
         "securityContext": pod_security(worker, trained),
@@ -50,8 +51,8 @@ def _spec(job: ConfigSource, worker: Document, trained: Document) -> Document:
     }
     if worker.get("imagePullSecrets"):
         spec["imagePullSecrets"] = copy.deepcopy(worker["imagePullSecrets"])
-    if makes_claim(job.spec) and job.spec.checkpoint.access_mode == "ReadWriteOnce":
-        spec["affinity"] = _one_node(job)
+    if shared(job.spec):
+        spec["affinity"] = _one_node(job, placement)
     return spec
 
 
@@ -104,6 +105,8 @@ def _volume(job: ConfigSource) -> Document:
     return {"emptyDir": {}}
 
 
-def _one_node(job: ConfigSource) -> Document:
-    term = {"labelSelector": {"matchLabels": shards_of(job)}, "topologyKey": "kubernetes.io/hostname"}
+def _one_node(job: ConfigSource, placement: int | None) -> Document:
+    """Beside the other shards of its placement; of a run that has no number yet beside all of the run's."""
+    number = {} if placement is None else {LABEL_PLACEMENT: str(placement)}
+    term = {"labelSelector": {"matchLabels": {**shards_of(job), **number}}, "topologyKey": "kubernetes.io/hostname"}
     return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}

@@ -1,0 +1,92 @@
+"""Who went with a node of which nothing is heard: a table over what still speaks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from psjob_operator.cluster import pods, silence
+from psjob_operator.cluster.asking import Asking
+from psjob_operator.cluster.memory import Memory
+from psjob_operator.cluster.pods import PodView
+from tests.unit.plan_given import NOW, UID, pod
+
+JOINED = {"coordinator": {"workers": [{"rank": 0, "start": 1, "state": "joined"}, {"rank": 1, "start": 1, "state": "lost"}]}}
+
+
+class Heard(Asking):
+    """Nodes that are silent and addresses that take a connection, as a test has them."""
+
+    def __init__(self, memory: Memory, silent: set[str], answering: set[str], now: float = NOW) -> None:
+        super().__init__(None, "ns", memory, now)  # type: ignore[arg-type]
+        self._silent, self._answering = silent, answering
+
+    async def silent(self, node: str) -> bool:
+        return node in self._silent
+
+    async def answers(self, address: str) -> bool:
+        return address in self._answering
+
+
+def view(role: str, index: int, node: str, unheard: bool = True, number: int = 1) -> PodView:
+    return PodView(process=pod(role, index, number, node=node, ready=not unheard), ip=f"{role}-{index}", unheard=unheard)
+
+
+SHARDS = (view("shard", 0, "n1"), view("shard", 1, "n1"))
+WORKERS = (view("worker", 0, "n1"), view("worker", 1, "n2", unheard=False))
+
+
+def lost(views: tuple[PodView, ...], memory: Memory, silent: set[str], answering: set[str], now: float = NOW) -> set[str]:
+    asking = Heard(memory, silent, answering, now)
+    found = asyncio.run(silence.lost(asking, views, memory, UID))
+    assert asking.again_at is None if not silent else asking.again_at == now + silence.AGAIN_SECONDS
+    return {seen.process.name for seen in views if seen.process.uid in found}
+
+
+def test_a_node_that_took_all_with_it() -> None:
+    assert lost((*SHARDS, *WORKERS), Memory(UID), {"n1"}, set()) == {"job-ps-0-a1", "job-ps-1-a1", "job-worker-0-r1"}
+
+
+def test_a_node_that_is_heard_of_takes_nobody() -> None:
+    assert not lost((*SHARDS, *WORKERS), Memory(UID), set(), set())
+
+
+def test_a_shard_that_answers_lives_and_so_do_the_workers_that_it_has() -> None:
+    memory = Memory(UID)
+    assert not lost((*SHARDS, *WORKERS), memory, {"n1"}, {"shard-0", "shard-1"}), "shard 0 was not asked yet"
+    assert memory.silent == {"n1": NOW}
+    memory.progress, memory.progress_at = JOINED, NOW + 1
+    assert not lost((*SHARDS, *WORKERS), memory, {"n1"}, {"shard-0", "shard-1"}, NOW + 2)
+    assert lost((*SHARDS, view("worker", 1, "n1")), memory, {"n1"}, {"shard-0", "shard-1"}, NOW + 2) == {"job-worker-1-r1"}
+    assert lost((*SHARDS, view("worker", 0, "n1", number=2)), memory, {"n1"}, {"shard-0", "shard-1"}, NOW + 2) == {"job-worker-0-r2"}
+    assert lost((*SHARDS, *WORKERS), memory, {"n1"}, {"shard-1"}, NOW + 2) == {"job-ps-0-a1", "job-worker-0-r1"}
+    assert not lost((*SHARDS, *WORKERS), memory, set(), set()) and not memory.silent
+
+
+@pytest.mark.parametrize("told", [None, {}, {"coordinator": 3}, {"coordinator": {"workers": "all"}}, {"coordinator": {"workers": [7]}}])
+def test_what_shard_0_does_not_say_is_not_believed(told: Any) -> None:
+    memory = Memory(UID, progress=told, progress_at=NOW + 1, silent={"n2": NOW})
+    views = (view("shard", 0, "n1", unheard=False), view("worker", 0, "n2"))
+    assert lost(views, memory, {"n2"}, {"shard-0"}, NOW + 2) == {"job-worker-0-r1"}
+
+
+@pytest.mark.parametrize(
+    ("ready", "unheard"),
+    [
+        ({"status": "True"}, False),
+        ({"status": "False", "reason": "ContainersNotReady"}, False),
+        ({"status": "False", "reason": "PodCompleted"}, False),
+        ({"status": "False"}, True),
+    ],
+)
+def test_a_kubelet_names_a_reason_and_the_node_controller_none(ready: dict[str, str], unheard: bool) -> None:
+    labels = {"psjob.dev/role": "shard", "psjob.dev/index": "0", "psjob.dev/number": "1"}
+    raw = {
+        "metadata": {"name": "job-ps-0-a1", "uid": "u", "labels": labels},
+        "spec": {"nodeName": "n1", "containers": [{"name": "shard"}]},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", **ready}]},
+    }
+    seen = pods.parse(raw)
+    assert seen is not None and seen.unheard == unheard

@@ -1,0 +1,147 @@
+"""Shards that share a volume go to another node together, after their last checkpoint, and nothing new refers to pods that end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from psjob_operator import render
+from psjob_operator.contract import EXIT_RETRY
+from psjob_operator.plan.actions import CreateProcess, DeleteProcess, Plan
+from psjob_operator.plan.plan import plan
+from psjob_operator.plan.snapshot import Process, Snapshot
+from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said
+
+EVICTED: dict[str, Any] = {"pod_reason": "EvictionByEvictionAPI"}
+WORDS = "0/2 nodes are available: 1 node(s) didn't match pod affinity rules, 1 node(s) were unschedulable."
+STUCK: dict[str, Any] = {"phase": "Pending", "started": None, "ready": False, "scheduled": None, "unschedulable": WORDS}
+SHARED = job()
+APART = job(checkpoint={"accessMode": "ReadWriteMany"})
+
+
+def on(node: str, role: str, index: int, number: int = 1, **seen: Any) -> Process:
+    return pod(role, index, number, node=node, **seen)
+
+
+def creates(decided: Plan) -> list[CreateProcess]:
+    return [action for action in decided.actions if isinstance(action, CreateProcess)]
+
+
+def test_shards_begin_in_one_placement_and_a_crash_keeps_it() -> None:
+    begun = plan(SHARED, NOW)
+    assert begun.status.placement == begun.status.view == 1
+    assert {action.placement for action in creates(begun) if action.role == "shard"} == {1}
+    assert {action.placement for action in creates(begun) if action.role == "worker"} == {None}
+    crashed = plan(running(shard_1=pod("shard", 1, **ended(1))), NOW)
+    assert (crashed.status.view, crashed.status.placement) == (2, 1)
+    assert [(action.name, action.placement) for action in creates(crashed)] == [("job-ps-1-a2", 1)]
+
+
+def test_the_affinity_names_the_placement() -> None:
+    def selector(snapshot: Snapshot, placement: int | None) -> dict[str, str]:
+        made = render.pod(snapshot, CreateProcess("shard", 0, 2, 3, "job-ps-0-a2", placement=placement), "runtime")
+        (term,) = made["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        labels: dict[str, str] = term["labelSelector"]["matchLabels"]
+        assert labels.items() <= made["metadata"]["labels"].items(), "the first of a placement may go anywhere only if it matches itself"
+        return labels
+
+    assert selector(SHARED, 3)["psjob.dev/placement"] == "3"
+    assert "psjob.dev/placement" not in selector(SHARED, None), "a run that began without numbers stays where its shards are"
+    assert "affinity" not in render.pod(APART, CreateProcess("shard", 0, 2, 3, "job-ps-0-a2"), "runtime")["spec"]
+
+
+def test_a_drained_shard_is_waited_for_and_then_all_move() -> None:
+    ending = running(shard_0=on("n1", "shard", 0), shard_1=on("n1", "shard", 1, deleting=NOW + 40, **EVICTED))
+    held = plan(ending, NOW)
+    assert not held.intent and not names(held) and held.status.view == 1, "a successor would fence the last checkpoint"
+    assert held.wake_at is not None and held.wake_at <= NOW + 40
+    assert said(held.status)["Ready"].reason == "Ending" and "last checkpoint" in said(held.status)["Ready"].message
+    left = {
+        "shard_0": on("n1", "shard", 0, **ended(EXIT_RETRY)),
+        "shard_1": on("n1", "shard", 1, **ended(EXIT_RETRY), deleting=NOW, **EVICTED),
+    }
+    moved = plan(running(**left), NOW)
+    assert names(moved) == ["job-ps-0-a2", "job-ps-1-a2"]
+    assert moved.status.placement == moved.status.view == 2
+    assert {action.placement for action in creates(moved)} == {2}
+    assert moved.status.restarts.causes == {"Drained": 1, "Retry": 1} and moved.status.restarts.counted == 0
+    late = plan(ending, NOW + 41)
+    assert names(late) == ["job-ps-0-a2", "job-ps-1-a2"], "who does not end in its time is not waited for longer"
+    assert late.status.restarts.causes == {"Drained": 1, "Moved": 1}
+    assert deleted(late) == ["job-ps-0-a1"]
+
+
+def test_only_what_shares_a_volume_moves() -> None:
+    shard = on("n1", "shard", 1, **ended(EXIT_RETRY), deleting=NOW, **EVICTED)
+    assert names(plan(running(APART, shard_1=shard), NOW)) == ["job-ps-1-a2"]
+    worker = on("n1", "worker", 1, **ended(143), deleting=NOW, **EVICTED)
+    decided = plan(running(SHARED, worker_1=worker), NOW)
+    assert names(decided) == ["job-worker-1-r2"] and decided.status.placement == 1
+
+
+def test_pods_of_a_lost_node_are_taken_off_by_force_once_they_are_fenced() -> None:
+    gone = {"node_lost": True, "ready": False}
+    lost = running(
+        shard_0=on("n1", "shard", 0, **gone),
+        shard_1=on("n1", "shard", 1, **gone, deleting=NOW + 60),
+        worker_1=on("n1", "worker", 1, **gone),
+        worker_2=on("n2", "worker", 2),
+    )
+    decided = plan(lost, NOW)
+    assert decided.intent and decided.status.placement == decided.status.view == 2, "stored before anything is deleted"
+    assert names(decided) == ["job-ps-0-a2", "job-ps-1-a2", "job-worker-1-r2"]
+    forced = {action.name: action.grace_seconds for action in decided.actions if isinstance(action, DeleteProcess)}
+    assert forced == {"job-ps-0-a1": 0, "job-ps-1-a1": 0, "job-worker-1-r1": 0}
+    assert decided.status.restarts.causes == {"NodeLost": 3} and decided.status.restarts.counted == 0
+
+
+def test_a_shard_without_a_place_moves_all_and_waits_longer_each_time() -> None:
+    stuck = running(shard_0=on("n1", "shard", 0), shard_1=pod("shard", 1, **{**STUCK, "created": NOW - 4}))
+    waiting = plan(stuck, NOW)
+    assert not names(waiting) and waiting.wake_at == NOW + 6
+    moved = plan(replace(stuck, status=waiting.status), NOW + 6)
+    assert names(moved) == ["job-ps-0-a2", "job-ps-1-a2"] and deleted(moved) == ["job-ps-0-a1", "job-ps-1-a1"]
+    assert {(action.placement, action.waited) for action in creates(moved)} == {(2, 10)}
+    assert after(stuck, moved, NOW + 6).status == moved.status
+    again = on("n2", "shard", 0, 2, waited=10), pod("shard", 1, 2, **{**STUCK, "created": NOW + 6, "waited": 10})
+    others = tuple(process for process in stuck.processes if process.role == "worker")
+    second = replace(stuck, status=moved.status, processes=(*again, *others))
+    assert not names(plan(second, NOW + 25)) and plan(second, NOW + 25).wake_at == NOW + 26
+    assert {action.waited for action in creates(plan(second, NOW + 26))} == {20}
+
+
+@pytest.mark.parametrize("words", ["0/2 nodes are available: 2 Insufficient cpu.", ""])
+def test_a_cluster_without_room_moves_nobody(words: str) -> None:
+    full = running(shard_0=on("n1", "shard", 0), shard_1=pod("shard", 1, **{**STUCK, "unschedulable": words}))
+    assert not names(plan(full, NOW)) and not deleted(plan(full, NOW + 1000))
+    alone = running(shard_0=pod("shard", 0, **STUCK), shard_1=pod("shard", 1, **STUCK))
+    assert not names(plan(alone, NOW)), "nobody holds a place that keeps them"
+
+
+def test_a_pod_that_ended_and_was_removed_between_two_turns_is_known_by_its_end() -> None:
+    here = running(shard_1=None)
+    went = pod("shard", 1, **ended(EXIT_RETRY), gone=True, deleting=NOW, **EVICTED)
+    decided = plan(replace(here, gone=(went,), live=False), NOW)
+    assert not decided.needs_live and decided.status.restarts.causes == {"Drained": 1, "Moved": 1}
+    forced = plan(replace(here, gone=(pod("shard", 1, gone=True),), live=False), NOW)
+    assert not forced.needs_live and forced.status.restarts.causes == {"Deleted": 1}
+    older = plan(replace(here, gone=(pod("shard", 1, 0, gone=True), replace(went, run="run-0")), live=False), NOW)
+    assert older.needs_live, "neither another number nor another run says anything of this seat"
+    worker = pod("worker", 2, **ended(3), gone=True)
+    failed = plan(replace(running(worker_2=None), gone=(worker,), live=False), NOW)
+    assert failed.status.restarts.causes == {"Error": 1} and failed.status.restarts.counted == 1
+    assert not deleted(failed), "it is not there"
+    done = replace(running(worker_2=None), gone=(pod("worker", 2, **ended(0), gone=True),), live=False)
+    assert plan(done, NOW).status.workers.succeeded_indexes == "2"
+
+
+def test_a_run_that_began_without_numbers_gets_one_when_it_moves() -> None:
+    before = running(shard_0=on("n1", "shard", 0), shard_1=on("n1", "shard", 1, **ended(1)))
+    assert before.status is not None
+    old = replace(before, status=before.status.model_copy(update={"placement": None}))
+    crash = plan(old, NOW)
+    assert crash.status.placement is None and {action.placement for action in creates(crash)} == {None}
+    lost = replace(old, processes=tuple(replace(it, node_lost=it.role == "shard", exit=None, phase="Running") for it in old.processes))
+    assert plan(lost, NOW).status.placement == 2
