@@ -7,9 +7,9 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -18,8 +18,9 @@ from tests.e2e import digits
 from tests.e2e.digits import LABEL_JOB, accuracy, complete, coordinator, final_weights, pod_of, pods_of, ready_to_kill
 from tests.e2e.kube import Kube, processes, shard_status, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.serial, pytest.mark.e2e]
+pytestmark = [pytest.mark.cluster, pytest.mark.serial]
 NAME = "digits"
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -69,9 +70,42 @@ def begins(mode: str) -> dict[str, Any]:
 
 def pushed(kube: Kube, attempt: int) -> float | None:
     """Unix time of the first push that counted on a shard 0 after that attempt; None before."""
+    said = successor(kube, attempt)
+    return said["counters"]["firstApplied"] if said else None
+
+
+def resumed(kube: Kube, attempt: int) -> int | None:
+    """The step at which a shard 0 after that attempt began; None before its first push."""
+    said = successor(kube, attempt)
+    return int(said["coordinator"]["step"]) if said and said["counters"]["firstApplied"] else None
+
+
+def successor(kube: Kube, attempt: int) -> dict[str, Any] | None:
     first = pods_of(kube, NAME, "shard", 0)
     said = shard_status(first[0]) if first else None
-    return said["counters"]["firstApplied"] if said and said["attempt"] > attempt else None
+    return said if said and said["attempt"] > attempt else None
+
+
+def operator_on(home: Kube, cluster: Cluster, node: str, here: bool) -> None:
+    """Bring the operator to that node, or away from it."""
+    shunned = [name for name in ("node1", "node2") if (name == node) != here]
+    if any(pod["spec"].get("nodeName") in shunned for pod in home.list("pods")):
+        for name in shunned:
+            cluster.run_kubectl("cordon", name)
+        home.kubectl("rollout", "restart", "deployment/psjob")
+        home.kubectl("rollout", "status", "deployment/psjob", "--timeout=120s", timeout=150)
+        wait_for("the operator to stand there", lambda: all(it["spec"].get("nodeName") not in shunned for it in home.list("pods")), 60)
+        for name in shunned:
+            cluster.run_kubectl("uncordon", name)
+
+
+def drained(kube: Kube, node: str, back: Callable[[], T | None]) -> T:
+    """Drain that node as a person does, and wait until `back` answers."""
+    at = time.time()
+    kube.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s", timeout=150)
+    answer = wait_for("training to go on elsewhere", back, 120, story=lambda: kube.story(NAME))
+    print(f"{time.time() - at:.1f} s from the drain of {node} until training went on")
+    return answer
 
 
 def one_of_each(kube: Kube) -> None:
@@ -84,16 +118,25 @@ def one_of_each(kube: Kube) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.soak)])
-def test_a_lost_node_is_left_at_once(kube: Kube, home: Kube, node_cluster: Cluster, nodes: set[int], mode: str) -> None:
-    """Nothing is deleted by hand, and where the operator stands does not matter."""
+@pytest.mark.parametrize(
+    ("mode", "beside"),
+    [
+        pytest.param("sync", True, marks=pytest.mark.e2e),
+        pytest.param("sync", False, marks=pytest.mark.e2e_long),
+        pytest.param("async", True, marks=pytest.mark.e2e_long),
+        pytest.param("async", False, marks=pytest.mark.e2e_long),
+    ],
+)
+def test_a_lost_node_is_left_at_once(kube: Kube, home: Kube, node_cluster: Cluster, nodes: set[int], mode: str, beside: bool) -> None:
+    """Nothing is deleted by hand. `beside`: the operator that acts stood on that node too."""
     kube.apply(begins(mode))
     ready_to_kill(kube, NAME)
     first = pod_of(kube, NAME, "shard", 0)
     node, attempt = first["spec"]["nodeName"], int(first["metadata"]["labels"]["psjob.dev/number"])
+    operator_on(home, node_cluster, node, beside)
     at = lose(node_cluster, [kube, home], node, nodes)
     again = wait_for("the first push on the other node", lambda: pushed(kube, attempt), 120, story=lambda: kube.story(NAME))
-    print(f"{mode}: {again - at:.1f} s from the loss of {node} to the first push on the other node")
+    print(f"{mode}: {again - at:.1f} s from the loss of {node}{' with the operator' * beside} to the first push on the other node")
     assert pod_of(kube, NAME, "shard", 0)["spec"]["nodeName"] != node
     there = [pod for pod in kube.list("pods", f"{LABEL_JOB}={NAME}") if pod["spec"].get("nodeName") == node]
     assert not there, "what a lost node held is taken off, or it would keep its volume"
@@ -106,26 +149,57 @@ def test_a_lost_node_is_left_at_once(kube: Kube, home: Kube, node_cluster: Clust
     assert accuracy(final_weights(kube, NAME)) >= (0.95 if mode == "sync" else 0.9)
 
 
+@pytest.mark.e2e
 @pytest.mark.timeout(900)
-def test_a_drain_takes_a_checkpoint_and_loses_no_step(kube: Kube, node_cluster: Cluster, nodes: set[int]) -> None:
-    """First the node of the shards, then the one that they went to."""
+def test_a_drain_takes_a_checkpoint_and_loses_no_step(kube: Kube, home: Kube, node_cluster: Cluster, nodes: set[int]) -> None:
+    """First the node of the shards, then the one that they went to. The operator is drained in one of these."""
     kube.apply(begins("sync"))
     ready_to_kill(kube, NAME)
-    for _ in range(2):
+    for turn in range(2):
         first = pod_of(kube, NAME, "shard", 0)
         node, attempt = first["spec"]["nodeName"], int(first["metadata"]["labels"]["psjob.dev/number"])
+        if turn == 0:
+            operator_on(home, node_cluster, node, False)
         said = coordinator(kube, NAME)
         assert said is not None
-        at = time.time()
-        kube.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s", timeout=150)
-        again = wait_for("the first push on the other node", partial(pushed, kube, attempt), 120, story=lambda: kube.story(NAME))
-        print(f"{again - at:.1f} s from the drain of {node} to the first push on the other node")
+        again = drained(kube, node, partial(resumed, kube, attempt))
         kept = kube.status(NAME)["checkpoint"]["step"]
         assert kept >= said["step"], f"the last checkpoint has step {kept}, and step {said['step']} was made before the drain"
+        assert again >= kept, "and nothing was done twice"
         assert pod_of(kube, NAME, "shard", 0)["spec"]["nodeName"] != node
         one_of_each(kube)
+        if turn == 0:
+            causes = kube.status(NAME)["restarts"]["causes"]
+            assert set(causes) <= {"Drained", "Moved", "Retry"}, "the operator saw how each of them ended"
         node_cluster.run_kubectl("uncordon", node)
     status = complete(kube, NAME)
     assert status["restarts"]["counted"] == 0, status["restarts"]
-    assert "Missing" not in status["restarts"]["causes"], status["restarts"]
+    assert accuracy(final_weights(kube, NAME)) >= 0.95
+
+
+@pytest.mark.e2e_long
+@pytest.mark.timeout(900)
+def test_a_drain_of_a_worker_leaves_the_shards_where_they_are(kube: Kube, node_cluster: Cluster, nodes: set[int]) -> None:
+    job = begins("sync")
+    apart = {"labelSelector": {"matchLabels": {LABEL_JOB: NAME}}, "topologyKey": "kubernetes.io/hostname"}
+    rule = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": apart}]}
+    job["spec"]["workers"]["template"]["spec"]["affinity"] = {"podAntiAffinity": rule}
+    kube.apply(job)
+    ready_to_kill(kube, NAME)
+    shard = pod_of(kube, NAME, "shard", 0)
+    away = [pod for pod in pods_of(kube, NAME, "worker") if pod["spec"]["nodeName"] != shard["spec"]["nodeName"]]
+    assert away, "a worker stands on another node than the shards"
+    starts = {int(pod["metadata"]["labels"]["psjob.dev/index"]): int(pod["metadata"]["labels"]["psjob.dev/number"]) for pod in away}
+
+    def back() -> int | None:
+        """The step that was made after all drained workers had joined again."""
+        said = coordinator(kube, NAME)
+        joined = {it["rank"]: it["start"] for it in (said or {}).get("workers", []) if it["state"] == "joined"}
+        return int(said["step"]) if said and all(joined.get(rank, 0) > start for rank, start in starts.items()) else None
+
+    drained(kube, away[0]["spec"]["nodeName"], back)
+    assert pod_of(kube, NAME, "shard", 0)["metadata"]["uid"] == shard["metadata"]["uid"], "no shard was touched"
+    one_of_each(kube)
+    status = complete(kube, NAME)
+    assert status["restarts"]["counted"] == 0 and set(status["restarts"]["causes"]) <= {"Drained", "Retry"}, status["restarts"]
     assert accuracy(final_weights(kube, NAME)) >= 0.95

@@ -49,6 +49,11 @@ def test_a_node_that_took_all_with_it() -> None:
     assert lost((*SHARDS, *WORKERS), Memory(UID), {"n1"}, set()) == {"job-ps-0-a1", "job-ps-1-a1", "job-worker-0-r1"}
 
 
+def test_pods_that_are_not_marked_yet_go_with_those_that_are() -> None:
+    views = (view("shard", 0, "n1"), view("shard", 1, "n1", unheard=False), view("shard", 2, "n2", unheard=False))
+    assert lost(views, Memory(UID), {"n1"}, {"shard-2"}) == {"job-ps-0-a1", "job-ps-1-a1"}
+
+
 def test_a_node_that_is_heard_of_takes_nobody() -> None:
     assert not lost((*SHARDS, *WORKERS), Memory(UID), set(), set())
 

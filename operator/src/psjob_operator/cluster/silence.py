@@ -6,6 +6,7 @@ joined. Whoever is taken for lost and lives is fenced by the number of its succe
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,17 +20,19 @@ AGAIN_SECONDS = 2.0
 
 async def lost(asking: Asking, views: Sequence[PodView], memory: Memory, run: str) -> frozenset[str]:
     """Uids of the pods that are lost with their nodes."""
-    suspects = [view for view in views if view.unheard]
-    silent = {node for node in dict.fromkeys(view.process.node for view in suspects) if await asking.silent(node)}
+    nodes = dict.fromkeys(view.process.node for view in views if view.unheard)
+    silent = {node for node in nodes if await asking.silent(node)}
     memory.silent = {node: memory.silent.get(node, asking.now) for node in silent}
-    found: set[str] = set()
-    for view in suspects:
-        if view.process.role == "shard" and view.process.node in silent and not await asking.answers(view.ip):
-            found.add(view.process.uid)
+    # The node controller marks one pod after the other: all of the node's are looked at with the first.
+    suspects = [view for view in views if view.process.node in silent and view.process.exit is None]
+    shards = [view for view in suspects if view.process.role == "shard"]
+    # All at once: what is sent to a machine that is off is answered by nothing but the time limit.
+    answering = await asyncio.gather(*(asking.answers(view.ip) for view in shards))
+    found = {view.process.uid for view, answers in zip(shards, answering, strict=True) if not answers}
     first = any(alive_first(view, run) and view.process.uid not in found for view in views)
     for view in suspects:
         process = view.process
-        if process.role != "worker" or process.node not in silent:
+        if process.role != "worker":
             continue
         heard = memory.progress_at is not None and memory.progress_at > memory.silent[process.node]
         if not first or (heard and not joined(memory.progress, process)):
