@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from tests.cluster_fixtures import Cluster
-from tests.e2e.kube import Kube, install, restricted_namespace
+from tests.e2e.kube import Kube, install, restricted_namespace, wait_for
+from tests.e2e.node_faults import NODES, usable
 
 HOME = "psjob-system"
 
@@ -28,3 +33,16 @@ def kube(home: Kube, node_cluster: Cluster) -> Iterator[Kube]:
     name = node_cluster.create_namespace("digits", {"pod-security.kubernetes.io/enforce": "restricted"}, isolated=False)
     yield Kube(home.kubeconfig, name)
     home.kubectl("delete", "namespace", name, "--wait=true", "--timeout=60s")
+
+
+@pytest.fixture
+def nodes(node_cluster: Cluster) -> Iterator[set[int]]:
+    """Kubelets that a test stops; whatever happens, they go on and every node takes pods after it."""
+    stopped: set[int] = set()
+    yield stopped
+    for pid in stopped:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    for node in NODES:
+        node_cluster.run_kubectl("uncordon", node, check=False)
+        wait_for(f"{node} to take pods again", partial(usable, node_cluster, node), 60)

@@ -2,68 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from tests.cluster_fixtures import Cluster
 from tests.e2e import digits
 from tests.e2e.digits import LABEL_JOB, accuracy, complete, coordinator, final_weights, pod_of, pods_of, ready_to_kill
-from tests.e2e.kube import Kube, processes, shard_status, wait_for
+from tests.e2e.kube import Kube, shard_status, wait_for
+from tests.e2e.node_faults import drained, lose, one_of_each, operator_on, ready
 
 pytestmark = [pytest.mark.cluster, pytest.mark.serial]
 NAME = "digits"
-T = TypeVar("T")
-
-
-@pytest.fixture
-def nodes(node_cluster: Cluster) -> Iterator[set[int]]:
-    """Kubelets that a test stops; whatever happens, they go on and every node takes pods after it."""
-    stopped: set[int] = set()
-    yield stopped
-    for pid in stopped:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-    for node in ("node1", "node2"):
-        node_cluster.run_kubectl("uncordon", node, check=False)
-        wait_for(f"{node} to take pods again", partial(usable, node_cluster, node), 60)
-
-
-def usable(cluster: Cluster, node: str) -> bool:
-    return ready(cluster, node) == "True" and not cluster.api.get(f"/api/v1/nodes/{node}")["spec"].get("taints")
-
-
-def ready(cluster: Cluster, node: str) -> str:
-    conditions = cluster.api.get(f"/api/v1/nodes/{node}")["status"]["conditions"]
-    return next(str(entry["status"]) for entry in conditions if entry["type"] == "Ready")
-
-
-def lose(cluster: Cluster, kubes: list[Kube], node: str, stopped: set[int]) -> float:
-    """The node is gone from one moment to the next: its kubelet, and the processes of those namespaces' pods there. The unix time of it."""
-    kubelet = cluster.pid(f"{node}/kubelet")
-    there = [pod for kube in kubes for pod in kube.list("pods") if pod["spec"].get("nodeName") == node]
-    stopped.add(kubelet)
-    os.kill(kubelet, signal.SIGSTOP)
-    at = time.time()
-    for pod in there:
-        for pid in processes(pod, ""):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    return at
 
 
 def begins(mode: str) -> dict[str, Any]:
     """Checkpoints often, on a claim as the operator makes it where nothing else is said: ReadWriteOnce, one node for all shards."""
-    job = digits.job(
-        NAME, args=[f"--epochs={digits.LONG_EPOCHS}"], checkpoint={"interval": "2s", "everySteps": 25}, training={"mode": mode}
-    )
+    # As the example of async has it: momentum and stale gradients together would diverge at this learning rate.
+    args = [f"--epochs={digits.LONG_EPOCHS}", *(["--momentum=0"] if mode == "async" else [])]
+    job = digits.job(NAME, args=args, checkpoint={"interval": "2s", "everySteps": 25}, training={"mode": mode})
     assert "accessMode" not in job["spec"]["checkpoint"] and "volume" not in job["spec"]["checkpoint"]
     return job
 
@@ -84,37 +44,6 @@ def successor(kube: Kube, attempt: int) -> dict[str, Any] | None:
     first = pods_of(kube, NAME, "shard", 0)
     said = shard_status(first[0]) if first else None
     return said if said and said["attempt"] > attempt else None
-
-
-def operator_on(home: Kube, cluster: Cluster, node: str, here: bool) -> None:
-    """Bring the operator to that node, or away from it."""
-    shunned = [name for name in ("node1", "node2") if (name == node) != here]
-    if any(pod["spec"].get("nodeName") in shunned for pod in home.list("pods")):
-        for name in shunned:
-            cluster.run_kubectl("cordon", name)
-        home.kubectl("rollout", "restart", "deployment/psjob")
-        home.kubectl("rollout", "status", "deployment/psjob", "--timeout=120s", timeout=150)
-        wait_for("the operator to stand there", lambda: all(it["spec"].get("nodeName") not in shunned for it in home.list("pods")), 60)
-        for name in shunned:
-            cluster.run_kubectl("uncordon", name)
-
-
-def drained(kube: Kube, node: str, back: Callable[[], T | None]) -> T:
-    """Drain that node as a person does, and wait until `back` answers."""
-    at = time.time()
-    kube.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s", timeout=150)
-    answer = wait_for("training to go on elsewhere", back, 120, story=lambda: kube.story(NAME))
-    print(f"{time.time() - at:.1f} s from the drain of {node} until training went on")
-    return answer
-
-
-def one_of_each(kube: Kube) -> None:
-    """No two pods that run sit in one seat, and all shards that run are on one node."""
-    alive = [pod for pod in kube.list("pods", f"{LABEL_JOB}={NAME}") if pod["status"].get("phase") in ("Pending", "Running")]
-    labels = [pod["metadata"]["labels"] for pod in alive]
-    seats = Counter((it["psjob.dev/role"], it["psjob.dev/index"]) for it in labels)
-    assert seats and max(seats.values()) == 1, seats
-    assert len({pod["spec"]["nodeName"] for pod in alive if pod["metadata"]["labels"]["psjob.dev/role"] == "shard"}) <= 1
 
 
 @pytest.mark.timeout(900)
@@ -143,7 +72,7 @@ def test_a_lost_node_is_left_at_once(kube: Kube, home: Kube, node_cluster: Clust
     for kubelet in nodes:
         os.kill(kubelet, signal.SIGCONT)
     wait_for(f"{node} to be Ready again", lambda: ready(node_cluster, node) == "True", 60)
-    one_of_each(kube)
+    one_of_each(kube, NAME)
     status = complete(kube, NAME)
     assert status["restarts"]["counted"] == 0 and set(status["restarts"]["causes"]) <= {"NodeLost", "Retry"}, status["restarts"]
     assert accuracy(final_weights(kube, NAME)) >= (0.95 if mode == "sync" else 0.9)
@@ -162,12 +91,12 @@ def test_a_drain_takes_a_checkpoint_and_loses_no_step(kube: Kube, home: Kube, no
             operator_on(home, node_cluster, node, False)
         said = coordinator(kube, NAME)
         assert said is not None
-        again = drained(kube, node, partial(resumed, kube, attempt))
+        again = drained(kube, NAME, node, partial(resumed, kube, attempt))
         kept = kube.status(NAME)["checkpoint"]["step"]
         assert kept >= said["step"], f"the last checkpoint has step {kept}, and step {said['step']} was made before the drain"
         assert again >= kept, "and nothing was done twice"
         assert pod_of(kube, NAME, "shard", 0)["spec"]["nodeName"] != node
-        one_of_each(kube)
+        one_of_each(kube, NAME)
         if turn == 0:
             causes = kube.status(NAME)["restarts"]["causes"]
             assert set(causes) <= {"Drained", "Moved", "Retry"}, "the operator saw how each of them ended"
@@ -197,9 +126,9 @@ def test_a_drain_of_a_worker_leaves_the_shards_where_they_are(kube: Kube, node_c
         joined = {it["rank"]: it["start"] for it in (said or {}).get("workers", []) if it["state"] == "joined"}
         return int(said["step"]) if said and all(joined.get(rank, 0) > start for rank, start in starts.items()) else None
 
-    drained(kube, away[0]["spec"]["nodeName"], back)
+    drained(kube, NAME, away[0]["spec"]["nodeName"], back)
     assert pod_of(kube, NAME, "shard", 0)["metadata"]["uid"] == shard["metadata"]["uid"], "no shard was touched"
-    one_of_each(kube)
+    one_of_each(kube, NAME)
     status = complete(kube, NAME)
     assert status["restarts"]["counted"] == 0 and set(status["restarts"]["causes"]) <= {"Drained", "Retry"}, status["restarts"]
     assert accuracy(final_weights(kube, NAME)) >= 0.95

@@ -1,0 +1,72 @@
+"""What is done to real nodes: taken from one moment to the next, drained, brought back; and what must hold afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from tests.cluster_fixtures import Cluster
+from tests.e2e.digits import LABEL_JOB
+from tests.e2e.kube import Kube, processes, wait_for
+
+NODES = ("node1", "node2")
+T = TypeVar("T")
+
+
+def usable(cluster: Cluster, node: str) -> bool:
+    return ready(cluster, node) == "True" and not cluster.api.get(f"/api/v1/nodes/{node}")["spec"].get("taints")
+
+
+def ready(cluster: Cluster, node: str) -> str:
+    conditions = cluster.api.get(f"/api/v1/nodes/{node}")["status"]["conditions"]
+    return next(str(entry["status"]) for entry in conditions if entry["type"] == "Ready")
+
+
+def lose(cluster: Cluster, kubes: list[Kube], node: str, stopped: set[int]) -> float:
+    """The node is gone from one moment to the next: its kubelet, and the processes of those namespaces' pods there. The unix time of it."""
+    kubelet = cluster.pid(f"{node}/kubelet")
+    there = [pod for kube in kubes for pod in kube.list("pods") if pod["spec"].get("nodeName") == node]
+    stopped.add(kubelet)
+    os.kill(kubelet, signal.SIGSTOP)
+    at = time.time()
+    for pod in there:
+        for pid in processes(pod, ""):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    return at
+
+
+def operator_on(home: Kube, cluster: Cluster, node: str, here: bool) -> None:
+    """Bring the operator to that node, or away from it."""
+    shunned = [name for name in NODES if (name == node) != here]
+    if any(pod["spec"].get("nodeName") in shunned for pod in home.list("pods")):
+        for name in shunned:
+            cluster.run_kubectl("cordon", name)
+        home.kubectl("rollout", "restart", "deployment/psjob")
+        home.kubectl("rollout", "status", "deployment/psjob", "--timeout=120s", timeout=150)
+        wait_for("the operator to stand there", lambda: all(it["spec"].get("nodeName") not in shunned for it in home.list("pods")), 60)
+        for name in shunned:
+            cluster.run_kubectl("uncordon", name)
+
+
+def drained(kube: Kube, job: str, node: str, back: Callable[[], T | None]) -> T:
+    """Drain that node as a person does, and wait until `back` answers."""
+    at = time.time()
+    kube.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s", timeout=150)
+    answer = wait_for("training to go on elsewhere", back, 120, story=lambda: kube.story(job))
+    print(f"{time.time() - at:.1f} s from the drain of {node} until training went on")
+    return answer
+
+
+def one_of_each(kube: Kube, job: str) -> None:
+    """No two pods that run sit in one seat, and all shards that run are on one node."""
+    alive = [pod for pod in kube.list("pods", f"{LABEL_JOB}={job}") if pod["status"].get("phase") in ("Pending", "Running")]
+    labels = [pod["metadata"]["labels"] for pod in alive]
+    seats = Counter((it["psjob.dev/role"], it["psjob.dev/index"]) for it in labels)
+    assert seats and max(seats.values()) == 1, seats
+    assert len({pod["spec"]["nodeName"] for pod in alive if pod["metadata"]["labels"]["psjob.dev/role"] == "shard"}) <= 1

@@ -1,0 +1,259 @@
+"""Every fault at every role in every phase of a job on real nodes, with the outcome of each cell printed as a table.
+
+`python -m pytest -s tests/e2e/test_cluster_grid.py -m soak`; `-k "oom and worker-0"` takes some cells.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hack.cluster.paths import program
+from tests.cluster_fixtures import Cluster
+from tests.e2e import digits
+from tests.e2e.digits import accuracy, complete, coordinator, final_weights, pod_of, ready_to_kill
+from tests.e2e.kube import ROOT, Kube, condition, kill, phase, processes, wait_for
+from tests.e2e.node_faults import lose, one_of_each
+
+pytestmark = [pytest.mark.cluster, pytest.mark.serial, pytest.mark.soak]
+NAME = "digits"
+IMAGE = "psjob.local/grid:dev"
+SECRET = "grid"
+ROLES = ("shard-0", "shard-1", "worker-0", "worker-1")
+PROGRAMS = {"shard": "psjob.shard", "worker": "train.py"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cell happens."""
+
+    kube: Kube
+    home: Kube
+    cluster: Cluster
+    stopped: set[int]
+    """Kubelets that were stopped; they go on after the test."""
+
+    def pod(self, role: str) -> dict[str, Any]:
+        name, _, index = role.partition("-")
+        return pod_of(self.kube, NAME, name, int(index))
+
+    def kill(self, role: str) -> None:
+        kill(self.pod(role), PROGRAMS[role.partition("-")[0]])
+
+
+# -- phases: each waits until the job is there ------------------------------------------------------------------------------------
+
+
+def starting(place: Place, role: str) -> None:
+    """Its process runs and no step was made."""
+
+    def begun() -> bool:
+        name, _, index = role.partition("-")
+        pods = digits.pods_of(place.kube, NAME, name, int(index))
+        return bool(pods and processes(pods[0], PROGRAMS[name]))
+
+    wait_for(f"the process of {role}", begun, 60, every=0.05, story=lambda: place.kube.story(NAME))
+
+
+def training(place: Place, role: str) -> None:
+    ready_to_kill(place.kube, NAME)
+
+
+def recovering(place: Place, role: str) -> None:
+    """Another one was killed a moment ago."""
+    ready_to_kill(place.kube, NAME)
+    place.kill("worker-1" if role.startswith("shard") else "shard-1")
+    wait_for("the loss to be seen", phase(place.kube, NAME, "Recovering"), 30, every=0.1)
+    wait_for(f"a process of {role}", lambda: processes(place.pod(role), PROGRAMS[role.partition("-")[0]]), 60, every=0.1)
+
+
+def suspending(place: Place, role: str) -> None:
+    """It was asked to stop a moment ago."""
+    ready_to_kill(place.kube, NAME)
+    place.kube.kubectl("patch", "pstrainingjob", NAME, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+
+
+def ending(place: Place, role: str) -> None:
+    """Nine tenths of the steps are done."""
+
+    def late() -> bool:
+        said = coordinator(place.kube, NAME)
+        return bool(said and said["totalSteps"] and said["step"] >= 0.9 * said["totalSteps"])
+
+    wait_for("the last steps", late, 180, every=0.1, story=lambda: place.kube.story(NAME))
+
+
+PHASES: dict[str, Callable[[Place, str], None]] = {it.__name__: it for it in (starting, training, recovering, suspending, ending)}
+
+
+# -- faults: each strikes, and answers what mends its cause afterwards --------------------------------------------------------------
+
+Mend = Callable[[], None]
+
+
+def nothing() -> None:
+    """The cause has gone by itself."""
+
+
+def killed(place: Place, role: str) -> Mend:
+    place.kill(role)
+    return nothing
+
+
+def oom(place: Place, role: str) -> Mend:
+    """The kernel kills it at its own limit: memory that no process holds fills the container's cgroup."""
+    name = role.partition("-")[0]
+    victim = processes(place.pod(role), PROGRAMS[name])[0]
+    (line,) = [it for it in Path(f"/proc/{victim}/cgroup").read_text().splitlines() if ":memory:" in it]
+    group = Path("/sys/fs/cgroup/memory") / line.rpartition(":")[2].lstrip("/")
+    filler = Path(f"/dev/shm/psjob-grid-{victim}")
+    script = f"echo $$ > {group}/cgroup.procs && exec head -c 4G /dev/zero > {filler}"
+    try:
+        subprocess.run(["sh", "-c", script], timeout=60, check=False)
+        wait_for(f"the kernel to kill {role}", lambda: not Path(f"/proc/{victim}").exists(), 30)
+    finally:
+        filler.unlink(missing_ok=True)
+    return nothing
+
+
+def evicted(place: Place, role: str) -> Mend:
+    name = place.pod(role)["metadata"]["name"]
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": place.kube.namespace}}
+    place.cluster.api.create(f"/api/v1/namespaces/{place.kube.namespace}/pods/{name}/eviction", body)
+    return nothing
+
+
+def node_lost(place: Place, role: str) -> Mend:
+    lose(place.cluster, [place.kube, place.home], place.pod(role)["spec"]["nodeName"], place.stopped)
+    return nothing
+
+
+def image_gone(place: Place, role: str) -> Mend:
+    """It is killed, and no node has its image any more."""
+    for index in (1, 2):
+        socket = place.cluster.state / f"node{index}" / "containerd.sock"
+        command = [str(program("ctr")), f"--address={socket}", "--namespace=k8s.io", "images", "rm", "--sync", IMAGE]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    place.kill(role)
+    return lambda: mended(place, lambda: place.cluster.load_worker(IMAGE, ROOT / "examples" / "digits"))
+
+
+def config_error(place: Place, role: str) -> Mend:
+    """It is killed, and a Secret that its environment needs is gone."""
+    place.kube.kubectl("delete", "secret", SECRET)
+    place.kill(role)
+    return lambda: mended(place, lambda: place.kube.apply(secret()))
+
+
+FAULTS: dict[str, Callable[[Place, str], Mend]] = {
+    "kill": killed,
+    "oom": oom,
+    "evict": evicted,
+    "node-lost": node_lost,
+    "image-gone": image_gone,
+    "config-error": config_error,
+}
+
+
+def mended(place: Place, act: Callable[[], Any]) -> None:
+    """The job says what it waits for; then the cause goes."""
+    words = ("ErrImagePull", "ImagePullBackOff", "CreateContainerConfigError")
+
+    def told() -> bool:
+        status = place.kube.status(NAME)
+        said = condition(status, "Ready") or {}
+        problems = status["workers"].get("problems") or []
+        return said.get("reason") in words or any(it["reason"] in words for it in problems) or status["phase"] in ("Complete", "Suspended")
+
+    wait_for("the status to say what is missing", told, 60, story=lambda: place.kube.story(NAME))
+    act()
+
+
+def whole(kube: Kube) -> bool:
+    """All seats are taken, by one each; or the job is over."""
+    status = kube.status(NAME)
+    if status["phase"] == "Running" and status["shardsReady"] == "2/2":
+        one_of_each(kube, NAME)
+        return True
+    return bool(status["phase"] == "Complete")
+
+
+# -- the grid ------------------------------------------------------------------------------------------------------------------
+
+
+def secret() -> dict[str, Any]:
+    value = base64.b64encode(b"1").decode()
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "data": {"OMP_NUM_THREADS": value}}
+
+
+def job() -> dict[str, Any]:
+    """The digits; every container, shards' too, takes a number from the Secret."""
+    made = digits.job(NAME, image=IMAGE, args=[f"--epochs={digits.LONG_EPOCHS}"], checkpoint={"interval": "2s", "everySteps": 25})
+    from_secret = {"name": "GRID", "valueFrom": {"secretKeyRef": {"name": SECRET, "key": "OMP_NUM_THREADS"}}}
+    for template in (made["spec"]["workers"]["template"], made["spec"]["ps"]["template"]):
+        (container,) = template["spec"]["containers"]
+        container.setdefault("env", []).append(from_secret)
+    return made
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[dict[tuple[str, str, str], str]]:
+    """Outcome by (role, phase, fault); printed when the last cell is done."""
+    cells: dict[tuple[str, str, str], str] = {}
+    yield cells
+    faults = [name for name in FAULTS if any(name == fault for _, _, fault in cells)]
+    print("\n" + f"{'':22}" + "".join(f"{name:>16}" for name in faults))
+    for role in ROLES:
+        for name in PHASES:
+            row = [cells.get((role, name, fault), "-") for fault in faults]
+            if set(row) != {"-"}:
+                print(f"{role + ' ' + name:22}" + "".join(f"{cell:>16}" for cell in row))
+
+
+@pytest.fixture(scope="module")
+def image(node_cluster: Cluster) -> str:
+    return node_cluster.load_worker(IMAGE, ROOT / "examples" / "digits")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("when", PHASES)
+@pytest.mark.parametrize("role", ROLES)
+def test_a_job_ends_well(
+    kube: Kube,
+    home: Kube,
+    node_cluster: Cluster,
+    nodes: set[int],
+    image: str,
+    table: dict[tuple[str, str, str], str],
+    role: str,
+    when: str,
+    fault: str,
+) -> None:
+    """Complete, as accurate as undisturbed, one process a seat, and at most the struck process and the first one counted."""
+    table[role, when, fault] = "FAILED"
+    place = Place(kube, home, node_cluster, nodes)
+    kube.apply(secret())
+    kube.apply(job())
+    PHASES[when](place, role)
+    began = time.monotonic()
+    mend = FAULTS[fault](place, role)
+    mend()
+    if when != "suspending":
+        wait_for("one process a seat", lambda: whole(kube), 120, story=lambda: kube.story(NAME))
+    if when == "suspending":
+        wait_for("Suspended", phase(kube, NAME, "Suspended"), 120, story=lambda: kube.story(NAME))
+        kube.kubectl("patch", "pstrainingjob", NAME, "--type=merge", "-p", '{"spec":{"suspend":false}}')
+    status = complete(kube, NAME)
+    took = time.monotonic() - began
+    assert status["restarts"]["counted"] <= 2, json.dumps(status["restarts"])
+    assert accuracy(final_weights(kube, NAME)) >= 0.95
+    table[role, when, fault] = f"{took:.0f} s"
