@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from psjob_operator.cluster.asking import Asking
+from psjob_operator.cluster.lookups import Lookups
 from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.pods import PodView
 from psjob_operator.plan.snapshot import Process
@@ -17,14 +17,14 @@ from psjob_operator.plan.snapshot import Process
 AGAIN_SECONDS = 2.0
 
 
-async def lost(asking: Asking, views: Sequence[PodView], memory: Memory, run: str) -> frozenset[str]:
+async def lost(lookups: Lookups, views: Sequence[PodView], memory: Memory, run: str) -> frozenset[str]:
     """Uids of the pods that are lost with their nodes."""
     suspects = [view for view in views if view.unheard]
-    silent = {node for node in dict.fromkeys(view.process.node for view in suspects) if await asking.silent(node)}
-    memory.silent = {node: memory.silent.get(node, asking.now) for node in silent}
+    silent = {node for node in dict.fromkeys(view.process.node for view in suspects) if await lookups.silent(node)}
+    memory.silent = {node: memory.silent.get(node, lookups.now) for node in silent}
     found: set[str] = set()
     for view in suspects:
-        if view.process.role == "shard" and view.process.node in silent and not await asking.answers(view.ip):
+        if view.process.role == "shard" and view.process.node in silent and not await lookups.answers(view.ip):
             found.add(view.process.uid)
     first = any(alive_first(view, run) and view.process.uid not in found for view in views)
     for view in suspects:
@@ -35,7 +35,7 @@ async def lost(asking: Asking, views: Sequence[PodView], memory: Memory, run: st
         if not first or (heard and not joined(memory.progress, process)):
             found.add(process.uid)
     if silent:
-        asking.at(asking.now + AGAIN_SECONDS)
+        lookups.at(lookups.now + AGAIN_SECONDS)
     return frozenset(found)
 
 
