@@ -1,6 +1,6 @@
 """What is known about one job at one moment: the input of `plan()`. Pure data, no I/O.
 
-Both grounds fill it: `cluster/` from the API server, `local/` from processes.
+Both backends fill it: `cluster/` from the API server, `local/` from processes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Process:
     waited: int = 0
     """Of CreateProcess: the seconds that this start was held back, or that its placement is given."""
     unresponsive: bool = False
-    """Local ground: no answer or heartbeat on its status port for shardTimeout; the cluster's liveness probe kills instead."""
+    """Local backend: no answer or heartbeat on its status port for shardTimeout; the cluster's liveness probe kills instead."""
 
 
 @dataclass(frozen=True)
