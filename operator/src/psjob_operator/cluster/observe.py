@@ -91,15 +91,15 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
 
 def slow_and_shown(views: Iterable[PodView], now: float) -> frozenset[str]:
     """Uids of the pods that are slow to start and whose Events are worth reading: as many of each role as a status shows."""
-    slow = sorted((view.process for view in views if (view.unstarted_at() or math.inf) <= now), key=lambda process: process.index)
+    slow = sorted((view.process for view in views if (view.process.slow_at or math.inf) <= now), key=lambda process: process.index)
     roles = ([process.uid for process in slow if process.role == role] for role in ("shard", "worker"))
     return frozenset(uid for uids in roles for uid in uids[:PROBLEMS])
 
 
 async def _process(lookups: Lookups, view: PodView, shown: bool, lost: bool) -> Process:
     process = dataclasses.replace(view.process, node_lost=True) if lost else view.process
-    unstarted, overdue = view.unstarted_at(), view.overdue_at()
-    if unstarted is not None and lookups.at(unstarted) and shown:
+    slow, overdue = view.process.slow_at, view.overdue_at()
+    if slow is not None and lookups.at(slow) and shown:
         process = dataclasses.replace(process, events=await lookups.events(process.uid))
     if not lost and overdue is not None and lookups.at(overdue) and await lookups.lost(process.node, fallback=view.tainted):
         process = dataclasses.replace(process, node_lost=True)

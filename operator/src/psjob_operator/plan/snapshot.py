@@ -81,6 +81,13 @@ class Process:
     unresponsive: bool = False
     """Local backend: no answer or heartbeat on its status port for shardTimeout; the cluster's liveness probe kills instead."""
 
+    @property
+    def slow_at(self) -> float | None:
+        """When it will have been scheduled for SLOW_START_SECONDS without starting; None where it has started, ended or goes."""
+        if self.scheduled is None or self.started is not None or self.phase != "Pending" or self.deleting is not None:
+            return None
+        return self.scheduled + SLOW_START_SECONDS
+
 
 @dataclass(frozen=True)
 class Claim:
