@@ -16,7 +16,7 @@ Role = Literal["shard", "worker"]
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 SLOW_START_SECONDS = 60.0
 """A process that is scheduled but has not started for so long is slow: its Events are read, and shown."""
-REFUSED_FIRST, REFUSED_MOST = 3.0, 12.0
+REFUSED_FIRST, REFUSED_MOST = 3.0, 10.0
 """Seconds until what the API server refused is tried again: after the first refusal, and at most. One create asks for all of a job."""
 
 
@@ -129,7 +129,7 @@ class Refusal:
 
     @property
     def again_at(self) -> float:
-        """Unix time of the next try: after 3 s, doubling up to 12 s."""
+        """Unix time of the next try: after 3 s, doubling up to 10 s."""
         return self.at + min(REFUSED_FIRST * 2.0 ** min(max(self.tries, 1) - 1, 10), REFUSED_MOST)
 
 
