@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests import rights
 from tests.cluster_fixtures import Cluster
 from tests.e2e import digits
 from tests.e2e.conftest import HOME
@@ -13,17 +14,34 @@ from tests.e2e.digits import accuracy, complete, final_weights, pods_of
 from tests.e2e.kube import Kube, install, phase, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.serial]
+MINE = "app.kubernetes.io/instance=psjob"
+CORE = [
+    {"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs"], "verbs": ["list", "watch"]},
+    {"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs/status"], "verbs": ["patch"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "list", "watch", "delete"]},
+    {"apiGroups": [""], "resources": ["services", "configmaps", "persistentvolumeclaims"], "verbs": ["create", "list", "watch"]},
+    {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
+]
+"""What any life of a job uses."""
 
 
 @pytest.mark.e2e
 def test_the_rights_of_the_chart_are_those_that_were_used(home: Kube, node_cluster: Cluster) -> None:
-    """Of all that the tests before made the operator do: nothing was refused to it."""
+    """Of all that the tests before made the operator do: nothing was refused to it, and each request needed a right that the chart grants.
+
+    That each right is used is shown in tests/integration, where everything that needs one can be brought about.
+    """
     user = f"system:serviceaccount:{HOME}:psjob"
     asked = node_cluster.audit(user=user)
     assert asked, "the operator made no request at all"
     refused = {(event["verb"], event["requestURI"]) for event in asked if event.get("responseStatus", {}).get("code") == 403}
     # In a namespace that is going, creates are refused to everybody.
     assert {uri for verb, uri in refused if verb != "create"} == set()
+    done = rights.used(event for event in asked if event.get("responseStatus", {}).get("code", 0) < 400)
+    roles = [*home.list("clusterroles", MINE), *home.list("roles", MINE)]
+    assert done <= rights.granted(rule for role in roles for rule in role["rules"]), "used, and granted by something else than the chart"
+    daily = rights.granted(CORE)
+    assert daily <= done, f"granted and never used in all those jobs: {sorted(daily - done)}"
 
 
 @pytest.mark.e2e

@@ -1,4 +1,5 @@
-"""What keeps pods of some jobs from being created, by the API server's own means: policy, webhook (one that is away too), quota."""
+"""What keeps objects of some jobs from being stored, by the API server's own means: policy, webhook (one that is away too), quota,
+limit range, pod security."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import contextlib
 import json
 import ssl
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,28 @@ from hack.cluster.pki import Authority
 from tests.integration.operator_harness import World, until
 
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
-PODS = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
 LABEL = "psjob.dev/job-name"
+PODS = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+STATUS = {"apiGroups": ["psjob.dev"], "apiVersions": ["*"], "operations": ["UPDATE"], "resources": ["pstrainingjobs/status"]}
+SPECS: dict[str, dict[str, Any]] = {
+    "pods": {"kind": "Pod", "spec": {"containers": [{"name": "worker", "image": "none"}]}},
+    "services": {"kind": "Service", "spec": {"clusterIP": "None", "selector": {"a": "b"}}},
+    "configmaps": {"kind": "ConfigMap"},
+    "persistentvolumeclaims": {
+        "kind": "PersistentVolumeClaim",
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    },
+}
+"""A small object of each kind, to ask whether its creation is denied yet."""
+
+
+def of_core(kind: str, *operations: str) -> dict[str, Any]:
+    """The rule for these operations on a core kind."""
+    return {"apiGroups": [""], "apiVersions": ["v1"], "operations": list(operations), "resources": [kind]}
 
 
 def chosen(place: World, jobs: Sequence[str]) -> dict[str, Any]:
-    """Pods of these jobs alone."""
+    """What is labelled as of these jobs alone."""
     return {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": place.namespace}},
         "objectSelector": {"matchExpressions": [{"key": LABEL, "operator": "In", "values": list(jobs)}]},
@@ -30,12 +47,12 @@ def chosen(place: World, jobs: Sequence[str]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def policy(place: World, jobs: Sequence[str]) -> Iterator[None]:
-    """A ValidatingAdmissionPolicy: 422, reason Invalid."""
+def policy(place: World, jobs: Sequence[str], rule: dict[str, Any] = PODS, probe: Callable[[], Any] | None = None) -> Iterator[None]:
+    """A ValidatingAdmissionPolicy: 422, reason Invalid. `probe` does a dry run of what is to be denied."""
     name = f"{place.namespace}-{jobs[0]}"
     api = "admissionregistration.k8s.io/v1"
     validation = {"expression": "false", "message": "nothing new today"}
-    spec = {"matchConstraints": {"resourceRules": [PODS]}, "validations": [validation], "failurePolicy": "Fail"}
+    spec = {"matchConstraints": {"resourceRules": [rule]}, "validations": [validation], "failurePolicy": "Fail"}
     bound = {"policyName": name, "validationActions": ["Deny"], "matchResources": chosen(place, jobs)}
     place.cluster.api.create(
         f"{REGISTRATION}/validatingadmissionpolicies",
@@ -46,7 +63,7 @@ def policy(place: World, jobs: Sequence[str]) -> Iterator[None]:
         {"apiVersion": api, "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": name}, "spec": bound},
     )
     try:
-        _until_denied(place, jobs)
+        _until_denied(probe or creation(place, jobs[0], rule["resources"][0]))
         yield
     finally:
         for kind in ("validatingadmissionpolicybindings", "validatingadmissionpolicies"):
@@ -57,7 +74,7 @@ def policy(place: World, jobs: Sequence[str]) -> Iterator[None]:
 def webhook(place: World, jobs: Sequence[str], folder: Path, code: int | None) -> Iterator[None]:
     """A webhook that denies with this code (0: with none); None: nobody answers at its address, and its failurePolicy is Fail."""
     name = f"{place.namespace}-{jobs[0]}"
-    authority = Authority(folder / "pki")
+    authority = Authority(folder / f"pki-{jobs[0]}")
     authority.create()
     pair = authority.server("webhook", "webhook", ("127.0.0.1",))
     with _answering(pair.cert, pair.key, code) as address:
@@ -67,6 +84,7 @@ def webhook(place: World, jobs: Sequence[str], folder: Path, code: int | None) -
             "rules": [PODS],
             "sideEffects": "None",
             "admissionReviewVersions": ["v1"],
+            "failurePolicy": "Fail",
             "timeoutSeconds": 1,
             **chosen(place, jobs),
         }
@@ -78,7 +96,7 @@ def webhook(place: World, jobs: Sequence[str], folder: Path, code: int | None) -
         }
         place.cluster.api.create(f"{REGISTRATION}/validatingwebhookconfigurations", body)
         try:
-            _until_denied(place, jobs)
+            _until_denied(creation(place, jobs[0], "pods"))
             yield
         finally:
             place.cluster.api.delete(f"{REGISTRATION}/validatingwebhookconfigurations/{name}")
@@ -121,26 +139,53 @@ def _answering(cert: Path, key: Path, code: int | None) -> Iterator[str]:
 @contextlib.contextmanager
 def quota(place: World, jobs: Sequence[str]) -> Iterator[None]:
     """No room for a further pod of the namespace."""
-    name = f"full-{jobs[0]}"
-    body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}, "spec": {"hard": {"pods": "0"}}}
-    place.cluster.api.create(place.path("resourcequotas"), body)
+    with _inside(place, jobs, "resourcequotas", "ResourceQuota", {"hard": {"pods": "0"}}):
+        yield
+
+
+@contextlib.contextmanager
+def limit_range(place: World, jobs: Sequence[str]) -> Iterator[None]:
+    """No pod of the namespace may be as small as those are."""
+    with _inside(place, jobs, "limitranges", "LimitRange", {"limits": [{"type": "Pod", "min": {"memory": "900Gi"}}]}):
+        yield
+
+
+@contextlib.contextmanager
+def pod_security(place: World, jobs: Sequence[str]) -> Iterator[None]:
+    """The namespace takes restricted pods alone, from now on."""
+    path, key = f"/api/v1/namespaces/{place.namespace}", "pod-security.kubernetes.io/enforce"
+    place.cluster.api.merge(path, {"metadata": {"labels": {key: "restricted"}}})
     try:
-        _until_denied(place, jobs)
+        _until_denied(creation(place, jobs[0], "pods"))
         yield
     finally:
-        place.cluster.api.delete(place.path("resourcequotas", name))
+        place.cluster.api.merge(path, {"metadata": {"labels": {key: None}}})
 
 
-def _until_denied(place: World, jobs: Sequence[str]) -> None:
+@contextlib.contextmanager
+def _inside(place: World, jobs: Sequence[str], plural: str, kind: str, spec: dict[str, Any]) -> Iterator[None]:
+    """An object of the namespace that holds for all of it."""
+    name = f"full-{jobs[0]}"
+    place.cluster.api.create(place.path(plural), {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec})
+    try:
+        _until_denied(creation(place, jobs[0], "pods"))
+        yield
+    finally:
+        place.cluster.api.delete(place.path(plural, name))
+
+
+def creation(place: World, job: str, kind: str) -> Callable[[], Any]:
+    """A dry run of the creation of an object of that kind, as of that job."""
+    body = {"apiVersion": "v1", "metadata": {"generateName": "probe-", "labels": {LABEL: job}}, **SPECS[kind]}
+    return lambda: place.cluster.api.create(f"{place.path(kind)}?dryRun=All", body, or_exists=False)
+
+
+def _until_denied(probe: Callable[[], Any]) -> None:
     """The API server learns of policies and webhooks a moment after they are stored."""
-    spec = {"containers": [{"name": "worker", "image": "none"}]}
-    metadata = {"generateName": "probe-", "labels": {LABEL: jobs[0]}}
 
     def denied() -> bool:
         try:
-            place.cluster.api.create(
-                f"{place.path('pods')}?dryRun=All", {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-            )
+            probe()
         except ApiError:
             return True
         return False

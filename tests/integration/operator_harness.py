@@ -23,7 +23,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from hack.cluster.api import ApiError
+from hack.cluster.paths import REPO
 from hack.cluster.pki import Authority
 from tests.cluster_fixtures import Cluster
 from tests.integration.operator_nursery import Nursery
@@ -32,19 +35,11 @@ JOBS = "/apis/psjob.dev/v1alpha1"
 IMAGE = "psjob-runtime:test"
 T = TypeVar("T")
 
-NAMESPACED_RULES: list[dict[str, list[str]]] = [
-    {"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs"], "verbs": ["get", "list", "watch", "delete"]},
-    {"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs/status"], "verbs": ["patch"]},
-    {"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs/finalizers"], "verbs": ["update"]},
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "create", "delete"]},
-    {
-        "apiGroups": [""],
-        "resources": ["services", "configmaps", "persistentvolumeclaims"],
-        "verbs": ["get", "list", "watch", "create", "patch"],
-    },
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
-    {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
-]
+RULES = REPO / "charts" / "psjob" / "templates" / "_rules.tpl"
+NAMESPACED_RULES: list[dict[str, list[str]]] = yaml.safe_load(
+    "\n".join(line for line in RULES.read_text().splitlines() if "{{" not in line)
+)
+"""The chart's, without what values may add."""
 CLUSTER_RULES: list[dict[str, list[str]]] = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
 
 

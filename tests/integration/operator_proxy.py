@@ -1,4 +1,5 @@
-"""A proxy between the operator and the API server that can end the operator at any of its writes: after the reply, or with it lost.
+"""A proxy between the operator and the API server. It can end the operator at any of its writes: after the reply, or with it lost. It can
+also lose replies, refuse, delay, and double, delay or drop what a watch brings, to an operator that lives.
 
 It speaks plain HTTP on loopback to the operator and to the API server with the operator's own certificate.
 """
@@ -8,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +35,47 @@ class Strike:
     """True: the write is carried out and the reply never arrives; False: it arrives, and nothing after it is carried out."""
 
 
+class Weather:
+    """What goes wrong on the way, by a seed: `request` and `event` are asked once each, and answer how, or nothing."""
+
+    REQUESTS = ("lost", "409", "429", "500 done", "500", "503", "slow")
+    EVENTS = ("doubled", "stale", "dropped")
+
+    def __init__(self, seed: int, share: float = 0.25) -> None:
+        self._random = random.Random(seed)
+        self._share = share
+        self.seen: Counter[str] = Counter()
+        """How often each fault was done."""
+
+    def request(self, write: bool) -> str:
+        """The fault of this request; lists and reads are not lost by halves."""
+        return self._draw(self.REQUESTS if write else ("429", "500", "503", "slow"))
+
+    def event(self) -> str:
+        """The fault of this line of a watch."""
+        return self._draw(self.EVENTS)
+
+    def seconds(self) -> float:
+        """How long something slow takes."""
+        return self._random.uniform(0.2, 2.0)
+
+    def _draw(self, faults: tuple[str, ...]) -> str:
+        if self._random.random() >= self._share:
+            return ""
+        found = self._random.choice(faults)
+        self.seen[found] += 1
+        return found
+
+
+REFUSALS = {
+    "409": (409, "Conflict", "the object has been modified; please apply your changes to the latest version and try again"),
+    "429": (429, "TooManyRequests", "too many requests, please try again later"),
+    "500": (500, "InternalError", "etcdserver: leader changed"),
+    "500 done": (500, "InternalError", "etcdserver: request timed out"),
+    "503": (503, "ServiceUnavailable", "apiserver is shutting down"),
+}
+
+
 class Proxy:
     """`url` is what the operator's kubeconfig names. `kill` must end the process before it returns."""
 
@@ -45,6 +89,8 @@ class Proxy:
         self._count = 0
         self._blind = False
         self._gone = 0
+        self.weather: Weather | None = None
+        """None: everything passes."""
         self.writes: list[str] = []
         """Every write that was carried out: `POST /api/v1/…`."""
         self.url = ""
@@ -102,6 +148,15 @@ class Proxy:
             await runner.cleanup()
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
+        weather, watch = self.weather, "watch" in request.query
+        fault = weather.request(request.method in WRITES) if weather is not None and not watch else ""
+        if weather is not None and fault == "slow":
+            await asyncio.sleep(weather.seconds())
+        if fault in REFUSALS and fault != "500 done":
+            return _refusal(fault)
+        return await self._forward(request, lost=fault == "lost", instead="500 done" if fault == "500 done" else "")
+
+    async def _forward(self, request: web.Request, lost: bool, instead: str) -> web.StreamResponse:
         if self._cut:
             raise web.HTTPServiceUnavailable
         write = request.method in WRITES
@@ -125,6 +180,13 @@ class Proxy:
                 await reply.read()
                 await asyncio.to_thread(self._kill)
                 raise web.HTTPServiceUnavailable
+            if lost or instead:
+                await reply.read()
+                if instead:
+                    return _refusal(instead)
+                if request.transport is not None:
+                    request.transport.abort()
+                raise web.HTTPServiceUnavailable
             answer = web.StreamResponse(status=reply.status, headers=_kept(reply))
             await answer.prepare(request)
             with contextlib.suppress(ConnectionError, aiohttp.ClientError):
@@ -138,8 +200,19 @@ class Proxy:
                 await asyncio.to_thread(self._kill)
             return answer
 
+    def _lines(self, found: bytes, late: list[bytes]) -> list[bytes]:
+        """What a watch brings for this line: it, twice, with an old one after it, or nothing. `late` are all that there were."""
+        fault = self.weather.event() if self.weather is not None else ""
+        late.append(found)
+        if fault == "doubled":
+            return [found, found]
+        if fault == "stale":
+            return [found, late[len(late) // 2]]
+        return [] if fault == "dropped" else [found]
+
     async def _watch(self, reply: aiohttp.ClientResponse, answer: web.StreamResponse) -> None:
         since = self._gone
+        late: list[bytes] = []
         line = asyncio.ensure_future(reply.content.readline())
         try:
             while self._gone == since and not self._stop.is_set():
@@ -150,7 +223,8 @@ class Proxy:
                 if not found:
                     return
                 if not self._blind:
-                    await answer.write(found)
+                    for each in self._lines(found, late):
+                        await answer.write(each)
                 line = asyncio.ensure_future(reply.content.readline())
             if self._stop.is_set():
                 return
@@ -158,6 +232,12 @@ class Proxy:
             await answer.write(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
         finally:
             line.cancel()
+
+
+def _refusal(fault: str) -> web.Response:
+    code, reason, message = REFUSALS[fault]
+    status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code, "message": message}
+    return web.json_response(status, status=code, headers={"Retry-After": "1"} if code == 429 else None)
 
 
 def _kept(reply: aiohttp.ClientResponse) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 import uuid
 from typing import Any
 
@@ -97,30 +99,42 @@ def test_an_old_status_cannot_be_written_back(place: World, node: str, name: str
     assert place.status(name)["shards"][0]["attempt"] == 2
 
 
-def test_a_status_of_another_run_gives_numbers_and_no_facts(place: World, node: str, name: str) -> None:
-    """A backup restored into a new object (Velero): the old run's Complete is no fact, its numbers are passed."""
-    path = place.path("pstrainingjobs", name)
-    body = manifest(name, managedBy="example.com/nobody")
-    place.create(body)
-    status = {
-        "run": str(uuid.uuid4()),
+@pytest.mark.parametrize("both", [False, True], ids=["the object is seen first", "both are seen at once"])
+def test_a_status_of_another_run_gives_numbers_and_no_facts(place: World, node: str, name: str, both: bool) -> None:
+    """A backup restored into a new object (Velero): what the old run had done is no fact, its numbers are passed.
+
+    A restore writes the object and its status one after the other; the operator may see either first.
+    """
+    path, other = place.path("pstrainingjobs", name), str(uuid.uuid4())
+    kept = {
+        "run": other,
         "phase": "Running",
         "view": 5,
         "observedGeneration": 1,
-        "shards": [{"index": 0, "attempt": 7, "state": "Serving", "pod": f"{name}-ps-0-a7"}],
+        "shards": [{"index": 0, "attempt": 7, "state": "Finished", "pod": f"{name}-ps-0-a7"}],
         "workers": {"desired": 2, "ready": 2, "start": 4, "succeededIndexes": "0-1", "failedIndexes": ""},
+        "restarts": {"total": 9, "causes": {"OOMKilled": 9}, "counted": 9},
+        "checkpoint": {"step": 900, "time": "2026-01-01T00:00:00Z", "path": f"{other}/step-900"},
     }
-    place.cluster.api.merge(path + "/status", {"status": status})
-    found = place.job(name)
-    place.cluster.api.delete(path)
-    found["metadata"] = {"name": name}
-    found["spec"].pop("managedBy")
-    kept = found.pop("status")
-    kept.pop("conditions", None)
-    # A restore writes the object and its status one after the other; the operator may see either first.
-    place.create({**found, "spec": {**found["spec"], "suspend": True}})
-    place.until_phase("Suspended", name)
-    assert place.status(name)["run"] == place.job(name)["metadata"]["uid"]
+    operator = place.operators[0]
+    if both:
+        os.kill(operator.pid, signal.SIGSTOP)
+    try:
+        place.create(manifest(name, suspend=True))
+        if not both:
+            place.until_phase("Suspended", name)
+        restored = place.cluster.api.merge(path + "/status", {"status": kept})
+        assert restored["status"]["run"] == other and restored["status"]["checkpoint"]["step"] == 900, "as the backup has it"
+    finally:
+        os.kill(operator.pid, signal.SIGCONT)
+    uid = place.job(name)["metadata"]["uid"]
+    taken = place.until("the job to be the new run's", lambda: status if (status := place.status(name)).get("run") == uid else None)
+    assert taken["phase"] == "Suspended" and taken["shards"][0]["attempt"] == 7 and taken["workers"]["start"] == 4
+    place.cluster.api.merge(path, {"spec": {"suspend": None}})
+    place.until("all to start under numbers of their own", lambda: len(place.pods(name)) == 3)
+    assert set(place.pods(name)) == {f"{name}-ps-0-a8", f"{name}-worker-0-r5", f"{name}-worker-1-r5"}, "nobody has succeeded yet"
+    status = place.status(name)
+    assert status["view"] > 5 and status["restarts"].get("total", 0) == 0 and "checkpoint" not in status, status
 
 
 def test_two_operators_make_no_pod_twice_and_come_to_rest(place: World, node: str, name: str) -> None:

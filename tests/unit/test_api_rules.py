@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from psjob_operator.api.crd import node, schema
-from psjob_operator.api.fixed import MUTABLE, fixed_rules
+from psjob_operator.api.immutability import MUTABLE, immutability_rules
 from psjob_operator.api.rules import rules
 from psjob_operator.api.spec import UpdateRule
 from psjob_operator.api.template import template_rules
@@ -61,7 +61,7 @@ def test_a_null_stands_for_the_default_as_on_the_api_server() -> None:
 
 def test_every_row_has_a_place_in_the_schema_and_words() -> None:
     whole = schema()
-    for rule in (*rules(), *template_rules(), *fixed_rules(whole)):
+    for rule in (*rules(), *template_rules(), *immutability_rules(whole)):
         if rule.cel:
             assert node(whole, rule.at)
         assert rule.limit
@@ -82,7 +82,7 @@ def test_every_row_with_a_check_is_broken_by_a_case() -> None:
 
 def test_every_field_of_the_spec_is_fixed_or_named_as_changeable() -> None:
     whole = schema()
-    fixed = {".".join(part for part in (rule.at, rule.about) if part) for rule in fixed_rules(whole)}
+    fixed = {".".join(part for part in (rule.at, rule.about) if part) for rule in immutability_rules(whole)}
     assert not fixed & set(MUTABLE)
 
     def leaves(at: str, part: dict[str, Any]) -> list[str]:

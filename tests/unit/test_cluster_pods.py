@@ -104,8 +104,8 @@ def test_a_bound_pod_is_not_unschedulable_whatever_an_older_condition_says() -> 
 
 def test_when_it_must_be_asked_for_its_events_or_its_node() -> None:
     scheduled = {"phase": "Pending", "conditions": [condition("PodScheduled")]}
-    assert view(**scheduled).unstarted_at() == unix(AT) + SLOW_START_SECONDS
-    assert view(conditions=[condition("PodScheduled")]).unstarted_at() is None
+    assert view(**scheduled).process.slow_at == unix(AT) + SLOW_START_SECONDS
+    assert view(conditions=[condition("PodScheduled")]).process.slow_at is None
     going = pod(conditions=[condition("DisruptionTarget", reason="DeletionByTaintManager")])
     going["metadata"]["deletionTimestamp"] = AT
     found = parse(going)

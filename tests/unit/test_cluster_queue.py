@@ -66,6 +66,7 @@ def test_failures_in_a_row_double_the_delay_up_to_its_limit_and_success_ends_the
     queue.succeed(A)
     assert queue.fail(A) == 0.5
     assert queue.fail(A, at_least=30.0) == 30.0
+    assert [queue.fail(A, at_most=3.0) for _ in range(2)] == [2.0, 3.0]
 
 
 def test_a_key_rests_after_a_long_turn_and_gathers_what_comes() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from psjob_operator.cluster import pods, silence
-from psjob_operator.cluster.asking import Asking
+from psjob_operator.cluster.lookups import Lookups
 from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.pods import PodView
 from tests.unit.plan_given import NOW, UID, pod
@@ -16,7 +16,7 @@ from tests.unit.plan_given import NOW, UID, pod
 JOINED = {"coordinator": {"workers": [{"rank": 0, "start": 1, "state": "joined"}, {"rank": 1, "start": 1, "state": "lost"}]}}
 
 
-class Heard(Asking):
+class Heard(Lookups):
     """Nodes that are silent and addresses that take a connection, as a test has them."""
 
     def __init__(self, memory: Memory, silent: set[str], answering: set[str], now: float = NOW) -> None:
@@ -39,9 +39,9 @@ WORKERS = (view("worker", 0, "n1"), view("worker", 1, "n2", unheard=False))
 
 
 def lost(views: tuple[PodView, ...], memory: Memory, silent: set[str], answering: set[str], now: float = NOW) -> set[str]:
-    asking = Heard(memory, silent, answering, now)
-    found = asyncio.run(silence.lost(asking, views, memory, UID))
-    assert asking.again_at is None if not silent else asking.again_at == now + silence.AGAIN_SECONDS
+    lookups = Heard(memory, silent, answering, now)
+    found = asyncio.run(silence.lost(lookups, views, memory, UID))
+    assert lookups.again_at is None if not silent else lookups.again_at == now + silence.AGAIN_SECONDS
     return {seen.process.name for seen in views if seen.process.uid in found}
 
 

@@ -46,6 +46,20 @@ def test_who_says_no_and_whether_for_good(
     assert (error.definite, error.denied, error.invalid) == (definite, denied, invalid)
 
 
+@pytest.mark.parametrize(
+    ("code", "reason", "message", "taken"),
+    [
+        (409, "AlreadyExists", 'pods "x" already exists', True),
+        (409, "Conflict", 'Operation cannot be fulfilled on resourcequotas "gpus": the object has been modified', False),
+        (409, "Conflict", WEBHOOK, False),
+        (409, "AlreadyExists", WEBHOOK, False),
+        (403, "Forbidden", "exceeded quota: gpus", False),
+    ],
+)
+def test_a_name_is_taken_only_where_an_object_of_it_exists(code: int, reason: str, message: str, taken: bool) -> None:
+    assert refusal(code, reason, message).taken is taken
+
+
 SPEC: dict[str, Any] = {
     "suspend": True,
     "managedBy": "example.com/other",

@@ -17,8 +17,8 @@ from typing import Any
 
 from psjob_client.compare.outcome import SideOutcome
 from psjob_client.compare.sides import Side
+from psjob_client.local.backend import GRACE
 from psjob_client.local.children import die_with
-from psjob_client.local.ground import GRACE
 
 LOOK = 0.2
 """Seconds between two looks at a run."""

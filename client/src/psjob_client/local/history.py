@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from psjob_client.local.ground import Ground
+from psjob_client.local.backend import Backend
 from psjob_client.local.lateness import histograms
 from psjob_client.local.probe import numbers, part
 from psjob_client.local.watch import Watch
@@ -18,7 +18,7 @@ EVERY = 0.1
 """Seconds between two looks at the coordinator."""
 
 
-async def keep_history(ground: Ground, path: Path) -> None:
+async def keep_history(backend: Backend, path: Path) -> None:
     """Write to `path` what the coordinator says whenever it is news, until cancelled; then its last words, with `waste`.
 
     Raises OSError where it cannot be written.
@@ -33,12 +33,12 @@ async def keep_history(ground: Ground, path: Path) -> None:
 
         try:
             while True:
-                coordinator = ground.current("shard", 0)
-                told = coordinator and await ground.watch.look(coordinator, ground.sites.shards[0])
+                coordinator = backend.current("shard", 0)
+                told = coordinator and await backend.watch.look(coordinator, backend.sites.shards[0])
                 note(news.of(told, time.time()) if told else None)
                 await asyncio.sleep(EVERY)
         finally:
-            note(news.line(ground.watch.coordinator, time.time()) | waste(ground.watch))
+            note(news.line(backend.watch.coordinator, time.time()) | waste(backend.watch))
 
 
 def waste(watch: Watch) -> dict[str, Any]:

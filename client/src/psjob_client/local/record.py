@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from psjob_client.local.backend import Backend
 from psjob_client.local.children import ChildProcess
 from psjob_client.local.folder import Folder
-from psjob_client.local.ground import Ground
 from psjob_client.local.manifest import as_written
 from psjob_client.local.probe import part
 from psjob_client.local.sampling import Samples
@@ -72,19 +72,19 @@ class Record:
             self._story.write(json.dumps({"time": time.time(), "what": what, **facts}) + "\n")
             self._story.flush()
 
-    def look(self, ground: Ground) -> None:
+    def look(self, backend: Backend) -> None:
         """Take note of what is new."""
-        for child in ground.children:
-            self._look_at(child, ground)
-        if ground.phase != self._phase:
-            self._phase = ground.phase
-            self.note("phase", phase=ground.phase)
-        kept = part(ground.watch.coordinator, "checkpoint")
+        for child in backend.children:
+            self._look_at(child, backend)
+        if backend.phase != self._phase:
+            self._phase = backend.phase
+            self.note("phase", phase=backend.phase)
+        kept = part(backend.watch.coordinator, "checkpoint")
         if kept and (which := (int(kept.get("view") or 0), int(kept.get("step") or 0))) not in self._checkpoints:
             self._checkpoints.add(which)
             self.note("checkpoint", step=which[1], view=which[0], bytes=kept.get("bytes"), message=f"a checkpoint of step {which[1]}")
-        self._samples.take(ground.watch.coordinator, time.time())
-        self._write_live(ground, least=LIVE_SECONDS)
+        self._samples.take(backend.watch.coordinator, time.time())
+        self._write_live(backend, least=LIVE_SECONDS)
 
     def ended(self, child: ChildProcess) -> None:
         """A process has ended."""
@@ -92,10 +92,10 @@ class Record:
         asked = child.deleting is not None
         self.note("end", name=child.name, code=child.code, signal=child.signal, problem=child.problem, asked=asked)
 
-    def close(self, ground: Ground, result: str, summary: Mapping[str, Any]) -> None:
+    def close(self, backend: Backend, result: str, summary: Mapping[str, Any]) -> None:
         """The run is over, in phase `result`."""
-        self._samples.take(ground.watch.coordinator, time.time(), last=True)
-        self._write_live(ground, least=0.0)
+        self._samples.take(backend.watch.coordinator, time.time(), last=True)
+        self._write_live(backend, least=0.0)
         if result != self._phase:
             self.note("phase", phase=result)
         self._write(SUMMARY, summary)
@@ -104,9 +104,9 @@ class Record:
             if file is not None:
                 file.close()
 
-    def _look_at(self, child: ChildProcess, ground: Ground) -> None:
+    def _look_at(self, child: ChildProcess, backend: Backend) -> None:
         self._start(child)
-        if child.role == "shard" and child.name not in self._serving and child.running and ground.watch.ready(child):
+        if child.role == "shard" and child.name not in self._serving and child.running and backend.watch.ready(child):
             self._serving.add(child.name)
             self.note("serving", name=child.name)
 
@@ -115,14 +115,14 @@ class Record:
             self._started.add(child.name)
             self.note("start", name=child.name, role=child.role, index=child.index, number=child.number, at=child.created)
 
-    def _write_live(self, ground: Ground, least: float) -> None:
+    def _write_live(self, backend: Backend, least: float) -> None:
         now = time.time()
         if now - self._live_at < least:
             return
         newest: dict[int, Mapping[str, Any]] = {}
-        for (index, _), told in sorted(ground.watch.told.items()):
+        for (index, _), told in sorted(backend.watch.told.items()):
             newest[index] = told
-        live = {"coordinator": dict(ground.watch.coordinator), "shards": [newest[index] for index in sorted(newest)]}
+        live = {"coordinator": dict(backend.watch.coordinator), "shards": [newest[index] for index in sorted(newest)]}
         if live != self._live:
             self._live, self._live_at = live, now
             self._write(LIVE, {"time": now, **live})

@@ -1,4 +1,4 @@
-"""`psjob run`: the main path of the local ground."""
+"""`psjob run`: the main path of the local backend."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import signal
 import time
 from pathlib import Path
 
+from psjob_client.local.backend import Backend
 from psjob_client.local.command import worker_command
 from psjob_client.local.display import Display
 from psjob_client.local.errors import BadInput
 from psjob_client.local.faults import Fault, parse_faults
 from psjob_client.local.folder import new_folder
-from psjob_client.local.ground import Ground
 from psjob_client.local.history import keep_history
 from psjob_client.local.lateness import lateness, line
 from psjob_client.local.manifest import read_job
@@ -44,18 +44,18 @@ def run_job(request: Request, sites: Sites | None = None) -> int:
         BadInput: what was asked cannot be done; nothing was started.
     """
     began = time.time()
-    ground, faults, story = _prepare(request, sites)
+    backend, faults, story = _prepare(request, sites)
     try:
-        result = asyncio.run(_train(request, ground, faults, story))
+        result = asyncio.run(_train(request, backend, faults, story))
     finally:
-        for child in ground.children:
+        for child in backend.children:
             child.stop(time.time(), grace=0)
-        ground.sites.close()
+        backend.sites.close()
         story.display.close()
-    return _conclude(request, ground, story, result, time.time() - began)
+    return _conclude(request, backend, story, result, time.time() - began)
 
 
-def _prepare(request: Request, sites: Sites | None) -> tuple[Ground, tuple[Fault, ...], Story]:
+def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Fault, ...], Story]:
     job = read_job(request.manifest, request.settings)
     if importlib.util.find_spec("psjob") is None:
         raise BadInput("psjob run needs the runtime beside it; install it into the same environment: pip install psjob")
@@ -75,10 +75,10 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Ground, tuple[Fault
     story = Story(
         Display(job.metadata.name, progress=request.progress, unit="round" if job.spec.training.mode == "local" else "step"), folder
     )
-    ground = Ground(job, folder, command, sites, watch, story.event, story.ended, resume)
-    ground.prepare()
+    backend = Backend(job, folder, command, sites, watch, story.event, story.ended, resume)
+    backend.prepare()
     story.opening(job, command, request.words())
-    return ground, faults, story
+    return backend, faults, story
 
 
 def _writable(history: Path) -> None:
@@ -88,40 +88,40 @@ def _writable(history: Path) -> None:
         raise BadInput(f"--history {history}: cannot be written: {error.strerror or error}; name another file") from None
 
 
-async def _train(request: Request, ground: Ground, faults: tuple[Fault, ...], story: Story) -> str:
+async def _train(request: Request, backend: Backend, faults: tuple[Fault, ...], story: Story) -> str:
     """Until the job is over or the user has had enough; the phase it ends in."""
     wake = asyncio.Event()
     interrupts = _listen(wake)
-    beside = [asyncio.create_task(poll_shards(ground, wake)), asyncio.create_task(strike_at(ground, faults, story, wake))]
+    beside = [asyncio.create_task(poll_shards(backend, wake)), asyncio.create_task(strike_at(backend, faults, story, wake))]
     if request.history is not None:
-        beside.append(asyncio.create_task(keep_history(ground, request.history)))
+        beside.append(asyncio.create_task(keep_history(backend, request.history)))
     try:
-        while not ground.over and not interrupts:
+        while not backend.over and not interrupts:
             _must_go_on(beside)
-            ground.verdict = _verdict(ground, story)
-            if ground.verdict:
+            backend.verdict = _verdict(backend, story)
+            if backend.verdict:
                 break
-            wake_at = ground.turn()
-            if ground.phase in TERMINAL:
-                ground.stop()
-            story.show(ground)
+            wake_at = backend.turn()
+            if backend.phase in TERMINAL:
+                backend.stop()
+            story.show(backend)
             await _pause(wake, wake_at)
-        if interrupts or ground.verdict:
-            await _stop(ground, story, wake, interrupts)
+        if interrupts or backend.verdict:
+            await _stop(backend, story, wake, interrupts)
     finally:
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
-    story.show(ground)
-    if ground.verdict:
+    story.show(backend)
+    if backend.verdict:
         return "Failed"
-    return "Suspended" if interrupts and ground.phase not in TERMINAL else ground.phase
+    return "Suspended" if interrupts and backend.phase not in TERMINAL else backend.phase
 
 
-def _verdict(ground: Ground, story: Story) -> str | None:
+def _verdict(backend: Backend, story: Story) -> str | None:
     now = time.time()
-    failed = ground.failures.verdict(ground.watch.made, ground.watch.progress_at, now)
-    return failed or never_attached(ground) or story.standing.verdict(ground.watch.coordinator, now)
+    failed = backend.failures.verdict(backend.watch.made, backend.watch.progress_at, now)
+    return failed or never_attached(backend) or story.standing.verdict(backend.watch.coordinator, now)
 
 
 def _must_go_on(beside: list[asyncio.Task[None]]) -> None:
@@ -131,22 +131,22 @@ def _must_go_on(beside: list[asyncio.Task[None]]) -> None:
             task.result()
 
 
-async def _stop(ground: Ground, story: Story, wake: asyncio.Event, interrupts: list[int]) -> None:
+async def _stop(backend: Backend, story: Story, wake: asyncio.Event, interrupts: list[int]) -> None:
     """Everyone leaves, the shards last, after a checkpoint where the job could go on; a second Ctrl-C kills."""
-    ground.interrupted = bool(interrupts)
-    if ground.verdict:
-        story.display.say(ground.verdict, "yellow")
-    elif ground.phase not in TERMINAL:
-        what = f"a last checkpoint is made, up to {ground.grace:.0f} s" if ground.watch.unsaved else "there is nothing to save"
+    backend.interrupted = bool(interrupts)
+    if backend.verdict:
+        story.display.say(backend.verdict, "yellow")
+    elif backend.phase not in TERMINAL:
+        what = f"a last checkpoint is made, up to {backend.grace:.0f} s" if backend.watch.unsaved else "there is nothing to save"
         story.display.say(f"stopping: {what} (Ctrl-C again kills)")
-    ground.stop()
-    while any(child.running for child in ground.children):
+    backend.stop()
+    while any(child.running for child in backend.children):
         if len(interrupts) > 1:
-            ground.stop(kill=True)
-        elif ground.watch.moving and ground.watch.unsaved:
-            ground.wait_longer(ground.grace)
-        ground.reap()
-        story.show(ground)
+            backend.stop(kill=True)
+        elif backend.watch.moving and backend.watch.unsaved:
+            backend.wait_longer(backend.grace)
+        backend.reap()
+        story.show(backend)
         await _pause(wake, None)
 
 
@@ -173,27 +173,27 @@ def _listen(wake: asyncio.Event) -> list[int]:
     return seen
 
 
-def _conclude(request: Request, ground: Ground, story: Story, result: str, seconds: float) -> int:
-    told, whole = ground.watch.coordinator, summary(ground, result, seconds)
-    story.record.close(ground, result, whole)
+def _conclude(request: Request, backend: Backend, story: Story, result: str, seconds: float) -> int:
+    told, whole = backend.watch.coordinator, summary(backend, result, seconds)
+    story.record.close(backend, result, whole)
     if request.summary is not None:
         try:
             request.summary.write_text(json.dumps(whole, indent=1) + "\n")
         except OSError as error:
             story.display.say(f"--summary {request.summary}: cannot be written: {error.strerror or error}")
-    for recovery in ground.watch.recoveries:
+    for recovery in backend.watch.recoveries:
         story.display.say(str(recovery))
     if result == "Suspended":
-        story.farewell(request, ground)
+        story.farewell(request, backend)
         return EXIT_INTERRUPTED
     if result != "Complete":
-        story.display.say(f"Failed: {failure(ground) or 'see the logs'}; logs are in {story.near(ground.folder.path / 'logs')}", "red")
+        story.display.say(f"Failed: {failure(backend) or 'see the logs'}; logs are in {story.near(backend.folder.path / 'logs')}", "red")
         return EXIT_FAILED
     story.display.say(
-        f"Complete: {ground.watch.step} {story.display.unit}s in {seconds:.1f} s; "
-        f"weights and checkpoints are in {story.near(ground.folder.path)}"
+        f"Complete: {backend.watch.step} {story.display.unit}s in {seconds:.1f} s; "
+        f"weights and checkpoints are in {story.near(backend.folder.path)}"
     )
-    late = lateness(ground.watch.told.values())
+    late = lateness(backend.watch.told.values())
     if late:
         story.display.say(line(late))
     for name, value in metrics(told).items():

@@ -7,11 +7,11 @@ import shlex
 import time
 from pathlib import Path
 
+from psjob_client.local.backend import Backend
 from psjob_client.local.children import ChildProcess
 from psjob_client.local.command import Command
 from psjob_client.local.display import Display
 from psjob_client.local.folder import Folder, tail_of
-from psjob_client.local.ground import Ground
 from psjob_client.local.output import Follow
 from psjob_client.local.record import Record
 from psjob_client.local.request import Request
@@ -72,29 +72,29 @@ class Story:
         self._last_tail = tail
         self.display.say(f"{child.name} {how}{news}", "yellow")
 
-    def show(self, ground: Ground) -> None:
+    def show(self, backend: Backend) -> None:
         """New output of the script, and where the job stands."""
-        for child in ground.children:
+        for child in backend.children:
             self._pass_on(child, whole=False)
-        self.record.look(ground)
-        told = ground.watch.coordinator
+        self.record.look(backend)
+        told = backend.watch.coordinator
         warning = told.get("warning") or told.get("nonFinite") or told.get("diverged") or told.get("dataProblem")
         if warning and warning != self._warned:
             self._warned = warning
             self.display.say(f"warning: {warning}", "yellow")
-        if ground.phase not in TERMINAL:
-            for line in self.standing.see(ground.watch.step, told, time.time()):
+        if backend.phase not in TERMINAL:
+            for line in self.standing.see(backend.watch.step, told, time.time()):
                 self.display.say(line, "yellow")
-        self.display.refresh(ground.status, ground.watch)
+        self.display.refresh(backend.status, backend.watch)
 
-    def farewell(self, request: Request, ground: Ground) -> None:
+    def farewell(self, request: Request, backend: Backend) -> None:
         """After Ctrl-C: how to go on."""
         words = request.words()
-        if ground.watch.coordinator.get("checkpoint"):
-            step = ground.watch.coordinator["checkpoint"].get("step")
+        if backend.watch.coordinator.get("checkpoint"):
+            step = backend.watch.coordinator["checkpoint"].get("step")
             unit = self.display.unit
-            self.display.say(f"stopped at {unit} {ground.watch.step}, checkpoint at {unit} {step}. Go on with:")
-            words = ["psjob", "resume", ground.folder.run] if request.from_input else [*words, "--resume", self.near(ground.folder.path)]
+            self.display.say(f"stopped at {unit} {backend.watch.step}, checkpoint at {unit} {step}. Go on with:")
+            words = ["psjob", "resume", backend.folder.run] if request.from_input else [*words, "--resume", self.near(backend.folder.path)]
         else:
             self.display.say("stopped before a checkpoint was committed. Start again with:")
         self.display.say("  " + shlex.join(words))

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from psjob_client.local.ground import Ground
+from psjob_client.local.backend import Backend
 from psjob_client.local.lateness import lateness
 from psjob_client.local.probe import numbers
 
 
-def summary(ground: Ground, result: str, seconds: float) -> dict[str, Any]:
+def summary(backend: Backend, result: str, seconds: float) -> dict[str, Any]:
     """The whole of a run. Counters are those last heard of each attempt of each shard; what died unheard is not in them."""
-    watch, status = ground.watch, ground.status
+    watch, status = backend.watch, backend.status
     told = watch.coordinator
     return {
         "result": result,
-        "run": ground.folder.run,
+        "run": backend.folder.run,
         "steps": watch.step,
         "pushes": watch.total("pushes"),
         "applied": watch.total("applied"),
@@ -41,7 +41,7 @@ def summary(ground: Ground, result: str, seconds: float) -> dict[str, Any]:
         "checkpoint": told.get("checkpoint"),
         "workers": [worker for worker in told.get("workers") or () if isinstance(worker, dict)],
         "recoveries": [recovery.as_json() for recovery in watch.recoveries],
-        "failure": failure(ground),
+        "failure": failure(backend),
     }
 
 
@@ -57,11 +57,11 @@ def metric_line(name: str, value: float) -> str:
     return f"{name.replace('_', ' ')} {digits}"
 
 
-def failure(ground: Ground) -> str | None:
+def failure(backend: Backend) -> str | None:
     """Why the job failed, in the plan's words or ours; None where it did not."""
-    if ground.verdict:
-        return ground.verdict
-    for condition in ground.status.conditions if ground.status else ():
+    if backend.verdict:
+        return backend.verdict
+    for condition in backend.status.conditions if backend.status else ():
         if condition.type == "Failed" and condition.status == "True":
             return f"{condition.reason}: {condition.message}"
     return None

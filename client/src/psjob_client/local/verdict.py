@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from psjob_client.local.ground import Ground
+from psjob_client.local.backend import Backend
 from psjob_operator.plan.endings import PATIENCE_SECONDS, never_joined
 
 
-def never_attached(ground: Ground) -> str | None:
+def never_attached(backend: Backend) -> str | None:
     """Names a worker that ended well without ever joining: the others, and the shards, would wait for it for ever."""
-    watch = ground.watch
-    if watch.step > 0 or watch.progress_at is None or any(shard.attempt > 1 for shard in (ground.status.shards if ground.status else ())):
+    watch = backend.watch
+    if watch.step > 0 or watch.progress_at is None or any(shard.attempt > 1 for shard in (backend.status.shards if backend.status else ())):
         return None
     heard = watch.progress_at - PATIENCE_SECONDS
-    left = {child.index for child in ground.children if child.role == "worker" and child.code == 0 and child.ended and child.ended < heard}
+    left = {child.index for child in backend.children if child.role == "worker" and child.code == 0 and child.ended and child.ended < heard}
     ending = never_joined(watch.coordinator, left)
     return None if ending is None else f"{ending.reason}: {ending.message}"

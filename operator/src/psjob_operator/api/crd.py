@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from psjob_operator.api.fixed import fixed_rules
+from psjob_operator.api.immutability import immutability_rules
 from psjob_operator.api.rules import FieldRule, rules
 from psjob_operator.api.schema import Schema, openapi
 from psjob_operator.api.spec import JobSpec
@@ -141,7 +141,7 @@ def schema() -> Schema:
         node(whole, at).update(shape)
     for part, longest in _LONGEST.items():
         _bound(whole["properties"][part], longest)
-    for rule in (*rules(), *template_rules(), *fixed_rules(whole)):
+    for rule in (*rules(), *template_rules(), *immutability_rules(whole)):
         if rule.cel:
             node(whole, rule.at).setdefault("x-kubernetes-validations", []).append(_validation(rule))
     return whole

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from psjob_operator.api.crd import schema
-from psjob_operator.api.fixed import MUTABLE
+from psjob_operator.api.immutability import MUTABLE
 from psjob_operator.api.rules import FieldRule, rules
 from psjob_operator.api.template import template_rules
 from psjob_operator.contract import GOES_ON

@@ -68,15 +68,26 @@ class Apply:
                     await self._client.delete(JOBS, snapshot.namespace, snapshot.name, snapshot.uid)
             if outcome.failure is not None:
                 raise outcome.failure
+        answers: list[ApiError | None] = []
         for first in range(0, len(deletes), AT_ONCE):
             part = deletes[first : first + AT_ONCE]
-            await asyncio.gather(*(self._client.delete(PODS, snapshot.namespace, it.name, it.uid, it.grace_seconds) for it in part))
+            answers += await asyncio.gather(*(self._delete(snapshot, it) for it in part))
         if outcome.held is None:
             await self._create_all(snapshot, creates, memory, now, outcome)
         elif outcome.held.code != 409:
             for action in creates:
                 memory.refuse(action.name, outcome.held.code, outcome.held.message, now)
+        # A delete that was refused is tried again in a later turn; it has held back no create.
+        outcome.failure = outcome.failure or next((error for error in answers if error is not None), None)
         return outcome
+
+    async def _delete(self, snapshot: Snapshot, action: DeleteProcess) -> ApiError | None:
+        """Delete one pod; answers why it was not."""
+        try:
+            await self._client.delete(PODS, snapshot.namespace, action.name, action.uid, action.grace_seconds)
+        except ApiError as error:
+            return error
+        return None
 
     async def _create_all(
         self, snapshot: Snapshot, creates: Sequence[CreateProcess], memory: Memory, now: float, outcome: ApplyOutcome
@@ -102,7 +113,7 @@ class Apply:
         try:
             self._store.put(PODS, await self._client.create(PODS, snapshot.namespace, body))
         except ApiError as error:
-            if error.code == 409 and not error.denied:
+            if error.taken:
                 return await self._taken(PODS, action.name, snapshot, memory, now, outcome)
             if not error.definite:
                 outcome.failure = outcome.failure or error
@@ -111,7 +122,7 @@ class Apply:
             if not _answers(error):
                 outcome.failure = outcome.failure or error
                 return None
-            memory.refuse(action.name, error.code, error.message, now, error.invalid)
+            memory.refuse(action.name, _code(error), error.message, now, error.invalid)
             return error
         memory.refusals.pop(action.name, None)
         return None
@@ -159,19 +170,20 @@ class Apply:
             if not _answers(error):
                 outcome.failure = error
                 return
-            memory.refuse(name, error.code, f"{label}: {error.message}", now)
+            memory.refuse(name, _code(error), f"{label}: {error.message}", now)
             outcome.refused = True
-            outcome.held = ApiError(error.code, error.reason, f"{label}: {error.message}")
+            outcome.held = ApiError(_code(error), error.reason, f"{label}: {error.message}")
             outcome.again_at = memory.due(name)
         else:
-            memory.refusals.pop(name, None)
+            if memory.refusals.pop(name, None) is not None:
+                outcome.again_at = now  # the status still tells of it, and what we made ourselves is no news
             memory.strangers.pop(label, None)
 
     async def _create_or_apply(self, kind: ResourceKind, body: Mapping[str, Any], snapshot: Snapshot) -> Mapping[str, Any]:
         try:
             return await self._client.create(kind, snapshot.namespace, body)
         except ApiError as error:
-            if error.code != 409 or error.denied:
+            if not error.taken:
                 raise
         raw = await self._client.get(kind, snapshot.namespace, body["metadata"]["name"])
         if not _ours(kind, raw, body, snapshot):
@@ -181,6 +193,11 @@ class Apply:
         # The uid makes it a refusal, not a take-over, should another object have come under that name meanwhile.
         mine = {**body, "metadata": {**body["metadata"], "uid": raw["metadata"]["uid"]}}
         return await self._client.apply(kind, snapshot.namespace, mine)
+
+
+def _code(error: ApiError) -> int:
+    """The code of a refusal: 409 is said of a name that is held, never of what admission denies."""
+    return 403 if error.denied and error.code == 409 else error.code
 
 
 def _answers(error: ApiError) -> bool:

@@ -56,6 +56,11 @@ class ApiError(Exception):
         return any(word in self.message for word in ADMISSION)
 
     @property
+    def taken(self) -> bool:
+        """An object of that name is there. A Conflict on the way, as quota has them, says nothing of the kind: nothing was made."""
+        return self.code == 409 and self.reason == "AlreadyExists" and not self.denied
+
+    @property
     def invalid(self) -> bool:
         """The API server's own validation refused the object: the same one can never be made."""
         if self.denied:
@@ -130,7 +135,7 @@ class Client:
         try:
             await self._call("DELETE", kind.path(namespace, name), None, options)
         except ApiError as error:
-            if error.code not in (404, 409):
+            if error.code not in (404, 409) or error.denied:
                 raise
 
     async def served(self, kind: ResourceKind) -> bool:

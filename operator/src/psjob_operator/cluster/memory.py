@@ -55,6 +55,8 @@ class Memory:
     """Pod that was asked last."""
     wrote_at: float | None = None
     """When this process last stored the status."""
+    status_refused: str = ""
+    """Why the API server refused the last status write; empty where it took it."""
     numbers: tuple[Any, ...] = ()
     """View, start and attempts of the status when last looked at."""
     numbers_at: float = 0.0

@@ -15,9 +15,9 @@ from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import JobStatus
 from psjob_operator.api.validate import validate_job
 from psjob_operator.cluster import silence
-from psjob_operator.cluster.asking import Asking
 from psjob_operator.cluster.client import Client
 from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, SERVICES
+from psjob_operator.cluster.lookups import Lookups
 from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.pods import PodView
 from psjob_operator.cluster.queue import Key
@@ -56,10 +56,10 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
     """The snapshot of this job now."""
     key = Key(job.namespace, job.name)
     views = store.pods(key)
-    asking = Asking(client, job.namespace, memory, now)
+    lookups = Lookups(client, job.namespace, memory, now)
     shown = slow_and_shown(views, now)
-    lost = await silence.lost(asking, views, memory, job.uid)
-    processes = tuple([await _process(asking, view, view.process.uid in shown, view.process.uid in lost) for view in views])
+    lost = await silence.lost(lookups, views, memory, job.uid)
+    processes = tuple([await _process(lookups, view, view.process.uid in shown, view.process.uid in lost) for view in views])
     spec, problems = _spec(job, memory)
     snapshot = Snapshot(
         name=job.name,
@@ -73,7 +73,7 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
         deleting=job.deleting,
         spec_problems=problems,
         processes=processes,
-        objects=await _objects(asking, store, job),
+        objects=await _objects(lookups, store, job),
         progress=memory.progress,
         progress_at=memory.progress_at,
         gone=store.removed(key),
@@ -86,27 +86,27 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
     )
     first = next((view for view in views if silence.alive_first(view, job.uid)), None)
     address, uid = (first.ip, first.process.uid) if first is not None else ("", "")
-    return Observed(snapshot, asking.again_at, address, uid)
+    return Observed(snapshot, lookups.again_at, address, uid)
 
 
 def slow_and_shown(views: Iterable[PodView], now: float) -> frozenset[str]:
     """Uids of the pods that are slow to start and whose Events are worth reading: as many of each role as a status shows."""
-    slow = sorted((view.process for view in views if (view.unstarted_at() or math.inf) <= now), key=lambda process: process.index)
+    slow = sorted((view.process for view in views if (view.process.slow_at or math.inf) <= now), key=lambda process: process.index)
     roles = ([process.uid for process in slow if process.role == role] for role in ("shard", "worker"))
     return frozenset(uid for uids in roles for uid in uids[:PROBLEMS])
 
 
-async def _process(asking: Asking, view: PodView, shown: bool, lost: bool) -> Process:
+async def _process(lookups: Lookups, view: PodView, shown: bool, lost: bool) -> Process:
     process = dataclasses.replace(view.process, node_lost=True) if lost else view.process
-    unstarted, overdue = view.unstarted_at(), view.overdue_at()
-    if unstarted is not None and asking.at(unstarted) and shown:
-        process = dataclasses.replace(process, events=await asking.events(process.uid))
-    if not lost and overdue is not None and asking.at(overdue) and await asking.lost(process.node, fallback=view.tainted):
+    slow, overdue = view.process.slow_at, view.overdue_at()
+    if slow is not None and lookups.at(slow) and shown:
+        process = dataclasses.replace(process, events=await lookups.events(process.uid))
+    if not lost and overdue is not None and lookups.at(overdue) and await lookups.lost(process.node, fallback=view.tainted):
         process = dataclasses.replace(process, node_lost=True)
     return process
 
 
-async def _objects(asking: Asking, store: JobStore, job: JobEntry) -> Objects:
+async def _objects(lookups: Lookups, store: JobStore, job: JobEntry) -> Objects:
     key = Key(job.namespace, job.name)
     mine = {
         (kind, child.name): child
@@ -119,14 +119,14 @@ async def _objects(asking: Asking, store: JobStore, job: JobEntry) -> Objects:
     for child in store.children(CLAIMS, key):
         if child.name == naming.claim(job.name):
             words: tuple[str, ...] = ()
-            if not child.bound and asking.at(child.created + CLAIM_SECONDS):
-                words = await asking.events(child.uid)
+            if not child.bound and lookups.at(child.created + CLAIM_SECONDS):
+                words = await lookups.events(child.uid)
             claim = Claim(name=child.name, ours=True, bound=child.bound, deleting=child.deleting, message="; ".join(words))
     return Objects(
         service=(SERVICES, naming.service(job.name)) in mine,
         config_digest=config.digest if config is not None else "",
         claim=claim,
-        strangers=await asking.strangers(job.uid),
+        strangers=await lookups.strangers(job.uid),
     )
 
 

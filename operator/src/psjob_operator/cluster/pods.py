@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from psjob_operator.plan.snapshot import SLOW_START_SECONDS, Exit, Phase, Process, Role
+from psjob_operator.plan.snapshot import Exit, Phase, Process, Role
 from psjob_operator.plan.text import unix
 from psjob_operator.render.names import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
 
@@ -28,13 +28,6 @@ class PodView:
     """The node controller, and not its kubelet, says that it is not ready: nothing was heard of its node."""
     tainted: bool = False
     """It is being deleted because its node is not ready or out of reach."""
-
-    def unstarted_at(self) -> float | None:
-        """When this pod will have been scheduled for SLOW_START_SECONDS without starting; None where it has started or ended."""
-        process = self.process
-        if process.scheduled is None or process.started is not None or process.phase != "Pending" or process.deleting is not None:
-            return None
-        return process.scheduled + SLOW_START_SECONDS
 
     def overdue_at(self) -> float | None:
         """When this pod, if it is still there, must be asked for its node; None while it is not being deleted."""

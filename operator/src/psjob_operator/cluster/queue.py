@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -67,11 +68,11 @@ class Queue:
         heapq.heappush(self._heap, (when, key))
         self._changed.set()
 
-    def fail(self, key: Key, at_least: float = 0.0) -> float:
+    def fail(self, key: Key, at_least: float = 0.0, at_most: float = math.inf) -> float:
         """A turn failed: look again after a delay that doubles with each failure in a row. Answers the delay."""
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
-        delay = max(at_least, min(self._max_backoff, self._first_backoff * 2.0 ** min(count, 16)))
+        delay = max(at_least, min(at_most, self._max_backoff, self._first_backoff * 2.0 ** min(count, 16)))
         self.add_at(key, self._clock() + delay)
         return delay
 

@@ -19,9 +19,9 @@ from psjob_operator.cluster.kinds import JOBS
 from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.queue import Key, Queue
 from psjob_operator.cluster.store import JobEntry, JobStore
-from psjob_operator.plan.actions import Plan
+from psjob_operator.plan.actions import Event, Plan
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Snapshot
+from psjob_operator.plan.snapshot import REFUSED_MOST, Snapshot
 
 REST_MOST = 1.0
 HUNG_PART = 0.2
@@ -77,7 +77,8 @@ class Reconciler:
                 await self._turn(key)
                 self._queue.succeed(key)
             except ApiError as error:
-                delay = self._queue.fail(key, error.retry_after)
+                # What keeps the API server from taking this may be over at any time.
+                delay = self._queue.fail(key, error.retry_after, at_most=REFUSED_MOST)
                 _log.warning("%s; again in %.1f s", error, delay, extra=self._where(key))
             except Exception:
                 delay = self._queue.fail(key)
@@ -170,14 +171,23 @@ class Reconciler:
         try:
             raw = await status.write(self._client, job, change)
         except ApiError as error:
-            if error.code not in (404, 409):
+            if error.code not in (404, 409) or error.denied:
+                await self._tell_refused(job, error, memory, now)
                 raise
             await self._reread(key, job)
             return None
-        memory.wrote_at = now
+        memory.wrote_at, memory.status_refused = now, ""
         memory.see(raw.get("status") or {}, now, ours=True)
         self._store.put(JOBS, raw)
         return self._store.job(key) if self._store.job(key) is not None else job
+
+    async def _tell_refused(self, job: JobEntry, error: ApiError, memory: Memory, now: float) -> None:
+        """A status that is refused cannot tell it: an Event does, once for these words."""
+        if not error.definite or error.message == memory.status_refused:
+            return
+        memory.status_refused = error.message
+        words = f"the job's status cannot be stored, and nothing is started until it can: {error.message}"
+        await events.post(self._client, job, [Event("Warning", "StatusRefused", words)], self._settings.instance, now)
 
     async def _reread(self, key: Key, job: JobEntry) -> None:
         """Our picture of the job was old: take the present one, whatever the watch is doing."""

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from psjob_operator.cluster.asking import Asking
+from psjob_operator.cluster.lookups import Lookups
 from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.pods import PodView
 from psjob_operator.plan.snapshot import Process
@@ -18,16 +18,16 @@ from psjob_operator.plan.snapshot import Process
 AGAIN_SECONDS = 2.0
 
 
-async def lost(asking: Asking, views: Sequence[PodView], memory: Memory, run: str) -> frozenset[str]:
+async def lost(lookups: Lookups, views: Sequence[PodView], memory: Memory, run: str) -> frozenset[str]:
     """Uids of the pods that are lost with their nodes."""
     nodes = dict.fromkeys(view.process.node for view in views if view.unheard)
-    silent = {node for node in nodes if await asking.silent(node)}
-    memory.silent = {node: memory.silent.get(node, asking.now) for node in silent}
+    silent = {node for node in nodes if await lookups.silent(node)}
+    memory.silent = {node: memory.silent.get(node, lookups.now) for node in silent}
     # The node controller marks one pod after the other: all of the node's are looked at with the first.
     suspects = [view for view in views if view.process.node in silent and view.process.exit is None]
     shards = [view for view in suspects if view.process.role == "shard"]
     # All at once: what is sent to a machine that is off is answered by nothing but the time limit.
-    answering = await asyncio.gather(*(asking.answers(view.ip) for view in shards))
+    answering = await asyncio.gather(*(lookups.answers(view.ip) for view in shards))
     found = {view.process.uid for view, answers in zip(shards, answering, strict=True) if not answers}
     first = any(alive_first(view, run) and view.process.uid not in found for view in views)
     for view in suspects:
@@ -38,7 +38,7 @@ async def lost(asking: Asking, views: Sequence[PodView], memory: Memory, run: st
         if not first or (heard and not joined(memory.progress, process)):
             found.add(process.uid)
     if silent:
-        asking.at(asking.now + AGAIN_SECONDS)
+        lookups.at(lookups.now + AGAIN_SECONDS)
     return frozenset(found)
 
 

@@ -8,7 +8,7 @@ kind, after which objects may have vanished unseen, and that its watch of that k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -84,13 +84,23 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.chunk_size = 500
     settings.watching.server_timeout = 300
     settings.networking.request_timeout = 15
-    settings.networking.error_backoffs = (1, 2, 3, 5, 8)
+    settings.networking.error_backoffs = _Backoffs()
     settings.process.ultimate_exiting_timeout = 15
     # Never used (no handler keeps state), set so that nothing could ever be written under another project's name.
     settings.persistence.finalizer = f"{_PREFIX}/unused"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=_PREFIX)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=_PREFIX)
     return settings
+
+
+class _Backoffs:
+    """Seconds between tries, without end: kopf gives up a watch for good, and this process with it, where they run out. An API server whose
+    etcd is away answers 500 for as long as that lasts."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (1, 2, 3, 5)
+        while True:
+            yield 8
 
 
 def _trace(ears: Ears) -> aiohttp.TraceConfig:

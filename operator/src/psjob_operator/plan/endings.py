@@ -1,9 +1,10 @@
-"""Which end a job has come to, if any: the policies, in the order in which they hold."""
+"""Which end a job has come to, if any. Their order is in `plan.POLICIES`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Literal
 
 from psjob_operator.api.status import JobStatus
@@ -26,47 +27,24 @@ class Ending:
     message: str
 
 
-def decided(facts: Facts) -> Ending | None:
-    """An end that nothing holds up: a new job that is invalid, or success."""
-    return _invalid(facts) or _complete(facts)
+def _once_begun(policy: Callable[[Facts], Ending | None]) -> Callable[[Facts], Ending | None]:
+    """At first sight and when a suspension ends, nothing that was before is held against a job."""
+
+    @wraps(policy)
+    def asked(facts: Facts) -> Ending | None:
+        return None if facts.afresh else policy(facts)
+
+    return asked
 
 
-def failed(facts: Facts) -> Ending | None:
-    """What ends a job that has begun and is not suspended. The first that holds is told."""
-    return (
-        _fatal(facts)
-        or _lost_for_good(facts)
-        or _too_often(facts)
-        or _never_attached(facts)
-        or _deadline_passed(facts)
-        or _pending_too_long(facts)
-    )
-
-
-def deadline(facts: Facts, start_time: str | None) -> float | None:
-    """Unix time at which activeDeadlineSeconds ends a job active since `start_time`; None without one, or while it is not active."""
-    seconds = facts.snapshot.spec.run_policy.active_deadline_seconds
-    begun = unix(start_time)
-    return begun + seconds if seconds is not None and begun is not None else None
-
-
-def pending_until(facts: Facts, status: JobStatus) -> float | None:
-    """Unix time at which pendingTimeoutSeconds ends a job that lacks processes; None without one, or while it has them all."""
-    seconds, ready = facts.snapshot.spec.run_policy.pending_timeout_seconds, status.condition("Ready")
-    since = unix(ready.last_transition_time) if ready is not None and ready.status == "False" else None
-    if seconds is None or since is None or status.phase not in ("Pending", "Recovering"):
-        return None
-    return since + seconds
-
-
-def _invalid(facts: Facts) -> Ending | None:
+def invalid(facts: Facts) -> Ending | None:
     """A new job whose spec has a fault that only the operator can see."""
     if facts.first_seen and facts.snapshot.spec_problems:
         return Ending("Failed", "TemplateInvalid", "; ".join(facts.snapshot.spec_problems))
     return None
 
 
-def _complete(facts: Facts) -> Ending | None:
+def complete(facts: Facts) -> Ending | None:
     """The success policy is met and every shard ended with exit code 0, which it does only after the last manifest."""
     if facts.first_seen or not facts.success_met or not facts.shards_done:
         return None
@@ -83,7 +61,8 @@ def _diverged(facts: Facts) -> str:
     return text(facts, "diverged") or before
 
 
-def _fatal(facts: Facts) -> Ending | None:
+@_once_begun
+def fatal(facts: Facts) -> Ending | None:
     """A template of which the API server has never taken a pod and never will, or a process that says going on is no use."""
     taken = {seat.role for seat in facts.seats if seat.process is not None or seat.fate.kind == "done"}
     began = facts.stored.phase in ("Running", "Recovering")
@@ -96,7 +75,8 @@ def _fatal(facts: Facts) -> Ending | None:
     return None
 
 
-def _lost_for_good(facts: Facts) -> Ending | None:
+@_once_begun
+def lost_for_good(facts: Facts) -> Ending | None:
     """Without checkpoints: a lost shard, or a worker that is not through when the shards have ended."""
     if not facts.snapshot.spec.checkpoint.disabled:
         return None
@@ -115,7 +95,8 @@ def _lost_for_good(facts: Facts) -> Ending | None:
     return None
 
 
-def _too_often(facts: Facts) -> Ending | None:
+@_once_begun
+def too_often(facts: Facts) -> Ending | None:
     """One counted failure more than backoffLimit."""
     limit = facts.snapshot.spec.run_policy.backoff_limit
     failures = [seat for seat in facts.seats if seat.fate.counted and not (seat.role == "worker" and facts.success_met)]
@@ -126,7 +107,8 @@ def _too_often(facts: Facts) -> Ending | None:
     return Ending("Failed", "BackoffLimitExceeded", f"{last}, {explain(facts, last, total)}")
 
 
-def _never_attached(facts: Facts) -> Ending | None:
+@_once_begun
+def never_attached(facts: Facts) -> Ending | None:
     """A worker ended well and never joined: the shards and the others would wait for it for ever.
 
     Said only of a first coordinator before the first step; a later one may not know of workers that left before.
@@ -153,7 +135,8 @@ def never_joined(coordinator: Mapping[str, Any], succeeded: Collection[int]) -> 
     )
 
 
-def _deadline_passed(facts: Facts) -> Ending | None:
+@_once_begun
+def deadline_passed(facts: Facts) -> Ending | None:
     """activeDeadlineSeconds is reached."""
     at = deadline(facts, facts.stored.start_time)
     if at is None or facts.now < at:
@@ -164,7 +147,8 @@ def _deadline_passed(facts: Facts) -> Ending | None:
     )
 
 
-def _pending_too_long(facts: Facts) -> Ending | None:
+@_once_begun
+def pending_too_long(facts: Facts) -> Ending | None:
     """pendingTimeoutSeconds is reached."""
     at, ready = pending_until(facts, facts.stored), facts.stored.condition("Ready")
     if at is None or ready is None or facts.now < at:
@@ -172,6 +156,22 @@ def _pending_too_long(facts: Facts) -> Ending | None:
     seconds = facts.snapshot.spec.run_policy.pending_timeout_seconds
     words = f"not all processes were there for longer than spec.runPolicy.pendingTimeoutSeconds: {seconds}; {ready.reason}: {ready.message}"
     return Ending("Failed", "PendingTimeout", words)
+
+
+def deadline(facts: Facts, start_time: str | None) -> float | None:
+    """Unix time at which activeDeadlineSeconds ends a job active since `start_time`; None without one, or while it is not active."""
+    seconds = facts.snapshot.spec.run_policy.active_deadline_seconds
+    begun = unix(start_time)
+    return begun + seconds if seconds is not None and begun is not None else None
+
+
+def pending_until(facts: Facts, status: JobStatus) -> float | None:
+    """Unix time at which pendingTimeoutSeconds ends a job that lacks processes; None without one, or while it has them all."""
+    seconds, ready = facts.snapshot.spec.run_policy.pending_timeout_seconds, status.condition("Ready")
+    since = unix(ready.last_transition_time) if ready is not None and ready.status == "False" else None
+    if seconds is None or since is None or status.phase not in ("Pending", "Recovering"):
+        return None
+    return since + seconds
 
 
 def _rank(worker: object) -> int | None:

@@ -193,6 +193,11 @@ class Facts:
         stopped = self.stored.phase == "Suspended" or (self.suspending and not self.pods)
         return stopped and not self.snapshot.spec.suspend
 
+    @property
+    def afresh(self) -> bool:
+        """Everything is started, since nothing of it is there: at first sight, and when a suspension ends."""
+        return self.first_seen or self.resuming
+
     @cached_property
     def ahead(self) -> tuple[Process, ...]:
         """Processes of this run with a number that the status has not given: the status comes from an older backup."""

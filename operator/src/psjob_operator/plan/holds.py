@@ -1,25 +1,67 @@
-"""What keeps a job from going on without ending it: a suspension, and a spec that this operator cannot read."""
+"""What keeps a job from going on without ending it: a suspension, a spec that this operator cannot read, a name that is taken."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from psjob_operator.api.status import JobStatus, ShardStatus
-from psjob_operator.plan import endings
+from psjob_operator.plan import finish, objects, processes
 from psjob_operator.plan.actions import DeleteProcess, Event, Plan
 from psjob_operator.plan.conditions import Say, conditions, starting, suspended
 from psjob_operator.plan.facts import SUSPENDING, Facts
 from psjob_operator.plan.processes import FORCE
-from psjob_operator.plan.progress import checkpoint, progress, pull_at, pull_due
+from psjob_operator.plan.progress import checkpoint, progress, pull_due
 from psjob_operator.plan.restarts import unchanged
-from psjob_operator.plan.settle import settle
-from psjob_operator.plan.status import describe
+from psjob_operator.plan.settle import settle, wake_at
+from psjob_operator.plan.status import describe, report
+from psjob_operator.plan.troubles import troubles
+
+OURS = "psjob.dev/operator"
 
 
-def suspension_wanted(facts: Facts) -> bool:
-    """The job is to be suspended, or was being suspended and is not at zero processes yet: that is finished first."""
-    return bool(facts.snapshot.spec.suspend) or (facts.suspending and bool(facts.pods))
+@dataclass(frozen=True)
+class Hold:
+    """Nothing new is made of the job for now; `plan` is what is done meanwhile."""
+
+    plan: Plan
 
 
-def suspend(facts: Facts) -> Plan:
+def not_ours(facts: Facts) -> Hold | None:
+    """Another controller's, or being deleted: not even the status is touched."""
+    if facts.snapshot.deleting or facts.snapshot.spec.managed_by not in (None, OURS):
+        return Hold(Plan(status=facts.snapshot.status or JobStatus(), intent=False))
+    return None
+
+
+def finished(facts: Facts) -> Hold | None:
+    """Ended before: its processes are cleaned up, and it is deleted in its time."""
+    return Hold(finish.after(facts)) if facts.finished else None
+
+
+def suspension(facts: Facts) -> Hold | None:
+    """To be suspended, or was being suspended and has processes left: that is finished first, whatever the spec says by now."""
+    wanted = bool(facts.snapshot.spec.suspend) or (facts.suspending and bool(facts.pods))
+    return Hold(_suspend(facts)) if wanted else None
+
+
+def unreadable(facts: Facts) -> Hold | None:
+    """This operator cannot read the spec whole. Stalled, until one is back that can; training needs none and goes on."""
+    return Hold(_stall(facts)) if facts.snapshot.spec_problems else None
+
+
+def name_taken(facts: Facts) -> Hold | None:
+    """A stranger holds a name that the job needs: no number rises and nothing is created until it has gone."""
+    words = objects.conflict(facts.snapshot)
+    if not words:
+        return None
+    raising = unchanged(facts)
+    waiting = processes.create(facts, raising)
+    status, due = settle(facts, report(facts, raising, troubles(facts, raising, waiting.conflicts), words))
+    wake = wake_at(facts, status, due, waiting.wake)
+    return Hold(Plan(status=status, intent=facts.first_seen, wake_at=wake, want_progress=pull_due(facts, status)))
+
+
+def _suspend(facts: Facts) -> Plan:
     """Tells every process to end, which makes the last checkpoint; Suspended once no process is left."""
     if not facts.pods and not facts.snapshot.live and not facts.first_seen and facts.stored.phase != "Suspended":
         return Plan(status=facts.snapshot.status or JobStatus(), intent=False, needs_live=True)
@@ -37,8 +79,7 @@ def suspend(facts: Facts) -> Plan:
     return Plan(status=status, intent=bool(deletes) and status != facts.snapshot.status, actions=deletes, events=events, wake_at=wake)
 
 
-def stall(facts: Facts) -> Plan:
-    """Stalled, until an operator that can read the spec is back: nothing is created. Training itself needs none and goes on."""
+def _stall(facts: Facts) -> Plan:
     message = "; ".join(facts.snapshot.spec_problems)
     said = {kind: Say("False" if kind == "Ready" else "True", "TemplateInvalid", message) for kind in ("Ready", "Stalled")}
     kept = {it.type: Say(it.status, it.reason, it.message) for it in facts.stored.conditions if it.type == "CheckpointReady"}
@@ -50,9 +91,7 @@ def stall(facts: Facts) -> Plan:
         "conditions": conditions({**said, **kept}, facts.stored.conditions, generation, facts.now),
     }
     status, wake = settle(facts, facts.stored.model_copy(update=update))
-    wakes = (wake, endings.deadline(facts, status.start_time), endings.pending_until(facts, status), pull_at(facts, status))
-    due = [at for at in wakes if at is not None and at > facts.now]
-    return Plan(status=status, intent=False, wake_at=min(due, default=None), want_progress=pull_due(facts, status))
+    return Plan(status=status, intent=False, wake_at=wake_at(facts, status, wake), want_progress=pull_due(facts, status))
 
 
 def _status(facts: Facts) -> JobStatus:

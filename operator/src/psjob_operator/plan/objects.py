@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.plan import naming
-from psjob_operator.plan.actions import Action, EnsureClaim, EnsureConfig, EnsureService
+from psjob_operator.plan.actions import EnsureClaim, EnsureConfig, EnsureService
 from psjob_operator.plan.config import cluster_config, digest
 from psjob_operator.plan.snapshot import Snapshot
 
+Around = EnsureService | EnsureConfig | EnsureClaim
 
-def ensure(snapshot: Snapshot) -> tuple[Action, ...]:
+
+def ensure(snapshot: Snapshot) -> tuple[Around, ...]:
     """What is missing or differs; nothing while all stands."""
-    actions: list[Action] = []
+    actions: list[Around] = []
     if not snapshot.objects.service:
         actions.append(EnsureService())
     if snapshot.objects.config_digest != digest(cluster_config(snapshot)):
@@ -40,8 +42,13 @@ def conflict(snapshot: Snapshot) -> str:
 
 
 def refused(snapshot: Snapshot) -> str:
-    """The API server's words where it refuses one of these objects; empty where it does not."""
-    names = (naming.service(snapshot.name), naming.config(snapshot.name), naming.claim(snapshot.name))
+    """The API server's words where it refuses one of these objects that is wanted now; empty where it does not."""
+    wanted = {
+        EnsureService: naming.service(snapshot.name),
+        EnsureConfig: naming.config(snapshot.name),
+        EnsureClaim: naming.claim(snapshot.name),
+    }
+    names = {wanted[type(action)] for action in ensure(snapshot)}
     return next((f"{it.name}: {it.message}" for it in snapshot.refusals if it.name in names), "")
 
 

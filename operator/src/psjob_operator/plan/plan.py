@@ -2,66 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from psjob_operator.api.status import JobStatus
-from psjob_operator.plan import endings, finish, holds, objects, placement, processes
+from psjob_operator.plan import endings, finish, holds, objects, processes, restarts
 from psjob_operator.plan.actions import Event, Plan
+from psjob_operator.plan.endings import Ending
 from psjob_operator.plan.facts import Facts
-from psjob_operator.plan.progress import pull_at, pull_due
-from psjob_operator.plan.restarts import Raising, decide, unchanged
-from psjob_operator.plan.settle import settle
+from psjob_operator.plan.holds import Hold
+from psjob_operator.plan.progress import pull_due
+from psjob_operator.plan.restarts import Raising
+from psjob_operator.plan.settle import settle, wake_at
 from psjob_operator.plan.snapshot import Snapshot
 from psjob_operator.plan.status import recovering, report
 from psjob_operator.plan.text import short
-from psjob_operator.plan.troubles import slow_at, troubles
+from psjob_operator.plan.troubles import troubles
 
-OURS = "psjob.dev/operator"
+Policy = Callable[[Facts], Ending | Hold | Raising | None]
+"""What one rule makes of a job: an end, a hold, numbers to raise, or None where it has nothing to say."""
+
+POLICIES: tuple[Policy, ...] = (
+    # A job of another controller, one that is being deleted, and one that has ended: nothing below is any business of theirs.
+    holds.not_ours,
+    holds.finished,
+    # What nothing holds up: a job that cannot begin, and success, though the job be suspended or its spec unreadable by now.
+    endings.invalid,
+    endings.complete,
+    # Before any failure: processes that end for a suspension are no losses, and a suspended job's deadline does not run.
+    holds.suspension,
+    # Why a job that has begun is over. Processes come first, since they say why; the clocks come last.
+    endings.fatal,
+    endings.lost_for_good,
+    endings.too_often,
+    endings.never_attached,
+    endings.deadline_passed,
+    endings.pending_too_long,
+    # After all ends: an operator that cannot read the spec makes nothing, and still ends the job in its time.
+    holds.unreadable,
+    holds.name_taken,
+    # Nothing ends the job or holds it. At first sight and after a suspension everything starts; later what was lost does.
+    restarts.afresh,
+    restarts.lost,
+)
+"""In the order in which they are asked. The first that answers decides, and the last one always does."""
 
 
 def plan(snapshot: Snapshot, now: float) -> Plan:
     """What to store and do about `snapshot` at unix time `now`. Never raises for what a snapshot can hold."""
-    if snapshot.deleting or snapshot.spec.managed_by not in (None, OURS):
-        return Plan(status=snapshot.status or JobStatus(), intent=False)
     facts = Facts.of(snapshot, now)
-    if facts.finished:
-        return finish.after(facts)
-    ending = endings.decided(facts)
-    if ending is None and holds.suspension_wanted(facts):
-        return holds.suspend(facts)
-    afresh = facts.first_seen or facts.resuming
-    if ending is None and not afresh:
-        ending = endings.failed(facts)
-    if ending is None and facts.snapshot.spec_problems:
-        return holds.stall(facts)
-    return finish.end(facts, ending) if ending else _run(facts, afresh)
+    for policy in POLICIES:
+        match policy(facts):
+            case Ending() as ending:
+                return finish.end(facts, ending)
+            case Hold() as hold:
+                return hold.plan
+            case Raising() as raising:
+                return _run(facts, raising)
+    raise AssertionError("the last policy always answers")
 
 
-def _run(facts: Facts, afresh: bool) -> Plan:
-    """Raises numbers where something is lost, creates what is missing, deletes what was replaced."""
+def _run(facts: Facts, raising: Raising) -> Plan:
+    """Stores the numbers that rise, creates what is missing, deletes what was replaced."""
     snapshot = facts.snapshot
-    blocked = objects.conflict(snapshot)
-    raising = unchanged(facts) if blocked else decide(facts, afresh)
+    # An absence in what the watches brought may be a delay of theirs: the API server is asked before a number rises for it.
     if raising.rests_on_absence and not snapshot.live:
         return Plan(status=snapshot.status or JobStatus(), intent=False, needs_live=True)
+    # What was raised now, and what was granted before and is not there yet.
     creating = processes.create(facts, raising)
-    found = troubles(facts, raising, creating.conflicts)
-    status, due = settle(facts, report(facts, raising, found, blocked))
-    wakes = (
-        due,
-        creating.wake,
-        min((at for at, _ in raising.held), default=None),
-        endings.deadline(facts, status.start_time),
-        endings.pending_until(facts, status),
-        slow_at(facts),
-        pull_at(facts, status),
-        placement.moves_at(facts),
-    )
+    # The status tells who keeps each seat empty; counters, words and progress are written no oftener than they are worth.
+    status, due = settle(facts, report(facts, raising, troubles(facts, raising, creating.conflicts)))
     return Plan(
         status=status,
         intent=bool(raising.raised) or facts.first_seen,
         grants=frozenset(raising.name(snapshot.name, seat) for seat in raising.raised),
-        actions=() if blocked else (*objects.ensure(snapshot), *processes.replaced(facts, raising), *creating.actions),
+        # Deletes of what was replaced stand before creates: on a full node the new pod needs the place.
+        actions=(*objects.ensure(snapshot), *processes.replaced(facts, raising), *creating.actions),
         events=_events(facts, raising, status),
-        wake_at=min((at for at in wakes if at is not None and at > facts.now), default=None),
+        wake_at=wake_at(facts, status, due, creating.wake, *(at for at, _ in raising.held)),
         want_progress=pull_due(facts, status),
     )
 

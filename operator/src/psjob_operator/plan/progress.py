@@ -95,7 +95,7 @@ def whole(told: Mapping[str, Any], key: str) -> int | None:
 
 
 def pull_due(facts: Facts, status: JobStatus) -> bool:
-    """Shard 0 is worth asking now; how often is the ground's choice."""
+    """Shard 0 is worth asking now; how often is the backend's choice."""
     since = _pull_from(facts, status)
     return since is not None and since <= facts.now
 

@@ -77,21 +77,31 @@ class Raising:
         return naming.process(job, seat.role, seat.index, self.number(seat))
 
 
-def decide(facts: Facts, afresh: bool) -> Raising:
+def afresh(facts: Facts) -> Raising | None:
+    """At first sight, and when a suspension ends: everything is started."""
+    return _raising(facts, afresh=True) if facts.afresh else None
+
+
+def lost(facts: Facts) -> Raising:
+    """Of a job that has begun: what was lost starts again."""
+    return _raising(facts, afresh=False)
+
+
+def _raising(facts: Facts, afresh: bool) -> Raising:
     """Raises everything when `afresh`, else what was lost, did not appear, or failed and has waited long enough."""
     held: tuple[tuple[float, Seat], ...] = ()
     moving = False
     if afresh:
         raised = tuple(seat for seat in facts.seats if seat.role == "shard" or seat.fate.kind != "done")
     else:
-        lost = [(again_at(facts, seat), seat) for seat in facts.seats if _needs(seat, facts)]
+        losses = [(again_at(facts, seat), seat) for seat in facts.seats if _needs(seat, facts)]
         leaving = placement.moved(facts)
         if leaving:
             together = max(ends_at(seat) for seat in leaving)
-            lost = [*((together, seat) for seat in leaving), *((at, seat) for at, seat in lost if seat.role == "worker")]
+            losses = [*((together, seat) for seat in leaving), *((at, seat) for at, seat in losses if seat.role == "worker")]
             moving = together <= facts.now
-        held = tuple((at, seat) for at, seat in lost if facts.now < at)
-        raised = tuple(seat for at, seat in lost if facts.now >= at)
+        held = tuple((at, seat) for at, seat in losses if facts.now < at)
+        raised = tuple(seat for at, seat in losses if facts.now >= at)
         if facts.too_late or (raised and facts.shards_done):
             # Nobody is left to tell those workers that training is done: the shards come back for that.
             raised = (*facts.shards, *raised)

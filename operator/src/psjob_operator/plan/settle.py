@@ -1,12 +1,15 @@
-"""Which changes of status are worth a write now: facts at once, counters and words seldom, progress once a minute."""
+"""Which changes of status are worth a write now (facts at once, words seldom, progress once a minute), and when to look next."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from psjob_operator.api.status import JobStatus
+from psjob_operator.plan import endings, placement
 from psjob_operator.plan.facts import Facts
+from psjob_operator.plan.progress import pull_at
 from psjob_operator.plan.text import unix
+from psjob_operator.plan.troubles import slow_at
 
 COUNTERS_SECONDS = 10.0
 WORDS_SECONDS = 60.0
@@ -36,6 +39,20 @@ def settle(facts: Facts, fresh: JobStatus) -> tuple[JobStatus, float | None]:
         return stored, None
     due = min(dues)
     return (fresh, None) if due <= facts.now else (stored, due)
+
+
+def wake_at(facts: Facts, status: JobStatus, *others: float | None) -> float | None:
+    """The next unix time at which the plan of a job that has not ended would come out differently though nothing happened: of `others`
+    (None: none), and of all that time alone brings about."""
+    times = (
+        *others,
+        endings.deadline(facts, status.start_time),
+        endings.pending_until(facts, status),
+        slow_at(facts),
+        pull_at(facts, status),
+        placement.moves_at(facts),
+    )
+    return min((at for at in times if at is not None and at > facts.now), default=None)
 
 
 def _core(status: JobStatus) -> Any:

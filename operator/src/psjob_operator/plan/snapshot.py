@@ -1,6 +1,6 @@
 """What is known about one job at one moment: the input of `plan()`. Pure data, no I/O.
 
-Both grounds fill it: `cluster/` from the API server, `local/` from processes.
+Both backends fill it: `cluster/` from the API server, `local/` from processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Role = Literal["shard", "worker"]
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 SLOW_START_SECONDS = 60.0
 """A process that is scheduled but has not started for so long is slow: its Events are read, and shown."""
-REFUSED_FIRST, REFUSED_MOST = 3.0, 12.0
+REFUSED_FIRST, REFUSED_MOST = 3.0, 10.0
 """Seconds until what the API server refused is tried again: after the first refusal, and at most. One create asks for all of a job."""
 
 
@@ -79,7 +79,14 @@ class Process:
     waited: int = 0
     """Of CreateProcess: the seconds that this start was held back, or that its placement is given."""
     unresponsive: bool = False
-    """Local ground: no answer or heartbeat on its status port for shardTimeout; the cluster's liveness probe kills instead."""
+    """Local backend: no answer or heartbeat on its status port for shardTimeout; the cluster's liveness probe kills instead."""
+
+    @property
+    def slow_at(self) -> float | None:
+        """When it will have been scheduled for SLOW_START_SECONDS without starting; None where it has started, ended or goes."""
+        if self.scheduled is None or self.started is not None or self.phase != "Pending" or self.deleting is not None:
+            return None
+        return self.scheduled + SLOW_START_SECONDS
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,7 @@ class Refusal:
 
     @property
     def again_at(self) -> float:
-        """Unix time of the next try: after 3 s, doubling up to 12 s."""
+        """Unix time of the next try: after 3 s, doubling up to 10 s."""
         return self.at + min(REFUSED_FIRST * 2.0 ** min(max(self.tries, 1) - 1, 10), REFUSED_MOST)
 
 

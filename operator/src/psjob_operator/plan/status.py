@@ -152,6 +152,9 @@ def _said(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked
 
 
 def _running(facts: Facts) -> dict[str, Say]:
+    around = objects.refused(facts.snapshot)
+    if around:
+        return running("CreateRefused", around)
     crashing = [(seat, seat.process.sidecar_crash) for seat in facts.seats if seat.process is not None and seat.process.sidecar_crash]
     if crashing:
         seat, sidecar = crashing[0]

@@ -9,7 +9,7 @@ from psjob_operator.api.template import SERVING, TRAINED, container_of
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.processes import CONFLICT, refused
 from psjob_operator.plan.restarts import Raising, ends_at
-from psjob_operator.plan.snapshot import SLOW_START_SECONDS, Process
+from psjob_operator.plan.snapshot import Process
 from psjob_operator.plan.text import reason, short, stamp
 
 UNREMARKABLE = ("", "ContainerCreating", "PodInitializing")
@@ -34,8 +34,7 @@ def troubles(facts: Facts, raising: Raising, conflicts: tuple[str, ...]) -> tupl
 def slow_at(facts: Facts) -> float | None:
     """When the first process that is scheduled but has not started becomes slow; its Events are looked up then."""
     waiting = (seat.process for seat in facts.seats if seat.process is not None and seat.fate.kind == "waiting")
-    due = [pod.scheduled + SLOW_START_SECONDS for pod in waiting if pod.scheduled is not None]
-    return min((at for at in due if at > facts.now), default=None)
+    return min((pod.slow_at for pod in waiting if pod.slow_at is not None and pod.slow_at > facts.now), default=None)
 
 
 def _trouble(facts: Facts, seat: Seat, raising: Raising, conflicts: tuple[str, ...]) -> Trouble | None:
@@ -66,7 +65,7 @@ def _waiting(facts: Facts, seat: Seat, pod: Process) -> Trouble | None:
         return Trouble(seat, "ImagePullBackOff", _pull_words(facts, seat, pod))
     if pod.waiting_reason not in UNREMARKABLE:
         return Trouble(seat, reason(pod.waiting_reason), pod.waiting_message)
-    if pod.events and pod.scheduled is not None and facts.now - pod.scheduled >= SLOW_START_SECONDS:
+    if pod.events and pod.slow_at is not None and pod.slow_at <= facts.now:
         first, _, rest = pod.events[0].partition(": ")
         return Trouble(seat, reason(first, "SlowStart"), rest or first) if rest else Trouble(seat, "SlowStart", first)
     return None

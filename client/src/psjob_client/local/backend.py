@@ -1,4 +1,4 @@
-"""The local ground below the plan: what exists is observed, `plan()` decides, and its acts are done with processes."""
+"""The local backend below the plan: what exists is observed, `plan()` decides, and its acts are done with processes."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ LEAVING = 1.0
 SAVING = 8.0
 """and where a last checkpoint is to be made."""
 MOST_ROUNDS = 20
-"""Plans in a row without a wait; more means that plan and ground never agree."""
+"""Plans in a row without a wait; more means that plan and backend never agree."""
 
 
 @dataclass
-class Ground:
+class Backend:
     """One job on this machine. All state is in memory; `status.json` is a copy for people and tools."""
 
     job: PSTrainingJob
@@ -86,7 +86,7 @@ class Ground:
         """Observe, plan and act until there is nothing to do; the unix time at which to do so again, None: on a wake only.
 
         Raises:
-            RuntimeError: plan and ground do not come to rest.
+            RuntimeError: plan and backend do not come to rest.
         """
         for _ in range(MOST_ROUNDS):
             self.reap()

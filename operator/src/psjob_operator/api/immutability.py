@@ -32,7 +32,7 @@ _LIMIT = "is fixed"
 _REMEDY = "make a new job (resumeFrom goes on)"
 
 
-def fixed_rules(whole: Schema) -> tuple[FieldRule, ...]:
+def immutability_rules(whole: Schema) -> tuple[FieldRule, ...]:
     """Every transition rule of the object that `whole` is the schema of."""
     return (*_spec("spec", whole["properties"]["spec"]), *_SWITCHING, *_STATUS)
 

@@ -25,7 +25,7 @@ _MOST_WAIT = 900.0
 _CLAIM_REASONS = ("FailedBinding", "ProvisioningFailed")
 
 
-class Asking:
+class Lookups:
     """One turn's questions; `again_at` is the earliest time at which one is due anew."""
 
     def __init__(self, client: Client, namespace: str, memory: Memory, now: float) -> None:

@@ -1,0 +1,89 @@
+"""The chart's rights against the audit log, both ways: nothing is refused to the operator, and nothing is granted that it never uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import rights
+from tests.cluster_fixtures import Cluster
+from tests.integration.operator_harness import CLUSTER_RULES, NAMESPACED_RULES, World, manifest, world
+from tests.integration.operator_proxy import Proxy, Weather
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+LABEL = "psjob.dev/job-name"
+
+
+class OneRace(Weather):
+    """One status write is refused as a race, and nothing else goes wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.done = False
+
+    def request(self, write: bool) -> str:
+        if not write or self.done:
+            return ""
+        self.done = True
+        return "409"
+
+    def event(self) -> str:
+        return ""
+
+
+@pytest.fixture
+def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
+    with world(control_plane, namespace, tmp_path) as made:
+        yield made
+
+
+def test_every_right_is_used_and_none_is_missing(place: World) -> None:
+    """A life with everything in it for which the chart grants something."""
+    cert, key = place.certificate()
+    proxy = Proxy(place.cluster.url, place.cluster.ca, cert, key)
+    try:
+        place.operator(url=proxy.url)
+        node = place.node(f"{place.namespace}-n")
+        # Its first write is the status of the first job: after the race the job is read. Then a stranger's pod is in the way, and read too.
+        proxy.weather = OneRace()
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "a-worker-0-r1"},
+            "spec": {"containers": [{"name": "c", "image": "x"}]},
+        }
+        place.cluster.api.create(place.path("pods"), body)
+        place.create(manifest("a", runPolicy={"ttlSecondsAfterFinished": 1, "cleanPodPolicy": "All"}))
+        place.until("NameConflict", lambda: "NameConflict" in str(place.status("a")))
+        place.remove("a-worker-0-r1")
+        # One pod is slow to start, and its Events are read; one is overdue on its node, which is read.
+        place.create(manifest("b", workers=2))
+        place.until("the pods of b", lambda: len(place.pods("b")) == 3)
+        place.scheduled("b-worker-0-r1", node, ago=70)
+        place.run("b-ps-0-a1", "b-worker-1-r1", node=node)
+        place.cluster.api.call("DELETE", place.path("pods", "b-worker-1-r1"), {"gracePeriodSeconds": 1})
+        # Who takes our labels off hides our objects from us: they are found by name, and Service and ConfigMap made whole again.
+        for kind, name in (("services", "b-ps"), ("configmaps", "b-config"), ("persistentvolumeclaims", "b-checkpoints")):
+            place.cluster.api.merge(place.path(kind, name), {"metadata": {"labels": {LABEL: None}}})
+        for kind, name in (("services", "b-ps"), ("configmaps", "b-config")):
+            labels = lambda kind=kind, name=name: place.cluster.api.get(place.path(kind, name))["metadata"].get("labels") or {}  # noqa: E731
+            place.until(f"the label of {name}", lambda labels=labels: LABEL in labels())
+        # The first job ends, its pods are cleaned up, and it is deleted in its time.
+        place.run("a-ps-0-a1", "a-worker-0-r1", "a-worker-1-r1", node=node)
+        place.until_phase("Running", "a")
+        for pod in ("a-worker-0-r1", "a-worker-1-r1", "a-ps-0-a1"):
+            place.end(pod)
+        place.until("a to be deleted", lambda: "a" not in [job["metadata"]["name"] for job in place.items("pstrainingjobs")])
+        rules = [*NAMESPACED_RULES, *CLUSTER_RULES]
+        asked = lambda: place.cluster.audit(user=place.user)  # noqa: E731
+        place.until("every right to be used", lambda: not rights.unused(rules, asked()), 60)
+    except AssertionError as error:
+        raise AssertionError(
+            f"never used: {sorted(rights.unused([*NAMESPACED_RULES, *CLUSTER_RULES], place.cluster.audit(user=place.user)))}"
+        ) from error
+    finally:
+        proxy.close()
+    refused = [event for event in place.cluster.audit(user=place.user) if event.get("responseStatus", {}).get("code") == 403]
+    assert not refused, [(event["verb"], event["requestURI"]) for event in refused]
