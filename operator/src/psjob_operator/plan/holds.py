@@ -1,4 +1,4 @@
-"""What keeps a job from going on without ending it: a suspension, and a spec that this operator cannot read."""
+"""What keeps a job from going on without ending it: a suspension, a spec that this operator cannot read, a run of another version."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from psjob_operator.plan.progress import checkpoint, progress, pull_at, pull_due
 from psjob_operator.plan.restarts import unchanged
 from psjob_operator.plan.settle import settle
 from psjob_operator.plan.status import describe
+from psjob_operator.plan.text import short
 
 
 def suspension_wanted(facts: Facts) -> bool:
@@ -37,10 +38,9 @@ def suspend(facts: Facts) -> Plan:
     return Plan(status=status, intent=bool(deletes) and status != facts.snapshot.status, actions=deletes, events=events, wake_at=wake)
 
 
-def stall(facts: Facts) -> Plan:
-    """Stalled, until an operator that can read the spec is back: nothing is created. Training itself needs none and goes on."""
-    message = "; ".join(facts.snapshot.spec_problems)
-    said = {kind: Say("False" if kind == "Ready" else "True", "TemplateInvalid", message) for kind in ("Ready", "Stalled")}
+def stall(facts: Facts, reason: str, message: str) -> Plan:
+    """Stalled, until an operator that can serve it is back: nothing is created. Training itself needs none and goes on."""
+    said = {kind: Say("False" if kind == "Ready" else "True", reason, message) for kind in ("Ready", "Stalled")}
     kept = {it.type: Say(it.status, it.reason, it.message) for it in facts.stored.conditions if it.type == "CheckpointReady"}
     generation = facts.snapshot.generation
     update = {
@@ -52,7 +52,8 @@ def stall(facts: Facts) -> Plan:
     status, wake = settle(facts, facts.stored.model_copy(update=update))
     wakes = (wake, endings.deadline(facts, status.start_time), endings.pending_until(facts, status), pull_at(facts, status))
     due = [at for at in wakes if at is not None and at > facts.now]
-    return Plan(status=status, intent=False, wake_at=min(due, default=None), want_progress=pull_due(facts, status))
+    events = () if _reason(facts.stored) == _reason(status) else (Event("Warning", reason, short(message)),)
+    return Plan(status=status, intent=False, events=events, wake_at=min(due, default=None), want_progress=pull_due(facts, status))
 
 
 def _status(facts: Facts) -> JobStatus:
@@ -61,12 +62,13 @@ def _status(facts: Facts) -> JobStatus:
         status = describe(facts, unchanged(facts), facts.stored.phase or "Pending", ending)
         return status.model_copy(update={"workers": status.workers.model_copy(update={"pending_starts": ""})})
     status = describe(facts, unchanged(facts), "Suspended", suspended("spec.suspend is true; it goes on from its last checkpoint"))
+    # A run that never began, or of which nothing is left that an older operator made, is pinned when it begins.
     shards = tuple(
         ShardStatus(index=shard.index, attempt=shard.attempt, state=shard.state if shard.state == "Finished" else "Pending")
         for shard in status.shards
     )
     workers = status.workers.model_copy(update={"pending_starts": ""})
-    return status.model_copy(update={"shards": shards, "workers": workers, "start_time": None})
+    return status.model_copy(update={"shards": shards, "workers": workers, "start_time": None, "pinned": facts.stored.pinned})
 
 
 def _reason(status: JobStatus) -> str:

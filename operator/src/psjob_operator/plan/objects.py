@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from psjob_operator.api.spec import JobSpec
+from psjob_operator.api.status import Pinned
+from psjob_operator.contract import CONFIG_FORMAT
 from psjob_operator.plan import naming
 from psjob_operator.plan.actions import Action, EnsureClaim, EnsureConfig, EnsureService
 from psjob_operator.plan.config import cluster_config, digest
 from psjob_operator.plan.snapshot import Snapshot
 
 
-def ensure(snapshot: Snapshot) -> tuple[Action, ...]:
-    """What is missing or differs; nothing while all stands."""
+def ensure(snapshot: Snapshot, pinned: Pinned) -> tuple[Action, ...]:
+    """What is missing or differs; nothing while all stands. `pinned`: of the run."""
     actions: list[Action] = []
+    config_format = pinned.config_format or CONFIG_FORMAT
     if not snapshot.objects.service:
         actions.append(EnsureService())
-    if snapshot.objects.config_digest != digest(cluster_config(snapshot)):
-        actions.append(EnsureConfig())
+    if snapshot.objects.config_digest != digest(cluster_config(snapshot, config_format)):
+        actions.append(EnsureConfig(config_format))
     if makes_claim(snapshot.spec) and snapshot.objects.claim is None:
         actions.append(EnsureClaim())
     return tuple(actions)

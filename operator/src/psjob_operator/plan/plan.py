@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from psjob_operator.api.status import JobStatus
-from psjob_operator.plan import endings, finish, holds, objects, placement, processes
+from psjob_operator.plan import endings, finish, holds, objects, pins, placement, processes
 from psjob_operator.plan.actions import Event, Plan
 from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.progress import pull_at, pull_due
@@ -27,11 +27,15 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     ending = endings.decided(facts)
     if ending is None and holds.suspension_wanted(facts):
         return holds.suspend(facts)
+    stranger = pins.another_version(facts)
+    if ending is None and stranger:
+        ending = endings.overdue(facts)
+        return finish.end(facts, ending) if ending else holds.stall(facts, "RunOfAnotherVersion", stranger)
     afresh = facts.first_seen or facts.resuming
     if ending is None and not afresh:
         ending = endings.failed(facts)
     if ending is None and facts.snapshot.spec_problems:
-        return holds.stall(facts)
+        return holds.stall(facts, "TemplateInvalid", "; ".join(facts.snapshot.spec_problems))
     return finish.end(facts, ending) if ending else _run(facts, afresh)
 
 
@@ -42,7 +46,8 @@ def _run(facts: Facts, afresh: bool) -> Plan:
     raising = unchanged(facts) if blocked else decide(facts, afresh)
     if raising.rests_on_absence and not snapshot.live:
         return Plan(status=snapshot.status or JobStatus(), intent=False, needs_live=True)
-    creating = processes.create(facts, raising)
+    pinned = pins.pinned(facts)
+    creating = processes.create(facts, raising, pinned)
     found = troubles(facts, raising, creating.conflicts)
     status, due = settle(facts, report(facts, raising, found, blocked))
     wakes = (
@@ -57,9 +62,9 @@ def _run(facts: Facts, afresh: bool) -> Plan:
     )
     return Plan(
         status=status,
-        intent=bool(raising.raised) or facts.first_seen,
+        intent=bool(raising.raised) or facts.first_seen or pinned != facts.stored.pinned,
         grants=frozenset(raising.name(snapshot.name, seat) for seat in raising.raised),
-        actions=() if blocked else (*objects.ensure(snapshot), *processes.replaced(facts, raising), *creating.actions),
+        actions=() if blocked else (*objects.ensure(snapshot, pinned), *processes.replaced(facts, raising), *creating.actions),
         events=_events(facts, raising, status),
         wake_at=min((at for at in wakes if at is not None and at > facts.now), default=None),
         want_progress=pull_due(facts, status),
