@@ -1,4 +1,4 @@
-"""This project as it was at an older commit, unpacked from git: its operator as a process, its CRD, its runtime library."""
+"""This project as it was at an older commit, unpacked from git: its operator as a process, its CRD, its chart, its images' sources."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Older:
         return self.folder / "crds" / "psjob.dev_pstrainingjobs.yaml"
 
     @property
-    def library(self) -> Path:
-        """The library that its runtime image carries."""
-        return self.folder / "runtime" / "src" / "psjob"
+    def chart(self) -> Path:
+        """Its chart."""
+        return self.folder / "charts" / "psjob"
 
     def start(self, arguments: list[str], log: Path) -> int:
         """`psjob-operator` with these arguments; answers its pid."""
@@ -58,8 +58,8 @@ class Older:
 
 
 def unpacked(folder: Path, commit: str = BEFORE) -> Older:
-    """That commit's operator, runtime and CRD under `folder`. Skips, by the commit's name, where this clone does not hold it."""
-    words = ["git", "-C", str(REPO), "archive", "--format=tar", commit, "operator/src", "runtime/src", "crds"]
+    """That commit's operator, runtime, CRD and chart under `folder`. Skips, by the commit's name, where this clone does not hold it."""
+    words = ["git", "-C", str(REPO), "archive", "--format=tar", commit, "operator/src", "runtime/src", "crds", "charts"]
     done = subprocess.run(words, capture_output=True)
     if done.returncode != 0:
         why = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
