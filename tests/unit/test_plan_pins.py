@@ -94,6 +94,10 @@ def test_a_suspension_keeps_them_and_a_run_that_never_began_has_none() -> None:
     assert over.status.phase == "Suspended" and over.status.pinned == snapshot.status.pinned  # type: ignore[union-attr]
     on = replace(gone, spec=snapshot.spec, status=over.status)
     assert images(plan(on, NOW + 90), on) == {OLD}
+    assert over.status.pinned is not None
+    other = over.status.pinned.model_copy(update={"runtime_image": "mended"})
+    mended = replace(on, status=over.status.model_copy(update={"pinned": other}))
+    assert images(plan(mended, NOW + 90), mended) == {"mended"}, "a person may name another image while nothing runs"
     never = plan(job(suspend=True, runtime_image=OLD), NOW)
     assert never.status.phase == "Suspended" and never.status.pinned is None
     later = replace(job(runtime_image=NEW), status=never.status)
