@@ -23,19 +23,19 @@ def version() -> str:
     )
 
 
-def runtime_image(name: str) -> Image:
-    """Dockerfile target `runtime`: what the init container copies into the pod. No torch, no Python."""
+def runtime_image(name: str, source: Path = REPO) -> Image:
+    """Dockerfile target `runtime` of a checkout: what the init container copies into the pod. No torch, no Python."""
     layer = Layer(
-        trees=((REPO / "runtime" / "src" / "psjob", "psjob-runtime/lib/psjob"), (busybox(), "psjob-runtime/bin/busybox")),
+        trees=((source / "runtime" / "src" / "psjob", "psjob-runtime/lib/psjob"), (busybox(), "psjob-runtime/bin/busybox")),
         links={"psjob-runtime/bin/sh": "busybox"},
     )
     return Image(name, (layer,), {"User": "65532:65532", "Entrypoint": ["/psjob-runtime/bin/busybox"]})
 
 
-def operator_image(name: str, base: Layer | None = None) -> Image:
-    """Dockerfile target `operator`: psjob_operator and its pinned needs at /operator."""
+def operator_image(name: str, base: Layer | None = None, source: Path = REPO) -> Image:
+    """Dockerfile target `operator` of a checkout: psjob_operator and its pinned needs, as they are installed here, at /operator."""
     site = site_packages()
-    trees = [(REPO / "operator" / "src" / "psjob_operator", "operator/psjob_operator")]
+    trees = [(source / "operator" / "src" / "psjob_operator", "operator/psjob_operator")]
     trees += [(site / top, f"operator/{top}") for top in _tops(site)]
     environment = ["PYTHONPATH=/operator", "PYTHONDONTWRITEBYTECODE=1", "PYTHONUNBUFFERED=1", *_path()]
     config = {

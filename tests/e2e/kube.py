@@ -100,10 +100,10 @@ def _image(value: str, reference: str) -> list[str]:
     return ["--set-string", f"{value}.repository={repository}", "--set-string", f"{value}.tag={tag}"]
 
 
-def install(home: Kube, *options: str) -> None:
-    """helm upgrade --install of the chart with the images of this checkout, and wait until the operator is ready."""
-    settings = [*_image("image", OPERATOR_IMAGE), *_image("runtimeImage", RUNTIME_IMAGE)]
-    home.helm("upgrade", "--install", "psjob", str(CHART), *settings, *options)
+def install(home: Kube, *options: str, chart: Path = CHART, operator: str = OPERATOR_IMAGE, runtime: str = RUNTIME_IMAGE) -> None:
+    """helm upgrade --install of a chart with its images, those of this checkout if not told, and wait until the operator is ready."""
+    settings = [*_image("image", operator), *_image("runtimeImage", runtime)]
+    home.helm("upgrade", "--install", "psjob", str(chart), *settings, *options)
     home.kubectl("rollout", "status", "deployment/psjob", "--timeout=120s", timeout=150)
 
 

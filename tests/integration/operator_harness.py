@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import yaml
 
@@ -43,6 +43,19 @@ NAMESPACED_RULES: list[dict[str, list[str]]] = yaml.safe_load(
 CLUSTER_RULES: list[dict[str, list[str]]] = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
 
 
+class Launcher(Protocol):
+    """Starts operators, and knows the processes."""
+
+    def start(self, arguments: list[str], log: Path) -> int:
+        """The pid of a new one."""
+
+    def poll(self, pid: int) -> int | None:
+        """Its exit code once it has ended."""
+
+    def wait(self, pid: int) -> int:
+        """Its exit code, waited for."""
+
+
 @dataclass
 class Operator:
     """One operator process."""
@@ -53,13 +66,19 @@ class Operator:
     options: tuple[str, ...] = ()
     port: int = 0
     pid: int = 0
+    launcher: Launcher | None = None
+    """What starts its process; None: this checkout's operator."""
+
+    @property
+    def by(self) -> Launcher:
+        return self.launcher or Nursery.get()
 
     def start(self, ready: bool = True) -> None:
         """Start it; wait until it says that it is ready unless told otherwise."""
         self.port = free_port()
         arguments = ["run", f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}", f"--runtime-image={IMAGE}"]
         arguments += ["--health-host=127.0.0.1", f"--health-port={self.port}", "--log-format=json", *self.options]
-        self.pid = Nursery.get().start(arguments, self.log)
+        self.pid = self.by.start(arguments, self.log)
         if ready:
             until("the operator to be ready", self.ready, seconds=60, also=lambda: self.log.read_text()[-3000:])
 
@@ -78,18 +97,18 @@ class Operator:
 
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self.pid != 0 and Nursery.get().poll(self.pid) is None
+        return self.pid != 0 and self.by.poll(self.pid) is None
 
     def kill(self) -> None:
         """SIGKILL, and wait until it has gone."""
         if self.alive():
             os.kill(self.pid, signal.SIGKILL)
-            Nursery.get().wait(self.pid)
+            self.by.wait(self.pid)
 
     def stop(self) -> int:
         """SIGTERM; answers the exit code."""
         os.kill(self.pid, signal.SIGTERM)
-        return Nursery.get().wait(self.pid)
+        return self.by.wait(self.pid)
 
     def lines(self) -> list[dict[str, Any]]:
         """Its log."""
@@ -131,10 +150,12 @@ class World:
         pair = Authority(self.cluster.ca.parent).client(f"user-{uuid.uuid4().hex[:8]}", self.user, ())
         return pair.cert, pair.key
 
-    def operator(self, *options: str, url: str | None = None, start: bool = True, ready: bool = True) -> Operator:
-        """An operator for this namespace, through `url` (a proxy) if given."""
+    def operator(
+        self, *options: str, url: str | None = None, start: bool = True, ready: bool = True, launcher: Launcher | None = None
+    ) -> Operator:
+        """An operator for this namespace, through `url` (a proxy) if given; of another commit with its `launcher`."""
         kubeconfig = self.cluster.user_kubeconfig(self.user, folder=self.folder, url=url)
-        made = Operator(kubeconfig, self.namespace, self.folder / f"operator{len(self.operators)}.log", options)
+        made = Operator(kubeconfig, self.namespace, self.folder / f"operator{len(self.operators)}.log", options, launcher=launcher)
         self.operators.append(made)
         if start:
             made.start(ready)

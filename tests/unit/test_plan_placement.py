@@ -41,7 +41,7 @@ def test_shards_begin_in_one_placement_and_a_crash_keeps_it() -> None:
 
 def test_the_affinity_names_the_placement() -> None:
     def selector(snapshot: Snapshot, placement: int | None) -> dict[str, str]:
-        made = render.pod(snapshot, CreateProcess("shard", 0, 2, 3, "job-ps-0-a2", placement=placement), "runtime")
+        made = render.pod(snapshot, CreateProcess("shard", 0, 2, 3, "job-ps-0-a2", placement=placement))
         (term,) = made["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         labels: dict[str, str] = term["labelSelector"]["matchLabels"]
         assert labels.items() <= made["metadata"]["labels"].items(), "the first of a placement may go anywhere only if it matches itself"
@@ -49,7 +49,7 @@ def test_the_affinity_names_the_placement() -> None:
 
     assert selector(SHARED, 3)["psjob.dev/placement"] == "3"
     assert "psjob.dev/placement" not in selector(SHARED, None), "a run that began without numbers stays where its shards are"
-    assert "affinity" not in render.pod(APART, CreateProcess("shard", 0, 2, 3, "job-ps-0-a2"), "runtime")["spec"]
+    assert "affinity" not in render.pod(APART, CreateProcess("shard", 0, 2, 3, "job-ps-0-a2"))["spec"]
 
 
 def test_a_drained_shard_is_waited_for_and_then_all_move() -> None:

@@ -19,7 +19,7 @@ from tests.unit.plan_given import job
 
 def labels(role: str) -> dict[str, str]:
     process = CreateProcess("shard" if role == "shard" else "worker", 0, 1, 1, "name")
-    made: dict[str, str] = render.pod(job(), process, "image:1")["metadata"]["labels"]
+    made: dict[str, str] = render.pod(job(), process)["metadata"]["labels"]
     return made
 
 

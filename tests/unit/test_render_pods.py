@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from psjob_operator import contract, render
+from psjob_operator.api.status import Pinned
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.snapshot import Snapshot
 from psjob_operator.render.inject import SHELL
@@ -17,6 +18,7 @@ from psjob_operator.render.names import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LA
 from tests.unit.plan_given import job
 
 IMAGE = "registry/psjob-runtime:1"
+PINNED = Pinned(runtime_image=IMAGE, container="worker")
 RICH = yaml.safe_load("""
 metadata:
   labels: {team: ads, psjob: "no"}
@@ -61,11 +63,11 @@ def rich(**overrides: Any) -> Snapshot:
 
 def worker(snapshot: Snapshot, index: int = 1, number: int = 3) -> dict[str, Any]:
     name = f"job-worker-{index}-r{number}"
-    return render.pod(snapshot, CreateProcess("worker", index, number, 2, name), IMAGE)
+    return render.pod(snapshot, CreateProcess("worker", index, number, 2, name, pinned=PINNED))
 
 
 def shard(snapshot: Snapshot, known: bool = False) -> dict[str, Any]:
-    return render.pod(snapshot, CreateProcess("shard", 1, 4, 5, "job-ps-1-a4", known), IMAGE)
+    return render.pod(snapshot, CreateProcess("shard", 1, 4, 5, "job-ps-1-a4", known, pinned=PINNED))
 
 
 def env(container: dict[str, Any]) -> dict[str, str]:

@@ -50,20 +50,21 @@ def documents(job: PSTrainingJob, runtime_image: str = RUNTIME_IMAGE) -> list[di
         created=0.0,
         spec=job.spec.model_copy(update={"suspend": None, "managed_by": None}),
         status=None,
+        runtime_image=runtime_image,
     )
-    return [_document(snapshot, action, runtime_image) for action in plan(snapshot, 0.0).actions]
+    return [_document(snapshot, action) for action in plan(snapshot, 0.0).actions]
 
 
-def _document(snapshot: Snapshot, action: Action, runtime_image: str) -> dict[str, Any]:
+def _document(snapshot: Snapshot, action: Action) -> dict[str, Any]:
     match action:
         case EnsureService():
             return objects.service(snapshot)
         case EnsureConfig():
-            return objects.config(snapshot)
+            return objects.config(snapshot, action.format)
         case EnsureClaim():
             return objects.claim(snapshot)
         case CreateProcess():
-            return objects.pod(snapshot, action, runtime_image)
+            return objects.pod(snapshot, action)
         case _:
             raise AssertionError(f"a new job's first turn never has {type(action).__name__}")
 

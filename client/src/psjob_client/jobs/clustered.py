@@ -224,7 +224,4 @@ def _problems(status: JobStatus) -> tuple[str, ...]:
 
 
 def _status(raw: Any) -> JobStatus:
-    try:
-        return JobStatus.model_validate(raw or {})
-    except ValueError:
-        return JobStatus()
+    return JobStatus.read(raw if isinstance(raw, Mapping) else {})

@@ -227,10 +227,7 @@ def _problems(told: Mapping[str, Any], status: JobStatus) -> tuple[str, ...]:
 
 
 def _status(raw: Mapping[str, Any]) -> JobStatus:
-    try:
-        return JobStatus.model_validate(dict(raw))
-    except ValueError:
-        return JobStatus()
+    return JobStatus.read(raw)
 
 
 def _lane(lane: str) -> tuple[int, int]:

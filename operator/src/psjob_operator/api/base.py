@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 
 class Model(BaseModel):
@@ -39,3 +44,45 @@ class Model(BaseModel):
     def to_manifest(self) -> dict[str, Any]:
         """This object as it stands in a manifest: camelCase, plain JSON types, absent where None."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+@dataclass(frozen=True)
+class Open:
+    """Marks a Literal of `words` that is read leniently: the schema lists them, and any other word is kept as it stands."""
+
+    words: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.str_schema()
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "string", "enum": list(self.words)}
+
+
+def without(raw: Mapping[str, Any], paths: Iterable[tuple[int | str, ...]]) -> dict[str, Any]:
+    """A copy of `raw` without what stands at these paths; where nothing stands (a field is missing), without what would hold it."""
+    made = deepcopy(dict(raw))
+    # Of a list the last go first, since those after an item that goes move up.
+    for path in sorted(
+        {_there(made, path) for path in paths},
+        key=lambda path: [(str(key), 0) if isinstance(key, str) else ("", key) for key in path],
+        reverse=True,
+    ):
+        holder: Any = made
+        for key in path[:-1]:
+            holder = holder[key]
+        if path:
+            del holder[path[-1]]
+        else:
+            made.clear()
+    return made
+
+
+def _there(raw: Any, path: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The part of `path` at which something stands."""
+    for depth, key in enumerate(path):
+        try:
+            raw = raw[key]
+        except (KeyError, IndexError, TypeError):
+            return path[:depth]
+    return path

@@ -6,15 +6,19 @@ Times are RFC 3339 text in UTC with whole seconds, as in metav1.Time.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationError
 
-from psjob_operator.api.base import Model
+from psjob_operator.api.base import Model, Open, without
 
 Phase = Literal["Pending", "Running", "Recovering", "Suspended", "Complete", "Failed"]
 ShardState = Literal["Pending", "Starting", "Serving", "Lost", "Finished"]
+Truth = Literal["True", "False", "Unknown"]
 MESSAGE_LIMIT = 256
+READINGS = 32
+"""Readings of a status that cannot be read whole, each without what the one before could not read."""
 
 
 class StatusModel(Model):
@@ -28,13 +32,15 @@ class JobStatus(StatusModel):
 
     observed_generation: int | None = None
     """Generation of the spec that this status answers."""
-    phase: Phase | None = None
+    phase: Annotated[Phase, Open(get_args(Phase))] | None = None
     """One word for people. Programs read the conditions."""
     conditions: tuple[Condition, ...] = ()
     """Ready, Reconciling, Stalled, Suspended, Complete, Failed, CheckpointReady: one entry a type."""
     run: str | None = None
     """Identity of this training run: the job's uid. Names the folder of its checkpoints. A status of another run
     gives no facts, only minimum numbers."""
+    pinned: Pinned | None = None
+    """What this run was begun with. All its pods and its config are made of it until the run ends, whatever operator serves it."""
     view: int | None = None
     """Number of the present set of attempts; rises with every start of a shard."""
     placement: int | None = None
@@ -58,6 +64,21 @@ class JobStatus(StatusModel):
     completion_time: str | None = None
     """When the job became Complete or Failed: runPolicy.ttlSecondsAfterFinished counts from here."""
 
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> JobStatus:
+        """What of `raw` can be read; never an exception. A word of a newer operator is read as it stands."""
+        for _ in range(READINGS):
+            try:
+                return cls.model_validate(raw)
+            except ValidationError as error:
+                raw = without(raw, [problem["loc"] for problem in error.errors(include_url=False)])
+        return cls()
+
+    @property
+    def ended(self) -> bool:
+        """The job has ended, be it with a phase that only a newer operator knows."""
+        return self.phase in TERMINAL or (self.phase not in (None, *get_args(Phase)) and self.completion_time is not None)
+
     def condition(self, kind: str) -> Condition | None:
         """The condition of this type; None where it is not told."""
         return next((condition for condition in self.conditions if condition.type == kind), None)
@@ -68,7 +89,7 @@ class Condition(StatusModel):
 
     type: str
     """Name of the aspect."""
-    status: Literal["True", "False", "Unknown"]
+    status: Annotated[Truth, Open(get_args(Truth))]
     """Whether it holds."""
     reason: str
     """Why, as one CamelCase word for programs."""
@@ -80,6 +101,19 @@ class Condition(StatusModel):
     """Generation of the spec that this condition answers."""
 
 
+class Pinned(StatusModel):
+    """What a run was begun with."""
+
+    runtime_image: str | None = None
+    """Image that its pods copy the library from, as the operator of its beginning was given it. Absent with injection none, and locally."""
+    config_format: int | None = None
+    """Format of its config, and of all else that its processes are handed and answer."""
+    wire: int | None = None
+    """Version of the frames between its processes."""
+    container: str | None = None
+    """Container of spec.workers.template that is trained in."""
+
+
 class ShardStatus(StatusModel):
     """One shard."""
 
@@ -87,7 +121,7 @@ class ShardStatus(StatusModel):
     """Number of the shard, from 0."""
     attempt: int
     """Number of its present start, from 1; never goes back."""
-    state: ShardState = "Pending"
+    state: Annotated[ShardState, Open(get_args(ShardState))] = "Pending"
     """Where it stands: Pending (no process yet), Starting (restoring), Serving, Lost, Finished."""
     pod: str | None = None
     """Its pod."""

@@ -40,10 +40,9 @@ class ApplyOutcome:
 class Apply:
     """One turn's acts for one job."""
 
-    def __init__(self, client: Client, store: JobStore, runtime_image: str) -> None:
+    def __init__(self, client: Client, store: JobStore) -> None:
         self._client = client
         self._store = store
-        self._image = runtime_image
 
     async def run(self, snapshot: Snapshot, actions: Sequence[Action], memory: Memory, now: float) -> ApplyOutcome:
         """Do them in order, then deletes of pods, then creates, several at a time. A refusal of one create holds back those after it:
@@ -59,7 +58,7 @@ class Apply:
                 case EnsureService():
                     await self._ensure(SERVICES, render.service(snapshot), snapshot, memory, now, outcome)
                 case EnsureConfig():
-                    await self._ensure(CONFIGS, render.config(snapshot), snapshot, memory, now, outcome)
+                    await self._ensure(CONFIGS, render.config(snapshot, action.format), snapshot, memory, now, outcome)
                 case EnsureClaim():
                     await self._ensure(CLAIMS, render.claim(snapshot), snapshot, memory, now, outcome)
                 case DeleteProcess():
@@ -107,7 +106,7 @@ class Apply:
         self, snapshot: Snapshot, action: CreateProcess, memory: Memory, now: float, outcome: ApplyOutcome
     ) -> ApiError | None:
         """POST one pod; answers the refusal, where there was one."""
-        body = render.pod(snapshot, action, self._image)
+        body = render.pod(snapshot, action)
         # Whatever happens from here on but a definite no, the name may be taken: the grant is used up.
         memory.granted.discard(action.name)
         try:

@@ -66,8 +66,9 @@ class Memory:
 
     def see(self, status: Mapping[str, Any], now: float, ours: bool) -> None:
         """Notice the numbers of this status, and whether it was us who gave them."""
-        attempts = tuple(entry.get("attempt") for entry in status.get("shards") or ())
-        numbers = (status.get("view"), (status.get("workers") or {}).get("start"), attempts)
+        shards, workers = status.get("shards"), status.get("workers")
+        attempts = tuple(entry.get("attempt") for entry in (shards if isinstance(shards, list) else ()) if isinstance(entry, Mapping))
+        numbers = (status.get("view"), workers.get("start") if isinstance(workers, Mapping) else None, attempts)
         if numbers != self.numbers:
             given = any((numbers[0], numbers[1], attempts))
             self.numbers, self.numbers_at = numbers, now if given and not ours else 0.0

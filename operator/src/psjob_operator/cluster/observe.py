@@ -52,8 +52,10 @@ async def refresh(client: Client, store: JobStore, key: Key) -> None:
     await take(client, store, PODS, key.namespace, labels=f"{LABEL_JOB}={key.name}", job=key)
 
 
-async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory, now: float, live: bool) -> Observed:
-    """The snapshot of this job now."""
+async def observe(
+    client: Client, store: JobStore, job: JobEntry, memory: Memory, now: float, live: bool, runtime_image: str = ""
+) -> Observed:
+    """The snapshot of this job now. `runtime_image`: what this operator gives a run that it begins."""
     key = Key(job.namespace, job.name)
     views = store.pods(key)
     lookups = Lookups(client, job.namespace, memory, now)
@@ -82,6 +84,7 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
         refusals=tuple(memory.refusals.values()),
         live=live,
         labels=job.labels,
+        runtime_image=runtime_image,
         written_at=memory.wrote_at,
     )
     first = next((view for view in views if silence.alive_first(view, job.uid)), None)
@@ -178,4 +181,4 @@ def _status(job: JobEntry) -> JobStatus | None:
     """None where only the schema's default stands there."""
     if not any(key in job.status for key in ("observedGeneration", "run", "shards", "view")):
         return None
-    return JobStatus.model_validate(job.status)
+    return JobStatus.read(job.status)

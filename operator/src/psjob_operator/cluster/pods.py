@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from psjob_operator.plan.snapshot import Exit, Phase, Process, Role
 from psjob_operator.plan.text import unix
+from psjob_operator.render.inject import CONTAINER
 from psjob_operator.render.names import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
 
 GONE_SECONDS = 5.0
@@ -74,6 +76,7 @@ def parse(raw: Mapping[str, Any]) -> PodView | None:
         sidecar_crash=_sidecar(spec, status, name),
         init_exit=_init_exit(spec, status),
         waited=_seconds(annotations.get(ANNOTATION_WAITED)),
+        runtime_image=sys.intern(_injected(spec)),
     )
     reason, message = _waiting(spec, status, trained)
     process = dataclasses.replace(process, waiting_reason=reason, waiting_message=message)
@@ -93,6 +96,11 @@ def _trained(role: str, containers: Iterable[Mapping[str, Any]]) -> str:
     """For a pod that does not name it: of its role's name, else the first."""
     names = [str(container.get("name")) for container in containers]
     return role if role in names or not names else names[0]
+
+
+def _injected(spec: Mapping[str, Any]) -> str:
+    """Image that the library was copied from; empty where it was not."""
+    return next((str(item.get("image") or "") for item in spec.get("initContainers") or [] if item.get("name") == CONTAINER), "")
 
 
 def _status_of(name: str, statuses: Iterable[Mapping[str, Any]] | None) -> Mapping[str, Any]:

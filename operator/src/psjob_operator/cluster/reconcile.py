@@ -63,7 +63,7 @@ class Reconciler:
         self._settings = settings
         self._session = session
         self._clock = clock
-        self._apply = Apply(client, store, settings.runtime_image)
+        self._apply = Apply(client, store)
         self._memories: dict[Key, Memory] = {}
         self._pulls: set[asyncio.Task[None]] = set()
         self.turns = 0
@@ -99,14 +99,14 @@ class Reconciler:
             memory = self._memories[key] = Memory(uid=job.uid)
         now = self._clock()
         memory.see(job.status, now, ours=False)
-        seen = await observe.observe(self._client, self._store, job, memory, now, live=False)
+        seen = await self._observe(job, memory, now, live=False)
         decided = plan(seen.snapshot, now)
         if decided.needs_live and now < memory.patience():
             self._queue.add_at(key, memory.patience())
             return
         if decided.needs_live:
             await observe.refresh(self._client, self._store, key)
-            seen = await observe.observe(self._client, self._store, job, memory, now, live=True)
+            seen = await self._observe(job, memory, now, live=True)
             decided = plan(seen.snapshot, now)
         self._again(key, now, seen.again_at, decided.wake_at)
         if _nothing(decided, seen.snapshot):
@@ -121,7 +121,7 @@ class Reconciler:
         self._again(key, now, outcome.again_at)
         if outcome.refused:
             # What was just refused is news that the status must tell.
-            seen = await observe.observe(self._client, self._store, job, memory, now, live=seen.snapshot.live)
+            seen = await self._observe(job, memory, now, live=seen.snapshot.live)
             told = plan(seen.snapshot, now)
             if told.intent:
                 self._queue.add(key)
@@ -134,6 +134,9 @@ class Reconciler:
             self._want_progress(key, memory, seen, now)
         if outcome.failure is not None:
             raise outcome.failure
+
+    async def _observe(self, job: JobEntry, memory: Memory, now: float, live: bool) -> observe.Observed:
+        return await observe.observe(self._client, self._store, job, memory, now, live, self._settings.runtime_image)
 
     def _again(self, key: Key, now: float, *times: float | None) -> None:
         """Look at this job at these times, whatever becomes of this turn."""

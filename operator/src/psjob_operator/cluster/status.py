@@ -11,7 +11,10 @@ from psjob_operator.cluster.kinds import JOBS
 from psjob_operator.cluster.store import JobEntry
 
 _NEWS = frozenset({"phase", "observedGeneration", "view", "restarts", "startTime", "completionTime"})
-_KNOWN = frozenset(field.alias or name for name, field in JobStatus.model_fields.items())
+_KEYS = {"conditions": ("type", "status"), "shards": ("index", "attempt")}
+"""Lists whose entries are told apart by the first field; what a newer operator adds to one holds while the second stays, too."""
+_MOMENTS = ("checkpoint", "progress")
+"""What is replaced whole when it changes: parts of another moment do not belong to it."""
 
 
 async def write(client: Client, job: JobEntry, change: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,12 +29,44 @@ async def write(client: Client, job: JobEntry, change: Mapping[str, Any]) -> dic
 def difference(stored: Mapping[str, Any], wanted: JobStatus) -> dict[str, Any]:
     """The merge patch from the stored status to the wanted one; empty where nothing differs.
 
-    Fields that only a newer operator knows are left as they are.
+    What only a newer operator knows, or what cannot be read, is left as it is.
     """
-    known = {key: value for key, value in stored.items() if key in _KNOWN}
-    if known and JobStatus.model_validate(known) == wanted:
+    read = JobStatus.read(stored)
+    if stored and read == wanted:
         return {}
-    return merge_patch(known, wanted.to_manifest())
+    known = read.to_manifest()
+    if read.run not in (None, wanted.run):
+        # The run before has nothing to say of this one but its numbers.
+        return merge_patch({key: value for key, value in stored.items() if key in known}, wanted.to_manifest())
+    return merge_patch(stored, _kept(stored, known, wanted.to_manifest()))
+
+
+def _kept(stored: Mapping[str, Any], known: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """`wanted` with what of `stored` is not `known`, that is, what was not understood of it."""
+    made = dict(wanted)
+    for key, value in stored.items():
+        if key not in wanted:
+            if key not in known:
+                made[key] = value
+        elif key in _MOMENTS:
+            made[key] = value if known.get(key) == wanted[key] else wanted[key]
+        elif key in _KEYS and isinstance(value, list):
+            made[key] = _entries(value, known.get(key) or [], wanted[key], *_KEYS[key])
+        elif isinstance(value, Mapping) and isinstance(wanted[key], Mapping):
+            made[key] = _kept(value, known.get(key) or {}, wanted[key])
+    return made
+
+
+def _entries(stored: list[Any], known: list[Any], wanted: list[Any], name: str, same: str) -> list[Any]:
+    """The same for a list: entries that were not understood stand behind the others."""
+    before = {entry[name]: entry for entry in stored if isinstance(entry, Mapping) and isinstance(entry.get(name), str | int)}
+    understood = {entry[name]: entry for entry in known}
+    made = []
+    for entry in wanted:
+        old = before.pop(entry[name], {})
+        alike = entry[name] in understood and old.get(same) == entry[same]
+        made.append(_kept(old, understood[entry[name]], entry) if alike else entry)
+    return [*made, *(entry for key, entry in before.items() if key not in understood)]
 
 
 def news(stored: Mapping[str, Any], change: Mapping[str, Any]) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from psjob_operator.api.status import JobStatus
+from psjob_operator.api.status import JobStatus, Pinned
+from psjob_operator.contract import CONFIG_FORMAT
 from psjob_operator.plan.snapshot import Role
 
 
@@ -17,6 +18,9 @@ class EnsureService:
 @dataclass(frozen=True)
 class EnsureConfig:
     """The ConfigMap with the config file (server-side apply)."""
+
+    format: int = CONFIG_FORMAT
+    """Of status.pinned."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class CreateProcess:
     """Seconds since the start before, where that was lost by no fault of its own; the next wait is longer."""
     placement: int | None = None
     """Shards: the number that those who share a volume have in common; None where they share none."""
+    pinned: Pinned = field(default_factory=Pinned)
+    """Of the run."""
 
 
 @dataclass(frozen=True)

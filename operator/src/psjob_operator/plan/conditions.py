@@ -65,4 +65,5 @@ def conditions(said: Mapping[str, Say], before: tuple[Condition, ...], generatio
                 observed_generation=generation,
             )
         )
-    return tuple(made)
+    # Aspects that only a newer operator tells are its own.
+    return (*made, *(condition for condition in before if condition.type not in ORDER))

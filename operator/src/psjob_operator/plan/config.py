@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from psjob_operator.api.spec import JobSpec, Local
@@ -36,12 +36,21 @@ class ConfigSource(Protocol):
         """The spec."""
 
 
-def job_config(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpoints: str = CHECKPOINTS) -> dict[str, Any]:
-    """The config of `job`; `shards` are (host, port, status port) in index order, `checkpoints` the folder as shards see it."""
+def job_config(
+    job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpoints: str = CHECKPOINTS, config_format: int = CONFIG_FORMAT
+) -> dict[str, Any]:
+    """The config of `job`; `shards` are (host, port, status port) in index order, `checkpoints` the folder as shards see it.
+
+    Raises KeyError for a format that this version does not write (contract.CONFIG_FORMATS).
+    """
+    return {"format": config_format, **WRITERS[config_format](job, shards, checkpoints)}
+
+
+def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpoints: str) -> dict[str, Any]:
+    """What runs of this format read. Another value where a job says nothing, or a key that goes, is another format."""
     spec = job.spec
     checkpoint = spec.checkpoint
     return {
-        "format": CONFIG_FORMAT,
         "job": job.name,
         "run": job.uid,
         "specHash": spec_hash(spec),
@@ -80,15 +89,20 @@ def job_config(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkp
     }
 
 
+WRITERS: Mapping[int, Callable[[ConfigSource, Sequence[tuple[str, int, int]], str], dict[str, Any]]] = {1: _format_1}
+"""By format: the config without its number."""
+
+
 def gradient_mebibytes(spec: JobSpec) -> int:
     """MiB of gradients that a shard may hold of all workers together."""
     given = spec.training.gradient_mebibytes
     return max(GRADIENT_MEBIBYTES, LEAST_SHARE_MEBIBYTES * spec.workers.replicas) if given is None else given
 
 
-def cluster_config(job: ConfigSource) -> dict[str, Any]:
+def cluster_config(job: ConfigSource, config_format: int = CONFIG_FORMAT) -> dict[str, Any]:
     """The config of `job` on a cluster, where shards are found by name."""
-    return job_config(job, [(naming.address(job.name, index), DATA_PORT, STATUS_PORT) for index in range(job.spec.ps.shards)])
+    shards = [(naming.address(job.name, index), DATA_PORT, STATUS_PORT) for index in range(job.spec.ps.shards)]
+    return job_config(job, shards, config_format=config_format)
 
 
 def config_text(config: dict[str, Any]) -> str:

@@ -65,10 +65,9 @@ def _diverged(facts: Facts) -> str:
 def fatal(facts: Facts) -> Ending | None:
     """A template of which the API server has never taken a pod and never will, or a process that says going on is no use."""
     taken = {seat.role for seat in facts.seats if seat.process is not None or seat.fate.kind == "done"}
-    began = facts.stored.phase in ("Running", "Recovering")
     for seat in facts.shards if facts.success_met else facts.seats:
         refused = seat.may_create and seat.refusal is not None and seat.refusal.invalid
-        if refused and seat.refusal is not None and not began and seat.role not in taken:
+        if refused and seat.refusal is not None and not facts.has_run and seat.role not in taken:
             return Ending("Failed", "TemplateInvalid", f"the API server refuses the pod of {seat}: {seat.refusal.message}")
         if seat.fate.kind == "fatal":
             return Ending("Failed", seat.fate.cause, f"{seat}: {seat.fate.message or 'said so by its exit code'}")
@@ -80,7 +79,7 @@ def lost_for_good(facts: Facts) -> Ending | None:
     """Without checkpoints: a lost shard, or a worker that is not through when the shards have ended."""
     if not facts.snapshot.spec.checkpoint.disabled:
         return None
-    ran = facts.stored.phase in ("Running", "Recovering") or progress(facts) is not None
+    ran = facts.has_run or progress(facts) is not None
     for seat in facts.shards:
         began = seat.process is not None and seat.process.started is not None
         lost = seat.fate.kind == "lost" and (began or ran)

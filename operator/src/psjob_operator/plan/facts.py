@@ -69,7 +69,12 @@ class Facts:
     @property
     def finished(self) -> bool:
         """The job has ended; nothing of it is started again."""
-        return self.stored.phase in TERMINAL
+        return self.stored.ended
+
+    @property
+    def has_run(self) -> bool:
+        """All processes have been there since the job began or was resumed; so it is taken to be in a phase of a newer operator."""
+        return self.stored.phase not in (None, "Pending", "Suspended")
 
     @cached_property
     def pods(self) -> tuple[Process, ...]:

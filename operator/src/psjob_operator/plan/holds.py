@@ -1,19 +1,21 @@
-"""What keeps a job from going on without ending it: a suspension, a spec that this operator cannot read, a name that is taken."""
+"""What holds a job without ending it: a suspension, a spec or a version that this operator cannot read, a name that is taken."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from psjob_operator.api.status import JobStatus, ShardStatus
-from psjob_operator.plan import finish, objects, processes
+from psjob_operator.plan import endings, finish, objects, pins, processes
 from psjob_operator.plan.actions import DeleteProcess, Event, Plan
 from psjob_operator.plan.conditions import Say, conditions, starting, suspended
+from psjob_operator.plan.endings import Ending
 from psjob_operator.plan.facts import SUSPENDING, Facts
 from psjob_operator.plan.processes import FORCE
 from psjob_operator.plan.progress import checkpoint, progress, pull_due
 from psjob_operator.plan.restarts import unchanged
 from psjob_operator.plan.settle import settle, wake_at
 from psjob_operator.plan.status import describe, report
+from psjob_operator.plan.text import short
 from psjob_operator.plan.troubles import troubles
 
 OURS = "psjob.dev/operator"
@@ -46,7 +48,17 @@ def suspension(facts: Facts) -> Hold | None:
 
 def unreadable(facts: Facts) -> Hold | None:
     """This operator cannot read the spec whole. Stalled, until one is back that can; training needs none and goes on."""
-    return Hold(_stall(facts)) if facts.snapshot.spec_problems else None
+    problems = facts.snapshot.spec_problems
+    return Hold(_stall(facts, "TemplateInvalid", "; ".join(problems))) if problems else None
+
+
+def another_version(facts: Facts) -> Ending | Hold | None:
+    """Begun by a version that this operator does not know: nothing that its processes say is read, so only the clocks may end it."""
+    words = pins.another_version(facts)
+    if not words:
+        return None
+    ending = endings.deadline_passed(facts) or endings.pending_too_long(facts)
+    return ending or Hold(_stall(facts, "RunOfAnotherVersion", words))
 
 
 def name_taken(facts: Facts) -> Hold | None:
@@ -55,7 +67,7 @@ def name_taken(facts: Facts) -> Hold | None:
     if not words:
         return None
     raising = unchanged(facts)
-    waiting = processes.create(facts, raising)
+    waiting = processes.create(facts, raising, pins.pinned(facts))
     status, due = settle(facts, report(facts, raising, troubles(facts, raising, waiting.conflicts), words))
     wake = wake_at(facts, status, due, waiting.wake)
     return Hold(Plan(status=status, intent=facts.first_seen, wake_at=wake, want_progress=pull_due(facts, status)))
@@ -79,9 +91,8 @@ def _suspend(facts: Facts) -> Plan:
     return Plan(status=status, intent=bool(deletes) and status != facts.snapshot.status, actions=deletes, events=events, wake_at=wake)
 
 
-def _stall(facts: Facts) -> Plan:
-    message = "; ".join(facts.snapshot.spec_problems)
-    said = {kind: Say("False" if kind == "Ready" else "True", "TemplateInvalid", message) for kind in ("Ready", "Stalled")}
+def _stall(facts: Facts, reason: str, message: str) -> Plan:
+    said = {kind: Say("False" if kind == "Ready" else "True", reason, message) for kind in ("Ready", "Stalled")}
     kept = {it.type: Say(it.status, it.reason, it.message) for it in facts.stored.conditions if it.type == "CheckpointReady"}
     generation = facts.snapshot.generation
     update = {
@@ -91,7 +102,9 @@ def _stall(facts: Facts) -> Plan:
         "conditions": conditions({**said, **kept}, facts.stored.conditions, generation, facts.now),
     }
     status, wake = settle(facts, facts.stored.model_copy(update=update))
-    return Plan(status=status, intent=False, wake_at=wake_at(facts, status, wake), want_progress=pull_due(facts, status))
+    events = () if _reason(facts.stored) == _reason(status) else (Event("Warning", reason, short(message)),)
+    wake = wake_at(facts, status, wake)
+    return Plan(status=status, intent=False, events=events, wake_at=wake, want_progress=pull_due(facts, status))
 
 
 def _status(facts: Facts) -> JobStatus:
@@ -100,12 +113,13 @@ def _status(facts: Facts) -> JobStatus:
         status = describe(facts, unchanged(facts), facts.stored.phase or "Pending", ending)
         return status.model_copy(update={"workers": status.workers.model_copy(update={"pending_starts": ""})})
     status = describe(facts, unchanged(facts), "Suspended", suspended("spec.suspend is true; it goes on from its last checkpoint"))
+    # A run that never began, or of which nothing is left that an older operator made, is pinned when it begins.
     shards = tuple(
         ShardStatus(index=shard.index, attempt=shard.attempt, state=shard.state if shard.state == "Finished" else "Pending")
         for shard in status.shards
     )
     workers = status.workers.model_copy(update={"pending_starts": ""})
-    return status.model_copy(update={"shards": shards, "workers": workers, "start_time": None})
+    return status.model_copy(update={"shards": shards, "workers": workers, "start_time": None, "pinned": facts.stored.pinned})
 
 
 def _reason(status: JobStatus) -> str:

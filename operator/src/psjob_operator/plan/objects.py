@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from psjob_operator.api.spec import JobSpec
+from psjob_operator.api.status import Pinned
+from psjob_operator.contract import CONFIG_FORMAT
 from psjob_operator.plan import naming
 from psjob_operator.plan.actions import EnsureClaim, EnsureConfig, EnsureService
 from psjob_operator.plan.config import cluster_config, digest
@@ -11,13 +13,14 @@ from psjob_operator.plan.snapshot import Snapshot
 Around = EnsureService | EnsureConfig | EnsureClaim
 
 
-def ensure(snapshot: Snapshot) -> tuple[Around, ...]:
-    """What is missing or differs; nothing while all stands."""
+def ensure(snapshot: Snapshot, pinned: Pinned) -> tuple[Around, ...]:
+    """What is missing or differs; nothing while all stands. `pinned`: of the run."""
     actions: list[Around] = []
+    config_format = pinned.config_format or CONFIG_FORMAT
     if not snapshot.objects.service:
         actions.append(EnsureService())
-    if snapshot.objects.config_digest != digest(cluster_config(snapshot)):
-        actions.append(EnsureConfig())
+    if snapshot.objects.config_digest != digest(cluster_config(snapshot, config_format)):
+        actions.append(EnsureConfig(config_format))
     if makes_claim(snapshot.spec) and snapshot.objects.claim is None:
         actions.append(EnsureClaim())
     return tuple(actions)
@@ -41,14 +44,14 @@ def conflict(snapshot: Snapshot) -> str:
     return ""
 
 
-def refused(snapshot: Snapshot) -> str:
+def refused(snapshot: Snapshot, pinned: Pinned) -> str:
     """The API server's words where it refuses one of these objects that is wanted now; empty where it does not."""
     wanted = {
         EnsureService: naming.service(snapshot.name),
         EnsureConfig: naming.config(snapshot.name),
         EnsureClaim: naming.claim(snapshot.name),
     }
-    names = {wanted[type(action)] for action in ensure(snapshot)}
+    names = {wanted[type(action)] for action in ensure(snapshot, pinned)}
     return next((f"{it.name}: {it.message}" for it in snapshot.refusals if it.name in names), "")
 
 

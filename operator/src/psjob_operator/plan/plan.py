@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from psjob_operator.api.status import JobStatus
-from psjob_operator.plan import endings, finish, holds, objects, processes, restarts
+from psjob_operator.plan import endings, finish, holds, objects, pins, processes, restarts
 from psjob_operator.plan.actions import Event, Plan
 from psjob_operator.plan.endings import Ending
 from psjob_operator.plan.facts import Facts
@@ -30,6 +30,8 @@ POLICIES: tuple[Policy, ...] = (
     endings.complete,
     # Before any failure: processes that end for a suspension are no losses, and a suspended job's deadline does not run.
     holds.suspension,
+    # Before what processes say is read: theirs is another version's.
+    holds.another_version,
     # Why a job that has begun is over. Processes come first, since they say why; the clocks come last.
     endings.fatal,
     endings.lost_for_good,
@@ -67,16 +69,17 @@ def _run(facts: Facts, raising: Raising) -> Plan:
     # An absence in what the watches brought may be a delay of theirs: the API server is asked before a number rises for it.
     if raising.rests_on_absence and not snapshot.live:
         return Plan(status=snapshot.status or JobStatus(), intent=False, needs_live=True)
+    pinned = pins.pinned(facts)
     # What was raised now, and what was granted before and is not there yet.
-    creating = processes.create(facts, raising)
+    creating = processes.create(facts, raising, pinned)
     # The status tells who keeps each seat empty; counters, words and progress are written no oftener than they are worth.
     status, due = settle(facts, report(facts, raising, troubles(facts, raising, creating.conflicts)))
     return Plan(
         status=status,
-        intent=bool(raising.raised) or facts.first_seen,
+        intent=bool(raising.raised) or facts.first_seen or pinned != facts.stored.pinned,
         grants=frozenset(raising.name(snapshot.name, seat) for seat in raising.raised),
         # Deletes of what was replaced stand before creates: on a full node the new pod needs the place.
-        actions=(*objects.ensure(snapshot), *processes.replaced(facts, raising), *creating.actions),
+        actions=(*objects.ensure(snapshot, pinned), *processes.replaced(facts, raising), *creating.actions),
         events=_events(facts, raising, status),
         wake_at=wake_at(facts, status, due, creating.wake, *(at for at, _ in raising.held)),
         want_progress=pull_due(facts, status),

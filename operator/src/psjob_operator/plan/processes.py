@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psjob_operator.api.status import Pinned
 from psjob_operator.plan import placement
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess
 from psjob_operator.plan.facts import Facts, Seat
@@ -30,7 +31,7 @@ class Creating:
     wake: float | None
 
 
-def create(facts: Facts, raising: Raising) -> Creating:
+def create(facts: Facts, raising: Raising, pinned: Pinned) -> Creating:
     """Creates every seat that was just raised, or was granted before and is not there yet; shards first, in index order."""
     taken = {process.name for process in facts.snapshot.processes}
     actions, conflicts, wakes = [], [], []
@@ -53,7 +54,7 @@ def create(facts: Facts, raising: Raising) -> Creating:
         if shard and raising.moving:
             waited = placement.waited(facts)
         place = raising.placement if shard and placement.shared(facts.snapshot.spec) else None
-        actions.append(CreateProcess(seat.role, seat.index, number, raising.view, name, shard and known, waited, place))
+        actions.append(CreateProcess(seat.role, seat.index, number, raising.view, name, shard and known, waited, place, pinned))
     return Creating(tuple(actions), tuple(conflicts), min(wakes, default=None))
 
 

@@ -60,6 +60,7 @@ def _core(status: JobStatus) -> Any:
         status.observed_generation,
         status.phase,
         status.run,
+        status.pinned,
         status.view,
         status.start_time,
         status.completion_time,

@@ -78,6 +78,8 @@ class Process:
     """Name and reason of a sidecar in CrashLoopBackOff."""
     waited: int = 0
     """Of CreateProcess: the seconds that this start was held back, or that its placement is given."""
+    runtime_image: str = ""
+    """Image that the library was copied from; empty without injection, and locally."""
     unresponsive: bool = False
     """Local backend: no answer or heartbeat on its status port for shardTimeout; the cluster's liveness probe kills instead."""
 
@@ -165,6 +167,8 @@ class Snapshot:
     """True when `processes` come from a live read made for this snapshot: only then may absence be believed."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the job object (only for Kueue keys later; never copied)."""
+    runtime_image: str = ""
+    """What this operator gives the pods of a run that it begins; empty locally."""
     written_at: float | None = None
     """Unix time at which this process of the operator last stored the job's status; None: never, or not known. Counters and words of
     `status` are written at most every 10 s and every 60 s after it; None writes them at once (right for a laptop)."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import get_args
 
 from psjob_operator.api.status import JobStatus, Phase, ShardState, ShardStatus, WorkerProblem, WorkersStatus
-from psjob_operator.plan import naming, objects
+from psjob_operator.plan import naming, objects, pins
 from psjob_operator.plan.conditions import Say, conditions, running, starting
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import checkpoint, progress, text
@@ -37,6 +38,7 @@ def describe(facts: Facts, raising: Raising, phase: Phase, said: Mapping[str, Sa
         phase=phase,
         conditions=conditions({**said, **_checkpoint_said(facts)}, stored.conditions, generation, facts.now),
         run=facts.snapshot.uid,
+        pinned=pins.pinned(facts),
         view=raising.view or None,
         placement=raising.placement,
         shards=_shards(facts, raising),
@@ -70,11 +72,14 @@ def recovering(facts: Facts, raising: Raising) -> str:
 
 def _shards(facts: Facts, raising: Raising) -> tuple[ShardStatus, ...]:
     """One entry a shard, those that the spec no longer has included: the list never shrinks. None for a shard that never had a number."""
-    seats = {seat.index: seat for seat in facts.shards}
+    seats, before = {seat.index: seat for seat in facts.shards}, {shard.index: shard for shard in facts.stored.shards}
     entries = []
     for index, attempt in enumerate(raising.attempts):
         seat = seats.get(index)
         state: ShardState = _state(seat, raising) if seat else "Lost"
+        kept = before.get(index)
+        if kept and kept.attempt == attempt and kept.state not in get_args(ShardState) and state in ("Pending", "Starting"):
+            state = kept.state
         if not attempt:
             break
         pod = naming.process(facts.snapshot.name, "shard", index, attempt) if seat else None
@@ -126,9 +131,10 @@ def _checkpoint_said(facts: Facts) -> dict[str, Say]:
 def _phase(facts: Facts, raising: Raising, up: bool) -> Phase:
     if up:
         return "Running"
-    if raising.afresh or facts.stored.phase not in ("Running", "Recovering"):
+    if raising.afresh or not facts.has_run:
         return "Pending"
-    return "Recovering"
+    # A word of a newer operator stands until something is seen that this one has a word for.
+    return "Recovering" if raising.raised or facts.stored.phase in (None, "Running") else facts.stored.phase
 
 
 def _said(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked: str, phase: Phase) -> dict[str, Say]:
@@ -136,7 +142,7 @@ def _said(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked
         return starting("NameConflict", blocked)
     if phase == "Running":
         return _running(facts)
-    around = objects.refused(facts.snapshot)
+    around = objects.refused(facts.snapshot, pins.pinned(facts))
     if around:
         return starting("CreateRefused", around)
     if troubles:
@@ -152,7 +158,7 @@ def _said(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked
 
 
 def _running(facts: Facts) -> dict[str, Say]:
-    around = objects.refused(facts.snapshot)
+    around = objects.refused(facts.snapshot, pins.pinned(facts))
     if around:
         return running("CreateRefused", around)
     crashing = [(seat, seat.process.sidecar_crash) for seat in facts.seats if seat.process is not None and seat.process.sidecar_crash]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psjob_operator.contract import DATA_PORT, STATUS_PORT
+from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, STATUS_PORT
 from psjob_operator.plan import naming
 from psjob_operator.plan.config import ConfigSource, cluster_config, config_text, digest
 from psjob_operator.render.names import LABEL_DIGEST, Document, labels, metadata, shards_of
@@ -28,9 +28,9 @@ def service(job: ConfigSource) -> Document:
     }
 
 
-def config(job: ConfigSource) -> Document:
+def config(job: ConfigSource, config_format: int = CONFIG_FORMAT) -> Document:
     """The ConfigMap that every process of the job mounts."""
-    content = cluster_config(job)
+    content = cluster_config(job, config_format)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

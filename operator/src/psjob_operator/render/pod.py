@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from psjob_operator import contract
+from psjob_operator.api.template import TRAINED
 from psjob_operator.plan import naming
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
@@ -30,9 +31,10 @@ CONFIG_FOLDER = "/psjob-config"
 CONFIG_VOLUME = "psjob-config"
 
 
-def pod(job: ConfigSource, process: CreateProcess, runtime_image: str) -> Document:
-    """The pod of `process`; made once by POST, never changed. `runtime_image` is what the library is copied from."""
-    template, container = shard_template(job, process.placement) if process.role == "shard" else worker_template(job)
+def pod(job: ConfigSource, process: CreateProcess) -> Document:
+    """The pod of `process`; made once by POST, never changed."""
+    trained = process.pinned.container or TRAINED
+    template, container = shard_template(job, process.placement, trained) if process.role == "shard" else worker_template(job, trained)
     spec = template["spec"]
     spec["restartPolicy"] = "Never"
     spec["hostname"] = naming.host(job.name, process.role, process.index)
@@ -48,7 +50,7 @@ def pod(job: ConfigSource, process: CreateProcess, runtime_image: str) -> Docume
     ]
     spec["volumes"] = [*(spec.get("volumes") or []), {"name": CONFIG_VOLUME, "configMap": {"name": naming.config(job.name)}}]
     if job.spec.injection == "auto":
-        inject(spec, container, runtime_image)
+        inject(spec, container, process.pinned.runtime_image or "")
     return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, process, template, container["name"]), "spec": spec}
 
 

@@ -6,7 +6,7 @@ import copy
 import re
 from typing import Any
 
-from psjob_operator.api.template import SERVING, TRAINED, container_of
+from psjob_operator.api.template import SERVING, container_of
 from psjob_operator.contract import DATA_PORT, HEALTH_PATH, STARTED_PATH, STATUS_PORT
 from psjob_operator.plan import naming
 from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
@@ -25,10 +25,10 @@ after, and is watched by the liveness probe, which follows its progress: it may 
 LOST_NODE_SECONDS = 30
 
 
-def shard_template(job: ConfigSource, placement: int | None) -> tuple[Document, Document]:
-    """The template, and the container in it that serves. `placement`: of CreateProcess."""
+def shard_template(job: ConfigSource, placement: int | None, trained_name: str) -> tuple[Document, Document]:
+    """The template, and the container in it that serves. `placement`: of CreateProcess; `trained_name`: of the workers' container."""
     worker = job.spec.workers.template
-    trained = container_of(worker, TRAINED) or {}
+    trained = container_of(worker, trained_name) or {}
     base: Document = {"metadata": {}, "spec": _spec(job, worker.get("spec") or {}, trained, placement)}
     over = copy.deepcopy(job.spec.ps.template or {})
     laid = container_of(over, SERVING)

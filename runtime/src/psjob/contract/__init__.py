@@ -41,7 +41,13 @@ ENV_BIND: Final = "PSJOB_BIND"
 
 # -- the config file ---------------------------------------------------------------------------
 CONFIG_FORMAT: Final = 1
-"""Keys of the config (all present):
+"""Number of what a process is handed and answers: its command, environment and config, its exit codes, last message and status port.
+
+A run keeps the number that it began with (status.pinned), and so do its pods. The number rises with every change by which a runtime of
+the version before would refuse or do another thing: a key that goes, or means something else, or has another value where a job says
+nothing. Keys that a reader does not know are passed over, so that one that may be missing comes without a rise.
+
+Keys of the config (all present):
 
 format: 1 · job: name · run: str · specHash: sha256 hex of the spec's training-relevant part
 mode: one of MODES · seed: int · updateAt: "server" | "worker" | null (null: server where the optimizer is known)
@@ -64,6 +70,12 @@ streams: int (TCP streams between a worker and a shard)
 gradientBytes: int (gradients that a shard may hold of all workers together; each worker has an equal share)
 connectSeconds: float (600; how long a process tries to find its peers before it exits with EXIT_RETRY)
 """
+CONFIG_FORMATS: Final = (1,)
+"""Those of the runs that this version's operator serves: its own, and that of the version before."""
+WIRE: Final = 1
+"""Version of the frames between the processes of a run. Both ends have the same: all pods of a run keep one runtime image."""
+WIRES: Final = (1,)
+"""Those of the runs that this version's operator serves."""
 MODES: Final = ("sync", "bounded", "softsync", "async", "threshold", "local")
 """Modes that a job may name."""
 UPDATE_RULES: Final[dict[str, tuple[str, ...]]] = {

@@ -200,7 +200,7 @@ def _read(path: str, problems: list[str]) -> Config | None:
 
 def _config(raw: dict[str, Any]) -> Config:
     if raw["format"] != contract.CONFIG_FORMAT:
-        raise ValueError(f"format {raw['format']}; run the runtime that belongs to this operator")
+        raise ValueError(f"it is of format {raw['format']}; the psjob of this image must be of the version that the run began with")
     saved = raw["checkpoint"]
     resume = saved.get("resumeFrom")
     return Config(
@@ -254,8 +254,9 @@ def _local(raw: Mapping[str, Any]) -> LocalConfig:
 
 
 def _compression(raw: Mapping[str, Any]) -> CompressionConfig:
-    made = CompressionConfig(**raw)
-    if made.push not in contract.PUSH_CODECS or made.pull not in contract.PULL_CODECS or not 0 < float(made.ratio) <= 0.5:
+    own = CompressionConfig()
+    made = CompressionConfig(str(raw.get("push", own.push)), str(raw.get("pull", own.pull)), float(raw.get("ratio", own.ratio)))
+    if made.push not in contract.PUSH_CODECS or made.pull not in contract.PULL_CODECS or not 0 < made.ratio <= 0.5:
         raise ValueError(
             f"compression {dict(raw)}; push is one of {contract.PUSH_CODECS}, pull of {contract.PULL_CODECS}, ratio above 0 to 0.5"
         )

@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+from psjob.contract import WIRE
+
 MAGIC: Final = b"PSJ1"
-VERSION: Final = 1
+VERSION: Final = WIRE
 MAX_JSON: Final = 1 << 20
 """Largest control body of one frame, bytes."""
 MAX_BODY: Final = 64 << 20

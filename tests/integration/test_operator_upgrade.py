@@ -1,0 +1,194 @@
+"""Operators of several versions take a running job over from each other: it stays what it was begun as, and nothing of it is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import older
+from tests.cluster_fixtures import CRD, Cluster
+from tests.integration.operator_harness import Operator, World, manifest, world
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+OLD, NEW = "registry.example/psjob-runtime:old", "registry.example/psjob-runtime@sha256:" + "2" * 64
+
+
+@pytest.fixture
+def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
+    with world(control_plane, namespace, tmp_path) as made:
+        yield made
+
+
+def image(place: World, pod: str) -> str:
+    raw = place.until(f"pod {pod}", lambda: place.pods().get(pod))
+    return str(next(item["image"] for item in raw["spec"]["initContainers"] if item["name"] == "psjob-inject"))
+
+
+def replaced(before: Operator, after: Operator) -> None:
+    """As a Deployment with strategy Recreate does it."""
+    before.stop()
+    after.start()
+
+
+def up(place: World, node: str, *pods: str) -> None:
+    place.run(*pods, node=node)
+    place.until_phase("Running")
+
+
+def config(place: World) -> dict[str, Any]:
+    return dict(json.loads(place.cluster.api.get(place.path("configmaps", "job-config"))["data"]["config.json"]))
+
+
+def test_another_runtime_image_comes_with_another_run(place: World) -> None:
+    node = place.node(f"{place.namespace}-n")
+    first = place.operator(f"--runtime-image={OLD}")
+    place.create(manifest())
+    up(place, node, "job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1")
+    pinned = place.status()["pinned"]
+    assert pinned == {"runtimeImage": OLD, "configFormat": 1, "wire": 1, "container": "worker"}
+    second = place.operator(f"--runtime-image={NEW}", start=False)
+    replaced(first, second)
+    place.end("job-ps-0-a1", 1)
+    place.end("job-worker-1-r1", 1)
+    assert image(place, "job-ps-0-a2") == OLD and image(place, "job-worker-1-r2") == OLD
+    up(place, node, "job-ps-0-a2", "job-worker-1-r2")
+    place.cluster.api.merge(place.path("pstrainingjobs", "job"), {"spec": {"suspend": True}})
+    place.until("the pods to be told to end", lambda: all(raw["metadata"].get("deletionTimestamp") for raw in running(place).values()))
+    for pod in place.pods():
+        place.remove(pod)
+    place.until_phase("Suspended")
+    place.cluster.api.merge(place.path("pstrainingjobs", "job"), {"spec": {"suspend": False}})
+    assert image(place, "job-ps-0-a3") == OLD and place.status()["pinned"] == pinned
+    replaced(second, first)
+    place.end("job-ps-0-a3", 1)
+    assert image(place, "job-ps-0-a4") == OLD
+    replaced(first, second)
+    place.create(manifest("fresh"))
+    assert image(place, "fresh-ps-0-a1") == NEW
+    assert place.status("fresh")["pinned"]["runtimeImage"] == NEW
+
+
+def failed_turns(*operators: Operator) -> list[dict[str, Any]]:
+    return [line for operator in operators for line in operator.lines() if "this turn failed" in line["message"]]
+
+
+def running(place: World) -> dict[str, dict[str, Any]]:
+    return {name: raw for name, raw in place.pods().items() if raw["status"].get("phase") not in ("Succeeded", "Failed")}
+
+
+@pytest.mark.timeout(300)
+def test_an_operator_of_an_older_commit_and_this_one_serve_a_job_in_turn(
+    fresh_control_plane: Callable[..., Cluster], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As helm does it: the CRD with the operator, both ways."""
+    before = older.unpacked(tmp_path_factory.mktemp("before"))
+    cluster = fresh_control_plane()
+
+    def crd(file: Path) -> None:
+        cluster.run_kubectl("apply", "--server-side", "--force-conflicts", "-f", str(file))
+
+    crd(before.crd)
+    with world(cluster, "default", tmp_path) as place:
+        node = place.node("n")
+        first = place.operator(f"--runtime-image={OLD}", "--crd-seconds=0.3", launcher=before)
+        place.create(manifest())
+        up(place, node, "job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1")
+        assert "pinned" not in place.status()
+        was, version = config(place), place.job()["metadata"]["generation"]
+        crd(CRD)
+        second = place.operator(f"--runtime-image={NEW}", start=False)
+        replaced(first, second)
+        place.until("the pins", lambda: place.status().get("pinned"))
+        assert place.status()["pinned"] == {"runtimeImage": OLD, "configFormat": 1, "wire": 1, "container": "worker"}
+        assert place.status()["phase"] == "Running" and place.status()["restarts"]["total"] == 0, "a job that runs is not touched"
+        place.end("job-ps-0-a1", 1)
+        place.end("job-worker-0-r1", 1)
+        assert image(place, "job-ps-0-a2") == OLD and image(place, "job-worker-0-r2") == OLD
+        up(place, node, "job-ps-0-a2", "job-worker-0-r2")
+        now = config(place)
+        assert {key: now[key] for key in was} == was, "what the processes were told still holds"
+        # Back: the CRD of before forgets the pins, the operator of before never knew them.
+        crd(before.crd)
+        replaced(second, first)
+        place.remove("job-worker-1-r1")
+        assert image(place, "job-worker-1-r3") == OLD
+        up(place, node, "job-worker-1-r3")
+        assert "pinned" not in place.status()
+        # And on again: the pods say what the run is made of.
+        crd(CRD)
+        replaced(first, second)
+        place.until("the pins again", lambda: place.status().get("pinned"))
+        place.remove("job-ps-0-a2")
+        assert image(place, "job-ps-0-a3") == OLD
+        up(place, node, "job-ps-0-a3")
+        for pod in ("job-worker-0-r2", "job-worker-1-r3", "job-ps-0-a3"):
+            place.end(pod)
+        status = place.until_phase("Complete")
+        assert (status["restarts"]["total"], status["restarts"]["counted"]) == (4, 2), status["restarts"]
+        assert place.job()["metadata"]["generation"] == version
+        assert not failed_turns(*place.operators)
+
+
+def test_a_run_of_a_version_not_known_here_is_held_until_one_comes_that_knows_it(place: World) -> None:
+    node = place.node(f"{place.namespace}-n")
+    place.operator(f"--runtime-image={NEW}")
+    place.create(manifest())
+    up(place, node, "job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1")
+    path = place.path("pstrainingjobs", "job") + "/status"
+    place.cluster.api.merge(path, {"status": {"pinned": {"configFormat": 99, "wire": 98}}})
+    place.until("the sentence", lambda: place.conditions()["Ready"]["reason"] == "RunOfAnotherVersion")
+    assert "config format 99 and wire 98" in place.conditions()["Ready"]["message"]
+    assert place.events("RunOfAnotherVersion")
+    place.end("job-ps-0-a1", 1)
+    place.end("job-worker-0-r1", 1)
+    with pytest.raises(AssertionError, match="waited"):
+        place.until("nothing", lambda: set(place.pods()) != {"job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1"}, seconds=2)
+    assert place.status()["phase"] == "Running" and place.status()["pinned"]["configFormat"] == 99
+    place.cluster.api.merge(path, {"status": {"pinned": {"configFormat": 1, "wire": 1}}})
+    up(place, node, "job-ps-0-a2", "job-worker-0-r2")
+
+
+def opened(part: Any) -> Any:
+    """The schema without what a newer CRD would have more of: enums, and fields of status."""
+    if isinstance(part, dict):
+        return {key: opened(value) for key, value in part.items() if key != "enum"}
+    return [opened(item) for item in part] if isinstance(part, list) else part
+
+
+def test_words_of_a_newer_operator_in_a_status_are_served_and_kept(fresh_control_plane: Callable[..., Cluster], tmp_path: Path) -> None:
+    document = yaml.safe_load(CRD.read_text())
+    properties = document["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    properties["status"] = opened(properties["status"])
+    properties["status"]["x-kubernetes-preserve-unknown-fields"] = True
+    for field in ("pinned", "workers"):
+        properties["status"]["properties"][field]["x-kubernetes-preserve-unknown-fields"] = True
+    newer = tmp_path / "newer.yaml"
+    newer.write_text(yaml.safe_dump(document))
+    cluster = fresh_control_plane()
+    cluster.run_kubectl("apply", "--server-side", "-f", str(newer))
+    with world(cluster, "default", tmp_path) as place:
+        node = place.node("n")
+        operator = place.operator(f"--runtime-image={OLD}", "--crd-seconds=0.3")
+        place.create(manifest())
+        up(place, node, "job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1")
+        operator.stop()
+        status = place.status()
+        at = status["conditions"][0]["lastTransitionTime"]
+        status["shards"][0]["state"] = "Migrating"
+        status["conditions"] += [{"type": "QuotaReserved", "status": "Perhaps", "reason": "Q", "message": "q", "lastTransitionTime": at}]
+        laid = {"phase": "Tuning", "standby": [1], "pinned": {"torch": "9"}, "workers": {"zones": {"a": 1}}}
+        path = place.path("pstrainingjobs", "job") + "/status"
+        place.cluster.api.merge(path, {"status": {**laid, "shards": status["shards"], "conditions": status["conditions"]}})
+        operator.start()
+        place.end("job-ps-0-a1", 1)
+        assert image(place, "job-ps-0-a2") == OLD
+        up(place, node, "job-ps-0-a2")
+        found = place.status()
+        assert (found["standby"], found["pinned"]["torch"], found["workers"]["zones"]) == ([1], "9", {"a": 1})
+        assert place.conditions()["QuotaReserved"]["status"] == "Perhaps" and found["shards"][0]["state"] == "Serving"
+        assert not failed_turns(operator)

@@ -1,0 +1,184 @@
+"""A run is made of what it was begun with, whatever operator serves it; one of another version is held, not broken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from psjob_operator import contract, render
+from psjob_operator.api.status import JobStatus, Pinned
+from psjob_operator.plan import config, pins
+from psjob_operator.plan.actions import CreateProcess, EnsureConfig, Plan
+from psjob_operator.plan.config import cluster_config, digest
+from psjob_operator.plan.facts import Facts
+from psjob_operator.plan.plan import plan
+from psjob_operator.plan.snapshot import Process, Snapshot
+from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said
+
+OLD, NEW = "registry/psjob-runtime:1", "registry/psjob-runtime@sha256:2222"
+
+
+def begun(**changes: Process | None) -> Snapshot:
+    """A job in full swing that an operator with the old image began, seen by one with the new image."""
+    return replace(running(job(runtime_image=OLD), **changes), runtime_image=NEW)
+
+
+def images(decided: Plan, snapshot: Snapshot) -> set[str]:
+    made = [render.pod(snapshot, action) for action in decided.actions if isinstance(action, CreateProcess)]
+    return {container["image"] for body in made for container in body["spec"]["initContainers"] if container["name"] == "psjob-inject"}
+
+
+def test_the_first_intent_stores_what_the_run_is_made_of() -> None:
+    snapshot = job(runtime_image=OLD)
+    decided = plan(snapshot, NOW)
+    assert decided.intent and decided.status.pinned == Pinned(
+        runtime_image=OLD, config_format=contract.CONFIG_FORMAT, wire=contract.WIRE, container="worker"
+    )
+    assert images(decided, snapshot) == {OLD}
+
+
+def test_a_newer_operator_makes_the_pods_of_a_run_as_it_was_begun() -> None:
+    snapshot = begun(shard_1=pod("shard", 1, **ended(1)), worker_0=pod("worker", 0, **ended(137, "OOMKilled")))
+    decided = plan(snapshot, NOW)
+    assert names(decided) == ["job-ps-1-a2", "job-worker-0-r2"]
+    assert images(decided, snapshot) == {OLD} and decided.status.pinned == snapshot.status.pinned  # type: ignore[union-attr]
+
+
+def unpinned(*there: Process, **overrides: Any) -> Snapshot:
+    """As an operator that stores no pins left it."""
+    snapshot = begun()
+    assert snapshot.status is not None
+    processes = there or tuple(replace(it, runtime_image=OLD) for it in snapshot.processes)
+    return replace(snapshot, status=snapshot.status.model_copy(update={"pinned": None}), processes=processes, **overrides)
+
+
+@pytest.mark.parametrize(
+    ("there", "image"),
+    [
+        ([("shard", 0, OLD, 1, None), ("worker", 0, OLD, 2, None)], OLD),
+        ([("shard", 0, NEW + "x", 9, None), ("worker", 0, OLD, 2, None)], OLD),
+        ([("shard", 0, NEW + "x", 1, 0), ("worker", 0, OLD, 2, None)], OLD),
+        ([("shard", 0, OLD, 1, 1), ("shard", 1, NEW + "x", 2, 1)], OLD),
+        ([("shard", 0, "", 1, None)], NEW),
+    ],
+    ids=["all alike", "the oldest", "one that lives", "of none that lives the oldest", "not injected"],
+)
+def test_what_an_older_operator_did_not_store_is_taken_from_its_pods(there: list[Any], image: str) -> None:
+    pods = [
+        replace(pod(role, index, **({} if code is None else ended(code))), runtime_image=of, created=at)
+        for role, index, of, at, code in there
+    ]
+    assert pins.pinned(Facts.of(unpinned(*pods), NOW)).runtime_image == image
+
+
+def test_the_pins_of_an_older_operators_run_are_stored_before_anything_is_made_of_them() -> None:
+    snapshot = unpinned()
+    decided = plan(snapshot, NOW)
+    assert decided.intent and not names(decided) and not deleted(decided)
+    assert decided.status.pinned == Pinned(runtime_image=OLD, config_format=1, wire=1, container="worker")
+    again = after(snapshot, decided)
+    assert not again.intent and again.status == decided.status
+
+
+def test_without_injection_no_image_is_pinned() -> None:
+    assert plan(job(runtime_image=NEW, injection="none"), NOW).status.pinned == Pinned(config_format=1, wire=1, container="worker")
+
+
+def test_a_suspension_keeps_them_and_a_run_that_never_began_has_none() -> None:
+    snapshot = begun()
+    stopped = plan(replace(snapshot, spec=snapshot.spec.model_copy(update={"suspend": True})), NOW)
+    gone = replace(snapshot, spec=snapshot.spec.model_copy(update={"suspend": True}), status=stopped.status, processes=())
+    over = plan(gone, NOW + 60)
+    assert over.status.phase == "Suspended" and over.status.pinned == snapshot.status.pinned  # type: ignore[union-attr]
+    on = replace(gone, spec=snapshot.spec, status=over.status)
+    assert images(plan(on, NOW + 90), on) == {OLD}
+    assert over.status.pinned is not None
+    other = over.status.pinned.model_copy(update={"runtime_image": "mended"})
+    mended = replace(on, status=over.status.model_copy(update={"pinned": other}))
+    assert images(plan(mended, NOW + 90), mended) == {"mended"}, "a person may name another image while nothing runs"
+    never = plan(job(suspend=True, runtime_image=OLD), NOW)
+    assert never.status.phase == "Suspended" and never.status.pinned is None
+    later = replace(job(runtime_image=NEW), status=never.status)
+    assert images(plan(later, NOW + 90), later) == {NEW}
+
+
+def test_a_new_run_takes_new_ones() -> None:
+    snapshot = replace(begun(), uid="run-2", processes=())
+    assert images(plan(snapshot, NOW), snapshot) == {NEW}
+
+
+def upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on an operator of the version after this one, whose config has another format and whose frames another version."""
+    for name, value in {"CONFIG_FORMAT": 2, "CONFIG_FORMATS": (2, 1), "WIRE": 2, "WIRES": (2, 1)}.items():
+        monkeypatch.setattr(pins, name, value)
+    monkeypatch.setitem(config.WRITERS, 2, lambda job, shards, checkpoints: {"job": job.name, "ranks": job.spec.workers.replicas})  # type: ignore[index]
+
+
+def test_the_config_stays_in_the_format_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = (begun(), unpinned())
+    upgrade(monkeypatch)
+    for snapshot in runs:
+        decided = plan(snapshot, NOW)
+        assert EnsureConfig not in {type(action) for action in decided.actions}, "the live one is right as it stands"
+        assert (decided.status.pinned or Pinned()).config_format == 1 == (decided.status.pinned or Pinned()).wire
+        lost = replace(snapshot, objects=replace(snapshot.objects, config_digest=""))
+        (action,) = [action for action in plan(lost, NOW).actions if isinstance(action, EnsureConfig)]
+        made = render.config(lost, action.format)
+        assert (
+            made["metadata"]["labels"]["psjob.dev/digest"] == digest(cluster_config(snapshot, 1))
+            and '"format": 1' in made["data"]["config.json"]
+        )
+    fresh = plan(replace(job(), runtime_image=NEW), NOW)
+    assert fresh.status.pinned == Pinned(runtime_image=NEW, config_format=2, wire=2, container="worker")
+    assert EnsureConfig(2) in fresh.actions
+
+
+def of_tomorrow(snapshot: Snapshot | None = None, **fields: int) -> Snapshot:
+    snapshot = snapshot or begun()
+    assert snapshot.status is not None and snapshot.status.pinned is not None
+    pinned = snapshot.status.pinned.model_copy(update=fields or {"config_format": 9})
+    return replace(snapshot, status=snapshot.status.model_copy(update={"pinned": pinned}))
+
+
+@pytest.mark.parametrize("fields", [{"config_format": 9}, {"wire": 7}], ids=str)
+def test_a_run_of_another_version_is_held_and_not_broken(fields: dict[str, int]) -> None:
+    lost = {"shard_1": pod("shard", 1, **ended(1)), "worker_0": pod("worker", 0, **ended(77, message='{"error": "no"}'))}
+    snapshot = of_tomorrow(replace(begun(**lost), objects=job().objects.__class__()), **fields)
+    decided = plan(snapshot, NOW)
+    assert decided.actions == () and not decided.intent and decided.status.phase == "Running"
+    ready = said(decided.status)["Ready"]
+    assert (ready.status, ready.reason) == ("False", "RunOfAnotherVersion") and said(decided.status)["Stalled"].status == "True"
+    assert str(next(iter(fields.values()))) in ready.message and "install an operator" in ready.message and len(ready.message) <= 256
+    assert [event.reason for event in decided.events] == ["RunOfAnotherVersion"]
+    assert decided.status.pinned == snapshot.status.pinned  # type: ignore[union-attr]
+    assert not after(snapshot, decided).events
+    back = plan(replace(snapshot, status=decided.status.model_copy(update={"pinned": begun().status.pinned})), NOW)  # type: ignore[union-attr]
+    assert back.status.phase == "Failed", "its own operator looks at it as if nothing had been"
+
+
+def test_what_ends_or_stops_a_held_run_goes_on() -> None:
+    def of(spec: Snapshot) -> str | None:
+        return plan(of_tomorrow(replace(spec, runtime_image=NEW)), NOW).status.phase
+
+    done = {f"shard_{index}": pod("shard", index, **ended(0)) for index in range(2)}
+    done |= {f"worker_{index}": pod("worker", index, **ended(0)) for index in range(3)}
+    assert of(running(job(), **done)) == "Complete"
+    assert of(running(job(runPolicy={"activeDeadlineSeconds": 60}))) == "Failed"
+    snapshot = running(job())
+    stopping = plan(of_tomorrow(replace(snapshot, spec=snapshot.spec.model_copy(update={"suspend": True}))), NOW)
+    assert len(deleted(stopping)) == 5
+
+
+def test_a_phase_of_a_newer_operator_stands_until_more_is_known() -> None:
+    snapshot = begun(worker_0=pod("worker", 0, ready=False, phase="Pending", started=None))
+    assert snapshot.status is not None
+    status = JobStatus.read({**snapshot.status.to_manifest(), "phase": "Draining"})
+    waiting = replace(snapshot, status=status)
+    assert plan(waiting, NOW).status.phase == "Draining"
+    assert plan(replace(waiting, processes=begun().processes), NOW).status.phase == "Running"
+    lost = plan(replace(begun(shard_0=pod("shard", 0, **ended(1))), status=status), NOW)
+    assert lost.status.phase == "Recovering" and names(lost) == ["job-ps-0-a2"]
+    over = replace(waiting, status=JobStatus.read({**status.to_manifest(), "completionTime": "2026-01-01T00:00:00Z"}))
+    assert plan(over, NOW).status.phase == "Draining" and not names(plan(over, NOW)), "an end is an end, whatever its word"
