@@ -21,7 +21,11 @@ OBJECT_NAME = "^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 RUN = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 MANAGER = "^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 REDUCTION = r"mean|sum|median|trimmed_mean|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+CAUSE = "^[A-Za-z][A-Za-z0-9]{0,62}$"
 SIZE = "^[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)$"
+
+FAILURE_RULES, EXIT_CODES, SIGNALS, REASONS = 20, 64, 16, 16
+"""The longest lists of runPolicy.failureRules, and in one of its rules."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,12 @@ def _interval(text: str) -> bool:
         return False
 
 
+def _many(at: str, low: int, high: int, remedy: str) -> FieldRule:
+    """Limits of a list's length; the schema has the upper one too, from which CEL's cost is estimated."""
+    cel = f"self.size() >= {low} && self.size() <= {high}"
+    return FieldRule(at, lambda items: low <= len(items) <= high, f"must have {low}..{high} items", remedy, cel=cel)
+
+
 def _needs_checkpoints(field: str, remedy: str) -> FieldRule:
     return FieldRule(
         "spec.checkpoint",
@@ -142,6 +152,10 @@ _RANGES = (
     _between("spec.checkpoint.everySteps", 1, 1_000_000_000, "leave it out to take checkpoints by spec.checkpoint.interval alone"),
     _between("spec.checkpoint.keep", 2, 1000, "two at least, so that a damaged checkpoint has one before it"),
     _between("spec.runPolicy.backoffLimit", 0, 1000, "0 fails the job at its first failure"),
+    _between("spec.runPolicy.backoffLimitPerRole.shard", 0, 1000, "leave it out for spec.runPolicy.backoffLimit alone"),
+    _between("spec.runPolicy.backoffLimitPerRole.worker", 0, 1000, "leave it out for spec.runPolicy.backoffLimit alone"),
+    _between("spec.runPolicy.failureRules[].exitCodes.values[]", 1, 255, "0 is success, and no process ends with more than 255"),
+    _between("spec.runPolicy.failureRules[].signals[]", 1, 64, "such as 11 for SIGSEGV"),
     _between("spec.runPolicy.activeDeadlineSeconds", 1, LARGEST, "leave it out for no deadline"),
     _between("spec.runPolicy.pendingTimeoutSeconds", 1, LARGEST, "leave it out to wait"),
     _between("spec.runPolicy.ttlSecondsAfterFinished", 0, LARGEST, "leave it out to keep the finished job"),
@@ -167,6 +181,12 @@ _TEXTS = (
         OBJECT_NAME,
         "must be the name of a PersistentVolumeClaim in the job's namespace",
         "lower-case letters, digits, '-' and '.', without a namespace before it",
+    ),
+    _matching(
+        "spec.runPolicy.failureRules[].reasons[]",
+        CAUSE,
+        "must be one word of 1 to 63 letters and digits",
+        "such as OOMKilled, Evicted or Error; status.restarts.causes has those that were seen",
     ),
     _matching("spec.managedBy", MANAGER, "must be a domain, '/' and a name", "such as psjob.dev/operator; leave it out for this operator"),
     FieldRule(
@@ -194,6 +214,17 @@ def _only_in(field: str, modes: tuple[str, ...], remedy: str, none: Json = None)
 
 
 _ACROSS = (
+    _many("spec.runPolicy.failureRules", 0, FAILURE_RULES, "join those with one action"),
+    _many("spec.runPolicy.failureRules[].exitCodes.values", 1, EXIT_CODES, "name the others with NotIn, or in a further rule"),
+    _many("spec.runPolicy.failureRules[].signals", 0, SIGNALS, "name the others in a further rule"),
+    _many("spec.runPolicy.failureRules[].reasons", 0, REASONS, "name the others in a further rule"),
+    FieldRule(
+        "spec.runPolicy.failureRules[]",
+        lambda rule: bool(rule.get("exitCodes") or rule.get("signals") or rule.get("reasons")),
+        "must have exitCodes, signals or reasons",
+        "a rule that every end meets would hide those after it; say which ends it is for",
+        cel=("has(self.exitCodes) || (has(self.signals) && self.signals.size() > 0) || (has(self.reasons) && self.reasons.size() > 0)"),
+    ),
     _only_in("backupWorkers", ("sync",), "other modes wait for nobody, or choose by themselves; leave it out", 0),
     _only_in("reduction", ("sync",), "other modes join pushes in their own way; leave it out", "mean"),
     _only_in("staleness", ("sync", "bounded", "async", "threshold"), "leave it out"),
