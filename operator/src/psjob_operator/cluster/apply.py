@@ -13,6 +13,7 @@ from psjob_operator.cluster import pods
 from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, SERVICES, ResourceKind
 from psjob_operator.cluster.memory import STRANGER_SECONDS, Memory
+from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.store import JobStore
 from psjob_operator.plan.actions import Action, CreateProcess, DeleteJob, DeleteProcess, EnsureClaim, EnsureConfig, EnsureService
 from psjob_operator.plan.snapshot import Snapshot
@@ -71,6 +72,8 @@ class Apply:
         for first in range(0, len(deletes), AT_ONCE):
             part = deletes[first : first + AT_ONCE]
             await asyncio.gather(*(self._client.delete(PODS, snapshot.namespace, it.name, it.uid, it.grace_seconds) for it in part))
+            for done in part:
+                self._store.dismiss(Key(snapshot.namespace, snapshot.name), done.uid)
         if outcome.held is None:
             await self._create_all(snapshot, creates, memory, now, outcome)
         elif outcome.held.code != 409:

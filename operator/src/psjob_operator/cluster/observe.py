@@ -136,7 +136,7 @@ def _spec(job: JobEntry, memory: Memory) -> tuple[JobSpec, tuple[str, ...]]:
         metadata = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
         raw = {"apiVersion": f"{JOBS.group}/{JOBS.version}", "kind": JOBS.kind, "metadata": metadata, "spec": job.spec}
         found, problems = validate_job(raw)
-        spec = found.spec if found is not None else _lenient(job.spec, job.status)
+        spec = found.spec if found is not None else _lenient(job.spec if isinstance(job.spec, Mapping) else {}, job.status)
         memory.observed = (job.generation, spec, tuple(str(problem) for problem in problems))
     return memory.observed[1], memory.observed[2]
 
@@ -144,7 +144,10 @@ def _spec(job: JobEntry, memory: Memory) -> tuple[JobSpec, tuple[str, ...]]:
 def _lenient(raw: Mapping[str, Any], status: Mapping[str, Any]) -> JobSpec:
     """What of the spec can be read, without what cannot: suspension, deadline and policies hold. Shards and workers are as many as the
     status has, where the spec does not say."""
-    kept = copy.deepcopy(dict(raw))
+    try:
+        kept = copy.deepcopy(dict(raw))
+    except RecursionError:
+        kept = _owned(raw)
     for _ in range(PRUNINGS):
         try:
             return JobSpec.model_validate(kept)
@@ -159,7 +162,14 @@ def _lenient(raw: Mapping[str, Any], status: Mapping[str, Any]) -> JobSpec:
             ps.setdefault("shards", max(1, len(status.get("shards") or ())))
             workers.setdefault("replicas", max(1, (status.get("workers") or {}).get("desired") or 0))
             workers.setdefault("template", {})
-    return JobSpec.model_validate({"ps": {"shards": 1}, "workers": {"replicas": 1, "template": {}}})
+    return JobSpec.model_validate({**_owned(raw), "ps": {"shards": 1}, "workers": {"replicas": 1, "template": {}}})
+
+
+def _owned(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Who runs the job and whether it is to run, of a spec of which nothing else can be read: another controller's job is not touched."""
+    manager, suspend = raw.get("managedBy"), raw.get("suspend")
+    owned: dict[str, Any] = {} if manager is None else {"managedBy": str(manager)}
+    return owned | ({"suspend": suspend} if isinstance(suspend, bool) else {})
 
 
 def _prune(raw: Any, path: tuple[int | str, ...]) -> bool:

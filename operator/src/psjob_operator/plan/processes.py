@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psjob_operator.plan import placement
@@ -84,8 +85,22 @@ def replaced(facts: Facts, raising: Raising) -> tuple[DeleteProcess, ...]:
             newest[pod.role, pod.index] = max(pod.number, newest.get((pod.role, pod.index), 0))
     return tuple(
         DeleteProcess(pod.name, pod.uid, _grace(facts, pod), why="it was replaced")
-        for pod in sorted(old, key=lambda pod: (pod.role, pod.index, pod.number))
+        for pod in sorted((*old, *_out_of_sight(facts, numbers)), key=lambda pod: (pod.role, pod.index, pod.number))
         if not _ended(pod) or pod.node_lost or pod.number < newest[pod.role, pod.index]
+    )
+
+
+def _out_of_sight(facts: Facts, numbers: Mapping[tuple[str, int], int]) -> tuple[Process, ...]:
+    """Replaced pods that vanished without having been asked to end: perhaps they only lost our labels, and run on."""
+    names = {pod.name for pod in facts.pods}
+    return tuple(
+        pod
+        for pod in facts.known
+        if pod.gone
+        and pod.deleting is None
+        and not _ended(pod)
+        and pod.name not in names
+        and pod.number < numbers.get((pod.role, pod.index), 0)
     )
 
 
