@@ -170,7 +170,8 @@ def test_a_worker_cannot_say_that_a_checkpoint_is_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", ["", "usage: train.py", '{"level": "error", "msg": "no data"}', '{"error": "x", "step": 3}', "[]", '"error"']
+    "message",
+    ["", '{"error": "no data"}\n', "usage: train.py", '{"level": "error", "msg": "no data"}', '{"error": "x", "step": 3}', "[]", '"error"'],
 )
 @pytest.mark.parametrize("code", [EXIT_RETRY, EXIT_FENCED, EXIT_REFUSED, EXIT_CHECKPOINT_LOST, EXIT_HUNG])
 def test_a_scripts_own_exit_code_is_not_taken_for_the_runtimes(code: int, message: str) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import yaml
 
+from psjob_operator.api.failurerules import EXIT_CODES, FAILURE_RULES, REASONS, SIGNALS
 from psjob_operator.api.fixed import fixed_rules
-from psjob_operator.api.rules import EXIT_CODES, FAILURE_RULES, REASONS, SIGNALS, FieldRule, rules
+from psjob_operator.api.rules import FieldRule, rules
 from psjob_operator.api.schema import Schema, openapi
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import JobStatus

@@ -14,7 +14,7 @@ from psjob_operator.api.duration import seconds
 
 
 class JobSpec(Model):
-    """What to train, on how many processes, and what to keep of it. Only `suspend`, `training.mode` and four of `runPolicy` may change."""
+    """What to train, on how many processes, and what to keep of it. Only `suspend`, `training.mode` and some of `runPolicy` may change."""
 
     training: Training = Field(default_factory=lambda: Training())
     """How pushes become updates. The optimizer itself is the script's."""

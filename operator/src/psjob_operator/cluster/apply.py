@@ -17,6 +17,7 @@ from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.store import JobStore
 from psjob_operator.plan.actions import Action, CreateProcess, DeleteJob, DeleteProcess, EnsureClaim, EnsureConfig, EnsureService
 from psjob_operator.plan.snapshot import Snapshot
+from psjob_operator.render import NOBODY
 
 AT_ONCE = 8
 """Creates, or deletes, of one job under way at a time."""
@@ -41,8 +42,9 @@ class ApplyOutcome:
 class Apply:
     """One turn's acts for one job."""
 
-    def __init__(self, client: Client, store: JobStore, runtime_image: str) -> None:
+    def __init__(self, client: Client, store: JobStore, runtime_image: str, shard_user: int | None = NOBODY) -> None:
         self._client = client
+        self._user = shard_user
         self._store = store
         self._image = runtime_image
 
@@ -99,7 +101,7 @@ class Apply:
         self, snapshot: Snapshot, action: CreateProcess, memory: Memory, now: float, outcome: ApplyOutcome
     ) -> ApiError | None:
         """POST one pod; answers the refusal, where there was one."""
-        body = render.pod(snapshot, action, self._image)
+        body = render.pod(snapshot, action, self._image, self._user)
         # Whatever happens from here on but a definite no, the name may be taken: the grant is used up.
         memory.granted.discard(action.name)
         try:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from psjob_operator.api.spec import JobSpec
-from psjob_operator.api.status import JobStatus
+from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.api.validate import validate_job
 from psjob_operator.cluster import silence
 from psjob_operator.cluster.asking import Asking
@@ -24,6 +24,7 @@ from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.relist import take
 from psjob_operator.cluster.store import JobEntry, JobStore
 from psjob_operator.plan import naming
+from psjob_operator.plan.objects import named_claim
 from psjob_operator.plan.snapshot import Claim, Objects, Process, Snapshot
 from psjob_operator.plan.status import PROBLEMS
 from psjob_operator.render.names import LABEL_JOB
@@ -73,7 +74,7 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
         deleting=job.deleting,
         spec_problems=problems,
         processes=processes,
-        objects=await _objects(asking, store, job),
+        objects=await _objects(asking, store, job, spec),
         progress=memory.progress,
         progress_at=memory.progress_at,
         gone=store.removed(key),
@@ -106,7 +107,8 @@ async def _process(asking: Asking, view: PodView, shown: bool, lost: bool) -> Pr
     return process
 
 
-async def _objects(asking: Asking, store: JobStore, job: JobEntry) -> Objects:
+async def _objects(asking: Asking, store: JobStore, job: JobEntry, spec: JobSpec) -> Objects:
+    own = named_claim(spec) if job.status.get("phase") not in TERMINAL else ""
     key = Key(job.namespace, job.name)
     mine = {
         (kind, child.name): child
@@ -126,6 +128,7 @@ async def _objects(asking: Asking, store: JobStore, job: JobEntry) -> Objects:
         service=(SERVICES, naming.service(job.name)) in mine,
         config_digest=config.digest if config is not None else "",
         claim=claim,
+        modes=await asking.modes(own) if own else None,
         strangers=await asking.strangers(job.uid),
     )
 

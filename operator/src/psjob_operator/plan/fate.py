@@ -177,7 +177,8 @@ def _sentence(exit: Exit) -> str:
 def of_the_runtime(exit: Exit) -> bool:
     """Whether the runtime gave a worker's exit code: then its message is one of contract.ENDING_KEYS. A script's own 75 or 77 has none."""
     said = read_message(exit)
-    return bool(said) and said.keys() <= contract.ENDING_KEYS
+    # The runtime writes no newline; the kubelet gives the end of the log, a line of JSON perhaps, where no message was left.
+    return bool(said) and said.keys() <= contract.ENDING_KEYS and not exit.message.endswith("\n")
 
 
 def _fenced_by(exit: Exit) -> int:

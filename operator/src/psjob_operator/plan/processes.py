@@ -53,7 +53,7 @@ def create(facts: Facts, raising: Raising) -> Creating:
         shard = seat.role == "shard"
         if shard and raising.moving:
             waited = placement.waited(facts)
-        place = raising.placement if shard and placement.shared(facts.snapshot.spec) else None
+        place = (raising.placement or 0) if shard and placement.shared(facts.snapshot) else None
         actions.append(CreateProcess(seat.role, seat.index, number, raising.view, name, shard and known, waited, place))
     return Creating(tuple(actions), tuple(conflicts), min(wakes, default=None))
 

@@ -23,6 +23,7 @@ from psjob_operator.render.names import (
     labels,
     metadata,
 )
+from psjob_operator.render.security import NOBODY
 from psjob_operator.render.shard import shard_template
 from psjob_operator.render.worker import worker_template
 
@@ -30,9 +31,12 @@ CONFIG_FOLDER = "/psjob-config"
 CONFIG_VOLUME = "psjob-config"
 
 
-def pod(job: ConfigSource, process: CreateProcess, runtime_image: str) -> Document:
-    """The pod of `process`; made once by POST, never changed. `runtime_image` is what the library is copied from."""
-    template, container = shard_template(job, process.placement) if process.role == "shard" else worker_template(job)
+def pod(job: ConfigSource, process: CreateProcess, runtime_image: str, shard_user: int | None = NOBODY) -> Document:
+    """The pod of `process`; made once by POST, never changed. `runtime_image` is what the library is copied from.
+
+    `shard_user`: who shards are where the job names nobody; None: whom the namespace gives.
+    """
+    template, container = shard_template(job, process.placement, shard_user) if process.role == "shard" else worker_template(job)
     spec = template["spec"]
     spec["restartPolicy"] = "Never"
     spec["hostname"] = naming.host(job.name, process.role, process.index)
@@ -84,7 +88,7 @@ def _metadata(job: ConfigSource, process: CreateProcess, template: Document, tra
         LABEL_ATTEMPT if process.role == "shard" else LABEL_START: str(process.number),
         LABEL_VIEW: str(process.view),
     }
-    if process.placement is not None:
+    if process.placement:
         own[LABEL_PLACEMENT] = str(process.placement)
     made = metadata(job, process.name, {**(given.get("labels") or {}), **own})
     waited = {ANNOTATION_WAITED: str(process.waited)} if process.waited else {}
