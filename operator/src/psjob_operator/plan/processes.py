@@ -10,7 +10,7 @@ from psjob_operator.plan.actions import CreateProcess, DeleteProcess
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import checkpoint_known
 from psjob_operator.plan.restarts import AT_ONCE, Raising, spacing
-from psjob_operator.plan.snapshot import Process, Refusal
+from psjob_operator.plan.snapshot import Process, Refusal, Role
 
 CONFLICT = 409
 FORCE = 0
@@ -90,7 +90,7 @@ def replaced(facts: Facts, raising: Raising) -> tuple[DeleteProcess, ...]:
     )
 
 
-def _out_of_sight(facts: Facts, numbers: Mapping[tuple[str, int], int]) -> tuple[Process, ...]:
+def _out_of_sight(facts: Facts, numbers: Mapping[tuple[Role, int], int]) -> tuple[Process, ...]:
     """Replaced pods that vanished without having been asked to end: perhaps they only lost our labels, and run on."""
     names = {pod.name for pod in facts.pods}
     return tuple(
