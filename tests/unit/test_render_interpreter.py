@@ -108,3 +108,9 @@ def test_a_namespace_that_gives_the_user_is_not_told_one() -> None:
 def test_another_user_may_be_chosen_for_all_shards() -> None:
     security = shard(job(), user=1234)["spec"]["securityContext"]
     assert (security["runAsUser"], security["runAsGroup"], security["fsGroup"]) == (1234, 1234, 1234)
+
+
+@pytest.mark.parametrize(("mount", "folder"), [("/data", "/app/src"), ("/app", None), ("/app/src", None), ("/app/sr", "/app/src")])
+def test_a_shard_starts_where_the_worker_does_unless_that_is_a_volume_of_the_worker(mount: str, folder: str | None) -> None:
+    snapshot = of(["python"], workingDir="/app/src", volumeMounts=[{"name": "v", "mountPath": mount}])
+    assert shard(snapshot)["spec"]["containers"][0].get("workingDir") == folder

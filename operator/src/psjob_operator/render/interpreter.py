@@ -75,6 +75,14 @@ def variables(trained: Document) -> list[Document]:
     return [{"name": name, "value": item["value"]} for name, item in given.items() if name in wanted]
 
 
+def folder(trained: Document) -> str | None:
+    """Where the worker starts, if that lies in its image: a shard mounts none of the worker's volumes."""
+    there = trained.get("workingDir")
+    mounts = [str(mount.get("mountPath")) for mount in trained.get("volumeMounts") or []]
+    inside = there and any(PurePosixPath(str(there)).is_relative_to(mount) for mount in mounts)
+    return str(there) if there and not inside else None
+
+
 def _run(words: Sequence[str], at: int) -> tuple[str, ...] | None:
     """What a runner is told up to its program, and Python in the place of that; None where no Python runs there."""
     while at < len(words):

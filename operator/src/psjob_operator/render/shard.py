@@ -9,7 +9,7 @@ from psjob_operator.contract import DATA_PORT, HEALTH_PATH, STARTED_PATH, STATUS
 from psjob_operator.plan import naming
 from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
 from psjob_operator.plan.objects import makes_claim
-from psjob_operator.render.interpreter import Interpreter, interpreter, variables
+from psjob_operator.render.interpreter import Interpreter, folder, interpreter, variables
 from psjob_operator.render.merge import merge
 from psjob_operator.render.names import LABEL_PLACEMENT, Document, shards_of
 from psjob_operator.render.security import NOBODY, container_security, pod_security
@@ -74,9 +74,10 @@ def _container(job: ConfigSource, trained: Document, python: Interpreter) -> Doc
         },
         "livenessProbe": _liveness(job.spec.ps.shard_timeout_seconds),
     }
-    for field in ("imagePullPolicy", "workingDir"):
-        if trained.get(field):
-            container[field] = trained[field]
+    if trained.get("imagePullPolicy"):
+        container["imagePullPolicy"] = trained["imagePullPolicy"]
+    if folder(trained):
+        container["workingDir"] = folder(trained)
     return container
 
 
