@@ -69,6 +69,21 @@ pods = st.fixed_dictionaries(
         "volumes": st.lists(st.fixed_dictionaries({"name": st.sampled_from(["a", "b", "psjob-a"])}), max_size=2),
     },
 )
+few = st.one_of(st.lists(st.sampled_from([0, 1, 9, 64, 65, 255, 256]), max_size=3), st.just([1] * 16), st.just([1] * 17), st.just([1] * 65))
+failure_rules = st.lists(
+    st.fixed_dictionaries(
+        {"action": st.sampled_from(["Fail", "Restart", "Ignore", "Count"])},
+        optional={
+            "role": st.sampled_from(["shard", "worker", "any", "ps", None]),
+            "exitCodes": st.one_of(
+                plain, st.fixed_dictionaries({"operator": st.sampled_from(["In", "NotIn", "Exists"])}, optional={"values": few})
+            ),
+            "signals": st.one_of(few, plain),
+            "reasons": st.one_of(st.lists(st.sampled_from(["OOMKilled", "a b", "", "a" * 63, "a" * 64]), max_size=2), plain),
+        },
+    ),
+    max_size=21,
+)
 PATHS = {
     "spec.training": st.fixed_dictionaries(
         {},
@@ -104,6 +119,8 @@ PATHS = {
     "spec.runPolicy": plain,
     "spec.runPolicy.backoffLimit": plain,
     "spec.runPolicy.cleanPodPolicy": st.sampled_from(["All", "None", None, "none"]),
+    "spec.runPolicy.backoffLimitPerRole": st.fixed_dictionaries({}, optional={"shard": plain, "worker": numbers}),
+    "spec.runPolicy.failureRules": st.one_of(plain, failure_rules),
     "spec.suspend": plain,
     "spec.managedBy": plain,
     "spec.injection": plain,

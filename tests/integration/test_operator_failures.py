@@ -342,3 +342,46 @@ def test_a_worker_ends_with_its_container_while_a_sidecar_lives_on(place: World,
         place.report(f"{name}-worker-{index}-r1", containerStatuses=states)
     place.end(f"{name}-ps-0-a1")
     assert place.until_phase("Complete", name)["workers"]["succeededIndexes"] == "0-1"
+
+
+# -- rules, budgets and claims of the user's own ---------------------------------------------------------
+
+
+def test_the_jobs_own_rules_say_what_ends_it(place: World, node: str, name: str) -> None:
+    rules = [
+        {"action": "Ignore", "role": "worker", "exitCodes": {"operator": "In", "values": [42]}},
+        {"action": "Restart", "role": "worker", "reasons": ["Error"]},
+        {"action": "Fail", "reasons": ["OOMKilled"]},
+    ]
+    running(place, name, node, runPolicy={"backoffLimit": 1, "failureRules": rules})
+    place.end(f"{name}-worker-0-r1", 42)
+    counts = restarted(place, name, f"{name}-worker-0-r2")
+    assert (counts["total"], counts["counted"]) == (1, 0)
+    place.run(f"{name}-worker-0-r2", node=node)
+    place.end(f"{name}-worker-1-r1", 1)
+    place.until("the next start", lambda: f"{name}-worker-1-r3" in place.pods())
+    counts = place.status(name)["restarts"]
+    assert (counts["counted"], counts["countedByRole"]) == (1, {"shard": 0, "worker": 1})
+    assert {(it["index"], it["count"], it["node"]) for it in counts["byProcess"]} == {(0, 1, node), (1, 1, node)}
+    place.end(f"{name}-ps-0-a1", 137, reason="OOMKilled")
+    place.until_phase("Failed", name)
+    failed = place.conditions(name)["Failed"]
+    assert failed["reason"] == "FailureRule" and "spec.runPolicy.failureRules[2]" in failed["message"]
+
+
+@pytest.mark.parametrize(("mode", "together"), [("ReadWriteOnce", True), ("ReadWriteMany", False)])
+def test_shards_of_a_users_claim_stand_together_unless_many_nodes_can_mount_it(place: World, name: str, mode: str, together: bool) -> None:
+    body = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": f"{name}-mine"},
+        "spec": {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    place.cluster.api.create(place.path("persistentvolumeclaims"), body)
+    place.create(manifest(name, shards=2, checkpoint={"volume": {"claim": f"{name}-mine"}}))
+    shards = [f"{name}-ps-0-a1", f"{name}-ps-1-a1"]
+    place.until("the shards", lambda: set(shards) <= place.pods(name).keys())
+    for pod in shards:
+        raw = place.pods(name)[pod]
+        assert ("affinity" in raw["spec"]) == together
+        assert (raw["metadata"]["labels"].get("psjob.dev/placement") == "1") == together

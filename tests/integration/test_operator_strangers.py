@@ -169,3 +169,26 @@ def test_two_operators_make_no_pod_twice_and_come_to_rest(place: World, node: st
 
 def _made(event: dict[str, Any]) -> bool:
     return event["verb"] == "create" and event["objectRef"]["resource"] == "pods" and event["responseStatus"]["code"] == 201
+
+
+def test_a_pod_whose_label_goes_and_returns_leaves_no_twin(place: World, node: str, name: str) -> None:
+    place.create(manifest(name))
+    pods = [f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
+    place.run(*pods, node=node)
+    place.until_phase("Running", name)
+    lost = f"{name}-worker-1-r1"
+    label = ["label", "pod", lost, "-n", place.namespace]
+    place.cluster.run_kubectl(*label, "psjob.dev/job-name-")
+    place.until("its successor", lambda: f"{name}-worker-1-r2" in place.pods(name))
+
+    def told_to_end() -> bool:
+        found = next((raw for raw in place.items("pods") if raw["metadata"]["name"] == lost), None)
+        return found is None or bool(found["metadata"].get("deletionTimestamp"))
+
+    place.until("the one out of sight to be told to end", told_to_end)
+    place.cluster.run_kubectl(*label, f"psjob.dev/job-name={name}")
+    place.remove(lost)
+    place.run(f"{name}-worker-1-r2", node=node)
+    place.until_phase("Running", name)
+    assert set(place.pods(name)) == {*pods[:2], f"{name}-worker-1-r2"}
+    assert place.status(name)["restarts"]["causes"] == {"Deleted": 1}

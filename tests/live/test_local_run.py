@@ -117,6 +117,16 @@ def test_a_failed_job_waits_for_no_last_checkpoint_and_says_why_at_once(tmp_path
     assert told["failure"] in lines[:-1] and lines[-1].startswith(f"Failed: {told['failure']}")
 
 
+@pytest.mark.parametrize(("action", "code"), [("Restart", 0), ("Fail", 1)])
+def test_the_jobs_rules_say_what_becomes_of_a_script_that_fails(tmp_path: Path, action: str, code: int) -> None:
+    rules = [{"action": action, "role": "worker", "exitCodes": {"operator": "In", "values": [3]}}]
+    policy = {"backoffLimit": 2, "failureRules": rules}
+    ended = run(tmp_path, manifest(tmp_path, "exit3", "0.2", runPolicy=policy), "--summary", "s.json")
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    if action == "Fail":
+        assert "spec.runPolicy.failureRules[0] says Fail" in ended.stdout + ended.stderr
+
+
 def test_leaving_to_come_back_is_not_counted(tmp_path: Path) -> None:
     ended = run(tmp_path, manifest(tmp_path, "exit75", "0.2", runPolicy=NO_WAIT), "--summary", "s.json")
     assert ended.returncode == 0, ended.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.unit.api_failure_cases import FAILURES_PASSED, FAILURES_REFUSED
 from tests.unit.api_manifest import REMOVED, Case
 from tests.unit.api_template_cases import TEMPLATES_PASSED, TEMPLATES_REFUSED
 
@@ -30,6 +31,8 @@ _RANGES = [
     ("spec.checkpoint.request", 1, 2**53 - 1),
     ("spec.checkpoint.keep", 2, 1000),
     ("spec.runPolicy.backoffLimit", 0, 1000),
+    ("spec.runPolicy.backoffLimitPerRole.shard", 0, 1000),
+    ("spec.runPolicy.backoffLimitPerRole.worker", 0, 1000),
     ("spec.runPolicy.activeDeadlineSeconds", 1, 2**31 - 1),
     ("spec.runPolicy.ttlSecondsAfterFinished", 0, 2**31 - 1),
 ]
@@ -261,6 +264,7 @@ REFUSED: list[Case] = [
         )
         for name, given in {"sync": {"mode": "sync"}, "by-default": {}, "local": {"mode": "local"}}.items()
     ),
+    *FAILURES_REFUSED,
     Case(
         "claim-disabled",
         {"spec.checkpoint": {"disabled": True, "volume": {"claim": "x"}}},
@@ -417,5 +421,6 @@ PASSED: list[Case] = [
     Case("nfs", {"spec.checkpoint.volume": {"nfs": {"server": "a", "path": "/b"}}}),
     Case("claim", {"spec.checkpoint.volume": {"claim": "my-claim"}}),
     Case("resume", {"spec.checkpoint.resumeFrom": "5f1c9e0a-7f0e-4c55-9d0b-0c5d2b7a6d11"}),
+    *FAILURES_PASSED,
     *TEMPLATES_PASSED,
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import tomllib
@@ -122,6 +123,7 @@ OTHER_VALUES = {
     "runtimeImage.repository": '"other"',
     "runtimeImage.tag": '"9"',
     "runtimeImage.digest": f'"sha256:{"b" * 64}"',
+    "shardUser": "1000660000",
     "crds.enabled": "false",
     "crds.keep": "false",
     "watchNamespaces": '["a"]',
@@ -270,6 +272,22 @@ def test_digest_beats_tag_and_the_default_tag_is_the_app_version() -> None:
     digest = "sha256:" + "c" * 64
     exact = deployment(f'image={{"registry":"r.example","repository":"o","tag":"1","digest":"{digest}"}}')
     assert exact["spec"]["template"]["spec"]["containers"][0]["image"] == f"r.example/o@{digest}"
+
+
+def test_shards_are_whom_openshift_makes_them_there_and_nobody_elsewhere() -> None:
+    def user(*flags: str) -> str:
+        answer = helm("template", "x", str(CHART), "-n", "home", *flags)
+        assert answer.returncode == 0, answer.stderr
+        (word,) = re.findall(r"--shard-user=(\S+)", answer.stdout)
+        return str(word)
+
+    assert user() == "65532"
+    assert user("--api-versions", "security.openshift.io/v1") == "namespace"
+    assert user("--api-versions", "security.openshift.io/v1", "--set", "shardUser=1000660000") == "1000660000"
+    assert user("--set-json", "shardUser=1000660000") == "1000660000", "as a values file gives it: a number with a fraction, to helm"
+    assert user("--set", "shardUser=namespace") == "namespace"
+    for wrong in ("0", "root", "-1", "2147483648"):
+        assert helm("template", "x", str(CHART), "--set", f"shardUser={wrong}").returncode != 0, wrong
 
 
 def test_the_chart_and_both_distributions_have_one_version() -> None:

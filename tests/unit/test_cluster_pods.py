@@ -164,6 +164,35 @@ def test_what_is_gone_stays_gone_whatever_comes_late() -> None:
     assert store.put(PODS, pod(version=10, uid="u2")) == KEY, "another object of that name is another matter"
 
 
+def test_a_pod_whose_label_goes_and_returns_is_seen_again() -> None:
+    """For a watch of that label it is deleted and added: the same uid, with a newer version."""
+    store = JobStore()
+    store.put(JOBS, {"metadata": {"name": KEY.name, "namespace": KEY.namespace, "uid": "run", "resourceVersion": "1"}})
+    store.put(PODS, pod(version=5, phase="Running"))
+    store.remove(PODS, pod(version=9, phase="Running"))
+    assert [process.gone for process in store.removed(KEY)] == [True], "for its job it is as good as removed"
+    assert store.put(PODS, pod(version=12, phase="Running")) == KEY
+    assert [view.process.uid for view in store.pods(KEY)] == ["u1"]
+    listed(store, "", 20)
+    assert store.pods(KEY) == [] and store.put(PODS, pod(version=19)) is None
+    assert store.put(PODS, pod(version=21)) == KEY, "as well where a list told that it was away"
+    store.remove(PODS, {"metadata": {"namespace": "n", "name": "job-worker-3-r1", "uid": "u1"}})
+    assert store.put(PODS, pod(version=99)) is None, "what is known to be deleted stays so"
+
+
+def test_a_pod_that_loses_the_label_of_its_role_is_as_good_as_removed() -> None:
+    store = JobStore()
+    store.put(JOBS, {"metadata": {"name": KEY.name, "namespace": KEY.namespace, "uid": "run", "resourceVersion": "1"}})
+    store.put(PODS, pod(version=5, phase="Running"))
+    bare = pod(version=6, phase="Running")
+    del bare["metadata"]["labels"][LABEL_ROLE]
+    assert store.put(PODS, bare) == KEY and store.pods(KEY) == []
+    (process,) = store.removed(KEY)
+    assert process.gone and process.deleting is None
+    store.dismiss(KEY, process.uid)
+    assert store.removed(KEY) == ()
+
+
 def test_the_removal_of_one_object_does_not_take_the_next_of_its_name() -> None:
     store = JobStore()
     store.put(PODS, pod(version=10, uid="u2"))
@@ -230,19 +259,22 @@ def test_children_are_found_by_their_label_and_jobs_by_their_name() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["put", "remove", "list"]), st.integers(0, 3), st.integers(1, 30)), max_size=40))
 def test_the_store_holds_each_name_once_and_forgets_no_removal(steps: list[tuple[str, int, int]]) -> None:
     store = JobStore()
-    gone: set[str] = set()
+    gone: dict[str, int] = {}
     for what, which, version in steps:
-        raw = pod(f"job-worker-3-r{which}", version=version, uid=f"{which}-{version // 10}")
+        uid = f"{which}-{version // 10}"
+        raw = pod(f"job-worker-3-r{which}", version=version, uid=uid)
+        if what != "remove" and gone.get(uid, version) < version:
+            del gone[uid]  # it had only lost its label
         if what == "put":
             store.put(PODS, raw)
         elif what == "remove":
             store.remove(PODS, raw)
-            gone.add(raw["metadata"]["uid"])
+            gone[uid] = version
         else:
             listed(store, "", version, raw)
         names = [it.process.name for it in store.pods(KEY)]
         assert len(set(names)) == len(names)
-        assert not gone & {it.process.uid for it in store.pods(KEY)}
+        assert not gone.keys() & {it.process.uid for it in store.pods(KEY)}
 
 
 def test_a_proxy_that_is_injected_first_is_not_taken_for_the_trained_container() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from psjob_operator.cluster import observe
 from psjob_operator.cluster.client import ApiError, _reply
 from psjob_operator.cluster.observe import _lenient
+from psjob_operator.plan.plan import OURS, plan
+from tests.unit.plan_given import NOW, running
 
 POLICY = "pods \"x\" is forbidden: ValidatingAdmissionPolicy 'frozen' with binding 'frozen' denied request: failed expression: false"
 WEBHOOK = 'admission webhook "guard.example.com" denied the request: spec.containers[0].image: not from our registry'
@@ -92,3 +96,22 @@ def test_what_cannot_be_read_hides_nothing_else(broken: dict[str, Any]) -> None:
 def test_a_job_whose_size_cannot_be_read_has_that_of_its_status(broken: dict[str, Any]) -> None:
     spec = _lenient({**SPEC, **broken}, STATUS)
     assert (spec.ps.shards, spec.workers.replicas, spec.suspend) == (2, 4, True)
+
+
+@pytest.mark.parametrize(
+    "broken", [{"ps": {"deep": []}}, {"managedBy": ["example.com/other"]}, {"managedBy": "example.com/other", "workers": [7]}]
+)
+def test_another_controllers_job_is_not_touched_whatever_its_spec_is_like(broken: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observe, "PRUNINGS", 1)
+    spec = _lenient({**SPEC, "a": {"b": 1}, "runPolicy": {"backoffLimit": "x"}, **broken}, STATUS)
+    assert spec.managed_by not in (None, OURS) and spec.suspend is True
+    decided = plan(replace(running(), spec=spec, spec_problems=("spec.ps: must be of type object",)), NOW)
+    assert not (decided.intent or decided.actions or decided.events or decided.wake_at or decided.want_progress)
+
+
+def test_a_spec_too_deep_to_read_still_names_its_controller() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(3000):
+        deep = {"a": deep}
+    spec = _lenient({**SPEC, "training": {"ruleOptions": deep}}, STATUS)
+    assert (spec.managed_by, spec.suspend) == ("example.com/other", True)

@@ -48,7 +48,7 @@ def test_the_affinity_names_the_placement() -> None:
         return labels
 
     assert selector(SHARED, 3)["psjob.dev/placement"] == "3"
-    assert "psjob.dev/placement" not in selector(SHARED, None), "a run that began without numbers stays where its shards are"
+    assert "psjob.dev/placement" not in selector(SHARED, 0), "a run that began without numbers stays where its shards are"
     assert "affinity" not in render.pod(APART, CreateProcess("shard", 0, 2, 3, "job-ps-0-a2"))["spec"]
 
 
@@ -142,6 +142,38 @@ def test_a_run_that_began_without_numbers_gets_one_when_it_moves() -> None:
     assert before.status is not None
     old = replace(before, status=before.status.model_copy(update={"placement": None}))
     crash = plan(old, NOW)
-    assert crash.status.placement is None and {action.placement for action in creates(crash)} == {None}
+    assert crash.status.placement is None and {action.placement for action in creates(crash)} == {0}
     lost = replace(old, processes=tuple(replace(it, node_lost=it.role == "shard", exit=None, phase="Running") for it in old.processes))
     assert plan(lost, NOW).status.placement == 2
+
+
+OWN = {"volume": {"claim": "mine"}}
+
+
+@pytest.mark.parametrize("volume", [OWN["volume"], {"persistentVolumeClaim": {"claimName": "mine"}}])
+@pytest.mark.parametrize(
+    ("modes", "together"),
+    [
+        (None, True),
+        (("ReadWriteOnce",), True),
+        (("ReadWriteOncePod",), True),
+        (("ReadWriteMany",), False),
+        (("ReadWriteOnce", "ReadWriteMany"), False),
+    ],
+)
+def test_shards_of_a_users_claim_are_one_placement_unless_it_can_be_mounted_by_many(
+    volume: dict[str, Any], modes: tuple[str, ...] | None, together: bool
+) -> None:
+    snapshot = job(checkpoint={"volume": volume})
+    snapshot = replace(snapshot, objects=replace(snapshot.objects, modes=modes))
+    first = [action for action in creates(plan(snapshot, NOW)) if action.role == "shard"]
+    assert {action.placement for action in first} == ({1} if together else {None})
+    made = render.pod(snapshot, first[1], "runtime")
+    assert ("affinity" in made["spec"]) == together
+    lost = plan(running(snapshot, shard_0=on("n1", "shard", 0, node_lost=True), shard_1=on("n1", "shard", 1)), NOW)
+    assert names(lost) == (["job-ps-0-a2", "job-ps-1-a2"] if together else ["job-ps-0-a2"])
+
+
+@pytest.mark.parametrize("checkpoint", [{"volume": {"nfs": {"server": "s", "path": "/p"}}}, {"disabled": True}])
+def test_shards_of_other_volumes_are_not_bound_together(checkpoint: dict[str, Any]) -> None:
+    assert {action.placement for action in creates(plan(job(checkpoint=checkpoint), NOW))} == {None}

@@ -170,7 +170,8 @@ def test_a_worker_cannot_say_that_a_checkpoint_is_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", ["", "usage: train.py", '{"level": "error", "msg": "no data"}', '{"error": "x", "step": 3}', "[]", '"error"']
+    "message",
+    ["", '{"error": "no data"}\n', "usage: train.py", '{"level": "error", "msg": "no data"}', '{"error": "x", "step": 3}', "[]", '"error"'],
 )
 @pytest.mark.parametrize("code", [EXIT_RETRY, EXIT_FENCED, EXIT_REFUSED, EXIT_CHECKPOINT_LOST, EXIT_HUNG])
 def test_a_scripts_own_exit_code_is_not_taken_for_the_runtimes(code: int, message: str) -> None:
@@ -250,3 +251,12 @@ def test_a_failure_names_container_code_limits_and_log() -> None:
     for words in ("worker 1", "container trainer", "memory limit 2Gi", "exit code 137", "epoch 3", "failures: 1", "backoffLimit: 6"):
         assert words in message
     assert len(message) <= 256
+
+
+def test_a_pod_that_went_out_of_sight_without_an_end_is_deleted_when_it_was_replaced() -> None:
+    """Its labels were taken away: it runs on unseen, beside the one that takes its place."""
+    unseen = pod("worker", 1, gone=True)
+    decided = plan(replace(running(worker_1=None), gone=(unseen,)), NOW)
+    assert names(decided) == ["job-worker-1-r2"] and deleted(decided) == ["job-worker-1-r1"]
+    for over in (replace(unseen, deleting=NOW - 5), pod("worker", 1, gone=True, **ended(1))):
+        assert deleted(plan(replace(running(worker_1=None), gone=(over,)), NOW)) == [], "its end is known"

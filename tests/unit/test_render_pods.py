@@ -12,6 +12,7 @@ import yaml
 from psjob_operator import contract, render
 from psjob_operator.api.status import Pinned
 from psjob_operator.plan.actions import CreateProcess
+from psjob_operator.plan.placement import shared
 from psjob_operator.plan.snapshot import Snapshot
 from psjob_operator.render.inject import SHELL
 from psjob_operator.render.names import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
@@ -66,8 +67,9 @@ def worker(snapshot: Snapshot, index: int = 1, number: int = 3) -> dict[str, Any
     return render.pod(snapshot, CreateProcess("worker", index, number, 2, name, pinned=PINNED))
 
 
-def shard(snapshot: Snapshot, known: bool = False) -> dict[str, Any]:
-    return render.pod(snapshot, CreateProcess("shard", 1, 4, 5, "job-ps-1-a4", known, pinned=PINNED))
+def shard(snapshot: Snapshot, known: bool = False, user: int | None = render.NOBODY) -> dict[str, Any]:
+    place = 0 if shared(snapshot) else None
+    return render.pod(snapshot, CreateProcess("shard", 1, 4, 5, "job-ps-1-a4", known, placement=place, pinned=PINNED), user)
 
 
 def env(container: dict[str, Any]) -> dict[str, str]:
@@ -247,20 +249,11 @@ def test_the_liveness_probe_takes_about_the_shard_timeout(timeout: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "python"),
-    [(["python"], "python"), (["/usr/bin/python3.12", "x"], "/usr/bin/python3.12"), (["torchrun"], "python3"), (["pythonic"], "python3")],
-)
-def test_a_shard_runs_the_workers_python(command: list[str], python: str) -> None:
-    template = {"spec": {"containers": [{"name": "only", "image": "i", "command": command}]}}
-    assert shard(job(workers={"template": template}))["spec"]["containers"][0]["command"][4:] == [python, "-m", "psjob.shard"]
-
-
-@pytest.mark.parametrize(
     ("checkpoint", "source", "together"),
     [
         ({}, {"persistentVolumeClaim": {"claimName": "job-checkpoints"}}, True),
         ({"accessMode": "ReadWriteMany"}, {"persistentVolumeClaim": {"claimName": "job-checkpoints"}}, False),
-        ({"volume": {"claim": "mine"}}, {"persistentVolumeClaim": {"claimName": "mine"}}, False),
+        ({"volume": {"claim": "mine"}}, {"persistentVolumeClaim": {"claimName": "mine"}}, True),
         ({"volume": {"nfs": {"server": "s", "path": "/p"}}}, {"nfs": {"server": "s", "path": "/p"}}, False),
         ({"disabled": True}, {"emptyDir": {}}, False),
         ({"disabled": True, "volume": {"emptyDir": {"sizeLimit": "1Gi"}}}, {"emptyDir": {"sizeLimit": "1Gi"}}, False),

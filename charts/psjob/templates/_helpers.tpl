@@ -42,6 +42,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Who shards are where the job names nobody: OpenShift gives each namespace numbers of its own and refuses others. */ -}}
+{{- define "psjob.shardUser" -}}
+{{- if not (kindIs "string" .Values.shardUser) -}}
+{{- int64 .Values.shardUser -}}
+{{- else if ne .Values.shardUser "auto" -}}
+{{- .Values.shardUser -}}
+{{- else if .Capabilities.APIVersions.Has "security.openshift.io/v1" -}}
+namespace
+{{- else -}}
+65532
+{{- end -}}
+{{- end -}}
+
 {{- /* Reference of an image: (dict "image" .Values.image "version" .Chart.AppVersion) */ -}}
 {{- define "psjob.image" -}}
 {{- with .image.registry }}{{ . }}/{{ end -}}

@@ -39,6 +39,10 @@ def run(
     runtime_image: Annotated[
         str, typer.Option(envvar="PSJOB_RUNTIME_IMAGE", help="Image that puts the psjob library into workers' pods.")
     ] = "psjob-runtime:latest",
+    shard_user: Annotated[
+        str,
+        typer.Option(help="User of shards where the job names none: a number from 1, or `namespace` for the one that OpenShift gives."),
+    ] = "65532",
     kubeconfig: Annotated[str | None, typer.Option(help="Kubeconfig file; in a pod its service account is used without it.")] = None,
     namespace: Annotated[list[str] | None, typer.Option(help="Serve this namespace; may be given again. None: all of them.")] = None,
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Style of log lines.")] = "text",
@@ -56,9 +60,13 @@ def run(
     from psjob_operator.cluster.client import Limits
     from psjob_operator.cluster.connect import ConnectError
 
+    if shard_user != "namespace" and not (shard_user.isdecimal() and 0 < int(shard_user) < 2**31):
+        typer.echo(f"psjob-operator: --shard-user {shard_user}: must be a number from 1 to 2147483647, or namespace", err=True)
+        raise typer.Exit(2)
     logs.set_up(log_format, log_level)
     options = main.Options(
         runtime_image=runtime_image,
+        shard_user=None if shard_user == "namespace" else int(shard_user),
         kubeconfig=os.path.expanduser(kubeconfig) if kubeconfig else None,
         namespaces=tuple(dict.fromkeys(namespace or ())),
         health_host=health_host,

@@ -26,7 +26,7 @@ from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.plan import naming
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess, Event, Plan
 from psjob_operator.plan.config import cluster_config, digest, job_config
-from psjob_operator.plan.fate import of_the_runtime
+from psjob_operator.plan.fate import fate, matching, of_the_runtime
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Claim, Exit, Objects, Process, Snapshot
 
@@ -113,10 +113,16 @@ class Backend:
         for child in ended:
             self.watch.ended(child, message_of(self.folder.ending(child.name)))
             self.mourn(child)
-            self.failures.note(child, self.watch.made, tail_of(self.folder.log(child.name)), of_the_runtime(self._exit(child)))
+            self.failures.note(child, self.watch.made, tail_of(self.folder.log(child.name)), self._answered(child))
         # A deleted pod is gone when its container has ended; so is a process.
         self.children = [child for child in self.children if child.running or child.deleting is None]
         return bool(ended)
+
+    def _answered(self, child: ChildProcess) -> bool:
+        """Its end has an answer already: it is the runtime's own, or the job's failureRules name it."""
+        process = self._process(child)
+        named = matching(self._spec.run_policy.failure_rules or (), process.role, process, fate(process))
+        return named is not None or of_the_runtime(self._exit(child))
 
     @property
     def grace(self) -> float:

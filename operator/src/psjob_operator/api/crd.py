@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from psjob_operator.api.failurerules import EXIT_CODES, FAILURE_RULES, REASONS, SIGNALS
 from psjob_operator.api.immutability import immutability_rules
 from psjob_operator.api.rules import FieldRule, rules
 from psjob_operator.api.schema import Schema, openapi
@@ -38,6 +39,11 @@ _KEYED = {"x-kubernetes-list-type": "map"}
 _SHAPES: dict[str, Schema] = {
     "spec.training.ruleOptions": {"maxProperties": 16},
     "spec.checkpoint.interval": {"maxLength": 24},
+    "spec.runPolicy.failureRules": {"maxItems": FAILURE_RULES, "x-kubernetes-list-type": "atomic"},
+    "spec.runPolicy.failureRules[].exitCodes.values": {"maxItems": EXIT_CODES},
+    "spec.runPolicy.failureRules[].signals": {"maxItems": SIGNALS},
+    "spec.runPolicy.failureRules[].reasons": {"maxItems": REASONS},
+    "spec.runPolicy.failureRules[].reasons[]": {"maxLength": 63},
     "spec.checkpoint.volume.emptyDir": {"x-kubernetes-preserve-unknown-fields": True},
     "status.conditions": {**_KEYED, "x-kubernetes-list-map-keys": ["type"], "maxItems": 16},
     "status.conditions[].type": {"maxLength": 64},
@@ -52,6 +58,8 @@ _SHAPES: dict[str, Schema] = {
     "status.checkpoint.path": {"maxLength": 1024},
     "status.progress.time": {"format": "date-time"},
     "status.restarts.causes": {"maxProperties": 64},
+    "status.restarts.byProcess": {"maxItems": 8, "x-kubernetes-list-type": "atomic"},
+    "status.restarts.byProcess[].time": {"format": "date-time"},
     "status.restarts.lastCounted": {"format": "date-time"},
     "status.restarts.lastReset": {"format": "date-time"},
     "status.startTime": {"format": "date-time"},

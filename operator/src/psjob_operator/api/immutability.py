@@ -19,6 +19,8 @@ MUTABLE = (
     "spec.suspend",
     "spec.checkpoint.request",
     "spec.runPolicy.backoffLimit",
+    "spec.runPolicy.backoffLimitPerRole",
+    "spec.runPolicy.failureRules",
     "spec.runPolicy.activeDeadlineSeconds",
     "spec.runPolicy.pendingTimeoutSeconds",
     "spec.runPolicy.ttlSecondsAfterFinished",

@@ -7,14 +7,13 @@ words. A row without CEL is about what CEL cannot see in a pod template; there t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from psjob_operator.api import duration
+from psjob_operator.api.failurerules import failure_rules
+from psjob_operator.api.fieldrule import FieldRule, Json, between, breaches, matching
 from psjob_operator.contract import ASYNC_OUTER_RULE, UPDATE_RULES
 
-Json = Any
+__all__ = ["FieldRule", "Json", "breaches", "rules"]
 LARGEST = 2_147_483_647
 NAME = "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 OBJECT_NAME = "^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
@@ -24,66 +23,9 @@ REDUCTION = r"mean|sum|median|trimmed_mean|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z
 SIZE = "^[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)$"
 
 
-@dataclass(frozen=True)
-class FieldRule:
-    """One limit of one field or object."""
-
-    at: str
-    """Path of the value that it judges; `[]` stands for every item. Empty: the whole object."""
-    check: Callable[[Json], bool]
-    """True where the value is fine. Asked only of values of the right type."""
-    limit: str
-    remedy: str
-    cel: str = ""
-    about: str = ""
-    """Path, below `at`, of the field to name."""
-
-    @property
-    def message(self) -> str:
-        """The words that both sides say."""
-        return f"{self.limit}; {self.remedy}" if self.remedy else self.limit
-
-
 def rules() -> tuple[FieldRule, ...]:
     """Every rule of metadata and spec, templates left out (template.py has those)."""
-    return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS)
-
-
-def breaches(table: tuple[FieldRule, ...], value: Json) -> Iterator[tuple[str, Json, FieldRule]]:
-    """(path, value, rule) for each row of `table` that `value` breaks, in the table's order."""
-    for rule in table:
-        for path, part in found(value, rule.at):
-            if not rule.check(part):
-                yield _join(path, rule.about), _named(part, rule.about), rule
-
-
-def found(value: Json, at: str) -> Iterator[tuple[str, Json]]:
-    """Each (path, value) that `at` names in `value`; nothing where a part of the way is absent."""
-    places: list[tuple[str, Json]] = [("", value)]
-    for step in re.findall(r"[^.\[\]]+|\[\]", at):
-        if step == "[]":
-            places = [(f"{path}[{i}]", item) for path, items in places if isinstance(items, list) for i, item in enumerate(items)]
-        else:
-            places = [(_join(path, step), part[step]) for path, part in places if isinstance(part, Mapping) and part.get(step) is not None]
-    yield from places
-
-
-def _join(path: str, below: str) -> str:
-    return f"{path}.{below}" if path and below else path or below
-
-
-def _named(value: Json, about: str) -> Json:
-    return next((part for _, part in found(value, about)), None) if about else value
-
-
-def _between(at: str, low: float, high: float, remedy: str) -> FieldRule:
-    return FieldRule(at, lambda n: low <= n <= high, f"must be {low}..{high}", remedy, cel=f"self >= {low} && self <= {high}")
-
-
-def _matching(at: str, pattern: str, limit: str, remedy: str) -> FieldRule:
-    # `\Z`, since Python's `$` also matches before a last newline and CEL's does not.
-    exact = re.compile(pattern.removesuffix("$") + r"\Z", re.ASCII)
-    return FieldRule(at, lambda text: exact.match(text) is not None, limit, remedy, cel=f"self.matches('{pattern}')")
+    return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS, *failure_rules())
 
 
 def _interval(text: str) -> bool:
@@ -120,31 +62,33 @@ _NAMES = (
 )
 
 _RANGES = (
-    _between("spec.training.seed", 0, LARGEST, "leave it out for seed 0"),
-    _between("spec.training.backupWorkers", 0, 3999, "leave it out for none"),
-    _between("spec.training.staleness", 0, 100_000, "leave it out for the mode's own number"),
-    _between("spec.training.splits", 1, 4000, "leave it out for 1"),
-    _between("spec.training.local.innerSteps", 1, 1_000_000, "leave it out for 50"),
-    _between("spec.training.local.quorum", 0, 4000, "leave it out for all"),
-    _between("spec.training.local.graceSeconds", 0, 86_400, "leave it out for none"),
-    _between("spec.training.local.lr", 1e-6, 10, "leave it out for 0.7"),
-    _between("spec.training.local.momentum", 0, 0.9999, "leave it out for 0.9"),
-    _between("spec.training.warmupSteps", 0, 1_000_000_000, "leave it out for none"),
-    _between("spec.training.maxGradNorm", 1e-6, 1_000_000, "leave it out to clip nothing"),
-    _between("spec.training.streams", 1, 8, "one is enough where both sides have few cores"),
-    _between("spec.training.gradientMebibytes", 4, 65536, "leave it out for 4096, or 4 a worker where that is more"),
-    _between("spec.training.compression.ratio", 0.0001, 0.5, "leave it out for 0.01; above 0.5 nothing becomes smaller"),
-    _between("spec.ps.shards", 1, 256, "one shard serves most models; more spread memory and traffic"),
-    _between("spec.ps.shardTimeoutSeconds", 2, 3600, "leave it out for 10"),
-    _between("spec.workers.replicas", 1, 4000, "to run none for a while set spec.suspend: true"),
-    _between("spec.workers.stepTimeoutSeconds", 5, 86_400, "leave it out for no limit"),
-    _between("spec.checkpoint.request", 1, 9_007_199_254_740_991, "unix seconds will do"),
-    _between("spec.checkpoint.everySteps", 1, 1_000_000_000, "leave it out to take checkpoints by spec.checkpoint.interval alone"),
-    _between("spec.checkpoint.keep", 2, 1000, "two at least, so that a damaged checkpoint has one before it"),
-    _between("spec.runPolicy.backoffLimit", 0, 1000, "0 fails the job at its first failure"),
-    _between("spec.runPolicy.activeDeadlineSeconds", 1, LARGEST, "leave it out for no deadline"),
-    _between("spec.runPolicy.pendingTimeoutSeconds", 1, LARGEST, "leave it out to wait"),
-    _between("spec.runPolicy.ttlSecondsAfterFinished", 0, LARGEST, "leave it out to keep the finished job"),
+    between("spec.training.seed", 0, LARGEST, "leave it out for seed 0"),
+    between("spec.training.backupWorkers", 0, 3999, "leave it out for none"),
+    between("spec.training.staleness", 0, 100_000, "leave it out for the mode's own number"),
+    between("spec.training.splits", 1, 4000, "leave it out for 1"),
+    between("spec.training.local.innerSteps", 1, 1_000_000, "leave it out for 50"),
+    between("spec.training.local.quorum", 0, 4000, "leave it out for all"),
+    between("spec.training.local.graceSeconds", 0, 86_400, "leave it out for none"),
+    between("spec.training.local.lr", 1e-6, 10, "leave it out for 0.7"),
+    between("spec.training.local.momentum", 0, 0.9999, "leave it out for 0.9"),
+    between("spec.training.warmupSteps", 0, 1_000_000_000, "leave it out for none"),
+    between("spec.training.maxGradNorm", 1e-6, 1_000_000, "leave it out to clip nothing"),
+    between("spec.training.streams", 1, 8, "one is enough where both sides have few cores"),
+    between("spec.training.gradientMebibytes", 4, 65536, "leave it out for 4096, or 4 a worker where that is more"),
+    between("spec.training.compression.ratio", 0.0001, 0.5, "leave it out for 0.01; above 0.5 nothing becomes smaller"),
+    between("spec.ps.shards", 1, 256, "one shard serves most models; more spread memory and traffic"),
+    between("spec.ps.shardTimeoutSeconds", 2, 3600, "leave it out for 10"),
+    between("spec.workers.replicas", 1, 4000, "to run none for a while set spec.suspend: true"),
+    between("spec.workers.stepTimeoutSeconds", 5, 86_400, "leave it out for no limit"),
+    between("spec.checkpoint.request", 1, 9_007_199_254_740_991, "unix seconds will do"),
+    between("spec.checkpoint.everySteps", 1, 1_000_000_000, "leave it out to take checkpoints by spec.checkpoint.interval alone"),
+    between("spec.checkpoint.keep", 2, 1000, "two at least, so that a damaged checkpoint has one before it"),
+    between("spec.runPolicy.backoffLimit", 0, 1000, "0 fails the job at its first failure"),
+    between("spec.runPolicy.backoffLimitPerRole.shard", 0, 1000, "leave it out for spec.runPolicy.backoffLimit alone"),
+    between("spec.runPolicy.backoffLimitPerRole.worker", 0, 1000, "leave it out for spec.runPolicy.backoffLimit alone"),
+    between("spec.runPolicy.activeDeadlineSeconds", 1, LARGEST, "leave it out for no deadline"),
+    between("spec.runPolicy.pendingTimeoutSeconds", 1, LARGEST, "leave it out to wait"),
+    between("spec.runPolicy.ttlSecondsAfterFinished", 0, LARGEST, "leave it out to keep the finished job"),
 )
 
 _TEXTS = (
@@ -155,20 +99,20 @@ _TEXTS = (
         "write it with its unit, such as 30s, 5m or 1h30m",
         cel=f"self.matches('{duration.PATTERN}') && duration(self) >= duration('1s') && duration(self) <= duration('24h')",
     ),
-    _matching("spec.checkpoint.size", SIZE, "must be a whole quantity with its unit", "such as 500Mi, 10Gi or 1Ti"),
-    _matching(
+    matching("spec.checkpoint.size", SIZE, "must be a whole quantity with its unit", "such as 500Mi, 10Gi or 1Ti"),
+    matching(
         "spec.checkpoint.resumeFrom",
         RUN,
         "must be a run: 1 to 63 lower-case letters, digits and '-'",
         "copy status.run of the job to go on from, such as 5f1c9e0a-7f0e-4c55-9d0b-0c5d2b7a6d11",
     ),
-    _matching(
+    matching(
         "spec.checkpoint.volume.claim",
         OBJECT_NAME,
         "must be the name of a PersistentVolumeClaim in the job's namespace",
         "lower-case letters, digits, '-' and '.', without a namespace before it",
     ),
-    _matching("spec.managedBy", MANAGER, "must be a domain, '/' and a name", "such as psjob.dev/operator; leave it out for this operator"),
+    matching("spec.managedBy", MANAGER, "must be a domain, '/' and a name", "such as psjob.dev/operator; leave it out for this operator"),
     FieldRule(
         "spec.training.reduction",
         lambda name: re.fullmatch(REDUCTION, name, re.ASCII) is not None,

@@ -14,7 +14,7 @@ from psjob_operator.api.duration import seconds
 
 
 class JobSpec(Model):
-    """What to train, on how many processes, and what to keep of it. Only `suspend`, `training.mode` and four of `runPolicy` may change."""
+    """What to train, on how many processes, and what to keep of it. Only `suspend`, `training.mode` and some of `runPolicy` may change."""
 
     training: Training = Field(default_factory=lambda: Training())
     """How pushes become updates. The optimizer itself is the script's."""
@@ -195,6 +195,12 @@ class RunPolicy(Model):
 
     backoff_limit: int = 6
     """Number of failures that are answered by a restart; one more fails the job. Drained, preempted and lost pods do not count; 0..1000."""
+    backoff_limit_per_role: RoleLimits | None = None
+    """Limits of one role beside `backoffLimit`, which holds for both together."""
+    failure_rules: list[FailureRule] | None = None
+    """What becomes of a process that was lost, by how it ended: the first rule that matches holds. Without one, failures of its own doing
+    count and others do not; 20 at most. An end that says of itself that a restart is of no use (exit codes 77 and 78 of the runtime)
+    fails the job whatever the rules say."""
     active_deadline_seconds: int | None = None
     """The job fails when it has been active, not suspended, for so long; 1..2147483647."""
     pending_timeout_seconds: int | None = None
@@ -207,3 +213,37 @@ class RunPolicy(Model):
     """Pods deleted when the job has finished: those still running, all, or none."""
     success_policy: Literal["AllWorkers", "FirstWorker"] = "AllWorkers"
     """The job is complete when all workers, or worker 0, ended with exit code 0."""
+
+
+class RoleLimits(Model):
+    """As `backoffLimit`, of the processes of one role."""
+
+    shard: int | None = None
+    """Failures of all shards together that are answered by a restart; 0..1000."""
+    worker: int | None = None
+    """Failures of all workers together that are answered by a restart; 0..1000."""
+
+
+class FailureRule(Model):
+    """One rule: a process that meets all of `role`, `exitCodes`, `signals` and `reasons`, as far as they are given, gets `action`."""
+
+    action: Literal["Fail", "Restart", "Ignore"]
+    """Fail: the job ends as Failed, reason FailureRule; Restart: it is started again, and that counts against the limits;
+    Ignore: it is started again and does not count, ten seconds to two minutes after its last start."""
+    role: Literal["shard", "worker", "any"] = "any"
+    """Of which processes."""
+    exit_codes: ExitCodes | None = None
+    """Exit codes of a process that ended by itself. Those that the runtime gives have the reasons Retry, Fenced and Hung instead."""
+    signals: list[int] | None = None
+    """Numbers of the signals that ended it, such as 11 for SIGSEGV; 1..64, at most 16. An exit code of 128 + n is signal n."""
+    reasons: list[str] | None = None
+    """Causes as `status.restarts.causes` has them, such as Error, OOMKilled, Evicted, Unresponsive, Hung, NodeLost; at most 16."""
+
+
+class ExitCodes(Model):
+    """A set of exit codes."""
+
+    operator: Literal["In", "NotIn"]
+    """In: it is one of `values`; NotIn: it is none of them."""
+    values: list[int]
+    """1..255, from 1 to 64 of them."""

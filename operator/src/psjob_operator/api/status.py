@@ -202,10 +202,40 @@ class Restarts(StatusModel):
     """How many by cause, such as OOMKilled: 2."""
     counted: int = 0
     """Failures that count against runPolicy.backoffLimit; 0 again after ten minutes of commits."""
+    counted_by_role: RoleCounts = Field(default_factory=lambda: RoleCounts())
+    """The same by role, against runPolicy.backoffLimitPerRole."""
     last_counted: str | None = None
     """When a failure was last counted: the next start waits from here."""
     last_reset: str | None = None
     """When `counted` last went back to 0."""
+    by_process: tuple[ProcessRestarts, ...] = ()
+    """The eight shards and workers that were started again most often, most first: a process or a node that fails again and again."""
+
+
+class RoleCounts(StatusModel):
+    """A number of each role."""
+
+    shard: int = 0
+    """Of shards."""
+    worker: int = 0
+    """Of workers."""
+
+
+class ProcessRestarts(StatusModel):
+    """How often one process was started again."""
+
+    role: str
+    """shard or worker."""
+    index: int
+    """Its number, from 0."""
+    count: int
+    """How often, since it is in this list."""
+    cause: str
+    """Why, the last time."""
+    node: str | None = None
+    """Where it ran, the last time."""
+    time: str
+    """When it was last started again."""
 
 
 TERMINAL: frozenset[Phase] = frozenset({"Complete", "Failed"})

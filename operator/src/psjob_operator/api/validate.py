@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -152,7 +153,7 @@ def _path(loc: tuple[int | str, ...]) -> str:
 
 def _at(path: str) -> dict[str, Any]:
     try:
-        return node(schema(), path)
+        return node(schema(), re.sub(r"\[\d+\]", "[]", path))
     except (KeyError, TypeError):
         return {}
 

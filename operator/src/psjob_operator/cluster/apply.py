@@ -13,9 +13,11 @@ from psjob_operator.cluster import pods
 from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, SERVICES, ResourceKind
 from psjob_operator.cluster.memory import STRANGER_SECONDS, Memory
+from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.store import JobStore
 from psjob_operator.plan.actions import Action, CreateProcess, DeleteJob, DeleteProcess, EnsureClaim, EnsureConfig, EnsureService
 from psjob_operator.plan.snapshot import Snapshot
+from psjob_operator.render import NOBODY
 
 AT_ONCE = 8
 """Creates, or deletes, of one job under way at a time."""
@@ -40,8 +42,9 @@ class ApplyOutcome:
 class Apply:
     """One turn's acts for one job."""
 
-    def __init__(self, client: Client, store: JobStore) -> None:
+    def __init__(self, client: Client, store: JobStore, shard_user: int | None = NOBODY) -> None:
         self._client = client
+        self._user = shard_user
         self._store = store
 
     async def run(self, snapshot: Snapshot, actions: Sequence[Action], memory: Memory, now: float) -> ApplyOutcome:
@@ -86,6 +89,7 @@ class Apply:
             await self._client.delete(PODS, snapshot.namespace, action.name, action.uid, action.grace_seconds)
         except ApiError as error:
             return error
+        self._store.dismiss(Key(snapshot.namespace, snapshot.name), action.uid)
         return None
 
     async def _create_all(
@@ -106,7 +110,7 @@ class Apply:
         self, snapshot: Snapshot, action: CreateProcess, memory: Memory, now: float, outcome: ApplyOutcome
     ) -> ApiError | None:
         """POST one pod; answers the refusal, where there was one."""
-        body = render.pod(snapshot, action)
+        body = render.pod(snapshot, action, self._user)
         # Whatever happens from here on but a definite no, the name may be taken: the grant is used up.
         memory.granted.discard(action.name)
         try:

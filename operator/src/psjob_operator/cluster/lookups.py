@@ -74,6 +74,15 @@ class Lookups:
         writer.close()
         return True
 
+    async def modes(self, claim: str) -> tuple[str, ...] | None:
+        """Access modes of this claim, which never change; None where it cannot be read, after which it is asked for again."""
+        known = self._memory.answers.get("claim/" + claim)
+        if known is None or not (known.words or known.fresh(self.now)):
+            wait = NODE_SECONDS if known is None else min(known.wait * 2, 60.0)
+            known = Answer(self.now, words=await self._read_modes(claim), wait=wait)
+            self._memory.answers["claim/" + claim] = known
+        return known.words or None
+
     async def _node(self, node: str, fallback: bool) -> Answer:
         known = self._memory.answers.get("node/" + node)
         if known is None or not known.fresh(self.now):
@@ -122,6 +131,15 @@ class Lookups:
                 raise
             return (f"its Events cannot be read: {error.message}",)
         return _newest(found)
+
+    async def _read_modes(self, claim: str) -> tuple[str, ...]:
+        try:
+            raw = await self._client.get(CLAIMS, self._namespace, claim)
+        except ApiError as error:
+            if error.definite:
+                return ()
+            raise
+        return tuple((raw.get("spec") or {}).get("accessModes") or ())
 
     async def _read_node(self, node: str, fallback: bool) -> tuple[bool, bool]:
         """(lost, silent)."""

@@ -21,6 +21,7 @@ from psjob_operator.cluster.kinds import JOBS, ResourceKind
 from psjob_operator.cluster.queue import Queue
 from psjob_operator.cluster.relist import Relist
 from psjob_operator.cluster.store import JobStore
+from psjob_operator.render import NOBODY
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ class Options:
     """How this operator runs."""
 
     runtime_image: str
+    shard_user: int | None = NOBODY
+    """Of render.pod."""
     kubeconfig: str | None = None
     namespaces: tuple[str, ...] = ()
     """Empty: all of them."""
@@ -51,7 +54,8 @@ async def run(options: Options) -> int:
     client = Client(configuration, options.limits, connect.AGENT)
     store, queue = JobStore(), Queue()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
-        settings = reconcile.Settings(options.runtime_image, f"{socket.gethostname()}-{os.getpid()}", options.progress_seconds)
+        instance = f"{socket.gethostname()}-{os.getpid()}"
+        settings = reconcile.Settings(options.runtime_image, instance, options.progress_seconds, options.shard_user)
         reconciler = reconcile.Reconciler(client, store, queue, settings, session)
         health = Health(lambda: reconcile.health(reconciler, store, queue), reconciler.told)
         await health.start(options.health_host, options.health_port)

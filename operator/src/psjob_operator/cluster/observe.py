@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from psjob_operator.api.spec import JobSpec
-from psjob_operator.api.status import JobStatus
+from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.api.validate import validate_job
 from psjob_operator.cluster import silence
 from psjob_operator.cluster.client import Client
@@ -24,6 +24,7 @@ from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.relist import take
 from psjob_operator.cluster.store import JobEntry, JobStore
 from psjob_operator.plan import naming
+from psjob_operator.plan.objects import named_claim
 from psjob_operator.plan.snapshot import Claim, Objects, Process, Snapshot
 from psjob_operator.plan.status import PROBLEMS
 from psjob_operator.render.names import LABEL_JOB
@@ -75,7 +76,7 @@ async def observe(
         deleting=job.deleting,
         spec_problems=problems,
         processes=processes,
-        objects=await _objects(lookups, store, job),
+        objects=await _objects(lookups, store, job, spec),
         progress=memory.progress,
         progress_at=memory.progress_at,
         gone=store.removed(key),
@@ -109,7 +110,8 @@ async def _process(lookups: Lookups, view: PodView, shown: bool, lost: bool) -> 
     return process
 
 
-async def _objects(lookups: Lookups, store: JobStore, job: JobEntry) -> Objects:
+async def _objects(lookups: Lookups, store: JobStore, job: JobEntry, spec: JobSpec) -> Objects:
+    own = named_claim(spec) if job.status.get("phase") not in TERMINAL else ""
     key = Key(job.namespace, job.name)
     mine = {
         (kind, child.name): child
@@ -129,6 +131,7 @@ async def _objects(lookups: Lookups, store: JobStore, job: JobEntry) -> Objects:
         service=(SERVICES, naming.service(job.name)) in mine,
         config_digest=config.digest if config is not None else "",
         claim=claim,
+        modes=await lookups.modes(own) if own else None,
         strangers=await lookups.strangers(job.uid),
     )
 
@@ -139,7 +142,7 @@ def _spec(job: JobEntry, memory: Memory) -> tuple[JobSpec, tuple[str, ...]]:
         metadata = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
         raw = {"apiVersion": f"{JOBS.group}/{JOBS.version}", "kind": JOBS.kind, "metadata": metadata, "spec": job.spec}
         found, problems = validate_job(raw)
-        spec = found.spec if found is not None else _lenient(job.spec, job.status)
+        spec = found.spec if found is not None else _lenient(job.spec if isinstance(job.spec, Mapping) else {}, job.status)
         memory.observed = (job.generation, spec, tuple(str(problem) for problem in problems))
     return memory.observed[1], memory.observed[2]
 
@@ -147,7 +150,10 @@ def _spec(job: JobEntry, memory: Memory) -> tuple[JobSpec, tuple[str, ...]]:
 def _lenient(raw: Mapping[str, Any], status: Mapping[str, Any]) -> JobSpec:
     """What of the spec can be read, without what cannot: suspension, deadline and policies hold. Shards and workers are as many as the
     status has, where the spec does not say."""
-    kept = copy.deepcopy(dict(raw))
+    try:
+        kept = copy.deepcopy(dict(raw))
+    except RecursionError:
+        kept = _owned(raw)
     for _ in range(PRUNINGS):
         try:
             return JobSpec.model_validate(kept)
@@ -162,7 +168,14 @@ def _lenient(raw: Mapping[str, Any], status: Mapping[str, Any]) -> JobSpec:
             ps.setdefault("shards", max(1, len(status.get("shards") or ())))
             workers.setdefault("replicas", max(1, (status.get("workers") or {}).get("desired") or 0))
             workers.setdefault("template", {})
-    return JobSpec.model_validate({"ps": {"shards": 1}, "workers": {"replicas": 1, "template": {}}})
+    return JobSpec.model_validate({**_owned(raw), "ps": {"shards": 1}, "workers": {"replicas": 1, "template": {}}})
+
+
+def _owned(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Who runs the job and whether it is to run, of a spec of which nothing else can be read: another controller's job is not touched."""
+    manager, suspend = raw.get("managedBy"), raw.get("suspend")
+    owned: dict[str, Any] = {} if manager is None else {"managedBy": str(manager)}
+    return owned | ({"suspend": suspend} if isinstance(suspend, bool) else {})
 
 
 def _prune(raw: Any, path: tuple[int | str, ...]) -> bool:

@@ -22,6 +22,7 @@ from psjob_operator.cluster.store import JobEntry, JobStore
 from psjob_operator.plan.actions import Event, Plan
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import REFUSED_MOST, Snapshot
+from psjob_operator.render import NOBODY
 
 REST_MOST = 1.0
 HUNG_PART = 0.2
@@ -43,6 +44,8 @@ class Settings:
     runtime_image: str
     instance: str
     progress_seconds: float = 60.0
+    shard_user: int | None = NOBODY
+    """Of render.pod."""
 
 
 class Reconciler:
@@ -63,7 +66,7 @@ class Reconciler:
         self._settings = settings
         self._session = session
         self._clock = clock
-        self._apply = Apply(client, store)
+        self._apply = Apply(client, store, settings.shard_user)
         self._memories: dict[Key, Memory] = {}
         self._pulls: set[asyncio.Task[None]] = set()
         self.turns = 0

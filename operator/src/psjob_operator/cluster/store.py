@@ -68,7 +68,7 @@ class JobStore:
     def __init__(self) -> None:
         self._entries: dict[ResourceKind, dict[Key, _Entry]] = {kind: {} for kind in (JOBS, *CHILDREN)}
         self._of_job: dict[ResourceKind, dict[Key, set[Key]]] = {kind: defaultdict(set) for kind in CHILDREN}
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._gone: OrderedDict[str, int | None] = OrderedDict()
         self._farewells: dict[Key, Process] = {}
         self._removed: dict[Key, dict[tuple[str, int], Process]] = {}
 
@@ -76,7 +76,7 @@ class JobStore:
         """Take in an object; answers the job it concerns, or None where it says nothing new."""
         metadata = raw["metadata"]
         uid, version = metadata["uid"], int(metadata["resourceVersion"])
-        if uid in self._gone:
+        if not self._rises(uid, version):
             return None
         place = Key(metadata["namespace"], metadata["name"])
         known = self._entries[kind].get(place)
@@ -85,6 +85,8 @@ class JobStore:
         job = place if kind == JOBS else Key(place.namespace, (metadata.get("labels") or {}).get(LABEL_JOB, ""))
         view = _PARSE[kind](raw)
         if known is not None and (known.job != job or view is None):
+            # Without our labels nobody serves it any more: for its job it is as good as removed.
+            self._remember(known.job, known.view)
             self._drop(kind, place)
         if view is None or not job.name:
             return known.job if known is not None else None
@@ -96,7 +98,7 @@ class JobStore:
     def remove(self, kind: ResourceKind, raw: Mapping[str, Any]) -> Key | None:
         """An object has gone; answers the job it concerned."""
         metadata = raw["metadata"]
-        self._bury(metadata["uid"])
+        self._bury(metadata["uid"], int(metadata["resourceVersion"]) if "resourceVersion" in metadata else None)
         place = Key(metadata["namespace"], metadata["name"])
         known = self._entries[kind].get(place)
         if known is None or known.uid != metadata["uid"]:
@@ -115,7 +117,7 @@ class JobStore:
         for place, entry in list(self._entries[kind].items()) if job is None else self._entries_of(kind, job):
             inside = not namespace or place.namespace == namespace
             if inside and entry.uid not in present and entry.version <= version:
-                self._bury(entry.uid)
+                self._bury(entry.uid, version)
                 self._remember(entry.job, entry.view)
                 self._drop(kind, place)
                 news.add(entry.job)
@@ -178,8 +180,23 @@ class JobStore:
             if not members:
                 del self._of_job[kind][entry.job]
 
-    def _bury(self, uid: str) -> None:
-        self._gone[uid] = None
+    def dismiss(self, key: Key, uid: str) -> None:
+        """A removed pod of this job was deleted again, to be sure: nothing need be done about it any more."""
+        seats = self._removed.get(key, {})
+        for seat in [seat for seat, process in seats.items() if process.uid == uid]:
+            del seats[seat]
+
+    def _rises(self, uid: str, version: int) -> bool:
+        """Whether this object is there: what was removed is not, but what only lost its label for a while has a newer version."""
+        buried = self._gone.get(uid, -1)
+        if buried is None or version <= buried:
+            return False
+        self._gone.pop(uid, None)
+        return True
+
+    def _bury(self, uid: str, version: int | None) -> None:
+        """Gone with this version; None: for good."""
+        self._gone[uid] = version
         while len(self._gone) > _TOMBSTONES:
             self._gone.popitem(last=False)
 

@@ -43,7 +43,7 @@ class CreateProcess:
     waited: int = 0
     """Seconds since the start before, where that was lost by no fault of its own; the next wait is longer."""
     placement: int | None = None
-    """Shards: the number that those who share a volume have in common; None where they share none."""
+    """Shards: the number that those who share a volume have in common, 0 in a run that has none yet; None where they share none."""
     pinned: Pinned = field(default_factory=Pinned)
     """Of the run."""
 

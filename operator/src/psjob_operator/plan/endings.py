@@ -11,6 +11,7 @@ from psjob_operator.api.status import JobStatus
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import progress, text, whole
 from psjob_operator.plan.restarts import counted
+from psjob_operator.plan.snapshot import Role
 from psjob_operator.plan.text import unix
 from psjob_operator.plan.troubles import explain
 
@@ -96,14 +97,21 @@ def lost_for_good(facts: Facts) -> Ending | None:
 
 @_once_begun
 def too_often(facts: Facts) -> Ending | None:
-    """One counted failure more than backoffLimit."""
-    limit = facts.snapshot.spec.run_policy.backoff_limit
+    """One counted failure more than backoffLimit, or than what backoffLimitPerRole gives the role."""
+    policy = facts.snapshot.spec.run_policy
     failures = [seat for seat in facts.seats if seat.fate.counted and not (seat.role == "worker" and facts.success_met)]
-    total = counted(facts) + len(failures)
-    if not failures or total <= limit:
-        return None
-    last = failures[-1]
-    return Ending("Failed", "BackoffLimitExceeded", f"{last}, {explain(facts, last, total)}")
+    if failures and counted(facts) + len(failures) > policy.backoff_limit:
+        return Ending("Failed", "BackoffLimitExceeded", f"{failures[-1]}, {explain(facts, failures[-1], counted(facts) + len(failures))}")
+    of_role = policy.backoff_limit_per_role
+    limits: tuple[tuple[Role, int | None], ...] = (("shard", of_role.shard), ("worker", of_role.worker)) if of_role is not None else ()
+    for role, limit in limits:
+        own = [seat for seat in failures if seat.role == role]
+        total = counted(facts, role) + len(own)
+        if own and limit is not None and total > limit:
+            return Ending(
+                "Failed", "BackoffLimitExceeded", f"{own[-1]}, {explain(facts, own[-1], total, f'backoffLimitPerRole.{role}', limit)}"
+            )
+    return None
 
 
 @_once_begun

@@ -129,7 +129,9 @@ class Facts:
                 seats.append(Seat("worker", index, number or start, self._name("worker", index, number or start), there, Fate("done")))
             else:
                 seat = self._seat("worker", index, number or start, there)
-                seats.append(replace(seat, fate=fate.hung(self.hung[index][1])) if self.is_hung(seat) else seat)
+                seats.append(
+                    replace(seat, fate=self._ruled("worker", there, fate.hung(self.hung[index][1]))) if self.is_hung(seat) else seat
+                )
         return tuple(seats)
 
     @cached_property
@@ -239,7 +241,10 @@ class Facts:
     def _seat(self, role: Role, index: int, number: int, there: Process | None) -> Seat:
         name = self._name(role, index, number)
         may_create = there is None and name in self.snapshot.granted
-        return Seat(role, index, number, name, there, fate.fate(there), may_create, self._refusals.get(name))
+        return Seat(role, index, number, name, there, self._ruled(role, there, fate.fate(there)), may_create, self._refusals.get(name))
+
+    def _ruled(self, role: Role, there: Process | None, found: Fate) -> Fate:
+        return fate.ruled(self.snapshot.spec.run_policy.failure_rules or (), role, there, found)
 
     def _name(self, role: Role, index: int, number: int) -> str:
         return naming.process(self.snapshot.name, role, index, number)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from psjob_operator import contract
+from psjob_operator.api.spec import FailureRule
 from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_DONE, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY
-from psjob_operator.plan.snapshot import Exit, Process
+from psjob_operator.plan.snapshot import Exit, Process, Role
 from psjob_operator.plan.text import short
 
+SIGNALLED = 128
+"""The exit code of a process that signal n ended is this and n."""
 Kind = Literal["absent", "waiting", "running", "done", "lost", "fatal"]
 OWN_USE = ("was using", "exceed")
 """Words of the kubelet in an eviction for what the pod itself used; a victim of others' use lacks them."""
@@ -42,6 +46,8 @@ class Fate:
     message: str = ""
     fenced_by: int = 0
     """View that a fenced shard met; 0 where it was not fenced."""
+    rule: int | None = None
+    """Index of the rule of runPolicy.failureRules that decided; None where none did."""
 
 
 def fate(process: Process | None) -> Fate:
@@ -67,6 +73,40 @@ def fate(process: Process | None) -> Fate:
 def hung(seconds: float) -> Fate:
     """The fate of a worker that shard 0 names: it has made no step for so long while others wait for it."""
     return Fate("lost", "Hung", counted=True, message=f"it has made no step for {seconds:.0f} s while others wait for it")
+
+
+def ruled(rules: Sequence[FailureRule], role: Role, process: Process | None, found: Fate) -> Fate:
+    """What the job's own rules make of `found`: the first of them that matches holds."""
+    number = matching(rules, role, process, found)
+    if number is None:
+        return found
+    action = rules[number].action
+    if action == "Fail":
+        why = f"{found.cause}: {found.message}" if found.message else found.cause
+        return Fate("fatal", "FailureRule", message=f"spec.runPolicy.failureRules[{number}] says Fail: {why}", rule=number)
+    return replace(found, counted=action == "Restart", rule=number)
+
+
+def matching(rules: Sequence[FailureRule], role: Role, process: Process | None, found: Fate) -> int | None:
+    """Index of the first rule that a lost process meets; None where there is none."""
+    if found.kind != "lost":
+        return None
+    return next((number for number, rule in enumerate(rules) if _meets(rule, role, process, found)), None)
+
+
+def _meets(rule: FailureRule, role: Role, process: Process | None, found: Fate) -> bool:
+    # The exit code of a process that was preempted or deleted is what was done to it; the runtime's own codes have causes.
+    own = found.counted and found.cause != "Hung"
+    exit = process.exit if process is not None and own else None
+    code = 0 if exit is None else exit.code or SIGNALLED + exit.signal
+    signal = 0 if exit is None else exit.signal or code - SIGNALLED
+    codes = rule.exit_codes
+    return (
+        rule.role in ("any", role)
+        and (codes is None or (exit is not None and (code in codes.values) == (codes.operator == "In")))
+        and (not rule.signals or (exit is not None and signal in rule.signals))
+        and (not rule.reasons or found.cause in rule.reasons)
+    )
 
 
 def _ended(process: Process, exit: Exit) -> Fate:
@@ -137,7 +177,8 @@ def _sentence(exit: Exit) -> str:
 def of_the_runtime(exit: Exit) -> bool:
     """Whether the runtime gave a worker's exit code: then its message is one of contract.ENDING_KEYS. A script's own 75 or 77 has none."""
     said = read_message(exit)
-    return bool(said) and said.keys() <= contract.ENDING_KEYS
+    # The runtime writes no newline; the kubelet gives the end of the log, a line of JSON perhaps, where no message was left.
+    return bool(said) and said.keys() <= contract.ENDING_KEYS and not exit.message.endswith("\n")
 
 
 def _fenced_by(exit: Exit) -> int:

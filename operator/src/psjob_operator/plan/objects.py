@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import Pinned
 from psjob_operator.contract import CONFIG_FORMAT
@@ -29,6 +31,14 @@ def ensure(snapshot: Snapshot, pinned: Pinned) -> tuple[Around, ...]:
 def makes_claim(spec: JobSpec) -> bool:
     """The job has a claim made for it: it keeps checkpoints and names no volume."""
     return spec.checkpoint.volume is None and not spec.checkpoint.disabled
+
+
+def named_claim(spec: JobSpec) -> str:
+    """The user's claim to which checkpoints go; empty where the job has its own or keeps none, or they go to another kind of volume."""
+    if spec.checkpoint.volume is None or spec.checkpoint.disabled:
+        return ""
+    claim = spec.checkpoint.volume.source().get("persistentVolumeClaim")
+    return str(claim.get("claimName") or "") if isinstance(claim, Mapping) else ""
 
 
 def conflict(snapshot: Snapshot) -> str:

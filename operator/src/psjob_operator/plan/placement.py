@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from psjob_operator.api.spec import JobSpec
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.fate import Fate
-from psjob_operator.plan.objects import makes_claim
+from psjob_operator.plan.objects import makes_claim, named_claim
+from psjob_operator.plan.snapshot import Snapshot
 
 LEAVES = ("Drained", "NodeLost", "NodeShutdown")
 """Causes after which a node takes no pod back."""
@@ -21,14 +21,17 @@ STUCK_SECONDS, STUCK_MOST = 10.0, 120.0
 """A shard for which its node has no place moves with all others after so long; twice as long each time, up to the second."""
 
 
-def shared(spec: JobSpec) -> bool:
-    """The shards write to one volume that one node at a time can mount."""
-    return makes_claim(spec) and spec.checkpoint.access_mode == "ReadWriteOnce"
+def shared(snapshot: Snapshot) -> bool:
+    """The shards write to one volume that one node at a time can mount. A user's claim is taken for one until its modes are known:
+    shards on one node work with every claim."""
+    if makes_claim(snapshot.spec):
+        return snapshot.spec.checkpoint.access_mode == "ReadWriteOnce"
+    return bool(named_claim(snapshot.spec)) and "ReadWriteMany" not in (snapshot.objects.modes or ())
 
 
 def moved(facts: Facts) -> tuple[Seat, ...]:
     """All shards, as lost, where they must go elsewhere together; none where they stay."""
-    if not shared(facts.snapshot.spec):
+    if not shared(facts.snapshot):
         return ()
     shards = tuple(seat for seat in facts.shards if seat.fate.kind not in ("done", "fatal"))
     left = any(seat.fate.kind == "lost" and seat.fate.cause in LEAVES for seat in shards)
@@ -49,7 +52,7 @@ def waited(facts: Facts) -> int:
 
 def _stuck(facts: Facts) -> tuple[float, ...]:
     """When each shard that has no place beside the others will have had none for long enough."""
-    if not shared(facts.snapshot.spec) or not any(pod.role == "shard" and pod.node and pod.exit is None for pod in facts.pods):
+    if not shared(facts.snapshot) or not any(pod.role == "shard" and pod.node and pod.exit is None for pod in facts.pods):
         return ()
     waiting = (seat.process for seat in facts.shards if seat.fate.kind == "waiting")
     return tuple(pod.created + waited(facts) for pod in waiting if pod is not None and AFFINITY in pod.unschedulable)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psjob_operator.api.status import Pinned
@@ -10,7 +11,7 @@ from psjob_operator.plan.actions import CreateProcess, DeleteProcess
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import checkpoint_known
 from psjob_operator.plan.restarts import AT_ONCE, Raising, spacing
-from psjob_operator.plan.snapshot import Process, Refusal
+from psjob_operator.plan.snapshot import Process, Refusal, Role
 
 CONFLICT = 409
 FORCE = 0
@@ -53,7 +54,7 @@ def create(facts: Facts, raising: Raising, pinned: Pinned) -> Creating:
         shard = seat.role == "shard"
         if shard and raising.moving:
             waited = placement.waited(facts)
-        place = raising.placement if shard and placement.shared(facts.snapshot.spec) else None
+        place = (raising.placement or 0) if shard and placement.shared(facts.snapshot) else None
         actions.append(CreateProcess(seat.role, seat.index, number, raising.view, name, shard and known, waited, place, pinned))
     return Creating(tuple(actions), tuple(conflicts), min(wakes, default=None))
 
@@ -85,8 +86,22 @@ def replaced(facts: Facts, raising: Raising) -> tuple[DeleteProcess, ...]:
             newest[pod.role, pod.index] = max(pod.number, newest.get((pod.role, pod.index), 0))
     return tuple(
         DeleteProcess(pod.name, pod.uid, _grace(facts, pod), why="it was replaced")
-        for pod in sorted(old, key=lambda pod: (pod.role, pod.index, pod.number))
+        for pod in sorted((*old, *_out_of_sight(facts, numbers)), key=lambda pod: (pod.role, pod.index, pod.number))
         if not _ended(pod) or pod.node_lost or pod.number < newest[pod.role, pod.index]
+    )
+
+
+def _out_of_sight(facts: Facts, numbers: Mapping[tuple[Role, int], int]) -> tuple[Process, ...]:
+    """Replaced pods that vanished without having been asked to end: perhaps they only lost our labels, and run on."""
+    names = {pod.name for pod in facts.pods}
+    return tuple(
+        pod
+        for pod in facts.known
+        if pod.gone
+        and pod.deleting is None
+        and not _ended(pod)
+        and pod.name not in names
+        and pod.number < numbers.get((pod.role, pod.index), 0)
     )
 
 

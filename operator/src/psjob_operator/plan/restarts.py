@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from psjob_operator.api.status import Restarts
+from psjob_operator.api.status import ProcessRestarts, Restarts, RoleCounts
 from psjob_operator.plan import naming, placement
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import last_commit
-from psjob_operator.plan.snapshot import Process
+from psjob_operator.plan.snapshot import Process, Role
 from psjob_operator.plan.text import stamp, unix
 
 FIRST_SECONDS = 10.0
@@ -25,6 +26,8 @@ TOGETHER_SECONDS = 3.0
 """Failures so soon after a counted one are of the same event, such as a node that dies with several processes."""
 LIVED_SECONDS = 5.0
 """A process that fails sooner after its start is a crash loop, whatever else the job does."""
+MOST_PROCESSES = 8
+"""In status.restarts.byProcess."""
 AT_ONCE = ("Deleted", "Fenced")
 """Causes that happen once: a person's deletion, a view that is passed by the next start."""
 
@@ -148,7 +151,7 @@ def restarts(facts: Facts, raising: Raising) -> Restarts:
     """The counts after these raises: written in the same write, so that no failure counts twice."""
     before = facts.stored.restarts
     failures = counted(facts)
-    reset = {"counted": 0, "last_reset": stamp(facts.now)} if failures < before.counted else {}
+    reset = {"counted": 0, "counted_by_role": RoleCounts(), "last_reset": stamp(facts.now)} if failures < before.counted else {}
     before = before.model_copy(update=reset)
     # Before the job first ran, an absent pod was most likely never made: its name was only reserved.
     starting = facts.stored.phase == "Pending"
@@ -157,15 +160,38 @@ def restarts(facts: Facts, raising: Raising) -> Restarts:
         return before
     causes = Counter(before.causes)
     causes.update(_cause(seat) for seat in again)
-    fresh = sum(seat.fate.counted for seat in again)
+    fresh = [seat.role for seat in again if seat.fate.counted]
+    by_role = before.counted_by_role
     return before.model_copy(
         update={
             "total": before.total + len(again),
             "causes": dict(sorted(causes.items())[:64]),
-            "counted": before.counted + fresh,
+            "counted": before.counted + len(fresh),
+            "counted_by_role": RoleCounts(shard=by_role.shard + fresh.count("shard"), worker=by_role.worker + fresh.count("worker")),
             "last_counted": stamp(facts.now) if fresh else before.last_counted,
+            "by_process": _by_process(before.by_process, again, facts.now),
         }
     )
+
+
+def _by_process(before: tuple[ProcessRestarts, ...], again: Iterable[Seat], now: float) -> tuple[ProcessRestarts, ...]:
+    """The list with these starts in it. Who is new takes the place of the one with the fewest and oldest, so that it can come to more."""
+    kept = {(entry.role, entry.index): entry for entry in before}
+    for seat in again:
+        if seat.fate.kind not in ("lost", "absent") or seat.fate.cause == "Moved":
+            continue
+        known = kept.pop((seat.role, seat.index), None)
+        if known is None and len(kept) >= MOST_PROCESSES:
+            del kept[min(kept, key=lambda place: (kept[place].count, kept[place].time, place))]
+        kept[seat.role, seat.index] = ProcessRestarts(
+            role=seat.role,
+            index=seat.index,
+            count=(known.count if known else 0) + 1,
+            cause=_cause(seat),
+            node=(seat.process.node if seat.process is not None else "") or None,
+            time=stamp(now),
+        )
+    return tuple(sorted(kept.values(), key=lambda entry: (-entry.count, entry.role, entry.index)))
 
 
 def _cause(seat: Seat) -> str:
@@ -226,13 +252,14 @@ def _at_once(facts: Facts, seat: Seat) -> bool:
     return facts.now - last <= TOGETHER_SECONDS or (commit is not None and commit > last)
 
 
-def counted(facts: Facts) -> int:
-    """Failures that count now: none, once commits went on for ten minutes after the last of them."""
+def counted(facts: Facts, role: Role | None = None) -> int:
+    """Failures that count now, of a role or of both: none, once commits went on for ten minutes after the last of them."""
     last = unix(facts.stored.restarts.last_counted)
     commit = last_commit(facts)
     if last is not None and commit is not None and commit - last >= FORGET_SECONDS:
         return 0
-    return facts.stored.restarts.counted
+    by_role = facts.stored.restarts.counted_by_role
+    return facts.stored.restarts.counted if role is None else by_role.shard if role == "shard" else by_role.worker
 
 
 def not_before(facts: Facts) -> float:

@@ -112,6 +112,8 @@ class Objects:
     config_digest: str = ""
     """Value of the digest label on the live ConfigMap, empty when absent."""
     claim: Claim | None = None
+    modes: tuple[str, ...] | None = None
+    """Access modes of the claim that the job names as its own; None where it names none, or the claim cannot be read (yet)."""
     strangers: tuple[str, ...] = ()
     """`kind/name` of live objects with a child's name that are not ours: NameConflict."""
 

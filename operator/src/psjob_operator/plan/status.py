@@ -61,13 +61,19 @@ def recovering(facts: Facts, raising: Raising) -> str:
     for role, what in (("shard", "restored from the last checkpoint"), ("worker", "started again")):
         seats = [seat for seat in raising.raised if seat.role == role]
         if seats:
-            causes = ", ".join(sorted({seat.fate.cause or "Finished" for seat in seats}))
+            causes = ", ".join(sorted({_why(seat) for seat in seats}))
             parts.append(f"{named(role, [seat.index for seat in seats])} {'is' if len(seats) == 1 else 'are'} {what} ({causes})")
     failed = [seat for seat in raising.raised if seat.fate.counted]
     if failed:
         which = "" if len(raising.raised) == 1 else f"{failed[0]}, "
         parts.append(which + explain(facts, failed[0], counted(facts) + len(failed)))
     return "; ".join(parts)
+
+
+def _why(seat: Seat) -> str:
+    """The cause, and the rule that decided whether it counts."""
+    cause = seat.fate.cause or "Finished"
+    return cause if seat.fate.rule is None else f"{cause}, failureRules[{seat.fate.rule}]"
 
 
 def _shards(facts: Facts, raising: Raising) -> tuple[ShardStatus, ...]:

@@ -84,15 +84,18 @@ def _pull_words(facts: Facts, seat: Seat, pod: Process) -> str:
     return pod.waiting_message
 
 
-def explain(facts: Facts, seat: Seat, failures: int) -> str:
-    """`container worker, memory limit 2Gi: exit code 137 (OOMKilled): …; failures: 2, spec.runPolicy.backoffLimit: 6`."""
+def explain(facts: Facts, seat: Seat, failures: int, field: str = "backoffLimit", limit: int | None = None) -> str:
+    """`container worker, memory limit 2Gi: exit code 137 (OOMKilled): …; failures: 2, spec.runPolicy.backoffLimit: 6`.
+
+    `limit`: of `field`; None: of backoffLimit.
+    """
     container = _container(facts, seat)
     name = container.get("name") or (SERVING if seat.role == "shard" else TRAINED)
     memory = ((container.get("resources") or {}).get("limits") or {}).get("memory")
-    limit = f", memory limit {memory}" if memory and seat.fate.cause == "OOMKilled" else ""
-    backoff = facts.snapshot.spec.run_policy.backoff_limit
+    room = f", memory limit {memory}" if memory and seat.fate.cause == "OOMKilled" else ""
+    most = facts.snapshot.spec.run_policy.backoff_limit if limit is None else limit
     why = short(seat.fate.message or seat.fate.cause, 130)
-    return f"container {name}{limit}: {why}; failures: {failures}, spec.runPolicy.backoffLimit: {backoff}"
+    return f"container {name}{room}: {why}; failures: {failures}, spec.runPolicy.{field}: {most}"
 
 
 def _container(facts: Facts, seat: Seat) -> dict[str, Any]:

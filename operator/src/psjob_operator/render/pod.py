@@ -24,6 +24,7 @@ from psjob_operator.render.names import (
     labels,
     metadata,
 )
+from psjob_operator.render.security import NOBODY
 from psjob_operator.render.shard import shard_template
 from psjob_operator.render.worker import worker_template
 
@@ -31,10 +32,12 @@ CONFIG_FOLDER = "/psjob-config"
 CONFIG_VOLUME = "psjob-config"
 
 
-def pod(job: ConfigSource, process: CreateProcess) -> Document:
-    """The pod of `process`; made once by POST, never changed."""
-    trained = process.pinned.container or TRAINED
-    template, container = shard_template(job, process.placement, trained) if process.role == "shard" else worker_template(job, trained)
+def pod(job: ConfigSource, process: CreateProcess, shard_user: int | None = NOBODY) -> Document:
+    """The pod of `process`; made once by POST, never changed. `shard_user`: who shards are where the job names nobody; None: whom the
+    namespace gives."""
+    name = process.pinned.container or TRAINED
+    shard = process.role == "shard"
+    template, container = shard_template(job, process.placement, name, shard_user) if shard else worker_template(job, name)
     spec = template["spec"]
     spec["restartPolicy"] = "Never"
     spec["hostname"] = naming.host(job.name, process.role, process.index)
@@ -86,7 +89,7 @@ def _metadata(job: ConfigSource, process: CreateProcess, template: Document, tra
         LABEL_ATTEMPT if process.role == "shard" else LABEL_START: str(process.number),
         LABEL_VIEW: str(process.view),
     }
-    if process.placement is not None:
+    if process.placement:
         own[LABEL_PLACEMENT] = str(process.placement)
     made = metadata(job, process.name, {**(given.get("labels") or {}), **own})
     waited = {ANNOTATION_WAITED: str(process.waited)} if process.waited else {}

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-import re
-from typing import Any
 
 from psjob_operator.api.template import SERVING, container_of
 from psjob_operator.contract import DATA_PORT, HEALTH_PATH, STARTED_PATH, STATUS_PORT
 from psjob_operator.plan import naming
 from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
 from psjob_operator.plan.objects import makes_claim
-from psjob_operator.plan.placement import shared
+from psjob_operator.render.interpreter import Interpreter, folder, interpreter, variables
 from psjob_operator.render.merge import merge
 from psjob_operator.render.names import LABEL_PLACEMENT, Document, shards_of
-from psjob_operator.render.security import container_security, pod_security
+from psjob_operator.render.security import NOBODY, container_security, pod_security
 
 VOLUME = "psjob-checkpoints"
 GRACE_SECONDS = 60
@@ -25,11 +23,12 @@ after, and is watched by the liveness probe, which follows its progress: it may 
 LOST_NODE_SECONDS = 30
 
 
-def shard_template(job: ConfigSource, placement: int | None, trained_name: str) -> tuple[Document, Document]:
-    """The template, and the container in it that serves. `placement`: of CreateProcess; `trained_name`: of the workers' container."""
+def shard_template(job: ConfigSource, placement: int | None, trained_name: str, user: int | None = NOBODY) -> tuple[Document, Document]:
+    """The template, and the container in it that serves. `placement`: of CreateProcess; `trained_name`: of the workers' container; `user`:
+    of pod_security."""
     worker = job.spec.workers.template
     trained = container_of(worker, trained_name) or {}
-    base: Document = {"metadata": {}, "spec": _spec(job, worker.get("spec") or {}, trained, placement)}
+    base: Document = {"metadata": {}, "spec": _spec(job, worker.get("spec") or {}, trained, placement, user)}
     over = copy.deepcopy(job.spec.ps.template or {})
     laid = container_of(over, SERVING)
     name = laid["name"] if laid and laid.get("name") else SERVING
@@ -38,10 +37,11 @@ def shard_template(job: ConfigSource, placement: int | None, trained_name: str) 
     return template, next(container for container in template["spec"]["containers"] if container["name"] == name)
 
 
-def _spec(job: ConfigSource, worker: Document, trained: Document, placement: int | None) -> Document:
+def _spec(job: ConfigSource, worker: Document, trained: Document, placement: int | None, user: int | None) -> Document:
+    python = interpreter(trained.get("command") or [])
     spec: Document = {
-        "containers": [_container(job, trained)],
-        "securityContext": pod_security(worker, trained),
+        "containers": [_container(job, trained, python)],
+        "securityContext": pod_security(worker, trained, user, python.of_the_images_user),
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "tolerations": [
             {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
@@ -51,16 +51,17 @@ def _spec(job: ConfigSource, worker: Document, trained: Document, placement: int
     }
     if worker.get("imagePullSecrets"):
         spec["imagePullSecrets"] = copy.deepcopy(worker["imagePullSecrets"])
-    if shared(job.spec):
+    if placement is not None:
         spec["affinity"] = _one_node(job, placement)
     return spec
 
 
-def _container(job: ConfigSource, trained: Document) -> Document:
+def _container(job: ConfigSource, trained: Document, python: Interpreter) -> Document:
     container: Document = {
         "name": SERVING,
         "image": trained.get("image"),
-        "command": [python(trained.get("command") or []), "-m", "psjob.shard"],
+        "command": [*python.words, "-m", "psjob.shard"],
+        "env": variables(trained),
         "ports": [{"name": "data", "containerPort": DATA_PORT}, {"name": "status", "containerPort": STATUS_PORT}],
         "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
         "securityContext": container_security(trained),
@@ -76,13 +77,9 @@ def _container(job: ConfigSource, trained: Document) -> Document:
     }
     if trained.get("imagePullPolicy"):
         container["imagePullPolicy"] = trained["imagePullPolicy"]
+    if folder(trained):
+        container["workingDir"] = folder(trained)
     return container
-
-
-def python(command: list[Any]) -> str:
-    """The worker's own interpreter where its command begins with one."""
-    first = str(command[0]) if command else ""
-    return first if re.fullmatch(r"python[0-9.]*", first.rpartition("/")[2]) else "python3"
 
 
 def _liveness(timeout: int) -> Document:
@@ -105,8 +102,8 @@ def _volume(job: ConfigSource) -> Document:
     return {"emptyDir": {}}
 
 
-def _one_node(job: ConfigSource, placement: int | None) -> Document:
-    """Beside the other shards of its placement; of a run that has no number yet beside all of the run's."""
-    number = {} if placement is None else {LABEL_PLACEMENT: str(placement)}
+def _one_node(job: ConfigSource, placement: int) -> Document:
+    """Beside the other shards of its placement; of a run that has no number yet (0) beside all of the run's."""
+    number = {LABEL_PLACEMENT: str(placement)} if placement else {}
     term = {"labelSelector": {"matchLabels": {**shards_of(job), **number}}, "topologyKey": "kubernetes.io/hostname"}
     return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}

@@ -1,0 +1,75 @@
+"""One limit of a field or object, told by the API server and by `validate` in the same words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Json = Any
+
+
+@dataclass(frozen=True)
+class FieldRule:
+    """One limit of one field or object."""
+
+    at: str
+    """Path of the value that it judges; `[]` stands for every item. Empty: the whole object."""
+    check: Callable[[Json], bool]
+    """True where the value is fine. Asked only of values of the right type."""
+    limit: str
+    remedy: str
+    cel: str = ""
+    about: str = ""
+    """Path, below `at`, of the field to name."""
+
+    @property
+    def message(self) -> str:
+        """The words that both sides say."""
+        return f"{self.limit}; {self.remedy}" if self.remedy else self.limit
+
+
+def breaches(table: tuple[FieldRule, ...], value: Json) -> Iterator[tuple[str, Json, FieldRule]]:
+    """(path, value, rule) for each row of `table` that `value` breaks, in the table's order."""
+    for rule in table:
+        for path, part in found(value, rule.at):
+            if not rule.check(part):
+                yield _join(path, rule.about), _named(part, rule.about), rule
+
+
+def found(value: Json, at: str) -> Iterator[tuple[str, Json]]:
+    """Each (path, value) that `at` names in `value`; nothing where a part of the way is absent."""
+    places: list[tuple[str, Json]] = [("", value)]
+    for step in re.findall(r"[^.\[\]]+|\[\]", at):
+        if step == "[]":
+            places = [(f"{path}[{i}]", item) for path, items in places if isinstance(items, list) for i, item in enumerate(items)]
+        else:
+            places = [(_join(path, step), part[step]) for path, part in places if isinstance(part, Mapping) and part.get(step) is not None]
+    yield from places
+
+
+def _join(path: str, below: str) -> str:
+    return f"{path}.{below}" if path and below else path or below
+
+
+def _named(value: Json, about: str) -> Json:
+    return next((part for _, part in found(value, about)), None) if about else value
+
+
+def between(at: str, low: float, high: float, remedy: str) -> FieldRule:
+    """A number of a range."""
+    return FieldRule(at, lambda n: low <= n <= high, f"must be {low}..{high}", remedy, cel=f"self >= {low} && self <= {high}")
+
+
+def matching(at: str, pattern: str, limit: str, remedy: str) -> FieldRule:
+    """A text of a pattern."""
+    # `\Z`, since Python's `$` also matches before a last newline and CEL's does not.
+    exact = re.compile(pattern.removesuffix("$") + r"\Z", re.ASCII)
+    return FieldRule(at, lambda text: exact.match(text) is not None, limit, remedy, cel=f"self.matches('{pattern}')")
+
+
+def sized(at: str, low: int, high: int, remedy: str) -> FieldRule:
+    """Limits of a list's length; the schema has the upper one too, from which CEL's cost is estimated."""
+    cel = f"self.size() >= {low} && self.size() <= {high}"
+    return FieldRule(at, lambda items: low <= len(items) <= high, f"must have {low}..{high} items", remedy, cel=cel)

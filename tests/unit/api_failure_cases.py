@@ -1,0 +1,62 @@
+"""Rules of runPolicy.failureRules to refuse and to take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.unit.api_manifest import Case
+
+RULES = "spec.runPolicy.failureRules"
+FIRST = f"{RULES}[0]"
+
+
+def _rule(**given: Any) -> dict[str, Any]:
+    return {RULES: [{"action": "Fail", **given}]}
+
+
+def _codes(*values: int, operator: str = "In") -> dict[str, Any]:
+    return _rule(exitCodes={"operator": operator, "values": list(values)})
+
+
+_ANY = {"action": "Fail", "reasons": ["Error"]}
+_MANY = "Too many"
+
+FAILURES_REFUSED: list[Case] = [
+    Case("rules-21", {RULES: [_ANY] * 21}, RULES, "must have 0..20 items; ", server_sentence=_MANY),
+    Case("rule-of-all", _rule(), FIRST, "must have exitCodes, signals or reasons; a rule that every end meets"),
+    Case("rule-of-nothing", _rule(signals=[], reasons=[]), FIRST, "must have exitCodes, signals or reasons; "),
+    *(Case(f"rule-code-{code}", _codes(code), f"{FIRST}.exitCodes.values[0]", "must be 1..255; ") for code in (-1, 0, 256)),
+    Case("rule-no-codes", _codes(), f"{FIRST}.exitCodes.values", "must have 1..64 items; "),
+    Case("rule-codes-65", _codes(*range(1, 66)), f"{FIRST}.exitCodes.values", "must have 1..64 items; ", server_sentence=_MANY),
+    *(Case(f"rule-signal-{one}", _rule(signals=[9, one]), f"{FIRST}.signals[1]", "must be 1..64; such as 11") for one in (0, 65)),
+    Case("rule-signals-17", _rule(signals=[9] * 17), f"{FIRST}.signals", "must have 0..16 items; ", server_sentence=_MANY),
+    *(
+        Case(f"rule-reason-{word!r}", _rule(reasons=[word]), f"{FIRST}.reasons[0]", "must be one word of 1 to 63 letters and digits; ")
+        for word in ("", "OOM killed", "9", "über", "Error\n")
+    ),
+    Case("rule-reasons-17", _rule(reasons=["Error"] * 17), f"{FIRST}.reasons", "must have 0..16 items; ", server_sentence=_MANY),
+    Case(
+        "rule-of-batch",
+        {RULES: [{"action": "FailJob", "reasons": ["Error"]}]},
+        f"{FIRST}.action",
+        'supported values: "Fail", "Restart", "Ignore"',
+        server_sentence='Unsupported value: "FailJob"',
+    ),
+    Case(
+        "rule-of-shards",
+        _rule(role="shards", reasons=["Error"]),
+        f"{FIRST}.role",
+        'supported values: "shard", "worker", "any"',
+        server_sentence='Unsupported value: "shards"',
+    ),
+]
+
+FAILURES_PASSED: list[Case] = [
+    Case("no-rules", {RULES: []}),
+    Case("rules-20", {RULES: [_ANY] * 20}),
+    Case("rule-codes-64", _codes(*range(1, 65), operator="NotIn")),
+    Case("rule-codes-ends", _codes(1, 255)),
+    Case("rule-whole", _rule(role="worker", exitCodes={"operator": "In", "values": [3]}, signals=[1, 64], reasons=["Error", "a" * 63])),
+    Case("rule-largest", {RULES: [{"action": "Ignore", "signals": [11] * 16, "reasons": ["Error"] * 16}] * 20}),
+    Case("no-limits-of-a-role", {"spec.runPolicy.backoffLimitPerRole": {}}),
+]
