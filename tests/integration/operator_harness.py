@@ -44,6 +44,7 @@ NAMESPACED_RULES: list[dict[str, list[str]]] = [
     },
     {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
     {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "patch"]},
 ]
 CLUSTER_RULES: list[dict[str, list[str]]] = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
 
@@ -81,9 +82,25 @@ class Operator:
         except (urllib.error.URLError, OSError):
             return False
 
+    def role(self) -> str:
+        """leader, standby or alone; empty where it does not answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=2) as answer:
+                return str(json.load(answer)["role"])
+        except (urllib.error.URLError, OSError):
+            return ""
+
     def alive(self) -> bool:
         """Whether the process runs."""
         return self.pid != 0 and Nursery.get().poll(self.pid) is None
+
+    def freeze(self) -> None:
+        """SIGSTOP: it does nothing, and is not told of it."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it has gone."""

@@ -44,6 +44,7 @@ class Proxy:
         self._cut = False
         self._count = 0
         self._blind = False
+        self._away = False
         self._gone = 0
         self.writes: list[str] = []
         """Every write that was carried out: `POST /api/v1/…`."""
@@ -67,6 +68,10 @@ class Proxy:
     def blind(self) -> None:
         """From now on watches bring nothing, though they stay open."""
         self._blind = True
+
+    def away(self, away: bool) -> None:
+        """The API server is out of reach: open connections break, and new requests bring no answer, only their end."""
+        self._away = away
 
     def gone(self) -> None:
         """Every open watch is told 410 Gone, as after a compaction, and sees again."""
@@ -102,7 +107,9 @@ class Proxy:
             await runner.cleanup()
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
-        if self._cut:
+        if self._away and request.transport is not None:
+            request.transport.abort()
+        if self._cut or self._away:
             raise web.HTTPServiceUnavailable
         write = request.method in WRITES
         body = await request.read()
@@ -143,6 +150,8 @@ class Proxy:
         line = asyncio.ensure_future(reply.content.readline())
         try:
             while self._gone == since and not self._stop.is_set():
+                if self._away:
+                    return
                 done, _ = await asyncio.wait([line], timeout=0.1)
                 if not done:
                     continue

@@ -92,6 +92,7 @@ class Wire:
         self.loss = 0.0
         self.slowest = 0.05
         self.cut_until = 0.0
+        self._parcels: set[asyncio.Task[None]] = set()
 
     async def get(self, *_: Any) -> dict[str, Any]:
         return await self._carry(self._register.get)
@@ -106,7 +107,9 @@ class Wire:
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[dict[str, Any]] = loop.create_future()
         # The network goes on while the process is frozen, and when it has given up waiting.
-        loop.create_task(self._deliver(call, reply), context=contextvars.Context())
+        parcel = loop.create_task(self._deliver(call, reply), context=contextvars.Context())
+        self._parcels.add(parcel)
+        parcel.add_done_callback(self._parcels.discard)
         return await reply
 
     async def _deliver(self, call: Callable[[], dict[str, Any]], reply: asyncio.Future[dict[str, Any]]) -> None:

@@ -17,7 +17,9 @@ NOBODYS = replace(THEIRS, holder="", seconds=1)
 NEW = Standing("a", TIMING)
 
 
-def standing(lease: Lease | None, seen_at: float, looked_at: float, renewed_at: float | None = None, tried_at: float = -math.inf) -> Standing:
+def standing(
+    lease: Lease | None, seen_at: float, looked_at: float, renewed_at: float | None = None, tried_at: float = -math.inf
+) -> Standing:
     return Standing("a", TIMING, lease, True, seen_at, looked_at, renewed_at, tried_at)
 
 

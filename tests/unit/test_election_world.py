@@ -47,7 +47,7 @@ async def end(made: list[Replica], loop: VirtualLoop) -> None:
     await asyncio.gather(*(replica.task for replica in made if replica.task is not None), return_exceptions=True)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_never_two_and_soon_one(seed: int) -> None:
     """Freezes, cuts, losses and delays beyond every deadline; then quiet, in which one must act before long."""
     dice, loop = random.Random(seed), VirtualLoop()
@@ -100,7 +100,7 @@ def test_another_acts_soon(seed: int, how: str) -> None:
         if how == "cut off":
             leader.wire.cut_until = since + 60.0
         else:
-            loop.frozen[leader.name] = since + (60.0 if how == "frozen" else 1e9)
+            loop.frozen[leader.name] = since + (60.0 if how == "frozen" else 200.0)
         await asyncio.sleep(50.0)
         others = [at for at, who in acts if at > since and who != leader.name]
         assert others and others[0] - since <= SOON, (others[:1], since)

@@ -69,7 +69,9 @@ def run(
     logs.set_up(log_format, log_level)
     place = lease_namespace or own_namespace()
     if lease and not place:
-        typer.echo(f"psjob-operator: --lease {lease}: give --lease-namespace too; outside a cluster there is no namespace of its own", err=True)
+        typer.echo(
+            f"psjob-operator: --lease {lease}: give --lease-namespace too; outside a cluster there is no namespace of its own", err=True
+        )
         raise typer.Exit(2)
     options = main.Options(
         runtime_image=runtime_image,

@@ -143,7 +143,9 @@ class Candidate:
             return
         if not self._alone and now - self._denied_at >= self._standing.timing.renew:
             self._alone = True
-            _log.warning("%s may not be had: %s; this operator takes turns without it: run one replica, or give the right", self._where, error)
+            _log.warning(
+                "%s may not be had: %s; this operator takes turns without it: run one replica, or give the right", self._where, error
+            )
         elif self._alone:
             await asyncio.sleep(ALONE_SECONDS)
 
