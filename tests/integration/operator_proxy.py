@@ -44,7 +44,7 @@ class Proxy:
         self._cut = False
         self._count = 0
         self._blind = False
-        self._away = False
+        self._away = self._said = False
         self._gone = 0
         self.writes: list[str] = []
         """Every write that was carried out: `POST /api/v1/…`."""
@@ -69,9 +69,9 @@ class Proxy:
         """From now on watches bring nothing, though they stay open."""
         self._blind = True
 
-    def away(self, away: bool) -> None:
-        """The API server is out of reach: open connections break, and new requests bring no answer, only their end."""
-        self._away = away
+    def away(self, away: bool, said: bool = False) -> None:
+        """The API server is out of reach: watches end, and new requests bring the end of their connection, or 503 where that is `said`."""
+        self._away, self._said = away, said
 
     def gone(self) -> None:
         """Every open watch is told 410 Gone, as after a compaction, and sees again."""
@@ -107,7 +107,7 @@ class Proxy:
             await runner.cleanup()
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
-        if self._away and request.transport is not None:
+        if self._away and not self._said and request.transport is not None:
             request.transport.abort()
         if self._cut or self._away:
             raise web.HTTPServiceUnavailable

@@ -17,6 +17,7 @@ from tests.integration.operator_proxy import Proxy
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 FAILOVER = 20.0
+AWAY = 30.0
 LEASES = "/apis/coordination.k8s.io/v1"
 
 
@@ -149,8 +150,8 @@ def test_without_the_right_it_says_so_and_acts_alone(place: World) -> None:
 
 
 def test_an_api_server_that_is_away_for_half_a_minute(fresh_control_plane: Callable[..., Cluster], tmp_path: Path) -> None:
-    """The API server is frozen, then killed, then there again, under running jobs and two operators: the processes live on, one acts,
-    no pod is started again, and a pod that is lost afterwards is."""
+    """The API server is killed and not there for 30 s, under running jobs and two operators: the processes live on, none acts, then one
+    does, no pod is started again, and a pod that is lost afterwards is."""
     cluster = fresh_control_plane()
     cluster.install_crd()
     with world(cluster, "default", tmp_path) as place:
@@ -161,14 +162,14 @@ def test_an_api_server_that_is_away_for_half_a_minute(fresh_control_plane: Calla
             running(place, name, node)
         before = {name: pod["metadata"]["uid"] for name, pod in place.pods().items()}
         pids = [operator.pid for operator in operators]
-        server = cluster.pid("kube-apiserver")
-        os.kill(server, signal.SIGSTOP)
+        went = time.monotonic()
+        server = _down(cluster)
         time.sleep(15)
         assert not any(operator.role() == "leader" for operator in operators), "nobody acts who cannot renew"
         assert all(operator.answers("/readyz") and operator.answers("/livez") for operator in operators)
-        time.sleep(13)
-        os.kill(server, signal.SIGKILL)  # and started again, a second later
-        until("the API server to be back", lambda: cluster.pid("kube-apiserver") != server and _answers(cluster), 60)
+        time.sleep(max(0.0, went + AWAY - time.monotonic()))
+        os.kill(server, signal.SIGCONT)
+        until("the API server to be back", lambda: _answers(cluster), 60)
         began = time.monotonic()
         until("one to act", lambda: any(one.role() == "leader" for one in operators), 30, also=place.story)
         print(f"API server back: an operator acts after {time.monotonic() - began:.1f} s")
@@ -179,6 +180,34 @@ def test_an_api_server_that_is_away_for_half_a_minute(fresh_control_plane: Calla
         place.until("the worker to be started again", lambda: "b-worker-0-r2" in place.pods(), 30)
         assert [operator.pid for operator in operators] == pids and all(operator.alive() for operator in operators)
         assert sorted(operator.role() for operator in operators) == ["leader", "standby"]
+
+
+def test_a_gateway_that_says_503_for_half_a_minute(place: World, proxies: Callable[[], Proxy]) -> None:
+    """As a load balancer does before API servers that are away: the process lives on with what it knows, and acts again."""
+    node = place.node(f"{place.namespace}-n")
+    proxy = proxies()
+    operator = place.operator(*options(place), url=proxy.url)
+    until("it to act", lambda: operator.role() == "leader", also=place.story)
+    running(place, "job", node)
+    pid = operator.pid
+    proxy.away(True, said=True)
+    place.end("job-worker-1-r1", 1, message="fault")
+    time.sleep(AWAY)
+    assert operator.alive() and operator.role() == "standby", operator.log.read_text()[-3000:]
+    proxy.away(False)
+    place.until("the worker to be started again", lambda: "job-worker-1-r2" in place.pods(), 20)
+    assert operator.alive() and operator.pid == pid and operator.role() == "leader"
+
+
+def _down(cluster: Cluster) -> int:
+    """End the API server; the one that is started in its place is held before it listens. Answers the process to let go on."""
+    server = cluster.pid("kube-apiserver")
+    os.kill(server, signal.SIGKILL)
+    until("it to be started again", lambda: cluster.pid("kube-apiserver") != server, 20)
+    server = cluster.pid("kube-apiserver")
+    os.kill(server, signal.SIGSTOP)
+    assert not _answers(cluster)
+    return server
 
 
 def _answers(cluster: Cluster) -> bool:
