@@ -76,7 +76,8 @@ class Candidate:
 
     async def _move(self, move: election.Move) -> None:
         if move.do is Do.STEP_DOWN:
-            _log.warning("%s was not renewed for %g s; this operator stops its turns", self._where, self._standing.timing.renew)
+            late = self._standing.timing.renew
+            _log.warning("%s", f"{self._where} was not renewed for {late:g} s; this operator stops its turns")
             self._standing = election.step_down(self._standing)
             return
         if move.do is Do.WAIT:
@@ -143,9 +144,8 @@ class Candidate:
             return
         if not self._alone and now - self._denied_at >= self._standing.timing.renew:
             self._alone = True
-            _log.warning(
-                "%s may not be had: %s; this operator takes turns without it: run one replica, or give the right", self._where, error
-            )
+            why = f"{self._where} may not be had: {error}; this operator takes turns without it: run one replica, or give the right"
+            _log.warning("%s", why)
         elif self._alone:
             await asyncio.sleep(ALONE_SECONDS)
 
