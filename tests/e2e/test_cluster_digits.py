@@ -57,13 +57,18 @@ def kill_worker(kube: Kube, home: Kube, job: str) -> None:
 
 
 def kill_operator(kube: Kube, home: Kube, job: str) -> None:
+    """The replica that acts; the other goes on."""
     ready_to_kill(kube, job)
-    (pod,) = home.list("pods", "app.kubernetes.io/component=operator")
+    lease = home.get("lease", "psjob")
+    assert lease is not None
+    name = lease["spec"]["holderIdentity"].rpartition("_")[0]
+    pod = home.get("pod", name)
+    assert pod is not None
     before = pod["status"]["containerStatuses"][0]["restartCount"]
     kill(pod, "psjob_operator")
 
     def back() -> bool:
-        (status,) = home.list("pods", "app.kubernetes.io/component=operator")[0]["status"]["containerStatuses"]
+        (status,) = (home.get("pod", name) or {})["status"]["containerStatuses"]
         return bool(status["ready"]) and status["restartCount"] > before
 
     wait_for("the operator to be back", back, 120)

@@ -36,10 +36,11 @@ IMAGE = "psjob-runtime:test"
 T = TypeVar("T")
 
 RULES = REPO / "charts" / "psjob" / "templates" / "_rules.tpl"
-NAMESPACED_RULES: list[dict[str, list[str]]] = yaml.safe_load(
-    "\n".join(line for line in RULES.read_text().splitlines() if "{{" not in line)
-)
-"""The chart's, without what values may add."""
+NAMESPACED_RULES: list[dict[str, list[str]]] = [
+    *yaml.safe_load("\n".join(line for line in RULES.read_text().splitlines() if "{{" not in line)),
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "patch"]},
+]
+"""The chart's, without what values may add; the Lease's stand in a Role of their own there."""
 CLUSTER_RULES: list[dict[str, list[str]]] = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
 
 
@@ -95,9 +96,25 @@ class Operator:
         except (urllib.error.URLError, OSError):
             return False
 
+    def role(self) -> str:
+        """leader, standby or alone; empty where it does not answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=2) as answer:
+                return str(json.load(answer)["role"])
+        except (urllib.error.URLError, OSError):
+            return ""
+
     def alive(self) -> bool:
         """Whether the process runs."""
         return self.pid != 0 and self.by.poll(self.pid) is None
+
+    def freeze(self) -> None:
+        """SIGSTOP: it does nothing, and is not told of it."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it has gone."""

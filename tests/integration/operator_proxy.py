@@ -88,6 +88,7 @@ class Proxy:
         self._cut = False
         self._count = 0
         self._blind = False
+        self._away = self._said = False
         self._gone = 0
         self.weather: Weather | None = None
         """None: everything passes."""
@@ -113,6 +114,10 @@ class Proxy:
     def blind(self) -> None:
         """From now on watches bring nothing, though they stay open."""
         self._blind = True
+
+    def away(self, away: bool, said: bool = False) -> None:
+        """The API server is out of reach: watches end, and new requests bring the end of their connection, or 503 where that is `said`."""
+        self._away, self._said = away, said
 
     def gone(self) -> None:
         """Every open watch is told 410 Gone, as after a compaction, and sees again."""
@@ -148,6 +153,8 @@ class Proxy:
             await runner.cleanup()
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
+        if self._away and not self._said and request.transport is not None:
+            request.transport.abort()
         weather, watch = self.weather, "watch" in request.query
         fault = weather.request(request.method in WRITES) if weather is not None and not watch else ""
         if weather is not None and fault == "slow":
@@ -157,7 +164,7 @@ class Proxy:
         return await self._forward(request, lost=fault == "lost", instead="500 done" if fault == "500 done" else "")
 
     async def _forward(self, request: web.Request, lost: bool, instead: str) -> web.StreamResponse:
-        if self._cut:
+        if self._cut or self._away:
             raise web.HTTPServiceUnavailable
         write = request.method in WRITES
         body = await request.read()
@@ -216,6 +223,8 @@ class Proxy:
         line = asyncio.ensure_future(reply.content.readline())
         try:
             while self._gone == since and not self._stop.is_set():
+                if self._away:
+                    return
                 done, _ = await asyncio.wait([line], timeout=0.1)
                 if not done:
                     continue

@@ -84,6 +84,9 @@ def test_no_hooks_and_nothing_that_asks_the_cluster() -> None:
         ('commonLabels={"app.kubernetes.io/name":"other"}', "commonLabels"),
         ('podLabels={"app.kubernetes.io/name":"other"}', "podLabels"),
         ('extraEnv=[{"value":"x"}]', "extraEnv"),
+        ("replicas=-1", "replicas"),
+        ("leaderElection.noSuchKey=1", "noSuchKey"),
+        ("leaderElection.enabled=false", "replicas"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(setting: str, names: str) -> None:
@@ -143,6 +146,10 @@ OTHER_VALUES = {
     "nodeSelector": '{"disk":"ssd"}',
     "tolerations": '[{"operator":"Exists"}]',
     "affinity": '{"nodeAffinity":{}}',
+    "topologySpreadConstraints": '[{"maxSkew":2}]',
+    "replicas": "3",
+    "leaderElection.enabled": "false",
+    "podDisruptionBudget.enabled": "false",
     "priorityClassName": '"high"',
     "extraEnv": '[{"name":"A","value":"b"}]',
     "extraArgs": '["--debug"]',
@@ -153,12 +160,13 @@ OTHER_VALUES = {
 
 def test_every_value_does_something() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    nested = {"image", "runtimeImage", "crds", "serviceAccount", "rbac"}
+    nested = {"image", "runtimeImage", "crds", "serviceAccount", "rbac", "leaderElection", "podDisruptionBudget"}
     leaves = {f"{key}.{part}" for key in nested for part in values[key]} | (set(values) - nested)
     assert leaves == set(OTHER_VALUES)
     plain = template()
     for key, other in OTHER_VALUES.items():
-        assert template(f"{key}={other}") != plain, f"{key} changes nothing"
+        also = ["replicas=1"] if key == "leaderElection.enabled" else []
+        assert template(f"{key}={other}", *also) != (template(*also) if also else plain), f"{key} changes nothing"
 
 
 def test_the_readme_tells_every_value_and_its_default() -> None:
@@ -217,10 +225,10 @@ def test_the_cluster_role_is_exact() -> None:
 def test_watched_namespaces_get_roles_and_nothing_cluster_wide() -> None:
     setting = 'watchNamespaces=["a","b"]'
     found = objects(setting, "crds.enabled=false")
-    assert {document["kind"] for document in found} == {"ServiceAccount", "Role", "RoleBinding", "Deployment"}
-    roles = [document for document in found if document["kind"] == "Role"]
-    assert {role["metadata"]["namespace"] for role in roles} == {"a", "b"}
-    assert all(rights(role) == JOB_RIGHTS for role in roles)
+    assert {document["kind"] for document in found} == {"ServiceAccount", "Role", "RoleBinding", "Deployment", "PodDisruptionBudget"}
+    roles = {role["metadata"]["namespace"]: role for role in found if role["kind"] == "Role"}
+    assert set(roles) == {"a", "b", "home"}
+    assert rights(roles["a"]) == rights(roles["b"]) == JOB_RIGHTS
     for binding in (document for document in found if document["kind"] == "RoleBinding"):
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "x-psjob", "namespace": "home"}]
     args = deployment(setting)["spec"]["template"]["spec"]["containers"][0]["args"]
@@ -253,9 +261,40 @@ def test_the_operator_pod_meets_the_restricted_level() -> None:
     assert container["resources"]["requests"] and container["resources"]["limits"]["memory"]
 
 
-def test_one_replica_is_replaced_never_doubled() -> None:
-    spec = deployment()["spec"]
+def test_one_replica_without_election_is_replaced_never_doubled() -> None:
+    settings = ("leaderElection.enabled=false", "replicas=1")
+    spec = deployment(*settings)["spec"]
     assert spec["replicas"] == 1 and spec["strategy"] == {"type": "Recreate"}
+    assert not [argument for argument in spec["template"]["spec"]["containers"][0]["args"] if "lease" in argument]
+    assert not of_kind("Role", *settings) and not of_kind("PodDisruptionBudget", *settings)
+
+
+def test_two_replicas_by_a_lease_that_they_have_the_right_to() -> None:
+    spec = deployment()["spec"]
+    assert spec["replicas"] == 2
+    assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    assert {"--lease=x-psjob", "--lease-namespace=home"} <= set(spec["template"]["spec"]["containers"][0]["args"])
+    (role,) = of_kind("Role")
+    assert role["metadata"]["namespace"] == "home"
+    assert role["rules"] == [
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": ["x-psjob"], "verbs": ["get", "patch"]},
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]},
+    ]
+    (binding,) = of_kind("RoleBinding")
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "x-psjob", "namespace": "home"}]
+
+
+def test_replicas_are_on_different_nodes_and_a_drain_takes_one_at_a_time() -> None:
+    found = deployment()["spec"]
+    labels = found["template"]["metadata"]["labels"]
+    (spread,) = found["template"]["spec"]["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["maxSkew"], spread["nodeTaintsPolicy"]) == ("kubernetes.io/hostname", 1, "Honor")
+    (budget,) = of_kind("PodDisruptionBudget")
+    for selector in (spread["labelSelector"], budget["spec"]["selector"]):
+        assert selector["matchLabels"].items() <= labels.items()
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert not of_kind("PodDisruptionBudget", "replicas=1"), "a budget of one pod would keep its node from ever being drained"
 
 
 def test_pod_labels_do_not_change_with_the_chart_version() -> None:
@@ -319,3 +358,4 @@ def test_the_notes_warn_where_jobs_could_be_lost() -> None:
     assert "WARNING" not in notes()
     assert "WARNING" in notes("crds.keep=false")
     assert "must be installed by someone else" in notes("crds.enabled=false")
+    assert "Without them every replica takes turns" in notes("rbac.create=false")

@@ -160,3 +160,24 @@ def test_nothing_is_kept_of_a_job_that_is_gone() -> None:
         queue.done(key, rest=0.2)
     kept = {name: value for name, value in vars(queue).items() if isinstance(value, dict | set | list) or name == "_ready"}
     assert all(not value for value in kept.values()), kept
+
+
+def test_a_closed_queue_forgets_and_takes_nothing_in() -> None:
+    clock = Clock()
+    queue = Queue(clock)
+    for key in (A, B):
+        queue.add(key)
+    queue.fail(A)
+    queue.add_at(C, clock.now + 1)
+    assert queue.take() == A
+    queue.done(A, rest=5)
+    queue.close()
+    queue.add(A)
+    queue.add_at(B, clock.now)
+    clock.now += 10
+    assert queue.take() is None and len(queue) == 0
+    queue.open()
+    assert queue.take() is None
+    queue.add(A)
+    assert queue.take() == A
+    assert queue.fail(A) == 0.5, "failures of an earlier term are forgotten"

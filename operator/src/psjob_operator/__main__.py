@@ -49,6 +49,15 @@ def run(
     log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="Least level of log lines.")] = "info",
     health_host: Annotated[str, typer.Option(help="Address of /livez and /readyz; empty: every address.")] = "",
     health_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of /livez and /readyz.")] = 8080,
+    lease: Annotated[
+        str | None, typer.Option(envvar="PSJOB_LEASE", help="Lease that says which of several replicas acts. None: this one does.")
+    ] = None,
+    lease_namespace: Annotated[
+        str | None, typer.Option(envvar="PSJOB_LEASE_NAMESPACE", help="Namespace of --lease; in a pod its own without it.")
+    ] = None,
+    lease_seconds: Annotated[
+        int, typer.Option(min=3, max=300, help="Another replica takes over so long after the last renewal; the holder stops at 2/3 of it.")
+    ] = 12,
     qps: Annotated[float, typer.Option(min=1, help="Most calls a second to the API server.")] = 200.0,
     burst: Annotated[int, typer.Option(min=1, help="Calls that may come at once before --qps holds.")] = 400,
     relist_seconds: Annotated[float, typer.Option(min=1, hidden=True)] = 600.0,
@@ -58,12 +67,19 @@ def run(
     """Run the operator until it is told to stop (SIGTERM)."""
     from psjob_operator.cluster import logs, main
     from psjob_operator.cluster.client import Limits
-    from psjob_operator.cluster.connect import ConnectError
+    from psjob_operator.cluster.connect import ConnectError, own_namespace
+    from psjob_operator.cluster.election import Timing
 
     if shard_user != "namespace" and not (shard_user.isdecimal() and 0 < int(shard_user) < 2**31):
         typer.echo(f"psjob-operator: --shard-user {shard_user}: must be a number from 1 to 2147483647, or namespace", err=True)
         raise typer.Exit(2)
     logs.set_up(log_format, log_level)
+    place = lease_namespace or own_namespace()
+    if lease and not place:
+        typer.echo(
+            f"psjob-operator: --lease {lease}: give --lease-namespace too; outside a cluster there is no namespace of its own", err=True
+        )
+        raise typer.Exit(2)
     options = main.Options(
         runtime_image=runtime_image,
         shard_user=None if shard_user == "namespace" else int(shard_user),
@@ -75,6 +91,7 @@ def run(
         relist_seconds=relist_seconds,
         progress_seconds=progress_seconds,
         crd_seconds=crd_seconds,
+        lease=main.LeaseOptions(place, lease, Timing(lease_seconds)) if lease else None,
     )
     try:
         code = asyncio.run(main.run(options))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,8 @@ class Client:
         self._limits = limits
         self._manager = manager
         self._bucket = TokenBucket(limits.qps, limits.burst)
+        self.before_write: Callable[[], None] = lambda: None
+        """Called before each call that changes something; what it raises is raised, and nothing is sent."""
 
     async def get(self, kind: ResourceKind, namespace: str, name: str) -> dict[str, Any]:
         """One object; ApiError 404 where it is not."""
@@ -121,6 +123,11 @@ class Client:
         query = {"fieldManager": self._manager, "force": "true", "fieldValidation": "Strict"}
         path = kind.path(namespace, body["metadata"]["name"])
         return await self._call("PATCH", path, query, body, content="application/apply-patch+yaml")
+
+    async def patch(self, kind: ResourceKind, namespace: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge patch of an object; a metadata.resourceVersion in it makes it compare-and-swap (409)."""
+        query = {"fieldManager": self._manager, "fieldValidation": "Strict"}
+        return await self._call("PATCH", kind.path(namespace, name), query, body, content="application/merge-patch+json")
 
     async def patch_status(self, kind: ResourceKind, namespace: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Merge patch of the status subresource; a metadata.resourceVersion in it makes it compare-and-swap (409)."""
@@ -169,6 +176,8 @@ class Client:
         content: str = "application/json",
     ) -> dict[str, Any]:
         await self._bucket.take()
+        if method != "GET":
+            self.before_write()
         try:
             async with asyncio.timeout(self._limits.timeout):
                 request = await self._api.param_serialize(

@@ -15,6 +15,7 @@ from kubernetes.aio.config.config_exception import ConfigException
 from psjob_operator import __version__
 
 AGENT = f"psjob-operator/{__version__}"
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class ConnectError(Exception):
@@ -49,6 +50,14 @@ async def configure(path: str | None, context: str | None = None) -> Configurati
 def in_cluster(path: str | None) -> bool:
     """Is the service account of this pod the way, since no kubeconfig was named?"""
     return path is None and "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
+
+
+def own_namespace() -> str:
+    """The namespace of the pod that this process runs in; empty outside a cluster."""
+    try:
+        return NAMESPACE_FILE.read_text().strip()
+    except OSError:
+        return ""
 
 
 def kubeconfig_path(path: str | None) -> str:

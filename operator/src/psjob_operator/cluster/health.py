@@ -24,6 +24,8 @@ class Health:
         self._runner: web.AppRunner | None = None
         self.waiting_for = "starting"
         """Why this operator is not ready; empty when it is."""
+        self.role: Callable[[], str] = lambda: "alone"
+        """Does it act? leader, standby (ready all the same, and as up to date), or alone."""
 
     async def start(self, host: str, port: int) -> None:
         """Listen. Raises OSError where the port is taken."""
@@ -47,12 +49,12 @@ class Health:
 
     async def _live(self, _: web.Request) -> web.Response:
         silent = asyncio.get_running_loop().time() - self._beat_at
-        return web.json_response(dict(self._numbers()), status=200 if silent < STUCK else 503)
+        return web.json_response({"role": self.role(), **self._numbers()}, status=200 if silent < STUCK else 503)
 
     async def _ready(self, _: web.Request) -> web.Response:
         if self.waiting_for:
             return web.json_response({"ready": False, "waitingFor": self.waiting_for}, status=503)
-        return web.json_response({"ready": True})
+        return web.json_response({"ready": True, "role": self.role()})
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(text=metrics.exposition(self._told()), headers={"Content-Type": metrics.CONTENT_TYPE})

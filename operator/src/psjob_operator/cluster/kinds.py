@@ -44,6 +44,7 @@ CLAIMS = ResourceKind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim
 NODES = ResourceKind("", "v1", "nodes", "Node")
 CORE_EVENTS = ResourceKind("", "v1", "events", "Event")
 EVENTS = ResourceKind("events.k8s.io", "v1", "events", "Event")
+LEASES = ResourceKind("coordination.k8s.io", "v1", "leases", "Lease")
 
 WATCHED: tuple[ResourceKind, ...] = (JOBS, PODS, SERVICES, CONFIGS, CLAIMS)
 CHILDREN: tuple[ResourceKind, ...] = (PODS, SERVICES, CONFIGS, CLAIMS)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine
+import uuid
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +18,25 @@ import aiohttp
 
 from psjob_operator.cluster import connect, reconcile, wake
 from psjob_operator.cluster.client import ApiError, Client, Limits
+from psjob_operator.cluster.election import Timing
 from psjob_operator.cluster.health import Health
 from psjob_operator.cluster.kinds import JOBS, ResourceKind
+from psjob_operator.cluster.lease import Candidate
 from psjob_operator.cluster.queue import Queue
 from psjob_operator.cluster.relist import Relist
 from psjob_operator.cluster.store import JobStore
 from psjob_operator.render import NOBODY
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LeaseOptions:
+    """The Lease that says which of several replicas takes turns."""
+
+    namespace: str
+    name: str
+    timing: Timing = field(default_factory=Timing)
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,8 @@ class Options:
     progress_seconds: float = 60.0
     crd_seconds: float = 5.0
     """How often it is asked whether the CRD is served."""
+    lease: LeaseOptions | None = None
+    """None: it takes turns without asking whether another does."""
 
 
 async def run(options: Options) -> int:
@@ -52,22 +67,51 @@ async def run(options: Options) -> int:
     _on_signals(stop)
     configuration = await connect.configure(options.kubeconfig)
     client = Client(configuration, options.limits, connect.AGENT)
+    async with _candidate(options) as candidate:
+        if candidate is not None:
+            client.before_write = candidate.check
+        return await _start(options, client, candidate, stop)
+
+
+async def _start(options: Options, client: Client, candidate: Candidate | None, stop: asyncio.Event) -> int:
     store, queue = JobStore(), Queue()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         instance = f"{socket.gethostname()}-{os.getpid()}"
         settings = reconcile.Settings(options.runtime_image, instance, options.progress_seconds, options.shard_user)
         reconciler = reconcile.Reconciler(client, store, queue, settings, session)
         health = Health(lambda: reconcile.health(reconciler, store, queue), reconciler.told)
+        if candidate is not None:
+            health.role = candidate.role
         await health.start(options.health_host, options.health_port)
         try:
-            return await _serve(options, client, store, queue, reconciler, health, stop)
+            return await _serve(options, client, store, queue, reconciler, candidate, health, stop)
         finally:
             await health.stop()
             await client.close()
 
 
+@contextlib.asynccontextmanager
+async def _candidate(options: Options) -> AsyncIterator[Candidate | None]:
+    if options.lease is None:
+        yield None
+        return
+    client = Client(await connect.configure(options.kubeconfig), Limits(), f"{connect.AGENT}/leader-election")
+    try:
+        me = f"{socket.gethostname()}_{uuid.uuid4().hex[:12]}"
+        yield Candidate(client, options.lease.namespace, options.lease.name, me, options.lease.timing)
+    finally:
+        await client.close()
+
+
 async def _serve(
-    options: Options, client: Client, store: JobStore, queue: Queue, reconciler: reconcile.Reconciler, health: Health, stop: asyncio.Event
+    options: Options,
+    client: Client,
+    store: JobStore,
+    queue: Queue,
+    reconciler: reconcile.Reconciler,
+    candidate: Candidate | None,
+    health: Health,
+    stop: asyncio.Event,
 ) -> int:
     relist = Relist(client, store, queue, options.namespaces, options.relist_seconds, seed=os.getpid())
     beat = asyncio.create_task(health.beat())
@@ -77,19 +121,40 @@ async def _serve(
         health.waiting_for = "the first lists"
         # kopf cancels at its end what was begun after it; these begin before.
         ours = [asyncio.create_task(relist.run(), name="relist")]
-        ours += [asyncio.create_task(_when(relist.synced, reconciler.work()), name=f"turns-{n}") for n in range(options.turns_at_once)]
+        turns = functools.partial(_turns, store, queue, reconciler, options.turns_at_once)
+        if candidate is not None:
+            queue.close()
+        lead = asyncio.create_task(_when(relist.synced, turns() if candidate is None else candidate.run(turns)), name="lead")
         ours.append(asyncio.create_task(_when(relist.synced, _say_ready(health, store)), name="ready"))
         ears = wake.Ears(on_event=_hearing(store, queue), on_listed=relist.listed, on_start=lambda: _on_signals(stop))
         watching = asyncio.create_task(
             wake.run(lambda: connect.configure(options.kubeconfig), options.namespaces, ears, stop), name="watches"
         )
-        await asyncio.wait([watching, *(task for task in ours if task.get_name() != "ready")], return_when=asyncio.FIRST_COMPLETED)
+        stopped = asyncio.create_task(stop.wait(), name="stopped")
+        serving = [watching, lead, stopped, *(task for task in ours if task.get_name() != "ready")]
+        await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
-            _log.error("the watches ended by themselves; this process ends, to be started again")
-        await _end(watching, *ours)
+            _log.error("the watches or the turns ended by themselves; this process ends, to be started again")
+        # First of all, so that another replica goes on while this one is still ending.
+        await _end(lead)
+        await _end(watching, stopped, *ours)
         return 0 if stop.is_set() else 1
     finally:
         await _end(beat)
+
+
+async def _turns(store: JobStore, queue: Queue, reconciler: reconcile.Reconciler, at_once: int) -> None:
+    """Take turns until cancelled, beginning with one of every job; nothing is left of them afterwards."""
+    queue.open()
+    for key in sorted(store.jobs()):
+        queue.add(key)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number in range(at_once):
+                group.create_task(reconciler.work(), name=f"turns-{number}")
+    finally:
+        queue.close()
+        reconciler.forget()
 
 
 def _hearing(store: JobStore, queue: Queue) -> Any:
@@ -141,7 +206,7 @@ def _on_signals(stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, stop.set)
 
 
-async def _end(*tasks: asyncio.Task[None]) -> None:
+async def _end(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     for result in await asyncio.gather(*tasks, return_exceptions=True):

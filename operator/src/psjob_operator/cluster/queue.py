@@ -45,10 +45,25 @@ class Queue:
         """Until when a key rests after its turn."""
         self._gone: set[Key] = set()
         """Keys that were forgotten in their turn."""
+        self._open = True
         self._changed = asyncio.Event()
+
+    def open(self) -> None:
+        """Turns are taken from now on."""
+        self._open = True
+
+    def close(self) -> None:
+        """No turns are taken, and none runs: forget all, and keep nothing of what is added."""
+        self._open = False
+        self._ready.clear()
+        self._heap.clear()
+        for known in (self._waiting, self._again, self._gone, self._due, self._failures, self._rests):
+            known.clear()
 
     def add(self, key: Key) -> None:
         """Look at this job as soon as possible."""
+        if not self._open:
+            return
         if key in self._running:
             self._again.add(key)
         elif self._rests.get(key, 0.0) > self._clock():
@@ -62,7 +77,7 @@ class Queue:
     def add_at(self, key: Key, when: float) -> None:
         """Look at this job at a unix time; an earlier time already asked for stays."""
         known = self._due.get(key)
-        if known is not None and known <= when:
+        if not self._open or (known is not None and known <= when):
             return
         self._due[key] = when
         heapq.heappush(self._heap, (when, key))

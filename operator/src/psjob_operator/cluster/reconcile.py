@@ -244,6 +244,12 @@ class Reconciler:
         """What shard 0 of each job last said, where it could be asked."""
         return {key: memory.progress for key, memory in self._memories.items() if memory.progress is not None}
 
+    def forget(self) -> None:
+        """Another operator acts from now on: what this one remembers of its turns is not true for long."""
+        self._memories.clear()
+        for pull in self._pulls:
+            pull.cancel()
+
     def _where(self, key: Key) -> dict[str, str]:
         memory = self._memories.get(key)
         return {"job": str(key), "uid": memory.uid if memory is not None else ""}

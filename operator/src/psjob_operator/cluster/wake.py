@@ -24,6 +24,24 @@ from psjob_operator.render.names import LABEL_JOB
 _PREFIX = "psjob.dev"
 
 
+class Patience:
+    """Seconds between kopf's tries of one request: without an end while the API server is away, with one where it refuses us.
+
+    A process that is refused sees half of the world and must end; one that lives through an outage keeps its picture of it.
+    """
+
+    FIRST = (1.0, 2.0, 3.0, 5.0, 5.0)
+
+    def __init__(self) -> None:
+        self.refused: set[tuple[ResourceKind, str]] = set()
+        """What we may not read, as of the last answer."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from self.FIRST
+        while not self.refused:
+            yield self.FIRST[-1]
+
+
 @dataclass(frozen=True)
 class Ears:
     """Who is told. All are called in the event loop and must return at once."""
@@ -38,9 +56,10 @@ class Ears:
 
 async def run(configure: Callable[[], Awaitable[Configuration]], namespaces: tuple[str, ...], ears: Ears, stop: asyncio.Event) -> None:
     """Watch until `stop` is set or a watch ends for good. `configure` is awaited at each (re-)login for a Configuration."""
+    patience = Patience()
     await kopf.operator(
-        registry=_registry(configure, ears),
-        settings=_settings(),
+        registry=_registry(configure, ears, patience),
+        settings=_settings(patience),
         standalone=True,
         clusterwide=not namespaces,
         namespaces=list(namespaces),
@@ -48,7 +67,7 @@ async def run(configure: Callable[[], Awaitable[Configuration]], namespaces: tup
     )
 
 
-def _registry(configure: Callable[[], Awaitable[Configuration]], ears: Ears) -> kopf.OperatorRegistry:
+def _registry(configure: Callable[[], Awaitable[Configuration]], ears: Ears, patience: Patience) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
     for kind in WATCHED:
         kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=f"wake-{kind.plural}")(_handler(kind, ears))
@@ -56,7 +75,7 @@ def _registry(configure: Callable[[], Awaitable[Configuration]], ears: Ears) -> 
     @kopf.on.login(registry=registry, id="login")
     async def login(**_: Any) -> kopf.AiohttpSession:
         configuration = await configure()
-        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=await connect.session(configuration, _trace(ears)))
+        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=await connect.session(configuration, _trace(ears, patience)))
 
     @kopf.on.startup(registry=registry, id="start")
     async def started(**_: Any) -> None:
@@ -74,7 +93,7 @@ def _handler(kind: ResourceKind, ears: Ears) -> Any:
     return wake
 
 
-def _settings() -> kopf.OperatorSettings:
+def _settings(patience: Patience) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True
@@ -84,7 +103,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.chunk_size = 500
     settings.watching.server_timeout = 300
     settings.networking.request_timeout = 15
-    settings.networking.error_backoffs = _Backoffs()
+    settings.networking.error_backoffs = patience
     settings.process.ultimate_exiting_timeout = 15
     # Never used (no handler keeps state), set so that nothing could ever be written under another project's name.
     settings.persistence.finalizer = f"{_PREFIX}/unused"
@@ -93,23 +112,16 @@ def _settings() -> kopf.OperatorSettings:
     return settings
 
 
-class _Backoffs:
-    """Seconds between tries, without end: kopf gives up a watch for good, and this process with it, where they run out. An API server whose
-    etcd is away answers 500 for as long as that lasts."""
-
-    def __iter__(self) -> Iterator[float]:
-        yield from (1, 2, 3, 5)
-        while True:
-            yield 8
-
-
-def _trace(ears: Ears) -> aiohttp.TraceConfig:
+def _trace(ears: Ears, patience: Patience) -> aiohttp.TraceConfig:
     """A watch that follows a list, rather than another watch, is the sign that all the list held has been handed on."""
     listed: set[tuple[ResourceKind, str]] = set()
 
     async def ended(_session: aiohttp.ClientSession, _context: SimpleNamespace, params: aiohttp.TraceRequestEndParams) -> None:
         found = _locate(params.url.path)
-        if found is None or params.response.status != 200:
+        if found is None:
+            return
+        (patience.refused.add if params.response.status in (401, 403) else patience.refused.discard)(found)
+        if params.response.status != 200:
             return
         if "watch" not in params.url.query:
             listed.add(found)

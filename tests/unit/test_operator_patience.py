@@ -1,0 +1,28 @@
+"""How long the watches try on, and what an operator is told that cannot stand for election."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from typer.testing import CliRunner
+
+from psjob_operator.__main__ import app
+from psjob_operator.cluster import connect
+from psjob_operator.cluster.kinds import PODS
+from psjob_operator.cluster.wake import Patience
+
+
+def test_an_outage_is_waited_for_and_a_refusal_is_not() -> None:
+    patience = Patience()
+    pauses = list(itertools.islice(patience, 1000))
+    assert pauses[:5] == [1, 2, 3, 5, 5] and max(pauses) == 5 and sum(pauses) > 600, "ten minutes and more, and soon back"
+    assert list(itertools.islice(patience, 3)) == [1, 2, 3], "each request begins anew"
+    patience.refused.add((PODS, ""))
+    assert sum(patience) < 60
+
+
+def test_a_lease_without_a_namespace_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setattr(connect, "NAMESPACE_FILE", connect.Path(f"{tmp_path}/none"))
+    done = CliRunner().invoke(app, ["run", "--lease=psjob"])
+    assert done.exit_code == 2 and "--lease psjob: give --lease-namespace too" in done.output
