@@ -107,6 +107,7 @@ class Reconciler:
             await observe.refresh(self._client, self._store, key)
             seen = await observe.observe(self._client, self._store, job, memory, now, live=True)
             decided = plan(seen.snapshot, now)
+        memory.interrupted = decided.status.interruption is not None
         self._again(key, now, seen.again_at, decided.wake_at)
         if _nothing(decided, seen.snapshot):
             return
@@ -220,7 +221,7 @@ class Reconciler:
         if limit is not None and memory.misses <= MISSES:
             return min(self._settings.progress_seconds, max(1.0, limit * HUNG_PART))
         told = (memory.progress or {}).get("coordinator")
-        begun = isinstance(told, Mapping) and bool(told.get("step")) and not told.get("waiting")
+        begun = isinstance(told, Mapping) and bool(told.get("step")) and not told.get("waiting") and not memory.interrupted
         seldom = begun or memory.misses > MISSES
         return self._settings.progress_seconds if seldom else min(EARLY_SECONDS, self._settings.progress_seconds)
 

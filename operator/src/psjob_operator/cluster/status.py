@@ -10,7 +10,7 @@ from psjob_operator.cluster.client import Client
 from psjob_operator.cluster.kinds import JOBS
 from psjob_operator.cluster.store import JobEntry
 
-_NEWS = frozenset({"phase", "observedGeneration", "view", "restarts", "startTime", "completionTime"})
+_NEWS = frozenset({"phase", "observedGeneration", "view", "restarts", "interruption", "lastRecovery", "startTime", "completionTime"})
 _KNOWN = frozenset(field.alias or name for name, field in JobStatus.model_fields.items())
 
 

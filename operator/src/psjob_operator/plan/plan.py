@@ -7,6 +7,7 @@ from psjob_operator.plan import endings, finish, holds, objects, placement, proc
 from psjob_operator.plan.actions import Event, Plan
 from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.progress import pull_at, pull_due
+from psjob_operator.plan.recovery import recovered, with_recovery
 from psjob_operator.plan.restarts import Raising, decide, unchanged
 from psjob_operator.plan.settle import settle
 from psjob_operator.plan.snapshot import Snapshot
@@ -44,7 +45,7 @@ def _run(facts: Facts, afresh: bool) -> Plan:
         return Plan(status=snapshot.status or JobStatus(), intent=False, needs_live=True)
     creating = processes.create(facts, raising)
     found = troubles(facts, raising, creating.conflicts)
-    status, due = settle(facts, report(facts, raising, found, blocked))
+    status, due = settle(facts, with_recovery(facts, raising, report(facts, raising, found, blocked)))
     wakes = (
         due,
         creating.wake,
@@ -77,4 +78,4 @@ def _events(facts: Facts, raising: Raising, status: JobStatus) -> tuple[Event, .
         events.append(Event("Warning" if counted else "Normal", "Restarted", short(recovering(facts, raising))))
     if status.phase == "Running" and facts.stored.phase != "Running":
         events.append(Event("Normal", "Running", "all shards and workers are running"))
-    return tuple(events)
+    return (*events, *recovered(facts.stored, status))

@@ -146,7 +146,7 @@ def restarts(facts: Facts, raising: Raising) -> Restarts:
     if raising.afresh or not again:
         return before
     causes = Counter(before.causes)
-    causes.update(_cause(seat) for seat in again)
+    causes.update(cause(seat) for seat in again)
     fresh = sum(seat.fate.counted for seat in again)
     return before.model_copy(
         update={
@@ -158,7 +158,8 @@ def restarts(facts: Facts, raising: Raising) -> Restarts:
     )
 
 
-def _cause(seat: Seat) -> str:
+def cause(seat: Seat) -> str:
+    """One CamelCase word: why the seat is started again."""
     return seat.fate.cause or "Finished"
 
 
