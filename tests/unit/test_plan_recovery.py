@@ -23,10 +23,15 @@ def first(view: int = 2, start: int = 1, age: float = 2.0, **other: Any) -> dict
     return {"view": view, "start": start, "from": 100, "step": 101, "age": age, **other}
 
 
+def instead(snapshot: Snapshot, name: str, role: str, index: int, **end: Any) -> Snapshot:
+    """That process has ended."""
+    return replace(snapshot, processes=tuple(pod(role, index, **end) if it.name == name else it for it in snapshot.processes))
+
+
 def lost(mode: str = "sync") -> tuple[Snapshot, JobStatus]:
     """Shard 1 is killed while training is at step 125; the snapshot with its next process, and the status that raised its number."""
     up = replace(running(), progress=told(125, mode=mode), progress_at=NOW - 1)
-    killed = replace(up, processes=tuple(pod("shard", 1, **ended(137, "OOMKilled")) if it.name == "job-ps-1-a1" else it for it in up.processes))
+    killed = instead(up, "job-ps-1-a1", "shard", 1, **ended(137, "OOMKilled"))
     raised = plan(killed, NOW + 0.25)
     again = replace(killed, status=raised.status, processes=(*killed.processes, pod("shard", 1, 2, created=NOW)))
     return again, raised.status
@@ -44,7 +49,7 @@ def test_an_interruption_is_stored_with_the_raise_and_asks_until_the_first_step(
 
 
 def test_the_first_step_after_the_loss_ends_it_with_an_event() -> None:
-    again, raised = lost()
+    again, _ = lost()
     up = plan(again, NOW + 5).status
     decided = plan(replace(again, status=up, progress=told(103, first(age=2.0), stepsLost=25), progress_at=NOW + 14.55), NOW + 14.6)
     last = decided.status.last_recovery
@@ -54,7 +59,8 @@ def test_the_first_step_after_the_loss_ends_it_with_an_event() -> None:
     (event,) = decided.events
     assert (event.type, event.reason) == ("Normal", "Recovered")
     assert event.message == "training goes on 12.3 s after the loss was seen (OOMKilled), 25 steps done again"
-    later = plan(replace(again, status=decided.status, progress=told(900, first(age=400.0), stepsLost=25), progress_at=NOW + 400), NOW + 400)
+    much = told(900, first(age=400.0), stepsLost=25)
+    later = plan(replace(again, status=decided.status, progress=much, progress_at=NOW + 400), NOW + 400)
     assert later.status.last_recovery == last and "Recovered" not in [event.reason for event in later.events]
 
 
@@ -62,6 +68,7 @@ def test_the_first_step_after_the_loss_ends_it_with_an_event() -> None:
     ("what", "resumed"),
     [
         ("no step yet", None),
+        ("so new that other shards may not have told yet", first(age=0.4)),
         ("of the view before", first(view=1)),
         ("of an interruption before the loss", first(age=900.0)),
         ("not all workers", first(start=0)),
@@ -88,7 +95,7 @@ def test_in_async_the_cost_is_updates() -> None:
 
 def test_what_was_counted_before_the_loss_is_not_counted_again() -> None:
     up = replace(running(), progress=told(125, stepsLost=10), progress_at=NOW - 1)
-    lost = replace(up, processes=tuple(pod("shard", 1, **ended(137)) if it.name == "job-ps-1-a1" else it for it in up.processes))
+    lost = instead(up, "job-ps-1-a1", "shard", 1, **ended(137))
     raised = plan(lost, NOW).status
     again = replace(lost, status=raised, processes=(*lost.processes, pod("shard", 1, 2, created=NOW)))
     decided = plan(replace(again, progress=told(103, first(), stepsLost=35), progress_at=NOW + 9), NOW + 9)
@@ -111,7 +118,7 @@ def test_a_second_loss_before_the_first_step_is_of_the_same_interruption() -> No
     again, raised = lost()
     up = plan(again, NOW + 5).status
     shot = replace(again, status=up, progress=told(100), progress_at=NOW + 6)
-    shot = replace(shot, processes=tuple(pod("worker", 0, **ended(1)) if it.name == "job-worker-0-r1" else it for it in shot.processes))
+    shot = instead(shot, "job-worker-0-r1", "worker", 0, **ended(1))
     second = plan(shot, NOW + 20)
     assert second.status.workers.start == 2 and second.status.interruption == raised.interruption
     unheard = plan(replace(shot, progress=None, progress_at=NOW - 1), NOW + 20)
@@ -123,7 +130,7 @@ def test_a_loss_that_waits_for_its_turn_counts_from_when_it_was_seen() -> None:
     assert up.status is not None
     failed = up.status.restarts.model_copy(update={"counted": 1, "last_counted": stamp_exact(NOW - 5)})
     loop = replace(up, status=up.status.model_copy(update={"restarts": failed}))
-    loop = replace(loop, processes=tuple(pod("worker", 0, **ended(1)) if it.name == "job-worker-0-r1" else it for it in loop.processes))
+    loop = instead(loop, "job-worker-0-r1", "worker", 0, **ended(1))
     seen = plan(loop, NOW).status
     assert seen.phase == "Recovering" and seen.interruption is None, "nothing was started again yet"
     raised = plan(replace(loop, status=seen), NOW + 6).status

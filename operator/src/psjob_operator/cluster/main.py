@@ -8,7 +8,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from psjob_operator.cluster import connect, reconcile, wake
 from psjob_operator.cluster.client import ApiError, Client, Limits
 from psjob_operator.cluster.health import Health
 from psjob_operator.cluster.kinds import JOBS, ResourceKind
+from psjob_operator.cluster.meter import Meter, Sources
 from psjob_operator.cluster.queue import Queue
 from psjob_operator.cluster.relist import Relist
 from psjob_operator.cluster.store import JobStore
@@ -48,22 +50,31 @@ async def run(options: Options) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
     configuration = await connect.configure(options.kubeconfig)
-    client = Client(configuration, options.limits, connect.AGENT)
+    meter = Meter()
+    client = Client(configuration, options.limits, connect.AGENT, observer=meter)
     store, queue = JobStore(), Queue()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         settings = reconcile.Settings(options.runtime_image, f"{socket.gethostname()}-{os.getpid()}", options.progress_seconds)
-        reconciler = reconcile.Reconciler(client, store, queue, settings, session)
-        health = Health(lambda: reconcile.health(reconciler, store, queue), reconciler.told)
+        reconciler = reconcile.Reconciler(client, store, queue, settings, session, meter=meter)
+        sources = Sources(queue, store.counts, reconciler.seen, lambda: not health.waiting_for)
+        health = Health(lambda: reconcile.health(reconciler, store, queue), lambda: meter.page(sources, time.time()))
         await health.start(options.health_host, options.health_port)
         try:
-            return await _serve(options, client, store, queue, reconciler, health, stop)
+            return await _serve(options, client, store, queue, reconciler, health, meter, stop)
         finally:
             await health.stop()
             await client.close()
 
 
 async def _serve(
-    options: Options, client: Client, store: JobStore, queue: Queue, reconciler: reconcile.Reconciler, health: Health, stop: asyncio.Event
+    options: Options,
+    client: Client,
+    store: JobStore,
+    queue: Queue,
+    reconciler: reconcile.Reconciler,
+    health: Health,
+    meter: Meter,
+    stop: asyncio.Event,
 ) -> int:
     relist = Relist(client, store, queue, options.namespaces, options.relist_seconds, seed=os.getpid())
     beat = asyncio.create_task(health.beat())
@@ -75,7 +86,12 @@ async def _serve(
         ours = [asyncio.create_task(relist.run(), name="relist")]
         ours += [asyncio.create_task(_when(relist.synced, reconciler.work()), name=f"turns-{n}") for n in range(options.turns_at_once)]
         ours.append(asyncio.create_task(_when(relist.synced, _say_ready(health, store)), name="ready"))
-        ears = wake.Ears(on_event=_hearing(store, queue), on_listed=relist.listed, on_start=lambda: _on_signals(stop))
+        ears = wake.Ears(
+            on_event=_hearing(store, queue, meter),
+            on_listed=_listed(relist, meter),
+            on_start=lambda: _on_signals(stop),
+            on_answer=lambda kind, verb, code: meter.watched(verb, kind.plural, code),
+        )
         watching = asyncio.create_task(
             wake.run(lambda: connect.configure(options.kubeconfig), options.namespaces, ears, stop), name="watches"
         )
@@ -88,13 +104,22 @@ async def _serve(
         await _end(beat)
 
 
-def _hearing(store: JobStore, queue: Queue) -> Any:
+def _hearing(store: JobStore, queue: Queue, meter: Meter) -> Any:
     def heard(kind: ResourceKind, type_: str | None, raw: dict[str, Any]) -> None:
+        meter.heard(kind.plural)
         key = store.remove(kind, raw) if type_ == "DELETED" else store.put(kind, raw)
         if key is not None:
             queue.add(key)
 
     return heard
+
+
+def _listed(relist: Relist, meter: Meter) -> Callable[[ResourceKind, str], None]:
+    def listed(kind: ResourceKind, namespace: str) -> None:
+        meter.relisted(kind.plural)
+        relist.listed(kind, namespace)
+
+    return listed
 
 
 async def _crd_served(client: Client, options: Options, health: Health, stop: asyncio.Event) -> bool:

@@ -14,6 +14,9 @@ from psjob_operator.plan.text import count, stamp, stamp_exact, unix
 
 EACH_ITS_OWN = ("async", "bounded")
 """Modes in which workers do not go back together: what a lost shard had applied since the checkpoint is gone, and no step is done again."""
+RECOVERED = "Recovered"
+TOLD_SECONDS = 1.0
+"""After the first step, until which all shards have told the coordinator what they lost."""
 SLACK_SECONDS = 0.5
 """The first step is dated by the age that shard 0 tells, and the answer took a while."""
 
@@ -39,7 +42,7 @@ def recovered(before: JobStatus, status: JobStatus) -> tuple[Event, ...]:
     cost = (
         f"{count(last.steps_lost, 'step')} done again" if last.steps_lost is not None else f"{count(last.updates_lost or 0, 'update')} lost"
     )
-    return (Event("Normal", "Recovered", f"training goes on {last.seconds:g} s after the loss was seen ({last.cause}), {cost}"),)
+    return (Event("Normal", RECOVERED, f"training goes on {last.seconds:g} s after the loss was seen ({last.cause}), {cost}"),)
 
 
 def _begun(facts: Facts, raising: Raising) -> Interruption:
@@ -83,7 +86,7 @@ class _Resumed:
         view, start, from_step, age = whole(told, "view"), whole(told, "start"), whole(told, "from"), amount(told, "age")
         if view is None or start is None or from_step is None or age is None or age < 0:
             return None
-        return cls(view, start, from_step, asked - age)
+        return cls(view, start, from_step, asked - age) if age >= TOLD_SECONDS else None
 
     def is_after(self, interruption: Interruption, raising: Raising) -> bool:
         """Were all processes there that were started again?"""

@@ -161,11 +161,12 @@ class Control:
 
     def tell_counts(self, now: float, at_once: bool = False) -> None:
         """What was counted, and how late pushes are, now and then: the coordinator adds up what all shards see."""
-        if self.link is None or not (at_once or now - self._told >= STALENESS_SECONDS):
-            return
-        self._told = now
         store = self.server.store
         counted = counts.word(store.counters, store.attempt)
+        lost = counted["updatesLost"] != self._counted.get("updatesLost")
+        if self.link is None or not (at_once or lost or now - self._told >= STALENESS_SECONDS):
+            return
+        self._told = now
         if at_once or counted != self._counted:
             self._counted = counted
             self.answer(counted)

@@ -221,6 +221,8 @@ class Coordination:
         if machine.recovery.state == "reading" and machine.recovery.finding.waits_for is None:
             return None
         said = machine.status(self.clock(), time.time())
+        with self._lock:
+            self.counts.heard(0, counts.word(self.server.store.counters, self.server.store.attempt))
         return said | {"waiting": said["waiting"] or self.server.waiting_for} | self.lateness.told() | self.counts.told()
 
     def missing(self) -> list[int]:
@@ -282,13 +284,10 @@ class Coordination:
             (self.counts if body["did"] == "counts" else self.lateness).heard(index, body)
 
     def _look(self, now: float) -> None:
-        """This shard's own part of what is counted, and of how late pushes are."""
+        """This shard's own part of how late pushes are."""
         store = self.server.store
-        if now - self._staleness_told < STALENESS_SECONDS:
-            return
-        self._staleness_told = now
-        self._late(0, counts.word(store.counters, store.attempt))
-        if store.staleness is not None:
+        if store.staleness is not None and now - self._staleness_told >= STALENESS_SECONDS:
+            self._staleness_told = now
             self._late(0, store.staleness.word(store.attempt))
 
     # -- hello ---------------------------------------------------------------------------------
