@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path, plain: 
         check(recovery)
     assert hit.summary["attempts"] == [2, 2] and hit.summary["updates_lost"] == 0
     assert sum(hit.summary["restarts"].values()) == 3
+    assert_steps_lost(hit)
     assert hit.sha == plain.sha
     assert_same_file(hit, plain)
 
@@ -104,6 +106,15 @@ def test_a_shard_killed_while_it_writes_a_checkpoint_changes_no_bit(tmp_path: Pa
     check_torn(hit, shard)
     assert hit.summary["updates_lost"] == 0 and hit.sha == plain.sha
     assert_same_file(hit, plain)
+
+
+def assert_steps_lost(ran: Ran) -> None:
+    """The status has counted the steps that were done again: at least those acknowledged after the checkpoints that were gone back to."""
+    status = json.loads((ran.folder / "status.json").read_text())
+    shards = [recovery for recovery in ran.summary["recoveries"] if recovery["fault"].startswith("kill:ps-")]
+    least = sum(min(recovery["acknowledged"].values()) - recovery["checkpointStep"] for recovery in shards)
+    assert 0 < least <= status["restarts"]["stepsLost"] < STEPS, status
+    assert status["restarts"]["updatesLost"] == 0 and status["lastRecovery"]["seconds"] > 0, status
 
 
 def assert_same_file(one: Ran, other: Ran) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,9 @@ def check(ran: Ran, shard: int) -> None:
     (lost,) = missing
     assert lost == lost_of(ran, shard) == ran.summary["updates_lost"] > 0
     assert lost_of(ran, other) == 0
+    status = json.loads((ran.folder / "status.json").read_text())
+    assert status["lastRecovery"]["updatesLost"] == status["restarts"]["updatesLost"] == lost, "the status tells another number"
+    assert status["lastRecovery"]["seconds"] > 0 and "interruption" not in status
     since = applied_since_the_cut(ran, recovery)
     print(f"lost {lost} of {since} updates that came after the checkpoint of step {recovery['checkpointStep']}")
     assert lost <= since

@@ -272,12 +272,12 @@ class World:
         self.bind(pod, node)
         self.report(pod, conditions=[{"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(-ago)}])
 
-    def run(self, *pods: str, node: str) -> None:
+    def run(self, *pods: str, node: str, address: str = "127.77.0.1") -> None:
         """The pods' containers run and are ready."""
         for pod in pods:
-            self.play(self.until(f"pod {pod}", lambda pod=pod: self.pods().get(pod)), node)
+            self.play(self.until(f"pod {pod}", lambda pod=pod: self.pods().get(pod)), node, address)
 
-    def play(self, raw: Mapping[str, Any], node: str) -> None:
+    def play(self, raw: Mapping[str, Any], node: str, address: str = "127.77.0.1") -> None:
         """This pod is bound, runs and is ready; nothing happens where it has gone meanwhile."""
         pod = raw["metadata"]["name"]
         with contextlib.suppress(ApiError):
@@ -286,7 +286,7 @@ class World:
                 {"type": kind, "status": "True", "lastTransitionTime": stamp()} for kind in ("PodScheduled", "Ready", "ContainersReady")
             ]
             states = [container_status(item["name"], {"running": {"startedAt": stamp()}}) for item in raw["spec"]["containers"]]
-            self.report(pod, phase="Running", conditions=conditions, containerStatuses=states, podIP="127.77.0.1", startTime=stamp())
+            self.report(pod, phase="Running", conditions=conditions, containerStatuses=states, podIP=address, startTime=stamp())
 
     def wait(self, pod: str, reason: str, message: str, container: str = "worker", init: bool = False) -> None:
         """A container of the pod waits."""

@@ -10,10 +10,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
 
 from psjob_operator.api.template import FOLDER
+from psjob_operator.cluster.metrics import METRICS, Metric
 from psjob_operator.render.inject import SOURCE, inject
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,6 +89,10 @@ def test_no_hooks_and_nothing_that_asks_the_cluster() -> None:
         ("replicas=-1", "replicas"),
         ("leaderElection.noSuchKey=1", "noSuchKey"),
         ("leaderElection.enabled=false", "replicas"),
+        ("metrics.noSuchKey=1", "noSuchKey"),
+        ("metrics.service.noSuchKey=1", "noSuchKey"),
+        ('metrics.podMonitor.interval="often"', "interval"),
+        ("metrics.prometheusRule.apiErrorShare=2", "apiErrorShare"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(setting: str, names: str) -> None:
@@ -158,23 +164,185 @@ OTHER_VALUES = {
 }
 
 
+SEEN = {
+    "metrics.service.enabled": "true",
+    "metrics.podMonitor.enabled": "true",
+    "metrics.serviceMonitor.enabled": "true",
+    "metrics.prometheusRule.enabled": "true",
+    "metrics.dashboard.enabled": "true",
+}
+OF_SEEN = {
+    "metrics.service.port": "9090",
+    "metrics.service.annotations": '{"prometheus.io/scrape":"true"}',
+    "metrics.podMonitor.interval": '"1m"',
+    "metrics.podMonitor.labels": '{"release":"p"}',
+    "metrics.serviceMonitor.interval": '"1m30s"',
+    "metrics.serviceMonitor.labels": '{"release":"p"}',
+    "metrics.prometheusRule.labels": '{"release":"p"}',
+    "metrics.prometheusRule.checkpointAgeSeconds": "60",
+    "metrics.prometheusRule.restartsPerHour": "3",
+    "metrics.prometheusRule.interruptedSeconds": "300",
+    "metrics.prometheusRule.queueSeconds": "20",
+    "metrics.prometheusRule.apiErrorShare": "0.5",
+    "metrics.dashboard.labels": '{"dashboards":"yes"}',
+    "metrics.dashboard.annotations": '{"folder":"ml"}',
+}
+"""Values that do something where metrics are seen."""
+ALL_SEEN = tuple(f"{key}={on}" for key, on in SEEN.items())
+
+
 def test_every_value_does_something() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     nested = {"image", "runtimeImage", "crds", "serviceAccount", "rbac", "leaderElection", "podDisruptionBudget"}
-    leaves = {f"{key}.{part}" for key in nested for part in values[key]} | (set(values) - nested)
-    assert leaves == set(OTHER_VALUES)
-    plain = template()
-    for key, other in OTHER_VALUES.items():
+    leaves = {f"{key}.{part}" for key in nested for part in values[key]} | (set(values) - nested - {"metrics"})
+    leaves |= {f"metrics.{part}.{key}" for part, keys in values["metrics"].items() for key in keys}
+    assert leaves == set(OTHER_VALUES) | set(SEEN) | set(OF_SEEN)
+    plain, seen = template(), template(*ALL_SEEN)
+    for key, other in (OTHER_VALUES | SEEN).items():
         also = ["replicas=1"] if key == "leaderElection.enabled" else []
         assert template(f"{key}={other}", *also) != (template(*also) if also else plain), f"{key} changes nothing"
+    for key, other in OF_SEEN.items():
+        assert template(*ALL_SEEN, f"{key}={other}") != seen, f"{key} changes nothing"
+
+
+def test_metrics_are_off_by_value_and_each_part_comes_alone() -> None:
+    usual = {document["kind"] for document in objects()}
+    kinds = {
+        "service": {"Service"},
+        "podMonitor": {"PodMonitor"},
+        "serviceMonitor": {"Service", "ServiceMonitor"},
+        "prometheusRule": {"PrometheusRule"},
+        "dashboard": {"ConfigMap"},
+    }
+    for part, more in kinds.items():
+        found = {document["kind"] for document in objects(f"metrics.{part}.enabled=true")}
+        assert found - usual == more and not usual & more, part
+
+
+def test_monitors_reach_the_operators_port_and_keep_the_jobs_labels() -> None:
+    (service,), (pods,), (services,) = (of_kind(kind, *ALL_SEEN) for kind in ("Service", "PodMonitor", "ServiceMonitor"))
+    labels = deployment()["spec"]["template"]["metadata"]["labels"]
+    ports = {port["name"] for port in deployment()["spec"]["template"]["spec"]["containers"][0]["ports"]}
+    assert service["spec"]["selector"].items() <= labels.items() and pods["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert services["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,), (scraped,) = pods["spec"]["podMetricsEndpoints"], services["spec"]["endpoints"]
+    assert endpoint["port"] in ports and service["spec"]["ports"][0]["targetPort"] in ports
+    assert scraped["port"] == service["spec"]["ports"][0]["name"]
+    for one in (endpoint, scraped):
+        assert one["path"] == "/metrics" and one["honorLabels"] is True, "else Prometheus calls them exported_job and exported_namespace"
+
+
+def test_the_dashboard_is_json_for_the_sidecar() -> None:
+    (found,) = of_kind("ConfigMap", "metrics.dashboard.enabled=true")
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    board = json.loads(found["data"]["psjob.json"])
+    numbers = [panel["id"] for panel in board["panels"]]
+    assert board["uid"] == "psjob" and len(numbers) == len(set(numbers)) > 20
+    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
+    assert len(places) == len(set(places)) and all(p["gridPos"]["x"] + p["gridPos"]["w"] <= 24 for p in board["panels"])
+
+
+class Asked:
+    """The names and labels that expressions of Prometheus ask for, and the durations that they look back."""
+
+    def __init__(self) -> None:
+        self.selectors: list[tuple[str, set[str]]] = []
+
+    def look(self, text: str) -> None:
+        for variable, stands_for in (("$__rate_interval", "5m"), ("$__range", "1h")):
+            text = text.replace(variable, stands_for)
+        self._walk(promql_parser.parse(text))
+
+    def _walk(self, node: Any) -> None:
+        if isinstance(node, promql_parser.VectorSelector):
+            self.selectors.append((node.name, {matcher.name for matcher in node.matchers.matchers}))
+        for part in ("expr", "lhs", "rhs", "vector_selector", "vs", "param"):
+            inner = getattr(node, part, None)
+            if isinstance(inner, promql_parser.Expr):
+                self._walk(inner)
+        for inner in getattr(node, "args", None) or ():
+            self._walk(inner)
+
+
+FOREIGN = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
+
+
+def known(name: str) -> Metric | None:
+    """The metric whose series has this name."""
+    for metric in METRICS:
+        if name == metric.name or (metric.kind == "histogram" and re.fullmatch(f"{metric.name}_(bucket|sum|count)", name)):
+            return metric
+    return None
+
+
+def assert_exposed(asked: Asked, where: str) -> None:
+    assert asked.selectors, where
+    for name, labels in asked.selectors:
+        metric = known(name)
+        assert metric is not None or name in FOREIGN, f"{where} names {name}, which the operator does not expose"
+        assert metric is None or metric.kind != "histogram" or name != metric.name, f"{where}: {name} is a histogram"
+        assert metric is None or labels <= {*metric.labels, "le"}, f"{where}: {name} has no label {labels}"
+
+
+def test_alerts_ask_for_what_the_operator_exposes() -> None:
+    (found,) = of_kind("PrometheusRule", *ALL_SEEN)
+    rules = [rule for group in found["spec"]["groups"] for rule in group["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules) >= 8
+    for rule in rules:
+        asked = Asked()
+        asked.look(rule["expr"])
+        assert_exposed(asked, rule["alert"])
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        for text in rule["annotations"].values():
+            used = set(re.findall(r"\$labels\.(\w+)", text))
+            assert all(used <= {*(known(name) or METRICS[0]).labels} for name, _ in asked.selectors), f"{rule['alert']}: {text}"
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    assert all(f"`{rule['alert']}`" in page for rule in rules), "docs/metrics.md tells what to do about each alert"
+
+
+def test_the_dashboard_asks_for_what_the_operator_exposes() -> None:
+    board = json.loads((CHART / "dashboards" / "psjob.json").read_text())
+    shown: set[str] = set()
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            asked = Asked()
+            asked.look(target["expr"])
+            assert_exposed(asked, panel["title"])
+            shown |= {metric.name for name, _ in asked.selectors if (metric := known(name)) is not None}
+    for variable in board["templating"]["list"][1:]:
+        name = re.match(r"label_values\((\w+)", variable["query"]["query"])
+        assert name is not None and known(name[1]) is not None
+    unseen = {metric.name for metric in METRICS} - shown
+    assert unseen <= UNSEEN, f"the dashboard leaves out {unseen - UNSEEN}"
+
+
+UNSEEN = {
+    "psjob_operator_info", "psjob_operator_ready", "psjob_operator_watch_events_total", "psjob_job_phase", "psjob_job_shards",
+    "psjob_job_shards_ready", "psjob_job_failures_counted", "psjob_job_checkpoint_step", "psjob_job_checkpoint_bytes",
+    "psjob_job_progress_age_seconds",
+}  # fmt: skip
+
+
+def test_an_expression_that_names_nothing_is_found() -> None:
+    for text in (
+        "sum(rate(psjob_no_such_total[5m]))",
+        'psjob_jobs{color="red"}',
+        "psjob_recovery_seconds > 3",
+        "absent(psjob_nothing == 1)",
+    ):
+        asked = Asked()
+        asked.look(text)
+        with pytest.raises(AssertionError):
+            assert_exposed(asked, "this")
 
 
 def test_the_readme_tells_every_value_and_its_default() -> None:
     text = (CHART / "README.md").read_text()
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    for key in OTHER_VALUES:
-        top, _, part = key.partition(".")
-        default = values[top][part] if part else values[top]
+    for key in (*OTHER_VALUES, *SEEN, *OF_SEEN):
+        default = values
+        for part in key.split("."):
+            default = default[part]
         assert f"| `{key}` | `{json.dumps(default)}` |" in text, key
 
 

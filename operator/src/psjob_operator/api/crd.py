@@ -57,6 +57,8 @@ _SHAPES: dict[str, Schema] = {
     "status.checkpoint.time": {"format": "date-time"},
     "status.checkpoint.path": {"maxLength": 1024},
     "status.progress.time": {"format": "date-time"},
+    "status.interruption.since": {"format": "date-time"},
+    "status.lastRecovery.time": {"format": "date-time"},
     "status.restarts.causes": {"maxProperties": 64},
     "status.restarts.byProcess": {"maxItems": 8, "x-kubernetes-list-type": "atomic"},
     "status.restarts.byProcess[].time": {"format": "date-time"},

@@ -57,6 +57,10 @@ class JobStatus(StatusModel):
     """The last committed checkpoint."""
     progress: Progress | None = None
     """How far training is, as shard 0 last told; at most once a minute."""
+    interruption: Interruption | None = None
+    """What has been started again and has not made a step yet; absent while training goes on."""
+    last_recovery: Recovery | None = None
+    """The last interruption that is over."""
     restarts: Restarts = Field(default_factory=lambda: Restarts())
     """Starts beyond the first, and failures that count against the limit."""
     start_time: str | None = None
@@ -193,6 +197,38 @@ class Progress(StatusModel):
     """When this was read."""
 
 
+class Interruption(StatusModel):
+    """Training was interrupted, and no step was seen since."""
+
+    since: str
+    """When the operator saw the loss."""
+    cause: str
+    """Why the first of the lost processes was started again: one of restarts.causes."""
+    step: int | None = None
+    """How far training was known to be."""
+    attempt: int = 0
+    """Of shard 0 at that time."""
+    steps_lost: int = 0
+    """What shard 0 had counted of steps lost until then."""
+    updates_lost: int = 0
+    """What shard 0 had counted of updates lost until then."""
+
+
+class Recovery(StatusModel):
+    """An interruption that is over."""
+
+    cause: str
+    """Why the first of the lost processes was started again."""
+    seconds: float
+    """From when the operator saw the loss to the first step that all workers had passed after it."""
+    steps_lost: int | None = None
+    """Steps that are done again: from the checkpoint to where training was. Absent in async and bounded."""
+    updates_lost: int | None = None
+    """Pushes that had been applied and are gone with a lost shard. In async and bounded alone."""
+    time: str
+    """When that first step was passed."""
+
+
 class Restarts(StatusModel):
     """Starts beyond the first."""
 
@@ -204,6 +240,10 @@ class Restarts(StatusModel):
     """Failures that count against runPolicy.backoffLimit; 0 again after ten minutes of commits."""
     counted_by_role: RoleCounts = Field(default_factory=lambda: RoleCounts())
     """The same by role, against runPolicy.backoffLimitPerRole."""
+    steps_lost: int = 0
+    """Steps done again in all recoveries together."""
+    updates_lost: int = 0
+    """Updates lost in all recoveries together."""
     last_counted: str | None = None
     """When a failure was last counted: the next start waits from here."""
     last_reset: str | None = None

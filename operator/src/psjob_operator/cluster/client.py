@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.client.exceptions import ApiException
 
 from psjob_operator.cluster.bucket import TokenBucket
-from psjob_operator.cluster.kinds import Listing, ResourceKind
+from psjob_operator.cluster.kinds import CORE_EVENTS, WATCHED, Listing, ResourceKind
 
 MANAGER = "psjob-operator"
 PAGE = 500
+_COLLECTIONS = frozenset(kind.plural for kind in (*WATCHED, CORE_EVENTS))
 
 
 ADMISSION = ('admission webhook "', "failed calling webhook ", "ValidatingAdmissionPolicy '")
@@ -78,15 +80,42 @@ class Limits:
     """Seconds for one call, its reply read."""
 
 
+class Observer(Protocol):
+    """Who is told of every request."""
+
+    def answered(self, verb: str, path: str, code: int, seconds: float) -> None:
+        """The API server answered."""
+
+    def unanswered(self, verb: str, path: str, seconds: float) -> None:
+        """No answer came."""
+
+    def failed(self, code: int, reason: str) -> None:
+        """It came to this ApiError."""
+
+
+class _Nobody:
+    def answered(self, verb: str, path: str, code: int, seconds: float) -> None:
+        return
+
+    def unanswered(self, verb: str, path: str, seconds: float) -> None:
+        return
+
+    def failed(self, code: int, reason: str) -> None:
+        return
+
+
 class Client:
     """Get, list, create, apply, patch status, delete, and read a path: all answer the object as a dict or raise ApiError."""
 
-    def __init__(self, configuration: Configuration, limits: Limits, agent: str, manager: str = MANAGER) -> None:
+    def __init__(
+        self, configuration: Configuration, limits: Limits, agent: str, manager: str = MANAGER, observer: Observer | None = None
+    ) -> None:
         configuration.retries = None
         self._api = ApiClient(configuration)
         self._api.user_agent = agent
         self._limits = limits
         self._manager = manager
+        self._observer = observer or _Nobody()
         self._bucket = TokenBucket(limits.qps, limits.burst)
         self.before_write: Callable[[], None] = lambda: None
         """Called before each call that changes something; what it raises is raised, and nothing is sent."""
@@ -178,6 +207,20 @@ class Client:
         await self._bucket.take()
         if method != "GET":
             self.before_write()
+        verb, began = _verb(method, path, content), time.monotonic()
+        try:
+            response, raw = await self._exchange(method, path, query, body, content)
+            self._observer.answered(verb, path, response.status, time.monotonic() - began)
+            return _reply(response.status, raw, response.headers.get("Retry-After"))
+        except ApiError as error:
+            if not error.code:
+                self._observer.unanswered(verb, path, time.monotonic() - began)
+            self._observer.failed(error.code, error.reason)
+            raise
+
+    async def _exchange(
+        self, method: str, path: str, query: Mapping[str, Any] | None, body: Mapping[str, Any] | None, content: str
+    ) -> tuple[Any, bytes]:
         try:
             async with asyncio.timeout(self._limits.timeout):
                 request = await self._api.param_serialize(
@@ -189,12 +232,20 @@ class Client:
                     auth_settings=["BearerToken"],
                 )
                 response = await self._api.call_api(*request, _request_timeout=self._limits.timeout)
-                raw = await response.read()
+                return response, await response.read()
         except TimeoutError as error:
             raise ApiError(0, "Timeout", f"no answer to {method} {path} in {self._limits.timeout:g} s") from error
         except (aiohttp.ClientError, ApiException, OSError) as error:
             raise ApiError(0, "Connection", f"{method} {path}: {error}") from error
-        return _reply(response.status, raw, response.headers.get("Retry-After"))
+
+
+def _verb(method: str, path: str, content: str) -> str:
+    """The API server's own word for a request."""
+    if method == "PATCH" and "apply" in content:
+        return "apply"
+    if method == "GET":
+        return "list" if path.rsplit("/", 1)[-1] in _COLLECTIONS else "get"
+    return {"POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]
 
 
 def _reply(status: int, raw: bytes, retry_after: str | None) -> dict[str, Any]:

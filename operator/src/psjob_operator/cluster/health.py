@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
 
-from psjob_operator.cluster import metrics
-from psjob_operator.cluster.queue import Key
+from psjob_operator.cluster.meter import CONTENT_TYPE
 
 BEAT = 1.0
 STUCK = 60.0
@@ -18,8 +17,8 @@ STUCK = 60.0
 class Health:
     """Serves from the first moment on, so that waiting for the CRD is not taken for death."""
 
-    def __init__(self, numbers: Callable[[], Mapping[str, Any]], told: Callable[[], Mapping[Key, Mapping[str, Any]]]) -> None:
-        self._numbers, self._told = numbers, told
+    def __init__(self, numbers: Callable[[], Mapping[str, Any]], page: Callable[[], Awaitable[bytes]]) -> None:
+        self._numbers, self._page = numbers, page
         self._beat_at = 0.0
         self._runner: web.AppRunner | None = None
         self.waiting_for = "starting"
@@ -57,4 +56,4 @@ class Health:
         return web.json_response({"ready": True, "role": self.role()})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=metrics.exposition(self._told()), headers={"Content-Type": metrics.CONTENT_TYPE})
+        return web.Response(body=await self._page(), headers={"Content-Type": CONTENT_TYPE})

@@ -9,8 +9,9 @@ import logging
 import os
 import signal
 import socket
+import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from psjob_operator.cluster.election import Timing
 from psjob_operator.cluster.health import Health
 from psjob_operator.cluster.kinds import JOBS, ResourceKind
 from psjob_operator.cluster.lease import Candidate
+from psjob_operator.cluster.meter import Meter, Sources
 from psjob_operator.cluster.queue import Queue
 from psjob_operator.cluster.relist import Relist
 from psjob_operator.cluster.store import JobStore
@@ -66,36 +68,38 @@ async def run(options: Options) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
     configuration = await connect.configure(options.kubeconfig)
-    client = Client(configuration, options.limits, connect.AGENT)
-    async with _candidate(options) as candidate:
+    meter = Meter()
+    client = Client(configuration, options.limits, connect.AGENT, observer=meter)
+    async with _candidate(options, meter) as candidate:
         if candidate is not None:
             client.before_write = candidate.check
-        return await _start(options, client, candidate, stop)
+        return await _start(options, client, candidate, meter, stop)
 
 
-async def _start(options: Options, client: Client, candidate: Candidate | None, stop: asyncio.Event) -> int:
+async def _start(options: Options, client: Client, candidate: Candidate | None, meter: Meter, stop: asyncio.Event) -> int:
     store, queue = JobStore(), Queue()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         instance = f"{socket.gethostname()}-{os.getpid()}"
         settings = reconcile.Settings(options.runtime_image, instance, options.progress_seconds, options.shard_user)
-        reconciler = reconcile.Reconciler(client, store, queue, settings, session)
-        health = Health(lambda: reconcile.health(reconciler, store, queue), reconciler.told)
+        reconciler = reconcile.Reconciler(client, store, queue, settings, session, meter=meter)
+        sources = Sources(queue, store.counts, reconciler.seen, lambda: not health.waiting_for)
+        health = Health(lambda: reconcile.health(reconciler, store, queue), lambda: meter.page(sources, time.time()))
         if candidate is not None:
             health.role = candidate.role
         await health.start(options.health_host, options.health_port)
         try:
-            return await _serve(options, client, store, queue, reconciler, candidate, health, stop)
+            return await _serve(options, client, store, queue, reconciler, candidate, health, meter, stop)
         finally:
             await health.stop()
             await client.close()
 
 
 @contextlib.asynccontextmanager
-async def _candidate(options: Options) -> AsyncIterator[Candidate | None]:
+async def _candidate(options: Options, meter: Meter) -> AsyncIterator[Candidate | None]:
     if options.lease is None:
         yield None
         return
-    client = Client(await connect.configure(options.kubeconfig), Limits(), f"{connect.AGENT}/leader-election")
+    client = Client(await connect.configure(options.kubeconfig), Limits(), f"{connect.AGENT}/leader-election", observer=meter)
     try:
         me = f"{socket.gethostname()}_{uuid.uuid4().hex[:12]}"
         yield Candidate(client, options.lease.namespace, options.lease.name, me, options.lease.timing)
@@ -111,6 +115,7 @@ async def _serve(
     reconciler: reconcile.Reconciler,
     candidate: Candidate | None,
     health: Health,
+    meter: Meter,
     stop: asyncio.Event,
 ) -> int:
     relist = Relist(client, store, queue, options.namespaces, options.relist_seconds, seed=os.getpid())
@@ -121,12 +126,18 @@ async def _serve(
         health.waiting_for = "the first lists"
         # kopf cancels at its end what was begun after it; these begin before.
         ours = [asyncio.create_task(relist.run(), name="relist")]
-        turns = functools.partial(_turns, store, queue, reconciler, options.turns_at_once)
+        turns = functools.partial(_turns, store, queue, reconciler, meter, options.turns_at_once)
         if candidate is not None:
             queue.close()
+            meter.leads(False)
         lead = asyncio.create_task(_when(relist.synced, turns() if candidate is None else candidate.run(turns)), name="lead")
         ours.append(asyncio.create_task(_when(relist.synced, _say_ready(health, store)), name="ready"))
-        ears = wake.Ears(on_event=_hearing(store, queue), on_listed=relist.listed, on_start=lambda: _on_signals(stop))
+        ears = wake.Ears(
+            on_event=_hearing(store, queue, meter),
+            on_listed=_listed(relist, meter),
+            on_start=lambda: _on_signals(stop),
+            on_answer=lambda kind, verb, code: meter.watched(verb, kind.plural, code),
+        )
         watching = asyncio.create_task(
             wake.run(lambda: connect.configure(options.kubeconfig), options.namespaces, ears, stop), name="watches"
         )
@@ -143,9 +154,10 @@ async def _serve(
         await _end(beat)
 
 
-async def _turns(store: JobStore, queue: Queue, reconciler: reconcile.Reconciler, at_once: int) -> None:
+async def _turns(store: JobStore, queue: Queue, reconciler: reconcile.Reconciler, meter: Meter, at_once: int) -> None:
     """Take turns until cancelled, beginning with one of every job; nothing is left of them afterwards."""
     queue.open()
+    meter.leads(True)
     for key in sorted(store.jobs()):
         queue.add(key)
     try:
@@ -154,16 +166,26 @@ async def _turns(store: JobStore, queue: Queue, reconciler: reconcile.Reconciler
                 group.create_task(reconciler.work(), name=f"turns-{number}")
     finally:
         queue.close()
+        meter.leads(False)
         reconciler.forget()
 
 
-def _hearing(store: JobStore, queue: Queue) -> Any:
+def _hearing(store: JobStore, queue: Queue, meter: Meter) -> Any:
     def heard(kind: ResourceKind, type_: str | None, raw: dict[str, Any]) -> None:
+        meter.heard(kind.plural)
         key = store.remove(kind, raw) if type_ == "DELETED" else store.put(kind, raw)
         if key is not None:
             queue.add(key)
 
     return heard
+
+
+def _listed(relist: Relist, meter: Meter) -> Callable[[ResourceKind, str], None]:
+    def listed(kind: ResourceKind, namespace: str) -> None:
+        meter.relisted(kind.plural)
+        relist.listed(kind, namespace)
+
+    return listed
 
 
 async def _crd_served(client: Client, options: Options, health: Health, stop: asyncio.Event) -> bool:

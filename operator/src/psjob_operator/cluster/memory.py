@@ -51,6 +51,8 @@ class Memory:
     """When shard 0 was last asked."""
     misses: int = 0
     """Questions in a row that were not answered."""
+    interrupted: bool = False
+    """Something was started again, and the first step after it is looked for."""
     asked_uid: str = ""
     """Pod that was asked last."""
     wrote_at: float | None = None

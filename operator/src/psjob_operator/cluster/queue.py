@@ -32,6 +32,8 @@ class Queue:
         self._first_backoff = first_backoff
         self._max_backoff = max_backoff
         self._ready: deque[Key] = deque()
+        self._added: dict[Key, float] = {}
+        """Since when a key of `_ready` has waited."""
         self._waiting: set[Key] = set()
         """Keys in `_ready`."""
         self._running: set[Key] = set()
@@ -71,6 +73,7 @@ class Queue:
         elif key not in self._waiting:
             self._rests.pop(key, None)
             self._waiting.add(key)
+            self._added[key] = self._clock()
             self._ready.append(key)
             self._changed.set()
 
@@ -115,6 +118,7 @@ class Queue:
             return None
         key = self._ready.popleft()
         self._waiting.discard(key)
+        self._added.pop(key, None)
         self._running.add(key)
         return key
 
@@ -141,6 +145,22 @@ class Queue:
                     await self._changed.wait()
             except TimeoutError:
                 continue
+
+    def waiting(self) -> int:
+        """Keys whose turn may begin and has not begun."""
+        return len(self._ready)
+
+    def running(self) -> int:
+        """Turns under way."""
+        return len(self._running)
+
+    def backing_off(self) -> int:
+        """Keys whose last turn failed."""
+        return len(self._failures)
+
+    def oldest(self) -> float:
+        """Seconds for which a key has waited at most; 0 where none waits."""
+        return max(0.0, self._clock() - min(self._added.values(), default=self._clock()))
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._running)

@@ -15,12 +15,15 @@ from psjob_operator.api.status import JobStatus
 from psjob_operator.cluster import events, observe, progress, status
 from psjob_operator.cluster.apply import Apply
 from psjob_operator.cluster.client import ApiError, Client
+from psjob_operator.cluster.jobmetrics import Seen
 from psjob_operator.cluster.kinds import JOBS
 from psjob_operator.cluster.memory import Memory
+from psjob_operator.cluster.meter import Meter, TurnResult
 from psjob_operator.cluster.queue import Key, Queue
 from psjob_operator.cluster.store import JobEntry, JobStore
 from psjob_operator.plan.actions import Event, Plan
 from psjob_operator.plan.plan import plan
+from psjob_operator.plan.recovery import RECOVERED
 from psjob_operator.plan.snapshot import REFUSED_MOST, Snapshot
 from psjob_operator.render import NOBODY
 
@@ -59,8 +62,10 @@ class Reconciler:
         settings: Settings,
         session: aiohttp.ClientSession,
         clock: Callable[[], float] = time.time,
+        meter: Meter | None = None,
     ) -> None:
         self._client = client
+        self._meter = meter or Meter()
         self._store = store
         self._queue = queue
         self._settings = settings
@@ -76,18 +81,22 @@ class Reconciler:
         while True:
             key = await self._queue.next()
             began = time.monotonic()
+            result: TurnResult = "ok"
             try:
                 await self._turn(key)
                 self._queue.succeed(key)
             except ApiError as error:
+                result = "api"
                 # What keeps the API server from taking this may be over at any time.
                 delay = self._queue.fail(key, error.retry_after, at_most=REFUSED_MOST)
                 _log.warning("%s; again in %.1f s", error, delay, extra=self._where(key))
             except Exception:
+                result = "error"
                 delay = self._queue.fail(key)
                 _log.exception("this turn failed; again in %.1f s", delay, extra=self._where(key))
             finally:
                 self.turns += 1
+                self._meter.turn(result, time.monotonic() - began)
                 # A job of thousands of pods has as many events; its turns are long, and so are the rests between them.
                 self._queue.done(key, rest=min(REST_MOST, time.monotonic() - began))
 
@@ -111,6 +120,7 @@ class Reconciler:
             await observe.refresh(self._client, self._store, key)
             seen = await self._observe(job, memory, now, live=True)
             decided = plan(seen.snapshot, now)
+        memory.interrupted = decided.status.interruption is not None
         self._again(key, now, seen.again_at, decided.wake_at)
         if _nothing(decided, seen.snapshot):
             return
@@ -166,6 +176,9 @@ class Reconciler:
             job, told = stored, True
         if told and decided.events:
             await events.post(self._client, job, decided.events, self._settings.instance, now)
+            last = decided.status.last_recovery
+            if last is not None and any(event.reason == RECOVERED for event in decided.events):
+                self._meter.recovered(last.cause, last.seconds)
         return True
 
     async def _write(self, job: JobEntry, decided: Plan, memory: Memory, now: float) -> JobEntry | None:
@@ -222,6 +235,7 @@ class Reconciler:
     async def _pull(self, key: Key, memory: Memory, address: str, limit: int | None) -> None:
         memory.progress = await progress.pull(self._session, address)
         memory.progress_at = self._clock()
+        self._meter.pulled(memory.progress is not None)
         memory.misses = 0 if memory.progress is not None else memory.misses + 1
         self._queue.add_at(key, memory.asked_at + self._pause(memory, limit))
         self._queue.add(key)
@@ -236,13 +250,20 @@ class Reconciler:
         if limit is not None and memory.misses <= MISSES:
             return min(self._settings.progress_seconds, max(1.0, limit * HUNG_PART))
         told = (memory.progress or {}).get("coordinator")
-        begun = isinstance(told, Mapping) and bool(told.get("step")) and not told.get("waiting")
+        begun = isinstance(told, Mapping) and bool(told.get("step")) and not told.get("waiting") and not memory.interrupted
         seldom = begun or memory.misses > MISSES
         return self._settings.progress_seconds if seldom else min(EARLY_SECONDS, self._settings.progress_seconds)
 
-    def told(self) -> dict[Key, Mapping[str, Any]]:
-        """What shard 0 of each job last said, where it could be asked."""
-        return {key: memory.progress for key, memory in self._memories.items() if memory.progress is not None}
+    def seen(self) -> list[Seen]:
+        """Every job, with what its shard 0 last said, where it could be asked."""
+        found = []
+        for key in self._store.jobs():
+            job, memory = self._store.job(key), self._memories.get(key)
+            if job is not None:
+                mine = memory if memory is not None and memory.uid == job.uid else None
+                told = (None, None) if mine is None else (mine.progress, mine.progress_at)
+                found.append(Seen(key, job.spec, job.status, *told))
+        return found
 
     def forget(self) -> None:
         """Another operator acts from now on: what this one remembers of its turns is not true for long."""

@@ -10,10 +10,10 @@ from psjob_operator.cluster.client import Client
 from psjob_operator.cluster.kinds import JOBS
 from psjob_operator.cluster.store import JobEntry
 
-_NEWS = frozenset({"phase", "observedGeneration", "view", "restarts", "startTime", "completionTime"})
+_NEWS = frozenset({"phase", "observedGeneration", "view", "restarts", "interruption", "lastRecovery", "startTime", "completionTime"})
 _KEYS = {"conditions": ("type", "status"), "shards": ("index", "attempt")}
 """Lists whose entries are told apart by the first field; what a newer operator adds to one holds while the second stays, too."""
-_MOMENTS = ("checkpoint", "progress")
+_MOMENTS = ("checkpoint", "progress", "interruption", "lastRecovery")
 """What is replaced whole when it changes: parts of another moment do not belong to it."""
 
 

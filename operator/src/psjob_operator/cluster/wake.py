@@ -52,6 +52,8 @@ class Ears:
     """(kind, namespace): kopf has listed this kind and its watch begins: what was known and not listed has gone."""
     on_start: Callable[[], None]
     """kopf has started, and put its own signal handlers in the place of ours."""
+    on_answer: Callable[[ResourceKind, str, int], None] = lambda kind, verb, code: None
+    """(kind, list or watch, HTTP status): the API server has answered kopf."""
 
 
 async def run(configure: Callable[[], Awaitable[Configuration]], namespaces: tuple[str, ...], ears: Ears, stop: asyncio.Event) -> None:
@@ -121,6 +123,7 @@ def _trace(ears: Ears, patience: Patience) -> aiohttp.TraceConfig:
         if found is None:
             return
         (patience.refused.add if params.response.status in (401, 403) else patience.refused.discard)(found)
+        ears.on_answer(found[0], "watch" if "watch" in params.url.query else "list", params.response.status)
         if params.response.status != 200:
             return
         if "watch" not in params.url.query:

@@ -12,6 +12,7 @@ from psjob_operator.plan.endings import Ending
 from psjob_operator.plan.facts import SUSPENDING, Facts
 from psjob_operator.plan.processes import FORCE
 from psjob_operator.plan.progress import checkpoint, progress, pull_due
+from psjob_operator.plan.recovery import with_recovery
 from psjob_operator.plan.restarts import unchanged
 from psjob_operator.plan.settle import settle, wake_at
 from psjob_operator.plan.status import describe, report
@@ -68,7 +69,8 @@ def name_taken(facts: Facts) -> Hold | None:
         return None
     raising = unchanged(facts)
     waiting = processes.create(facts, raising, pins.pinned(facts))
-    status, due = settle(facts, report(facts, raising, troubles(facts, raising, waiting.conflicts), words))
+    told = report(facts, raising, troubles(facts, raising, waiting.conflicts), words)
+    status, due = settle(facts, with_recovery(facts, raising, told))
     wake = wake_at(facts, status, due, waiting.wake)
     return Hold(Plan(status=status, intent=facts.first_seen, wake_at=wake, want_progress=pull_due(facts, status)))
 

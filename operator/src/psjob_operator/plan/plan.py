@@ -11,6 +11,7 @@ from psjob_operator.plan.endings import Ending
 from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.holds import Hold
 from psjob_operator.plan.progress import pull_due
+from psjob_operator.plan.recovery import recovered, with_recovery
 from psjob_operator.plan.restarts import Raising
 from psjob_operator.plan.settle import settle, wake_at
 from psjob_operator.plan.snapshot import Snapshot
@@ -72,8 +73,10 @@ def _run(facts: Facts, raising: Raising) -> Plan:
     pinned = pins.pinned(facts)
     # What was raised now, and what was granted before and is not there yet.
     creating = processes.create(facts, raising, pinned)
-    # The status tells who keeps each seat empty; counters, words and progress are written no oftener than they are worth.
-    status, due = settle(facts, report(facts, raising, troubles(facts, raising, creating.conflicts)))
+    # The status tells who keeps each seat empty, and what a recovery has cost.
+    told = with_recovery(facts, raising, report(facts, raising, troubles(facts, raising, creating.conflicts)))
+    # Counters, words and progress are written no oftener than they are worth.
+    status, due = settle(facts, told)
     return Plan(
         status=status,
         intent=bool(raising.raised) or facts.first_seen or pinned != facts.stored.pinned,
@@ -97,4 +100,4 @@ def _events(facts: Facts, raising: Raising, status: JobStatus) -> tuple[Event, .
         events.append(Event("Warning" if counted else "Normal", "Restarted", short(recovering(facts, raising))))
     if status.phase == "Running" and facts.stored.phase != "Running":
         events.append(Event("Normal", "Running", "all shards and workers are running"))
-    return tuple(events)
+    return (*events, *recovered(facts.stored, status))

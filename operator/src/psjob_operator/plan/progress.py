@@ -30,9 +30,9 @@ def progress(facts: Facts) -> Progress | None:
     return Progress(
         step=step,
         mode=text(facts, "mode") or None,
-        loss=_number(told, "loss"),
-        rate=_number(told, "rate"),
-        eta=_number(told, "eta"),
+        loss=amount(told, "loss"),
+        rate=amount(told, "rate"),
+        eta=amount(told, "eta"),
         codecs=text(facts, "codecs") or None,
         transport=text(facts, "transport") or None,
         time=stamp(facts.now if at is None else at),
@@ -56,7 +56,7 @@ def checkpoint(facts: Facts) -> CheckpointStatus | None:
 
 def _made_at(facts: Facts, told: Mapping[str, Any]) -> float | None:
     """When a checkpoint was committed, by our clock: that of shard 0's node may be minutes ahead, and backoff counts from commits."""
-    age, time = _number(told, "age"), _number(told, "time")
+    age, time = amount(told, "age"), amount(told, "time")
     if age is not None and 0 <= age < 1e11:
         first = facts.shards[0].process if facts.shards else None
         ended = first.exit.at if first is not None and first.exit is not None else facts.snapshot.progress_at
@@ -81,7 +81,8 @@ def text(facts: Facts, key: str) -> str:
     return " ".join(told.split())[:200] if isinstance(told, str) else ""
 
 
-def _number(told: Mapping[str, Any], key: str) -> float | None:
+def amount(told: Mapping[str, Any], key: str) -> float | None:
+    """A finite number of what was told; None where it is none."""
     value = told.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > 1e300:
         return None
@@ -113,7 +114,7 @@ def _pull_from(facts: Facts, status: JobStatus) -> float | None:
     first = facts.shards[0] if facts.shards else None
     if first is None or first.fate.kind != "running" or not first.up:
         return None
-    if status.phase == "Recovering" or facts.snapshot.spec.workers.step_timeout_seconds is not None:
+    if status.phase == "Recovering" or status.interruption is not None or facts.snapshot.spec.workers.step_timeout_seconds is not None:
         return 0.0  # with a limit for steps it is asked again soon anyway
     ready = status.condition("Ready")
     since = unix(ready.last_transition_time) if ready else None

@@ -159,7 +159,7 @@ def restarts(facts: Facts, raising: Raising) -> Restarts:
     if raising.afresh or not again:
         return before
     causes = Counter(before.causes)
-    causes.update(_cause(seat) for seat in again)
+    causes.update(cause(seat) for seat in again)
     fresh = [seat.role for seat in again if seat.fate.counted]
     by_role = before.counted_by_role
     return before.model_copy(
@@ -187,14 +187,15 @@ def _by_process(before: tuple[ProcessRestarts, ...], again: Iterable[Seat], now:
             role=seat.role,
             index=seat.index,
             count=(known.count if known else 0) + 1,
-            cause=_cause(seat),
+            cause=cause(seat),
             node=(seat.process.node if seat.process is not None else "") or None,
             time=stamp(now),
         )
     return tuple(sorted(kept.values(), key=lambda entry: (-entry.count, entry.role, entry.index)))
 
 
-def _cause(seat: Seat) -> str:
+def cause(seat: Seat) -> str:
+    """One CamelCase word: why the seat is started again."""
     return seat.fate.cause or "Finished"
 
 

@@ -65,6 +65,7 @@ def _core(status: JobStatus) -> Any:
         status.start_time,
         status.completion_time,
         status.restarts,
+        (status.interruption, status.last_recovery),
         tuple((shard.index, shard.attempt) for shard in status.shards),
         (status.workers.desired, status.workers.start, status.workers.failed_indexes),
         tuple((problem.index, problem.reason) for problem in status.workers.problems),

@@ -47,6 +47,7 @@ def describe(facts: Facts, raising: Raising, phase: Phase, said: Mapping[str, Sa
         workers_ready=f"{sum(seat.up and not raising.is_raised(seat) for seat in facts.workers)}/{spec.workers.replicas}",
         checkpoint=checkpoint(facts),
         progress=progress(facts),
+        last_recovery=stored.last_recovery,
         restarts=restarts(facts, raising),
         start_time=stored.start_time,
     )

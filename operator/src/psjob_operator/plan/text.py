@@ -14,6 +14,11 @@ def stamp(at: float) -> str:
     return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def stamp_exact(at: float) -> str:
+    """As `stamp`, with milliseconds."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def unix(text: str | None) -> float | None:
     """Text as unix seconds; None where there is none, or where it is not such a time (then it is no fact)."""
     if not text:

@@ -163,7 +163,8 @@ STATUS_KEYS: Final = """JSON of STATUS_PATH:
 run, index, attempt, view, pod, state: "starting" | "restoring" | "waiting" | "serving" | "finishing" | "finished"
 transfer: {"doing": "reading" | "writing", "done": int, "total": int} | null (bytes of a checkpoint that this shard reads or writes now)
 problem: str | null (what keeps this shard from the run's folder: it waits for it)
-counters: {"pushes": int (frames with a gradient or absent mark seen), "applied": int (pushes that counted, in worker-clocks of this shard),
+counters: {"pushes": int (frames with a gradient or absent mark seen), "pushBytes": int (their payload, as it travelled),
+           "applied": int (pushes that counted, in worker-clocks of this shard),
            "dropped": int (those that the mode has dropped), "duplicatesRefused": int, "duplicatesDiffering": int (those of them
            with other bytes than the push that counted), "fenced": int, "updatesLost": int,
            "acknowledged": {rank: clock},
@@ -196,6 +197,10 @@ coordinator: {"mode": str (the one that runs, such as "bounded:3"),
   "dataProblem": str | null (workers train on the same batches),
   "diverged": str | null (the loss that rank 0 reported last is NaN or inf, or such a gradient was applied),
   "warning": str | null (the learning rate is above what late gradients bear),
+  "pushBytes": int, "updatesLost": int (counters of all shards together, since this coordinator began; some seconds old at most),
+  "stepsLost": int (steps undone by going back to a checkpoint, since this coordinator began),
+  "resumed": {"view": int, "start": int (the highest of the workers that were there), "from": int (step gone on from), "step": int,
+    "age": float (seconds)} | null (the first step that all passed after a process had joined or shards were restored),
   "passed": [[step, unix time], ...] (last 64 steps completed, newest last)}
 """
 

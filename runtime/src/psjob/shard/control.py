@@ -22,6 +22,7 @@ from psjob.protocol.shard import events as e
 from psjob.protocol.shard import orders
 from psjob.protocol.shard.link import LinkState
 from psjob.protocol.shard.machine import ShardMachine
+from psjob.shard import counts
 from psjob.shard.disk import DiskThread
 from psjob.shard.link import CoordinatorLink
 from psjob.shard.restoring import Restoring, standing
@@ -58,6 +59,7 @@ class Control:
         self._handling = threading.Lock()
         self._serving = False
         self._told = 0.0
+        self._counted: dict[str, Any] = {}
         self._carriers: Mapping[type, Callable[[Any], None]] = {
             a.Log: lambda act: log.log(logging.getLevelNamesMapping()[act.level.upper()], "%s", act.text),
             a.Answer: lambda act: self.answer(dict(act.body)),
@@ -141,7 +143,7 @@ class Control:
                 due = now + TICK_SECONDS
                 with self._handling:
                     self._handle(e.Tick(*self.disk.moving()))
-                self.tell_staleness(now)
+                self.tell_counts(now)
                 tick(now)
 
     def _drain(self) -> None:
@@ -157,12 +159,19 @@ class Control:
         for action in self.machine.handle(event, time.monotonic()):
             self._carriers[type(action)](action)
 
-    def tell_staleness(self, now: float, at_once: bool = False) -> None:
-        """How late pushes are, now and then: the coordinator adds up what all shards see after their first word to it."""
-        staleness = self.server.store.staleness
-        if self.link is not None and staleness is not None and (at_once or now - self._told >= STALENESS_SECONDS):
-            self._told = now
-            self.answer(staleness.word(self.server.store.attempt))
+    def tell_counts(self, now: float, at_once: bool = False) -> None:
+        """What was counted, and how late pushes are, now and then: the coordinator adds up what all shards see."""
+        store = self.server.store
+        counted = counts.word(store.counters, store.attempt)
+        lost = counted["updatesLost"] != self._counted.get("updatesLost")
+        if self.link is None or not (at_once or lost or now - self._told >= STALENESS_SECONDS):
+            return
+        self._told = now
+        if at_once or counted != self._counted:
+            self._counted = counted
+            self.answer(counted)
+        if store.staleness is not None:
+            self.answer(store.staleness.word(store.attempt))
 
     # -- out -----------------------------------------------------------------------------------
 
@@ -196,7 +205,7 @@ class Control:
 
     def _serve(self, act: a.Serve) -> None:
         self.server.store.open(act.view, act.recovery)
-        self.tell_staleness(time.monotonic(), at_once=True)
+        self.tell_counts(time.monotonic(), at_once=True)
         self.server.changed()
 
     def _carry_out(self, act: a.CarryOut) -> None:
@@ -224,7 +233,7 @@ class Control:
         self.post(e.Stands(act.ask, found, rows))
 
     def _tell_finished(self, act: a.TellFinished) -> None:
-        self.tell_staleness(time.monotonic(), at_once=True)
+        self.tell_counts(time.monotonic(), at_once=True)
         self.server.final = True
         self.server.changed()
         for session in list(self.server.sessions.values()):

@@ -30,7 +30,9 @@ from psjob.protocol.coordinator.job import JobFacts
 from psjob.protocol.coordinator.machine import Coordinator
 from psjob.protocol.coordinator.progress import MAX_METRICS
 from psjob.protocol.coordinator.stream import Stream
+from psjob.shard import counts
 from psjob.shard.commit import DiskWork, Job, read_part
+from psjob.shard.counts import JobCounts
 from psjob.shard.lateness import Lateness
 from psjob.shard.mailbox import Mailbox
 from psjob.shard.session import Session
@@ -58,7 +60,7 @@ class Coordination:
         self.clock: Callable[[], float] = time.monotonic
         self.machine = Coordinator(job_of(place, server, folder), self.clock())
         self.disk = DiskWork(place, folder)
-        self.lateness = Lateness()
+        self.lateness, self.counts = Lateness(), JobCounts()
         self.beat = time.monotonic()
         """When the machine was last seen to move."""
         self.pending: Mailbox[Event] = Mailbox()
@@ -192,7 +194,7 @@ class Coordination:
     def answer(self, index: int, body: Mapping[str, Any]) -> None:
         """A shard answers an order. Raises WireError for what is not in shape."""
         try:
-            if body.get("did") == "staleness":
+            if body.get("did") in ("staleness", "counts"):
                 self._late(index, body)
                 return
             event = border.answer(index, body, self.place.config.workers, read_part)
@@ -219,7 +221,9 @@ class Coordination:
         if machine.recovery.state == "reading" and machine.recovery.finding.waits_for is None:
             return None
         said = machine.status(self.clock(), time.time())
-        return said | {"waiting": said["waiting"] or self.server.waiting_for} | self.lateness.told()
+        with self._lock:
+            self.counts.heard(0, counts.word(self.server.store.counters, self.server.store.attempt))
+        return said | {"waiting": said["waiting"] or self.server.waiting_for} | self.lateness.told() | self.counts.told()
 
     def missing(self) -> list[int]:
         """In a decided mode: workers of whom no push waits for a decision; empty in any other."""
@@ -273,11 +277,11 @@ class Coordination:
         if action.record:
             session.tell(Kind.RECORD, payload=action.record, clock=action.record_clock)
 
-    # -- staleness -----------------------------------------------------------------------------
+    # -- counts --------------------------------------------------------------------------------
 
     def _late(self, index: int, body: Mapping[str, Any]) -> None:
         with self._lock:
-            self.lateness.heard(index, body)
+            (self.counts if body["did"] == "counts" else self.lateness).heard(index, body)
 
     def _look(self, now: float) -> None:
         """This shard's own part of how late pushes are."""
@@ -301,7 +305,7 @@ class Coordination:
         return Stream(
             number, session.rank, session.incarnation, bool(hello.get("fresh")), mode[:80], int(hello.get("recovery", 0)),
             str(hello.get("rule"))[:80], table, tables, tuple(sorted((str(a), str(b)) for a, b in aliases.items())),
-            str(hello.get("layout", ""))[:80], problem,
+            str(hello.get("layout", ""))[:80], problem, int(hello.get("acked", 0)),
         )  # fmt: skip
 
     def _read_model(self, rank: int, hello: Mapping[str, Any]) -> tuple[tuple[TensorSpec, ...], tuple[Mapping[str, Any], ...], str | None]:

@@ -14,6 +14,8 @@ class Counters:
     """What the status port tells. `applied`, `dropped` and `lost` count worker-clocks of this shard."""
 
     pushes: int = 0
+    bytes: int = 0
+    """Payload of pushes as it travelled, that of early ones included."""
     applied: int = 0
     dropped: int = 0
     duplicates: int = 0

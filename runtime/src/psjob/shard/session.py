@@ -324,6 +324,8 @@ class Session:
         check_push(self.store, header, cell, codec is not None)
         lane.held.drop(header.block)
         grad = yield from self._receive(lane, header, cell, codec)
+        with self.store.lock:
+            self.store.counters.bytes += header.length
         if grad is not None:
             lane.held.keep(header, grad)
 

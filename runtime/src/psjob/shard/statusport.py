@@ -72,6 +72,7 @@ def status(server: Server) -> dict[str, Any]:
         "state": _state(server), "transfer": _transfer(server), "problem": server.problem,
         "counters": {
             "pushes": counters.pushes, "applied": counters.applied, "dropped": counters.dropped,
+            "pushBytes": counters.bytes,
             "duplicatesRefused": counters.duplicates, "duplicatesDiffering": counters.differing, "fenced": counters.fenced,
             "updatesLost": counters.lost, "acknowledged": {str(r): c for r, c in store.clocks().items()},
             "firstApplied": counters.first_applied, "badConnections": server.bad_connections, "blocks": len(store.cells),

@@ -311,17 +311,17 @@ class Store(ShardProgress):
                 if whole and self.decided is not None:
                     self.decided.whole((rank, header.clock), self.recovery)
                 self._advance(cell, (rank,))
-            self._count(rank, cell, whole)
+            self._count(rank, cell, whole, header.length)
         self.tell_step()
         return verdict
 
-    def _count(self, rank: int, cell: Cell | RowCell, whole: int) -> None:
-        """One push more, once the coordinator has been told of what it completes.
+    def _count(self, rank: int, cell: Cell | RowCell, whole: int, size: int) -> None:
+        """One push of so many bytes more, once the coordinator has been told of what it completes.
 
         A clock with a block that the rule could not apply is lost, not applied; `whole`: the clock has come to its end.
         """
         with self.lock:
-            self.counters.pushes += 1
+            self.counters.pushes, self.counters.bytes = self.counters.pushes + 1, self.counters.bytes + size
             if isinstance(cell, Cell) and rank in cell.lost:
                 cell.lost.discard(rank)
                 self._without_lag.add(rank)

@@ -114,6 +114,8 @@ class Coordinator:
                 self.recovery.begin()
             case events.StepPassed(step, wall):
                 self.progress.passed(step, wall)
+                if self.progress.comeback.waits:
+                    self.progress.comeback.passed(step, self.recovery.view, self.members.newest_start(), wall)
             case events.StopAsked():
                 self.completion.stop_job()
             case _:
@@ -132,6 +134,8 @@ class Coordinator:
                 recovery.beginning.initialised(event)
             case events.ShardRestored():
                 recovery.restored(event)
+                if recovery.open:
+                    self.progress.comeback.interrupted(self.progress.step)
             case events.Unrestored():
                 recovery.unrestored(event)
             case events.AckedDoubted():
@@ -204,6 +208,9 @@ class Coordinator:
             return
         if stream.incarnation > self.members[stream.rank].incarnation:
             self.hanging.stirred(stream.rank)
+            self.progress.comeback.interrupted(self.progress.step)
+        if self.mode.rewinds_together and not stream.fresh and stream.recovery < self.recovery.recovery:
+            self.progress.comeback.heard(stream.acked)
         self.members.came(stream)
         self.recovery.worker(stream)
 

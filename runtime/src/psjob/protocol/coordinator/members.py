@@ -109,6 +109,10 @@ class Members:
         member.state, member.left_at, member.clock = State.LEFT, clock, max(member.clock, clock)
         self.missing.discard(rank)
 
+    def newest_start(self) -> int:
+        """The highest start of those that are here; 0 of nobody. Looks at all."""
+        return max((m.incarnation[0] for m in self.all.values() if m.here), default=0)
+
     def finished(self, policy: str) -> bool:
         """Is the success policy met by those who left?"""
         if policy == "FirstWorker":

@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from psjob.protocol.coordinator.comeback import Comeback
 from psjob.protocol.coordinator.past import Past
 
 MAX_METRICS = 256
@@ -26,6 +27,7 @@ class JobProgress:
         self.step = 0
         self.history: deque[tuple[int, float]] = deque(maxlen=64)
         self.past = Past()
+        self.comeback = Comeback()
         self.metrics: dict[str, float] = {}
         self.total: int | None = None
         self.checkpoint: dict[str, Any] | None = None
@@ -48,6 +50,7 @@ class JobProgress:
             self.past.note(step, self.metrics, self.rate(now), now)
 
     def rewound(self, step: int) -> None:
+        self.comeback.undone(self.step, step)
         self.step = step
 
     def report(self, rank: int, body: Mapping[str, float]) -> None:
@@ -117,4 +120,5 @@ class JobProgress:
             "diverged": self.diverged,
             "dataProblem": self.data_problem,
             "passed": [list(entry) for entry in self.history],
+            **self.comeback.told(now),
         }

@@ -30,3 +30,5 @@ class Stream:
     """Digest of the blocks that this process would cut its parameters in, or has been told; empty: not known."""
     problem: str | None = None
     """Why its hello can be no job's: a sentence for whoever runs the script."""
+    acked: int = 0
+    """Of its clocks, how many shard 0 has acknowledged to this process."""

@@ -1,0 +1,166 @@
+"""What Prometheus reads of an operator through a job's life: a real process, a real API server, and a shard 0 that a test speaks for."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
+
+from psjob_operator.cluster.metrics import METRICS
+from tests.cluster_fixtures import Cluster
+from tests.integration.operator_harness import Operator, World, manifest, world
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+
+
+@pytest.fixture
+def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
+    with world(control_plane, namespace, tmp_path) as made:
+        yield made
+
+
+class Shard:
+    """Shard 0's status port, at an address of its own: tests run beside each other."""
+
+    def __init__(self) -> None:
+        self.run = ""
+        self.told: dict[str, Any] = {}
+        shard = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                said = {"run": shard.run, "attempt": 1, "counters": {"applied": 240}, "coordinator": shard.told}
+                body = json.dumps(said).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.address = f"127.77.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
+        self.server = ThreadingHTTPServer((self.address, 7071), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def say(self, step: int, **told: Any) -> None:
+        checkpoint = {"step": 100, "view": 1, "time": 1790000000.0, "age": 5.0, "bytes": 4096, "path": "x", "final": False}
+        common = {"mode": "sync", "loss": 0.25, "rate": 10.5, "metrics": {}, "checkpoint": checkpoint, "resumed": None, "stepsLost": 0}
+        workers = [{"rank": rank, "clock": step, "state": "joined", "start": 1, "rewinds": 0, "idle": 0.25} for rank in range(2)]
+        self.told = {**common, "step": step, "pushBytes": 1000 * step, "updatesLost": 0, "workers": workers, **told}
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def shard() -> Iterator[Shard]:
+    made = Shard()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def scrape(operator: Operator) -> dict[str, Family]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{operator.port}/metrics", timeout=10) as answer:
+        return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+
+
+def value(operator: Operator, name: str, **labels: str) -> float:
+    """Sum of the samples of that name that have these labels; -1 where there is none."""
+    samples = [sample for family in scrape(operator).values() for sample in family.samples if sample.name == name]
+    found = [sample.value for sample in samples if labels.items() <= sample.labels.items()]
+    return sum(found) if found else -1.0
+
+
+def test_metrics_through_a_life_with_a_restart(place: World, shard: Shard) -> None:
+    node, at = place.node(f"{place.namespace}-n"), {"namespace": place.namespace, "job": "job"}
+    operator = place.operator("--progress-seconds=0.5")
+    assert value(operator, "psjob_operator_leader") == 1 and value(operator, "psjob_operator_ready") == 1
+    for kind in ("pstrainingjobs", "pods", "services", "configmaps", "persistentvolumeclaims"):
+        assert value(operator, "psjob_operator_relists_total", resource=kind) >= 1, kind
+        assert value(operator, "psjob_operator_api_requests_total", verb="watch", resource=kind, code="200") >= 1, kind
+    shard.say(125)
+    shard.run = place.create(manifest(shards=2))["metadata"]["uid"]
+    place.run("job-ps-0-a1", "job-ps-1-a1", "job-worker-0-r1", "job-worker-1-r1", node=node, address=shard.address)
+    place.until_phase("Running")
+    place.until("what shard 0 tells", lambda: value(operator, "psjob_job_step", **at) == 125)
+    expected = {
+        "psjob_job_shards_ready": 2, "psjob_job_workers_ready": 2, "psjob_job_workers": 2, "psjob_job_steps_per_second": 10.5,
+        "psjob_job_push_bytes_total": 125_000, "psjob_job_pushes_total": 240, "psjob_job_wait_share": 0.25,
+        "psjob_job_checkpoint_step": 100, "psjob_job_restarts_total": -1, "psjob_job_interrupted_seconds": -1,
+    }  # fmt: skip
+    assert {name: value(operator, name, **at) for name in expected} == expected
+    assert value(operator, "psjob_jobs", namespace=place.namespace, phase="Running") == 1
+    assert 5 <= value(operator, "psjob_job_checkpoint_age_seconds", **at) < 120
+    assert value(operator, "psjob_operator_api_requests_total", verb="create", resource="pods", code="201") == 4
+    assert value(operator, "psjob_operator_turns_total", result="ok") >= 2
+    assert value(operator, "psjob_operator_objects", resource="pods") == 4
+    exposed = {family.name for family in scrape(operator).values() if not family.name.startswith("process_")}
+    assert exposed == {metric.name.removesuffix("_total") for metric in METRICS}
+
+    lost_at = time.time()
+    place.end("job-ps-1-a1", 137, reason="OOMKilled")
+    place.until("the next shard", lambda: "job-ps-1-a2" in place.pods())
+    assert place.status()["interruption"]["cause"] == "OOMKilled"
+    assert value(operator, "psjob_job_interrupted_seconds", **at) >= 0
+    place.run("job-ps-1-a2", node=node, address=shard.address)
+    place.until_phase("Running")
+    shard.say(101, resumed={"view": 2, "start": 1, "from": 100, "step": 101, "age": 1.0}, stepsLost=25)
+    place.until("the recovery to be told", lambda: place.status().get("lastRecovery"))
+    status = place.status()
+    assert status["lastRecovery"]["cause"] == "OOMKilled" and status["lastRecovery"]["stepsLost"] == 25
+    assert 0 <= status["lastRecovery"]["seconds"] <= time.time() - lost_at + 1 and "interruption" not in status
+    (event,) = place.until("its Event", lambda: place.events("Recovered"))
+    assert event["message"].endswith("25 steps done again") and event["type"] == "Normal"
+    place.until("the histogram", lambda: value(operator, "psjob_recovery_seconds_count", cause="OOMKilled") == 1)
+    assert value(operator, "psjob_job_restarts_total", **at, cause="OOMKilled") == 1
+    assert value(operator, "psjob_job_steps_lost_total", **at) == 25
+    assert value(operator, "psjob_job_last_recovery_seconds", **at) == status["lastRecovery"]["seconds"]
+
+    place.cluster.api.delete(place.path("pstrainingjobs", "job"))
+    place.until("the job's series to go", lambda: value(operator, "psjob_job_phase", **at) == -1)
+    assert not [s for family in scrape(operator).values() for s in family.samples if s.labels.get("job") == "job"]
+
+
+def test_another_operator_goes_on_with_an_interruption(place: World, shard: Shard) -> None:
+    """The counts of a job are in its status; those of the operator begin anew."""
+    node, at = place.node(f"{place.namespace}-n"), {"namespace": place.namespace, "job": "job"}
+    operator = place.operator("--progress-seconds=0.5")
+    shard.say(125, mode="async")
+    shard.run = place.create(manifest(training={"mode": "async"}))["metadata"]["uid"]
+    place.run("job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node, address=shard.address)
+    place.until_phase("Running")
+    place.until("what shard 0 tells", lambda: value(operator, "psjob_job_step", **at) == 125)
+    place.end("job-worker-1-r1", 1)
+    place.until("the next worker", lambda: "job-worker-1-r2" in place.pods())
+    operator.kill()
+    operator.start()
+    place.run("job-worker-1-r2", node=node, address=shard.address)
+    shard.say(126, mode="async", resumed={"view": 1, "start": 2, "from": 125, "step": 126, "age": 1.0}, updatesLost=0)
+    place.until("the recovery to be told", lambda: place.status().get("lastRecovery"))
+    assert place.status()["lastRecovery"]["updatesLost"] == 0
+    place.until("the histogram", lambda: value(operator, "psjob_recovery_seconds_count", cause="Error") == 1)
+    assert value(operator, "psjob_job_restarts_total", **at, cause="Error") == 1
+
+
+def test_refusals_of_the_api_server_are_counted_by_code_and_reason(place: World) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    place.cluster.api.create(place.path("resourcequotas"), quota)
+    operator = place.operator()
+    place.create(manifest())
+    place.until("a refusal", lambda: value(operator, "psjob_operator_api_errors_total", code="403", reason="Forbidden") >= 1)
+    assert value(operator, "psjob_operator_api_requests_total", verb="create", resource="pods", code="403") >= 1
+    assert value(operator, "psjob_job_phase", namespace=place.namespace, job="job", phase="Pending") == 1
