@@ -30,9 +30,9 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ..
 
 
 def examples() -> list[list[str]]:
-    """Every psjob command line of docs/cli.md and docs/python.md, without pipes and redirections."""
+    """Every psjob command line of these pages, without pipes and redirections."""
     found = []
-    for page in ("cli.md", "python.md"):
+    for page in ("cli.md", "python.md", "ui.md", "compare.md", "quickstart.md"):
         for block in re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL):
             for part in re.split(r"[|>;\n]|&&", block):
                 words = shlex.split(part.strip(), comments=True) if part.count("'") % 2 == 0 else []
