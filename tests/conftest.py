@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,14 @@ pytest_plugins = ["tests.cluster_fixtures"]
 # Before torch is there: bits are compared between processes, whose kernels must add in one order; workers of xdist share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 FORBIDDEN = os.environ.get("PSJOB_FORBID_SKIP") == "1"
+
+
+@pytest.fixture(autouse=True)
+def _each_test_is_a_script() -> Iterator[None]:
+    """What one has attached outside a job is nothing to the next."""
+    yield
+    if "psjob.api.alone" in sys.modules:
+        sys.modules["psjob.api.alone"].forget()
 
 
 @pytest.fixture

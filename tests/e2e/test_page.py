@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -118,6 +119,24 @@ def test_the_time_line_shows_the_restart(chromium: Browser, served: Served) -> N
     boxes = page.locator(".lanes svg[data-lane='shard 0'] rect").evaluate_all("all => all.map(one => one.getBoundingClientRect().width)")
     assert len(boxes) == 4 and all(width > 0 for width in boxes), "starting, serving until it was killed, starting, serving"
     expect(page.locator(".lanes svg[data-lane='shard 0'] title").nth(1)).to_contain_text("signal 9")
+
+
+def test_the_time_line_of_a_run_of_last_week_is_the_run(chromium: Browser, served: Served) -> None:
+    page, _ = opened(chromium, served)
+    widths = page.locator(".lanes svg[data-lane='job'] rect").evaluate_all("all => all.map(one => Number(one.getAttribute('width')))")
+    assert len(widths) == 5 and min(widths[:4]) > 50, "four phases before the last one take what they took of 1000"
+
+
+def test_large_and_small_numbers_fit_beside_their_axis(chromium: Browser, tmp_path: Path) -> None:
+    run = pages.a_run(tmp_path, "job-1", 2, made=1.79e9)
+    lines = ({"time": 1.79e9 + at, "step": at, "rate": 50, "metrics": {"loss": 1.25e12 * at, "tiny": 1.25e-9 * at}} for at in range(100))
+    (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with Served((AsyncClient.local(tmp_path),), tmp_path) as served:
+        page, errors = opened(chromium, served)
+        edges = page.locator(".plot canvas").evaluate_all(
+            "all => all.map(one => one.getContext('2d').getImageData(0, 0, 3, one.height).data.reduce((sum, value) => sum + value, 0))"
+        )
+    assert len(edges) == 3 and edges == [0] * 3 and errors == [], "no letter touches the left edge"
 
 
 def test_strangers_are_refused(chromium: Browser, served: Served) -> None:

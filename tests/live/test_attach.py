@@ -82,7 +82,63 @@ def test_outside_a_job_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     ps.report(loss=1.0)
     ps.checkpoint()
     ps.wait()
-    assert ps.attach(mine, optimizer, overlap=True) == (mine, optimizer)
+
+
+@pytest.mark.parametrize("words", [{"overlap": True}, {"name": "generator"}])
+def test_outside_a_job_nothing_hangs_on_a_model(monkeypatch: pytest.MonkeyPatch, words: dict[str, Any]) -> None:
+    monkeypatch.delenv(contract.ENV_ROLE, raising=False)
+    mine = model()
+    optimizer = sgd(mine)
+    assert ps.attach(mine, optimizer, **words) == (mine, optimizer)
+    assert not mine._forward_pre_hooks and not mine._forward_hooks and not optimizer._optimizer_step_pre_hooks
+
+
+def refused_alone(capsys: pytest.CaptureFixture[str], *given: Any, **words: Any) -> str:
+    """What attach ends with outside a job."""
+    with pytest.raises(SystemExit) as ended:
+        ps.attach(*given, **words)
+    assert ended.value.code == contract.EXIT_REFUSED
+    return capsys.readouterr().err
+
+
+def lbfgs(of: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS(of.parameters())
+
+
+ALONE: dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any]]] = {
+    "torch Module": (lambda: (3, None), {}),
+    "in no group of the optimizer": (lambda: ((mine := model()), sgd(mine[0])), {}),
+    "not in the model given to attach": (lambda: ((mine := model())[0], sgd(mine)), {}),
+    "LBFGS evaluates the loss several times": (lambda: ((mine := model()), lbfgs(mine)), {}),
+    "has max_norm 1": (lambda: ((mine := nn.Embedding(4, 2, max_norm=1.0)), sgd(mine)), {}),
+    "view_as_real": (lambda: ((mine := nn.Linear(2, 2, dtype=torch.complex64)), sgd(mine)), {}),
+    "must be a word of letters": (lambda: ((mine := model()), sgd(mine)), {"name": "the generator"}),
+    "has no state_dict and load_state_dict": (lambda: ((mine := model()), sgd(mine)), {"scheduler": 3}),
+    "later=…) takes a list": (lambda: ((mine := model()), sgd(mine)), {"later": 3}),
+}
+
+
+@pytest.mark.parametrize("words", ALONE)
+def test_outside_a_job_it_refuses_the_same(words: str, job: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    make, stateful = ALONE[words]
+    assert words in refused_alone(capsys, *make(), **stateful)
+    assert words in job(*make(), **stateful)
+
+
+def test_outside_a_job_a_second_attach_is_refused_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    mine, other, third = model(), model(), model()
+    ps.attach(mine, sgd(mine))
+    assert "attach was called twice; give each model a name" in refused_alone(capsys, other, sgd(other))
+    assert "attach was called twice" in refused_alone(capsys, other, sgd(other), name="other")
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    ps.attach(mine, sgd(mine))
+    ps.attach(mine, sgd(mine), name="a")
+    monkeypatch.delattr(sys, "ps1")
+    assert "name='a') was called twice" in refused_alone(capsys, other, sgd(other), name="a")
+    assert "must be of one class" in refused_alone(capsys, other, torch.optim.Adam(other.parameters()), name="b")
+    ps.attach(other, sgd(other), name="b")
+    mine(torch.ones(1, 3)).sum().backward()
+    assert "attach after a, b were in use" in refused_alone(capsys, third, sgd(third), name="c")
 
 
 @pytest.mark.parametrize("words", [["python"], ["python", "-"], ["python", "-i"]])

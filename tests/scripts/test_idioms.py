@@ -18,7 +18,7 @@ from tests import warm
 
 HERE = Path(__file__).parent / "idioms"
 WORKERS, SHARDS = 2, 2
-LOOSE: dict[str, float] = {}
+LOOSE: dict[str, float] = {"bfloat16_parameters": 0.05}
 """Tolerances, where 1e-5 is too little, by script."""
 REFUSED: dict[str, tuple[str, str]] = {
     "clamps_weights": ("was changed by hand after step 1", "clamps_weights_worker_side"),

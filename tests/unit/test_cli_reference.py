@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,9 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ..
 
 
 def examples() -> list[list[str]]:
-    """Every psjob command line of docs/cli.md and docs/python.md, without pipes and redirections."""
+    """Every psjob command line of these pages, without pipes and redirections."""
     found = []
-    for page in ("cli.md", "python.md"):
+    for page in ("cli.md", "python.md", "ui.md", "compare.md", "quickstart.md"):
         for block in re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL):
             for part in re.split(r"[|>;\n]|&&", block):
                 words = shlex.split(part.strip(), comments=True) if part.count("'") % 2 == 0 else []
@@ -94,3 +96,22 @@ def test_names_of_runs_complete(tmp_path: Path) -> None:
 def test_an_unknown_option_is_one_sentence() -> None:
     done = CliRunner().invoke(cli, ["list", "--no-such"])
     assert done.exit_code == 2 and "No such option" in done.output and "Traceback" not in done.output
+
+
+def test_ctrl_c_while_the_command_is_imported_shows_no_traceback() -> None:
+    program = """
+import os, signal, sys
+
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name == "psjob_client.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Pressed())
+from psjob_client.cli.entry import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == -signal.SIGINT and ended.stdout + ended.stderr == ""
+    scripts = tomllib.loads((ROOT / "client" / "pyproject.toml").read_text())["project"]["scripts"]
+    assert set(scripts.values()) == {"psjob_client.cli.entry:main"}

@@ -83,7 +83,11 @@ def test_a_run_that_has_ended(result: str) -> None:
     run = {"job": "j", "created": 899.0, "ended": 950.0, "result": result, "failure": "ScriptFailed: boom" if result == "Failed" else None}
     job = recorded.job_view(files(alive=False, run=run))
     assert job.phase == result and job.seconds(2000.0) == 51.0 and not job.active
-    assert (job.reason, job.message) == (("ScriptFailed", "boom") if result == "Failed" else ("", ""))
+    said = {"Failed": ("ScriptFailed", "boom"), "Complete": ("Diverged", "the loss is nan"), "Suspended": ("", "")}
+    assert (job.reason, job.message) == said[result]
+    assert rows.job(job, 2000.0)[1] == ("Complete, diverged" if result == "Complete" else result)
+    well = recorded.job_view(files(alive=False, run=run, live={}))
+    assert rows.job(well, 2000.0)[1] == result
 
 
 @pytest.mark.parametrize("broken", [{"status": {"phase": 3}}, {"live": {}, "status": {}}, {"story": (), "config": {}, "run": {}}])

@@ -42,6 +42,24 @@ def test_steps_that_were_not_heard_of_yet_are_asked_for(heard: tuple[int, float 
     assert (verdict(("worker-1", 5, 0, "gone"), heard=heard) is not None) == over
 
 
+@pytest.mark.parametrize(
+    ("heard", "now", "holds"),
+    [
+        ((0, None), 1.5, True), ((0, 0.5), 1.5, True), ((0, 0.5), 3.1, False), ((0, 2.0), 2.5, True), ((20, 0.5), 1.5, False),
+        ((20, 2.0), 2.5, False),
+    ],
+)  # fmt: skip
+def test_nothing_is_started_again_while_it_is_not_heard_whether_there_was_a_step(
+    heard: tuple[int, float | None], now: float, holds: bool
+) -> None:
+    failures = Failures()
+    assert not failures.holds(*heard, now)
+    failures.note(ended("worker-0", 1), 0, "gone")
+    assert failures.holds(*heard, now) == holds
+    failures.note(ended("worker-0", 1), 0, "gone")
+    assert failures.holds(0, 0.5, 3.1), "a verdict"
+
+
 def test_a_later_error_is_tried_once_more_and_the_first_one_is_shown() -> None:
     first = ("worker-0", 1, 12, "ValueError: labels")
     assert verdict(first) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from importlib.resources import files
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -44,6 +45,12 @@ def test_old_events_are_counted() -> None:
     job = JobView(id="a", name="a", where="local", place=".")
     told = shown.detail(job, (), [EventView(time=float(at)) for at in range(250)], (), 300.0)
     assert len(told["events"]) == shown.EVENTS and told["moreEvents"] == 50 and told["events"][-1]["time"] == 249.0
+
+
+@pytest.mark.parametrize(("phase", "ended", "until"), [("Complete", 100.0, 100.0), ("Running", None, 300.0), ("Suspended", 100.0, 100.0)])
+def test_the_time_line_of_a_job_that_is_over_ends_with_it(phase: Any, ended: float | None, until: float) -> None:
+    job = JobView(id="a", name="a", where="local", place=".", phase=phase, ended=ended)
+    assert shown.detail(job, (), (), (), 300.0)["until"] == until
 
 
 @pytest.mark.parametrize("name", ["uplot.js", "uplot.css"])

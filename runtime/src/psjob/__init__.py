@@ -69,7 +69,8 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from importlib.util import find_spec
 
-    return sorted({*globals(), *__all__, *(_CLIENT if find_spec("psjob_client") else ())})
+    dunders = {name for name in globals() if name.startswith("__")}
+    return sorted({*dunders, *__all__, *(_CLIENT if find_spec("psjob_client") else ()), "integrations"})
 
 
 class _Face(ModuleType):

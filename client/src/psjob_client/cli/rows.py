@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, Series
+from psjob_client.jobs.view import DIVERGED, CheckpointView, EventView, HistoryView, JobView, Series
 from psjob_client.local.words import amount, number, span
 
 JOBS = ("NAME", "PHASE", "MODE", "STEP", "LOSS", "RATE", "SHARDS", "WORKERS", "RESTARTS", "CHECKPOINT", "AGE")
@@ -25,7 +25,7 @@ def job(view: JobView, now: float, *, wide: bool = False) -> Sequence[str]:
     kept = view.checkpoint
     row = (
         view.id,
-        view.phase,
+        f"{view.phase}, diverged" if view.reason == DIVERGED else view.phase,
         view.mode,
         f"{told.step}/{told.total}" if told.total else str(told.step),
         number(told.loss) or NONE,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psjob_client.jobs.told import coordinator_facts, shard_view, worker_view
-from psjob_client.jobs.view import CheckpointView, EventView, JobView, ShardView, SpanView, WorkerView
+from psjob_client.jobs.view import DIVERGED, CheckpointView, EventView, JobView, ShardView, SpanView, WorkerView
 from psjob_client.local.probe import part
 from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.plan.text import unix
@@ -140,6 +140,8 @@ def checkpoint_of(name: str, manifest: Mapping[str, Any], view: int, step: int, 
 def _phase(files: RunFiles, status: JobStatus) -> tuple[Any, str, str]:
     phase, result = status.phase or "Pending", files.run.get("result")
     if result in ("Complete", "Failed", "Suspended"):
+        if result == "Complete" and (diverged := part(files.live, "coordinator").get("diverged")):
+            return result, DIVERGED, str(diverged)
         failure = str(files.run.get("failure") or "")
         reason, _, message = failure.partition(": ")
         return result, reason if message else "", message or failure

@@ -11,6 +11,8 @@ from psjob_operator.api.status import TERMINAL, Phase
 
 Where = Literal["local", "cluster"]
 Role = Literal["shard", "worker"]
+DIVERGED = "Diverged"
+"""Reason of a job that is Complete, and whose loss is NaN or inf."""
 
 
 class View(Model):

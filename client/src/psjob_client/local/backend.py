@@ -38,6 +38,8 @@ LEAVING = 1.0
 """The same where the user has had enough and nothing would be lost,"""
 SAVING = 8.0
 """and where a last checkpoint is to be made."""
+HOLD = 0.1
+"""Seconds between two looks while it is not known whether a script that failed had trained."""
 MOST_ROUNDS = 20
 """Plans in a row without a wait; more means that plan and backend never agree."""
 
@@ -90,6 +92,8 @@ class Backend:
         """
         for _ in range(MOST_ROUNDS):
             self.reap()
+            if self.failures.holds(self.watch.made, self.watch.progress_at, now := time.time()):
+                return now + HOLD
             decided = plan(self.observe(), time.time())
             acted = self.act(decided)
             if not acted and not decided.intent:

@@ -51,8 +51,7 @@ class Failures:
         `made`: steps of the job, as heard at `heard` (None: never). What was heard before a failure says nothing of its moment.
         """
         first = next(iter(self.seen), None)
-        known = first is not None and (now > first.at + UNHEARD if heard is None else heard > first.at)
-        if first is not None and known and first.made == made == 0:
+        if first is not None and first.made == made == 0 and _known(first, heard, now):
             return f"ScriptFailed: {first} (before the job's first step); mend the script and run it again"
         before: Mapping[int, Failure] = {}
         for failure in self.seen:
@@ -64,3 +63,14 @@ class Failures:
                 return f"ScriptFailed: {first} ({where}){again}; the first error is the one to look at"
             before = {**before, failure.index: failure}
         return None
+
+    def holds(self, made: int, heard: float | None, now: float) -> bool:
+        """Nothing is to be started again: there is a verdict, or there may be one within 2 s, when the job is heard of again."""
+        first = next(iter(self.seen), None)
+        open_yet = first is not None and first.made == made == 0 and now < first.at + 2 * UNHEARD and not _known(first, heard, now)
+        return open_yet or self.verdict(made, heard, now) is not None
+
+
+def _known(failure: Failure, heard: float | None, now: float) -> bool:
+    """Was the job heard of since, so that its steps are those that it had made?"""
+    return now > failure.at + UNHEARD if heard is None else heard > failure.at

@@ -30,7 +30,7 @@ def detail(
 ) -> dict[str, Any]:
     """A job with everything but its curves and logs. `now` is the time of this machine's clock."""
     return {
-        "now": now,
+        "until": now if job.active or job.ended is None else job.ended,
         "job": job.to_manifest() | {"seconds": job.seconds(now), "active": job.active},
         "timeline": [span.to_manifest() for span in spans[-SPANS:]],
         "events": [event.to_manifest() for event in events[-EVENTS:]],

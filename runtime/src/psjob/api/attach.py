@@ -9,10 +9,11 @@ from typing import Any, TypeVar, overload
 import torch
 
 from psjob.api import clipping, foreign
+from psjob.api.alone import check_alone
 from psjob.api.attachable import check, stepper
 from psjob.api.attached import AttachedJob
 from psjob.api.later import Later, groups
-from psjob.api.pairs import FirstUse, Pair, check_name
+from psjob.api.pairs import FirstUse, Pair, check_name, refuse_more
 from psjob.api.takeover import take_over
 from psjob.embeddings.inprocess import attach_alone
 from psjob.process import config, supervise
@@ -45,7 +46,7 @@ def attach(
     later: Later = (),
     **stateful: Any,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Make this script a worker of the job around it; outside a job both come back as they are.
+    """Make this script a worker of the job around it; outside a job both come back as they are, and the same is refused.
 
     Afterwards `model` holds the job's weights and `optimizer.step()` pushes the gradients and takes the new weights.
 
@@ -80,6 +81,7 @@ def attach(
         knows = foreign.home(optimizer)
         optimizer = optimizer if knows is None else knows.inner(optimizer)
         if place is None:
+            check_alone(model, optimizer, name, overlap, later, stateful)
             attach_alone(model, optimizer)
             return model, given
         for library in foreign.in_use():
@@ -108,12 +110,7 @@ def _checked(
     if name is not None:
         check_name(name, _pending)
     if current is not None or (_pending and name is None):
-        known = ", ".join(pair.name for pair in (current.pairs if current is not None else _pending) if pair.name)
-        raise Refused(
-            f"attach after {known} were in use; attach all models, each with its name, before the first of them is run"
-            if known
-            else "attach was called twice; give each model a name, such as attach(model, optimizer, name='generator')"
-        )
+        refuse_more(current.pairs if current is not None else _pending)
     if place.role != "worker":
         raise Refused(f"attach was called in a process of role {place.role}")
     if twice := sorted(stateful.keys() & _wanted.keys()):

@@ -14,7 +14,7 @@ from psjob.api.inputs import FirstInputs
 from psjob.api.later import AddedGroups
 from psjob.api.lrscaling import LrScaling
 from psjob.api.owngradients import OwnGradients
-from psjob.api.pairs import Models, Pair, joined
+from psjob.api.pairs import Models, Pair, check_overlap, joined
 from psjob.api.places import Places
 from psjob.api.recording import PlainState, Recording
 from psjob.api.rulechoice import as_it_runs, check_clipping, check_reduction, check_several, check_state, check_tables, chosen
@@ -55,8 +55,7 @@ class AttachedJob:
         self.lr = LrScaling.of(place.config, optimizer)
         self.half = Half.of(self.rule, self.parameters, [spec.group for spec in table])
         self.tables = RowTables(model, optimizer, place.config.seed)
-        if overlap and any(pair.later for pair in pairs):
-            raise Refused("attach(…, later=…): overlap=True knows only parameters that are trained from the beginning; leave overlap out")
+        check_overlap(overlap, pairs)
         check_several(place.config, len(pairs), overlap, self.half is not None, len(self.tables.specs))
         check_reduction(place.config, self.tables.specs)
         check_tables(place.config, self.tables.specs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -100,6 +100,22 @@ def check_name(name: str, before: Sequence[Pair]) -> None:
         raise Refused(f"attach(…, name={str(name)[:40]!r}): must be a word of letters, digits and _, such as 'generator'")
     if any(pair.name == name for pair in before):
         raise Refused(f"attach(…, name={name!r}) was called twice; each model has a name of its own")
+
+
+def check_overlap(overlap: bool, pairs: Sequence[Pair]) -> None:
+    """Raise Refused where overlap would have to know parameters that come later."""
+    if overlap and any(pair.later for pair in pairs):
+        raise Refused("attach(…, later=…): overlap=True knows only parameters that are trained from the beginning; leave overlap out")
+
+
+def refuse_more(before: Sequence[Pair]) -> NoReturn:
+    """Raise Refused: these are attached, and no more can be."""
+    known = ", ".join(pair.name for pair in before if pair.name)
+    raise Refused(
+        f"attach after {known} were in use; attach all models, each with its name, before the first of them is run"
+        if known
+        else "attach was called twice; give each model a name, such as attach(model, optimizer, name='generator')"
+    )
 
 
 class FirstUse:

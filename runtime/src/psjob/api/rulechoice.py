@@ -75,8 +75,7 @@ def chosen(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
     """The shards' rule: what the manifest names, else the optimizer's, else `reduce`. Raises Refused where none will do."""
     rule, _ = optimizers.describe(optimizer)
     name = type(optimizer).__name__
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise Refused("LBFGS evaluates the loss several times in one step, which a job cannot synchronise; use another optimizer")
+    check_kind(optimizer)
     if job.mode == "local":
         return _outer_rule(optimizer, job)
     if job.update_rule is not None:
@@ -92,6 +91,12 @@ def chosen(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
     if rule is None:
         raise Refused(f"training.updateAt is server, but {name} has no rule on the shards; use SGD, Adam, AdamW or Adagrad, or drop it")
     return RuleChoice(rule, rule)
+
+
+def check_kind(optimizer: torch.optim.Optimizer) -> None:
+    """Raise Refused for an optimizer that no job can step."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise Refused("LBFGS evaluates the loss several times in one step, which a job cannot synchronise; use another optimizer")
 
 
 def as_it_runs(here: Place, optimizer: torch.optim.Optimizer) -> Place:

@@ -28,8 +28,8 @@ class Fenced(Exception):
 
 
 def leave_message(body: dict[str, object]) -> None:
-    """Write the termination message that the planner reads; silently nothing where there is no such file."""
-    path = os.environ.get(contract.ENV_TERMINATION_LOG, contract.TERMINATION_LOG)
+    """Write the termination message that the planner reads; silently nothing where there is no such file, and outside a job."""
+    path = os.environ.get(contract.ENV_TERMINATION_LOG, contract.TERMINATION_LOG if contract.ENV_ROLE in os.environ else "")
     raw = json.dumps(body)
     while len(raw) > LONGEST_MESSAGE and len(body) > 1:
         body = dict(list(body.items())[:-1])  # the first says most

@@ -15,6 +15,11 @@ export function number(value) {
   return size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
 }
 
+// A number beside an axis, where each is short and shows no more digits than it has.
+function tick(value) {
+  return number(value).replace(/\.?0+e/, "e").replace("e+", "e");
+}
+
 // A chart in `place` that is drawn anew with other data by `draw`. Curves: [{label, x, y}]; each may have places of its own.
 export class Chart {
   constructor(place, title, axis) {
@@ -54,7 +59,7 @@ export class Chart {
       width: Math.max(200, this.place.clientWidth), height: 220, cursor: { drag: { x: true, y: false } },
       legend: { show: true, live: true },
       scales: { x: { time: false } },
-      axes: [{ ...ink, label: this.axis, labelSize: 18, size: 34 }, { ...ink, size: 62, values: (_, ticks) => ticks.map(number) }],
+      axes: [{ ...ink, label: this.axis, labelSize: 18, size: 34 }, { ...ink, size: beside, values: (_, ticks) => ticks.map(tick) }],
       series: [{ label: this.axis, value: (_, value) => number(value) }, ...series],
     }, this.data, this.place);
   }
@@ -63,6 +68,11 @@ export class Chart {
     const width = Math.max(200, this.place.clientWidth);
     if (this.plot && Math.abs(this.plot.width - width) > 1) this.plot.setSize({ width, height: 220 });
   }
+}
+
+// Pixels that the longest of these words needs beside the axis.
+function beside(_, words) {
+  return 18 + 8 * Math.max(4, ...(words ?? []).map((word) => word.length));
 }
 
 // uPlot takes one list of places for all curves.

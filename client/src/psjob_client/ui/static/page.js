@@ -37,7 +37,7 @@ function rows() {
     if (place.problem) parts.push(h("p", { class: "bad" }, place.problem));
     else if (!place.jobs.length) parts.push(h("p", { class: "soft" }, "No job yet: psjob run job.yaml starts one."));
     parts.push(h("ul", {}, kept.map((job) => h("li", {}, link(address(at, job.id), job.name, view.badge(job.phase),
-      `${job.id} · ${job.mode} · step ${job.step}${job.total ? ` of ${job.total}` : ""}${job.warnings ? ` · ${job.warnings} warning${job.warnings > 1 ? "s" : ""}` : ""}`)))));
+      `${job.id} · ${job.mode} · step ${job.step}${job.total ? ` of ${job.total}` : ""}${job.reason === "Diverged" ? " · diverged" : ""}${job.warnings ? ` · ${job.warnings} warning${job.warnings > 1 ? "s" : ""}` : ""}`)))));
   });
   if (comparisons.length) {
     parts.push(h("h2", {}, "Comparisons"));

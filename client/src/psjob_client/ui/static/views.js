@@ -118,14 +118,14 @@ export function timeline(found) {
   const spans = found.timeline ?? [];
   if (!spans.length) return h("p", { class: "soft" }, "No time line is known of this job.");
   const begin = Math.min(...spans.map((span) => span.begin));
-  const end = Math.max(begin + 1, ...spans.map((span) => span.end ?? found.now));
+  const end = Math.max(begin + 1, ...spans.map((span) => span.end ?? found.until));
   const lanes = new Map();
   for (const span of spans) lanes.set(span.lane, [...(lanes.get(span.lane) ?? []), span]);
   // Lanes in which something went wrong come before those that just ran, where there are too many.
   const names = [...lanes.keys()];
   const shown = names.length <= LANES ? names
     : names.filter((name) => name === "job" || lanes.get(name).some((span) => span.number > 1 || span.state === "Failed")).concat(names).filter((name, at, all) => all.indexOf(name) === at).slice(0, LANES);
-  const cells = shown.flatMap((name) => [h("div", {}, name), lane(lanes.get(name), begin, end, found.now, name)]);
+  const cells = shown.flatMap((name) => [h("div", {}, name), lane(lanes.get(name), begin, end, found.until, name)]);
   const states = [...new Set(spans.map((span) => span.state))];
   return h("div", {}, h("div", { class: "lanes", role: "img", "aria-label": `Time line of ${seconds(end - begin)}; the table below has each stretch` }, cells),
     h("div", { class: "keys" }, states.map((state) => h("span", {}, key(state), state)), h("span", {}, `${clock(begin)} to ${clock(end)}`)),
@@ -134,20 +134,20 @@ export function timeline(found) {
 
 export function spansTable(found) {
   const rows = (found.timeline ?? []).slice(-300).map((span) => [
-    span.lane, span.state, span.number || "–", clock(span.begin), seconds((span.end ?? found.now) - span.begin), span.note ?? "",
+    span.lane, span.state, span.number || "–", clock(span.begin), seconds((span.end ?? found.until) - span.begin), span.note ?? "",
   ]);
   return table("Stretches of the time line", ["of", "state", "start", "began", "took", "process, and how it ended"], rows, [5]);
 }
 
-function lane(spans, begin, end, now, name) {
+function lane(spans, begin, end, until, name) {
   const svg = document.createElementNS(SVG, "svg");
   svg.setAttribute("viewBox", "0 0 1000 16");
   svg.setAttribute("preserveAspectRatio", "none");
   svg.dataset.lane = name;
   for (const span of spans) {
     const from = (1000 * (span.begin - begin)) / (end - begin);
-    const to = (1000 * ((span.end ?? now) - begin)) / (end - begin);
-    svg.append(stretch(from, Math.max(2.5, to - from - 1), 16, span.state, `${name}${span.number ? `, start ${span.number}` : ""}: ${span.state}, ${seconds((span.end ?? now) - span.begin)} ${span.note ?? ""}`));
+    const to = (1000 * ((span.end ?? until) - begin)) / (end - begin);
+    svg.append(stretch(from, Math.max(2.5, to - from - 1), 16, span.state, `${name}${span.number ? `, start ${span.number}` : ""}: ${span.state}, ${seconds((span.end ?? until) - span.begin)} ${span.note ?? ""}`));
   }
   return svg;
 }
