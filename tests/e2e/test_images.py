@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hack.cluster import dockerfile, pack
-from hack.cluster.paths import REPO, Unavailable
+from hack.cluster.paths import REPO, ClusterError, Unavailable
 from psjob_operator import __version__
 from psjob_operator.render.inject import SOURCE
 
@@ -147,3 +147,12 @@ def test_a_second_build_makes_no_layer(from_dockerfile: Images, tmp_path: Path) 
     with tarfile.open(archive) as tar:
         (entry,) = json.loads(read(tar, "manifest.json"))
     assert entry["Config"] == from_dockerfile[NAMES["runtime"]].digest
+
+
+def test_a_dockerfile_that_fails_is_no_reason_to_pack(from_dockerfile: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = next(line for line in (REPO / "Dockerfile").read_text().splitlines() if line.startswith("ARG PYTHON="))
+    (tmp_path / "Dockerfile").write_text(f"{base}\nFROM ${{PYTHON}} AS operator\nRUN echo its last words && false\n")
+    monkeypatch.setattr(dockerfile, "REPO", tmp_path)
+    with pytest.raises(ClusterError, match="its last words") as told:
+        pack.make(tmp_path / "images", operator=NAMES["operator"], runtime=NAMES["runtime"], workers={})
+    assert not isinstance(told.value, Unavailable)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from hack.cluster import paths
-from hack.cluster.paths import REPO, ClusterError
+from hack.cluster import dockerfile, paths
+from hack.cluster.paths import REPO, ClusterError, Unavailable
 from hack.cluster.pipsettings import merged
 
 
@@ -46,6 +47,16 @@ def test_a_version_that_is_not_pinned_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PSJOB_KUBERNETES", "1.30.1")
     with pytest.raises(ClusterError, match=r"v1\.30\.1 is not pinned .* known: v1\.33\.13, "):
         paths.parts()
+
+
+def test_a_machine_without_buildah_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unavailable, match=r"need the commands buildah, mmdebstrap; install them with: python -m hack.cluster deps"):
+        dockerfile.check()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(Unavailable, match="need root"):
+        dockerfile.check()
 
 
 def test_pip_is_told_what_this_machine_s_is(tmp_path: Path) -> None:
