@@ -3,10 +3,13 @@
 #   docker build --target runtime  -t psjob-runtime:0.1.0  .
 ARG PYTHON=python:3.11-slim-bookworm
 
-FROM ${PYTHON} AS build
-WORKDIR /build
-COPY requirements/operator.txt requirements/operator.txt
-RUN python3 -m pip install --no-cache-dir --no-compile --require-hashes --target /operator -r requirements/operator.txt
+# Packages and code are layers of their own: a new version of the operator alone is a small pull.
+FROM ${PYTHON} AS packages
+COPY requirements/operator.txt operator.txt
+RUN python3 -m pip install --no-cache-dir --no-compile --require-hashes --target /operator -r operator.txt \
+    && python3 -m compileall -q /operator && chmod -R a+rX /operator
+
+FROM ${PYTHON} AS code
 COPY operator/src/psjob_operator /operator/psjob_operator
 RUN python3 -m compileall -q /operator && chmod -R a+rX /operator
 
@@ -26,7 +29,8 @@ USER 65532:65532
 ENTRYPOINT ["/psjob-runtime/bin/busybox"]
 
 FROM ${PYTHON} AS operator
-COPY --from=build /operator /operator
+COPY --from=packages /operator /operator
+COPY --from=code /operator /operator
 ENV PYTHONPATH=/operator PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 65532:65532
 WORKDIR /tmp

@@ -36,7 +36,8 @@ main() {
 
 build() { # everything the cluster tests need that is not in .venv; each step says what it lacks
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then nice python -m hack.cluster deps || echo "some Debian packages are missing"; fi
-  nice python -m hack.cluster build
+  nice python -m hack.cluster build || return
+  if [ "$(id -u)" = 0 ]; then nice python -m hack.cluster build-images || echo "the Dockerfile's images could not be built"; fi
 }
 
 finish_build() {

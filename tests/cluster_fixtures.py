@@ -34,6 +34,8 @@ CRD = REPO / "crds" / "psjob.dev_pstrainingjobs.yaml"
 SELECTOR = "scheduler.alpha.kubernetes.io/node-selector"
 OURS = "psjob.dev/test"
 RUNTIME_IMAGE, OPERATOR_IMAGE, WORKER_IMAGE = "psjob.local/psjob-runtime:dev", "psjob.local/psjob-operator:dev", "psjob.local/digits:dev"
+IMAGES_LOADED = "images-loaded"
+"""In the state folder once they are; it holds why they are not the Dockerfile's, or nothing."""
 NODES, NODE_GRACE, NODE_WAIT = 2, 6.0, 300.0
 KwokNodes = Callable[..., list[str]]
 
@@ -223,12 +225,15 @@ def node_namespace(node_cluster: Cluster) -> Iterator[str]:
 
 def _load_images(cluster: Cluster) -> None:
     """The three images that every test on real nodes starts from, made from the checkout as it is now."""
-    done = cluster.state / "images.tar"
+    done = cluster.state / IMAGES_LOADED
     if not done.exists():
-        archive = cluster.state / "images.new.tar"
-        pack.pack(archive, runtime=RUNTIME_IMAGE, operator=OPERATOR_IMAGE, workers={WORKER_IMAGE: REPO / "examples" / "digits"})
-        cluster.load(archive)
-        archive.rename(done)
+        folder = cluster.state / "images"
+        workers = {WORKER_IMAGE: REPO / "examples" / "digits"}
+        made = pack.make(folder, runtime=RUNTIME_IMAGE, operator=OPERATOR_IMAGE, workers=workers)
+        for archive in made.archives:
+            cluster.load(archive)
+        shutil.rmtree(folder)
+        done.write_text(made.packed_because or "")
 
 
 def shared(kind: str, options: Options, only: str, prepare: Callable[[Cluster], None] | None = None) -> Cluster:
@@ -242,6 +247,12 @@ def shared(kind: str, options: Options, only: str, prepare: Callable[[Cluster], 
         if prepare:
             prepare(cluster)
     return cluster
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    loaded = _state("nodes") / IMAGES_LOADED
+    if loaded.exists() and (reason := loaded.read_text()):
+        terminalreporter.line(f"the images of operator and runtime were not built from the Dockerfile: {reason}")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hack.cluster.paths import MODULES, REPO, ClusterError, Part, Unavailable, cache, parts
+from hack.cluster.paths import MODULES, NEWEST, REPO, ClusterError, Part, Unavailable, cache, kubernetes, parts
 
 GO_CACHE_LIMIT = 500 * 2**20
 NETWORK_WORDS = ("dial tcp", "timeout", "unexpected EOF", "connection reset", "TLS handshake", "502 ", "503 ", "504 ")
@@ -29,7 +29,7 @@ def build(only: str | None = None, *, quiet: bool = False) -> None:
         with _lock(part, quiet):
             if not part.folder.exists():
                 _build_part(part, go, quiet)
-    if all(part.folder.exists() for part in parts()):
+    if kubernetes() != NEWEST or all(part.folder.exists() for part in parts()):
         _drop_go_cache()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 from hack.cluster.options import Options, Ready
@@ -21,6 +23,8 @@ EXAMPLES = """examples:
 def main(arguments: list[str]) -> int:
     """Run one command; the exit status. What goes wrong is one sentence on stderr, never a traceback."""
     asked = _parser().parse_args(arguments)
+    if getattr(asked, "kubernetes", None):
+        os.environ["PSJOB_KUBERNETES"] = asked.kubernetes  # what is started inherits it
     try:
         return int(asked.run(asked) or 0)
     except ClusterError as error:
@@ -47,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument(
         "--only", choices=["integration", "e2e", "kwok"], help="integration: control plane and kwok; e2e: everything (default)"
     )
+    _version(build)
     build.add_argument("--wait", action="store_true", help="wait until everything is there (the default)")
     build.add_argument("--background", action="store_true", help="start the build with low priority and return; `build --wait` joins it")
     build.set_defaults(run=_build)
@@ -55,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         "up", help="start a cluster and print its kubeconfig", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     _state(up)
+    _version(up)
     up.add_argument("--nodes", type=int, default=0, choices=[0, 1, 2], help="real nodes (root and Linux; one such cluster a machine)")
     up.add_argument("--kwok", type=int, default=0, metavar="N", help="nodes that only pretend")
     up.add_argument(
@@ -95,6 +101,14 @@ def _parser() -> argparse.ArgumentParser:
     pack.add_argument("-o", "--output", type=Path, required=True, metavar="IMAGE.tar")
     pack.set_defaults(run=_pack)
 
+    images = commands.add_parser("build-images", help="build the Dockerfile's two images by buildah, on a base made from Debian (root)")
+    images.add_argument("--operator", metavar="NAME", default="psjob.local/psjob-operator:dev", help="(default: %(default)s)")
+    images.add_argument("--runtime", metavar="NAME", default="psjob.local/psjob-runtime:dev", help="(default: %(default)s)")
+    images.add_argument(
+        "-o", "--output", type=Path, metavar="FOLDER", help="where operator.tar and runtime.tar go; none: only fill the cache"
+    )
+    images.set_defaults(run=_images)
+
     tryout = commands.add_parser("try", help="everything at once: two real nodes, the operator, the digits example (root and Linux)")
     _state(tryout)
     tryout.set_defaults(run=_try)
@@ -117,6 +131,12 @@ def _parser() -> argparse.ArgumentParser:
 def _state(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state", type=lambda text: Path(text).resolve(), required=True, metavar="DIR", help="the cluster's folder, empty or new"
+    )
+
+
+def _version(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--kubernetes", metavar="VERSION", help="another pinned version, for instance 1.33.13 (default: PSJOB_KUBERNETES, or the newest)"
     )
 
 
@@ -203,6 +223,16 @@ def _pack(asked: argparse.Namespace) -> int:
             raise ClusterError(f"--worker {text}: expected NAME=FOLDER")
         workers[name] = Path(folder)
     print(pack(asked.output.resolve(), runtime=asked.runtime, operator=asked.operator, workers=workers))
+    return 0
+
+
+def _images(asked: argparse.Namespace) -> int:
+    from hack.cluster import dockerfile
+
+    with tempfile.TemporaryDirectory() as scratch:
+        archives = dockerfile.build({"operator": asked.operator, "runtime": asked.runtime}, (asked.output or Path(scratch)).resolve())
+        if asked.output:
+            print("\n".join(map(str, archives)))
     return 0
 
 

@@ -21,6 +21,8 @@ COMMANDS = {
     "pkg-config": "pkg-config",
     "busybox": "busybox-static",
     "strace": "strace",
+    "buildah": "buildah",
+    "mmdebstrap": "mmdebstrap",
 }
 BROWSER = {"chromium-headless-shell": "chromium-headless-shell"}
 FONTS = {"/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf": "fonts-dejavu-core"}

@@ -1,18 +1,37 @@
-"""The project's own images, as the Dockerfile makes them, without a registry and without a build daemon."""
+"""Images packed from this machine's Python and .venv: workers always, our own two where their Dockerfile cannot be built."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
+from hack.cluster import dockerfile
 from hack.cluster.images import Image, Layer, write
-from hack.cluster.paths import REPO, ClusterError
+from hack.cluster.paths import REPO, ClusterError, Unavailable
 from hack.cluster.rootfs import busybox, python_layer, site_packages
 from hack.cluster.torchsite import TARGET, plain
 
 APP = "/app"
+
+
+@dataclass(frozen=True)
+class Made:
+    """Image archives, and why our own images in them are packed (None: they are the Dockerfile's)."""
+
+    archives: tuple[Path, ...]
+    packed_because: str | None = None
+
+
+def make(folder: Path, *, runtime: str, operator: str, workers: dict[str, Path]) -> Made:
+    """All images that jobs on real nodes need: our own by the Dockerfile where this machine can build it, packed where it cannot."""
+    try:
+        built = dockerfile.build({"operator": operator, "runtime": runtime}, folder)
+    except Unavailable as error:
+        return Made((pack(folder / "images.tar", runtime=runtime, operator=operator, workers=workers),), str(error))
+    return Made((*built, pack(folder / "workers.tar", workers=workers)))
 
 
 def version() -> str:

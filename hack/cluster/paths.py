@@ -10,7 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent.parent
 MODULES = HERE / "modules"
-KUBERNETES = "v1.37.1"
+NEWEST = "v1.37.1"
 
 
 class ClusterError(Exception):
@@ -27,6 +27,20 @@ def cache() -> Path:
     if base:
         return Path(base)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "psjob-dev"
+
+
+def kubernetes() -> str:
+    """The version of Kubernetes that is built and started: the newest, or the one that PSJOB_KUBERNETES names (`v1.33.13`, `1.33.13`)."""
+    asked = f"v{os.environ.get('PSJOB_KUBERNETES', '').removeprefix('v') or NEWEST.removeprefix('v')}"
+    if asked not in pinned():
+        raise ClusterError(f"Kubernetes {asked} is not pinned in hack/cluster/modules; known: {', '.join(pinned())}")
+    return asked
+
+
+def pinned() -> list[str]:
+    """The versions of Kubernetes that can be built, from the oldest to the newest."""
+    older = (folder.name.removeprefix("kubernetes-") for folder in MODULES.glob("kubernetes-v*"))
+    return sorted([*older, NEWEST], key=lambda version: [int(number) for number in version.removeprefix("v").split(".")])
 
 
 @dataclass(frozen=True)
@@ -53,12 +67,19 @@ class Part:
         return seen.hexdigest()[:12]
 
 
-def _kubernetes_ldflags() -> str:
-    major, minor = KUBERNETES.lstrip("v").split(".")[:2]
+def _kubernetes(name: str, *programs: str, group: str = "integration") -> Part:
+    """Programs of the chosen version."""
+    version = kubernetes()
+    module = "kubernetes" if version == NEWEST else f"kubernetes-{version}"
+    return Part(name, module, _commands("k8s.io/kubernetes/cmd", *programs), ldflags=_kubernetes_ldflags(version), group=group)
+
+
+def _kubernetes_ldflags(version: str) -> str:
+    major, minor = version.removeprefix("v").split(".")[:2]
     flags = ["-s -w"]
     for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version"):
         # Without these everything reports v0.0.0-master and `kubectl version` ends with an error.
-        flags.append(f"-X {package}.gitVersion={KUBERNETES} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}")
+        flags.append(f"-X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}")
     return " ".join(flags)
 
 
@@ -68,17 +89,9 @@ def _commands(prefix: str, *names: str) -> dict[str, str]:
 
 _CONTAINERD_TAGS = "no_btrfs,no_devmapper,no_zfs,no_aufs"  # not no_grpc: that one is for the shim alone and does not compile
 
-# In build order: what most people wait for comes first.
-PARTS = (
+_OF_EVERY_VERSION = (
     Part("etcd", "etcd", {"etcd": "go.etcd.io/etcd/server/v3"}),
-    Part(
-        "control-plane",
-        "kubernetes",
-        _commands("k8s.io/kubernetes/cmd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
-        ldflags=_kubernetes_ldflags(),
-    ),
     Part("kwok", "kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
-    Part("node", "kubernetes", _commands("k8s.io/kubernetes/cmd", "kubelet", "kube-proxy"), ldflags=_kubernetes_ldflags(), group="e2e"),
     Part(
         "containerd",
         "containerd",
@@ -103,26 +116,34 @@ PARTS = (
 
 
 def parts(only: str | None = None) -> tuple[Part, ...]:
-    """The parts for `integration` (no root needed), `kwok` alone, or all of them (`e2e` and None)."""
-    if only == "integration":
-        return tuple(part for part in PARTS if part.group == "integration")
+    """The parts for `integration` (no root needed), `kwok` alone, or all of them (`e2e`, None), in build order."""
+    etcd, kwok, *rest = _OF_EVERY_VERSION
+    plane = _kubernetes("control-plane", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
     if only == "kwok":
-        return tuple(part for part in PARTS if part.name == "kwok")
-    return PARTS
+        return (kwok,)
+    if only == "integration":
+        return etcd, plane, kwok
+    return etcd, plane, kwok, _kubernetes("node", "kubelet", "kube-proxy", group="e2e"), *rest
 
 
 def program(name: str) -> Path:
     """The built program of that name. Raises ClusterError, with the command that builds it, while it is not built."""
-    for part in PARTS:
+    for part in parts():
         if name in part.programs:
             path = part.folder / name
             if path.exists():
                 return path
-            raise ClusterError(f"{name} is not built yet; build it with: python -m hack.cluster build --only {part.group} --wait")
-    raise ClusterError(f"{name} is not a program of this cluster; known: {', '.join(sorted(p for part in PARTS for p in part.programs))}")
+            raise ClusterError(
+                f"{name} is not built yet; build it with: {_chosen()}python -m hack.cluster build --only {part.group} --wait"
+            )
+    raise ClusterError(f"{name} is not a program of this cluster; known: {', '.join(sorted(p for part in parts() for p in part.programs))}")
+
+
+def _chosen() -> str:
+    return "" if kubernetes() == NEWEST else f"PSJOB_KUBERNETES={kubernetes()} "
 
 
 def file_of(part_name: str, file: str) -> Path:
     """A file that a part's build left beside its programs, such as kwok's stages."""
-    part = next(part for part in PARTS if part.name == part_name)
+    part = next(part for part in parts() if part.name == part_name)
     return part.folder / file

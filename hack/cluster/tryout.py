@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hack.cluster import build, deps, lifecycle, nodes
 from hack.cluster.options import Options, Ready
-from hack.cluster.pack import pack
+from hack.cluster.pack import make
 from hack.cluster.paths import REPO, ClusterError, Unavailable
 from hack.cluster.torchsite import TARGET, torch_site
 
@@ -28,7 +28,8 @@ def try_it(state: Path) -> None:
     print("starting two nodes", flush=True)
     ready = lifecycle.up(Options(state=state, nodes=2, mounts=((str(torch_site()), TARGET),)))
     print("making and loading the images", flush=True)
-    nodes.load(state, ready.nodes, _images(state))
+    for archive in _images(state):
+        nodes.load(state, ready.nodes, archive)
     print("installing the operator", flush=True)
     _install(ready)
     job = state / "digits.yaml"
@@ -44,11 +45,14 @@ The digits example is training. Look at it, kill a shard, take it away:
   python -m hack.cluster down --state {state}""")
 
 
-def _images(state: Path) -> Path:
+def _images(state: Path) -> tuple[Path, ...]:
     workers = {
         f"psjob-example-{folder.name}:{TAG}": folder for folder in sorted((REPO / "examples").iterdir()) if (folder / "train.py").exists()
     }
-    return pack(state / "images.tar", runtime=f"psjob-runtime:{TAG}", operator=f"psjob-operator:{TAG}", workers=workers)
+    made = make(state / "images", runtime=f"psjob-runtime:{TAG}", operator=f"psjob-operator:{TAG}", workers=workers)
+    if made.packed_because:
+        print(made.packed_because)
+    return made.archives
 
 
 def _install(ready: Ready) -> None:

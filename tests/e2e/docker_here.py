@@ -1,5 +1,7 @@
 """`docker build` and `docker push` on a machine without Docker or a registry: images as hack/cluster makes them, pushed into its nodes.
 
+A build with `--target` is one of the project's Dockerfile.
+
 python -m tests.e2e.docker_here STATE build [--target operator|runtime] -t NAME FOLDER
 python -m tests.e2e.docker_here STATE push NAME
 """
@@ -10,8 +12,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from hack.cluster import nodes, pack
+from hack.cluster import dockerfile, nodes, pack
 from hack.cluster.options import Ready
+from hack.cluster.paths import Unavailable
 
 
 def main(words: list[str]) -> None:
@@ -34,7 +37,11 @@ def main(words: list[str]) -> None:
         return
     assert (asked.folder / "Dockerfile").is_file()
     if asked.target:
-        pack.pack(archive, **{asked.target: asked.name})
+        try:
+            (built,) = dockerfile.build({asked.target: asked.name}, asked.state / "docker")
+            built.rename(archive)
+        except Unavailable:
+            pack.pack(archive, **{asked.target: asked.name})
     else:
         pack.pack(archive, workers={asked.name: asked.folder})
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from hack.cluster.paths import kubernetes
 from hack.cluster.proc import wait_for
 from tests.cluster_fixtures import Cluster, KwokNodes
 
@@ -23,7 +24,7 @@ def _phase(cluster: Cluster, namespace: str, name: str = "p") -> str:
 
 def test_kubectl_and_the_api_server_are_the_same_release(control_plane: Cluster) -> None:
     versions = json.loads(control_plane.run_kubectl("version", "-o", "json").stdout)
-    assert versions["clientVersion"]["gitVersion"] == versions["serverVersion"]["gitVersion"]
+    assert versions["clientVersion"]["gitVersion"] == versions["serverVersion"]["gitVersion"] == kubernetes()
 
 
 def test_the_crd_is_served_and_explained(control_plane: Cluster) -> None:

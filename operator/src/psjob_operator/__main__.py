@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from importlib.metadata import version as installed
 from typing import Annotated, Literal
 
 import typer
+
+from psjob_operator import __version__
 
 app = typer.Typer(
     name="psjob-operator", help="The psjob operator: runs PSTrainingJobs on Kubernetes.", no_args_is_help=True, add_completion=False
@@ -23,7 +24,7 @@ Examples:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"psjob-operator {installed('psjob-operator')}")
+        typer.echo(f"psjob-operator {__version__}")
         raise typer.Exit
 
 

@@ -1,0 +1,190 @@
+"""The project's two images as its Dockerfile says: buildah carries it out, on a base made here from Debian, without a registry.
+
+Layers are kept in the cache by their content, so that a second call does again only what changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hack.cluster import pipsettings
+from hack.cluster.build import NETWORK_WORDS
+from hack.cluster.paths import REPO, ClusterError, Unavailable, cache
+
+TOOLS = ("buildah", "mmdebstrap")
+# What python:3.11-slim holds, and its two names of Python; pip, man pages and all that only Debian's own packages would ask for stay out.
+INCLUDED = ("python3", "python3-pip", "ca-certificates")
+LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*")
+STAND_IN = """FROM scratch
+ADD base.tar /
+RUN rm -f /usr/lib/python3*/EXTERNALLY-MANAGED && ln -s /usr/bin/python3 /usr/local/bin/python3 && ln -s python3 /usr/local/bin/python
+ENV PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin
+CMD ["python3"]
+"""
+LAYERS_KEPT = 300
+BASE_LIMIT, BUILD_LIMIT = 1200.0, 1200.0
+
+
+def build(names: Mapping[str, str], folder: Path) -> list[Path]:
+    """Build the Dockerfile's targets (`operator`, `runtime`) that `names` gives an image's name; an archive each in `folder`.
+
+    Raises Unavailable where this machine has no buildah or cannot make the base, ClusterError with the last words of a build that fails.
+    """
+    check()
+    with _store() as store:
+        _make_base(store)
+        with pipsettings.volumes() as volumes:
+            images = {target: _build_target(store, target, volumes) for target in names}
+        folder.mkdir(parents=True, exist_ok=True)
+        return [_archive(store, images[target], name, folder / f"{target}.tar") for target, name in names.items()]
+
+
+def check() -> None:
+    """Raise Unavailable, with the reason, where the Dockerfile cannot be built."""
+    if os.geteuid() != 0:
+        raise Unavailable("the Dockerfile's images need root here (buildah with an overlay store); they are packed from .venv instead")
+    lacking = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if lacking:
+        raise Unavailable(f"the Dockerfile's images need the commands {', '.join(lacking)}; install them with: python -m hack.cluster deps")
+
+
+@dataclass(frozen=True)
+class Store:
+    """buildah's images and layers of one base. `run` holds what a restart of the machine ends, so it lies where that is forgotten too."""
+
+    folder: Path
+    run: Path
+    python: str
+
+    def buildah(self, *words: str, seconds: float = BUILD_LIMIT) -> str:
+        """Run buildah; its output. Raises ClusterError with its last words; what the network broke is tried once more."""
+        command = ["buildah", f"--root={self.folder / 'layers'}", f"--runroot={self.run}", "--storage-driver=overlay", *words]
+        for last in (False, True):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
+            if done.returncode == 0:
+                return done.stdout
+            if last or not any(word in done.stderr for word in (*NETWORK_WORDS, "Temporary failure", "Connection", "Could not connect")):
+                break
+        raise ClusterError(
+            f"buildah {words[0]} ended with {done.returncode}; its last words:\n{(done.stdout + done.stderr).strip()[-2500:]}"
+        )
+
+    def has_base(self) -> bool:
+        return bool(self.buildah("images", "--quiet", "--filter", f"reference={self.python}").strip())
+
+
+@contextmanager
+def _store() -> Iterator[Store]:
+    """The store of the base that the Dockerfile names, for one caller at a time."""
+    python = _python()
+    recipe = repr((python, INCLUDED, LEFT_OUT, STAND_IN))
+    folder = cache() / f"images-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    run = Path("/run") / f"psjob-images-{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _drop_old_layers(folder)
+        try:
+            yield Store(folder, run, f"docker.io/library/{python}")
+        finally:
+            # An overlay store is bind-mounted on itself and stays so.
+            subprocess.run(["umount", str(folder / "layers" / "overlay")], capture_output=True)
+
+
+def _python() -> str:
+    """The image that the Dockerfile starts from, such as python:3.11-slim-bookworm."""
+    found = re.search(r"^ARG PYTHON=(python:\S+)$", (REPO / "Dockerfile").read_text(), re.MULTILINE)
+    if found is None:
+        raise ClusterError("the Dockerfile has no line `ARG PYTHON=python:VERSION-slim-SUITE`, which says what base to make")
+    return found[1]
+
+
+def _make_base(store: Store) -> None:
+    """Debian of the suite in the base's name, with its Python, under that name; nothing where it is there."""
+    if store.has_base():
+        return
+    asked = re.fullmatch(r"docker\.io/library/python:(\d+\.\d+)-slim-(\w+)", store.python)
+    if asked is None:
+        raise Unavailable(f"{store.python} is not python:VERSION-slim-SUITE, of which a stand-in can be made from Debian")
+    tree = store.folder / "base.tar"
+    if not tree.exists():
+        _debian(asked[2], tree)
+    with tempfile.TemporaryDirectory(dir=store.folder) as context:
+        os.link(tree, Path(context) / "base.tar")
+        (Path(context) / "Dockerfile").write_text(STAND_IN)
+        store.buildah("bud", "--isolation=chroot", "--network=host", f"--tag={store.python}", context)
+    made = _run(store, store.python, "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
+    if made != asked[1]:
+        store.buildah("rmi", store.python)
+        raise Unavailable(
+            f"Debian {asked[2]} has Python {made} and the Dockerfile starts from {store.python}: no stand-in can be made of it"
+        )
+
+
+def _debian(suite: str, tree: Path) -> None:
+    scratch = tree.with_name("base.partial.tar")
+    left_out = [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
+    command = [
+        "mmdebstrap",
+        "--quiet",
+        "--mode=root",
+        "--variant=minbase",
+        f"--include={','.join(INCLUDED)}",
+        *left_out,
+        suite,
+        str(scratch),
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BASE_LIMIT, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"Debian {suite} did not come from its mirror within {BASE_LIMIT:.0f} s") from error
+    if done.returncode != 0:
+        raise Unavailable(f"mmdebstrap could not make Debian {suite}: {done.stderr.strip()[-500:]}")
+    scratch.rename(tree)
+
+
+def _build_target(store: Store, target: str, volumes: list[str]) -> str:
+    """The id of the built image."""
+    with tempfile.NamedTemporaryFile("r") as told:
+        words = [
+            "--layers",
+            "--isolation=chroot",
+            "--network=host",
+            "--pull-never",
+            *volumes,
+            f"--target={target}",
+            f"--iidfile={told.name}",
+        ]
+        store.buildah("bud", *words, str(REPO))
+        return told.read().strip().removeprefix("sha256:")
+
+
+def _archive(store: Store, image: str, name: str, archive: Path) -> Path:
+    archive.unlink(missing_ok=True)
+    store.buildah("push", "--quiet", image, f"docker-archive:{archive}:{name}")
+    return archive
+
+
+def _run(store: Store, image: str, *command: str) -> str:
+    container = store.buildah("from", "--pull-never", image).strip()
+    try:
+        return store.buildah("run", "--isolation=chroot", container, "--", *command)
+    finally:
+        store.buildah("rm", container)
+
+
+def _drop_old_layers(folder: Path) -> None:
+    """Layers of earlier code serve nobody for long; all of them are made again in a minute."""
+    layers = folder / "layers" / "overlay"
+    if layers.is_dir() and len(os.listdir(layers)) > LAYERS_KEPT:
+        shutil.rmtree(folder / "layers", ignore_errors=True)
