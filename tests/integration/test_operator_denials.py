@@ -24,7 +24,7 @@ HELD_SECONDS = 20.0
 Denial = Callable[[World, list[str], Path], AbstractContextManager[None]]
 ONES_OWN: dict[str, tuple[Denial, str]] = {
     "policy 422": (lambda place, jobs, folder: denying.policy(place, jobs), "nothing new today"),
-    "webhook, no code": (lambda place, jobs, folder: denying.webhook(place, jobs, folder, 0), "not from our registry"),
+    "webhook 400 (no code)": (lambda place, jobs, folder: denying.webhook(place, jobs, folder, 0), "not from our registry"),
     "webhook 403": (lambda place, jobs, folder: denying.webhook(place, jobs, folder, 403), "not from our registry"),
     "webhook 409": (lambda place, jobs, folder: denying.webhook(place, jobs, folder, 409), "not from our registry"),
     "webhook 500": (lambda place, jobs, folder: denying.webhook(place, jobs, folder, 500), "not from our registry"),
