@@ -2,6 +2,6 @@
 
 from psjob_operator.render.around import claim, config, service
 from psjob_operator.render.names import LABEL_JOB
-from psjob_operator.render.pod import pod
+from psjob_operator.render.pod import Pods, pod
 
-__all__ = ["LABEL_JOB", "claim", "config", "pod", "service"]
+__all__ = ["LABEL_JOB", "Pods", "claim", "config", "pod", "service"]

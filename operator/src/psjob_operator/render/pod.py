@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from psjob_operator import contract
 from psjob_operator.plan import naming
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
+from psjob_operator.plan.snapshot import Role
 from psjob_operator.render.around import CONFIG_FILE
 from psjob_operator.render.inject import inject
 from psjob_operator.render.names import (
@@ -32,16 +35,58 @@ CONFIG_VOLUME = "psjob-config"
 
 def pod(job: ConfigSource, process: CreateProcess, runtime_image: str) -> Document:
     """The pod of `process`; made once by POST, never changed. `runtime_image` is what the library is copied from."""
+    return Pods(job, runtime_image).pod(process)
+
+
+class Pods:
+    """The pods of a job: what those of a role have in common is built once, and shared by their documents, which are not to be changed."""
+
+    def __init__(self, job: ConfigSource, runtime_image: str) -> None:
+        self._job = job
+        self._image = runtime_image
+        self._common: dict[tuple[Role, int | None], _Common] = {}
+
+    def pod(self, process: CreateProcess) -> Document:
+        """The pod of `process`."""
+        place = (process.role, process.placement)
+        common = self._common.get(place)
+        if common is None:
+            common = self._common[place] = _common(self._job, process, self._image)
+        containers = list(common.template["spec"]["containers"])
+        trained = containers[common.position]
+        # Ours come first, so that the user's variables may refer to them as $(PSJOB_INDEX).
+        env = [*environment(self._job, process, trained.get("terminationMessagePath")), *trained["env"]]
+        containers[common.position] = {**trained, "env": env}
+        host = naming.host(self._job.name, process.role, process.index)
+        spec = {**common.template["spec"], "containers": containers, "hostname": host}
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": _metadata(self._job, process, common.template, trained["name"]),
+            "spec": spec,
+        }
+
+
+@dataclass(frozen=True)
+class _Common:
+    """What the pods of a role have in common."""
+
+    template: Document
+    position: int
+    """Of the container that is trained in, or serves, among the containers."""
+
+
+def _common(job: ConfigSource, process: CreateProcess, runtime_image: str) -> _Common:
     template, container = shard_template(job, process.placement) if process.role == "shard" else worker_template(job)
     spec = template["spec"]
+    position = next(number for number, it in enumerate(spec["containers"]) if it is container)
     spec["restartPolicy"] = "Never"
-    spec["hostname"] = naming.host(job.name, process.role, process.index)
+    spec["hostname"] = ""
     spec["subdomain"] = naming.service(job.name)
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("enableServiceLinks", False)
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
-    # Ours come first, so that the user's variables may refer to them as $(PSJOB_INDEX).
-    container["env"] = [*environment(job, process, container.get("terminationMessagePath")), *(container.get("env") or [])]
+    container["env"] = container.get("env") or []
     container["volumeMounts"] = [
         *(container.get("volumeMounts") or []),
         {"name": CONFIG_VOLUME, "mountPath": CONFIG_FOLDER, "readOnly": True},
@@ -49,7 +94,7 @@ def pod(job: ConfigSource, process: CreateProcess, runtime_image: str) -> Docume
     spec["volumes"] = [*(spec.get("volumes") or []), {"name": CONFIG_VOLUME, "configMap": {"name": naming.config(job.name)}}]
     if job.spec.injection == "auto":
         inject(spec, container, runtime_image)
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, process, template, container["name"]), "spec": spec}
+    return _Common(template, position)
 
 
 def environment(job: ConfigSource, process: CreateProcess, ending: str | None = None) -> list[Document]:
