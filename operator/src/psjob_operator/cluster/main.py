@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -14,13 +15,14 @@ from typing import Any
 
 import aiohttp
 
-from psjob_operator.cluster import connect, reconcile, wake
+from psjob_operator.cluster import connect, reconcile, urgency, wake
 from psjob_operator.cluster.client import ApiError, Client, Limits
 from psjob_operator.cluster.health import Health
-from psjob_operator.cluster.kinds import JOBS, ResourceKind
+from psjob_operator.cluster.kinds import CHILDREN, JOBS
 from psjob_operator.cluster.queue import Queue
 from psjob_operator.cluster.relist import Relist
 from psjob_operator.cluster.store import JobStore
+from psjob_operator.cluster.watch import Watch
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +38,8 @@ class Options:
     health_host: str = ""
     health_port: int = 8080
     limits: Limits = field(default_factory=Limits)
-    turns_at_once: int = 4
+    turns: int = 8
+    """Jobs looked at side by side; one more serves only those that lost something or are about to run."""
     relist_seconds: float = 600.0
     progress_seconds: float = 60.0
     crd_seconds: float = 5.0
@@ -48,8 +51,11 @@ async def run(options: Options) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
     configuration = await connect.configure(options.kubeconfig)
+    gc.collect()
+    gc.freeze()  # what was imported stays, and need not be looked through again and again
     client = Client(configuration, options.limits, connect.AGENT)
-    store, queue = JobStore(), Queue()
+    store = JobStore()
+    queue = Queue(rank=lambda key: urgency.rank(store, key))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         settings = reconcile.Settings(options.runtime_image, f"{socket.gethostname()}-{os.getpid()}", options.progress_seconds)
         reconciler = reconcile.Reconciler(client, store, queue, settings, session)
@@ -73,9 +79,17 @@ async def _serve(
         health.waiting_for = "the first lists"
         # kopf cancels at its end what was begun after it; these begin before.
         ours = [asyncio.create_task(relist.run(), name="relist")]
-        ours += [asyncio.create_task(_when(relist.synced, reconciler.work()), name=f"turns-{n}") for n in range(options.turns_at_once)]
+        ours += [asyncio.create_task(_when(relist.synced, reconciler.work()), name=f"turns-{n}") for n in range(options.turns)]
+        ours.append(asyncio.create_task(_when(relist.synced, reconciler.work(urgency.NEAR)), name="turns-urgent"))
+        ours.append(asyncio.create_task(reconciler.teller.run(), name="events"))
         ours.append(asyncio.create_task(_when(relist.synced, _say_ready(health, store)), name="ready"))
-        ears = wake.Ears(on_event=_hearing(store, queue), on_listed=relist.listed, on_start=lambda: _on_signals(stop))
+        places = options.namespaces or ("",)
+        ours += [
+            asyncio.create_task(Watch(client, relist, kind, place).run(), name=f"watch-{kind.plural}")
+            for kind in CHILDREN
+            for place in places
+        ]
+        ears = wake.Ears(on_event=relist.heard, on_listed=relist.listed, on_start=lambda: _on_signals(stop))
         watching = asyncio.create_task(
             wake.run(lambda: connect.configure(options.kubeconfig), options.namespaces, ears, stop), name="watches"
         )
@@ -86,15 +100,6 @@ async def _serve(
         return 0 if stop.is_set() else 1
     finally:
         await _end(beat)
-
-
-def _hearing(store: JobStore, queue: Queue) -> Any:
-    def heard(kind: ResourceKind, type_: str | None, raw: dict[str, Any]) -> None:
-        key = store.remove(kind, raw) if type_ == "DELETED" else store.put(kind, raw)
-        if key is not None:
-            queue.add(key)
-
-    return heard
 
 
 async def _crd_served(client: Client, options: Options, health: Health, stop: asyncio.Event) -> bool:

@@ -23,7 +23,8 @@ from psjob_operator.plan.actions import Plan
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Snapshot
 
-REST_MOST = 1.0
+REST_MOST, REST_PART = 1.0, 0.25e-3
+"""Seconds that a job rests after a turn, at most and a pod: one of thousands of pods has as many events, and its turns are long."""
 HUNG_PART = 0.2
 """Of workers.stepTimeoutSeconds: how often shard 0 is asked who hangs."""
 EARLY_SECONDS = 10.0
@@ -63,18 +64,20 @@ class Reconciler:
         self._settings = settings
         self._session = session
         self._clock = clock
-        self._apply = Apply(client, store, settings.runtime_image)
+        self._apply = Apply(client, store, settings.runtime_image, busy=lambda: queue.waiting > 0)
+        self.teller = events.Teller(client, settings.instance)
         self._memories: dict[Key, Memory] = {}
         self._pulls: set[asyncio.Task[None]] = set()
         self.turns = 0
 
-    async def work(self) -> None:
-        """Turn after turn. A turn that fails is tried again later and never stops another job's."""
+    async def work(self, most: int | None = None) -> None:
+        """Turn after turn, with `most` only of jobs of at most that rank. A turn that fails is tried again later and never stops another
+        job's."""
         while True:
-            key = await self._queue.next()
-            began = time.monotonic()
+            key = await self._queue.next(most)
+            rest = True
             try:
-                await self._turn(key)
+                rest = not await self._turn(key)
                 self._queue.succeed(key)
             except ApiError as error:
                 delay = self._queue.fail(key, error.retry_after)
@@ -84,15 +87,15 @@ class Reconciler:
                 _log.exception("this turn failed; again in %.1f s", delay, extra=self._where(key))
             finally:
                 self.turns += 1
-                # A job of thousands of pods has as many events; its turns are long, and so are the rests between them.
-                self._queue.done(key, rest=min(REST_MOST, time.monotonic() - began))
+                self._queue.done(key, rest=min(REST_MOST, REST_PART * self._store.tally(key).there) if rest else 0.0)
 
-    async def _turn(self, key: Key) -> None:
+    async def _turn(self, key: Key) -> bool:
+        """One turn; whether acts are left, for which the next one is to begin at once."""
         job = self._store.job(key)
         if job is None:
             self._memories.pop(key, None)
             self._queue.forget(key)
-            return
+            return False
         memory = self._memories.get(key)
         if memory is None or memory.uid != job.uid:
             memory = self._memories[key] = Memory(uid=job.uid)
@@ -102,18 +105,18 @@ class Reconciler:
         decided = plan(seen.snapshot, now)
         if decided.needs_live and now < memory.patience():
             self._queue.add_at(key, memory.patience())
-            return
+            return False
         if decided.needs_live:
             await observe.refresh(self._client, self._store, key)
             seen = await observe.observe(self._client, self._store, job, memory, now, live=True)
             decided = plan(seen.snapshot, now)
         self._again(key, now, seen.again_at, decided.wake_at)
         if _nothing(decided, seen.snapshot):
-            return
+            return False
         if decided.intent:
             written = await self._write(job, decided, memory, now)
             if written is None:
-                return
+                return False
             job = written
             memory.granted |= decided.grants
         outcome = await self._apply.run(seen.snapshot, decided.actions, memory, now)
@@ -126,13 +129,17 @@ class Reconciler:
                 self._queue.add(key)
             else:
                 decided = _joined(decided, told)
+        if outcome.more:
+            self._queue.add(key)
+            return True
         if not await self._settle(key, job, decided, memory, now):
-            return
+            return False
         self._again(key, now, decided.wake_at)
         if decided.want_progress:
             self._want_progress(key, memory, seen, now)
         if outcome.failure is not None:
             raise outcome.failure
+        return False
 
     def _again(self, key: Key, now: float, *times: float | None) -> None:
         """Look at this job at these times, whatever becomes of this turn."""
@@ -158,7 +165,7 @@ class Reconciler:
                 return False
             job, told = stored, True
         if told and decided.events:
-            await events.post(self._client, job, decided.events, self._settings.instance, now)
+            self.teller.tell(job, decided.events, now)
         return True
 
     async def _write(self, job: JobEntry, decided: Plan, memory: Memory, now: float) -> JobEntry | None:
