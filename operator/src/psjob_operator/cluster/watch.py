@@ -39,8 +39,11 @@ class Watch:
             try:
                 if not self._version:
                     self._version = str(await self._relist.read(self._kind, self._namespace))
+                began = asyncio.get_running_loop().time()
                 await self._follow()
                 self._failures = 0
+                if asyncio.get_running_loop().time() - began < FIRST_SECONDS:
+                    await asyncio.sleep(FIRST_SECONDS)  # an API server that ends watches at once is not to be asked in a circle
             except ApiError as error:
                 if error.code == 410:
                     self._version = ""
