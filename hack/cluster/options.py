@@ -19,6 +19,7 @@ BRIDGE, BRIDGE_RANGE, BRIDGE_ADDRESS = "psjob0", "10.243.0.0/24", "10.243.0.1"
 class Options:
     """One cluster. `mounts` are (source, target) folders that every container of a real node sees, read-only.
 
+    `audit_users` are those whose requests the audit log holds; none: everybody's. `qps` is what controller-manager and scheduler may ask.
     `wait` is how long, in seconds, another cluster with real nodes may take to leave; `owner` a process that this cluster ends with.
     """
 
@@ -28,6 +29,8 @@ class Options:
     mounts: tuple[tuple[str, str], ...] = ()
     port: int | None = None
     audit: bool = False
+    audit_users: tuple[str, ...] = ()
+    qps: int = 300
     isolate: bool = False
     grace: float | None = None
     wait: float = 0.0
@@ -52,6 +55,7 @@ class Options:
     def from_json(text: str) -> Options:
         fields = json.loads(text)
         fields["state"] = Path(fields["state"])
+        fields["audit_users"] = tuple(fields["audit_users"])
         fields["mounts"] = tuple((source, target) for source, target in fields["mounts"])
         return Options(**fields)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hack.cluster.api import Api
 from hack.cluster.options import SERVICE_RANGE, Options
@@ -13,7 +14,6 @@ from hack.cluster.pki import Authority, Pair, kubeconfig
 from hack.cluster.proc import Keeper, free_ports, wait_for
 
 START_LIMIT = 90.0
-AUDIT_POLICY = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [{"level": "Metadata"}]}
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,14 @@ def _api_server(options: Options, authority: Authority, etcd: list[str], port: i
         flags.append("--endpoint-reconciler-type=none")  # Endpoints refuse a loopback address
     if options.audit:
         policy = options.state / "audit-policy.json"
-        policy.write_text(json.dumps(AUDIT_POLICY))
+        policy.write_text(json.dumps(_audit_policy(options.audit_users)))
         flags += [f"--audit-policy-file={policy}", f"--audit-log-path={options.state / 'audit.log'}", "--audit-log-mode=blocking"]
     return flags
+
+
+def _audit_policy(users: tuple[str, ...]) -> dict[str, Any]:
+    rules: list[dict[str, Any]] = [{"level": "Metadata", "users": list(users)}, {"level": "None"}] if users else [{"level": "Metadata"}]
+    return {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules}
 
 
 def _component_config(options: Options, authority: Authority, url: str, name: str) -> Path:
@@ -132,8 +137,8 @@ def _controller_manager(options: Options, authority: Authority, config: Path) ->
         f"--service-account-private-key-file={authority.folder / 'sa.key'}",
         f"--root-ca-file={authority.ca.cert}",
         # With the default of 20 a second the first ServiceAccount appears only after six seconds.
-        "--kube-api-qps=300",
-        "--kube-api-burst=600",
+        f"--kube-api-qps={options.qps}",
+        f"--kube-api-burst={2 * options.qps}",
     ]
     if options.grace is not None:
         flags += [f"--node-monitor-grace-period={options.grace}s", "--node-monitor-period=1s"]
@@ -144,7 +149,7 @@ def _scheduler(options: Options, config: Path) -> list[str]:
     document = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
-        "clientConnection": {"kubeconfig": str(config), "qps": 300, "burst": 600},
+        "clientConnection": {"kubeconfig": str(config), "qps": options.qps, "burst": 2 * options.qps},
         "leaderElection": {"leaderElect": False},
     }
     file = options.state / "scheduler.json"

@@ -144,6 +144,8 @@ OTHER_VALUES = {
     "rbac.extraRules": '[{"apiGroups":["x"],"resources":["y"],"verbs":["get"]}]',
     "logLevel": '"debug"',
     "logFormat": '"text"',
+    "turns": "3",
+    "qps": "50.5",
     "resources": '{"requests":{"cpu":"1"}}',
     "podLabels": '{"team":"a"}',
     "podAnnotations": '{"team":"a"}',

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob_operator.cluster.bucket import TokenBucket
-from psjob_operator.cluster.queue import Key, Queue
+from psjob_operator.cluster.queue import FAIR, Key, Queue
 
 A, B, C = Key("n", "a"), Key("n", "b"), Key("n", "c")
 
@@ -181,3 +181,60 @@ def test_a_closed_queue_forgets_and_takes_nothing_in() -> None:
     queue.add(A)
     assert queue.take() == A
     assert queue.fail(A) == 0.5, "failures of an earlier term are forgotten"
+
+
+def test_the_lowest_rank_comes_first_and_of_one_rank_the_first() -> None:
+    ranks = {A: 2, B: 1, C: 1}
+    queue = Queue(Clock(), rank=lambda key: ranks[key])
+    for key in (A, B, C):
+        queue.add(key)
+    assert [queue.take(), queue.take(), queue.take(), queue.take()] == [B, C, A, None]
+
+
+def test_a_key_that_waits_gets_more_urgent_by_being_added_again_and_never_less() -> None:
+    ranks = {A: 2, B: 2, C: 1}
+    queue = Queue(Clock(), rank=lambda key: ranks[key])
+    for key in (A, B, C):
+        queue.add(key)
+    ranks[B] = 0
+    queue.add(B)
+    ranks[C] = 3
+    queue.add(C)
+    assert [queue.take(), queue.take(), queue.take(), queue.take()] == [B, C, A, None]
+    assert queue.waiting() == 0
+
+
+def test_who_takes_only_what_is_urgent_leaves_the_rest() -> None:
+    ranks = {A: 4, B: 0}
+    queue = Queue(Clock(), rank=lambda key: ranks[key])
+    queue.add(A)
+    assert queue.take(1) is None
+    queue.add(B)
+    assert queue.take(1) == B
+    assert queue.take() == A
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), max_size=120), st.integers(0, 5))
+def test_nobody_starves_and_nobody_is_taken_twice(steps: list[tuple[int, int]], watched: int) -> None:
+    """However urgent the others are, a key that waits behind n older ones begins within FAIR * (n + 1) turns."""
+    ranks: dict[Key, int] = {}
+    queue = Queue(Clock(), rank=lambda key: ranks[key])
+    slow = Key("n", "slow")
+    ranks[slow] = 9
+    before = [Key("n", f"k{number}") for number in range(watched)]
+    for key in before:
+        ranks[key] = 0
+        queue.add(key)
+    queue.add(slow)
+    turns = 0
+    for number, rank in [*steps, *((0, 0) for _ in range(FAIR * (watched + 1)))]:
+        key = Key("n", f"k{number}")
+        ranks[key] = rank
+        queue.add(key)
+        taken = queue.take()
+        assert taken is not None
+        queue.done(taken)
+        turns += 1
+        if taken == slow:
+            break
+    assert turns <= FAIR * (watched + 1)

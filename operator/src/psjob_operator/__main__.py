@@ -59,7 +59,10 @@ def run(
     lease_seconds: Annotated[
         int, typer.Option(min=3, max=300, help="Another replica takes over so long after the last renewal; the holder stops at 2/3 of it.")
     ] = 12,
-    qps: Annotated[float, typer.Option(min=1, help="Most calls a second to the API server.")] = 200.0,
+    turns: Annotated[int, typer.Option(min=1, max=64, help="Jobs looked at side by side.")] = 8,
+    qps: Annotated[
+        float | None, typer.Option(min=1, help="Most calls a second to the API server; without it the API server's own limits hold.")
+    ] = None,
     burst: Annotated[int, typer.Option(min=1, help="Calls that may come at once before --qps holds.")] = 400,
     relist_seconds: Annotated[float, typer.Option(min=1, hidden=True)] = 600.0,
     progress_seconds: Annotated[float, typer.Option(min=0.1, hidden=True)] = 60.0,
@@ -88,6 +91,7 @@ def run(
         namespaces=tuple(dict.fromkeys(namespace or ())),
         health_host=health_host,
         health_port=health_port,
+        turns=turns,
         limits=Limits(qps=qps, burst=burst),
         relist_seconds=relist_seconds,
         progress_seconds=progress_seconds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from psjob_operator.render import NOBODY
 
 AT_ONCE = 8
 """Creates, or deletes, of one job under way at a time."""
+MOST = 64
+"""Creates, and deletes, of one job in a turn while another job waits for its own; the next turn goes on."""
 ANSWERS = (400, 403, 413, 422)
 """Refusals of this very object, which the user must hear of, as of what admission says; any other code speaks of the moment."""
 _log = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ class ApplyOutcome:
     failure: ApiError | None = None
     """The first answer that leaves open what happened, or that says: later."""
     again_at: float | None = None
+    more: bool = False
+    """Acts are left for the next turn, which may begin at once."""
     held: ApiError | None = None
     """Why no pod is made now: something that pods need is not there."""
 
@@ -42,7 +46,8 @@ class ApplyOutcome:
 class Apply:
     """One turn's acts for one job."""
 
-    def __init__(self, client: Client, store: JobStore, shard_user: int | None = NOBODY) -> None:
+    def __init__(self, client: Client, store: JobStore, shard_user: int | None = NOBODY, busy: Callable[[], bool] = lambda: False) -> None:
+        self._busy = busy
         self._client = client
         self._user = shard_user
         self._store = store
@@ -72,6 +77,10 @@ class Apply:
                 raise outcome.failure
         answers: list[ApiError | None] = []
         for first in range(0, len(deletes), AT_ONCE):
+            if first >= MOST and self._busy():
+                outcome.more = True
+                outcome.failure = next((error for error in answers if error is not None), None)
+                return outcome
             part = deletes[first : first + AT_ONCE]
             answers += await asyncio.gather(*(self._delete(snapshot, it) for it in part))
         if outcome.held is None:
@@ -95,10 +104,16 @@ class Apply:
     async def _create_all(
         self, snapshot: Snapshot, creates: Sequence[CreateProcess], memory: Memory, now: float, outcome: ApplyOutcome
     ) -> None:
+        pods_of = render.Pods(snapshot, self._user)
         due = [action for action in creates if action.name in memory.granted and memory.due(action.name) <= now]
+        made = 0
         while due and outcome.failure is None:
+            if made >= MOST and self._busy():
+                outcome.more = True
+                return
+            made += AT_ONCE
             part, due = due[:AT_ONCE], due[AT_ONCE:]
-            refusals = await asyncio.gather(*(self._create(snapshot, action, memory, now, outcome) for action in part))
+            refusals = await asyncio.gather(*(self._create(snapshot, action, pods_of.pod(action), memory, now, outcome) for action in part))
             held = next((refusal for refusal in refusals if refusal is not None), None)
             if held is not None:
                 outcome.refused = True
@@ -107,10 +122,9 @@ class Apply:
                 return
 
     async def _create(
-        self, snapshot: Snapshot, action: CreateProcess, memory: Memory, now: float, outcome: ApplyOutcome
+        self, snapshot: Snapshot, action: CreateProcess, body: Mapping[str, Any], memory: Memory, now: float, outcome: ApplyOutcome
     ) -> ApiError | None:
         """POST one pod; answers the refusal, where there was one."""
-        body = render.pod(snapshot, action, self._user)
         # Whatever happens from here on but a definite no, the name may be taken: the grant is used up.
         memory.granted.discard(action.name)
         try:

@@ -1,7 +1,7 @@
 """The Kubernetes API in a few verbs over raw dicts: the only file that knows the official client.
 
-Every call has a deadline, passes a token bucket and names us in its User-Agent. Nothing is retried here: whether a write may be
-repeated is the caller's knowledge.
+Every call has a deadline, passes a token bucket where one is wanted, and names us in its User-Agent.
+Nothing is retried here: whether a write may be repeated is the caller's knowledge.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
-from kubernetes.aio.client.exceptions import ApiException
+from yarl import URL
 
 from psjob_operator.cluster.bucket import TokenBucket
 from psjob_operator.cluster.kinds import CORE_EVENTS, WATCHED, Listing, ResourceKind
 
 MANAGER = "psjob-operator"
 PAGE = 500
+CONNECT_SECONDS, WATCH_SECONDS, WATCH_SILENCE = 15.0, 600, 150.0
 _COLLECTIONS = frozenset(kind.plural for kind in (*WATCHED, CORE_EVENTS))
 
 
@@ -74,7 +78,8 @@ class ApiError(Exception):
 class Limits:
     """How much the client may ask of the API server."""
 
-    qps: float = 200.0
+    qps: float | None = None
+    """None: as many as it takes; the API server shares itself out (API priority and fairness), and says when it is too much."""
     burst: int = 400
     timeout: float = 15.0
     """Seconds for one call, its reply read."""
@@ -111,12 +116,15 @@ class Client:
         self, configuration: Configuration, limits: Limits, agent: str, manager: str = MANAGER, observer: Observer | None = None
     ) -> None:
         configuration.retries = None
+        self._configuration = configuration
         self._api = ApiClient(configuration)
-        self._api.user_agent = agent
+        self._session: aiohttp.ClientSession | None = None
+        self._agent = agent
+        self._proxy = configuration.proxy or _proxy(configuration.host)
         self._limits = limits
         self._manager = manager
+        self._bucket = None if limits.qps is None else TokenBucket(limits.qps, limits.burst)
         self._observer = observer or _Nobody()
-        self._bucket = TokenBucket(limits.qps, limits.burst)
         self.before_write: Callable[[], None] = lambda: None
         """Called before each call that changes something; what it raises is raised, and nothing is sent."""
 
@@ -142,6 +150,30 @@ class Client:
             if not metadata.get("continue"):
                 return
             query["continue"] = metadata["continue"]
+
+    async def watch(self, kind: ResourceKind, namespace: str, version: str, labels: str = "") -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """(type, object) of each change after `version`, until the API server ends it, which is no error. Raises ApiError, 410 where
+        `version` is too old; an event of type ERROR may say so too. Silence that is longer than WATCH_SILENCE is a lost connection:
+        bookmarks come about once a minute."""
+        query = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_SECONDS)}
+        if labels:
+            query["labelSelector"] = labels
+        path, began = kind.path(namespace), time.monotonic()
+        try:
+            async with self._request("GET", path, query, None, "", silence=WATCH_SILENCE) as response:
+                self._observer.answered("watch", path, response.status, time.monotonic() - began)
+                if response.status != 200:
+                    _reply(response.status, await response.read(), response.headers.get("Retry-After"))
+                rest = b""
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        event = json.loads(line)
+                        yield event["type"], event["object"]
+        except TimeoutError as error:
+            raise ApiError(0, "Timeout", f"nothing was heard of the watch of {path} for {WATCH_SILENCE:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiError(0, "Connection", f"watch {path}: {error}") from error
 
     async def create(self, kind: ResourceKind, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """POST, checked strictly: unknown and doubled fields are refused by the API server."""
@@ -194,6 +226,8 @@ class Client:
 
     async def close(self) -> None:
         """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
         await self._api.close()
 
     async def _call(
@@ -204,14 +238,15 @@ class Client:
         body: Mapping[str, Any] | None = None,
         content: str = "application/json",
     ) -> dict[str, Any]:
-        await self._bucket.take()
+        if self._bucket is not None:
+            await self._bucket.take()
         if method != "GET":
             self.before_write()
         verb, began = _verb(method, path, content), time.monotonic()
         try:
-            response, raw = await self._exchange(method, path, query, body, content)
-            self._observer.answered(verb, path, response.status, time.monotonic() - began)
-            return _reply(response.status, raw, response.headers.get("Retry-After"))
+            status, raw, retry_after = await self._exchange(method, path, query, body, content)
+            self._observer.answered(verb, path, status, time.monotonic() - began)
+            return _reply(status, raw, retry_after)
         except ApiError as error:
             if not error.code:
                 self._observer.unanswered(verb, path, time.monotonic() - began)
@@ -220,23 +255,47 @@ class Client:
 
     async def _exchange(
         self, method: str, path: str, query: Mapping[str, Any] | None, body: Mapping[str, Any] | None, content: str
-    ) -> tuple[Any, bytes]:
+    ) -> tuple[int, bytes, str | None]:
+        """(status, body, Retry-After)."""
         try:
             async with asyncio.timeout(self._limits.timeout):
-                request = await self._api.param_serialize(
-                    method,
-                    path,
-                    query_params=list((query or {}).items()),
-                    header_params={"Accept": "application/json", "Content-Type": content},
-                    body=body,
-                    auth_settings=["BearerToken"],
-                )
-                response = await self._api.call_api(*request, _request_timeout=self._limits.timeout)
-                return response, await response.read()
+                async with self._request(method, path, query, body, content) as response:
+                    return response.status, await response.read(), response.headers.get("Retry-After")
         except TimeoutError as error:
             raise ApiError(0, "Timeout", f"no answer to {method} {path} in {self._limits.timeout:g} s") from error
-        except (aiohttp.ClientError, ApiException, OSError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, "Connection", f"{method} {path}: {error}") from error
+
+    @asynccontextmanager
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None,
+        body: Mapping[str, Any] | None,
+        content: str,
+        silence: float | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One exchange over the official client's connections and credentials; its own way would copy each body twice."""
+        headers = {"Accept": "application/json", "User-Agent": self._agent}
+        token = await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        if token:
+            headers["Authorization"] = token
+        if body is not None:
+            headers["Content-Type"] = content
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=self._api.rest_client._create_connector(), read_bufsize=2**21)
+        async with self._session.request(
+            method,
+            URL(self._configuration.host + path + (f"?{urlencode(query)}" if query else ""), encoded=True),
+            data=None if body is None else json.dumps(body, separators=(",", ":")).encode(),
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence),
+            proxy=self._proxy,
+            proxy_headers=self._configuration.proxy_headers,
+            server_hostname=self._configuration.tls_server_name,
+        ) as response:
+            yield response
 
 
 def _verb(method: str, path: str, content: str) -> str:
@@ -246,6 +305,12 @@ def _verb(method: str, path: str, content: str) -> str:
     if method == "GET":
         return "list" if path.rsplit("/", 1)[-1] in _COLLECTIONS else "get"
     return {"POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]
+
+
+def _proxy(url: str) -> str | None:
+    """The proxy that the environment names for this server. Left to aiohttp it would be looked up, in a thread, for each request."""
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
 
 
 def _reply(status: int, raw: bytes, retry_after: str | None) -> dict[str, Any]:

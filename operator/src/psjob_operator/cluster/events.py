@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
+from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.kinds import EVENTS, JOBS
@@ -14,36 +17,66 @@ from psjob_operator.plan.actions import Event
 
 CONTROLLER = "psjob.dev/operator"
 _NOTE = 1024
+ROOM = 4096
+"""Events that wait to be written; the oldest goes first where there are more."""
 _log = logging.getLogger(__name__)
 
 
-async def post(client: Client, job: JobEntry, events: Sequence[Event], instance: str, now: float) -> None:
-    """Write them; one that cannot be written is lost, which hurts nobody: the status has the news.
+class Teller:
+    """Writes Events beside the turns, one after the other: whoever waits for a pod does not wait for them.
 
-    Its name is made from the job's resourceVersion, which the status write has just moved, so the same news cannot be told twice.
+    One that cannot be written, or for which there is no room, is lost, which hurts nobody: the status has the news.
     """
-    for number, event in enumerate(events):
-        seed = f"{job.uid}/{job.resource_version}/{number}/{event.reason}"
-        body = {
-            "apiVersion": "events.k8s.io/v1",
-            "kind": "Event",
-            "metadata": {"namespace": job.namespace, "name": f"{job.name}.{hashlib.sha256(seed.encode()).hexdigest()[:16]}"},
-            "regarding": {
-                "apiVersion": f"{JOBS.group}/{JOBS.version}",
-                "kind": JOBS.kind,
-                "namespace": job.namespace,
-                "name": job.name,
-                "uid": job.uid,
-            },
-            "type": event.type,
-            "reason": event.reason[:128],
-            "note": event.message[:_NOTE],
-            "action": "Reconcile",
-            "reportingController": CONTROLLER,
-            "reportingInstance": instance[:128],
-            "eventTime": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        }
+
+    def __init__(self, client: Client, instance: str) -> None:
+        self._client = client
+        self._instance = instance
+        self._bodies: deque[tuple[str, dict[str, Any]]] = deque(maxlen=ROOM)
+        self._changed = asyncio.Event()
+
+    def tell(self, job: JobEntry, events: Sequence[Event], now: float) -> None:
+        """Have them written soon.
+
+        Their names are made from the job's resourceVersion, which the status write has just moved, so the same news cannot be told twice.
+        """
+        for number, event in enumerate(events):
+            self._bodies.append((job.namespace, _body(job, event, number, self._instance, now)))
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self._bodies:
+                await self._write(*self._bodies.popleft())
+
+    async def _write(self, namespace: str, body: dict[str, Any]) -> None:
         try:
-            await client.create(EVENTS, job.namespace, body)
+            await self._client.create(EVENTS, namespace, body)
         except ApiError as error:
-            _log.warning("the Event %s was not written: %s", event.reason, error, extra={"job": f"{job.namespace}/{job.name}"})
+            name = body["regarding"]["name"]
+            _log.warning("the Event %s was not written: %s", body["reason"], error, extra={"job": f"{namespace}/{name}"})
+
+
+def _body(job: JobEntry, event: Event, number: int, instance: str, now: float) -> dict[str, Any]:
+    seed = f"{job.uid}/{job.resource_version}/{number}/{event.reason}"
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"namespace": job.namespace, "name": f"{job.name}.{hashlib.sha256(seed.encode()).hexdigest()[:16]}"},
+        "regarding": {
+            "apiVersion": f"{JOBS.group}/{JOBS.version}",
+            "kind": JOBS.kind,
+            "namespace": job.namespace,
+            "name": job.name,
+            "uid": job.uid,
+        },
+        "type": event.type,
+        "reason": event.reason[:128],
+        "note": event.message[:_NOTE],
+        "action": "Reconcile",
+        "reportingController": CONTROLLER,
+        "reportingInstance": instance[:128],
+        "eventTime": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+    }

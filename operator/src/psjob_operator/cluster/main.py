@@ -5,28 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import os
 import signal
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
-from psjob_operator.cluster import connect, reconcile, wake
+from psjob_operator.cluster import connect, reconcile, urgency, wake
 from psjob_operator.cluster.client import ApiError, Client, Limits
 from psjob_operator.cluster.election import Timing
 from psjob_operator.cluster.health import Health
-from psjob_operator.cluster.kinds import JOBS, ResourceKind
+from psjob_operator.cluster.kinds import CHILDREN, JOBS, ResourceKind
 from psjob_operator.cluster.lease import Candidate
 from psjob_operator.cluster.meter import Meter, Sources
 from psjob_operator.cluster.queue import Queue
 from psjob_operator.cluster.relist import Relist
 from psjob_operator.cluster.store import JobStore
+from psjob_operator.cluster.watch import Watch
 from psjob_operator.render import NOBODY
 
 _log = logging.getLogger(__name__)
@@ -54,7 +56,8 @@ class Options:
     health_host: str = ""
     health_port: int = 8080
     limits: Limits = field(default_factory=Limits)
-    turns_at_once: int = 4
+    turns: int = 8
+    """Jobs looked at side by side; one more serves only those that lost something or are about to run."""
     relist_seconds: float = 600.0
     progress_seconds: float = 60.0
     crd_seconds: float = 5.0
@@ -68,6 +71,8 @@ async def run(options: Options) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
     configuration = await connect.configure(options.kubeconfig)
+    gc.collect()
+    gc.freeze()  # what was imported stays, and need not be looked through again and again
     meter = Meter()
     client = Client(configuration, options.limits, connect.AGENT, observer=meter)
     async with _candidate(options, meter) as candidate:
@@ -77,7 +82,8 @@ async def run(options: Options) -> int:
 
 
 async def _start(options: Options, client: Client, candidate: Candidate | None, meter: Meter, stop: asyncio.Event) -> int:
-    store, queue = JobStore(), Queue()
+    store = JobStore()
+    queue = Queue(rank=lambda key: urgency.rank(store, key))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         instance = f"{socket.gethostname()}-{os.getpid()}"
         settings = reconcile.Settings(options.runtime_image, instance, options.progress_seconds, options.shard_user)
@@ -126,14 +132,21 @@ async def _serve(
         health.waiting_for = "the first lists"
         # kopf cancels at its end what was begun after it; these begin before.
         ours = [asyncio.create_task(relist.run(), name="relist")]
-        turns = functools.partial(_turns, store, queue, reconciler, meter, options.turns_at_once)
+        ours.append(asyncio.create_task(reconciler.teller.run(), name="events"))
+        turns = functools.partial(_turns, store, queue, reconciler, meter, options.turns)
         if candidate is not None:
             queue.close()
             meter.leads(False)
         lead = asyncio.create_task(_when(relist.synced, turns() if candidate is None else candidate.run(turns)), name="lead")
         ours.append(asyncio.create_task(_when(relist.synced, _say_ready(health, store)), name="ready"))
+        heard, places = _hearing(relist, meter), options.namespaces or ("",)
+        ours += [
+            asyncio.create_task(Watch(client, _reading(relist, meter), heard, kind, place).run(), name=f"watch-{kind.plural}")
+            for kind in CHILDREN
+            for place in places
+        ]
         ears = wake.Ears(
-            on_event=_hearing(store, queue, meter),
+            on_event=heard,
             on_listed=_listed(relist, meter),
             on_start=lambda: _on_signals(stop),
             on_answer=lambda kind, verb, code: meter.watched(verb, kind.plural, code),
@@ -164,20 +177,27 @@ async def _turns(store: JobStore, queue: Queue, reconciler: reconcile.Reconciler
         async with asyncio.TaskGroup() as group:
             for number in range(at_once):
                 group.create_task(reconciler.work(), name=f"turns-{number}")
+            group.create_task(reconciler.work(urgency.NEAR), name="turns-urgent")
     finally:
         queue.close()
         meter.leads(False)
         reconciler.forget()
 
 
-def _hearing(store: JobStore, queue: Queue, meter: Meter) -> Any:
-    def heard(kind: ResourceKind, type_: str | None, raw: dict[str, Any]) -> None:
+def _hearing(relist: Relist, meter: Meter) -> Callable[[ResourceKind, str | None, Mapping[str, Any]], None]:
+    def heard(kind: ResourceKind, type_: str | None, raw: Mapping[str, Any]) -> None:
         meter.heard(kind.plural)
-        key = store.remove(kind, raw) if type_ == "DELETED" else store.put(kind, raw)
-        if key is not None:
-            queue.add(key)
+        relist.heard(kind, type_, raw)
 
     return heard
+
+
+def _reading(relist: Relist, meter: Meter) -> Callable[[ResourceKind, str], Awaitable[int]]:
+    def read(kind: ResourceKind, namespace: str) -> Awaitable[int]:
+        meter.relisted(kind.plural)
+        return relist.read(kind, namespace)
+
+    return read
 
 
 def _listed(relist: Relist, meter: Meter) -> Callable[[ResourceKind, str], None]:

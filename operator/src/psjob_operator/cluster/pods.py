@@ -53,6 +53,7 @@ def parse(raw: Mapping[str, Any]) -> PodView | None:
     trained = _status_of(name, status.get("containerStatuses"))
     state = trained.get("state") or {}
     ended = _exit(state.get("terminated"))
+    reason, message = _waiting(spec, status, trained)
     process = Process(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -77,9 +78,9 @@ def parse(raw: Mapping[str, Any]) -> PodView | None:
         init_exit=_init_exit(spec, status),
         waited=_seconds(annotations.get(ANNOTATION_WAITED)),
         runtime_image=sys.intern(_injected(spec)),
+        waiting_reason=reason,
+        waiting_message=message,
     )
-    reason, message = _waiting(spec, status, trained)
-    process = dataclasses.replace(process, waiting_reason=reason, waiting_message=message)
     tainted = (conditions.get("DisruptionTarget") or {}).get("reason") == _TAINTED
     return PodView(process=process, ip=status.get("podIP") or "", tainted=tainted, unheard=_unheard(process, conditions))
 

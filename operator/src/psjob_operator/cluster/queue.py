@@ -1,4 +1,4 @@
-"""Which job is looked at next: keys without doubles, one turn a key at a time, later times in a heap.
+"""Which job is looked at next: keys without doubles, one turn a key at a time, the most urgent first, later times in a heap.
 
 No I/O; the clock is an argument. `Queue.next()` is the only thing that waits.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import math
 import time
 from collections import deque
@@ -24,18 +25,37 @@ class Key(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-class Queue:
-    """Fair: first come, first served, and a key whose turn runs goes to the back when it is added again."""
+FAIR = 8
+"""Each so many-th turn goes to whoever waits longest: a key with n older ones before it begins within FAIR * (n + 1) turns."""
 
-    def __init__(self, clock: Callable[[], float] = time.time, first_backoff: float = 0.5, max_backoff: float = 120.0) -> None:
+
+class Queue:
+    """The lowest rank first, and of one rank first come, first served; a key whose turn runs goes to the back when it is added again.
+
+    `rank` is asked at each `add`: a key that waits gets more urgent by it, never less.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,
+        first_backoff: float = 0.5,
+        max_backoff: float = 120.0,
+        rank: Callable[[Key], int] = lambda _: 0,
+    ) -> None:
         self._clock = clock
+        self._rank = rank
         self._first_backoff = first_backoff
         self._max_backoff = max_backoff
-        self._ready: deque[Key] = deque()
+        self._ready: list[tuple[int, int, Key]] = []
+        """A heap of (rank, arrival, key); it may hold stale entries."""
+        self._arrivals: deque[tuple[int, Key]] = deque()
+        """(arrival, key), the oldest first; it may hold stale entries."""
+        self._waiting: dict[Key, tuple[int, int]] = {}
+        """Rank and arrival of each key whose turn may begin."""
         self._added: dict[Key, float] = {}
-        """Since when a key of `_ready` has waited."""
-        self._waiting: set[Key] = set()
-        """Keys in `_ready`."""
+        """Since when each of these has waited."""
+        self._numbers = itertools.count()
+        self._taken = 0
         self._running: set[Key] = set()
         self._again: set[Key] = set()
         """Keys added while their turn ran."""
@@ -58,8 +78,9 @@ class Queue:
         """No turns are taken, and none runs: forget all, and keep nothing of what is added."""
         self._open = False
         self._ready.clear()
+        self._arrivals.clear()
         self._heap.clear()
-        for known in (self._waiting, self._again, self._gone, self._due, self._failures, self._rests):
+        for known in (self._waiting, self._added, self._again, self._gone, self._due, self._failures, self._rests):
             known.clear()
 
     def add(self, key: Key) -> None:
@@ -70,12 +91,21 @@ class Queue:
             self._again.add(key)
         elif self._rests.get(key, 0.0) > self._clock():
             self.add_at(key, self._rests[key])
-        elif key not in self._waiting:
+        else:
             self._rests.pop(key, None)
-            self._waiting.add(key)
+            self._wait(key, self._rank(key))
+
+    def _wait(self, key: Key, rank: int) -> None:
+        known = self._waiting.get(key)
+        if known is not None and known[0] <= rank:
+            return
+        arrival = next(self._numbers) if known is None else known[1]
+        if known is None:
+            self._arrivals.append((arrival, key))
             self._added[key] = self._clock()
-            self._ready.append(key)
-            self._changed.set()
+        self._waiting[key] = (rank, arrival)
+        heapq.heappush(self._ready, (rank, arrival, key))
+        self._wake()
 
     def add_at(self, key: Key, when: float) -> None:
         """Look at this job at a unix time; an earlier time already asked for stays."""
@@ -84,7 +114,7 @@ class Queue:
             return
         self._due[key] = when
         heapq.heappush(self._heap, (when, key))
-        self._changed.set()
+        self._wake()
 
     def fail(self, key: Key, at_least: float = 0.0, at_most: float = math.inf) -> float:
         """A turn failed: look again after a delay that doubles with each failure in a row. Answers the delay."""
@@ -106,21 +136,40 @@ class Queue:
         if key in self._running:
             self._gone.add(key)
 
-    def take(self) -> Key | None:
-        """The next key whose turn may begin, or None. Its turn ends with `done`."""
+    def take(self, most: int | None = None) -> Key | None:
+        """The next key whose turn may begin, or None; with `most` only one of at most that rank. Its turn ends with `done`."""
         now = self._clock()
         while self._heap and self._heap[0][0] <= now:
             when, key = heapq.heappop(self._heap)
             if self._due.get(key) == when:
                 del self._due[key]
                 self.add(key)
-        if not self._ready:
+        chosen = self._urgent(most) if most is not None or (self._taken + 1) % FAIR else self._oldest()
+        if chosen is None:
             return None
-        key = self._ready.popleft()
-        self._waiting.discard(key)
-        self._added.pop(key, None)
-        self._running.add(key)
-        return key
+        self._taken += most is None
+        del self._waiting[chosen]
+        del self._added[chosen]
+        self._running.add(chosen)
+        return chosen
+
+    def _urgent(self, most: int | None) -> Key | None:
+        while self._ready:
+            rank, arrival, key = self._ready[0]
+            stale = self._waiting.get(key) != (rank, arrival)
+            if not stale and most is not None and rank > most:
+                return None
+            heapq.heappop(self._ready)
+            if not stale:
+                return key
+        return None
+
+    def _oldest(self) -> Key | None:
+        while self._arrivals:
+            arrival, key = self._arrivals.popleft()
+            if key in self._waiting and self._waiting[key][1] == arrival:
+                return key
+        return None
 
     def done(self, key: Key, rest: float = 0.0) -> None:
         """The turn of this key is over; what comes in the next `rest` seconds is gathered into one turn after them."""
@@ -132,23 +181,28 @@ class Queue:
             self._again.discard(key)
             self.add(key)
 
-    async def next(self) -> Key:
-        """Wait for the next key."""
+    async def next(self, most: int | None = None) -> Key:
+        """Wait for the next key, with `most` for one of at most that rank."""
         while True:
-            key = self.take()
+            key = self.take(most)
             if key is not None:
                 return key
-            self._changed.clear()
+            changed = self._changed
             wait = self._heap[0][0] - self._clock() if self._heap else None
             try:
                 async with asyncio.timeout(None if wait is None else max(0.0, wait)):
-                    await self._changed.wait()
+                    await changed.wait()
             except TimeoutError:
                 continue
 
+    def _wake(self) -> None:
+        """All who wait in `next` look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
     def waiting(self) -> int:
         """Keys whose turn may begin and has not begun."""
-        return len(self._ready)
+        return len(self._waiting)
 
     def running(self) -> int:
         """Turns under way."""
@@ -163,4 +217,4 @@ class Queue:
         return max(0.0, self._clock() - min(self._added.values(), default=self._clock()))
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._running)
+        return len(self._waiting) + len(self._running)

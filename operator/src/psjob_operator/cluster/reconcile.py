@@ -27,7 +27,8 @@ from psjob_operator.plan.recovery import RECOVERED
 from psjob_operator.plan.snapshot import REFUSED_MOST, Snapshot
 from psjob_operator.render import NOBODY
 
-REST_MOST = 1.0
+REST_MOST, REST_PART = 1.0, 0.25e-3
+"""Seconds that a job rests after a turn, at most and a pod: one of thousands of pods has as many events, and its turns are long."""
 HUNG_PART = 0.2
 """Of workers.stepTimeoutSeconds: how often shard 0 is asked who hangs."""
 EARLY_SECONDS = 10.0
@@ -71,19 +72,21 @@ class Reconciler:
         self._settings = settings
         self._session = session
         self._clock = clock
-        self._apply = Apply(client, store, settings.shard_user)
+        self._apply = Apply(client, store, settings.shard_user, busy=lambda: queue.waiting() > 0)
+        self.teller = events.Teller(client, settings.instance)
         self._memories: dict[Key, Memory] = {}
         self._pulls: set[asyncio.Task[None]] = set()
         self.turns = 0
 
-    async def work(self) -> None:
-        """Turn after turn. A turn that fails is tried again later and never stops another job's."""
+    async def work(self, most: int | None = None) -> None:
+        """Turn after turn, with `most` only of jobs of at most that rank. A turn that fails is tried again later and never stops another
+        job's."""
         while True:
-            key = await self._queue.next()
-            began = time.monotonic()
+            key = await self._queue.next(most)
+            began, rest = time.monotonic(), True
             result: TurnResult = "ok"
             try:
-                await self._turn(key)
+                rest = not await self._turn(key)
                 self._queue.succeed(key)
             except ApiError as error:
                 result = "api"
@@ -97,15 +100,15 @@ class Reconciler:
             finally:
                 self.turns += 1
                 self._meter.turn(result, time.monotonic() - began)
-                # A job of thousands of pods has as many events; its turns are long, and so are the rests between them.
-                self._queue.done(key, rest=min(REST_MOST, time.monotonic() - began))
+                self._queue.done(key, rest=min(REST_MOST, REST_PART * self._store.tally(key).there) if rest else 0.0)
 
-    async def _turn(self, key: Key) -> None:
+    async def _turn(self, key: Key) -> bool:
+        """One turn; whether acts are left, for which the next one is to begin at once."""
         job = self._store.job(key)
         if job is None:
             self._memories.pop(key, None)
             self._queue.forget(key)
-            return
+            return False
         memory = self._memories.get(key)
         if memory is None or memory.uid != job.uid:
             memory = self._memories[key] = Memory(uid=job.uid)
@@ -115,7 +118,7 @@ class Reconciler:
         decided = plan(seen.snapshot, now)
         if decided.needs_live and now < memory.patience():
             self._queue.add_at(key, memory.patience())
-            return
+            return False
         if decided.needs_live:
             await observe.refresh(self._client, self._store, key)
             seen = await self._observe(job, memory, now, live=True)
@@ -123,11 +126,11 @@ class Reconciler:
         memory.interrupted = decided.status.interruption is not None
         self._again(key, now, seen.again_at, decided.wake_at)
         if _nothing(decided, seen.snapshot):
-            return
+            return False
         if decided.intent:
             written = await self._write(job, decided, memory, now)
             if written is None:
-                return
+                return False
             job = written
             memory.granted |= decided.grants
         outcome = await self._apply.run(seen.snapshot, decided.actions, memory, now)
@@ -140,13 +143,17 @@ class Reconciler:
                 self._queue.add(key)
             else:
                 decided = _joined(decided, told)
+        if outcome.more:
+            self._queue.add(key)
+            return True
         if not await self._settle(key, job, decided, memory, now):
-            return
+            return False
         self._again(key, now, decided.wake_at)
         if decided.want_progress:
             self._want_progress(key, memory, seen, now)
         if outcome.failure is not None:
             raise outcome.failure
+        return False
 
     async def _observe(self, job: JobEntry, memory: Memory, now: float, live: bool) -> observe.Observed:
         return await observe.observe(self._client, self._store, job, memory, now, live, self._settings.runtime_image)
@@ -175,7 +182,7 @@ class Reconciler:
                 return False
             job, told = stored, True
         if told and decided.events:
-            await events.post(self._client, job, decided.events, self._settings.instance, now)
+            self.teller.tell(job, decided.events, now)
             last = decided.status.last_recovery
             if last is not None and any(event.reason == RECOVERED for event in decided.events):
                 self._meter.recovered(last.cause, last.seconds)
@@ -191,7 +198,7 @@ class Reconciler:
             raw = await status.write(self._client, job, change)
         except ApiError as error:
             if error.code not in (404, 409) or error.denied:
-                await self._tell_refused(job, error, memory, now)
+                self._tell_refused(job, error, memory, now)
                 raise
             await self._reread(key, job)
             return None
@@ -200,13 +207,13 @@ class Reconciler:
         self._store.put(JOBS, raw)
         return self._store.job(key) if self._store.job(key) is not None else job
 
-    async def _tell_refused(self, job: JobEntry, error: ApiError, memory: Memory, now: float) -> None:
+    def _tell_refused(self, job: JobEntry, error: ApiError, memory: Memory, now: float) -> None:
         """A status that is refused cannot tell it: an Event does, once for these words."""
         if not error.definite or error.message == memory.status_refused:
             return
         memory.status_refused = error.message
         words = f"the job's status cannot be stored, and nothing is started until it can: {error.message}"
-        await events.post(self._client, job, [Event("Warning", "StatusRefused", words)], self._settings.instance, now)
+        self.teller.tell(job, [Event("Warning", "StatusRefused", words)], now)
 
     async def _reread(self, key: Key, job: JobEntry) -> None:
         """Our picture of the job was old: take the present one, whatever the watch is doing."""

@@ -1,6 +1,6 @@
-"""Keeps the store whole: a list of each watched kind at the start, whenever kopf had to list again, and once in ten minutes.
+"""Keeps the store whole: a list of each watched kind at the start, whenever a watch has to begin anew, and once in ten minutes.
 
-kopf tells what it finds in a list, never what has vanished since the one before; a list of our own, made after kopf's, does.
+Of jobs kopf tells what it finds in a list, never what has vanished since the one before; a list of our own, made after kopf's, does.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Mapping
+from typing import Any
 
 from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.kinds import JOBS, WATCHED, ResourceKind
@@ -19,10 +21,12 @@ _log = logging.getLogger(__name__)
 RETRY_SECONDS = 2.0
 
 
-async def take(client: Client, store: JobStore, kind: ResourceKind, namespace: str, labels: str, job: Key | None = None) -> set[Key]:
+async def take(
+    client: Client, store: JobStore, kind: ResourceKind, namespace: str, labels: str, job: Key | None = None
+) -> tuple[set[Key], int]:
     """Reads a whole list into the store, a page at a time: of 10,000 pods no more than a page is held as it came.
 
-    Answers the jobs for which it was news. Raises ApiError; what was read before it stays.
+    Answers the jobs for which it was news, and the list's resourceVersion. Raises ApiError; what was read before it stays.
     """
     news: set[Key] = set()
     present: set[str] = set()
@@ -31,11 +35,11 @@ async def take(client: Client, store: JobStore, kind: ResourceKind, namespace: s
         news |= {found for raw in page.items if (found := store.put(kind, raw)) is not None}
         present |= {raw["metadata"]["uid"] for raw in page.items}
         version = page.version
-    return news | store.sweep(kind, namespace, present, version, job)
+    return news | store.sweep(kind, namespace, present, version, job), version
 
 
 class Relist:
-    """`run()` does the lists; `listed()` is kopf's word that it has listed a kind."""
+    """`run()` does the lists; `listed()` is kopf's word that it has listed a kind; `read()` and `heard()` are for watches of our own."""
 
     def __init__(self, client: Client, store: JobStore, queue: Queue, namespaces: tuple[str, ...], every: float, seed: int) -> None:
         self._client = client
@@ -48,12 +52,26 @@ class Relist:
         self._missing = {(kind, place) for kind in WATCHED for place in self._places}
         self._changed = asyncio.Event()
         self.synced = asyncio.Event()
-        """Set once every kind was listed after kopf's watch of it had begun."""
+        """Set once every kind was listed, jobs after kopf's watch of them had begun."""
 
     def listed(self, kind: ResourceKind, namespace: str) -> None:
         """kopf has (re-)listed: what it did not find must go from the store."""
         self._wanted.add((kind, namespace))
         self._changed.set()
+
+    async def read(self, kind: ResourceKind, namespace: str) -> int:
+        """Take a whole list in; its resourceVersion. Raises ApiError."""
+        news, version = await take(self._client, self._store, kind, namespace, labels="" if kind == JOBS else LABEL_JOB)
+        self._missing.discard((kind, namespace))
+        self._wake(news)
+        self._begin()
+        return version
+
+    def heard(self, kind: ResourceKind, type_: str | None, raw: Mapping[str, Any]) -> None:
+        """An event of a watch: take it in, and look at the job that it concerns."""
+        key = self._store.remove(kind, raw) if type_ == "DELETED" else self._store.put(kind, raw)
+        if key is not None:
+            self._queue.add(key)
 
     def missing(self) -> list[str]:
         """Kinds that were not listed yet."""
@@ -79,17 +97,18 @@ class Relist:
         wanted, self._wanted = self._wanted, set()
         for kind, place in sorted(wanted, key=lambda pair: (WATCHED.index(pair[0]), pair[1])):
             try:
-                self._wake(await take(self._client, self._store, kind, place, labels="" if kind == JOBS else LABEL_JOB))
+                await self.read(kind, place)
             except ApiError as error:
                 _log.warning("listing %s failed, again in %g s: %s", kind.plural, RETRY_SECONDS, error)
                 await asyncio.sleep(RETRY_SECONDS)
                 self.listed(kind, place)
-                continue
-            self._missing.discard((kind, place))
+        if everybody:
+            self._wake(set(self._store.jobs()))
+
+    def _begin(self) -> None:
+        """Once each kind was listed, all jobs are looked at."""
         if not self._missing and not self.synced.is_set():
             self.synced.set()
-            everybody = True
-        if everybody:
             self._wake(set(self._store.jobs()))
 
     def _wake(self, keys: set[Key]) -> None:

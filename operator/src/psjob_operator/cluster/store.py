@@ -51,6 +51,25 @@ class Child:
     created: float = 0.0
 
 
+@dataclass
+class Tally:
+    """How many pods of a job there are."""
+
+    there: int = 0
+    up: int = 0
+    """Of these: running, and shards ready."""
+    ended: int = 0
+    """Of these: ended, or going."""
+
+    def count(self, view: pods.PodView, by: int) -> None:
+        """Add this pod, or take it away with -1."""
+        process = view.process
+        ended = process.exit is not None or process.deleting is not None or process.phase in ("Succeeded", "Failed")
+        self.there += by
+        self.ended += by * ended
+        self.up += by * (not ended and process.phase == "Running" and (process.ready or process.role == "worker"))
+
+
 View = JobEntry | Child | pods.PodView
 
 
@@ -71,6 +90,7 @@ class JobStore:
         self._gone: OrderedDict[str, int | None] = OrderedDict()
         self._farewells: dict[Key, Process] = {}
         self._removed: dict[Key, dict[tuple[str, int], Process]] = {}
+        self._tallies: dict[Key, Tally] = {}
 
     def put(self, kind: ResourceKind, raw: Mapping[str, Any]) -> Key | None:
         """Take in an object; answers the job it concerns, or None where it says nothing new."""
@@ -84,12 +104,21 @@ class JobStore:
             return None
         job = place if kind == JOBS else Key(place.namespace, (metadata.get("labels") or {}).get(LABEL_JOB, ""))
         view = _PARSE[kind](raw)
+        if known is not None and known.job == job and known.view == view:
+            self._entries[kind][place] = _Entry(uid, version, job, known.view)
+            return None
         if known is not None and (known.job != job or view is None):
             # Without our labels nobody serves it any more: for its job it is as good as removed.
             self._remember(known.job, known.view)
             self._drop(kind, place)
+            known = None if view is not None and job.name else known
         if view is None or not job.name:
             return known.job if known is not None else None
+        if isinstance(view, pods.PodView):
+            tally = self._tallies.setdefault(job, Tally())
+            tally.count(view, 1)
+            if known is not None and isinstance(known.view, pods.PodView):
+                tally.count(known.view, -1)
         self._entries[kind][place] = _Entry(uid, version, job, view)
         if kind != JOBS:
             self._of_job[kind][job].add(place)
@@ -136,6 +165,10 @@ class JobStore:
         """The job's pods, by name."""
         return [view for view in self._children(PODS, key) if isinstance(view, pods.PodView)]
 
+    def tally(self, key: Key) -> Tally:
+        """How many pods the job has, in which state."""
+        return self._tallies.get(key) or Tally()
+
     def farewell(self, key: Key) -> Process | None:
         """The last shard 0 of this job that had ended when its pod was removed."""
         return self._farewells.get(key)
@@ -179,6 +212,11 @@ class JobStore:
             members.discard(place)
             if not members:
                 del self._of_job[kind][entry.job]
+            if isinstance(entry.view, pods.PodView):
+                tally = self._tallies[entry.job]
+                tally.count(entry.view, -1)
+                if not tally.there:
+                    del self._tallies[entry.job]
 
     def dismiss(self, key: Key, uid: str) -> None:
         """A removed pod of this job was deleted again, to be sure: nothing need be done about it any more."""

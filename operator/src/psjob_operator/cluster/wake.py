@@ -1,4 +1,4 @@
-"""kopf, used for one thing: to hear that something changed.
+"""kopf, used for one thing: to hear that a job changed (their children are watched by cluster/watch.py).
 
 Its handlers are `on.event` only, return nothing and touch nothing, so kopf writes no annotation, no finalizer and no patch.
 Two facts that kopf does not hand to handlers are read from its own requests, by a trace of its session: that it has (re-)listed a
@@ -18,8 +18,7 @@ import kopf
 from kubernetes.aio.client import Configuration
 
 from psjob_operator.cluster import connect
-from psjob_operator.cluster.kinds import CHILDREN, WATCHED, ResourceKind
-from psjob_operator.render.names import LABEL_JOB
+from psjob_operator.cluster.kinds import JOBS, ResourceKind
 
 _PREFIX = "psjob.dev"
 
@@ -71,7 +70,7 @@ async def run(configure: Callable[[], Awaitable[Configuration]], namespaces: tup
 
 def _registry(configure: Callable[[], Awaitable[Configuration]], ears: Ears, patience: Patience) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
-    for kind in WATCHED:
+    for kind in (JOBS,):
         kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=f"wake-{kind.plural}")(_handler(kind, ears))
 
     @kopf.on.login(registry=registry, id="login")
@@ -100,8 +99,6 @@ def _settings(patience: Patience) -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.peering.standalone = True
-    for kind in CHILDREN:
-        settings.watching.label_selectors[kind.plural] = LABEL_JOB
     settings.watching.chunk_size = 500
     settings.watching.server_timeout = 300
     settings.networking.request_timeout = 15
@@ -110,8 +107,21 @@ def _settings(patience: Patience) -> kopf.OperatorSettings:
     # Never used (no handler keeps state), set so that nothing could ever be written under another project's name.
     settings.persistence.finalizer = f"{_PREFIX}/unused"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=_PREFIX)
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=_PREFIX)
+    settings.persistence.diffbase_storage = _NoDifferences()
     return settings
+
+
+class _NoDifferences(kopf.DiffBaseStorage):
+    """Nothing here asks what of an object has changed, and kopf would copy each object whole to find out."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Nothing is stored."""
 
 
 def _trace(ears: Ears, patience: Patience) -> aiohttp.TraceConfig:
@@ -139,7 +149,7 @@ def _trace(ears: Ears, patience: Patience) -> aiohttp.TraceConfig:
 
 def _locate(path: str) -> tuple[ResourceKind, str] | None:
     """The watched kind and the namespace (empty: all) of a collection's path."""
-    for kind in WATCHED:
+    for kind in (JOBS,):
         if path == kind.path():
             return kind, ""
         head, _, rest = path.partition("/namespaces/")

@@ -2,7 +2,7 @@
 
 from psjob_operator.render.around import claim, config, service
 from psjob_operator.render.names import LABEL_JOB
-from psjob_operator.render.pod import pod
+from psjob_operator.render.pod import Pods, pod
 from psjob_operator.render.security import NOBODY
 
-__all__ = ["LABEL_JOB", "NOBODY", "claim", "config", "pod", "service"]
+__all__ = ["LABEL_JOB", "NOBODY", "Pods", "claim", "config", "pod", "service"]

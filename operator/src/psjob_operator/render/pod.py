@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from psjob_operator import contract
+from psjob_operator.api.status import Pinned
 from psjob_operator.api.template import TRAINED
 from psjob_operator.plan import naming
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
+from psjob_operator.plan.snapshot import Role
 from psjob_operator.render.around import CONFIG_FILE
 from psjob_operator.render.inject import inject
 from psjob_operator.render.names import (
@@ -35,18 +39,60 @@ CONFIG_VOLUME = "psjob-config"
 def pod(job: ConfigSource, process: CreateProcess, shard_user: int | None = NOBODY) -> Document:
     """The pod of `process`; made once by POST, never changed. `shard_user`: who shards are where the job names nobody; None: whom the
     namespace gives."""
+    return Pods(job, shard_user).pod(process)
+
+
+class Pods:
+    """The pods of a job: what those of a role have in common is built once, and shared by their documents, which are not to be changed."""
+
+    def __init__(self, job: ConfigSource, shard_user: int | None = NOBODY) -> None:
+        self._job = job
+        self._user = shard_user
+        self._common: dict[tuple[Role, int | None, Pinned], _Common] = {}
+
+    def pod(self, process: CreateProcess) -> Document:
+        """The pod of `process`."""
+        place = (process.role, process.placement, process.pinned)
+        common = self._common.get(place)
+        if common is None:
+            common = self._common[place] = _common(self._job, process, self._user)
+        containers = list(common.template["spec"]["containers"])
+        trained = containers[common.position]
+        # Ours come first, so that the user's variables may refer to them as $(PSJOB_INDEX).
+        env = [*environment(self._job, process, trained.get("terminationMessagePath")), *trained["env"]]
+        containers[common.position] = {**trained, "env": env}
+        host = naming.host(self._job.name, process.role, process.index)
+        spec = {**common.template["spec"], "containers": containers, "hostname": host}
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": _metadata(self._job, process, common.template, trained["name"]),
+            "spec": spec,
+        }
+
+
+@dataclass(frozen=True)
+class _Common:
+    """What the pods of a role have in common."""
+
+    template: Document
+    position: int
+    """Of the container that is trained in, or serves, among the containers."""
+
+
+def _common(job: ConfigSource, process: CreateProcess, shard_user: int | None) -> _Common:
     name = process.pinned.container or TRAINED
     shard = process.role == "shard"
     template, container = shard_template(job, process.placement, name, shard_user) if shard else worker_template(job, name)
     spec = template["spec"]
+    position = next(number for number, it in enumerate(spec["containers"]) if it is container)
     spec["restartPolicy"] = "Never"
-    spec["hostname"] = naming.host(job.name, process.role, process.index)
+    spec["hostname"] = ""
     spec["subdomain"] = naming.service(job.name)
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("enableServiceLinks", False)
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
-    # Ours come first, so that the user's variables may refer to them as $(PSJOB_INDEX).
-    container["env"] = [*environment(job, process, container.get("terminationMessagePath")), *(container.get("env") or [])]
+    container["env"] = container.get("env") or []
     container["volumeMounts"] = [
         *(container.get("volumeMounts") or []),
         {"name": CONFIG_VOLUME, "mountPath": CONFIG_FOLDER, "readOnly": True},
@@ -54,7 +100,7 @@ def pod(job: ConfigSource, process: CreateProcess, shard_user: int | None = NOBO
     spec["volumes"] = [*(spec.get("volumes") or []), {"name": CONFIG_VOLUME, "configMap": {"name": naming.config(job.name)}}]
     if job.spec.injection == "auto":
         inject(spec, container, process.pinned.runtime_image or "")
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, process, template, container["name"]), "spec": spec}
+    return _Common(template, position)
 
 
 def environment(job: ConfigSource, process: CreateProcess, ending: str | None = None) -> list[Document]:
