@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 from psjob_operator.render.names import Document
@@ -41,7 +40,7 @@ class Interpreter:
     @property
     def of_the_images_user(self) -> bool:
         """Only the user whom the image names can start it: it lies in root's home, or a runner writes into files of its own."""
-        inside = any(PurePosixPath(word).is_relative_to(HOME_OF_ROOT) for word in self.words)
+        inside = any(_within(word, HOME_OF_ROOT) for word in self.words)
         return inside or _base(self.words[0]) in RUNNERS
 
 
@@ -58,7 +57,7 @@ def interpreter(command: Sequence[Any]) -> Interpreter:
         return Interpreter((words[0],))
     if _base(words[0]) in RUNNERS and "run" in words:
         return Interpreter(_run(words, words.index("run") + 1) or (DEFAULT,))
-    folder = str(PurePosixPath(words[0]).parent)
+    folder = words[0].rpartition("/")[0]
     beside = folder.endswith("/bin") and ENVIRONMENT.search(folder)
     return Interpreter((f"{folder}/python",) if beside else (DEFAULT,))
 
@@ -79,7 +78,7 @@ def folder(trained: Document) -> str | None:
     """Where the worker starts, if that lies in its image: a shard mounts none of the worker's volumes."""
     there = trained.get("workingDir")
     mounts = [str(mount.get("mountPath")) for mount in trained.get("volumeMounts") or []]
-    inside = there and any(PurePosixPath(str(there)).is_relative_to(mount) for mount in mounts)
+    inside = there and any(_within(str(there), mount) for mount in mounts)
     return str(there) if there and not inside else None
 
 
@@ -98,6 +97,10 @@ def _run(words: Sequence[str], at: int) -> tuple[str, ...] | None:
             return (*words[:at], "python")
         at += 1
     return None
+
+
+def _within(path: str, folder: str) -> bool:
+    return f"{path}/".startswith(f"{folder.rstrip('/')}/")
 
 
 def _base(word: str) -> str:
