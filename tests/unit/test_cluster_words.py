@@ -11,7 +11,8 @@ import pytest
 from psjob_operator.cluster import observe
 from psjob_operator.cluster.client import ApiError, _reply
 from psjob_operator.cluster.observe import _lenient
-from psjob_operator.plan.plan import OURS, plan
+from psjob_operator.plan.holds import OURS
+from psjob_operator.plan.plan import plan
 from tests.unit.plan_given import NOW, running
 
 POLICY = "pods \"x\" is forbidden: ValidatingAdmissionPolicy 'frozen' with binding 'frozen' denied request: failed expression: false"
