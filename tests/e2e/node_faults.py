@@ -8,7 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tests.cluster_fixtures import Cluster
 from tests.e2e.digits import LABEL_JOB
@@ -41,17 +41,26 @@ def lose(cluster: Cluster, kubes: list[Kube], node: str, stopped: set[int]) -> f
     return at
 
 
-def operator_on(home: Kube, cluster: Cluster, node: str, here: bool) -> None:
-    """Bring the operator to that node, or away from it."""
-    shunned = [name for name in NODES if (name == node) != here]
-    if any(pod["spec"].get("nodeName") in shunned for pod in home.list("pods")):
-        for name in shunned:
-            cluster.run_kubectl("cordon", name)
-        home.kubectl("rollout", "restart", "deployment/psjob")
-        home.kubectl("rollout", "status", "deployment/psjob", "--timeout=120s", timeout=150)
-        wait_for("the operator to stand there", lambda: all(it["spec"].get("nodeName") not in shunned for it in home.list("pods")), 60)
-        for name in shunned:
-            cluster.run_kubectl("uncordon", name)
+def leader(home: Kube) -> dict[str, Any] | None:
+    """The operator's pod that acts, by the Lease; None while nobody does."""
+    holder = ((home.get("lease", "psjob") or {}).get("spec") or {}).get("holderIdentity") or ""
+    return home.get("pod", holder.rpartition("_")[0]) if holder else None
+
+
+def operator_on(home: Kube, node: str, here: bool) -> None:
+    """Have the replica on that node act, or one elsewhere."""
+
+    def there() -> bool:
+        acts = leader(home)
+        if acts is None or acts["metadata"].get("deletionTimestamp"):
+            return False
+        if (acts["spec"]["nodeName"] == node) == here:
+            return True
+        home.kubectl("delete", "pod", acts["metadata"]["name"], "--wait=true")  # it gives the Lease back
+        home.kubectl("rollout", "status", "deployment/psjob", "--timeout=60s")
+        return False
+
+    wait_for(f"the operator that acts to be {'' if here else 'not '}on {node}", there, 120)
 
 
 def drained(kube: Kube, job: str, node: str, back: Callable[[], T | None]) -> T:

@@ -11,6 +11,7 @@ import pytest
 from tests.e2e import digits
 from tests.e2e.digits import accuracy, complete, coordinator, final_weights, pod_of, pods_of, ready_to_kill
 from tests.e2e.kube import Kube, condition, kill, phase, shard_status, wait_for
+from tests.e2e.node_faults import leader
 
 pytestmark = [pytest.mark.cluster, pytest.mark.serial]
 FAULTS = ("shard", "worker", "operator")
@@ -59,11 +60,9 @@ def kill_worker(kube: Kube, home: Kube, job: str) -> None:
 def kill_operator(kube: Kube, home: Kube, job: str) -> None:
     """The replica that acts; the other goes on."""
     ready_to_kill(kube, job)
-    lease = home.get("lease", "psjob")
-    assert lease is not None
-    name = lease["spec"]["holderIdentity"].rpartition("_")[0]
-    pod = home.get("pod", name)
+    pod = leader(home)
     assert pod is not None
+    name = pod["metadata"]["name"]
     before = pod["status"]["containerStatuses"][0]["restartCount"]
     kill(pod, "psjob_operator")
 

@@ -62,7 +62,7 @@ def test_a_lost_node_is_left_at_once(kube: Kube, home: Kube, node_cluster: Clust
     ready_to_kill(kube, NAME)
     first = pod_of(kube, NAME, "shard", 0)
     node, attempt = first["spec"]["nodeName"], int(first["metadata"]["labels"]["psjob.dev/number"])
-    operator_on(home, node_cluster, node, beside)
+    operator_on(home, node, beside)
     at = lose(node_cluster, [kube, home], node, nodes)
     again = wait_for("the first push on the other node", lambda: pushed(kube, attempt), 120, story=lambda: kube.story(NAME))
     print(f"{mode}: {again - at:.1f} s from the loss of {node}{' with the operator' * beside} to the first push on the other node")
@@ -81,14 +81,14 @@ def test_a_lost_node_is_left_at_once(kube: Kube, home: Kube, node_cluster: Clust
 @pytest.mark.e2e
 @pytest.mark.timeout(900)
 def test_a_drain_takes_a_checkpoint_and_loses_no_step(kube: Kube, home: Kube, node_cluster: Cluster, nodes: set[int]) -> None:
-    """First the node of the shards, then the one that they went to. The operator is drained in one of these."""
+    """First the node of the shards, then the one that they went to. The operator that acts is drained in one of these at least."""
     kube.apply(begins("sync"))
     ready_to_kill(kube, NAME)
     for turn in range(2):
         first = pod_of(kube, NAME, "shard", 0)
         node, attempt = first["spec"]["nodeName"], int(first["metadata"]["labels"]["psjob.dev/number"])
         if turn == 0:
-            operator_on(home, node_cluster, node, False)
+            operator_on(home, node, False)
         said = coordinator(kube, NAME)
         assert said is not None
         again = drained(kube, NAME, node, partial(resumed, kube, attempt))

@@ -16,7 +16,7 @@ from tests.e2e import digits
 from tests.e2e.digits import complete, final_weights, pod_of, pods_of, ready_to_kill
 from tests.e2e.kube import Kube, install, kill, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.serial, pytest.mark.e2e]
+pytestmark = [pytest.mark.cluster, pytest.mark.serial, pytest.mark.e2e_long]
 OLD_OPERATOR, OLD_RUNTIME = "psjob.local/psjob-operator:before", "psjob.local/psjob-runtime:before"
 HELM = ("--take-ownership", "--force-conflicts")
 EPOCHS = 4 * digits.LONG_EPOCHS
