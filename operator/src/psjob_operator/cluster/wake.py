@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import kopf
@@ -59,6 +59,8 @@ async def run(configure: Callable[[], Awaitable[Configuration]], namespaces: tup
     """Watch until `stop` is set or a watch ends for good. `configure` is awaited at each (re-)login for a Configuration."""
     patience = Patience()
     await kopf.operator(
+        # Else kopf asks for the user's name, which a container's user (65532, or any of OpenShift's) need not have.
+        identity=cast(Any, "psjob-operator"),
         registry=_registry(configure, ears, patience),
         settings=_settings(patience),
         standalone=True,
