@@ -143,7 +143,7 @@ class Reconciler:
                 self._queue.add(key)
             else:
                 decided = _joined(decided, told)
-        if outcome.more:
+        if outcome.more and outcome.failure is None:
             self._queue.add(key)
             return True
         if not await self._settle(key, job, decided, memory, now):
