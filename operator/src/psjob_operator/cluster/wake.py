@@ -72,8 +72,7 @@ async def run(configure: Callable[[], Awaitable[Configuration]], namespaces: tup
 
 def _registry(configure: Callable[[], Awaitable[Configuration]], ears: Ears, patience: Patience) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
-    for kind in (JOBS,):
-        kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=f"wake-{kind.plural}")(_handler(kind, ears))
+    kopf.on.event(JOBS.group, JOBS.version, JOBS.plural, registry=registry, id=f"wake-{JOBS.plural}")(_handler(ears))
 
     @kopf.on.login(registry=registry, id="login")
     async def login(**_: Any) -> kopf.AiohttpSession:
@@ -89,9 +88,9 @@ def _registry(configure: Callable[[], Awaitable[Configuration]], ears: Ears, pat
     return registry
 
 
-def _handler(kind: ResourceKind, ears: Ears) -> Any:
+def _handler(ears: Ears) -> Any:
     async def wake(event: Mapping[str, Any], **_: Any) -> None:
-        ears.on_event(kind, event.get("type"), dict(event["object"]))
+        ears.on_event(JOBS, event.get("type"), dict(event["object"]))
 
     return wake
 
@@ -151,10 +150,9 @@ def _trace(ears: Ears, patience: Patience) -> aiohttp.TraceConfig:
 
 def _locate(path: str) -> tuple[ResourceKind, str] | None:
     """The watched kind and the namespace (empty: all) of a collection's path."""
-    for kind in (JOBS,):
-        if path == kind.path():
-            return kind, ""
-        head, _, rest = path.partition("/namespaces/")
-        if head.endswith(kind.root) and rest.endswith("/" + kind.plural) and rest.count("/") == 1:
-            return kind, rest.split("/")[0]
+    if path == JOBS.path():
+        return JOBS, ""
+    head, _, rest = path.partition("/namespaces/")
+    if head.endswith(JOBS.root) and rest.endswith("/" + JOBS.plural) and rest.count("/") == 1:
+        return JOBS, rest.split("/")[0]
     return None
