@@ -11,6 +11,7 @@ import pytest
 from tests.cluster_fixtures import Cluster
 from tests.integration.api_client import Api
 from tests.integration.operator_harness import World, world
+from tests.integration.operator_proxy import Proxy
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +53,12 @@ def node(place: World) -> str:
 @pytest.fixture
 def name() -> str:
     return f"j{uuid.uuid4().hex[:6]}"
+
+
+@pytest.fixture
+def proxy(place: World) -> Iterator[Proxy]:
+    """A proxy between an operator and the API server, with the rights of `place`'s operator."""
+    cert, key = place.certificate()
+    made = Proxy(place.cluster.url, place.cluster.ca, cert, key)
+    yield made
+    made.close()

@@ -85,14 +85,6 @@ def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[Wo
         yield made
 
 
-@pytest.fixture
-def proxy(place: World) -> Iterator[Proxy]:
-    cert, key = place.certificate()
-    made = Proxy(place.cluster.url, place.cluster.ca, cert, key)
-    yield made
-    made.close()
-
-
 def live(place: World, proxy: Proxy, operator: Operator, node: str, name: str, strike: Strike | None) -> tuple[dict[str, Any], int]:
     """One life; answers its summary and the number of writes carried out."""
     life = Life(place, node, name)

@@ -31,14 +31,6 @@ def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[Wo
         yield made
 
 
-@pytest.fixture
-def proxy(place: World) -> Iterator[Proxy]:
-    cert, key = place.certificate()
-    made = Proxy(place.cluster.url, place.cluster.ca, cert, key)
-    yield made
-    made.close()
-
-
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 32))])
 def test_whatever_goes_wrong_on_the_way_the_end_is_the_same(place: World, proxy: Proxy, seed: int) -> None:
     node = place.node(f"{place.namespace}-n")
