@@ -20,7 +20,7 @@ HOME = "psjob-system"
 @pytest.fixture(scope="session")
 def home(node_cluster: Cluster) -> Iterator[Kube]:
     """The operator, installed by Helm; its namespace."""
-    kube = Kube(str(node_cluster.kubeconfig), HOME)
+    kube = Kube(str(node_cluster.kubeconfig), HOME, node_cluster.api)
     restricted_namespace(kube)
     install(kube, "--take-ownership", "--force-conflicts")
     yield kube
@@ -31,7 +31,7 @@ def home(node_cluster: Cluster) -> Iterator[Kube]:
 def kube(home: Kube, node_cluster: Cluster) -> Iterator[Kube]:
     """A restricted namespace of the test's own, with the operator running."""
     name = node_cluster.create_namespace("digits", {"pod-security.kubernetes.io/enforce": "restricted"}, isolated=False)
-    yield Kube(home.kubeconfig, name)
+    yield Kube(home.kubeconfig, name, home.api)
     home.kubectl("delete", "namespace", name, "--wait=true", "--timeout=60s")
 
 
