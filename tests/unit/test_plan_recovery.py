@@ -45,7 +45,7 @@ def test_an_interruption_is_stored_with_the_raise_and_asks_until_the_first_step(
     decided = plan(replace(again, progress=told(100), progress_at=NOW + 5), NOW + 5)
     assert decided.status.phase == "Running" and decided.status.interruption == raised.interruption
     assert decided.want_progress, "a running job is asked at once, not in a minute"
-    assert [event.reason for event in decided.events] == ["Running"]
+    assert [event.reason for event in decided.events] == [], "Restarted has told of the loss, and Recovered will tell of the first step"
 
 
 def test_the_first_step_after_the_loss_ends_it_with_an_event() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,18 +19,21 @@ CONTROLLER = "psjob.dev/operator"
 _NOTE = 1024
 ROOM = 4096
 """Events that wait to be written; the oldest goes first where there are more."""
+BUSY_SECONDS = 0.5
+"""Between two Events while jobs wait for their turn: what turns write is needed sooner."""
 _log = logging.getLogger(__name__)
 
 
 class Teller:
-    """Writes Events beside the turns, one after the other: whoever waits for a pod does not wait for them.
+    """Writes Events beside the turns, one after the other, and seldom while jobs wait: whoever waits for a pod does not wait for them.
 
     One that cannot be written, or for which there is no room, is lost, which hurts nobody: the status has the news.
     """
 
-    def __init__(self, client: Client, instance: str) -> None:
+    def __init__(self, client: Client, instance: str, busy: Callable[[], bool]) -> None:
         self._client = client
         self._instance = instance
+        self._busy = busy
         self._bodies: deque[tuple[str, dict[str, Any]]] = deque(maxlen=ROOM)
         self._changed = asyncio.Event()
 
@@ -49,6 +52,8 @@ class Teller:
             await self._changed.wait()
             self._changed.clear()
             while self._bodies:
+                if self._busy():
+                    await asyncio.sleep(BUSY_SECONDS)
                 await self._write(*self._bodies.popleft())
 
     async def _write(self, namespace: str, body: dict[str, Any]) -> None:

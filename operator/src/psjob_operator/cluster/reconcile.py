@@ -72,8 +72,8 @@ class Reconciler:
         self._settings = settings
         self._session = session
         self._clock = clock
-        self._apply = Apply(client, store, settings.shard_user, busy=lambda: queue.waiting() > 0)
-        self.teller = events.Teller(client, settings.instance)
+        self._apply = Apply(client, store, settings.shard_user, self._busy)
+        self.teller = events.Teller(client, settings.instance, self._busy)
         self._memories: dict[Key, Memory] = {}
         self._pulls: set[asyncio.Task[None]] = set()
         self.turns = 0
@@ -101,6 +101,10 @@ class Reconciler:
                 self.turns += 1
                 self._meter.turn(result, time.monotonic() - began)
                 self._queue.done(key, rest=min(REST_MOST, REST_PART * self._store.tally(key).there) if rest else 0.0)
+
+    def _busy(self) -> bool:
+        """Does a job wait for its turn?"""
+        return self._queue.waiting() > 0
 
     async def _turn(self, key: Key) -> bool:
         """One turn; whether acts are left, for which the next one is to begin at once."""

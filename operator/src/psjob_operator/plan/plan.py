@@ -98,6 +98,7 @@ def _events(facts: Facts, raising: Raising, status: JobStatus) -> tuple[Event, .
     elif raising.raised and not facts.first_seen:
         counted = any(seat.fate.counted for seat in raising.raised)
         events.append(Event("Warning" if counted else "Normal", "Restarted", short(recovering(facts, raising))))
-    if status.phase == "Running" and facts.stored.phase != "Running":
+    # After a loss Restarted says why it stood still, and Recovered that training goes on.
+    if status.phase == "Running" and facts.stored.phase not in ("Running", "Recovering"):
         events.append(Event("Normal", "Running", "all shards and workers are running"))
     return (*events, *recovered(facts.stored, status))

@@ -1,0 +1,46 @@
+"""Events are written beside the turns: in order, each once, and seldom while jobs wait for their turn."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from psjob_operator.cluster import events
+from psjob_operator.cluster.client import Client
+from psjob_operator.cluster.store import JobEntry
+from psjob_operator.plan.actions import Event
+
+JOB = JobEntry("space", "job", "uid-1", 1, "7", 0.0, False, {}, {}, {})
+
+
+class Written:
+    """Takes what would be written, in order."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    async def create(self, kind: object, namespace: str, body: dict[str, Any]) -> None:
+        self.notes.append(body["note"])
+
+
+async def told(busy: bool, seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What has been written after that time, of three Events told at once."""
+    monkeypatch.setattr(events, "BUSY_SECONDS", 0.2)
+    written = Written()
+    teller = events.Teller(cast(Client, written), "me", lambda: busy)
+    teller.tell(JOB, [Event("Normal", "Running", str(number)) for number in range(3)], 0.0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await teller.run()
+    return written.notes
+
+
+def test_all_are_written_at_once_while_no_job_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asyncio.run(told(False, 0.1, monkeypatch)) == ["0", "1", "2"]
+
+
+def test_while_jobs_wait_they_come_slowly_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asyncio.run(told(True, 0.1, monkeypatch)) == []
+    assert asyncio.run(told(True, 2.0, monkeypatch)) == ["0", "1", "2"]
