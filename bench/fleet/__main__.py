@@ -98,7 +98,7 @@ async def _measure(
         if not no_bare:
             await here.namespace(BARE)
             with meter.phase("bare"):
-                run["bare"] = await phases.bare(here.kube, BARE, jobs, shards + workers, timeout)
+                run["bare"] = await phases.bare(here.kube, BARE, jobs, phases.smallest(shards + workers), timeout)
             _say(f"bare client: {run['bare']}")
             await asyncio.sleep(2)
         await _strangers(here, foreign)
@@ -110,6 +110,7 @@ async def _measure(
                 run["burst"] = await phases.burst(here.kube, seen, names, shards, workers, timeout)
                 await asyncio.sleep(3)
             run["rss"]["burst"] = resident_mib(pid)
+            pattern = [await here.kube.call("GET", f"{seen.pods_path}/{pod.name}") for pod in seen.live(names[0])]
             _say(f"burst: {run['burst']}")
             if new_job:
                 run["newJob"] = await phases.burst(here.kube, seen, ["newcomer"], shards, workers, timeout)
@@ -128,6 +129,9 @@ async def _measure(
                 if watch.done():
                     watch.result()
                 watch.cancel()
+        if not no_bare:
+            with meter.phase("alike"):
+                run["alike"] = await phases.bare(here.kube, BARE, jobs, phases.alike(pattern), timeout)
         assert here.ready.audit is not None
         audit = shutil.copy(here.ready.audit, folder / "audit.log")
         meter.count(audit, USER)

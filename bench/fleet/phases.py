@@ -13,8 +13,8 @@ from bench.fleet.tracker import Job, Pod, Tracker, container, job, quantiles
 Figures = dict[str, Any]
 
 
-async def bare(kube: Kube, namespace: str, jobs: int, each: int, seconds: float) -> Figures:
-    """This client alone makes as many pods, and takes them away again: what this control plane can do now."""
+async def bare(kube: Kube, namespace: str, jobs: int, pods: list[Figures], seconds: float) -> Figures:
+    """This client alone makes the pods of as many jobs, and takes them away again: what this control plane can do now."""
     path, begun = f"/api/v1/namespaces/{namespace}/pods", time.monotonic()
     running: dict[str, float] = {}
 
@@ -27,8 +27,8 @@ async def bare(kube: Kube, namespace: str, jobs: int, each: int, seconds: float)
                 running.setdefault(name, now)
 
     watch = asyncio.create_task(follow())
-    names = [f"job-{number:04d}-{seat}" for number in range(jobs) for seat in range(each)]
-    await together(kube.call("POST", path, {"metadata": {"name": name}, "spec": {"containers": [container()]}}) for name in names)
+    names = {f"job-{number:04d}-{seat}": pod for number in range(jobs) for seat, pod in enumerate(pods)}
+    await together(kube.call("POST", path, _named(pod, name)) for name, pod in names.items())
     created = time.monotonic() - begun
     await until("the bare client's pods to run", lambda: len(running) == len(names), seconds)
     all_running = max(running.values()) - begun
@@ -36,6 +36,25 @@ async def bare(kube: Kube, namespace: str, jobs: int, each: int, seconds: float)
     await until("the bare client's pods to go", lambda: not running, seconds)
     watch.cancel()
     return {"pods": len(names), "podsPerSecond": len(names) / created, "allRunning": all_running}
+
+
+def smallest(each: int) -> list[Figures]:
+    """Pods with nothing in them but a container."""
+    return [{"spec": {"containers": [container()]}}] * each
+
+
+def alike(pods: list[Figures]) -> list[Figures]:
+    """What a client has to send for such pods; their labels have other names, so that no operator knows them."""
+    made = []
+    for pod in pods:
+        labels = {f"alike.{key}": value for key, value in pod["metadata"]["labels"].items()}
+        spec = {key: value for key, value in pod["spec"].items() if key not in ("nodeName", "serviceAccount")}
+        made.append({"metadata": {"labels": labels, "annotations": pod["metadata"].get("annotations") or {}}, "spec": spec})
+    return made
+
+
+def _named(pod: Figures, name: str) -> Figures:
+    return {**pod, "metadata": {**(pod.get("metadata") or {}), "name": name}}
 
 
 async def burst(kube: Kube, seen: Tracker, names: list[str], shards: int, workers: int, seconds: float) -> Figures:
