@@ -18,6 +18,7 @@ from tests import warm
 
 HERE = Path(__file__).parent / "idioms"
 WORKERS, SHARDS = 2, 2
+PRELOADED = ["tests.scripts.imports"]
 LOOSE: dict[str, float] = {"bfloat16_parameters": 0.05}
 """Tolerances, where 1e-5 is too little, by script."""
 REFUSED: dict[str, tuple[str, str]] = {
@@ -80,23 +81,34 @@ def manifest(folder: Path, case: str, words: list[str] | None = None) -> Path:
 def trained(folder: Path, case: str) -> tuple[int, str, dict[str, torch.Tensor]]:
     """Under psjob: exit code, output, final weights."""
     folder.mkdir()
-    code, output = warm.run(folder, ["run", str(manifest(folder, case)), "--no-progress"])
+    code, output = warm.run(folder, ["run", str(manifest(folder, case)), "--no-progress"], preloaded=PRELOADED)
     finals = list(folder.glob(".psjob/*/final.safetensors"))
     return code, output, load_file(finals[0]) if finals else {}
 
 
-def expected(folder: Path, case: str) -> dict[str, torch.Tensor]:
-    folder.mkdir()
-    code, output = warm.call(folder, "tests.scripts.ddp", [str(WORKERS), "weights", *command_of(case)], None, 120)
-    assert code == 0, output[-4000:]
-    return load_file(folder / "weights")
+class Expected:
+    """A run of a case in processes that sum with gloo, from when it is made."""
+
+    def __init__(self, folder: Path, case: str) -> None:
+        folder.mkdir()
+        self.folder = folder
+        words = [str(WORKERS), "weights", *command_of(case)]
+        output = folder / "output.txt"
+        self.process = warm.start(folder, "tests.scripts.ddp", words, None, output, output, PRELOADED)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Its final weights, once it has ended."""
+        code = self.process.wait(120)
+        assert code == 0, (self.folder / "output.txt").read_text()[-4000:]
+        return load_file(self.folder / "weights")
 
 
 @pytest.mark.parametrize("case", cases())
 def test_a_script_computes_what_it_computes_with_ddp(tmp_path: Path, case: str) -> None:
+    beside = Expected(tmp_path / "ddp", case)
     code, output, found = trained(tmp_path / "psjob", case)
     assert code == 0, output[-4000:]
-    wanted = expected(tmp_path / "ddp", case)
+    wanted = beside.weights()
     assert found
     tolerance = LOOSE.get(case, LOOSE.get(case.split()[0], 1e-5))
     for key, value in found.items():

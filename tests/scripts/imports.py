@@ -1,0 +1,9 @@
+"""What the processes of these tests have imported before they begin, beside those of `tests.warm_imports`.
+
+That is torch's compiler: it takes longer to import than a script of `idioms/` runs, and most optimizers load it at their first call.
+"""
+
+import importlib
+
+for name in ("tests.warm_imports", "torch._dynamo", "torch._dynamo.backends.debugging", "torch._inductor.compile_fx"):
+    importlib.import_module(name)
