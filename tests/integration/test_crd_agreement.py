@@ -129,7 +129,7 @@ PATHS = {
 changes = st.lists(st.sampled_from(sorted(PATHS)).flatmap(lambda path: st.tuples(st.just(path), PATHS[path])), min_size=1, max_size=3)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(change=changes)
 def test_both_sides_agree(job_api: Api, change: list[tuple[str, Any]]) -> None:
     manifest = _set(GOOD, change)

@@ -78,7 +78,7 @@ def cases(draw: st.DrawFn) -> tuple[str, int, int, int]:
     return name, ranks, devices, draw(st.integers(1, 9))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(case=cases(), numel=st.integers(0, 60), seed=st.integers(0, 1000))
 def test_sums_are_the_oracles_and_links_carry_what_the_plan_says(case: tuple[str, int, int, int], numel: int, seed: int) -> None:
     name, ranks, devices, chunks = case

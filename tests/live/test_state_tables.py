@@ -43,7 +43,7 @@ def spec(name: str, dtype: torch.dtype, rows: int | None = None) -> TableSpec:
 
 @pytest.mark.parametrize(("name", "dtype"), KINDS)
 @given(data=st.data())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_rows_are_what_numpy_makes_of_all_pushes_in_any_grouping(name: str, dtype: torch.dtype, data: st.DataObject) -> None:
     """Ids repeat within a push; pushes come in one frame or in several, in any order."""
     element = st.integers(0, 1) if name in ("or", "and", "count") else st.integers(-9, 9)

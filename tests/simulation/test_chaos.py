@@ -30,7 +30,7 @@ step = st.one_of(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(step, max_size=40))
 def test_promises_hold_and_the_job_ends(steps: list[tuple[object, ...]]) -> None:
     world = World(make_spec(runPolicy={"backoffLimit": 1000}))

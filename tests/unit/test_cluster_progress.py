@@ -43,7 +43,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.dictionaries(st.text(), JSON, max_size=5))
 def test_the_result_is_plain_json_whatever_came(value: dict[str, Any]) -> None:
     found = progress.parse(json.dumps(value).encode())

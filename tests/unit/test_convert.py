@@ -210,7 +210,7 @@ JUNK = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(sorted(SOURCES)), st.data())
 def test_whatever_stands_in_a_field_it_is_converted_or_refused_in_a_sentence(name: str, data: st.DataObject) -> None:
     raw, _ = load_document(SOURCES[name], "job")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob.layout.blocks import EDGE, SIZES, Layout, TensorSpec, assign, live_ranges
@@ -21,7 +21,6 @@ def table(rows: list[tuple[tuple[int, ...], str, int]]) -> list[TensorSpec]:
 
 
 @given(SPECS, st.sampled_from([1024, 4096, 1 << 16, 4 << 20]))
-@settings(deadline=None)
 def test_blocks_hold_every_element_once(rows: list[Any], limit: int) -> None:
     layout = Layout.of(table(rows), limit)
     seen = [torch.zeros(spec.numel, dtype=torch.int32) for spec in layout.table]
@@ -40,7 +39,6 @@ def test_blocks_hold_every_element_once(rows: list[Any], limit: int) -> None:
 
 
 @given(SPECS)
-@settings(deadline=None)
 def test_layout_survives_json(rows: list[Any]) -> None:
     layout = Layout.of(table(rows))
     again = Layout.from_json(json.loads(json.dumps(layout.to_json())))
@@ -48,7 +46,6 @@ def test_layout_survives_json(rows: list[Any]) -> None:
 
 
 @given(SPECS, st.integers(1, 9))
-@settings(deadline=None)
 def test_each_block_has_one_shard(rows: list[Any], shards: int) -> None:
     layout = Layout.of(table(rows))
     owner = assign(layout, shards)

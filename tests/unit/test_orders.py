@@ -138,7 +138,7 @@ MODES: list[dict[str, Any]] = [{"backup_workers": 1}, {"mode": "softsync"}, {"mo
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["backup", "softsync", "threshold", "quorum"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
 def test_wherever_the_line_is_cut_both_shards_carry_out_the_same(mode: dict[str, Any], seed: int) -> None:
     """Workers push when both shards have let them go; nobody rewinds, and each push is decided on once."""

@@ -283,7 +283,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(snapshots())
 def test_a_decision_is_monotone_and_repeated_changes_nothing(snapshot: Snapshot) -> None:
     decided = plan(snapshot, NOW)

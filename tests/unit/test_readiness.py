@@ -60,7 +60,7 @@ def test_a_tensor_that_had_no_gradient_is_not_waited_for_and_spoils_its_block_wh
     assert ready.told(0) == [] and ready.told(1) == [0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=6))
 def test_a_whole_block_has_a_gradient_of_every_expected_row(steps: list[list[int]]) -> None:
     """Whatever comes: `whole` is exactly what was given out and not touched since, and never before its expected rows came."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob.protocol.records import PIECE, WINDOW, RecordId, RecordIn, RecordsOut
@@ -29,7 +29,6 @@ def carry(out: RecordsOut, into: RecordIn, pieces: int, now: float = 0.0) -> lis
 
 
 @given(st.integers(1, 5 * PIECE), st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=8))
-@settings(deadline=None)
 def test_a_record_comes_whole_however_often_the_stream_breaks(size: int, breaks: list[tuple[int, bool]]) -> None:
     """At a break the last piece may have come without its confirmation."""
     record, out, into = blob(size), RecordsOut(), RecordIn()

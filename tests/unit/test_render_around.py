@@ -106,7 +106,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.dictionaries(st.sampled_from(["a", "env", "spec"]), json_values), st.dictionaries(st.sampled_from(["a", "env", "spec"]), json_values)
 )

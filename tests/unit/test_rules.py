@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob import rules
@@ -105,7 +105,6 @@ def test_momentum_switched_on_and_off(momentum: list[float]) -> None:
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5)), max_size=3), max_size=8))
-@settings(deadline=None)
 def test_counts_are_kept_per_element(updates: list[list[tuple[int, int]]]) -> None:
     rule = rules.named("adam")
     state = rule.init(torch.zeros(50))

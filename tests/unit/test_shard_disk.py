@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob.checkpoint import disk, files
@@ -237,7 +237,6 @@ ROWS = st.lists(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_an_admission_table_comes_back_from_its_file(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
     folder = tmp_path_factory.mktemp("table")

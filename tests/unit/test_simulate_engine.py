@@ -134,7 +134,7 @@ def test_who_waits_and_how_long(mode: Mode, speeds: Speeds, pushes: int, waited:
     assert simulate(mode, len(waited), speeds, pushes).waited == waited
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(MODES), st.integers(1, 6), st.integers(0, 1000), st.sampled_from([0.0, 0.6]), st.booleans(),
     st.lists(st.tuples(st.integers(0, 5), st.floats(0, 2000), st.sampled_from([50.0, 500.0, math.inf])), max_size=3),
@@ -171,7 +171,7 @@ class _Kept(Trace):
         super().flush()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 4), st.integers(2, 8), st.integers(0, 1000))
 def test_bounded_keeps_its_bound_on_the_clock(staleness: int, workers: int, seed: int) -> None:
     trace = _Kept()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
@@ -61,7 +61,6 @@ sizes = st.tuples(st.integers(1, 60), st.integers(1, 9), st.integers(1, 7))
 
 
 @given(sizes, st.booleans(), st.booleans(), st.integers(0, 5))
-@settings(deadline=None)
 def test_every_sample_is_seen_once_an_epoch(shape: tuple[int, int, int], shuffle: bool, drop_last: bool, epoch: int) -> None:
     count, size, world = shape
     seen: Counter[int] = Counter()
@@ -77,7 +76,6 @@ def test_every_sample_is_seen_once_an_epoch(shape: tuple[int, int, int], shuffle
 
 
 @given(sizes, st.integers(0, 3))
-@settings(deadline=None)
 def test_all_ranks_take_the_same_number_of_rounds(shape: tuple[int, int, int], epoch: int) -> None:
     """Where there are too few batches the last ranks are given others in the last round, and only there."""
     count, size, world = shape
@@ -90,7 +88,6 @@ def test_all_ranks_take_the_same_number_of_rounds(shape: tuple[int, int, int], e
 
 
 @given(sizes, st.integers(0, 3), st.data())
-@settings(deadline=None)
 def test_from_any_place_the_rest_is_the_same(shape: tuple[int, int, int], epoch: int, data: st.DataObject) -> None:
     count, size, world = shape
     for plan in plans(count, size, world):
@@ -100,7 +97,6 @@ def test_from_any_place_the_rest_is_the_same(shape: tuple[int, int, int], epoch:
 
 
 @given(sizes)
-@settings(deadline=None)
 def test_the_order_is_one_for_all_ranks_and_another_in_each_epoch_and_seed(shape: tuple[int, int, int]) -> None:
     """Taken together round by round, the ranks walk one permutation; so another number of ranks sees the same batches."""
     count, size, world = shape

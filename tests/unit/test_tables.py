@@ -63,7 +63,7 @@ def test_a_spec_survives_json() -> None:
 # -- first values --------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from(["normal", "uniform"]), st.integers(1, 37), st.integers(1, 70), st.integers(0, 1 << 40))
 def test_a_row_begins_alike_wherever_it_is_asked_for(init: str, dim: int, count: int, salt: int) -> None:
     """Alone, in a batch, on another shard: the same bits."""
@@ -176,7 +176,7 @@ def test_a_merge_adds_in_rank_order() -> None:
     assert grads.item() == 0.25
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.integers(-9, 9), unique=True, max_size=12), min_size=1, max_size=4), st.integers(1, 5))
 def test_a_merge_is_the_sum_by_row(named: list[list[int]], present: int) -> None:
     parts = [(ids(*row), torch.randn(len(row), 2, generator=torch.Generator().manual_seed(7))) for row in named]
@@ -230,7 +230,7 @@ def copied(table: RowTable, parts: list[dict[str, torch.Tensor]], onto: RowTable
     return other
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_cut_is_the_table_as_it_was(data: Any) -> None:
     """Whatever is pushed or goes while it is read; and a chain of changes gives the same as the whole."""

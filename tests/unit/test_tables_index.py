@@ -14,7 +14,7 @@ EDGES = [0, -1, -2, 1, (1 << 63) - 1, -(1 << 63), 1 << 32, -(1 << 32)]
 ID = st.one_of(st.sampled_from(EDGES), st.integers(-(1 << 63), (1 << 63) - 1), st.integers(-40, 40))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.booleans(), st.lists(ID, max_size=60)), max_size=8))
 def test_it_holds_what_a_dict_holds(turns: list[tuple[bool, list[int]]]) -> None:
     index, truth, slot = Index(), dict[int, int](), 0

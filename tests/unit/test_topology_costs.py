@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob_client.topology import costs
@@ -131,7 +131,6 @@ def test_two_mirrored_trees_keep_one_port_as_busy_as_a_ring() -> None:
     assert found < costs.pipelined_tree(M, 8, 1e9, chunks=1000, ports=1) * 0.7
 
 
-@settings(deadline=None)
 @given(sizes, counts, rates, st.floats(1e-7, 1e-2))
 def test_no_number_of_chunks_is_better_than_the_one_taken(size: float, n: int, bandwidth: float, latency: float) -> None:
     best = costs.best_chunks(size, n, bandwidth, latency)
@@ -141,7 +140,6 @@ def test_no_number_of_chunks_is_better_than_the_one_taken(size: float, n: int, b
 
 
 @pytest.mark.parametrize("model", MODELS)
-@settings(deadline=None)
 @given(size=sizes, n=counts, bandwidth=rates, latency=delays, more=st.floats(1, 100))
 def test_time_falls_with_bandwidth_and_rises_with_bytes_and_latency(
     model: Callable[[float, int, float, float], float], size: float, n: int, bandwidth: float, latency: float, more: float
@@ -153,7 +151,6 @@ def test_time_falls_with_bandwidth_and_rises_with_bytes_and_latency(
     assert model(size, n, bandwidth, latency * more) >= found * 0.98
 
 
-@settings(deadline=None)
 @given(sizes, counts, rates, st.floats(1e-9, 1.0))
 def test_a_rings_bandwidth_term_is_nearly_constant_in_n_and_its_latency_term_is_not(size: float, n: int, rate: float, late: float) -> None:
     bare = costs.ring(size, n, rate)

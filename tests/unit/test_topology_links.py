@@ -47,7 +47,6 @@ def test_what_is_no_bandwidth_is_refused(given: object) -> None:
         units.rate(given)
 
 
-@settings(deadline=None)
 @given(st.floats(1, 1e15))
 def test_what_is_shown_can_be_read_again(value: float) -> None:
     assert units.size(units.show_bytes(value)) == pytest.approx(value, rel=6e-3)
@@ -91,7 +90,7 @@ def test_a_cpu_has_no_more_lanes_than_it_has() -> None:
     assert problems(raw) == []
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -206,7 +205,6 @@ def test_a_full_mesh_of_single_links_makes_as_many_rings_as_it_can(n: int, rings
     assert len(edges) == len(set(edges))
 
 
-@settings(deadline=None)
 @given(st.integers(3, 7), st.data())
 def test_no_ring_is_wider_than_the_one_found(n: int, data: st.DataObject) -> None:
     widths = {frozenset(pair): data.draw(st.integers(0, 4)) for pair in itertools.combinations(range(n), 2)}
