@@ -114,6 +114,7 @@ async def _measure(
             _say(f"burst: {run['burst']}")
             if new_job:
                 run["newJob"] = await phases.burst(here.kube, seen, ["newcomer"], shards, workers, timeout)
+                _say(f"a job more: {run['newJob']}")
                 names.append("newcomer")
             if idle:
                 with meter.phase("idle"):
@@ -121,6 +122,7 @@ async def _measure(
             with meter.phase("lose"):
                 run["lose"] = await phases.lose(here.kube, seen, names, timeout)
                 await asyncio.sleep(3)
+            _say(f"lost workers: {run['lose']}; memory so far: {run['rss']}")
             with meter.phase("finish"):
                 run["finish"] = await phases.finish(here.kube, seen, names, timeout)
                 await asyncio.sleep(3)

@@ -51,8 +51,8 @@ class Kube:
         assert self._session
         headers = {"Content-Type": content} if body is not None else None
         data = None if body is None else json.dumps(body).encode()
-        url, limit = self._url + path, asyncio.timeout(60)
-        async with self._gate, limit, self._session.request(method, url, data=data, headers=headers) as answer:
+        # The time begins behind the gate, at which thousands may wait.
+        async with self._gate, asyncio.timeout(60), self._session.request(method, self._url + path, data=data, headers=headers) as answer:
             raw = await answer.read()
             if answer.status >= 400:
                 raise Refused(answer.status, raw.decode(errors="replace"))
