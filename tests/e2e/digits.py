@@ -69,9 +69,11 @@ def pods_of(kube: Kube, job_name: str, role: str = "", index: int | None = None)
 
 
 def pod_of(kube: Kube, job_name: str, role: str, index: int) -> dict[str, Any]:
-    found = pods_of(kube, job_name, role, index)
-    assert found, f"no {role} {index} of {job_name}\n{kube.story(job_name)}"
-    return found[0]
+    """The seat's newest pod. There is none for a moment between one that goes and its successor."""
+    story = lambda: kube.story(job_name)  # noqa: E731
+    return wait_for(
+        f"a pod of {role} {index} of {job_name}", lambda: pods_of(kube, job_name, role, index) or None, 20, every=0.05, story=story
+    )[0]
 
 
 def claim_folder(kube: Kube, claim: str) -> Path:
