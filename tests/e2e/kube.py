@@ -30,12 +30,6 @@ KINDS = {
     "pv": ("v1", "persistentvolumes", False),
     "lease": ("coordination.k8s.io/v1", "leases", True),
     "pstrainingjob": ("psjob.dev/v1alpha1", "pstrainingjobs", True),
-    "psj": ("psjob.dev/v1alpha1", "pstrainingjobs", True),
-    "services": ("v1", "services", True),
-    "configmaps": ("v1", "configmaps", True),
-    "roles": ("rbac.authorization.k8s.io/v1", "roles", True),
-    "clusterroles": ("rbac.authorization.k8s.io/v1", "clusterroles", False),
-    "crd": ("apiextensions.k8s.io/v1", "customresourcedefinitions", False),
 }
 """Group and version, plural, and whether it is namespaced. They are read in this process: a kubectl for each poll costs a tenth of a second
 of CPU."""
@@ -67,7 +61,8 @@ class Kube:
 
     kubeconfig: str
     namespace: str
-    api: Api
+    api: Api | None = None
+    """Reads what is in KINDS; without it kubectl does."""
 
     def run(
         self, program: str, *args: str, stdin: str | None = None, check: bool = True, timeout: float = 120, namespace: str = ""
@@ -89,6 +84,9 @@ class Kube:
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """One object, or None where it is not."""
+        if self.api is None or kind not in KINDS:
+            text = self.kubectl("get", kind, name, "-o", "json", "--ignore-not-found")
+            return json.loads(text) if text.strip() else None
         try:
             found: dict[str, Any] = self.api.get(f"{self._path(kind)}/{name}")
         except ApiError as error:
@@ -98,9 +96,14 @@ class Kube:
         return found
 
     def list(self, kind: str, labels: str = "") -> list[dict[str, Any]]:
-        """All of a kind, or of several with commas between them."""
-        query = f"?labelSelector={quote(labels)}" if labels else ""
-        return [item for one in kind.split(",") for item in self.api.get(self._path(one) + query)["items"]]
+        """All of a kind."""
+        if self.api is None or kind not in KINDS:
+            words = ["get", kind, "-o", "json", *(["-l", labels] if labels else [])]
+            found = json.loads(self.kubectl(*words))
+        else:
+            found = self.api.get(self._path(kind) + (f"?labelSelector={quote(labels)}" if labels else ""))
+        items: list[dict[str, Any]] = found["items"]
+        return items
 
     def _path(self, kind: str) -> str:
         group, plural, namespaced = KINDS[kind]

@@ -44,6 +44,8 @@ class Weather:
     def __init__(self, seed: int, share: float = 0.25) -> None:
         self._random = random.Random(seed)
         self._share = share
+        self._left: dict[tuple[str, ...], list[str]] = {}
+        """Of each list of faults, those that were not done since all were: a short run sees each of them, too."""
         self.seen: Counter[str] = Counter()
         """How often each fault was done."""
 
@@ -62,7 +64,9 @@ class Weather:
     def _draw(self, faults: tuple[str, ...]) -> str:
         if self._random.random() >= self._share:
             return ""
-        found = self._random.choice(faults)
+        left = self._left.get(faults) or self._random.sample(faults, len(faults))
+        found = left.pop()
+        self._left[faults] = left
         self.seen[found] += 1
         return found
 

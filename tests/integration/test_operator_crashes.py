@@ -120,6 +120,7 @@ def test_ended_after_each_write(place: World, proxy: Proxy, lost: bool, part: in
     clean, writes = live(place, proxy, operator, node, "clean", None)
     assert clean["phase"] == "Complete" and writes > 12, proxy.writes
     assert clean["pods made"] == {"-ps-0": 2, "-worker-0": 1, "-worker-1": 1}
+    place.until("the last Event", lambda: told(place, "clean")["Completed"])
     news = told(place, "clean")
     assert {"Running": 1, "Completed": 1}.items() <= news.items(), news
     for at in range(1 + part, writes + 1, PARTS):

@@ -91,7 +91,7 @@ def test_a_life_with_failures() -> None:
     assert [shard.attempt for shard in status.shards] == [1, 2] and status.view == 2 and status.workers.start == 2
     assert sum(world.created.values()) == 8
     assert brain.writes <= 5 + 15 + 3 * 4, "four more for each restart"
-    assert [event.reason for event in brain.events] == ["Running", "Restarted", "Running", "Completed"]
+    assert [event.reason for event in brain.events] == ["Running", "Restarted", "Completed"]
 
 
 def test_a_suspended_life() -> None:

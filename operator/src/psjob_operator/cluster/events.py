@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -19,8 +20,8 @@ CONTROLLER = "psjob.dev/operator"
 _NOTE = 1024
 ROOM = 4096
 """Events that wait to be written; the oldest goes first where there are more."""
-BUSY_SECONDS = 0.5
-"""Between two Events while jobs wait for their turn: what turns write is needed sooner."""
+BUSY_SECONDS, LOOK_SECONDS = 0.5, 0.05
+"""An Event waits so long at most while jobs wait for their turn, since what turns write is needed sooner; and looks again so often."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,9 +53,13 @@ class Teller:
             await self._changed.wait()
             self._changed.clear()
             while self._bodies:
-                if self._busy():
-                    await asyncio.sleep(BUSY_SECONDS)
+                await self._turns_first()
                 await self._write(*self._bodies.popleft())
+
+    async def _turns_first(self) -> None:
+        end = time.monotonic() + BUSY_SECONDS
+        while self._busy() and time.monotonic() < end:
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _write(self, namespace: str, body: dict[str, Any]) -> None:
         try:
