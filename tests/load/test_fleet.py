@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench.fleet.__main__ import measure
-from bench.fleet.table import cpu_per_pod, requests_per_pod, table
+from bench.fleet.table import cpu_per_pod, requests_per_pod, share_of_bare, table
 from hack.cluster import build
 from hack.cluster.paths import Unavailable
 
@@ -50,13 +50,16 @@ def test_ten_jobs_cost_what_they_must_and_no_request_more(tmp_path: Path) -> Non
 @pytest.mark.serial
 @pytest.mark.timeout(1800)
 def test_a_hundred_jobs_beside_a_bare_client(tmp_path: Path) -> None:
-    """Times beside the bare client are printed with what is wanted of them (docs/performance.md); costs are judged."""
     run = measure(folder=tmp_path)
     print(table(run))
     assert cpu_per_pod(run) <= 3.5
     assert requests_per_pod(run) <= 2.0
     assert asked(run, "idle") == {} and run["lose"]["superfluous"] == 0
     assert run["rss"]["burst"] <= 120
+    # Missed on two cores: docs/performance.md says by how much and why.
+    assert share_of_bare(run) >= 0.40
+    assert run["burst"]["allStatusRunning"] <= 1.6 * run["bare"]["allRunning"]
+    assert run["lose"]["toNewPod"]["p50"] <= 0.5 and run["lose"]["toNewPod"]["p99"] <= 1.5
 
 
 @pytest.mark.soak
