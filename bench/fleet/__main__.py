@@ -24,7 +24,7 @@ from bench.fleet.kube import together, until
 from bench.fleet.meter import Meter, resident_mib
 from bench.fleet.place import USER, Place, place
 from bench.fleet.table import table
-from bench.fleet.tracker import Job, Tracker, container, job
+from bench.fleet.tracker import LABEL_JOB, Job, Tracker, container, job
 
 FLEET, BARE = "fleet", "bare"
 
@@ -110,7 +110,8 @@ async def _measure(
                 run["burst"] = await phases.burst(here.kube, seen, names, shards, workers, timeout)
                 await asyncio.sleep(3)
             run["rss"]["burst"] = resident_mib(pid)
-            pattern = [await here.kube.call("GET", f"{seen.pods_path}/{pod.name}") for pod in seen.live(names[0])]
+            if not no_bare:
+                pattern = await here.kube.call("GET", f"{seen.pods_path}?labelSelector={LABEL_JOB}%3D{names[0]}")
             _say(f"burst: {run['burst']}")
             if new_job:
                 run["newJob"] = await phases.burst(here.kube, seen, ["newcomer"], shards, workers, timeout)
@@ -133,7 +134,7 @@ async def _measure(
                 watch.cancel()
         if not no_bare:
             with meter.phase("alike"):
-                run["alike"] = await phases.bare(here.kube, BARE, jobs, phases.alike(pattern), timeout)
+                run["alike"] = await phases.bare(here.kube, BARE, jobs, phases.alike(pattern["items"]), timeout)
         assert here.ready.audit is not None
         audit = shutil.copy(here.ready.audit, folder / "audit.log")
         meter.count(audit, USER)
