@@ -6,21 +6,24 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from tests.cluster_fixtures import Cluster
-from tests.e2e.kube import Kube, install, restricted_namespace, wait_for
+from tests.e2e.kube import Kube, install, own_namespace, restricted_namespace, wait_for
 from tests.e2e.node_faults import NODES, usable
 
 HOME = "psjob-system"
+PATIENCE = 120.0
+"""Seconds for an answer of the API server, which shares two cores with all pods; a kubectl of these tests has as long."""
 
 
 @pytest.fixture(scope="session")
 def home(node_cluster: Cluster) -> Iterator[Kube]:
     """The operator, installed by Helm; its namespace."""
-    kube = Kube(str(node_cluster.kubeconfig), HOME, node_cluster.api)
+    kube = Kube(str(node_cluster.kubeconfig), HOME, replace(node_cluster.api, timeout=PATIENCE))
     restricted_namespace(kube)
     install(kube, "--take-ownership", "--force-conflicts")
     yield kube
@@ -30,9 +33,9 @@ def home(node_cluster: Cluster) -> Iterator[Kube]:
 @pytest.fixture
 def kube(home: Kube, node_cluster: Cluster) -> Iterator[Kube]:
     """A restricted namespace of the test's own, with the operator running."""
-    name = node_cluster.create_namespace("digits", {"pod-security.kubernetes.io/enforce": "restricted"}, isolated=False)
-    yield Kube(home.kubeconfig, name, home.api)
-    home.kubectl("delete", "namespace", name, "--wait=true", "--timeout=60s")
+    made = own_namespace(home, node_cluster, "digits")
+    yield made
+    home.kubectl("delete", "namespace", made.namespace, "--wait=true", "--timeout=60s")
 
 
 @pytest.fixture

@@ -10,17 +10,19 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from hack.cluster.api import Api, ApiError
-from tests.cluster_fixtures import OPERATOR_IMAGE, RUNTIME_IMAGE
+from tests.cluster_fixtures import OPERATOR_IMAGE, RUNTIME_IMAGE, Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "psjob"
 _PATH = f"{ROOT / '.venv' / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+RESTRICTED_LEVEL = {"pod-security.kubernetes.io/enforce": "restricted"}
+"""Labels of a namespace."""
 KINDS = {
     "pod": ("v1", "pods", True),
     "pods": ("v1", "pods", True),
@@ -143,10 +145,14 @@ def install(home: Kube, *options: str, chart: Path = CHART, operator: str = OPER
 
 def restricted_namespace(kube: Kube) -> None:
     """Make our namespace, under the restricted Pod Security level, and wait until pods may be made in it."""
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": kube.namespace, "labels": labels}}
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": kube.namespace, "labels": RESTRICTED_LEVEL}}
     kube.apply(body)
     wait_for("the default ServiceAccount", lambda: kube.get("serviceaccount", "default"), 30)
+
+
+def own_namespace(home: Kube, cluster: Cluster, prefix: str) -> Kube:
+    """A restricted namespace with a new name; the caller deletes it."""
+    return replace(home, namespace=cluster.create_namespace(prefix, RESTRICTED_LEVEL, isolated=False))
 
 
 def phase(kube: Kube, job: str, *wanted: str) -> Callable[[], str | None]:
