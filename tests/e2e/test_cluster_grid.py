@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,12 @@ class Place:
     """Kubelets that were stopped; they go on after the test."""
     image: str
     """Of this cell's own name: it can be taken away from the nodes without another cell's."""
+    seen: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Pods by role that are struck even while they are being deleted."""
 
     def pod(self, role: str) -> dict[str, Any]:
         name, _, index = role.partition("-")
-        return pod_of(self.kube, NAME, name, int(index))
+        return self.seen.get(role) or pod_of(self.kube, NAME, name, int(index))
 
     def kill(self, role: str) -> None:
         kill(self.pod(role), PROGRAMS[role.partition("-")[0]])
@@ -79,8 +81,9 @@ def recovering(place: Place, role: str) -> None:
 
 
 def suspending(place: Place, role: str) -> None:
-    """It was asked to stop a moment ago."""
+    """It was asked to stop a moment ago; its pod is looked up before, since the operator deletes it at once."""
     ready_to_kill(place.kube, NAME)
+    place.seen[role] = place.pod(role)
     place.kube.kubectl("patch", "pstrainingjob", NAME, "--type=merge", "-p", '{"spec":{"suspend":true}}')
 
 
