@@ -37,8 +37,9 @@ OF_ALL: dict[str, tuple[Denial, str]] = {
     "pod security": (lambda place, jobs, folder: denying.pod_security(place, jobs), 'violates PodSecurity "restricted:latest"'),
 }
 """Denials of all pods of a namespace, each in one of its own."""
-# Shards are restricted by themselves, unless the worker's template says otherwise.
-PODS: dict[str, dict[str, Any]] = {"pod security": {"securityContext": {"runAsUser": 0}}}
+# Shards are restricted by themselves, unless their own template names root.
+_ROOT = {"securityContext": {"runAsUser": 0}}
+SPECS: dict[str, dict[str, Any]] = {"pod security": {"pod": _ROOT, "ps": {"shards": 1, "template": {"spec": _ROOT}}}}
 
 
 @dataclass
@@ -51,8 +52,8 @@ class Row:
     deny: Denial
     words: str
     name: str
-    pod: dict[str, Any]
-    """Of the workers' template: what this denial minds."""
+    spec: dict[str, Any]
+    """Of each job: what this denial minds."""
     denied: ExitStack = field(default_factory=ExitStack)
     took: dict[str, float] = field(default_factory=dict)
     """Seconds from the end of the denial to the pod."""
@@ -70,7 +71,7 @@ class Row:
     def lose(self) -> None:
         """The first job comes, the second loses a worker, the third its shard."""
         new, worker, shard = self.wanted
-        self.place.create(manifest(new, pod=self.pod))
+        self.place.create(manifest(new, **self.spec))
         self.place.remove(f"{worker}-worker-1-r1")
         self.place.remove(f"{shard}-ps-0-a1")
 
@@ -99,10 +100,10 @@ def test_a_denial_that_passes_costs_nothing_but_its_time(control_plane: Cluster,
         for number, (how, (deny, words)) in enumerate([*ONES_OWN.items(), *OF_ALL.items()]):
             place = together if how in ONES_OWN else stack.enter_context(somewhere(control_plane, tmp_path / str(number)))
             node = place.nodes[0] if place.nodes else place.node(f"{place.namespace}-n")
-            rows.append(Row(how, place, node, deny, words, f"{name}{number}", PODS.get(how, {})))
+            rows.append(Row(how, place, node, deny, words, f"{name}{number}", SPECS.get(how, {})))
         for row in rows:
             for job in row.running():
-                row.place.create(manifest(job, pod=row.pod))
+                row.place.create(manifest(job, **row.spec))
         for row in rows:
             for job in row.running():
                 row.place.run(f"{job}-ps-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=row.node)

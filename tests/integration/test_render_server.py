@@ -106,8 +106,10 @@ def test_every_object_is_taken(
 
 
 def test_a_shard_is_restricted_whatever_its_worker_is(control_plane: Cluster, namespaces: dict[str, str]) -> None:
-    for template in (PLAIN, GPU):
-        *_, shard, worker = rendered(namespaces["restricted"], template)
+    root = {**GPU, "securityContext": {"runAsUser": 0, "runAsNonRoot": False, "seccompProfile": {"type": "Unconfined"}}}
+    sidecar = {"spec": {"securityContext": None, "containers": [{"name": "shard", "securityContext": None}, {"name": "log", "image": "i"}]}}
+    for template, over in ((PLAIN, {}), (GPU, {}), (root, {}), (PLAIN, sidecar), (root, sidecar)):
+        *_, shard, worker = rendered(namespaces["restricted"], template, ps={"template": over})
         ask(control_plane, shard)
         with pytest.raises(ApiError, match="violates PodSecurity"):
             ask(control_plane, worker)

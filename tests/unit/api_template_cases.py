@@ -206,6 +206,27 @@ TEMPLATES_REFUSED: list[Case] = [
         "must have a container named shard where there are several; ",
     ),
     Case("shard-restart", {f"{SHARD_POD}.spec.restartPolicy": "Always"}, f"{SHARD_POD}.spec.restartPolicy", "must be Never, or left out; "),
+    *(
+        Case(f"shard-{word}", {f"{SHARD_POD}.spec.{word}": True}, f"{SHARD_POD}.spec", "must not have hostPID or hostIPC; ", server=False)
+        for word in ("hostPID", "hostIPC")
+    ),
+    *(
+        Case(
+            f"shard-{containers}-{word}",
+            {f"{SHARD_POD}.spec.{containers}": [{"name": "shard", "securityContext": {word: value}}]},
+            f"{SHARD_POD}.spec.{containers}[0].securityContext",
+            "must not add powers: ",
+            server=False,
+        )
+        for containers in ("containers", "initContainers")
+        for word, value in (
+            ("privileged", True),
+            ("procMount", "Unmasked"),
+            ("allowPrivilegeEscalation", True),
+            ("capabilities", {"add": ["NET_BIND_SERVICE", "SYS_ADMIN"]}),
+            ("seccompProfile", {"type": "Unconfined"}),
+        )
+    ),
     Case("shard-host", {f"{SHARD_POD}.spec.hostname": "x"}, f"{SHARD_POD}.spec.hostname", "must be left out; "),
     Case(
         "command-in-one-word",
@@ -257,6 +278,16 @@ TEMPLATES_PASSED: list[Case] = [
     Case(
         "shard-template",
         {SHARD_POD: {"spec": {"nodeSelector": {"a": "b"}, "containers": [{"name": "shard", "resources": {"limits": {"cpu": 2}}}]}}},
+    ),
+    Case(
+        "shard-restricted",
+        {
+            f"{SHARD_POD}.spec": {
+                "hostPID": False,
+                "initContainers": [{"name": "a", "securityContext": None}],
+                "containers": [{"name": "shard", "securityContext": {"privileged": False, "capabilities": {"add": ["NET_BIND_SERVICE"]}}}],
+            }
+        },
     ),
     Case("shard-plain", {SHARD_POD: {"spec": {"tolerations": []}}}),
     Case("shard-empty", {SHARD_POD: {}}),

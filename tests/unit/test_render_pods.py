@@ -241,6 +241,43 @@ def test_a_shard_is_guarded() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "context",
+    [
+        {"runAsUser": 0},
+        {"runAsNonRoot": False, "runAsUser": 0},
+        {"sysctls": [{"name": "net.core.somaxconn", "value": "1"}], "seLinuxOptions": {"type": "spc_t"}, "windowsOptions": {}},
+        {"seccompProfile": {"type": "Unconfined"}, "appArmorProfile": {"type": "Unconfined"}},
+    ],
+)
+def test_a_shard_takes_no_powers_of_its_workers(context: dict[str, Any]) -> None:
+    snapshot = job()
+    pod = snapshot.spec.workers.template["spec"]
+    pod["securityContext"] = context
+    pod["containers"][0]["securityContext"] = {**context, "privileged": True, "procMount": "Unmasked"}
+    pod |= {"hostPID": True, "hostNetwork": True, "nodeName": "n", "serviceAccountName": "root"}
+    assert shard(snapshot) == shard(job()), "as of workers that ask for nothing"
+
+
+@pytest.mark.parametrize(
+    ("over", "user"),
+    [
+        ({"securityContext": None}, {"runAsNonRoot": True}),
+        ({"securityContext": {"runAsUser": 0, "runAsNonRoot": False}}, {"runAsUser": 0, "runAsNonRoot": False}),
+        ({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}, {"runAsNonRoot": True, "runAsUser": 65532}),
+    ],
+)
+def test_a_shards_template_chooses_the_user_and_no_powers(over: dict[str, Any], user: dict[str, Any]) -> None:
+    power = {"privileged": True, "allowPrivilegeEscalation": True, "capabilities": {"add": ["SYS_ADMIN", "NET_BIND_SERVICE"]}}
+    containers = [{"name": "shard", "securityContext": None}, {"name": "log", "image": "i", "securityContext": power}]
+    spec = shard(job(ps={"template": {"spec": {**over, "containers": containers, "initContainers": [{"name": "a"}]}}}))["spec"]
+    assert user.items() <= spec["securityContext"].items() and spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    powerless = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    found = {it["name"]: it["securityContext"] for it in [*spec["containers"], *spec["initContainers"]]}
+    bound = {**powerless, "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}}
+    assert (found["shard"], found["a"], found["log"]) == (powerless, powerless, bound)
+
+
 @pytest.mark.parametrize("timeout", [2, 3, 5, 10, 60, 3600])
 def test_the_liveness_probe_takes_about_the_shard_timeout(timeout: int) -> None:
     live = shard(job(ps={"shardTimeoutSeconds": timeout}))["spec"]["containers"][0]["livenessProbe"]
@@ -307,7 +344,8 @@ def test_the_shards_template_is_laid_over() -> None:
     assert container["livenessProbe"]["periodSeconds"] == 7 and container["livenessProbe"]["httpGet"]["path"] == contract.HEALTH_PATH
     assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/psjob-checkpoints", "/scratch", "/psjob-config", "/psjob"}
     assert container["env"][-1] == {"name": "MALLOC", "value": "jemalloc"} and container["env"][0]["name"] == "PSJOB_ROLE"
-    assert spec["containers"][1] == {"name": "metrics", "image": "exporter"}
+    powerless = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert spec["containers"][1] == {"name": "metrics", "image": "exporter", "securityContext": powerless}
     renamed = shard(job(ps={"template": {"spec": {"containers": [{"name": "mine", "resources": {}}]}}}))["spec"]["containers"]
     assert [it["name"] for it in renamed] == ["mine"] and renamed[0]["command"]
 

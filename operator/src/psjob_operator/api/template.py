@@ -282,6 +282,34 @@ def _shard(template: str) -> tuple[FieldRule, ...]:
             "shards compute on the CPU; ask for GPUs in spec.workers.template",
             cel="!has(self.nvidia__dot__com__slash__gpu) && !has(self.amd__dot__com__slash__gpu)",
         ),
+        FieldRule(
+            pod,
+            lambda spec: not any(spec.get(word) for word in ("hostPID", "hostIPC")),
+            "must not have hostPID or hostIPC",
+            "a shard reaches nobody's processes or memory but its own; leave them out",
+        ),
+        *(
+            FieldRule(
+                f"{pod}.{containers}[].securityContext",
+                _is_restricted,
+                "must not add powers: privileged, escalation, procMount, capabilities but NET_BIND_SERVICE, Unconfined profiles",
+                "shards run under the restricted level; leave them out",
+            )
+            for containers in ("containers", "initContainers")
+        ),
+    )
+
+
+def _is_restricted(context: Json) -> bool:
+    if not isinstance(context, Mapping):
+        return True  # the API server says so when the pod is made
+    capabilities, profiles = context.get("capabilities"), (context.get("seccompProfile"), context.get("appArmorProfile"))
+    added = (capabilities.get("add") if isinstance(capabilities, Mapping) else None) or []
+    return (
+        not any(context.get(word) for word in ("privileged", "allowPrivilegeEscalation"))
+        and context.get("procMount") in (None, "", "Default")
+        and all(name == "NET_BIND_SERVICE" for name in added)
+        and not any(isinstance(profile, Mapping) and profile.get("type") == "Unconfined" for profile in profiles)
     )
 
 

@@ -12,7 +12,7 @@ from psjob_operator.plan.objects import makes_claim
 from psjob_operator.render.interpreter import Interpreter, folder, interpreter, variables
 from psjob_operator.render.merge import merge
 from psjob_operator.render.names import LABEL_PLACEMENT, Document, shards_of
-from psjob_operator.render.security import NOBODY, container_security, pod_security
+from psjob_operator.render.security import NOBODY, container_security, keep_restricted, pod_security
 
 VOLUME = "psjob-checkpoints"
 GRACE_SECONDS = 60
@@ -34,6 +34,7 @@ def shard_template(job: ConfigSource, placement: int | None, trained_name: str, 
     name = laid["name"] if laid and laid.get("name") else SERVING
     base["spec"]["containers"][0]["name"] = name
     template: Document = merge(base, over)
+    keep_restricted(template["spec"], interpreter(trained.get("command") or []).of_the_images_user)
     return template, next(container for container in template["spec"]["containers"] if container["name"] == name)
 
 
@@ -64,7 +65,7 @@ def _container(job: ConfigSource, trained: Document, python: Interpreter) -> Doc
         "env": variables(trained),
         "ports": [{"name": "data", "containerPort": DATA_PORT}, {"name": "status", "containerPort": STATUS_PORT}],
         "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
-        "securityContext": container_security(trained),
+        "securityContext": container_security(trained, python.of_the_images_user),
         "volumeMounts": [{"name": VOLUME, "mountPath": CHECKPOINTS}],
         "startupProbe": {
             "httpGet": {"path": STARTED_PATH, "port": STATUS_PORT},
