@@ -97,8 +97,8 @@ def test_the_operator_pod_is_admitted_under_restricted(installed: Kube) -> None:
 
 
 def test_an_upgrade_with_equal_values_changes_nothing(installed: Kube) -> None:
-    # The statuses of these two are written by controllers meanwhile: their generation is compared.
-    moving = ("Deployment/", "CustomResourceDefinition/")
+    # The statuses of these are written by controllers meanwhile: the Deployment's generation is compared.
+    moving = ("Deployment/", "CustomResourceDefinition/", "ValidatingAdmissionPolicy/")
     before = {name: version for name, version in versions(installed).items() if not name.startswith(moving)}
     generation = (installed.get("deployment", "x-psjob") or {})["metadata"]["generation"]
     installed.helm("upgrade", "x", str(CHART))
@@ -128,6 +128,7 @@ def test_uninstall_leaves_the_crd_and_the_jobs_and_nothing_else(installed: Kube)
     said = installed.helm("uninstall", "x", "--wait")
     assert CRD in said or "kept due to the resource policy" in said
     kinds = "deployments,replicasets,pods,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,configmaps,secrets,services"
+    kinds += ",validatingadmissionpolicies,validatingadmissionpolicybindings"
     labels = "app.kubernetes.io/instance=x"
     wait_for("the release's objects to go", lambda: not installed.kubectl("get", kinds, "-A", "-l", labels, "-o", "name").strip(), 60)
     assert (installed.get("psj", "stays") or {})["metadata"]["uid"] == uid
@@ -174,6 +175,23 @@ def test_built_in_roles_reach_jobs(installed: Kube) -> None:
     wait_for("the roles to be aggregated", lambda: all(may(installed, "vera", *reads, namespace="home").values()), 30)
     assert not any(may(installed, "vera", *writes, namespace="home").values())
     assert not can(installed, "ed", "patch pstrainingjobs.psjob.dev/status", "home")
+
+
+def test_the_job_policy_is_in_force_and_goes_by_value(installed: Kube) -> None:
+    """Who may make jobs and no pods is refused; the editor of the test before is not."""
+
+    def told(user: str) -> str:
+        answer = installed.run("kubectl", "create", "--dry-run=server", "--as", user, "-f", "-", stdin=json.dumps(job("asks")), check=False)
+        return answer.stdout + answer.stderr
+
+    installed.kubectl("create", "role", "jobs-alone", "--verb=*", "--resource=pstrainingjobs.psjob.dev")
+    installed.kubectl("create", "rolebinding", "jobs-alone", "--role=jobs-alone", "--user=joe")
+    wait_for("the policy to hold", lambda: "user joe may not create pods in namespace home" in told("joe"), 30)
+    wait_for("an editor to be let in", lambda: "asks created" in told("ed"), 30)
+    installed.helm("upgrade", "x", str(CHART), "--set", "jobPolicy=none")
+    wait_for("the policy to go", lambda: "asks created" in told("joe"), 30)
+    assert not installed.list("validatingadmissionpolicies", "app.kubernetes.io/instance=x")
+    installed.helm("upgrade", "x", str(CHART), "--reset-values")
 
 
 def test_without_cluster_rights_it_serves_named_namespaces(installed: Kube) -> None:

@@ -21,6 +21,7 @@ TESTS = (
     "test_operator_life.py",
     "test_operator_failures.py",
     "test_chart_life.py",
+    "test_job_policy.py",
 )
 
 

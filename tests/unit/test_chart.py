@@ -79,6 +79,7 @@ def test_no_hooks_and_nothing_that_asks_the_cluster() -> None:
         ('image.digest="latest"', "digest"),
         ('image.repository=""', "repository"),
         ('logLevel="loud"', "logLevel"),
+        ('jobPolicy="privileged"', "jobPolicy"),
         ('watchNamespaces="team-a"', "watchNamespaces"),
         ('watchNamespaces=["team-a","team-a"]', "watchNamespaces"),
         ('watchNamespaces=["Team_A"]', "watchNamespaces"),
@@ -142,6 +143,7 @@ OTHER_VALUES = {
     "rbac.create": "false",
     "rbac.aggregateClusterRoles": "false",
     "rbac.extraRules": '[{"apiGroups":["x"],"resources":["y"],"verbs":["get"]}]',
+    "jobPolicy": '"restricted"',
     "logLevel": '"debug"',
     "logFormat": '"text"',
     "turns": "3",
@@ -405,6 +407,18 @@ def test_watched_namespaces_get_roles_and_nothing_cluster_wide() -> None:
     assert {"--namespace=a", "--namespace=b"} <= set(args)
 
 
+def test_the_job_policy_judges_jobs_at_create_and_update_and_fails_closed() -> None:
+    (policy,), (binding,) = of_kind("ValidatingAdmissionPolicy"), of_kind("ValidatingAdmissionPolicyBinding")
+    assert policy["metadata"]["name"] == binding["metadata"]["name"] == binding["spec"]["policyName"] == "home.x-psjob"
+    (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert rule == {"apiGroups": ["psjob.dev"], "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"], "resources": ["pstrainingjobs"]}
+    assert policy["spec"]["failurePolicy"] == "Fail" and binding["spec"]["validationActions"] == ["Deny"]
+    assert "matchResources" not in binding["spec"], "every namespace"
+    assert all(it["reason"] == "Forbidden" and it["messageExpression"] for it in policy["spec"]["validations"])
+    for setting in ('jobPolicy="none"', 'watchNamespaces=["a"]'):
+        assert not of_kind("ValidatingAdmissionPolicy", setting) and not of_kind("ValidatingAdmissionPolicyBinding", setting)
+
+
 def test_no_wildcard_anywhere() -> None:
     for role in of_kind("ClusterRole"):
         assert "*" not in json.dumps(role["rules"])
@@ -529,3 +543,8 @@ def test_the_notes_warn_where_jobs_could_be_lost() -> None:
     assert "WARNING" in notes("crds.keep=false")
     assert "must be installed by someone else" in notes("crds.enabled=false")
     assert "Without them every replica takes turns" in notes("rbac.create=false")
+    unasked = "whoever may create a PSTrainingJob may run any pod"
+    assert unasked not in notes() and "jobPolicy is baseline" in notes()
+    assert unasked in notes('jobPolicy="none"')
+    without = notes('watchNamespaces=["a"]')
+    assert unasked in without and "-s templates/jobpolicy.yaml | kubectl apply -f -" in without, "what cannot be checked, and who can help"

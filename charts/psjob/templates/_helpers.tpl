@@ -61,3 +61,8 @@ namespace
 {{- .image.repository -}}
 {{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ default .version .image.tag }}{{ end -}}
 {{- end -}}
+
+{{- /* Ends a filter of `restricted` (jobpolicy.yaml): under baseline what a worker's template says by itself is left to that level. */ -}}
+{{- define "psjob.policy.judged" -}}
+{{- if ne .Values.jobPolicy "restricted" }} && c.at.startsWith('spec.ps.'){{ end -}}
+{{- end -}}

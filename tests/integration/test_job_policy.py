@@ -1,0 +1,326 @@
+"""The chart's job policy on a real API server: who may ask for what, in which template, by which way, as docs/security.md says.
+
+The policies are the chart's, bound to namespaces of this module alone, since others share the API server.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hack.cluster.proc import wait_for
+from tests.cluster_fixtures import Cluster
+from tests.e2e.kube import CHART, Kube
+from tests.integration.api_client import JOBS, Api
+from tests.integration.job_asks import (
+    BEYOND_BASELINE,
+    BEYOND_RESTRICTED,
+    HARMLESS,
+    JOBS_ASKING,
+    SINCE_34,
+    UNMASKED,
+    WITHIN_RESTRICTED,
+    Ask,
+    manifest,
+    safe,
+    secure,
+    table,
+    volume,
+)
+from tests.unit.api_manifest import GOOD, changed
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
+RBAC = "rbac.authorization.k8s.io"
+ENFORCE = "pod-security.kubernetes.io/enforce"
+JOB_RIGHTS = {"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs"], "verbs": ["*"]}
+MAKE_PODS = {"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]}
+CLUSTER_ADMIN = "cluster-admin"
+OF_THE_TABLE = ("jobs alone", "and create pods", "edit", "admin", CLUSTER_ADMIN)
+USERS: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "jobs alone": ("", [JOB_RIGHTS]),
+    "and create pods": ("", [JOB_RIGHTS, MAKE_PODS]),
+    "edit": ("edit", [JOB_RIGHTS]),
+    "admin": ("admin", [JOB_RIGHTS]),
+    "granted": (
+        "",
+        [
+            JOB_RIGHTS,
+            MAKE_PODS,
+            {"apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": ["trainer"], "verbs": ["impersonate"]},
+            {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "resourceNames": ["data"], "verbs": ["update"]},
+            {"apiGroups": ["psjob.dev"], "resources": ["jobpolicies"], "resourceNames": ["baseline"], "verbs": ["use"]},
+        ],
+    ),
+    "privileged": (
+        "",
+        [
+            JOB_RIGHTS,
+            MAKE_PODS,
+            {"apiGroups": ["psjob.dev"], "resources": ["jobpolicies"], "resourceNames": ["privileged"], "verbs": ["use"]},
+        ],
+    ),
+}
+"""Each user: a built-in role of the namespace and rules beside it, as the chart's own roles and an administrator would give them."""
+
+
+# ---- a place with both policies ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """Two namespaces under the two policies, and an API client a user."""
+
+    cluster: Cluster
+    baseline: str
+    restricted: str
+    users: dict[str, Api]
+
+    def ask(self, who: str, method: str, path: str, body: Any, content: str = "application/json") -> tuple[int, str]:
+        code, answer = self.users[who].call(method, path, body, content)
+        return code, answer.get("message", "")
+
+    def path(self, name: str = "", *options: str, namespace: str = "") -> str:
+        query = "&".join(("fieldValidation=Strict", *options))
+        return f"{JOBS.format(namespace=namespace or self.baseline)}{f'/{name}' if name else ''}?{query}"
+
+    def dry(self, who: str, body: dict[str, Any], namespace: str = "") -> tuple[int, str]:
+        return self.ask(who, "POST", self.path("", "dryRun=All", namespace=namespace), {**body, "metadata": {"name": "dry"}})
+
+    def patch(self, who: str, name: str, body: dict[str, Any], *options: str) -> tuple[int, str]:
+        return self.ask(who, "PATCH", self.path(name, *options), body, "application/merge-patch+json")
+
+
+@pytest.fixture(scope="module")
+def place(control_plane: Cluster, job_api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    names = {level: control_plane.create_namespace(level, {ENFORCE: level}) for level in ("baseline", "restricted")}
+    made = [path for level, namespace in names.items() for path in _install(control_plane, level, namespace)]
+    folder = tmp_path_factory.mktemp("users")
+    users = {who: _user(control_plane, folder, f"{names['baseline']}-{who}".replace(" ", "-"), list(names.values()), who) for who in USERS}
+    found = Place(control_plane, names["baseline"], names["restricted"], {**users, CLUSTER_ADMIN: job_api})
+    for namespace in names.values():
+        wait_for("the policy to be in force", lambda it=namespace: found.dry("jobs alone", GOOD, it)[0] == 403, 30)
+        wait_for("the roles to be in force", lambda it=namespace: found.dry("edit", safe(), it)[0] == 201, 30)
+    yield found
+    for path in [*made, *(f"/api/v1/namespaces/{namespace}" for namespace in names.values())]:
+        control_plane.api.delete(path)
+
+
+def _install(cluster: Cluster, level: str, namespace: str) -> list[str]:
+    """The chart's policy of that level, for that namespace alone; the paths of what was made."""
+    values = ("--set", f"jobPolicy={level}", "-s", "templates/jobpolicy.yaml")
+    made = []
+    for document in yaml.safe_load_all(Kube(str(cluster.kubeconfig), namespace).helm("template", "x", str(CHART), *values)):
+        if document["kind"] == "ValidatingAdmissionPolicyBinding":
+            here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+            document["spec"]["matchResources"] = here
+        plural = {"ValidatingAdmissionPolicy": "validatingadmissionpolicies"}.get(document["kind"], "validatingadmissionpolicybindings")
+        cluster.api.create(f"{REGISTRATION}/{plural}", document)
+        made.append(f"{REGISTRATION}/{plural}/{document['metadata']['name']}")
+    return made
+
+
+def _user(cluster: Cluster, folder: Path, name: str, namespaces: list[str], who: str) -> Api:
+    builtin, rules = USERS[who]
+    for namespace in namespaces:
+        root = f"/apis/{RBAC}/v1/namespaces/{namespace}"
+        cluster.api.create(f"{root}/roles", {"apiVersion": f"{RBAC}/v1", "kind": "Role", "metadata": {"name": name}, "rules": rules})
+        for kind, role in (("Role", name), *([("ClusterRole", builtin)] if builtin else [])):
+            body = {
+                "apiVersion": f"{RBAC}/v1",
+                "kind": "RoleBinding",
+                "metadata": {"name": f"{name}-{role}"},
+                "roleRef": {"apiGroup": RBAC, "kind": kind, "name": role},
+                "subjects": [{"apiGroup": RBAC, "kind": "User", "name": name}],
+            }
+            cluster.api.create(f"{root}/rolebindings", body)
+    return Api(cluster.user_kubeconfig(name, folder=folder))
+
+
+@pytest.fixture(scope="module")
+def suspended(place: Place) -> dict[str, str]:
+    """Each job, as a cluster administrator made it, suspended: name of the row -> name of the job."""
+    for body in (changed(job.body, {"spec.suspend": True}) for job in JOBS_ASKING.values()):
+        code, message = place.ask(CLUSTER_ADMIN, "POST", place.path(), body)
+        assert code == 201, message
+    return {name: job.body["metadata"]["name"] for name, job in JOBS_ASKING.items()}
+
+
+# ---- the table ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_there_are_thirty_templates_and_more_and_the_table_has_them_all() -> None:
+    asking = [job for job in JOBS_ASKING.values() if job.row != "nothing"]
+    assert len(asking) >= 30 and {job.path for job in asking} == {"spec.workers.template", "spec.ps.template", "spec.checkpoint.volume"}
+    assert {job.row for job in JOBS_ASKING.values()} == set(table())
+    assert all(set(row) == set(OF_THE_TABLE) for row in table().values())
+
+
+@pytest.mark.parametrize("who", OF_THE_TABLE)
+def test_who_may_ask_for_what(place: Place, suspended: dict[str, str], who: str) -> None:
+    """By create, dry-run, server-side apply, update of a job, and resuming one that another made."""
+    rows = table()
+    wrong = []
+    for number, (name, job) in enumerate(JOBS_ASKING.items()):
+        created, applied = (changed(job.body, {"metadata.name": f"{way}{number}-{who.replace(' ', '-')}"}) for way in ("c", "a"))
+        apply = place.path(applied["metadata"]["name"], "fieldManager=test")
+        answers = {
+            "create": place.ask(who, "POST", place.path(), created),
+            "dry-run": place.dry(who, job.body),
+            "apply": place.ask(who, "PATCH", apply, applied, "application/apply-patch+yaml"),
+            "resume": place.patch(who, suspended[name], {"spec": {"suspend": False}}, "dryRun=All"),
+        }
+        passes = rows[job.row][who]
+        for way, (code, message) in answers.items():
+            told = "may not create pods in namespace" in message if who == "jobs alone" else message.count(job.path) >= 1
+            good = code in (200, 201) if passes else code == 403 and told and f"namespace {place.baseline}" in message
+            if not good:
+                wrong.append((name, way, code, message))
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_no_update_brings_another_template(place: Place, suspended: dict[str, str]) -> None:
+    for name, job in JOBS_ASKING.items():
+        other = {"spec": {part: job.body["spec"][part] for part in ("workers", "ps", "checkpoint") if part in job.body["spec"]}}
+        if job.row != "nothing":
+            code, message = place.patch(CLUSTER_ADMIN, suspended["workers-plain"], other, "dryRun=All")
+            assert code == 422 and "is fixed" in message, f"{name}: {code} {message}"
+
+
+def test_a_right_on_one_name_is_a_right_on_that_name(place: Place) -> None:
+    for name, job in JOBS_ASKING.items():
+        code, message = place.dry("granted", job.body)
+        assert (code == 201) == (job.row in ("nothing", "serviceAccountName", "claim", "restricted")), f"{name}: {code} {message}"
+        code, message = place.dry("privileged", job.body)
+        assert (code == 201) == (job.row in ("nothing", "baseline", "restricted")), f"{name}: {code} {message}"
+    other = {"account": {"serviceAccountName": "root"}, "claim": volume(persistentVolumeClaim={"claimName": "theirs"})}
+    for name, pod in other.items():
+        code, message = place.dry("granted", manifest("other", "workers", Ask(name, pod)))
+        assert code == 403 and ("root" in message or "theirs" in message), message
+    many = {"volumes": [{"name": f"v{i}", "persistentVolumeClaim": {"claimName": "data"}} for i in range(5)]}
+    code, message = place.dry("granted", manifest("many", "workers", Ask("claim", many)))
+    assert code == 403 and "5 claims are more than the 4 that are looked up by name" in message
+    assert place.dry("edit", manifest("many", "workers", Ask("claim", many)))[0] == 201
+
+
+# ---- updates that are nobody's to refuse -------------------------------------------------------------------------------------------
+
+
+def test_what_makes_no_pods_is_not_judged(place: Place) -> None:
+    body = changed(JOBS_ASKING["workers-hostpath"].body, {"metadata.name": "theirs"})
+    assert place.ask(CLUSTER_ADMIN, "POST", place.path(), body)[0] == 201
+    for change in (
+        {"metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}}},
+        {"metadata": {"finalizers": ["example.com/wait"]}},
+        {"metadata": {"finalizers": None}},
+        {"spec": {"suspend": True}},
+    ):
+        assert place.patch("jobs alone", "theirs", change)[0] == 200, change
+    for change in ({"suspend": False}, {"suspend": None}, {"runPolicy": {"backoffLimit": 9}}, {"checkpoint": {"request": 5}}):
+        code, message = place.patch("jobs alone", "theirs", {"spec": change})
+        assert code == 403 and "may not create pods" in message, change
+    # The template is another's and was judged in his name; what is changed beside it does not bring it back.
+    assert place.patch("edit", "theirs", {"spec": {"runPolicy": {"backoffLimit": 9}, "checkpoint": {"request": 5}}})[0] == 200
+    code, message = place.patch("edit", "theirs", {"spec": {"suspend": False}})
+    assert code == 403 and "spec.workers.template.spec.volumes[0].hostPath: /etc exceeds" in message
+    assert place.patch(CLUSTER_ADMIN, "theirs", {"spec": {"suspend": False}})[0] == 200
+
+
+def test_a_refusal_names_field_value_limit_and_next_step(place: Place) -> None:
+    two = Ask("baseline", {"hostPID": True}, secure(privileged=True))
+    code, message = place.dry("edit", manifest("two", "workers", two))
+    assert code == 403
+    assert message.partition("denied request: ")[2] == (
+        "spec.workers.template.spec.hostPID: true; spec.workers.template.spec.containers[0].securityContext.privileged: true"
+        " exceeds the Pod Security Standard baseline; leave it out, or ask a cluster administrator to grant"
+        f" {place.baseline}-edit the verb use on jobpolicies.psjob.dev/privileged in namespace {place.baseline}"
+    )
+
+
+# ---- the words of the Pod Security Standards ---------------------------------------------------------------------------------------
+
+
+def pod_is_taken(place: Place, namespace: str, job: dict[str, Any]) -> bool:
+    """Whether Kubernetes' own Pod Security admission takes a pod of the workers' template there."""
+    spec = job["spec"]["workers"]["template"]["spec"]
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
+    code, message = place.ask(CLUSTER_ADMIN, "POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", body)
+    assert code == 201 or "violates PodSecurity" in message, message
+    return code == 201
+
+
+def test_baseline_refuses_what_pod_security_refuses(place: Place) -> None:
+    older = int(place.cluster.api.get("/version")["minor"].rstrip("+")) < 34
+    for name, ask in (BEYOND_BASELINE | HARMLESS).items():
+        taken = name in HARMLESS or (older and name in SINCE_34)
+        assert pod_is_taken(place, place.baseline, manifest(name, "workers", ask)) == taken, name
+    for name, ask in (BEYOND_BASELINE | HARMLESS | {"unmasked": UNMASKED}).items():
+        for where in ("workers", "ps"):
+            code, message = place.dry("edit", manifest(name, where, ask))
+            assert code == (201 if name in HARMLESS else 403), f"{where} {name}: {message}"
+            assert name in HARMLESS or (f"spec.{where}.template" in message and "Standard baseline" in message), message
+    for name, job in (BEYOND_RESTRICTED | WITHIN_RESTRICTED).items():
+        assert pod_is_taken(place, place.baseline, job) and place.dry("edit", job)[0] == 201, name
+
+
+def test_restricted_refuses_what_pod_security_refuses(place: Place) -> None:
+    for name, job in (BEYOND_RESTRICTED | WITHIN_RESTRICTED).items():
+        taken = name in WITHIN_RESTRICTED
+        assert pod_is_taken(place, place.restricted, job) == taken, name
+        code, message = place.dry("edit", job, place.restricted)
+        assert code == (201 if taken else 403), f"{name}: {message}"
+        assert taken or "exceeds the Pod Security Standard restricted" in message, f"{name}: {message}"
+        assert place.dry("granted", job, place.restricted)[0] == 201, f"{name}: may use jobpolicies/baseline"
+    for name, ask in BEYOND_BASELINE.items():
+        assert place.dry("granted", manifest(name, "workers", ask), place.restricted)[0] == 403, name
+    nfs = changed(safe(), {"spec.checkpoint.volume": {"nfs": {"server": "s", "path": "/"}}})
+    assert "spec.checkpoint.volume: nfs exceeds" in place.dry("edit", nfs, place.restricted)[1]
+
+
+# ---- cost --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_api_server_has_nothing_to_say_about_the_expressions(place: Place) -> None:
+    for namespace in (place.baseline, place.restricted):
+        path = f"{REGISTRATION}/validatingadmissionpolicies/{namespace}.x-psjob"
+
+        def status(at: str = path) -> dict[str, Any]:
+            found: dict[str, Any] = place.cluster.api.get(at).get("status") or {}
+            return found
+
+        wait_for("the expressions to be type-checked", lambda: "typeChecking" in status(), 30)
+        assert not status()["typeChecking"].get("expressionWarnings"), status()
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_the_largest_manifest_is_within_the_cost(place: Place, asks: bool) -> None:
+    context = secure(privileged=True, capabilities={"add": [f"C{i}" for i in range(20)], "drop": ["ALL"]}) if asks else {}
+    env = [{"name": f"VARIABLE_{k}", "value": "x"} for k in range(100)]
+    many: list[dict[str, Any]] = [{"name": f"c{i}", "image": "i", "env": env, **context} for i in range(15)]
+    worker = {"name": "worker", "image": "i", "command": ["python", "-c", "x" * 8000], **context}
+    both = {
+        "volumes": [{"name": f"v{i}", "persistentVolumeClaim": {"claimName": f"claim-{i}"}} for i in range(200)],
+        "initContainers": [{"name": f"i{i}", "image": "i", **context} for i in range(16)],
+    }
+    workers = {**both, "containers": [*many, worker], "serviceAccountName": "trainer"}
+    shards = {**both, "containers": [{"name": "shard", **context}, *many[:5]], **({"nodeName": "n"} if asks else {})}
+    body = changed(GOOD, {"metadata.name": "large", "spec.workers.template.spec": workers, "spec.ps.template": {"spec": shards}})
+    assert len(json.dumps(body)) > 90_000
+    for who, code in ((CLUSTER_ADMIN, 201), ("edit", 403 if asks else 201), ("granted", 403)):
+        begun = time.monotonic()
+        answer = place.dry(who, body)
+        assert answer[0] == code, f"{who}: {answer}"
+        assert "cost" not in answer[1] and "resulted in error" not in answer[1], answer[1]
+        assert time.monotonic() - begun < 10
+    code, message = place.dry("granted", body, place.restricted)
+    assert code == 403 and "cost" not in message and "resulted in error" not in message, message
+    if asks:
+        assert place.ask(CLUSTER_ADMIN, "POST", place.path(), body)[0] == 201
+        assert place.patch("jobs alone", "large", {"spec": {"suspend": True}})[0] == 200
