@@ -157,7 +157,7 @@ async def _tried(
             if error.code in (400, 422) or (
                 error.code == 403 and "exceeded quota" not in error.message and "cannot create" not in error.message
             ):
-                refused.append((name, error.message[:400]))
+                refused.append((name, error.message[:800]))
     return tuple(refused)
 
 
