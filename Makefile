@@ -23,11 +23,12 @@ test: install ## every test that this machine can run; names those it cannot
 test-unit: install ## pure code alone: tables, properties, simulation
 	@$(PYTEST) -n 2 tests/unit tests/simulation -m "not soak"
 
-lint: install ## ruff, mypy --strict, import-linter
+lint: install ## ruff (its security rules too), mypy --strict, import-linter, and checkov over chart, pods and Dockerfile
 	ruff check .
 	ruff format --check .
 	mypy
 	lint-imports
+	python -m hack.scan
 
 format: install ## let ruff write the format
 	ruff check --fix .

@@ -59,7 +59,7 @@ def operator_image(name: str, base: Layer | None = None, source: Path = REPO) ->
     environment = ["PYTHONPATH=/operator", "PYTHONDONTWRITEBYTECODE=1", "PYTHONUNBUFFERED=1", *_path()]
     config = {
         "User": "65532:65532",
-        "WorkingDir": "/tmp",
+        "WorkingDir": "/tmp",  # noqa: S108 - a folder of the image
         "Env": environment,
         "Entrypoint": ["python3", "-m", "psjob_operator"],
         "Cmd": ["run"],

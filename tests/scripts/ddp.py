@@ -36,7 +36,7 @@ _epochs = 0
 
 def main() -> None:
     world, out, words = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    store = tempfile.mktemp(prefix="psjob-ddp-")
+    store = os.path.join(tempfile.mkdtemp(prefix="psjob-ddp-"), "store")
     children = []
     for rank in range(world):
         pid = os.fork()

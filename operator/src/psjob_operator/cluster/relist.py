@@ -47,7 +47,7 @@ class Relist:
         self._queue = queue
         self._places = namespaces or ("",)
         self._every = every
-        self._random = random.Random(seed)
+        self._random = random.Random(seed)  # noqa: S311 - spreads calls over time
         self._wanted: set[tuple[ResourceKind, str]] = set()
         self._missing = {(kind, place) for kind in WATCHED for place in self._places}
         self._changed = asyncio.Event()

@@ -73,4 +73,4 @@ class Watch:
         # A connection that is cut now and then is the watch's ordinary end.
         say = _log.warning if self._failures > 1 or error.code else _log.debug
         say("watching %s failed, again in %.1f s: %s", self._kind.plural, delay, error)
-        await asyncio.sleep(max(error.retry_after, delay * random.uniform(0.8, 1.2)))
+        await asyncio.sleep(max(error.retry_after, delay * random.uniform(0.8, 1.2)))  # noqa: S311 - spreads calls over time

@@ -164,7 +164,7 @@ def seeded(parts: tuple[int, ...], own: Sequence[torch.Generator] = ()) -> Itera
 
 def seed_all(parts: tuple[int, ...]) -> int:
     """Seed Python's, numpy's and torch's generators from `parts`; with which number."""
-    value = random.Random(repr(parts)).getrandbits(63)
+    value = random.Random(repr(parts)).getrandbits(63)  # noqa: S311 - a seed of the data's order, no key
     random.seed(value)
     torch.manual_seed(value)
     if "numpy" in sys.modules:
