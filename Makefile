@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 PYTEST ?= python -m pytest
 
-.PHONY: help install run test test-unit lint format generate verify wheels bench e2e soak clean
+.PHONY: help install run test test-unit lint format generate verify wheels sbom bench e2e soak clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,7 +41,10 @@ verify: install ## fail where a generated file differs from what the models say
 	@python hack/generate.py --check
 
 wheels: install ## build wheels and source archives of the three distributions into dist/, and check what they hold
-	@python hack/wheels.py
+	@python -m hack.wheels
+
+sbom: install ## wheels, both images (root, Linux) and a CycloneDX list of what is in each, into dist/
+	@python -m hack.sbom
 
 bench: install ## psjob and its peers in turn, as ratios (installs the peers the first time)
 	@python -m bench

@@ -1,15 +1,19 @@
 """Builds wheel and source archive of the three distributions into dist/, and checks that they hold what the checkout holds.
 
-`python hack/wheels.py [FOLDER]` prints what was built. Where a file is missing or too much it removes that archive and exits 1.
+`python -m hack.wheels [FOLDER]` prints what was built. Where a file is missing or too much it removes that archive and exits 1.
+The same commit and the same hatchling give the same bytes in any checkout.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
+
+from hack.epoch import epoch
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"runtime": "psjob", "operator": "psjob_operator", "client": "psjob_client"}
@@ -35,7 +39,9 @@ def build(folder: Path, package: str, target: Path) -> list[Path]:
     """The source archive and the wheel of that distribution, in place of older ones in `target`."""
     for old in [*target.glob(f"{package}-*.whl"), *target.glob(f"{package}-*.tar.gz")]:
         old.unlink()
-    done = subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(target)], cwd=folder, capture_output=True, text=True)
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(target)]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch(folder))}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{folder.name} was not built: {done.stderr.strip()[-2000:]}")
     return [*target.glob(f"{package}-*.tar.gz"), *target.glob(f"{package}-*.whl")]

@@ -25,6 +25,7 @@ TOOLS = ("buildah", "mmdebstrap")
 # What python:3.11-slim holds, and its two names of Python; pip, man pages and all that only Debian's own packages would ask for stay out.
 INCLUDED = ("python3", "python3-pip", "ca-certificates")
 LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*")
+KEPT = ("/usr/share/doc/*/copyright",)
 STAND_IN = """FROM scratch
 ADD base.tar /
 RUN rm -f /usr/lib/python3*/EXTERNALLY-MANAGED && ln -s /usr/bin/python3 /usr/local/bin/python3 && ln -s python3 /usr/local/bin/python
@@ -33,18 +34,24 @@ CMD ["python3"]
 """
 LAYERS_KEPT = 300
 BASE_LIMIT, BUILD_LIMIT = 1200.0, 1200.0
+LONG_AGO = 1_580_601_600
+"""The time of files and images built for tests: a commit's own would let a layer in the cache differ from the same layer built anew."""
 
 
-def build(names: Mapping[str, str], folder: Path) -> list[Path]:
+def build(names: Mapping[str, str], folder: Path, *, seconds: int = LONG_AGO, anew: bool = False) -> list[Path]:
     """Build the Dockerfile's targets (`operator`, `runtime`) that `names` gives an image's name; an archive each in `folder`.
 
+    Files and images carry the time `seconds` since 1970. `anew` takes no layer from the cache and leaves none; another time needs it.
     Raises Unavailable where this machine has no buildah or cannot make the base, ClusterError with the last words of a build that fails.
     """
     check()
-    with _store() as store:
+    if seconds != LONG_AGO and not anew:
+        raise ClusterError(f"images of the time {seconds} must be built anew: layers in the cache carry {LONG_AGO}")
+    with _store(anew) as store:
         _make_base(store)
         with pipsettings.volumes() as volumes:
-            images = {target: _build_target(store, target, volumes) for target in names}
+            words = [f"--timestamp={seconds}", "--layers", *volumes]
+            images = {target: _build_target(store, target, words) for target in names}
         folder.mkdir(parents=True, exist_ok=True)
         return [_archive(store, images[target], name, folder / f"{target}.tar") for target, name in names.items()]
 
@@ -64,6 +71,7 @@ class Store:
 
     folder: Path
     run: Path
+    tree: Path
     python: str
 
     def buildah(self, *words: str, seconds: float = BUILD_LIMIT) -> str:
@@ -84,28 +92,31 @@ class Store:
 
 
 @contextmanager
-def _store() -> Iterator[Store]:
-    """The store of the base that the Dockerfile names, for one caller at a time."""
+def _store(anew: bool) -> Iterator[Store]:
+    """The store of the base that the Dockerfile names, for one caller at a time; or a new one, which goes afterwards."""
     python = _python()
-    recipe = repr((python, INCLUDED, LEFT_OUT, STAND_IN))
+    recipe = repr((python, INCLUDED, LEFT_OUT, KEPT, STAND_IN))
     folder = cache() / f"images-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
-    run = Path("/run") / f"psjob-images-{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
-    with folder.with_suffix(".lock").open("w") as lock:
+    with folder.with_suffix(".lock").open("w") as lock, tempfile.TemporaryDirectory(dir=folder, prefix="anew-") as scratch:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _drop_old_layers(folder)
+        home = Path(scratch) if anew else folder
+        run = Path("/run") / f"psjob-images-{hashlib.sha256(str(home).encode()).hexdigest()[:12]}"
         try:
-            yield Store(folder, run, f"docker.io/library/{python}")
+            yield Store(home, run, folder / "base.tar", f"docker.io/library/{python}")
         finally:
             # An overlay store is bind-mounted on itself and stays so.
-            subprocess.run(["umount", str(folder / "layers" / "overlay")], capture_output=True)
+            subprocess.run(["umount", str(home / "layers" / "overlay")], capture_output=True)
+            if anew:
+                shutil.rmtree(run, ignore_errors=True)
 
 
 def _python() -> str:
-    """The image that the Dockerfile starts from, such as python:3.11-slim-bookworm."""
-    found = re.search(r"^ARG PYTHON=(python:\S+)$", (REPO / "Dockerfile").read_text(), re.MULTILINE)
+    """The image that the Dockerfile starts from, such as python:3.11-slim-bookworm, without its digest."""
+    found = re.search(r"^ARG PYTHON=(python:[^\s@]+)@sha256:[0-9a-f]{64}$", (REPO / "Dockerfile").read_text(), re.MULTILINE)
     if found is None:
-        raise ClusterError("the Dockerfile has no line `ARG PYTHON=python:VERSION-slim-SUITE`, which says what base to make")
+        raise ClusterError("the Dockerfile has no line `ARG PYTHON=python:VERSION-slim-SUITE@sha256:DIGEST`, which says what base to make")
     return found[1]
 
 
@@ -116,11 +127,10 @@ def _make_base(store: Store) -> None:
     asked = re.fullmatch(r"docker\.io/library/python:(\d+\.\d+)-slim-(\w+)", store.python)
     if asked is None:
         raise Unavailable(f"{store.python} is not python:VERSION-slim-SUITE, of which a stand-in can be made from Debian")
-    tree = store.folder / "base.tar"
-    if not tree.exists():
-        _debian(asked[2], tree)
+    if not store.tree.exists():
+        _debian(asked[2], store.tree)
     with tempfile.TemporaryDirectory(dir=store.folder) as context:
-        os.link(tree, Path(context) / "base.tar")
+        os.link(store.tree, Path(context) / "base.tar")
         (Path(context) / "Dockerfile").write_text(STAND_IN)
         store.buildah("bud", "--isolation=chroot", "--network=host", f"--tag={store.python}", context)
     made = _run(store, store.python, "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
@@ -133,7 +143,7 @@ def _make_base(store: Store) -> None:
 
 def _debian(suite: str, tree: Path) -> None:
     scratch = tree.with_name("base.partial.tar")
-    left_out = [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
+    left_out = [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT] + [f"--dpkgopt=path-include={pattern}" for pattern in KEPT]
     command = [
         "mmdebstrap",
         "--quiet",
@@ -153,15 +163,15 @@ def _debian(suite: str, tree: Path) -> None:
     scratch.rename(tree)
 
 
-def _build_target(store: Store, target: str, volumes: list[str]) -> str:
+def _build_target(store: Store, target: str, more: list[str]) -> str:
     """The id of the built image."""
     with tempfile.NamedTemporaryFile("r") as told:
         words = [
-            "--layers",
             "--isolation=chroot",
             "--network=host",
             "--pull-never",
-            *volumes,
+            f"--build-arg=PYTHON={store.python}",
+            *more,
             f"--target={target}",
             f"--iidfile={told.name}",
         ]

@@ -522,14 +522,14 @@ def test_the_chart_and_both_distributions_have_one_version() -> None:
 def test_the_runtime_image_lies_where_the_init_container_looks() -> None:
     text = (ROOT / "Dockerfile").read_text()
     stage = text[text.index("FROM scratch AS runtime") : text.index("AS operator")]
-    assert f"COPY --from=layout {SOURCE} {SOURCE}\n" in stage
+    assert "COPY --from=layout /root.d /\n" in stage
     pod: dict[str, Any] = {}
     container: dict[str, Any] = {"command": ["python", "train.py"]}
     inject(pod, container, "r")
     (copier,) = pod["initContainers"]
-    assert copier["command"][0] == f"{SOURCE}/bin/busybox" and f"cp /bin/busybox {copier['command'][0]}" in text
-    assert container["command"][0] == f"{FOLDER}/bin/sh" and f"ln -s busybox {SOURCE}/bin/sh" in text
-    assert f"PYTHONPATH={FOLDER}/lib$" in container["command"][2] and f"runtime/src/psjob {SOURCE}/lib/psjob" in text
+    assert copier["command"][0] == f"{SOURCE}/bin/busybox" and f"/root.d /bin/busybox {copier['command'][0]}" in text
+    assert container["command"][0] == f"{FOLDER}/bin/sh" and f"ln -s busybox /root.d{SOURCE}/bin/sh" in text
+    assert f"PYTHONPATH={FOLDER}/lib$" in container["command"][2] and f"runtime/src/psjob /root.d{SOURCE}/lib/psjob" in text
 
 
 def test_the_notes_warn_where_jobs_could_be_lost() -> None:

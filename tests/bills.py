@@ -1,0 +1,21 @@
+"""What is asked of a bill of materials, whatever it is of."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+
+def assert_bill(told: dict[str, Any], files: Iterable[str]) -> None:
+    """It is CycloneDX, and each of those files is listed once."""
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(told)) is None
+    parts = [told["metadata"]["component"], *told["components"]]
+    owned = Counter(place["location"] for part in parts for place in part.get("evidence", {}).get("occurrences", ()))
+    assert owned == dict.fromkeys(files, 1)
+    for part in parts:
+        assert "version" in part or "scope" in part, part["name"]
