@@ -39,6 +39,23 @@ ENV_MODE: Final = "PSJOB_MODE"
 """Workers: the mode that the job runs where it is not the config's, such as `bounded:3`; set by the process itself before it execs."""
 ENV_BIND: Final = "PSJOB_BIND"
 """Shards: address to listen on; absent means every address."""
+ENV_KEYS: Final = "PSJOB_KEYS"
+"""Path of the file that holds this process's keys, see `KEYS`."""
+
+# -- keys ----------------------------------------------------------------------------------------
+KEYS: Final = """A run has three keys of 32 random bytes: `workers`, `shards` and `questions`. No process but the planner makes them.
+
+The file of a process has one line `name key` for each of its keys; a key is written as 64 hex digits:
+worker: of a worker, keys.worker(workers, index, start)
+shard: of a shard, keys.shard(shards, index, attempt)
+workers: of every shard, which derives the key of each worker that dials it
+shards: of shard 0, which derives the key of each shard that dials it
+questions: of every shard, for the status port
+
+On a cluster the keys lie in a Secret that only the init container of a pod mounts. It has the entries `workers`, `shards` and
+`questions` as hex digits, and `workers.inner`, `workers.outer`, `shards.inner`, `shards.outer`: the two blocks of 64 bytes that HMAC
+puts before what it hashes (RFC 2104), so that a shell which has sha256 alone can derive a key.
+"""
 
 # -- the config file ---------------------------------------------------------------------------
 CONFIG_FORMAT: Final = 1
@@ -73,9 +90,9 @@ connectSeconds: float (600; how long a process tries to find its peers before it
 """
 CONFIG_FORMATS: Final = (1,)
 """Those of the runs that this version's operator serves: its own, and that of the version before."""
-WIRE: Final = 1
+WIRE: Final = 2
 """Version of the frames between the processes of a run. Both ends have the same: all pods of a run keep one runtime image."""
-WIRES: Final = (1,)
+WIRES: Final = (2,)
 """Those of the runs that this version's operator serves."""
 MODES: Final = ("sync", "bounded", "softsync", "async", "threshold", "local")
 """Modes that a job may name."""
@@ -147,6 +164,14 @@ ENV_TERMINATION_LOG: Final = "PSJOB_TERMINATION_LOG"
 `{"status": {...}}` with what fits of STATUS_KEYS, and shard 0 before it `"met": "1:0-2,5 2:3-4"`: by start, the ranks it has met so."""
 
 # -- the status port (HTTP, read-only, every shard) ----------------------------------------------
+# Whoever reaches it hears of HEALTH_PATH and STARTED_PATH; everything else is told to who proves to have the key `questions`.
+CHALLENGE_PATH: Final = "/challenge"
+"""{"nonce": str}: for one question, asked within CHALLENGE_SECONDS."""
+CHALLENGE_SECONDS: Final = 10.0
+PROOF_HEADER: Final = "X-Psjob-Proof"
+"""Of a question to STATUS_PATH or HISTORY_PATH: the nonce, a space, keys.question(questions, nonce, path). 403 without a right one."""
+ANSWER_HEADER: Final = "X-Psjob-Answer"
+"""Of its answer: keys.answer(questions, nonce, path, body). Who asks refuses a body that it does not fit."""
 STATUS_PATH: Final = "/status"
 HISTORY_PATH: Final = "/history"
 """Of shard 0 alone: {"entries": [{"time": unix s, "step": int, "rate": steps/s | null, "metrics": {name: number}}, ...]}, oldest first:
