@@ -13,18 +13,19 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hack.cluster.proc import die_with_parent
+from psjob.process.asking import ask
 from psjob_client.local.request import Request
 from psjob_client.local.run import run_job
 from psjob_client.local.sites import Listening
 from tests.e2e.workloads.running import ROOT, Ran, finish
 from tests.netns import Dropped, Network
+from tests.runkeys import of_run
 
 DATA, STATUS = 7070, 7071
 SUMMARY = "summary.json"
@@ -111,15 +112,9 @@ class NetJob:
 
     def status(self, shard: int) -> dict[str, Any]:
         """What a shard's status port answers (psjob.contract.STATUS_KEYS); empty where it does not within 2 s."""
-        url = f"http://{self.network[f'shard-{shard}'].address}:{STATUS}/status"
-
-        def ask() -> dict[str, Any]:
-            with urllib.request.urlopen(url, timeout=2) as answer:
-                told = json.load(answer)
-            return told if isinstance(told, dict) else {}
-
+        host = self.network[f"shard-{shard}"].address
         with contextlib.suppress(OSError, ValueError):
-            return self.network.router.call(ask)
+            return self.network.router.call(lambda: ask(host, STATUS, of_run(self.run_folder)["questions"]))
         return {}
 
     def checkpoint(self) -> int:

@@ -74,7 +74,7 @@ def crowd(words: argparse.Namespace, mode: str, workers: int) -> Iterator[tuple[
     with job.running(words, workers=workers, mode=mode) as running:
         shard, at = running.shards[0].pid, running.config["shards"][0]
         until_started(at["statusPort"])
-        clients = Timed((at["host"], at["port"]), running.config["run"], workers, mode, BLOCKS, BLOCK)
+        clients = Timed((at["host"], at["port"]), running.config["run"], running.keys["workers"], workers, mode, BLOCKS, BLOCK)
         try:
             clients.before, began = status(shard)[1], time.monotonic()
             clients.join()

@@ -18,6 +18,7 @@ from typing import Any
 import clock
 
 from psjob.api import attach as attaching
+from psjob.contract import CONFIG_FORMAT, keys
 
 SHARD = ("-m", "psjob.shard")
 
@@ -28,8 +29,15 @@ class Running:
 
     folder: str
     config: dict[str, Any]
+    keys: dict[str, bytes] = field(default_factory=lambda: {name: os.urandom(keys.SIZE) for name in ("workers", "shards", "questions")})
     shards: list[subprocess.Popen[Any]] = field(default_factory=list)
     workers: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def key_file(self, role: str, index: int) -> str:
+        """The path of a process's key file."""
+        path = Path(self.folder) / f"{role}-{index}.keys"
+        path.write_text(keys.written(self.keys, role, index, 1))
+        return str(path)
 
     def answers(self) -> list[list[float]]:
         """What every worker has measured, by rank. Raises RuntimeError where one ended badly, with the shards' last words."""
@@ -75,12 +83,15 @@ def running(
         path.write_text(json.dumps(job.config))
         shared = {"OMP_NUM_THREADS": "1", "PSJOB_RUN": job.config["run"], "PSJOB_CONFIG": str(path)}
         try:
-            job.shards += [shard(index, shared, folder, shard_program) for index in range(words.shards)]
+            for index in range(words.shards):
+                theirs = {"PSJOB_KEYS": job.key_file("shard", index)}
+                job.shards.append(shard(index, shared | theirs, folder, shard_program))
             for rank in range(words.workers):
-                theirs = Path(folder) / f"worker-{rank}.json"
-                theirs.write_text(json.dumps(to_worker(job.config, rank)))
+                own_config = Path(folder) / f"worker-{rank}.json"
+                own_config.write_text(json.dumps(to_worker(job.config, rank)))
                 own = {"PSJOB_ROLE": "worker", "PSJOB_INDEX": str(rank), "PSJOB_POD": f"worker-{rank}", "PSJOB_START": "1"}
-                own |= {"PSJOB_TERMINATION_LOG": f"{folder}/worker-{rank}", "PSJOB_CONFIG": str(theirs)}
+                own |= {"PSJOB_TERMINATION_LOG": f"{folder}/worker-{rank}", "PSJOB_CONFIG": str(own_config)}
+                own |= {"PSJOB_KEYS": job.key_file("worker", rank)}
                 job.workers.append(clock.spawn(words, "worker", rank, **(shared | own)))
             yield job
         finally:
@@ -107,7 +118,7 @@ def config(words: argparse.Namespace) -> dict[str, Any]:
     """What the planner would hand the processes: sync over TCP, no checkpoints."""
     ports = clock.free_ports(2 * words.shards)
     return {
-        "format": 1,
+        "format": CONFIG_FORMAT,
         "job": "bench",
         "run": uuid.uuid4().hex,
         "specHash": "0" * 64,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import resource
+import secrets
 import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from psjob.contract import keys
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.resume.record import ResumeRecord, pack
+from psjob.wire import auth
+from psjob.wire.auth import Peer, Seal
 from psjob.wire.frame import HEADER_BYTES, MAX_JSON, Header, Kind, dump, load, parse, run_digest
 
 HYPERPARAMETERS = {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
@@ -20,18 +24,19 @@ OVER = (Kind.LEFT, Kind.FINISHED)
 class Client:
     """Worker `rank`. What it hears is kept in `counts`, and the body of its WELCOME in `welcome`."""
 
-    def __init__(self, address: tuple[str, int], rank: int, base: Header) -> None:
+    def __init__(self, address: tuple[str, int], rank: int, base: Header, workers: bytes) -> None:
         self.rank, self.clock = rank, 0
         self.base = base._replace(worker=rank, start=1)
         self.sock = socket.create_connection(address)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._mine, self._theirs = proven(self.sock, Peer("worker", rank, 1), keys.worker(workers, rank, 1), base.run)
         self.counts: dict[Kind, int] = {}
         self.welcome: dict[str, Any] = {}
         self._came = bytearray()
 
     def frame(self, kind: Kind, payload: bytes = b"", **fields: Any) -> bytes:
         """One frame of this worker."""
-        return self.base._replace(kind=kind, **fields).sized(payload, sums=False).pack() + payload
+        return self._mine.on(self.base._replace(kind=kind, **fields).sized(payload, sums=False).pack()) + payload
 
     def send(self, kind: Kind, payload: bytes = b"", **fields: Any) -> None:
         self.sock.sendall(self.frame(kind, payload, **fields))
@@ -44,10 +49,12 @@ class Client:
         self._came += raw
         at = 0
         while len(self._came) - at >= HEADER_BYTES:
-            header = parse(memoryview(self._came)[at : at + HEADER_BYTES])
+            raw = bytes(self._came[at : at + HEADER_BYTES])
+            header = parse(raw, sealed=True)
             end = at + HEADER_BYTES + header.length
             if len(self._came) < end:
                 break
+            self._theirs.check(raw)
             if header.kind in (Kind.ERROR, Kind.WELCOME) and header.length <= MAX_JSON:
                 body = load(self._came[at + HEADER_BYTES : end])
                 if header.kind is Kind.ERROR:
@@ -64,9 +71,10 @@ class Client:
 
 
 class Crowd:
-    """`workers` clients of one shard, which is all of its job. A model of `blocks` blocks of `block` bytes."""
+    """`workers` clients of one shard, which is all of its job. A model of `blocks` blocks of `block` bytes. `key`: the run's key
+    `workers` (contract.KEYS)."""
 
-    def __init__(self, address: tuple[str, int], run: str, workers: int, mode: str, blocks: int = 2, block: int = 4096) -> None:
+    def __init__(self, address: tuple[str, int], run: str, key: bytes, workers: int, mode: str, blocks: int = 2, block: int = 4096) -> None:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         self.workers, self.mode = workers, mode
@@ -79,7 +87,7 @@ class Crowd:
         self._selector = selectors.DefaultSelector()
         base = Header(Kind.HELLO, run=run_digest(run))
         self.clients: list[Client] = []
-        self._dial = lambda rank: Client(address, rank, base)
+        self._dial = lambda rank: Client(address, rank, base, key)
 
     def join(self, seconds: float = 120.0) -> None:
         """Say hello, give the first values, and wait until all are welcome."""
@@ -140,7 +148,7 @@ class Crowd:
     def _hello(self, rank: int) -> Client:
         client = self._dial(rank)
         body = {
-            "role": "worker", "scheme": "none", "codecs": ["none"], "transports": ["tcp"], "rowTransports": [], "slots": 1,
+            "role": "worker", "codecs": ["none"], "transports": ["tcp"], "rowTransports": [], "slots": 1,
             "layout": self.layout.digest(), "mode": self.mode, "push": "none", "pull": "none", "view": 0, "recovery": 0, "fresh": True,
             "acked": 0, "attempt": 0, "init": False, "has": None, "rule": "sgd", "aliases": {}, "tables": [], "table": self._table,
         }  # fmt: skip
@@ -161,6 +169,17 @@ class Crowd:
             for kind, count in client.counts.items():
                 heard[kind.name] = heard.get(kind.name, 0) + count
         return f"{len(self.clients)} clients have heard {heard}"
+
+
+def proven(sock: socket.socket, peer: Peer, key: bytes, run: bytes, index: int = 0) -> tuple[Seal, Seal]:
+    """The seals of both directions of a stream to shard `index`, once its handshake is over."""
+    greeting = auth.greeting(peer, run, secrets.token_bytes(auth.NONCE_BYTES))
+    sock.sendall(greeting)
+    said = sock.recv(auth.CHALLENGE_BYTES, socket.MSG_WAITALL)
+    auth.read_challenge(key, greeting, said, index)
+    proof = auth.proof(key, greeting + said)
+    sock.sendall(proof)
+    return auth.seals(key, greeting + said + proof)
 
 
 def spent(pid: int) -> float:

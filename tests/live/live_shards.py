@@ -24,10 +24,11 @@ from psjob.shard.acceptor import Acceptor
 from psjob.shard.coordination import Coordination
 from psjob.shard.server import Server
 from psjob.wire import tcp
-from psjob.wire.loop import StreamPool
+from psjob.wire.pool import StreamPool
 from psjob.wire.tcp import Stream
 from psjob.worker import link as links
 from psjob.worker.link import ShardLink
+from tests.runkeys import handed
 
 OVERLAP = False
 """Do workers overlap where nobody says? Tests whose outcome must not depend on it set both."""
@@ -83,7 +84,7 @@ class Shards:
             config = self.config
             if index:
                 config = replace(config, shards=(replace(peers[0], port=line(peers[0].port)), *peers[1:]))
-            place = Place("shard", index, run, 1, 1, 0, f"ps-{index}", config, "127.0.0.1", folder, 0)
+            place = Place("shard", index, run, 1, 1, 0, f"ps-{index}", config, "127.0.0.1", folder, 0, "", handed("shard", index))
             listener = tcp.listen("127.0.0.1", peers[index].port)
             acceptor = Acceptor(place)
             pool = StreamPool(f"shard-{index}")
@@ -101,7 +102,21 @@ class Shards:
 
     def place(self, rank: int, start: int = 1) -> Place:
         """Where a worker of this run stands."""
-        return Place("worker", rank, self.config.run, start, 0, 0, f"worker-{rank}-r{start}", self.config, None, None, 0)
+        return Place(
+            "worker",
+            rank,
+            self.config.run,
+            start,
+            0,
+            0,
+            f"worker-{rank}-r{start}",
+            self.config,
+            None,
+            None,
+            0,
+            "",
+            handed("worker", rank, start),
+        )
 
     def address(self, index: int) -> tuple[str, int]:
         """Where shard `index` listens for data."""

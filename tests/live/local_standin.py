@@ -15,8 +15,10 @@ from typing import Any
 
 SHARD = """
 import hashlib, http.server, json, os, signal, sys, threading, time
+from psjob_operator import keys
 env = os.environ
 config = json.load(open(env["PSJOB_CONFIG"]))
+questions = keys.read(open(env["PSJOB_KEYS"]).read())["questions"]
 index, attempt = int(env["PSJOB_INDEX"]), int(env["PSJOB_ATTEMPT"])
 run = os.path.join(env["PSJOB_CHECKPOINTS"], env["PSJOB_RUN"])
 kept = os.path.join(run, "step")
@@ -40,8 +42,12 @@ def told():
     return answer
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        body = json.dumps(told()).encode() if self.path == "/status" else b"ok"
-        self.send_response(200); self.end_headers(); self.wfile.write(body)
+        body = json.dumps(told() if self.path == "/status" else {"nonce": "1"}).encode()
+        self.send_response(200)
+        nonce, _, proof = self.headers.get("X-Psjob-Proof", "").partition(" ")
+        if proof and proof == keys.question(questions, nonce, self.path):
+            self.send_header("X-Psjob-Answer", keys.answer(questions, nonce, self.path, body))
+        self.end_headers(); self.wfile.write(body)
     def log_message(self, *a): pass
 server = http.server.ThreadingHTTPServer(("127.0.0.1", config["shards"][index]["statusPort"]), Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()

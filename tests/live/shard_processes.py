@@ -6,15 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from psjob import contract
+from psjob.process.asking import ask
 from tests.live.live_shards import _free
+from tests.runkeys import RUN, get, key_file
 
 PROGRAM = ("-m", "psjob.shard")
 
@@ -29,8 +29,8 @@ class Processes:
             sock.close()
         self.folder, self.shards = folder, shards
         self.config: dict[str, Any] = {
-            "format": 1, "job": "job", "run": "run-1", "specHash": "0" * 64, "mode": "async", "seed": 1, "updateAt": None,
-            "workers": workers,
+            "format": contract.CONFIG_FORMAT, "job": "job", "run": "run-1", "specHash": "0" * 64, "mode": "async", "seed": 1,
+            "updateAt": None, "workers": workers,
             "shards": [{"host": "127.0.0.1", "port": ports[2 * i], "statusPort": ports[2 * i + 1]} for i in range(shards)],
             "checkpoint": {"intervalSeconds": 0.5, "everySteps": None, "keep": 2, "disabled": False, "resumeFrom": None},
             "successPolicy": "AllWorkers", "shardTimeoutSeconds": 10.0, "connectSeconds": 20,
@@ -46,6 +46,7 @@ class Processes:
             contract.ENV_ROLE: "shard", contract.ENV_INDEX: str(index), contract.ENV_ATTEMPT: str(attempt), contract.ENV_VIEW: str(view),
             contract.ENV_RUN: "run-1", contract.ENV_CONFIG: str(self.path), contract.ENV_CHECKPOINTS: str(self.folder / "checkpoints"),
             contract.ENV_POD: f"ps-{index}-{attempt}", contract.ENV_BIND: "127.0.0.1",
+            contract.ENV_KEYS: key_file(self.folder, "shard", index, attempt),
             contract.ENV_TERMINATION_LOG: str(self.folder / f"end-{index}"), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         with (self.folder / f"log-{index}-{attempt}").open("wb") as log:
@@ -55,12 +56,11 @@ class Processes:
 
     def get(self, index: int, path: str = contract.STATUS_PATH, seconds: float = 2.0) -> tuple[int, dict[str, Any]]:
         """(code, body) of a question to a status port; code 0: no answer."""
-        url = f"http://127.0.0.1:{self.config['shards'][index]['statusPort']}{path}"
+        port = self.config["shards"][index]["statusPort"]
         try:
-            with urllib.request.urlopen(url, timeout=seconds) as answer:
-                return answer.status, json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read())
+            if path in (contract.STATUS_PATH, contract.HISTORY_PATH):
+                return 200, ask("127.0.0.1", port, RUN["questions"], path, seconds)
+            return get(f"http://127.0.0.1:{port}{path}", seconds=seconds)
         except (OSError, ValueError):
             return 0, {}
 
@@ -78,6 +78,7 @@ class Processes:
         own = {
             contract.ENV_ROLE: "worker", contract.ENV_INDEX: str(rank), contract.ENV_START: "1", contract.ENV_RUN: "run-1",
             contract.ENV_CONFIG: str(self.path), contract.ENV_POD: f"worker-{rank}",
+            contract.ENV_KEYS: key_file(self.folder, "worker", rank),
             contract.ENV_TERMINATION_LOG: str(self.folder / f"end-worker-{rank}"), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         with (self.folder / f"log-worker-{rank}").open("wb") as log:

@@ -27,6 +27,7 @@ from psjob.process.config import Config, Place
 from psjob.protocol.worker import events as e
 from psjob.worker import link
 from tests.live.live_shards import NEVER, Worker, all_well, serving
+from tests.runkeys import key_file
 
 
 def model() -> nn.Module:
@@ -54,6 +55,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         place = {
             contract.ENV_ROLE: "worker", contract.ENV_INDEX: "0", contract.ENV_RUN: "r", contract.ENV_START: "1",
             contract.ENV_CONFIG: str(tmp_path / "config.json"), contract.ENV_TERMINATION_LOG: str(tmp_path / "end"),
+            contract.ENV_KEYS: key_file(tmp_path, "worker", 0),
         } | (env or {})  # fmt: skip
         for name, value in place.items():
             monkeypatch.setenv(name, value)

@@ -11,6 +11,7 @@ from bench.peers.light_clients import Crowd, status
 from psjob import contract
 from tests.live.live_shards import eventually
 from tests.live.shard_processes import processes
+from tests.runkeys import RUN
 
 CLIENTS, STEPS = 500, 3
 BLOCKS, BLOCK = 2, 4096
@@ -23,7 +24,7 @@ def test_500_clients_join_step_and_leave(tmp_path: Path, mode: str) -> None:
     with processes(tmp_path, shards=1, workers=CLIENTS, mode=mode, checkpoint=DISABLED) as run:
         shard = run.start(0)
         assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60.0)
-        crowd = Crowd(("127.0.0.1", run.config["shards"][0]["port"]), "run-1", CLIENTS, mode, BLOCKS, BLOCK)
+        crowd = Crowd(("127.0.0.1", run.config["shards"][0]["port"]), "run-1", RUN["workers"], CLIENTS, mode, BLOCKS, BLOCK)
         try:
             _, before = status(shard.pid)
             crowd.join()
@@ -46,7 +47,7 @@ def test_a_client_that_reads_nothing_holds_nobody_up(tmp_path: Path) -> None:
     with processes(tmp_path, shards=1, workers=4, mode="async", checkpoint=DISABLED) as run:
         run.start(0)
         assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60.0)
-        crowd = Crowd(("127.0.0.1", run.config["shards"][0]["port"]), "run-1", 4, "async", 8, 1 << 20)
+        crowd = Crowd(("127.0.0.1", run.config["shards"][0]["port"]), "run-1", RUN["workers"], 4, "async", 8, 1 << 20)
         try:
             crowd.join()
             deaf = crowd.clients.pop()

@@ -32,4 +32,4 @@ def test_a_job_that_needs_more_files_than_there_may_be_is_refused(tmp_path: Path
     with processes(tmp_path, shards=1, workers=400, streams=3) as run:
         process = run.start(0, program=limited(256, 900))
         assert process.wait(60) == contract.EXIT_REFUSED
-        assert "may open 900 files" in run.said(0)["error"] and "400 workers with 3 streams each need 1329" in run.said(0)["error"]
+        assert "may open 900 files" in run.said(0)["error"] and "400 workers with 3 streams each need 1841" in run.said(0)["error"]

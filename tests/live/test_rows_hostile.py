@@ -71,7 +71,7 @@ def test_a_frame_that_cannot_be_ends_its_stream_alone(training: tuple[Shards, Wo
     header = header._replace(**{"info": worker.session.exchange._info[0]} | {k: v for k, v in fields.items() if k != "kind"})
     body = b"" if isinstance(payload, int) else payload
     stream = link.lanes[0].stream
-    stream.sock.sendall(header._replace(length=payload if isinstance(payload, int) else len(body)).pack() + body)
+    stream.write(header._replace(length=payload if isinstance(payload, int) else len(body)), body)
     assert eventually(lambda: server.bad_connections == bad + 1), "the shard took it"
     assert server.store.counters.applied == pushes
     before = worker.model["user"](torch.arange(ROWS)).detach()  # by the stream that was dialled anew

@@ -349,7 +349,7 @@ def test_a_codec_that_was_not_agreed_costs_the_stream(tmp_path: Path, monkeypatc
                     Kind.PUSH, block=block.index, clock=session.clock, info=session.exchange._info[0], attempt=link.attempt
                 )
                 raw = body(block.length)
-                link.lanes[0].stream.sock.sendall(head._replace(codec=number).sized(raw).pack() + raw)
+                link.lanes[0].stream.write(head._replace(codec=number).sized(raw), raw)
                 eventually(lambda step=step: len(sentences) > list(bad).index(step))  # type: ignore[misc]
             worker.optimizer.zero_grad()
             loss_of(worker.model, batch(step, worker.rank)).backward()

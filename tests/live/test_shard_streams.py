@@ -14,11 +14,12 @@ import pytest
 from psjob.modes import Batch
 from psjob.protocol.shard import link as links
 from psjob.wire import tcp
-from psjob.wire.frame import WireError
+from psjob.wire.frame import HEADER_BYTES, WireError
 from psjob.wire.tcp import Stream
 from tests.live.live_shards import all_well, serving
 from tests.live.test_shard_cuts import OFTEN
 from tests.live.test_shard_decided import MODES, batches, given, replayed, sgd, weights
+from tests.relay import DIALLER, SHARD, parts
 
 __all__ = ["batches"]
 pytestmark = pytest.mark.usefixtures("last_words")
@@ -41,20 +42,20 @@ class Line:
     def carry(self, shard: Stream) -> None:
         with suppress(StopIteration):
             coordinator = next(tcp.connect("127.0.0.1", self.coordinator, 10.0))
-            back = threading.Thread(target=self.pass_on, args=(coordinator, shard), daemon=True)
+            back = threading.Thread(target=self.pass_on, args=(coordinator, shard, SHARD), daemon=True)
             back.start()
-            self.pass_on(shard, coordinator)
+            self.pass_on(shard, coordinator, DIALLER)
             back.join()
 
-    def pass_on(self, source: Stream, to: Stream) -> None:
+    def pass_on(self, source: Stream, to: Stream, handshake: tuple[int, ...]) -> None:
         """One direction, until the stream ends or is cut."""
         try:
-            while True:
-                header = source.recv_header(None)
-                raw = bytes(source.recv_body(header))
-                body = json.loads(raw)
+            for header, whole in parts(source.sock, handshake):
+                if header is None:
+                    to.sock.sendall(whole)
+                    continue
+                body = json.loads(whole[HEADER_BYTES:])
                 word = str(body.get("did") or body.get("role") or (f"do {body['do']}" if "do" in body else header.kind.name))
-                whole = header.pack() + raw
                 self.seen[word] += self.open
                 to.sock.sendall({1: b"", 2: whole[: len(whole) // 2]}.get(self.seen[word], whole))
                 if self.seen[word] in (1, 2, 3):

@@ -1,4 +1,5 @@
-"""Strangers at a shard's port: each gets an error and is closed, the shard lives and keeps its memory (measure 9 of the first issue)."""
+"""Bad words at a shard's port, of strangers and of a process that has a key: each gets an error and is closed, the shard lives and keeps
+its memory."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,17 +22,27 @@ import pytest
 import torch
 from torch import nn
 
+from bench.peers import light_clients
 from psjob import contract
 from psjob.checkpoint.final import tensors_sha256
+from psjob.contract import WIRE, keys
+from psjob.process.asking import ask
+from psjob.wire import auth
+from psjob.wire.auth import Peer, Seal
 from psjob.wire.frame import HEADER_BYTES, MAX_BODY, MAX_JSON, Flag, Header, Kind, WireError, dump, parse, run_digest
+from psjob.wire.tcp import Part, StreamClosed
 from psjob.worker import dialling
 from psjob.worker.link import ShardLink
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.test_shard_training import batch, loss_of
 from tests.reference import reference
+from tests.runkeys import RUN as RUN_KEYS
+from tests.runkeys import key_file
 
 RUN = "run-9"
-HELLO = {"role": "worker", "scheme": "none", "fresh": True, "view": 0, "recovery": 0, "table": [], "layout": "x", "rule": "sgd"}
+LENGTH_AT = 92
+"""Where a header tells the length of what follows it."""
+HELLO = {"role": "worker", "fresh": True, "view": 0, "recovery": 0, "table": [], "layout": "x", "rule": "sgd"}
 
 
 @dataclass(frozen=True)
@@ -44,12 +54,36 @@ class Idle:
     process: subprocess.Popen[bytes]
 
     def status(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.status_port}{contract.STATUS_PATH}", timeout=30) as answer:
-            told: dict[str, Any] = json.load(answer)
-        return told
+        return ask("127.0.0.1", self.status_port, RUN_KEYS["questions"], seconds=30)
 
-    def dial(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+    def dial(self, proven: bool = False) -> Dialled:
+        """A connection; `proven`: on which worker 0 has proven itself, and its frames are sealed."""
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        if not proven:
+            return Dialled(sock, None)
+        return Dialled(sock, light_clients.proven(sock, Peer("worker", 0, 1), keys.worker(RUN_KEYS["workers"], 0, 1), run_digest(RUN))[0])
+
+
+@dataclass(frozen=True)
+class Dialled:
+    """A connection to a shard, and what its headers are sealed with."""
+
+    sock: socket.socket
+    seal: Seal | None
+
+    def say(self, raw: bytes) -> None:
+        """Send frames as they are, but for their seals; what is shorter than a header, or follows the last one, goes as it is."""
+        try:
+            if self.seal is None:
+                self.sock.sendall(raw)
+                return
+            while len(raw) >= HEADER_BYTES:
+                size = struct.unpack_from("<Q", raw, LENGTH_AT)[0]
+                self.sock.sendall(self.seal.on(raw[:HEADER_BYTES]) + raw[HEADER_BYTES : HEADER_BYTES + size])
+                raw = raw[HEADER_BYTES + size :]
+            self.sock.sendall(raw)
+        except OSError:
+            pass  # hung up on
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +106,9 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Idle]:
     env = {
         **os.environ, contract.ENV_ROLE: "shard", contract.ENV_INDEX: "0", contract.ENV_RUN: RUN,
         contract.ENV_ATTEMPT: "1", contract.ENV_VIEW: "1",
-        contract.ENV_CONFIG: str(folder / "config.json"), contract.ENV_POD: "ps-0", contract.ENV_CHECKPOINTS: str(folder),
-        contract.ENV_BIND: "127.0.0.1", contract.ENV_TERMINATION_LOG: str(folder / "end"), "OMP_NUM_THREADS": "1",
+        contract.ENV_CONFIG: str(folder / "config.json"), contract.ENV_POD: "ps-0",
+        contract.ENV_CHECKPOINTS: str(folder), contract.ENV_KEYS: key_file(folder, "shard", 0), contract.ENV_BIND: "127.0.0.1",
+        contract.ENV_TERMINATION_LOG: str(folder / "end"), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     process = subprocess.Popen([sys.executable, "-m", "psjob.shard"], env=env, cwd=folder, stderr=subprocess.DEVNULL)
     shard = Idle(port, status, process)
@@ -152,7 +187,7 @@ BAD = {
     "a TLS client": client_hello(),
     "random bytes": NOISE.randbytes(4096),
     "zeros": bytes(4096),
-    "another version": resealed(4, "<H", 2),
+    "another version": resealed(4, "<H", WIRE + 1),
     "a short header length": resealed(6, "<H", 8),
     "a huge header length": resealed(6, "<H", 65535),
     "an unknown type": resealed(8, "<B", 250),
@@ -169,7 +204,6 @@ BAD = {
     "a body that is no JSON": Header(Kind.HELLO, run=run_digest(RUN)).sized(b"{{{").pack() + b"{{{",
     "a body that is a list": hello(body=[1, 2]),
     "a deep body": Header(Kind.HELLO, run=run_digest(RUN)).sized(b"[" * 100_000).pack() + b"[" * 100_000,
-    "another scheme": hello(body=HELLO | {"scheme": "kerberos"}),
     "another role": hello(body=HELLO | {"role": "king"}),
     "a role that is a list": hello(body=HELLO | {"role": []}),
     "a worker out of range": hello(worker=7),
@@ -179,37 +213,52 @@ BAD = {
 }
 
 
+ONLY_STRANGERS = {"a wrong header checksum", "a TLS client", "HTTP"}
+"""A sealed header has no checksum, and the others are no frames."""
+
+
+@pytest.mark.parametrize("proven", [False, True], ids=["stranger", "proven"])
 @pytest.mark.parametrize("name", sorted(BAD))
-def test_a_bad_first_word_gets_one_error_and_is_closed(idle: Idle, name: str) -> None:
+def test_a_bad_first_word_gets_one_error_and_is_closed(idle: Idle, name: str, proven: bool) -> None:
+    if proven and name in ONLY_STRANGERS:
+        return
     before = idle.status()["counters"]["badConnections"]
-    with idle.dial() as sock:
-        sock.sendall(BAD[name])
-        raw = read_all(sock)
+    to = idle.dial(proven)
+    with to.sock:
+        to.say(BAD[name])
+        raw = read_all(to.sock)
     if raw:  # a close with unread bytes may reset the answer away
-        header = parse(raw)
+        header = parse(raw, sealed=proven)
         assert header.kind is Kind.ERROR and len(raw) == HEADER_BYTES + header.length
         told = json.loads(raw[HEADER_BYTES:])
-        assert told["code"] == "protocol" and len(told["error"]) > 10
+        assert told["code"] == "protocol" and len(told["error"]) > 10 and RUN not in told["error"]
         print(told["error"])
     assert idle.status()["counters"]["badConnections"] == before + 1
     assert idle.process.poll() is None
 
 
-def test_a_hello_cut_at_every_byte_is_closed(idle: Idle) -> None:
-    whole = hello()
+@pytest.mark.parametrize("proven", [False, True], ids=["stranger", "proven"])
+def test_a_first_word_cut_at_every_byte_is_closed(idle: Idle, proven: bool) -> None:
+    whole = hello() if proven else auth.greeting(Peer("worker", 0, 1), run_digest(RUN), bytes(32))
     for size in range(len(whole)):
-        with idle.dial() as sock:
-            sock.sendall(whole[:size])
-            sock.shutdown(socket.SHUT_WR)
-            read_all(sock)
+        to = idle.dial(proven)
+        with to.sock:
+            if to.seal is not None and size >= HEADER_BYTES:
+                to.sock.sendall(to.seal.on(whole[:HEADER_BYTES]) + whole[HEADER_BYTES:size])
+            else:
+                to.sock.sendall(whole[:size])
+            to.sock.shutdown(socket.SHUT_WR)
+            read_all(to.sock)
     assert idle.process.poll() is None and idle.status()["state"] == "waiting"
 
 
-def test_slow_bytes_run_into_the_deadline(idle: Idle) -> None:
-    """A byte now and then does not keep a stream open: the deadline is for the whole hello, which never gets through."""
-    whole = hello()
+@pytest.mark.parametrize("proven", [False, True], ids=["stranger", "proven"])
+def test_slow_bytes_run_into_the_deadline(idle: Idle, proven: bool) -> None:
+    """A byte now and then does not keep a stream open: the deadline is for the whole of the first word, which never gets through."""
+    whole = hello() if proven else auth.greeting(Peer("worker", 0, 1), run_digest(RUN), bytes(32))
     sent = 0
-    with idle.dial() as sock:
+    sock = idle.dial(proven).sock
+    with sock:
         closed = threading.Event()
 
         def drip() -> None:
@@ -228,49 +277,53 @@ def test_slow_bytes_run_into_the_deadline(idle: Idle) -> None:
         raw = read_all(sock)
         closed.set()
         thread.join()
-    assert 1 < sent < len(whole), "closed by the shard, before the hello was whole"
+    assert 1 < sent < len(whole), "closed by the shard, before it was whole"
     assert not raw or b"bytes came in" in raw
     assert idle.process.poll() is None
 
 
 def test_a_long_hello_that_stops_costs_what_was_sent(idle: Idle) -> None:
-    """Each of 40 strangers announces 1 MiB more and sends a byte of it: what a shard allocates goes by what came."""
+    """Each of 40 that have a key announces 1 MiB more and sends a byte of it: what a shard allocates goes by what came."""
     before = settled(idle)
-    socks = [idle.dial() for _ in range(40)]
-    for sock in socks:
-        sock.sendall(in_frames(1)[:HEADER_BYTES] + b" ")
+    dialled = [idle.dial(proven=True) for _ in range(40)]
+    for to in dialled:
+        assert to.seal is not None
+        to.sock.sendall(to.seal.on(in_frames(1)[:HEADER_BYTES]) + b" ")
     time.sleep(0.5)
     held = int(idle.status()["memory"]["rssBytes"])
-    for sock in socks:
-        sock.close()
+    for to in dialled:
+        to.sock.close()
     print(f"RSS {before / 2**20:.2f} MiB, with 40 that have begun a hello {held / 2**20:.2f} MiB")
     assert held - before <= 40 * (128 << 10) + (1 << 20)
 
 
-def test_a_thousand_bad_connections_leave_no_memory_behind(idle: Idle) -> None:
+@pytest.mark.parametrize("proven", [False, True], ids=["strangers", "proven"])
+def test_a_thousand_bad_connections_leave_no_memory_behind(idle: Idle, proven: bool) -> None:
     """Also with many of them open at once; the shard's RSS is what it was."""
     cases = [BAD[name] for name in sorted(BAD)]
-    bad(idle, cases, 1000)  # what the first of a kind imports and caches stays, and what waits for the collector
+    bad(idle, cases, 1000, proven)  # what the first of a kind imports and caches stays, and what waits for the collector
     before = settled(idle)
-    bad(idle, cases, 1000)
+    bad(idle, cases, 1000, proven)
     after = settled(idle)
     print(f"RSS {before / 2**20:.2f} MiB, after 1,000 bad connections {after / 2**20:.2f} MiB")
     assert after - before <= 1 << 20
 
 
-def bad(shard: Idle, cases: list[bytes], count: int) -> None:
+def bad(shard: Idle, cases: list[bytes], count: int, proven: bool) -> None:
     """`count` connections, twenty open at a time."""
     cases = [raw for raw in cases if len(raw) <= 2 * MAX_JSON]
     for begin in range(0, count, 20):
-        socks = [shard.dial() for _ in range(20)]
-        for number, sock in enumerate(socks):
+        dialled = [shard.dial(proven) for _ in range(20)]
+        for number, to in enumerate(dialled):
+            to.say(cases[(begin + number) % len(cases)])
+        for to in dialled:
+            to.sock.settimeout(10)
             try:
-                sock.sendall(cases[(begin + number) % len(cases)])
+                to.sock.shutdown(socket.SHUT_WR)
             except OSError:
                 pass
-        for sock in socks:
-            read_all(sock)
-            sock.close()
+            read_all(to.sock)
+            to.sock.close()
 
 
 def settled(shard: Idle) -> int:
@@ -357,7 +410,7 @@ def test_strangers_do_not_disturb_training(tmp_path: Path, undisturbed: str) -> 
 def test_a_workers_bad_frames_cost_it_its_stream_and_nothing_else(tmp_path: Path, undisturbed: str) -> None:
     """After hello: wrong sizes, unknown blocks, clocks ahead, damage. Each ends the stream; the worker dials again and goes on."""
 
-    def frames(worker: Worker) -> list[bytes]:
+    def frames(worker: Worker) -> list[list[Part]]:
         session = worker.session
         link = session.links[0]
         block = next(b for b in session.layout.blocks if session.owner[b.index] == 0)
@@ -365,29 +418,29 @@ def test_a_workers_bad_frames_cost_it_its_stream_and_nothing_else(tmp_path: Path
         head = session.header(Kind.PUSH, block=block.index, clock=session.clock, info=session.exchange._info[0], attempt=link.attempt)
         good = head.sized(payload)
         return [
-            good._replace(length=good.length + 4).pack(),
-            good._replace(length=(1 << 64) - 1).pack(),
-            good._replace(block=4_000_000_000).pack() + payload,
-            good._replace(clock=session.clock + 5).pack() + payload,
-            good._replace(crc=1).pack() + payload,
-            good._replace(info=99).pack() + payload,
-            good._replace(worker=1 - worker.rank).pack() + payload,
-            good._replace(start=77).pack() + payload,
-            good._replace(run=run_digest("another")).pack() + payload,
-            good._replace(kind=Kind.WELCOME).pack() + payload,
-            good._replace(kind=Kind.INIT).pack() + payload,
-            good._replace(kind=Kind.EARLY, length=good.length - 4).pack() + payload,
-            good._replace(kind=Kind.EARLY, block=4_000_000_000).pack() + payload,
-            head._replace(flags=Flag.HELD, part=3).pack(),
-            head._replace(kind=Kind.RECORD, length=1 << 62).pack(),
-            head._replace(kind=Kind.REPORT, length=MAX_JSON + 1).pack(),
-            *(head._replace(kind=Kind.LEAVE, clock=clock).pack() for clock in (session.clock - 1, session.clock + 1, 1 << 62, -1)),
-            head._replace(kind=Kind.INFO, info=3).sized(b"{}").pack() + b"{}",
-            *(head._replace(kind=Kind.INFO, info=77).sized(body).pack() + body for body in ODD_NUMBERS),
-            head._replace(kind=Kind.INFO, info=77).sized(ABSENT).pack() + ABSENT + good._replace(info=77).pack() + payload,
-            head._replace(kind=Kind.PUSH, flags=Flag.STORE).sized(b"1234").pack() + b"1234",
-            b"\0" * HEADER_BYTES,
-            NOISE.randbytes(HEADER_BYTES * 3),
+            [good._replace(length=good.length + 4)],
+            [good._replace(length=(1 << 64) - 1)],
+            [good._replace(block=4_000_000_000), payload],
+            [good._replace(clock=session.clock + 5), payload],
+            [good._replace(crc=1), payload],
+            [good._replace(info=99), payload],
+            [good._replace(worker=1 - worker.rank), payload],
+            [good._replace(start=77), payload],
+            [good._replace(run=run_digest("another")), payload],
+            [good._replace(kind=Kind.WELCOME), payload],
+            [good._replace(kind=Kind.INIT), payload],
+            [good._replace(kind=Kind.EARLY, length=good.length - 4), payload],
+            [good._replace(kind=Kind.EARLY, block=4_000_000_000), payload],
+            [head._replace(flags=Flag.HELD, part=3)],
+            [head._replace(kind=Kind.RECORD, length=1 << 62)],
+            [head._replace(kind=Kind.REPORT, length=MAX_JSON + 1)],
+            *([head._replace(kind=Kind.LEAVE, clock=clock)] for clock in (session.clock - 1, session.clock + 1, 1 << 62, -1)),
+            [head._replace(kind=Kind.INFO, info=3).sized(b"{}"), b"{}"],
+            *([head._replace(kind=Kind.INFO, info=77).sized(body), body] for body in ODD_NUMBERS),
+            [head._replace(kind=Kind.INFO, info=77).sized(ABSENT), ABSENT, good._replace(info=77), payload],
+            [head._replace(kind=Kind.PUSH, flags=Flag.STORE).sized(b"1234"), b"1234"],
+            [b"\0" * HEADER_BYTES],
+            [NOISE.randbytes(HEADER_BYTES * 3)],
         ]
 
     def act(worker: Worker) -> None:
@@ -397,8 +450,8 @@ def test_a_workers_bad_frames_cost_it_its_stream_and_nothing_else(tmp_path: Path
                 made = frames(worker)
                 for lane in link.lanes[:1]:
                     try:
-                        lane.stream.sock.sendall(made[(step // 2 + 12 * worker.rank) % len(made)])
-                    except OSError:
+                        lane.stream.write(*made[(step // 2 + 12 * worker.rank) % len(made)])
+                    except StreamClosed:
                         pass
             train_step(worker, step)
 
@@ -417,7 +470,7 @@ def test_a_worker_that_numbers_its_infos_at_random_keeps_four(tmp_path: Path, un
         for step in range(STEPS):
             if worker.rank and step == 2:
                 heads = [worker.session.header(Kind.INFO, info=NOISE.randrange(1000, 1 << 16)).sized(ABSENT) for _ in range(100)]
-                worker.session.links[0].lanes[0].stream.sock.sendall(b"".join(head.pack() + ABSENT for head in heads))
+                worker.session.links[0].lanes[0].stream.write(*(part for head in heads for part in (head, ABSENT)))
             train_step(worker, step)
 
     with serving(tmp_path, workers=2, shards=2) as shards:

@@ -10,6 +10,7 @@ import torch
 
 from psjob.process.config import CheckpointConfig, Config, Place, ShardAddress
 from psjob.shard.server import Server
+from tests.runkeys import handed
 
 NEVER = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
 TABLE = [{"name": f"w{i}", "shape": [256], "dtype": "float32", "group": i} for i in range(4)]
@@ -23,7 +24,7 @@ class LoneShard:
         shards = (ShardAddress("127.0.0.1", 1, 0), ShardAddress("127.0.0.1", 2, 0))
         self.mode = mode
         config = Config("job", "run-1", "0" * 64, mode, 5, None, workers, shards, NEVER, "AllWorkers", 10.0, 60.0)
-        place = Place("shard", 1, "run-1", attempt, attempt, 0, "ps-1", config, None, checkpoints, 0)
+        place = Place("shard", 1, "run-1", attempt, attempt, 0, "ps-1", config, None, checkpoints, 0, "", handed("shard", 1, attempt))
         self.folder = checkpoints / "run-1"
         self.server = Server(place, self.folder)
         self.said: list[Mapping[str, Any]] = []

@@ -14,6 +14,7 @@ from psjob.process.errors import Refused
 from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.switching import following
 from psjob.wire.frame import Kind
+from tests.runkeys import key_file
 from tests.unit.desk import Clerk, Desk
 from tests.unit.test_coordinator_marks import cut
 
@@ -201,6 +202,7 @@ def test_the_config_is_read_again_where_it_lies(tmp_path: Path) -> None:
         contract.ENV_START: "1",
         contract.ENV_RUN: "r",
         contract.ENV_CONFIG: str(path),
+        contract.ENV_KEYS: key_file(tmp_path, "worker", 0),
     }
     here = place(environ)
     told = place({**environ, contract.ENV_MODE: "bounded:5"})

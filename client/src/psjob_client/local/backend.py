@@ -17,6 +17,7 @@ from psjob_client.local.command import Command, base_environment
 from psjob_client.local.errors import BadInput
 from psjob_client.local.failures import Failures
 from psjob_client.local.folder import Folder, message_of, tail_of
+from psjob_client.local.runkeys import RunKeys
 from psjob_client.local.sites import Sites
 from psjob_client.local.watch import Watch
 from psjob_operator import contract
@@ -55,6 +56,7 @@ class Backend:
     watch: Watch
     tell: Callable[[Event], None]
     """Called with what the plan has to say to people."""
+    keys: RunKeys
     mourn: Callable[[ChildProcess], None]
     """Called once with each process that has ended, before the plan hears of it."""
     resume: Path | None = None
@@ -222,9 +224,14 @@ class Backend:
         self.reap()
         argv: Sequence[str] = self.command.argv if action.role == "worker" else (sys.executable, "-m", "psjob.shard")
         argv = self.sites.command(action.role, action.index, argv)
-        env = self._environment(action)
-        log = self.folder.log(action.name)
-        child = children.start(action.name, action.role, action.index, action.number, argv, env, self.command.folder, log)
+        seat = (action.name, action.role, action.index, action.number)
+        try:
+            keys = self.keys.hand(*seat)
+        except OSError as error:
+            child = ChildProcess(*seat, None, time.time(), problem=f"its key file cannot be written: {error}")
+        else:
+            env = self._environment(action) | {contract.ENV_KEYS: str(keys)}
+            child = children.start(*seat, argv, env, self.command.folder, self.folder.log(action.name))
         child.waited = action.waited
         self.children.append(child)
         self._granted -= {action.name}

@@ -5,37 +5,62 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from psjob_client.local.sites import Listening
-from psjob_operator import contract
+from psjob_operator import contract, keys
 
 LARGEST = contract.STATUS_BYTES
 
 
-async def status(shard: Listening, timeout: float) -> Mapping[str, Any] | None:
-    """What a shard says about itself (contract.STATUS_KEYS), or None: no good answer within `timeout` seconds."""
-    code, body = await _get(shard, contract.STATUS_PATH, timeout)
-    if code != 200:
-        return None
+async def status(shard: Listening, questions: bytes, timeout: float) -> Mapping[str, Any] | None:
+    """What a shard says about itself (contract.STATUS_KEYS), or None: no good answer within `timeout` seconds, or one of somebody else.
+
+    `questions` is the run's key of that name (contract.KEYS).
+    """
     try:
-        told = json.loads(body)
-    except (ValueError, RecursionError):
+        async with asyncio.timeout(timeout):
+            nonce = _object((await _get(shard, contract.CHALLENGE_PATH, timeout)).body).get("nonce")
+            proof = f"{nonce} {keys.question(questions, str(nonce), contract.STATUS_PATH)}"
+            told = await _get(shard, contract.STATUS_PATH, timeout, f"{contract.PROOF_HEADER}: {proof}\r\n")
+    except TimeoutError:
         return None
-    return told if isinstance(told, dict) else None
+    right = keys.answer(questions, str(nonce), contract.STATUS_PATH, told.body)
+    return _object(told.body) if told.code == 200 and keys.same(told.header(contract.ANSWER_HEADER), right) else None
 
 
 async def healthy(shard: Listening, timeout: float) -> bool:
     """Whether a shard says that it makes progress."""
-    return (await _get(shard, contract.HEALTH_PATH, timeout))[0] == 200
+    return (await _get(shard, contract.HEALTH_PATH, timeout)).code == 200
 
 
-async def _get(shard: Listening, path: str, timeout: float) -> tuple[int, bytes]:
+class Reply(NamedTuple):
+    """An answer; code 0: none."""
+
+    code: int = 0
+    head: bytes = b""
+    body: bytes = b""
+
+    def header(self, name: str) -> str:
+        """Of the answer; empty where it has none of that name."""
+        lines = (line.partition(":") for line in self.head.decode("latin-1").split("\r\n"))
+        return next((value.strip() for its, _, value in lines if its.lower() == name.lower()), "")
+
+
+def _object(body: bytes) -> Mapping[str, Any]:
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+async def _get(shard: Listening, path: str, timeout: float, more: str = "") -> Reply:
     try:
         async with asyncio.timeout(timeout):
             reader, writer = await asyncio.open_connection(shard.host, shard.status, limit=LARGEST)
             try:
-                writer.write(f"GET {path} HTTP/1.0\r\nHost: {shard.host}\r\n\r\n".encode())
+                writer.write(f"GET {path} HTTP/1.0\r\nHost: {shard.host}\r\n{more}\r\n".encode())
                 head = await reader.readuntil(b"\r\n\r\n")
                 body = bytearray()
                 while len(body) <= LARGEST and (part := await reader.read(65536)):
@@ -43,10 +68,10 @@ async def _get(shard: Listening, path: str, timeout: float) -> tuple[int, bytes]
             finally:
                 writer.close()
     except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        return 0, b""
+        return Reply()
     words = head.split(None, 2)
     code = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
-    return (code, bytes(body)) if len(body) <= LARGEST else (0, b"")
+    return Reply(code, head, bytes(body)) if len(body) <= LARGEST else Reply()
 
 
 def numbers(told: Mapping[str, Any] | None, *path: str) -> float:

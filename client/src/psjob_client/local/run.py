@@ -10,12 +10,13 @@ import signal
 import time
 from pathlib import Path
 
+from psjob_client.local import runkeys
 from psjob_client.local.backend import Backend
 from psjob_client.local.command import worker_command
 from psjob_client.local.display import Display
 from psjob_client.local.errors import BadInput
 from psjob_client.local.faults import Fault, parse_faults
-from psjob_client.local.folder import new_folder
+from psjob_client.local.folder import Folder, new_folder
 from psjob_client.local.history import keep_history
 from psjob_client.local.lateness import lateness, line
 from psjob_client.local.manifest import read_job
@@ -23,6 +24,7 @@ from psjob_client.local.polls import poll_shards, strike_at
 from psjob_client.local.ports import reserve
 from psjob_client.local.request import Request
 from psjob_client.local.resume import resumed
+from psjob_client.local.runkeys import RunKeys
 from psjob_client.local.sites import Sites
 from psjob_client.local.story import Story
 from psjob_client.local.summary import failure, metric_line, metrics, summary
@@ -71,14 +73,22 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Faul
         _writable(request.history)
     sites = sites or reserve(job.spec.ps.shards)
     folder = new_folder(job.metadata.name, Path.cwd(), request.run)
-    watch = Watch(float(job.spec.ps.shard_timeout_seconds), began_at=0 if resume is None else None)
+    keys = _keys(folder)
+    watch = Watch(float(job.spec.ps.shard_timeout_seconds), keys.questions, began_at=0 if resume is None else None)
     story = Story(
         Display(job.metadata.name, progress=request.progress, unit="round" if job.spec.training.mode == "local" else "step"), folder
     )
-    backend = Backend(job, folder, command, sites, watch, story.event, story.ended, resume)
+    backend = Backend(job, folder, command, sites, watch, story.event, keys, story.ended, resume)
     backend.prepare()
     story.opening(job, command, request.words())
     return backend, faults, story
+
+
+def _keys(folder: Folder) -> RunKeys:
+    try:
+        return runkeys.make(folder.path / "keys")
+    except OSError as error:
+        raise BadInput(f"{folder.path / 'keys'}: cannot be made: {error.strerror or error}; it holds the keys of this run") from None
 
 
 def _writable(history: Path) -> None:

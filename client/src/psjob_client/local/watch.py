@@ -37,6 +37,8 @@ class Watch:
     """Everything that was heard in this run."""
 
     shard_timeout: float
+    questions: bytes
+    """The run's key of that name (contract.KEYS)."""
     told: dict[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict)
     """(shard, attempt) -> the last that it said."""
     progress: Mapping[str, Any] | None = None
@@ -66,7 +68,7 @@ class Watch:
 
     async def look(self, child: ChildProcess, shard: Listening) -> Mapping[str, Any] | None:
         """What a shard says right now, taken note of; None without a good answer."""
-        told = await probe.status(shard, self._patience)
+        told = await probe.status(shard, self.questions, self._patience)
         if told is not None and child.running:
             self.hear(child, told)
         return told

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from psjob.checkpoint import disk
 from psjob.checkpoint.problems import CheckpointProblem, explain
+from psjob.contract import MOST_NUMBER
 from psjob.process.errors import Fenced
 
 _NAME = re.compile(r"CLAIM-(\d{6,18})")
@@ -100,7 +101,8 @@ def check(folder: Path, view: int, owner: str | None = None) -> None:
 def highest(folder: Path) -> tuple[int, str] | None:
     """(view, owner) of the highest claim, or None. The owner is empty where its process died while claiming."""
     try:
-        views = [int(match[1]) for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
+        named = (int(match[1]) for name in os.listdir(folder) if (match := _NAME.fullmatch(name)))
+        views = [view for view in named if view <= MOST_NUMBER]  # no process has a higher one: such a file is a stranger's
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -36,6 +36,8 @@ ENV_REWINDS: Final = "PSJOB_REWINDS"
 """Workers: the *rewinds* half of the incarnation; set by the process itself before it execs."""
 ENV_MODE: Final = "PSJOB_MODE"
 """Workers: the mode that the job runs where it is not the config's, such as `bounded:3`; set by the process itself before it execs."""
+MOST_NUMBER: Final = (1 << 31) - 1
+"""The largest view, attempt and start."""
 ENV_BIND: Final = "PSJOB_BIND"
 """Shards: address to listen on; absent means every address."""
 ENV_KEYS: Final = "PSJOB_KEYS"

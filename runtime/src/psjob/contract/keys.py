@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Mapping
 
 SIZE = 32
 """Bytes of a key."""
@@ -40,7 +41,40 @@ def mac(key: bytes, message: str) -> bytes:
     return hmac.digest(key, message.encode(), "sha256")
 
 
+def same(said: str, expected: str) -> bool:
+    """Whether two proofs are the same, in a time that tells nothing of where they differ."""
+    return hmac.compare_digest(said.encode(), expected.encode())
+
+
 def blocks(key: bytes) -> tuple[bytes, bytes]:
     """The inner and the outer block of HMAC: SHA256(outer + SHA256(inner + message)) is the HMAC of a message."""
     padded = key.ljust(BLOCK, b"\0")
     return bytes(byte ^ 0x36 for byte in padded), bytes(byte ^ 0x5C for byte in padded)
+
+
+def written(run: Mapping[str, bytes], role: str, index: int, number: int) -> str:
+    """The file of one process. `run`: its run's keys by name; `number`: a worker's start or a shard's attempt."""
+    if role == "worker":
+        keys = {"worker": worker(run["workers"], index, number)}
+    else:
+        keys = {"shard": shard(run["shards"], index, number), "workers": run["workers"], "questions": run["questions"]}
+        if index == 0:
+            keys["shards"] = run["shards"]
+    return lines(keys)
+
+
+def lines(named: Mapping[str, bytes]) -> str:
+    """A line of a key file for each key."""
+    return "".join(f"{name} {key.hex()}\n" for name, key in named.items())
+
+
+def read(text: str) -> dict[str, bytes]:
+    """The keys of a key file by name. Raises ValueError where it is none; the text of it holds no key."""
+    found: dict[str, bytes] = {}
+    for line in text.splitlines():
+        name, _, digits = line.partition(" ")
+        key = bytes.fromhex(digits) if len(digits) == 2 * SIZE and set(digits) <= set("0123456789abcdef") else b""
+        if not name.isalpha() or len(key) != SIZE:
+            raise ValueError(f"a line is not a name and {2 * SIZE} hex digits")
+        found[name] = key
+    return found

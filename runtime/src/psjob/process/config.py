@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from psjob import contract, modes
+from psjob.process import keys
 from psjob.process.errors import Refused
+from psjob.process.keys import Keys
+
+NO_KEYS = Keys()
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,7 @@ class Place:
     min_step: int
     config_path: str = ""
     """Where the config lies: what a running job is told is in it."""
+    keys: Keys = NO_KEYS
 
 
 def place(environ: Mapping[str, str] = os.environ) -> Place | None:
@@ -132,8 +137,8 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
         except ValueError:
             problems.append(f"{name} is {raw!r}, expected a whole number")
             return lowest
-        if value < lowest:
-            problems.append(f"{name} is {value}, the least is {lowest}")
+        if not lowest <= value <= contract.MOST_NUMBER:
+            problems.append(f"{name} is {value}, expected {lowest} to {contract.MOST_NUMBER}")
         return value
 
     if role not in ("worker", "shard"):
@@ -156,11 +161,12 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
         limit = len(config.shards) if role == "shard" else config.workers
         if index >= limit:
             problems.append(f"{contract.ENV_INDEX} is {index}, this job has {limit} {role}s")
+    handed = _keys(environ.get(contract.ENV_KEYS, ""), role, index, problems)
     if problems or config is None:
         raise Refused("this process was not started as part of a job in the right way: " + "; ".join(problems))
     return Place(
         role, index, run, count, view, rewinds, environ.get(contract.ENV_POD, f"{role}-{index}"), config,
-        environ.get(contract.ENV_BIND) or None, Path(checkpoints) if checkpoints else None, min_step, path,
+        environ.get(contract.ENV_BIND) or None, Path(checkpoints) if checkpoints else None, min_step, path, handed,
     )  # fmt: skip
 
 
@@ -168,6 +174,17 @@ def wished(here: Place) -> Config | None:
     """The config as it lies there now; None where it cannot be read this time, or is of another run."""
     found = _read(here.config_path, [])
     return found if found is not None and found.run == here.run else None
+
+
+def _keys(path: str, role: str, index: int, problems: list[str]) -> Keys:
+    if not path:
+        problems.append(f"{contract.ENV_KEYS} is not set: every stream of a run is authenticated; use an operator of this version")
+        return NO_KEYS
+    try:
+        return keys.read(path, role, index)
+    except (OSError, ValueError) as error:
+        problems.append(f"{contract.ENV_KEYS}: {path} is not this process's key file: {error}")
+        return NO_KEYS
 
 
 def _in_mode(config: Config, word: str, problems: list[str]) -> Config:

@@ -6,8 +6,8 @@ import resource
 
 from psjob.process.errors import Refused
 
-OWN_FILES = 128
-"""Descriptors that a shard needs beside its streams: files, listeners, status requests, handovers of memory."""
+OWN_FILES = 640
+"""Descriptors that a shard needs beside its streams: files, listeners, status requests, handovers of memory, and strangers."""
 
 
 def open_files(workers: int, streams: int, shards: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from psjob.process import supervise
 LOOKS = 8
 """So many looks in the time after which a silent thread counts as hung."""
 _own = threading.local()
+log = logging.getLogger("psjob.shard")
 
 
 class Pulse:
@@ -101,6 +103,8 @@ class Liveness:
         if worst is None or worst[0] < self._seconds:
             self.hung = None
         else:
+            if self.hung is None:
+                log.warning("thread %s gives no sign of life; this shard says that it is not alive", worst[1].name)
             self.hung = f"thread {worst[1].name} gave no sign of life for {worst[0]:.0f} s"
 
     def _watch(self) -> None:

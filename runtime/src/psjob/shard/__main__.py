@@ -18,10 +18,10 @@ from psjob.process.errors import Refused, exit_refused, refused_after
 from psjob.shard.acceptor import Acceptor
 from psjob.shard.early import announce
 from psjob.wire import tcp
-from psjob.wire.loop import StreamPool
+from psjob.wire.pool import StreamPool
 
-MORE_STREAMS = 1024
-"""Beside one of each worker's and shard's: those that are dialled again before the old ones are closed, and strangers'."""
+MORE_STREAMS = 512
+"""Beside one of each worker's and shard's: those that are dialled again before the old ones are closed."""
 TRIAL_SECONDS = 120.0
 """For the import and the trial of a reduction of the user's own."""
 M_ARENA_MAX = -8
@@ -51,7 +51,7 @@ def main() -> int:
         return contract.EXIT_RETRY
     acceptor = Acceptor(here)
     streams = here.config.workers * here.config.streams + len(here.config.shards) + MORE_STREAMS
-    StreamPool("shard").accept(listener, acceptor.serve, min(streams, files - limits.OWN_FILES // 2))
+    StreamPool("shard").accept(listener, acceptor.serve, min(streams, files - limits.OWN_FILES))
     announce(here)
 
     import torch

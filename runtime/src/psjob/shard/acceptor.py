@@ -1,4 +1,4 @@
-"""Who comes in before this process has imported torch, and to whom a stream goes after.
+"""Who comes in: each stream proves whose it is, also before this process has imported torch; then it goes to the server.
 
 A new shard 0 is known to its workers the moment it listens: in a mode where all rewind together, a worker of an older view
 is told so at once and restarts while this shard still imports and restores. All others wait at the acceptor.
@@ -10,9 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from psjob.contract import keys
 from psjob.modes import of as mode_of
 from psjob.process.config import Place
+from psjob.wire.auth import Peer, Standing, Unproven
 from psjob.wire.frame import Header, Kind, WireError, dump, run_digest
+from psjob.wire.handshake import admit
 from psjob.wire.loop import Apart
 from psjob.wire.pooled import Pooled
 from psjob.wire.reading import HELLO_SECONDS, Pause, StreamClosed, Wants
@@ -39,16 +42,15 @@ class Acceptor:
             stream.wake()
 
     def serve(self, stream: Pooled) -> Wants[Apart | None]:
-        """One stream, from hello to its end. A stranger or a broken rule gets one ERROR and is closed."""
+        """One stream, from its handshake to its end. A stranger or a broken rule gets one ERROR and is closed."""
         try:
+            peer = yield from admit(stream, self._key, Standing(self.here.index, self.here.number, self.here.view))
+            stream.known()
             header = yield from stream.next_header(HELLO_SECONDS)
-            if header.kind is not Kind.HELLO:
-                raise WireError(f"the first frame is {header.kind.name}, expected HELLO")
-            if header.run != self.run:
-                raise WireError(f"this shard belongs to run {self.here.run} of job {self.here.config.job}; the hello is of another run")
+            if header.kind is not Kind.HELLO or header.run != self.run:
+                raise WireError(f"the first frame is {header.kind.name}, expected HELLO of this run")
             hello = yield from stream.hello(header)
-            if hello.get("scheme", "none") != "none":
-                raise WireError(f"authentication scheme {str(hello.get('scheme'))[:40]!r} is not offered; only none is")
+            _check(peer, header, hello)
             if self._meet is None and self._must_rewind(hello):
                 stream.put_frame(Header(Kind.REWIND, run=self.run, view=self.here.view, attempt=self.here.number))
                 return None
@@ -60,6 +62,17 @@ class Acceptor:
         except StreamClosed:
             pass
         return None
+
+    def _key(self, peer: Peer, run: bytes) -> bytes:
+        """What `peer` proves itself with. Raises Unproven for who is none of those that dial this shard."""
+        here, own = self.here, self.here.keys
+        if run != self.run:
+            raise Unproven("this process is of another run than who listens here")
+        if peer.role == "worker" and peer.index < here.config.workers:
+            return keys.worker(own.workers, peer.index, peer.number)
+        if peer.role == "shard" and here.index == 0 and 0 < peer.index < len(here.config.shards):
+            return keys.shard(own.shards, peer.index, peer.number)
+        raise Unproven(f"{peer.role} {peer.index} has no business with shard {here.index}")
 
     def _opened(self, stream: Pooled) -> Wants[Meet]:
         self._waiting[stream] = None
@@ -89,3 +102,13 @@ class Acceptor:
     def _answer_error(self, stream: Pooled, error: Exception) -> None:
         raw = dump({"code": "protocol", "error": str(error)[:500]})
         stream.put_frame(Header(Kind.ERROR, run=self.run, view=self.here.view, attempt=self.here.number), raw)
+
+
+def _check(peer: Peer, header: Header, hello: dict[str, Any]) -> None:
+    """Raises WireError where a hello is not of the process that has proven itself on its stream."""
+    if peer.role == "worker":
+        said = Peer(str(hello.get("role")), header.worker, header.start)
+    else:
+        said = Peer(str(hello.get("role")), hello["index"], hello["attempt"])
+    if said != peer:
+        raise WireError(f"the hello is of {str(said)[:200]}, its stream of {peer}")

@@ -12,5 +12,5 @@ def hello_body(
 
     `carried` is the last order that it carried out, where the coordinator decides; None: one broke off.
     """
-    return {"role": "shard", "scheme": "none", "index": index, "attempt": attempt, "view": view, "serving": serving, "recovery": recovery,
+    return {"role": "shard", "index": index, "attempt": attempt, "view": view, "serving": serving, "recovery": recovery,
             "mode": mode, "carried": carried, "early": early}  # fmt: skip

@@ -14,7 +14,7 @@ from psjob.shard.rows import RowCell
 from psjob.shard.waiting import MOST_NAMED, Waiter
 from psjob.wire.frame import Flag, Header, Kind, dump
 from psjob.wire.pooled import LARGE, Pooled, Sending
-from psjob.wire.tcp import Buffer
+from psjob.wire.tcp import Part
 
 if TYPE_CHECKING:
     from psjob.shard.session import Session
@@ -70,12 +70,12 @@ class ShardLane:
             answer, spare = self._still(cell, waiter, reply) if place is None else (None, None)
             header = self._answer(cell, waiter)
             none = sorted(cell.none) if waiter.update else []
-        parts: list[Buffer] = []
+        parts: list[Part] = []
         if none:
             info = self.session.base._replace(kind=Kind.INFO, view=self.store.view, block=cell.block.index)
             parts += self.stream.framed(info, dump({"none": none}))
         if answer is None:
-            return Sending([*parts, header.lent(place or 0, cell.block.nbytes).pack()])
+            return Sending([*parts, header.lent(place or 0, cell.block.nbytes)])
         spares = [] if spare is None else [spare]
         if waiter.update or cell.update is None:  # weights that a worker steps by itself must come back whole
             number, answer, more = self.session.encoded.answer(header, cell.block, answer.view(getattr(torch, cell.block.dtype)), _spares)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,13 +14,17 @@ from psjob.protocol.shard import orders
 from psjob.protocol.shard.actions import Hello
 from psjob.shard.hello import hello_body
 from psjob.wire import tcp
+from psjob.wire.auth import Peer
 from psjob.wire.frame import Header, Kind, WireError
+from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server
 
 DIAL_SECONDS = 3.0
+NOTICE_SECONDS = 30.0
+log = logging.getLogger("psjob.shard")
 
 
 class CoordinatorLink:
@@ -31,6 +36,8 @@ class CoordinatorLink:
         self._dials: queue.SimpleQueue[float] = queue.SimpleQueue()
         self._out: queue.SimpleQueue[tuple[Stream, Kind, Mapping[str, Any]]] = queue.SimpleQueue()
         self._number = 0
+        self._told = -NOTICE_SECONDS
+        """When it was logged last that who was dialled is not the coordinator."""
         self._stream: Stream | None = None
         self._addresses: Iterator[Stream] | None = None
         """What is left of the addresses that the coordinator's name had."""
@@ -70,6 +77,10 @@ class CoordinatorLink:
             if stream is None:
                 self._post(e.Unreached())
                 continue
+            if not self._greeted(stream):
+                stream.close()
+                self._post(e.Unreached())
+                continue
             self._number += 1
             self._stream = stream
             self._post(e.Connected(self._number))
@@ -87,6 +98,20 @@ class CoordinatorLink:
         if stream is None:
             self._addresses = None
         return stream
+
+    def _greeted(self, stream: Stream) -> bool:
+        """Prove who dials; whether the coordinator answered and has proven itself too."""
+        place = self._server.place
+        try:
+            greet(stream, Peer("shard", place.index, place.number), place.keys.own, place.run, 0)
+        except (StreamClosed, TimeoutError):
+            return False
+        except WireError as error:
+            if time.monotonic() - self._told > NOTICE_SECONDS:
+                self._told = time.monotonic()
+                log.warning("stream to the coordinator at %s: %s", stream.peer, error)
+            return False
+        return True
 
     def _read(self, stream: Stream, number: int) -> str:
         """Read orders until the stream ends; why, where that is worth a line in the log."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from psjob.shard.server import Server
 
 log = logging.getLogger("psjob.shard")
+MOST_RISE = 1000
+"""Views by which another shard may be ahead: one for each time that a shard of the run was started meanwhile."""
 BEAT_SECONDS = 2.0
 """The coordinator says something down each stream at least this often."""
 
@@ -26,8 +28,9 @@ class PeerStream:
         self.server, self.stream, self.hello = server, stream, hello
         self.index = int(hello["index"])
         self._out: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
-        if not 0 < self.index < len(server.place.config.shards):
-            raise WireError(f"shard {self.index} is not one of this job's {len(server.place.config.shards)}")
+        view, own = int(hello["view"]), server.store.view
+        if view > own + MOST_RISE:
+            raise WireError(f"shard {self.index} says view {view}, this one is of view {own}; a view rises by {MOST_RISE} at most")
 
     def run(self) -> None:
         coordinator = self.server.coordinator

@@ -164,7 +164,7 @@ class RowFrames:
         if waiter.place is not None:
             at, out = waiter.place
             cell.table.pull(waiter.ids, out)
-            lent = Sending([header.lent(at, out.nbytes).pack()])
+            lent = Sending([header.lent(at, out.nbytes)])
             stream.put(lambda: lent)
             return
         rows = cell.table.pull(waiter.ids)

@@ -1,59 +1,97 @@
-"""The read-only status port: JSON for the planner and the display, and the two probes. Never a path or a parameter."""
+"""The read-only status port: whether this shard lives, for everybody; JSON for who proves to have the run's key for questions."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import sys
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from psjob import contract
+from psjob.contract import keys
 from psjob.process import supervise
 from psjob.shard.encoded import said_of
+from psjob.shard.nonces import Nonces
 from psjob.shard.phase import Phase
+from psjob.wire.strangers import Strangers
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server
 
+CONNECTIONS = 64
+"""At a time; whoever asks then has the place of one that has had more time."""
+
 
 def serve_status(server: Server, bind: str | None, port: int) -> None:
     """Listen in a thread. Raises OSError when the port is taken."""
+    nonces, questions = Nonces(contract.CHALLENGE_SECONDS), server.place.keys.questions
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 5
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            if self.path == contract.STATUS_PATH:
-                self._send(200, status(server))
-            elif self.path == contract.HISTORY_PATH and server.coordinator is not None:
-                self._send(200, {"entries": server.coordinator.machine.progress.past.told()})
-            elif self.path == contract.HEALTH_PATH:
+            if self.path == contract.HEALTH_PATH:
                 late = server.coordinator is not None and time.monotonic() - server.coordinator.beat > server.place.config.shard_timeout
                 alive = server.liveness.alive() and not late
-                self._send(200 if alive else 503, {"alive": alive, "why": server.liveness.hung})
+                self._send(200 if alive else 503, {"alive": alive})
             elif self.path == contract.STARTED_PATH:
-                ready = server.asked
-                self._send(200 if ready else 503, {"started": ready, "state": _state(server)})
+                self._send(200 if server.asked else 503, {"started": server.asked})
+            elif self.path == contract.CHALLENGE_PATH:
+                self._send(200, {"nonce": nonces.make(time.monotonic())})
+            elif self.path in (contract.STATUS_PATH, contract.HISTORY_PATH):
+                self._answer({contract.STATUS_PATH: status, contract.HISTORY_PATH: history}[self.path])
             else:
-                self._send(404, {"error": f"there is {contract.STATUS_PATH}, {contract.HEALTH_PATH} and {contract.STARTED_PATH}"})
+                self._send(404, {"error": f"there is {contract.HEALTH_PATH} and {contract.STARTED_PATH}"})
 
-        def _send(self, code: int, body: dict[str, Any]) -> None:
+        def _answer(self, told: Callable[[Server], dict[str, Any] | None]) -> None:
+            nonce, _, proof = self.headers.get(contract.PROOF_HEADER, "").partition(" ")
+            right = keys.same(proof, keys.question(questions, nonce, self.path)) if questions else False
+            if not right or not nonces.spend(nonce, time.monotonic()):
+                self._send(
+                    403,
+                    {"error": f"{contract.PROOF_HEADER} does not prove that this question is of this run; see {contract.CHALLENGE_PATH}"},
+                )
+                return
+            body = told(server)
+            self._send(404 if body is None else 200, body if body is not None else {"error": "shard 0 keeps the history"}, nonce)
+
+        def _send(self, code: int, body: dict[str, Any], nonce: str = "") -> None:
             raw = json.dumps(body).encode()
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(raw)))
-            self.send_header("Connection", "close")
+            if nonce:
+                self.send_header(contract.ANSWER_HEADER, keys.answer(questions, nonce, self.path, raw))
+            if self.path != contract.CHALLENGE_PATH:
+                self.send_header("Connection", "close")
             self.end_headers()
             self.wfile.write(raw)
+
+        def version_string(self) -> str:
+            return "psjob"
 
         def log_message(self, format: str, *args: Any) -> None:
             return
 
     class Quiet(ThreadingHTTPServer):
         daemon_threads = True
-        request_queue_size = 64
+        request_queue_size = 1024
+        open: Strangers[Any] = Strangers(CONNECTIONS)
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            victim = self.open.add(request, str(client_address[0]))
+            if victim is not None:
+                hang_up(victim)
+            super().process_request(request, client_address)
+
+        def shutdown_request(self, request: Any) -> None:
+            self.open.drop(request)
+            super().shutdown_request(request)
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             error = sys.exc_info()[1]
@@ -62,6 +100,17 @@ def serve_status(server: Server, bind: str | None, port: int) -> None:
 
     http = Quiet((bind or "", port), Handler)
     supervise.start(http.serve_forever, "status", 0.5)
+
+
+def hang_up(sock: socket.socket) -> None:
+    """End a connection that another thread serves."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def history(server: Server) -> dict[str, Any] | None:
+    """The JSON of contract.HISTORY_PATH; None of any shard but 0."""
+    return None if server.coordinator is None else {"entries": server.coordinator.machine.progress.past.told()}
 
 
 def status(server: Server) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -19,9 +19,11 @@ import torch
 
 from psjob import contract
 from psjob.checkpoint import files
+from psjob.contract import keys
 from psjob.layout.blocks import TensorSpec
 from psjob.modes import Async, Backup, Batch, Bounded, LocalAsync, LocalSGD, Mode, Push, Softsync, Sync, Threshold
 from psjob.process import config
+from psjob.process.asking import ask
 from psjob.resume import record
 from psjob.rules.base import Hyperparameters
 from psjob.simulate.engine import NOT_TRAINED
@@ -216,6 +218,7 @@ class Shards:
             "checkpoint": checkpoint, "successPolicy": "AllWorkers", "shardTimeoutSeconds": SECONDS, "connectSeconds": SECONDS, **settings,
         }  # fmt: skip
         self._config.write_text(json.dumps(told))
+        self._keys = {name: secrets.token_bytes(keys.SIZE) for name in ("workers", "shards", "questions")}
         self._processes = [self._start(index) for index in range(shards)]
 
     def place(self, rank: int) -> config.Place:
@@ -247,17 +250,18 @@ class Shards:
             return subprocess.Popen([sys.executable, "-m", "psjob.shard"], env=environment, stdout=log, stderr=log)
 
     def _environment(self, role: str, index: int) -> dict[str, str]:
+        own = self.folder / f"{role}-{index}.keys"
+        own.touch(0o600)
+        own.write_text(keys.written(self._keys, role, index, 1))
         number = contract.ENV_ATTEMPT if role == "shard" else contract.ENV_START
         return {
             contract.ENV_ROLE: role, contract.ENV_INDEX: str(index), contract.ENV_RUN: RUN, number: "1", contract.ENV_VIEW: "1",
             contract.ENV_CONFIG: str(self._config), contract.ENV_CHECKPOINTS: str(self.folder), contract.ENV_BIND: "127.0.0.1",
-            contract.ENV_TERMINATION_LOG: str(self.folder / f"{role}-{index}.end"),
+            contract.ENV_KEYS: str(own), contract.ENV_TERMINATION_LOG: str(self.folder / f"{role}-{index}.end"),
         }  # fmt: skip
 
     def _counters(self, peer: Mapping[str, Any]) -> dict[str, Any]:
-        address = f"http://{peer['host']}:{peer['statusPort']}{contract.STATUS_PATH}"
-        with urllib.request.urlopen(address, timeout=SECONDS) as answer:
-            told: dict[str, Any] = json.loads(answer.read())["counters"]
+        told: dict[str, Any] = ask(peer["host"], peer["statusPort"], self._keys["questions"], seconds=SECONDS)["counters"]
         return told
 
     def _said(self) -> str:

@@ -31,10 +31,16 @@ IDLE_PARTS: Final = 10_000
 """Of a worker's time: what a RECORD tells waiting in."""
 
 # magic, version, header length, type, codec, flags, run, view, attempt, worker, start, rewinds, clock, request, generation,
-# table, info, block, part offset, version (attempt, n), length, payload crc, reserved; then the crc of all of these.
+# table, info, block, part offset, version (attempt, n), length, payload crc, room for a seal; then the crc of all of these, which a
+# sealed header does not have.
 _BODY: Final = struct.Struct("<4sHHBBH16sIIiIIqIIHHIQIQQI16s")
 _CRC: Final = struct.Struct("<I")
 HEADER_BYTES: Final = _BODY.size + _CRC.size
+TAG_BYTES: Final = 16
+COVERED: Final = _BODY.size - TAG_BYTES
+"""Bytes of a header that its seal covers (`psjob.wire.auth`)."""
+TAG: Final = slice(COVERED, COVERED + TAG_BYTES)
+"""Where the seal lies."""
 MAX_HEADER: Final = 512
 
 
@@ -169,8 +175,8 @@ class Header(NamedTuple):
         return self._replace(flags=self.flags | Flag.LENT, part=offset, length=length)
 
 
-def parse(raw: bytes | memoryview) -> Header:
-    """The header in the first `HEADER_BYTES` of `raw`.
+def parse(raw: bytes | memoryview, sealed: bool = False) -> Header:
+    """The header in the first `HEADER_BYTES` of `raw`. `sealed`: it has a seal and no crc, and the caller checks it.
 
     Raises:
         WireError: not a psjob frame, another version, a damaged header, an unknown type, or a codec where none can be.
@@ -183,7 +189,7 @@ def parse(raw: bytes | memoryview) -> Header:
         raise WireError(f"not a psjob peer: the first bytes are {bytes(raw[:4])!r}, expected {MAGIC!r}")
     if version != VERSION:
         raise WireError(f"protocol version {version}, this side speaks {VERSION}; run the same psjob version on both sides")
-    if _CRC.unpack_from(raw, _BODY.size)[0] != zlib.crc32(raw[: _BODY.size]):
+    if not sealed and _CRC.unpack_from(raw, _BODY.size)[0] != zlib.crc32(raw[: _BODY.size]):
         raise WireError("frame header is damaged: its checksum does not match")
     if not HEADER_BYTES <= size <= MAX_HEADER:
         raise WireError(f"header length {size} is outside {HEADER_BYTES}..{MAX_HEADER}")

@@ -1,17 +1,14 @@
-"""A pool of threads for the streams of a process: as many as it has cores, however many streams there are.
+"""A thread that serves many streams by a poller.
 
-Each thread has a poller. It reads some of the streams, by generators that say what they want filled, and sends what is left over on
+It reads some of the streams, by generators that say what they want filled, and sends what is left over on
 others: one stream's two sides belong to two threads, so that a large answer goes out while the next push comes in.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
-import os
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,13 +21,8 @@ from psjob.wire.reading import Filling, Pause, StreamClosed, Wants
 
 LOOK_SECONDS = 0.25
 """Between two looks at deadlines, where any stream has one."""
-ACCEPTS = 64
-"""Streams taken at a time, before others are read."""
 MOST_STIRRED = 32
 """Streams for which one thread sends at a time; those of more are sent by their own loops."""
-FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-LEAST, MOST = 2, 8
-"""Threads of a pool."""
 Apart = Callable[[], None]
 """Goes on with a stream in a thread of its own, by calls that wait."""
 Serve = Callable[[Pooled], Wants[Apart | None]]
@@ -329,68 +321,3 @@ class Loop:
 def _pump(streams: list[Pooled]) -> None:
     for stream in streams:
         stream.pump()
-
-
-def _cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class StreamPool:
-    """`threads` None: as many as there are cores, within LEAST and MOST. Its threads run until `close`."""
-
-    def __init__(self, name: str, threads: int | None = None) -> None:
-        number = max(LEAST, threads or min(MOST, _cores()))
-        self.loops = [Loop(f"{name}-streams-{at}", self._gone) for at in range(number)]
-        self._lock = threading.Lock()
-        self._reads: dict[Pooled, int] = {}
-        """By stream, which loop reads it."""
-        self._counts = [0] * number
-        for loop in self.loops:
-            loop.start()
-
-    def accept(self, listener: socket.socket, serve: Serve, limit: int) -> None:
-        """Read what dials `listener` as `serve` wants it; a newcomer above `limit` streams is closed."""
-        listener.setblocking(False)
-        loop, fd = self.loops[0], listener.fileno()
-
-        def accept() -> None:
-            for _ in range(ACCEPTS):
-                try:
-                    sock, _address = listener.accept()
-                except BlockingIOError:
-                    return
-                except OSError as error:
-                    if error.errno in FULL:
-                        loop.deaf(fd)
-                    return
-                self._take(sock, serve, limit)
-
-        loop.post(partial(loop.listen, fd, accept))
-
-    def close(self) -> None:
-        """Close every stream; the threads end."""
-        for loop in self.loops:
-            loop.close()
-
-    def _take(self, sock: socket.socket, serve: Serve, limit: int) -> None:
-        with self._lock:
-            if len(self._reads) >= limit:
-                sock.close()
-                return
-            at = min(range(len(self.loops)), key=lambda number: self._counts[number])
-            try:
-                stream = Pooled(sock)
-            except OSError:
-                sock.close()
-                return
-            self._reads[stream] = at
-            self._counts[at] += 1
-        stream.reader, stream.writer = self.loops[at], self.loops[(at + 1) % len(self.loops)]
-        stream.reader.post(partial(stream.reader.read, stream, serve(stream)))
-
-    def _gone(self, stream: Pooled) -> None:
-        with self._lock:
-            at = self._reads.pop(stream, None)
-            if at is not None:
-                self._counts[at] -= 1

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from psjob.wire.frame import Header
 from psjob.wire.reading import SILENCE_SECONDS
-from psjob.wire.tcp import JOINED, Buffer, Stream
+from psjob.wire.tcp import JOINED, Buffer, Part, Stream
 
 if TYPE_CHECKING:
     from psjob.wire.loop import Loop
@@ -33,8 +33,12 @@ here = threading.local()
 class Sending(NamedTuple):
     """Whole frames, whose bytes stay as they are until `done` is called."""
 
-    parts: Sequence[Buffer]
+    parts: Sequence[Part]
     done: Callable[[], None] | None = None
+
+
+def nothing() -> None:
+    """There is nobody to tell."""
 
 
 Act = Callable[[], Sending | None]
@@ -48,6 +52,8 @@ class Pooled(Stream):
         super().__init__(sock)
         self.reader: Loop | None = None
         self.writer: Loop | None = None
+        self.known: Callable[[], object] = nothing
+        """To be called once it has been proven whose stream this is."""
         self.written = 0.0
         """When the peer took a byte last, of what is left over."""
         self._queue: deque[Act | None] = deque()
@@ -147,8 +153,9 @@ class Pooled(Stream):
             sending = act()
             if sending is None:
                 continue
-            parts += sending.parts
-            size += sum(map(len, sending.parts))
+            packed = self._packed(sending.parts)
+            parts += packed
+            size += sum(map(len, packed))
             if sending.done is not None:
                 done.append(sending.done)
             if size >= BATCH or done:

@@ -11,11 +11,14 @@ import socket
 import time
 import zlib
 from collections.abc import Generator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from psjob.wire.frame import HEADER_BYTES, MAX_JSON, ROW_KINDS, Flag, Header, Kind, WireError, continues, extra_header_bytes, load, parse
 from psjob.wire.shared import Region, copy_out
 from psjob.wire.sockets import SLICE_SECONDS, peer_name, timeval
+
+if TYPE_CHECKING:
+    from psjob.wire.auth import Seal
 
 HELLO_SECONDS = 5.0
 """A stranger has this long to say the header of a hello, and to go on where it pauses."""
@@ -126,6 +129,8 @@ class Reading:
         self.peer = peer_name(sock)
         self.borrowed: Region | None = None
         """Memory that the peer lends: where payloads lie that do not follow their header."""
+        self.opening: Seal | None = None
+        """What the headers that come are sealed with, once the handshake is over."""
         self._ahead = memoryview(bytearray(AHEAD))
         self._begin = self._end = 0
         """Between them lies in `_ahead` what was received and is not read yet."""
@@ -148,22 +153,6 @@ class Reading:
         Raises: StreamClosed, TimeoutError (nothing or too little came), WireError.
         """
         return self.run(self.next_header(seconds))
-
-    def peek_header(self, seconds: float) -> Header | None:
-        """The next header without taking it, or None when none came in `seconds`. Raises WireError."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            try:
-                self._receive_within(deadline - time.monotonic())
-                raw = self.sock.recv(HEADER_BYTES, socket.MSG_PEEK)
-            except OSError:
-                return None
-            if len(raw) == HEADER_BYTES:
-                return parse(raw)
-            if not raw:
-                return None
-            time.sleep(0.01)
-        return None
 
     def recv_into(self, header: Header, target: memoryview) -> None:
         """Read the payload into `target`, whose size must be the header's length; checks the crc. Raises as recv_header."""
@@ -214,7 +203,9 @@ class Reading:
             yield filling
             self._begin, self._end = 0, held + filling.done
         view = self._ahead[self._begin : self._begin + HEADER_BYTES]
-        header, extra = parse(view), extra_header_bytes(view)
+        header, extra = parse(view, self.opening is not None), extra_header_bytes(view)
+        if self.opening is not None:
+            self.opening.check(view)
         self._begin += HEADER_BYTES
         if extra:
             yield Filling(self, [memoryview(bytearray(extra))], None, HELLO_SECONDS)

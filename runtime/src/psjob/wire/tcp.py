@@ -13,7 +13,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from psjob.process import supervise
 from psjob.wire.frame import MAX_JSON, Header, dump, frames
@@ -22,12 +22,19 @@ from psjob.wire.reading import SILENCE_SECONDS, Reading
 from psjob.wire.reading import StreamClosed as StreamClosed
 from psjob.wire.sockets import SLICE_SECONDS, keepalive, one_host, timeval, unconfirmed, unheard, unpaced
 
+if TYPE_CHECKING:
+    from psjob.wire.auth import Seal
+
 TCP_NOTSENT_LOWAT = 25
 UNSENT_BYTES = 128 << 10
+BACKLOG = 4096
+"""Connections that the kernel holds until they are accepted."""
 JOINED = 16 << 10
 """Frames of so many bytes together are sent as one piece of memory."""
 MSG_MORE = getattr(socket, "MSG_MORE", 0)
 Buffer = bytes | bytearray | memoryview
+Part = Header | Buffer
+"""A header, which is packed and sealed when its turn to be sent has come, or bytes that stand."""
 
 
 class Stream(Reading):
@@ -37,6 +44,7 @@ class Stream(Reading):
         super().__init__(sock)
         self.sums = not one_host(sock)
         self.closed = False
+        self._sealing: Seal | None = None
         self._send_lock = threading.Lock()
         self._written = 0
         self._poll: select.poll | None = None
@@ -57,18 +65,23 @@ class Stream(Reading):
         except OSError as error:
             raise StreamClosed(f"{self.peer}: {error}") from error
 
-    def framed(self, header: Header, payload: Buffer = b"") -> list[Buffer]:
+    def seal(self, mine: Seal, theirs: Seal) -> None:
+        """From here on every header carries a seal, and each that comes must."""
+        with self._send_lock:
+            self._sealing, self.opening = mine, theirs
+
+    def framed(self, header: Header, payload: Buffer = b"") -> list[Part]:
         """One frame, with the payload's length and, where it leaves this host, its checksum."""
         view = payload if isinstance(payload, bytes | memoryview) else memoryview(payload)
-        raw = header.sized(view, self.sums).pack()
-        return [raw, view] if len(view) else [raw]
+        sized = header.sized(view, self.sums)
+        return [sized, view] if len(view) else [sized]
 
-    def framed_parts(self, header: Header, parts: Sequence[memoryview]) -> list[Buffer]:
+    def framed_parts(self, header: Header, parts: Sequence[memoryview]) -> list[Part]:
         """As `framed`, of a payload that lies in several places."""
         crc = functools.reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0) if self.sums else 0
-        return [header._replace(length=sum(map(len, parts)), crc=crc).pack(), *parts]
+        return [header._replace(length=sum(map(len, parts)), crc=crc), *parts]
 
-    def framed_control(self, header: Header, raw: bytes) -> list[Buffer]:
+    def framed_control(self, header: Header, raw: bytes) -> list[Part]:
         """As `framed`, of a control body that `dump` has made: several frames where it is above MAX_JSON."""
         if len(raw) <= MAX_JSON:
             return self.framed(header, raw)
@@ -87,18 +100,26 @@ class Stream(Reading):
 
     def send_lent(self, header: Header, offset: int, length: int) -> None:
         """Write a frame whose payload lies in the memory that this side lends. Raises StreamClosed."""
-        self.write(header.lent(offset, length).pack())
+        self.write(header.lent(offset, length))
 
-    def write(self, *raw: Buffer, flags: int = 0) -> None:
-        """Write whole frames, whose bytes lie in these places. Raises StreamClosed."""
-        parts = (b"".join(raw),) if len(raw) > 1 and sum(map(len, raw)) <= JOINED else raw
+    def write(self, *frames: Part, flags: int = 0) -> None:
+        """Write whole frames: headers, and what follows them. Raises StreamClosed."""
         with self._send_lock:
+            raw = self._packed(frames)
+            parts = (b"".join(raw),) if len(raw) > 1 and sum(map(len, raw)) <= JOINED else raw
             try:
                 for part in parts:
                     self._send_all(part, flags)
             except (OSError, ValueError) as error:
                 self.close()
                 raise StreamClosed(f"{self.peer}: {error}") from error
+
+    def _packed(self, parts: Sequence[Part]) -> list[Buffer]:
+        """The bytes of frames, in the order in which they are sent from here on; the lock is held."""
+        seal = self._sealing
+        if seal is None:
+            return [part.pack() if isinstance(part, Header) else part for part in parts]
+        return [seal.on(part.pack()) if isinstance(part, Header) else part for part in parts]
 
     def _send_all(self, part: Buffer, flags: int) -> None:
         """Raises OSError, also where the peer takes no byte for SILENCE_SECONDS."""
@@ -214,11 +235,11 @@ def listen(bind: str | None, port: int) -> socket.socket:
     """A listening socket on `bind`, or on every address. Raises OSError naming the address."""
     try:
         if bind:
-            sock = socket.create_server((bind, port), backlog=256)
+            sock = socket.create_server((bind, port), backlog=BACKLOG)
         else:
             dual = socket.has_dualstack_ipv6()
             family = socket.AF_INET6 if dual else socket.AF_INET
-            sock = socket.create_server(("", port), family=family, backlog=256, dualstack_ipv6=dual)
+            sock = socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
     except OSError as error:
         raise OSError(error.errno, f"cannot listen on {bind or '*'}:{port}: {error.strerror or error}") from error
     return sock

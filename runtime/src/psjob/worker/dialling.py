@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 from psjob.modes import written
 from psjob.protocol.worker.link import newest
 from psjob.wire import tcp
+from psjob.wire.auth import Peer
 from psjob.wire.frame import Kind, WireError
-from psjob.wire.tcp import HELLO_SECONDS, Stream, StreamClosed
+from psjob.wire.handshake import greet
+from psjob.wire.tcp import Stream, StreamClosed
 from psjob.worker.sharing import SLOTS
 
 if TYPE_CHECKING:
@@ -18,32 +20,42 @@ DIAL_SECONDS = 3.0
 
 
 def dial(link: ShardLink) -> Stream | None:
-    """A stream on which hello was said: of all addresses of the name, the one whose shard is the newest."""
-    found: list[tuple[tuple[int, int] | None, Stream]] = []
-    streams = list(tcp.connect(link.peer.host, link.peer.port, DIAL_SECONDS))
-    for stream in streams:
-        with link.session.cond:
-            hello = _hello(link)
+    """A stream on which hello was said: of all addresses of the name, the one whose shard is the newest.
+
+    Raises WireError where only such answer as cannot prove to be that shard.
+    """
+    place = link.session.place
+    me = Peer("worker", place.index, place.number)
+    found: list[tuple[tuple[int, int], Stream]] = []
+    problem: WireError | None = None
+    for stream in tcp.connect(link.peer.host, link.peer.port, DIAL_SECONDS):
         try:
-            stream.send_json(link.session.header(Kind.HELLO, attempt=link.attempt), hello)
-            first = stream.peek_header(HELLO_SECONDS) if len(streams) > 1 else None
-        except (StreamClosed, WireError):
+            standing = greet(stream, me, place.keys.own, place.run, link.index)
+        except (StreamClosed, TimeoutError):
             stream.close()
-            continue
-        found.append((None if first is None else (first.view, first.attempt), stream))
+        except WireError as error:
+            problem = error
+            stream.close()
+        else:
+            found.append(((standing.view, standing.attempt), stream))
     if not found:
+        if problem is not None:
+            raise problem
         return None
     chosen = found[newest([told for told, _ in found])][1]
     for _, stream in found:
         if stream is not chosen:
             stream.close()
+    with link.session.cond:
+        hello = _hello(link)
+    chosen.send_json(link.session.header(Kind.HELLO, attempt=link.attempt), hello)
     return chosen
 
 
 def _hello(link: ShardLink) -> dict[str, Any]:
     session, codecs = link.session, link.session.exchange.compression
     body: dict[str, Any] = {
-        "role": "worker", "scheme": "none", "codecs": codecs.offered(),
+        "role": "worker", "codecs": codecs.offered(),
         "transports": session.transports, "rowTransports": session.row_transports, "slots": SLOTS,
         "layout": session.layout.digest(), "mode": written(session.mode),
         "push": codecs.push[link.index], "pull": codecs.pull[link.index],

@@ -19,7 +19,9 @@ from psjob.process import supervise
 from psjob.protocol.records import PIECE, RecordId, RecordIn
 from psjob.protocol.worker import events as e
 from psjob.wire import tcp
+from psjob.wire.auth import Peer
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
+from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
 from psjob.worker import turns, watchdog
 from psjob.worker.dialling import DIAL_SECONDS, dial
@@ -227,7 +229,9 @@ class ShardLink:
         """Dial the further lanes that the shard offers. Raises StreamClosed where it does not take them."""
         for number in range(1, min(int(body.get("lanes", 1)), MAX_LANES)):
             stream = tcp.again(main.stream, DIAL_SECONDS)
-            hello = {"role": "worker", "scheme": "none", "lane": number, "token": str(body["token"])}
+            place = self.session.place
+            greet(stream, Peer("worker", place.index, place.number), place.keys.own, place.run, self.index)
+            hello = {"role": "worker", "lane": number, "token": str(body["token"])}
             stream.send_json(self.session.header(Kind.HELLO, attempt=self.attempt), hello)
             with self.session.cond:
                 self.lanes.append(WorkerLane(self, stream))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from psjob.contract import MOST_NUMBER
 from psjob.protocol.coordinator import events, signs
 from psjob.protocol.coordinator.events import Event, ShardStands
 
@@ -25,8 +26,8 @@ def shard_hello(link: int, body: Mapping[str, Any], shards: int) -> events.Shard
     if not isinstance(mode, str) or not isinstance(body.get("serving"), bool):
         raise Malformed("a shard's hello has a mode and says whether it serves")
     return events.ShardHello(
-        link, _number(body, "index", 1, shards - 1), _number(body, "attempt"), _number(body, "view"), bool(body["serving"]),
-        _number(body, "recovery"), mode[:80], None if carried is None else _whole(carried, "carried"),
+        link, _number(body, "index", 1, shards - 1), _number(body, "attempt", 0, MOST_NUMBER), _number(body, "view", 0, MOST_NUMBER),
+        bool(body["serving"]), _number(body, "recovery"), mode[:80], None if carried is None else _whole(carried, "carried"),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from psjob.contract import MOST_NUMBER
 from psjob.layout.blocks import TensorSpec
 from psjob.wire.frame import WireError
 
@@ -173,13 +174,13 @@ def read(body: Mapping[str, Any]) -> Order:
 def _setup(body: Mapping[str, Any]) -> Order:
     table = tuple(TensorSpec(str(t["name"]), tuple(map(_count, t["shape"])), str(t["dtype"]), _count(t["group"])) for t in body["table"])
     tables = tuple(dict(spec) for spec in body.get("tables", ()))
-    return SetUp(_count(body["setup"]), _count(body["view"]), _mode(body["mode"]), str(body["rule"]), table, tables)
+    return SetUp(_count(body["setup"]), _view(body), _mode(body["mode"]), str(body["rule"]), table, tables)
 
 
 def _restore(body: Mapping[str, Any]) -> Order:
     fences = {int(rank): (_count(pair[0]), _count(pair[1])) for rank, pair in dict(body.get("fences") or {}).items()}
     return Restore(
-        _count(body["view"]), _count(body["recovery"]), _mode(body["mode"]), str(body["folder"]), str(body["manifest"]),
+        _view(body), _count(body["recovery"]), _mode(body["mode"]), str(body["folder"]), str(body["manifest"]),
         fences, _clocks(body.get("most") or {}),
     )  # fmt: skip
 
@@ -224,8 +225,8 @@ _READERS: Final[dict[str, Callable[[Mapping[str, Any]], Order]]] = {
     "setup": _setup,
     "restore": _restore,
     "bound": lambda body: Bound(_clocks(body["most"])),
-    "open": lambda body: Open(_count(body["view"]), _count(body["recovery"])),
-    "adopt": lambda body: Adopt(_count(body["view"])),
+    "open": lambda body: Open(_view(body), _count(body["recovery"])),
+    "adopt": lambda body: Adopt(_view(body)),
     "prepare": lambda body: Prepare(_count(body["number"]), _base(body)),
     "cut": _cut,
     "void": lambda body: Void(_count(body["cut"])),
@@ -235,7 +236,7 @@ _READERS: Final[dict[str, Callable[[Mapping[str, Any]], Order]]] = {
     "where": _where,
     "finish": lambda body: Finish(),
     "stop": lambda body: Stop(),
-    "fenced": lambda body: Fence(_count(body["view"])),
+    "fenced": lambda body: Fence(_view(body)),
 }
 
 
@@ -252,6 +253,13 @@ def _mode(word: Any) -> str:
 
 def _clocks(found: Mapping[Any, Any]) -> Clocks:
     return {int(rank): _count(clock) for rank, clock in found.items()}
+
+
+def _view(body: Mapping[str, Any]) -> int:
+    view = _count(body["view"])
+    if view > MOST_NUMBER:
+        raise ValueError(f"view {view}, the largest is {MOST_NUMBER}")
+    return view
 
 
 def _count(value: Any) -> int:

@@ -24,6 +24,6 @@ class LinkState:
         """When it was first looked for."""
 
 
-def newest(found: Sequence[tuple[int, int] | None]) -> int:
-    """Which of the processes that answer at one name is the newest: `found` are their (view, attempt), None where one said nothing yet."""
-    return max(range(len(found)), key=lambda at: (found[at] or (0, 0), at))
+def newest(found: Sequence[tuple[int, int]]) -> int:
+    """Which of the processes that answer at one name is the newest: `found` are their (view, attempt)."""
+    return max(range(len(found)), key=lambda at: (found[at], at))

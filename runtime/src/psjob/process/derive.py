@@ -1,0 +1,40 @@
+"""Derive one process's key file from its run's keys: `python -m psjob.process.derive --from FOLDER --to FILE`.
+
+What an init container runs in an image that has psjob installed. Role, index and number come by contract's environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from psjob import contract
+from psjob.contract import keys
+
+NAMES = ("workers", "shards", "questions")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the file whole or not at all; what is wrong is one line on stderr, and 1."""
+    parser = argparse.ArgumentParser(prog="python -m psjob.process.derive", description="Derive a process's keys from its run's.")
+    parser.add_argument("--from", dest="source", type=Path, required=True, help="folder with the run's keys, a file each")
+    parser.add_argument("--to", dest="target", type=Path, required=True, help="the file to write")
+    asked = parser.parse_args(arguments)
+    try:
+        run = {name: bytes.fromhex((asked.source / name).read_text()) for name in NAMES}
+        role, index = os.environ[contract.ENV_ROLE], int(os.environ[contract.ENV_INDEX])
+        number = int(os.environ[contract.ENV_START if role == "worker" else contract.ENV_ATTEMPT])
+        part = asked.target.with_name(asked.target.name + ".part")
+        part.write_text(keys.written(run, role, index, number))
+        part.chmod(0o444)
+        part.rename(asked.target)
+    except (OSError, KeyError, ValueError) as error:
+        print(f"psjob: cannot derive this process's keys from {asked.source} into {asked.target}: {error!r}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

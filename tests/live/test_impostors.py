@@ -1,0 +1,378 @@
+"""A stranger who knows the run, the source code and every message of the protocol: it hears nothing of the model and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from psjob.checkpoint.final import tensors_sha256
+from psjob.contract import keys
+from psjob.wire import auth
+from psjob.wire.auth import Peer, Standing
+from psjob.wire.frame import HEADER_BYTES, Flag, Header, Kind, WireError, dump, parse, run_digest
+from tests.live.live_shards import Shards, Worker, all_well, serving
+from tests.live.test_shard_training import batch, build, loss_of
+from tests.reference import reference
+from tests.relay import DIALLER, parts
+from tests.runkeys import RUN
+
+STEPS = 30
+NAME = "run-1"
+DIGEST = run_digest(NAME)
+HELLO = {"role": "worker", "fresh": True, "view": 1, "recovery": 1 << 20, "table": [], "layout": "x", "rule": "sgd", "mode": "sync",
+         "codecs": ["none"], "transports": ["tcp", "shared"], "push": "none", "pull": "none", "acked": 0, "attempt": 0}  # fmt: skip
+PEER = {"role": "shard", "index": 1, "attempt": 9, "view": 10**17, "serving": True, "recovery": 0, "mode": "sync", "carried": 0}
+OTHER = {name: os.urandom(keys.SIZE) for name in RUN}
+"""The keys of another run of the same cluster."""
+OWN = keys.worker(RUN["workers"], 1, 1)
+"""The key of worker 1, which was taken over."""
+SECONDS = 5.0
+
+
+class Dialled:
+    """A connection to a shard; what comes is kept."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.sock = socket.create_connection(address, timeout=SECONDS)
+        self.heard = b""
+
+    def say(self, *raw: bytes) -> None:
+        try:
+            self.sock.sendall(b"".join(raw))
+        except OSError:
+            pass  # hung up on
+
+    def read(self, size: int) -> bytes:
+        """So many bytes, or fewer where the shard hangs up."""
+        raw = b""
+        try:
+            while len(raw) < size and (part := self.sock.recv(size - len(raw))):
+                raw += part
+        except OSError:
+            pass
+        self.heard += raw
+        return raw
+
+    def end(self) -> bytes:
+        """All that was heard, once the shard has hung up."""
+        began = time.monotonic()
+        self.read(1 << 20)
+        assert time.monotonic() - began < SECONDS, "the shard did not hang up"
+        self.sock.close()
+        return self.heard
+
+    def greet(self, key: bytes, peer: Peer, run: bytes = DIGEST) -> tuple[auth.Seal, auth.Seal] | None:
+        """The whole handshake with that key, whether the shard answers rightly or not; None where it hung up."""
+        greeting = auth.greeting(peer, run, os.urandom(32))
+        self.say(greeting)
+        challenge = self.read(auth.CHALLENGE_BYTES)
+        if len(challenge) < auth.CHALLENGE_BYTES:
+            return None
+        proof = auth.proof(key, greeting + challenge)
+        self.say(proof)
+        return auth.seals(key, greeting + challenge + proof)
+
+
+Attempt = Callable[[Dialled], None]
+
+
+def frame(kind: Kind, body: bytes = b"", **fields: int) -> bytes:
+    """A frame as a worker of rank 0 would send it."""
+    told = {"view": 1, "attempt": 1, "start": 1, "info": 1} | fields
+    return Header(kind, run=DIGEST, **told).sized(body).pack() + body  # type: ignore[arg-type]
+
+
+BODIES = {
+    Kind.HELLO: dump(HELLO), Kind.INIT: bytes(64), Kind.PUSH: bytes(64), Kind.EARLY: bytes(64), Kind.PEER: dump(PEER),
+    Kind.REPORT: dump({"metrics": {"loss": 0.0}}), Kind.CHECKPOINT: dump({}), Kind.STOP: dump({}), Kind.RECORD: bytes(16),
+    Kind.INFO: dump({"hyperparameters": [{}], "none": []}), Kind.LOOKUP: bytes(8), Kind.ROW_PUSH: bytes(16),
+}  # fmt: skip
+
+
+def unproven(kind: Kind) -> Attempt:
+    """That message without a handshake, after a hello."""
+    return lambda to: to.say(frame(Kind.HELLO, BODIES[Kind.HELLO]), frame(kind, BODIES.get(kind, b""), clock=1 << 20))
+
+
+def proving(key: bytes, peer: Peer, run: bytes = DIGEST, hello: bytes = BODIES[Kind.HELLO], **fields: int) -> Attempt:
+    """A handshake as `peer` with that key, then a hello and a pull of every block that there may be."""
+
+    def attempt(to: Dialled) -> None:
+        seals = to.greet(key, peer, run)
+        if seals is None:
+            return
+        own = {"worker": peer.index if peer.role == "worker" else -1 - peer.index, "start": peer.number} | fields
+        for raw in (frame(Kind.HELLO, hello, **own), *(frame(Kind.PULL, b"", block=block, request=block + 1, **own) for block in range(4))):
+            to.say(seals[0].on(raw[:HEADER_BYTES]), raw[HEADER_BYTES:])
+
+    return attempt
+
+
+def saying(*words: Callable[[Dialled], bytes]) -> Attempt:
+    """Each part in turn, which may read what the shard said before."""
+
+    def attempt(to: Dialled) -> None:
+        for word in words:
+            to.say(word(to))
+
+    return attempt
+
+
+def greeting(peer: Peer = Peer("worker", 0, 1), **changes: bytes) -> Callable[[Dialled], bytes]:
+    return lambda to: auth.greeting(peer, changes.get("run", DIGEST), bytes(32))
+
+
+def challenge(to: Dialled) -> bytes:
+    return to.read(auth.CHALLENGE_BYTES)
+
+
+def shortened(by: int) -> Callable[[Dialled], bytes]:
+    return lambda to: auth.greeting(Peer("worker", 0, 1), DIGEST, bytes(32))[:-by]
+
+
+def cut(to: Dialled) -> bytes:
+    to.sock.shutdown(socket.SHUT_WR)
+    return b""
+
+
+def reflected(to: Dialled) -> bytes:
+    """The shard's own proof."""
+    return challenge(to)[-auth.PROOF_BYTES :]
+
+
+def unsealed(key: bytes, peer: Peer) -> Attempt:
+    """A right handshake, and then frames that anybody could have put onto the stream."""
+
+    def attempt(to: Dialled) -> None:
+        if to.greet(key, peer) is not None:
+            to.say(frame(Kind.HELLO, BODIES[Kind.HELLO], worker=peer.index), frame(Kind.PULL, b"", worker=peer.index, request=1))
+
+    return attempt
+
+
+def old(version: int) -> bytes:
+    raw = auth.greeting(Peer("worker", 0, 1), DIGEST, bytes(32))
+    return raw[:4] + version.to_bytes(2, "little") + raw[6:]
+
+
+RANK0, RANK1 = Peer("worker", 0, 1), Peer("worker", 1, 1)
+ATTEMPTS: dict[str, Attempt] = {f"{kind.name} without a handshake": unproven(kind) for kind in Kind} | {
+    "no key": proving(b"", RANK0),
+    "a key of zeros": proving(bytes(32), RANK0),
+    "a guessed key": proving(b"psjob".ljust(32), RANK0),
+    "the run as the key": proving(NAME.encode(), RANK0),
+    "another run's worker key": proving(keys.worker(OTHER["workers"], 0, 1), RANK0),
+    "another run's worker key, and its run": proving(keys.worker(OTHER["workers"], 0, 1), RANK0, run_digest("run-2")),
+    "another run's shard key": proving(keys.shard(OTHER["shards"], 1, 1), Peer("shard", 1, 1), hello=dump(PEER)),
+    "this run's worker, said to be of another run": proving(OWN, RANK1, run_digest("run-2")),
+    "a worker's key as another rank": proving(OWN, RANK0),
+    "a worker's key as its next start": proving(OWN, Peer("worker", 1, 2)),
+    "a worker's key as the last start": proving(OWN, Peer("worker", 1, 2**32 - 1)),
+    "a worker's key as a rank that is none": proving(OWN, Peer("worker", 2**31 - 1, 1)),
+    "a worker's key as shard 1": proving(OWN, Peer("shard", 1, 1), hello=dump(PEER)),
+    "a worker's key as shard 0": proving(OWN, Peer("shard", 0, 1), hello=dump(PEER | {"index": 0})),
+    "a worker's key as a shard's early word": proving(OWN, Peer("shard", 1, 9), hello=dump(PEER | {"early": True})),
+    "a worker that says another rank": proving(OWN, RANK1, worker=0),
+    "a worker that says a later start": proving(OWN, RANK1, start=2),
+    "a worker that says the last start": proving(OWN, RANK1, start=2**32 - 1),
+    "a worker that says to be a shard": proving(OWN, RANK1, hello=dump(PEER)),
+    "a worker of another run's digest": proving(OWN, RANK1, hello=b"{}"),
+    "a right handshake without seals": unsealed(OWN, RANK1),
+    "the shard's proof sent back": saying(greeting(), reflected),
+    "the shard's proof sent back, as a shard": saying(greeting(Peer("shard", 1, 1)), reflected),
+    "the challenge sent back": saying(greeting(), challenge),
+    "an empty proof": saying(greeting(), challenge, lambda to: bytes(32), lambda to: frame(Kind.PULL, b"", request=1)),
+    "a greeting that is cut": saying(shortened(1), cut),
+    "half a greeting": saying(shortened(32), cut),
+    "a greeting and no more": saying(greeting()),
+    "nothing at all": lambda to: None,
+    "a greeting of version 1": saying(lambda to: old(1)),
+    "a greeting of version 0": saying(lambda to: old(0)),
+    "a role that is none": saying(lambda to: auth.greeting(RANK0, DIGEST, bytes(32))[:6] + b"\x07" + bytes(57)),
+    "the scheme none": saying(lambda to: frame(Kind.HELLO, dump(HELLO | {"scheme": "none"}))),
+    "a challenge instead of a greeting": saying(lambda to: auth.challenge(bytes(32), b"", Standing(0, 1, 1), bytes(32))),
+    "many greetings": saying(*[greeting()] * 9),
+    "a proof first": saying(lambda to: os.urandom(auth.PROOF_BYTES) * 4),
+    "a frame with a lane's token": saying(lambda to: frame(Kind.HELLO, dump({"role": "worker", "lane": 1, "token": "0" * 32}))),
+    "LEAVE for every rank": saying(lambda to: b"".join(frame(Kind.LEAVE, b"", worker=rank, clock=0) for rank in range(2))),
+    "a push with flag STORE": saying(lambda to: frame(Kind.PUSH, bytes(64), flags=Flag.STORE)),
+}
+
+
+def told(heard: bytes) -> list[bytes]:
+    """The bodies of all frames that were heard behind a challenge. Fails where one tells anything but an error."""
+    at = auth.CHALLENGE_BYTES if heard.startswith(auth.MAGIC) else 0
+    bodies = []
+    while at < len(heard):
+        header = parse(heard[at : at + HEADER_BYTES], sealed=True)
+        assert header.kind is Kind.ERROR, header
+        bodies.append(heard[at + HEADER_BYTES : at + HEADER_BYTES + header.length])
+        at += HEADER_BYTES + header.length
+    return bodies
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> str:
+    torch.set_num_threads(1)
+    model = build()
+    reference(model, "sgd", [{"lr": 0.1, "momentum": 0.9}], lambda step: [batch(step, rank) for rank in range(2)], loss_of, STEPS)
+    return tensors_sha256(model.parameters())
+
+
+def workers_of(shards: Shards, build: Callable[[], nn.Module] = build) -> list[Worker]:
+    models = [build() for _ in range(2)]
+    return [Worker(shards, rank, m, torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)) for rank, m in enumerate(models)]
+
+
+def test_no_attempt_hears_or_changes_anything(tmp_path: Path, undisturbed: str) -> None:
+    """Each at both shards while two workers train; the weights are those of a run that nobody disturbed, and the folder holds its files."""
+    assert len(ATTEMPTS) >= 40
+    heard: dict[tuple[str, int], bytes] = {}
+    over = threading.Event()
+
+    def attack(index: int, address: tuple[str, int]) -> None:
+        for name, attempt in ATTEMPTS.items():
+            to = Dialled(address)
+            attempt(to)
+            heard[name, index] = to.end()
+
+    with serving(tmp_path, workers=2, shards=2) as shards:
+        attackers = [threading.Thread(target=attack, args=(index, shards.address(index)), daemon=True) for index in range(2)]
+        workers = workers_of(shards)
+
+        def act(worker: Worker) -> None:
+            for step in range(STEPS):
+                if step == 3 and worker.rank == 0:
+                    for thread in attackers:
+                        thread.start()
+                if step == STEPS - 3 and worker.rank == 0:
+                    for thread in attackers:
+                        thread.join(50)
+                    over.set()
+                worker.optimizer.zero_grad()
+                loss_of(worker.model, batch(step, worker.rank)).backward()
+                worker.optimizer.step()
+
+        all_well(workers, act)
+        assert over.is_set() and len(heard) == 2 * len(ATTEMPTS)
+        for (name, index), raw in heard.items():
+            for body in told(raw):
+                assert NAME.encode() not in body and json.loads(body)["code"] == "protocol", (name, index, body)
+        assert tensors_sha256(workers[0].model.parameters()) == undisturbed
+        assert [server.store.view for server in shards.servers] == [1, 1]
+        assert [server.store.counters.applied for server in shards.servers] == [2 * STEPS, 2 * STEPS]
+        assert [path.name for path in shards.folder.glob("CLAIM-*")] == ["CLAIM-000001"]
+
+
+# -- between a worker and its shard -----------------------------------------------------------------------------------------------
+
+
+class Between:
+    """A road to a shard on which somebody sits: `meddle` says what becomes of each frame that a worker sends, once."""
+
+    def __init__(self, to: tuple[str, int], meddle: Callable[[bytes, int], bytes]) -> None:
+        self._to, self._meddle = to, meddle
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.done = threading.Event()
+        self.recorded = b""
+        """The first stream as the worker has sent it."""
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(self._to)
+            threading.Thread(target=self._there, args=(near, far), daemon=True).start()
+            threading.Thread(target=self._back, args=(far, near), daemon=True).start()
+
+    def _back(self, far: socket.socket, near: socket.socket) -> None:
+        _pass_on(far, near, iter(lambda: far.recv(65536), b""))
+
+    def _there(self, near: socket.socket, far: socket.socket) -> None:
+        first = not self.recorded
+
+        def frames() -> Iterator[bytes]:
+            count = 0
+            for header, raw in parts(near, DIALLER):
+                self.recorded += raw if first else b""
+                count += header is not None
+                changed = raw if header is None or self.done.is_set() else self._meddle(raw, count)
+                if changed != raw:
+                    self.done.set()
+                yield changed
+
+        _pass_on(near, far, frames())
+
+
+def _pass_on(here: socket.socket, there: socket.socket, said: Iterator[bytes]) -> None:
+    try:
+        for part in said:
+            there.sendall(part)
+    except (OSError, WireError):
+        pass
+    for sock in (here, there):
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+
+def flipped(raw: bytes, at: int) -> bytes:
+    return raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+
+
+AFTER = 12
+MEDDLING: dict[str, Callable[[bytes, int], bytes]] = {
+    "nothing": lambda raw, count: raw,
+    "a header's clock is changed": lambda raw, count: flipped(raw, 52) if count == AFTER else raw,
+    "a header's flags are changed": lambda raw, count: flipped(raw, 10) if count == AFTER else raw,
+    "a header's length is changed": lambda raw, count: flipped(raw, 96) if count == AFTER else raw,
+    "a seal is changed": lambda raw, count: flipped(raw, HEADER_BYTES - 8) if count == AFTER else raw,
+    "a frame is left out": lambda raw, count: b"" if count == AFTER else raw,
+    "a frame is sent twice": lambda raw, count: raw + raw if count == AFTER else raw,
+    "a frame is put before it": lambda raw, count: frame(Kind.LEAVE, b"", worker=1, clock=0) + raw if count == AFTER else raw,
+}
+
+
+@pytest.mark.parametrize("name", MEDDLING)
+def test_who_sits_between_ends_a_stream_and_no_more(tmp_path: Path, undisturbed: str, name: str) -> None:
+    """The worker dials again and the weights are the same to the bit. The stream that was recorded is then of no use to anybody."""
+    with serving(tmp_path, workers=2, shards=2, transport="tcp") as shards:
+        between = Between(shards.address(0), MEDDLING[name])
+        workers = workers_of(shards)
+        link = workers[1].session.links[0]
+        link.peer = type(link.peer)("127.0.0.1", between.port, link.peer.status_port)
+
+        def act(worker: Worker) -> None:
+            for step in range(STEPS):
+                worker.optimizer.zero_grad()
+                loss_of(worker.model, batch(step, worker.rank)).backward()
+                worker.optimizer.step()
+                if step == STEPS // 2 and worker.rank == 0:
+                    to = Dialled(shards.address(0))
+                    to.say(between.recorded)
+                    told(to.end())
+
+        try:
+            all_well(workers, act)
+        finally:
+            between.close()
+        assert between.done.is_set() == (name != "nothing")
+        assert tensors_sha256(workers[0].model.parameters()) == undisturbed
+        assert [server.store.counters.applied for server in shards.servers] == [2 * STEPS, 2 * STEPS]

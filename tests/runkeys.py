@@ -1,0 +1,44 @@
+"""A run's keys in tests: the files of its processes, and what a stranger hears of a status port."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from psjob.contract import keys
+from psjob.process.keys import Keys
+
+NAMES = ("workers", "shards", "questions")
+RUN: Mapping[str, bytes] = {name: (f"{name} of a test's run").encode().ljust(keys.SIZE, b".") for name in NAMES}
+"""Where a test starts its processes itself."""
+
+
+def handed(role: str, index: int, number: int = 1, run: Mapping[str, bytes] = RUN) -> Keys:
+    """The keys of one process."""
+    return Keys(**keys.read(keys.written(run, role, index, number)))
+
+
+def key_file(folder: Path, role: str, index: int, number: int = 1) -> str:
+    """The path of one process's key file, written to `folder`."""
+    path = folder / f"keys-{role}-{index}-{number}"
+    path.write_text(keys.written(RUN, role, index, number))
+    return str(path)
+
+
+def of_run(folder: Path) -> dict[str, bytes]:
+    """The keys that `psjob run` made, of `.psjob/<run>`."""
+    return keys.read((folder / "keys" / "run").read_text())
+
+
+def get(url: str, headers: Mapping[str, str] = MappingProxyType({}), seconds: float = 2.0) -> tuple[int, dict[str, Any]]:
+    """(code, body) of one request that proves nothing but what `headers` say."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=seconds) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())

@@ -1,0 +1,58 @@
+"""Places of streams that have proven nothing: bounded, and never all taken from somebody who comes from elsewhere."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psjob.shard.nonces import Nonces
+from psjob.wire.strangers import Strangers
+
+
+def test_the_place_is_taken_from_the_oldest_of_the_host_that_has_most() -> None:
+    places: Strangers[int] = Strangers(3)
+    assert [places.add(one, host) for one, host in enumerate("aab")] == [None, None, None]
+    assert places.add(3, "b") == 0, "a has most"
+    assert places.add(4, "b") == 2, "now b has"
+    assert places.drop(1) and not places.drop(1)
+    assert places.add(5, "c") is None and len(places) == 3
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans())), st.integers(1, 5))
+def test_there_are_never_more_than_places(steps: list[tuple[str, bool]], most: int) -> None:
+    places: Strangers[int] = Strangers(most)
+    there: list[int] = []
+    for one, (host, comes) in enumerate(steps):
+        if comes:
+            victim = places.add(one, host)
+            if victim is not None:
+                there.remove(victim)
+            there.append(one)
+        elif there:
+            assert places.drop(there.pop())
+        assert len(places) == len(there) <= most
+        assert sum(places._counts.values()) == len(there)
+
+
+def test_a_flood_of_one_host_leaves_another_its_place() -> None:
+    places: Strangers[int] = Strangers(8)
+    places.add(-1, "peer")
+    assert -1 not in [places.add(one, "flood") for one in range(10_000)]
+    assert places.drop(-1)
+
+
+def test_a_nonce_is_good_once_and_for_a_time() -> None:
+    nonces = Nonces(10.0)
+    first, second = nonces.make(100.0), nonces.make(100.0)
+    assert first != second
+    assert nonces.spend(first, 110.0) and not nonces.spend(first, 105.0)
+    assert not nonces.spend(second, 110.1)
+    for strange in ("", "1.2.3", first[:-1] + "x", "9" + first, Nonces(10.0).make(100.0)):
+        assert not nonces.spend(strange, 101.0)
+
+
+def test_used_nonces_are_forgotten_when_they_are_too_old() -> None:
+    nonces = Nonces(1.0)
+    for second in range(100):
+        assert nonces.spend(nonces.make(float(second)), float(second))
+    assert len(nonces._used) <= 2
