@@ -30,6 +30,7 @@ from hack.cluster.paths import REPO
 from hack.cluster.pki import Authority
 from tests.cluster_fixtures import Cluster
 from tests.integration.operator_nursery import Nursery
+from tests.statusport import run_keys
 
 JOBS = "/apis/psjob.dev/v1alpha1"
 IMAGE = "psjob-runtime:test"
@@ -79,6 +80,8 @@ class Operator:
         self.port = free_port()
         arguments = ["run", f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}", f"--runtime-image={IMAGE}"]
         arguments += ["--health-host=127.0.0.1", f"--health-port={self.port}", "--log-format=json", *self.options]
+        if self.launcher is None and not any(option.startswith("--key-file") for option in self.options):
+            arguments.append(f"--key-file={self.log.parent / 'operator.key'}")
         self.pid = self.by.start(arguments, self.log)
         if ready:
             until("the operator to be ready", self.ready, seconds=60, also=lambda: self.log.read_text()[-3000:])
@@ -225,6 +228,12 @@ class World:
         """Pods by name: all, or those whose name says that they are of `job`, whoever made them."""
         found = {pod["metadata"]["name"]: pod for pod in self.items("pods")}
         return {name: pod for name, pod in found.items() if name.startswith(f"{job}-" if job else "")}
+
+    def run_keys(self, name: str = "job") -> dict[str, bytes]:
+        """The keys of the job's run, read as only an administrator may."""
+        job = self.job(name)
+        number = job["status"]["pinned"]["key"]
+        return run_keys(self.cluster.api, self.namespace, name, job["metadata"]["uid"], number)
 
     def events(self, reason: str = "") -> list[dict[str, Any]]:
         """Events about jobs."""

@@ -144,13 +144,14 @@ ALLOWED = (
     *(f"{verb} pods" for verb in ("create", "delete", "get", "list", "watch")),
     *(f"{verb} {kind}" for verb in ("create", "get", "list", "watch", "patch") for kind in ("services", "configmaps")),
     *(f"{verb} persistentvolumeclaims" for verb in ("create", "get", "list", "watch")),
+    "create secrets",
     "list events",
     "create events.events.k8s.io",
     "get nodes",
 )
 REFUSED = (
     *(f"{verb} pstrainingjobs.psjob.dev" for verb in ("create", "patch", "update", "deletecollection")),
-    *(f"{verb} secrets" for verb in ("get", "list", "watch", "create", "delete")),
+    *(f"{verb} secrets" for verb in ("get", "list", "watch", "patch", "update", "delete")),
     *(f"{verb} pods" for verb in ("patch", "update", "deletecollection")),
     *("create pods/exec", "get pods/log", "create pods/eviction", "patch pods/status"),
     *(f"delete {kind}" for kind in ("persistentvolumeclaims", "services", "configmaps", "nodes", "namespaces")),

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from psjob_operator.cluster.metrics import METRICS
 from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import Operator, World, manifest, world
+from tests.statusport import StatusPort
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
@@ -34,24 +32,20 @@ class Shard:
 
     def __init__(self) -> None:
         self.run = ""
+        self.questions = b""
+        """The run's key, which the test reads when the run has begun."""
         self.told: dict[str, Any] = {}
-        shard = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                said = {"run": shard.run, "attempt": 1, "counters": {"applied": 240}, "coordinator": shard.told}
-                body = json.dumps(said).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
+        self.port = StatusPort(self._said, lambda: self.questions)
         self.address = f"127.77.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
-        self.server = ThreadingHTTPServer((self.address, 7071), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.server = self.port.serve(self.address)
+
+    def _said(self, _: str) -> dict[str, Any]:
+        return {"run": self.run, "attempt": 1, "counters": {"applied": 240}, "coordinator": self.told}
+
+    def begin(self, place: World) -> None:
+        """Take the keys of the job, as its pods do."""
+        self.run = place.job()["metadata"]["uid"]
+        self.questions = place.run_keys()["questions"]
 
     def say(self, step: int, **told: Any) -> None:
         checkpoint = {"step": 100, "view": 1, "time": 1790000000.0, "age": 5.0, "bytes": 4096, "path": "x", "final": False}
@@ -93,7 +87,9 @@ def test_metrics_through_a_life_with_a_restart(place: World, shard: Shard) -> No
         assert value(operator, "psjob_operator_relists_total", resource=kind) >= 1, kind
         assert value(operator, "psjob_operator_api_requests_total", verb="watch", resource=kind, code="200") >= 1, kind
     shard.say(125)
-    shard.run = place.create(manifest(shards=2))["metadata"]["uid"]
+    place.create(manifest(shards=2))
+    place.until("the pods", lambda: len(place.pods()) == 4)
+    shard.begin(place)
     place.run("job-ps-0-a1", "job-ps-1-a1", "job-worker-0-r1", "job-worker-1-r1", node=node, address=shard.address)
     place.until_phase("Running")
     place.until("what shard 0 tells", lambda: value(operator, "psjob_job_step", **at) == 125)
@@ -140,7 +136,9 @@ def test_another_operator_goes_on_with_an_interruption(place: World, shard: Shar
     node, at = place.node(f"{place.namespace}-n"), {"namespace": place.namespace, "job": "job"}
     operator = place.operator("--progress-seconds=0.5")
     shard.say(125, mode="async")
-    shard.run = place.create(manifest(training={"mode": "async"}))["metadata"]["uid"]
+    place.create(manifest(training={"mode": "async"}))
+    place.until("the pods", lambda: len(place.pods()) == 3)
+    shard.begin(place)
     place.run("job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node, address=shard.address)
     place.until_phase("Running")
     place.until("what shard 0 tells", lambda: value(operator, "psjob_job_step", **at) == 125)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ import pytest
 from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import World, manifest, until, world
 from tests.integration.operator_proxy import Proxy
+from tests.statusport import StatusPort
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
@@ -127,37 +125,25 @@ def test_what_vanished_unseen_is_missed_after_a_relist(place: World) -> None:
 def test_progress_is_pulled_from_shard_0_and_shown(place: World) -> None:
     """A loopback address stands for the pod's: the operator asks port 7071 of the pod IP that the API server names, and no other."""
     uid: dict[str, str] = {}
-    asked: list[str] = []
+    keys: dict[str, bytes] = {}
 
-    class Shard(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            told = {
-                "step": 120,
-                "loss": 0.25,
-                "rate": 10.5,
-                "eta": 8.0,
-                "totalSteps": 200,
-                "metrics": {},
-                "workers": [],
-                "checkpoint": None,
-            }
-            told["checkpoint"] = {"step": 100, "view": 1, "time": 1790000000.0, "bytes": 4096, "path": "x", "final": False}
-            body = json.dumps({"run": uid["run"], "index": 0, "attempt": 1, "view": 1, "state": "serving", "coordinator": told}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def told(_: str) -> dict[str, Any]:
+        numbers = {"step": 120, "loss": 0.25, "rate": 10.5, "eta": 8.0, "totalSteps": 200, "metrics": {}, "workers": []}
+        checkpoint = {"step": 100, "view": 1, "time": 1790000000.0, "bytes": 4096, "path": "x", "final": False}
+        own = {"run": uid["run"], "index": 0, "attempt": 1, "view": 1, "state": "serving"}
+        return {**own, "coordinator": {**numbers, "checkpoint": checkpoint}}
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.77.0.1", 7071), Shard)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    port = StatusPort(told, lambda: keys.get("questions", b""))
+    asked = port.asked
+    server = port.serve("127.77.0.1")
     try:
         uid["run"] = place.create(manifest())["metadata"]["uid"]
-        place.operator("--progress-seconds=0.5")
+        operator = place.operator("--progress-seconds=0.5")
+        place.until("the pods", lambda: len(place.pods()) == 3)
         place.run("job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=place.node(f"{place.namespace}-n"))
+        place.until("the sentence", lambda: place.conditions().get("Ready", {}).get("reason") == "ProgressUnknown")
+        assert "does not take this operator's key" in place.conditions()["Ready"]["message"] and place.status()["phase"] == "Running"
+        keys.update(place.run_keys())
         place.until("the step in status", lambda: place.status().get("progress", {}).get("step"))
         status = place.status()
         assert status["progress"]["loss"] == 0.25 and status["checkpoint"]["step"] == 100
@@ -167,6 +153,11 @@ def test_progress_is_pulled_from_shard_0_and_shown(place: World) -> None:
         known = len(asked)
         place.until("more answers", lambda: len(asked) > known + 4)
         assert place.job()["metadata"]["resourceVersion"] == version, "the step moves all the time and is written once a minute"
+        place.until("the sentence to go", lambda: place.conditions()["Ready"]["reason"] == "Running")
+        operator.kill()
+        known = len(asked)
+        operator.start()
+        place.until("an answer to the next operator", lambda: len(asked) > known)
         assert str(status["progress"]["step"]) in place.cluster.run_kubectl("get", "psj", "job", "-n", place.namespace).stdout
     finally:
         server.shutdown()

@@ -50,7 +50,7 @@ def test_another_runtime_image_comes_with_another_run(place: World) -> None:
     place.create(manifest())
     up(place, node, "job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1")
     pinned = place.status()["pinned"]
-    assert pinned == {"runtimeImage": OLD, "configFormat": 1, "wire": 1, "container": "worker"}
+    assert pinned == {"runtimeImage": OLD, "configFormat": 1, "wire": 2, "container": "worker", "key": 1}
     second = place.operator(f"--runtime-image={NEW}", start=False)
     replaced(first, second)
     place.end("job-ps-0-a1", 1)
@@ -63,10 +63,14 @@ def test_another_runtime_image_comes_with_another_run(place: World) -> None:
         place.remove(pod)
     place.until_phase("Suspended")
     place.cluster.api.merge(place.path("pstrainingjobs", "job"), {"spec": {"suspend": False}})
-    assert image(place, "job-ps-0-a3") == OLD and place.status()["pinned"] == pinned
+    assert image(place, "job-ps-0-a3") == NEW, "a resumed run is pinned anew"
+    assert place.status()["pinned"] == {**pinned, "runtimeImage": NEW, "key": 2}
+    volumes = {volume["name"]: volume for volume in place.pods()["job-ps-0-a3"]["spec"]["volumes"]}
+    assert volumes["psjob-secret"]["secret"]["secretName"] == f"job-key-{place.status()['run'][:8]}-2"
+    assert len(set(place.run_keys().values())) == 3
     replaced(second, first)
     place.end("job-ps-0-a3", 1)
-    assert image(place, "job-ps-0-a4") == OLD
+    assert image(place, "job-ps-0-a4") == NEW
     replaced(first, second)
     place.create(manifest("fresh"))
     assert image(place, "fresh-ps-0-a1") == NEW
@@ -82,10 +86,10 @@ def running(place: World) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.timeout(300)
-def test_an_operator_of_an_older_commit_and_this_one_serve_a_job_in_turn(
+def test_a_run_that_began_without_authentication_is_left_alone_until_it_is_suspended_and_resumed(
     fresh_control_plane: Callable[..., Cluster], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """As helm does it: the CRD with the operator, both ways."""
+    """As helm does it: the CRD with the operator. The operator before is the real one of an older commit."""
     before = older.unpacked(tmp_path_factory.mktemp("before"))
     cluster = fresh_control_plane()
 
@@ -97,40 +101,31 @@ def test_an_operator_of_an_older_commit_and_this_one_serve_a_job_in_turn(
         node = place.node("n")
         first = place.operator(f"--runtime-image={OLD}", "--crd-seconds=0.3", launcher=before)
         place.create(manifest())
-        up(place, node, "job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1")
-        assert "pinned" not in place.status()
-        was, version = config(place), place.job()["metadata"]["generation"]
+        began = {"job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1"}
+        up(place, node, *began)
+        was = config(place)
         crd(CRD)
         second = place.operator(f"--runtime-image={NEW}", start=False)
         replaced(first, second)
-        place.until("the pins", lambda: place.status().get("pinned"))
-        assert place.status()["pinned"] == {"runtimeImage": OLD, "configFormat": 1, "wire": 1, "container": "worker"}
+        place.until("the sentence", lambda: place.conditions()["Ready"]["reason"] == "RunOfAnotherVersion")
+        assert "began without authentication" in place.conditions()["Ready"]["message"]
         assert place.status()["phase"] == "Running" and place.status()["restarts"]["total"] == 0, "a job that runs is not touched"
-        place.end("job-ps-0-a1", 1)
         place.end("job-worker-0-r1", 1)
-        assert image(place, "job-ps-0-a2") == OLD and image(place, "job-worker-0-r2") == OLD
-        up(place, node, "job-ps-0-a2", "job-worker-0-r2")
-        now = config(place)
-        assert {key: now[key] for key in was} == was, "what the processes were told still holds"
-        # Back: the CRD of before forgets the pins, the operator of before never knew them.
-        crd(before.crd)
-        replaced(second, first)
-        place.remove("job-worker-1-r1")
-        assert image(place, "job-worker-1-r3") == OLD
-        up(place, node, "job-worker-1-r3")
-        assert "pinned" not in place.status()
-        # And on again: the pods say what the run is made of.
-        crd(CRD)
-        replaced(first, second)
-        place.until("the pins again", lambda: place.status().get("pinned"))
-        place.remove("job-ps-0-a2")
-        assert image(place, "job-ps-0-a3") == OLD
-        up(place, node, "job-ps-0-a3")
-        for pod in ("job-worker-0-r2", "job-worker-1-r3", "job-ps-0-a3"):
+        with pytest.raises(AssertionError, match="waited"):
+            place.until("nothing", lambda: set(place.pods()) != began, seconds=2)
+        assert config(place) == was and not [it for it in place.items("secrets") if "-key-" in it["metadata"]["name"]]
+        place.cluster.api.merge(place.path("pstrainingjobs", "job"), {"spec": {"suspend": True}})
+        place.until("the pods to be told to end", lambda: all(raw["metadata"].get("deletionTimestamp") for raw in running(place).values()))
+        for pod in place.pods():
+            place.remove(pod)
+        place.until_phase("Suspended")
+        place.cluster.api.merge(place.path("pstrainingjobs", "job"), {"spec": {"suspend": False}})
+        assert image(place, "job-ps-0-a2") == NEW
+        assert place.status()["pinned"] == {"runtimeImage": NEW, "configFormat": 1, "wire": 2, "container": "worker", "key": 1}
+        up(place, node, "job-ps-0-a2", "job-worker-0-r2", "job-worker-1-r2")
+        for pod in ("job-worker-0-r2", "job-worker-1-r2", "job-ps-0-a2"):
             place.end(pod)
-        status = place.until_phase("Complete")
-        assert (status["restarts"]["total"], status["restarts"]["counted"]) == (4, 2), status["restarts"]
-        assert place.job()["metadata"]["generation"] == version
+        place.until_phase("Complete")
         assert not failed_turns(*place.operators)
 
 
@@ -149,7 +144,7 @@ def test_a_run_of_a_version_not_known_here_is_held_until_one_comes_that_knows_it
     with pytest.raises(AssertionError, match="waited"):
         place.until("nothing", lambda: set(place.pods()) != {"job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1"}, seconds=2)
     assert place.status()["phase"] == "Running" and place.status()["pinned"]["configFormat"] == 99
-    place.cluster.api.merge(path, {"status": {"pinned": {"configFormat": 1, "wire": 1}}})
+    place.cluster.api.merge(path, {"status": {"pinned": {"configFormat": 1, "wire": 2}}})
     up(place, node, "job-ps-0-a2", "job-worker-0-r2")
 
 

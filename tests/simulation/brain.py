@@ -6,7 +6,17 @@ from dataclasses import dataclass, field
 
 from psjob_operator.api.status import JobStatus
 from psjob_operator.plan import naming
-from psjob_operator.plan.actions import CreateProcess, DeleteJob, DeleteProcess, EnsureClaim, EnsureConfig, EnsureService, Event, Plan
+from psjob_operator.plan.actions import (
+    CreateProcess,
+    DeleteJob,
+    DeleteProcess,
+    EnsureClaim,
+    EnsureConfig,
+    EnsureKey,
+    EnsureService,
+    Event,
+    Plan,
+)
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Claim, Objects, Process, Snapshot
 from tests.simulation.world import Conflict, World
@@ -27,6 +37,7 @@ class Brain:
     """It dies (or believes to have failed) after the write instead of before it."""
     writes: int = 0
     granted: set[str] = field(default_factory=set)
+    key_made: int | None = None
     events: list[Event] = field(default_factory=list)
     stale: tuple[Process, ...] | None = None
     """What the watch last said, where it lags."""
@@ -50,6 +61,7 @@ class Brain:
             progress=world.progress(),
             progress_at=world.now,
             granted=frozenset(self.granted),
+            key_made=self.key_made,
             live=live,
         )
 
@@ -91,6 +103,9 @@ class Brain:
                 self._write(lambda: setattr(world, "config", world.digest))
             case EnsureClaim():
                 self._write(lambda: setattr(world, "claim", Claim(naming.claim(world.name), ours=True, bound=True)))
+            case EnsureKey(number=number):
+                self._write(lambda: world.keys.add(number))
+                self.key_made = number
             case CreateProcess(name=name):
                 if name in self.granted:
                     self.granted.discard(name)

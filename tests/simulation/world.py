@@ -47,6 +47,8 @@ class World:
     service: bool = False
     config: str = ""
     claim: Claim | None = None
+    keys: set[int] = field(default_factory=set)
+    """Numbers of the run's keys whose Secret was made."""
     steps: int = 40
     step: float = 0.0
     committed: int | None = None
@@ -76,6 +78,7 @@ class World:
         self.requests["create"] += 1
         if action.name in self.pods:
             raise Conflict
+        assert action.pinned.key in self.keys, f"{action.name} would wait for a Secret that nobody has made"
         self.created[action.name] += 1
         self.views[action.name] = action.view
         self.pods[action.name] = Process(

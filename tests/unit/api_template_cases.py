@@ -8,6 +8,7 @@ POD = "spec.workers.template.spec"
 WORKER = f"{POD}.containers.0"
 SHARD_POD = "spec.ps.template"
 _TYPE = "must be of type "
+_KEYS = "digits-key-0a1b2c3d-1"
 _ONE = [{"name": "worker", "command": ["python"]}]
 
 TEMPLATES_REFUSED: list[Case] = [
@@ -160,7 +161,56 @@ TEMPLATES_REFUSED: list[Case] = [
         "mount",
         {f"{WORKER}.volumeMounts": [{"name": "v", "mountPath": "/psjob/lib"}]},
         f"{POD}.containers[0].volumeMounts[0].mountPath",
-        "must not be in /psjob; ",
+        "must not be in /psjob, /psjob-keys, /psjob-secret; ",
+    ),
+    *(
+        Case(
+            f"mount-{path}",
+            {f"{WORKER}.volumeMounts": [{"name": "v", "mountPath": path}]},
+            f"{POD}.containers[0].volumeMounts[0].mountPath",
+            "must not be in /psjob, /psjob-keys, /psjob-secret; ",
+        )
+        for path in ("/psjob-secret", "/psjob-keys/keys")
+    ),
+    Case(
+        "init-mount",
+        {f"{POD}.initContainers": [{"name": "a", "volumeMounts": [{"name": "v", "mountPath": "/psjob-keys"}]}]},
+        f"{POD}.initContainers[0].volumeMounts[0].mountPath",
+        "must not be in /psjob, /psjob-keys, /psjob-secret; ",
+        server=False,
+    ),
+    *(
+        Case(
+            f"{part}-mounts-{volume}",
+            {f"{POD}.{part}": [{**_ONE[0], "volumeMounts": [{"name": volume, "mountPath": "/x"}]}]},
+            f"{POD}.{part}[0].volumeMounts[0].name",
+            "must not be psjob-keys or psjob-secret; ",
+            server=False,
+        )
+        for part, volume in (("containers", "psjob-secret"), ("initContainers", "psjob-keys"))
+    ),
+    *(
+        Case(f"key-by-{name}", {f"{POD}.{at}": value}, "spec.workers.template", "must not name the Secret of a run's keys, ", server=False)
+        for name, at, value in (
+            ("volume", "volumes", [{"name": "v", "secret": {"secretName": _KEYS}}]),
+            ("projection", "volumes", [{"name": "v", "projected": {"sources": [{"secret": {"name": _KEYS}}]}}]),
+            ("environment", "containers.0.envFrom", [{"secretRef": {"name": _KEYS}}]),
+            ("variable", "containers.0.env", [{"name": "K", "valueFrom": {"secretKeyRef": {"name": _KEYS, "key": "workers"}}}]),
+        )
+    ),
+    Case(
+        "key-in-a-shard",
+        {f"{SHARD_POD}.spec.volumes": [{"name": "v", "secret": {"secretName": _KEYS}}]},
+        SHARD_POD,
+        "must not name the Secret of a run's keys, ",
+        server=False,
+    ),
+    Case(
+        "key-as-checkpoints",
+        {"spec.checkpoint": {"volume": {"secret": {"secretName": _KEYS}}}},
+        "spec.checkpoint.volume",
+        "must not name the Secret of a run's keys, ",
+        server=False,
     ),
     Case(
         "label",

@@ -372,6 +372,7 @@ JOB_RIGHTS = {
     ("", "pods"): {"create", "delete", "get", "list", "watch"},
     ("", "services"): {"create", "get", "list", "watch", "patch"},
     ("", "configmaps"): {"create", "get", "list", "watch", "patch"},
+    ("", "secrets"): {"create"},
     ("", "persistentvolumeclaims"): {"create", "get", "list", "watch"},
     ("", "events"): {"list"},
     ("events.k8s.io", "events"): {"create"},
@@ -392,6 +393,19 @@ def rights(role: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
 def test_the_cluster_role_is_exact() -> None:
     (role,) = [role for role in of_kind("ClusterRole") if role["metadata"]["name"] == "home:x-psjob"]
     assert rights(role) == JOB_RIGHTS | CLUSTER_RIGHTS
+
+
+def test_the_operators_key_is_mounted_and_never_rendered() -> None:
+    spec = deployment()["spec"]["template"]["spec"]
+    (volume,) = [volume for volume in spec["volumes"] if "secret" in volume]
+    assert volume == {"name": "key", "secret": {"secretName": "x-psjob-key", "optional": True}}
+    (container,) = spec["containers"]
+    assert {"name": "key", "mountPath": "/etc/psjob-operator", "readOnly": True} in container["volumeMounts"]
+    assert {"--key-file=/etc/psjob-operator/key", "--key-secret=x-psjob-key"} <= set(container["args"])
+    assert not of_kind("Secret")
+    named = {role["metadata"]["name"]: role for role in of_kind("Role", 'watchNamespaces=["a"]', "crds.enabled=false")}
+    assert named["x-psjob-key"]["metadata"]["namespace"] == "home"
+    assert rights(named["x-psjob-key"]) == {("", "secrets"): {"create"}}
 
 
 def test_watched_namespaces_get_roles_and_nothing_cluster_wide() -> None:
@@ -437,7 +451,7 @@ def test_the_operator_pod_meets_the_restricted_level() -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
     pod = spec["securityContext"]
     assert pod["runAsNonRoot"] is True and pod["runAsUser"] > 0 and pod["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert all(set(volume) <= {"name", "emptyDir"} for volume in spec["volumes"])
+    assert all(set(volume) <= {"name", "emptyDir", "secret"} for volume in spec["volumes"])
     (container,) = spec["containers"]
     context = container["securityContext"]
     assert context["allowPrivilegeEscalation"] is False and context["capabilities"]["drop"] == ["ALL"]

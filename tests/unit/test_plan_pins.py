@@ -9,12 +9,12 @@ import pytest
 
 from psjob_operator import contract, render
 from psjob_operator.api.status import JobStatus, Pinned
-from psjob_operator.plan import config, pins
-from psjob_operator.plan.actions import CreateProcess, EnsureConfig, Plan
+from psjob_operator.plan import config, naming, pins
+from psjob_operator.plan.actions import CreateProcess, EnsureConfig, EnsureKey, Plan
 from psjob_operator.plan.config import cluster_config, digest
 from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.plan import plan
-from psjob_operator.plan.snapshot import Process, Snapshot
+from psjob_operator.plan.snapshot import Process, Refusal, Snapshot
 from tests.unit.plan_given import NOW, after, deleted, ended, job, names, pod, running, said
 
 OLD, NEW = "registry/psjob-runtime:1", "registry/psjob-runtime@sha256:2222"
@@ -34,7 +34,7 @@ def test_the_first_intent_stores_what_the_run_is_made_of() -> None:
     snapshot = job(runtime_image=OLD)
     decided = plan(snapshot, NOW)
     assert decided.intent and decided.status.pinned == Pinned(
-        runtime_image=OLD, config_format=contract.CONFIG_FORMAT, wire=contract.WIRE, container="worker"
+        runtime_image=OLD, config_format=contract.CONFIG_FORMAT, wire=contract.WIRE, container="worker", key=1
     )
     assert images(decided, snapshot) == {OLD}
 
@@ -73,35 +73,76 @@ def test_what_an_older_operator_did_not_store_is_taken_from_its_pods(there: list
     assert pins.pinned(Facts.of(unpinned(*pods), NOW)).runtime_image == image
 
 
-def test_the_pins_of_an_older_operators_run_are_stored_before_anything_is_made_of_them() -> None:
-    snapshot = unpinned()
+def test_the_pins_of_an_older_operators_run_are_those_of_its_pods() -> None:
+    assert pins.pinned(Facts.of(unpinned(), NOW)) == Pinned(runtime_image=OLD, config_format=1, wire=1, container="worker")
+
+
+@pytest.mark.parametrize("wire", [None, 1])
+def test_a_run_that_began_without_authentication_goes_on_and_what_is_lost_is_not_replaced(wire: int | None) -> None:
+    lost = {"shard_1": pod("shard", 1, **ended(1)), "worker_0": None}
+    snapshot = begun(**lost) if wire else unpinned(*begun(**lost).processes)
+    snapshot = of_tomorrow(snapshot, wire=1, key=None) if wire else snapshot
     decided = plan(snapshot, NOW)
-    assert decided.intent and not names(decided) and not deleted(decided)
-    assert decided.status.pinned == Pinned(runtime_image=OLD, config_format=1, wire=1, container="worker")
-    again = after(snapshot, decided)
-    assert not again.intent and again.status == decided.status
+    assert decided.actions == () and not decided.intent and decided.status.phase == "Running"
+    ready = said(decided.status)["Ready"]
+    assert (ready.status, ready.reason) == ("False", "RunOfAnotherVersion")
+    assert "began without authentication" in ready.message and "suspend and resume the job" in ready.message
+    stopped = replace(snapshot, spec=snapshot.spec.model_copy(update={"suspend": True}), status=decided.status)
+    told_to_end = plan(stopped, NOW)
+    assert len(deleted(told_to_end)) == len(snapshot.processes)
+    over = plan(replace(stopped, status=told_to_end.status, processes=()), NOW + 60)
+    assert over.status.phase == "Suspended" and (over.status.pinned or Pinned()).key is None
+    on = replace(snapshot, status=over.status, processes=())
+    resumed = plan(on, NOW + 90)
+    assert resumed.status.pinned == Pinned(runtime_image=NEW, config_format=1, wire=contract.WIRE, container="worker", key=1)
+    assert len(names(resumed)) == 5 and images(resumed, on) == {NEW} and EnsureKey(1) in resumed.actions
 
 
 def test_without_injection_no_image_is_pinned() -> None:
-    assert plan(job(runtime_image=NEW, injection="none"), NOW).status.pinned == Pinned(config_format=1, wire=1, container="worker")
+    pinned = plan(job(runtime_image=NEW, injection="none"), NOW).status.pinned
+    assert pinned == Pinned(config_format=1, wire=contract.WIRE, container="worker", key=1)
 
 
-def test_a_suspension_keeps_them_and_a_run_that_never_began_has_none() -> None:
+def test_a_suspension_keeps_them_and_a_resumed_run_is_pinned_anew() -> None:
     snapshot = begun()
     stopped = plan(replace(snapshot, spec=snapshot.spec.model_copy(update={"suspend": True})), NOW)
     gone = replace(snapshot, spec=snapshot.spec.model_copy(update={"suspend": True}), status=stopped.status, processes=())
     over = plan(gone, NOW + 60)
     assert over.status.phase == "Suspended" and over.status.pinned == snapshot.status.pinned  # type: ignore[union-attr]
     on = replace(gone, spec=snapshot.spec, status=over.status)
-    assert images(plan(on, NOW + 90), on) == {OLD}
-    assert over.status.pinned is not None
-    other = over.status.pinned.model_copy(update={"runtime_image": "mended"})
-    mended = replace(on, status=over.status.model_copy(update={"pinned": other}))
-    assert images(plan(mended, NOW + 90), mended) == {"mended"}, "a person may name another image while nothing runs"
+    resumed = plan(on, NOW + 90)
+    assert images(resumed, on) == {NEW} and resumed.intent
+    assert (resumed.status.pinned or Pinned()).key == 2 and EnsureKey(2) in resumed.actions
+    again = after(on, resumed, NOW + 91)
+    assert again.status.pinned == resumed.status.pinned and EnsureKey(2) in again.actions, "not made yet, as far as is known"
     never = plan(job(suspend=True, runtime_image=OLD), NOW)
     assert never.status.phase == "Suspended" and never.status.pinned is None
     later = replace(job(runtime_image=NEW), status=never.status)
-    assert images(plan(later, NOW + 90), later) == {NEW}
+    begins = plan(later, NOW + 90)
+    assert images(begins, later) == {NEW} and (begins.status.pinned or Pinned()).key == 1
+
+
+def test_the_keys_are_made_before_the_first_pod_and_only_for_pods_to_be_made() -> None:
+    first = plan(job(), NOW)
+    kinds = [type(action) for action in first.actions]
+    assert kinds.count(EnsureKey) == 1 and kinds.index(EnsureKey) < kinds.index(CreateProcess)
+    assert not [action for action in plan(replace(job(), key_made=1), NOW).actions if isinstance(action, EnsureKey)]
+    assert plan(running(), NOW).actions == (), "an operator that restarts asks nothing for a job that runs"
+    lost = plan(running(worker_1=pod("worker", 1, **ended(137, "OOMKilled"))), NOW)
+    assert names(lost) == ["job-worker-1-r2"] and EnsureKey(1) in lost.actions
+
+
+def test_the_name_of_the_secret_is_a_label_for_the_longest_job() -> None:
+    made = naming.key("a" * 40, "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", 123_456_789)
+    assert made == "a" * 40 + "-key-0a1b2c3d-123456789" and len(made) <= 63
+
+
+def test_what_the_api_server_says_of_the_secret_is_told() -> None:
+    snapshot = replace(job(), status=plan(job(), NOW).status, refusals=(Refusal("job-key-run-1-1", 403, "no Secrets here", NOW, 1),))
+    ready = said(plan(snapshot, NOW).status)["Ready"]
+    assert (ready.reason, ready.message) == ("CreateRefused", "job-key-run-1-1: no Secrets here")
+    made = said(plan(replace(snapshot, key_made=1), NOW).status)["Ready"]
+    assert made.reason != "CreateRefused"
 
 
 def test_a_new_run_takes_new_ones() -> None:
@@ -111,18 +152,18 @@ def test_a_new_run_takes_new_ones() -> None:
 
 def upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on an operator of the version after this one, whose config has another format and whose frames another version."""
-    for name, value in {"CONFIG_FORMAT": 2, "CONFIG_FORMATS": (2, 1), "WIRE": 2, "WIRES": (2, 1)}.items():
+    for name, value in {"CONFIG_FORMAT": 2, "CONFIG_FORMATS": (2, 1), "WIRE": 3, "WIRES": (3, 2)}.items():
         monkeypatch.setattr(pins, name, value)
     monkeypatch.setitem(config.WRITERS, 2, lambda job, shards, checkpoints: {"job": job.name, "ranks": job.spec.workers.replicas})  # type: ignore[index]
 
 
 def test_the_config_stays_in_the_format_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = (begun(), unpinned())
+    snapshots = (begun(),)
     upgrade(monkeypatch)
-    for snapshot in runs:
+    for snapshot in snapshots:
         decided = plan(snapshot, NOW)
         assert EnsureConfig not in {type(action) for action in decided.actions}, "the live one is right as it stands"
-        assert (decided.status.pinned or Pinned()).config_format == 1 == (decided.status.pinned or Pinned()).wire
+        assert (decided.status.pinned or Pinned()).config_format == 1 and (decided.status.pinned or Pinned()).wire == 2
         lost = replace(snapshot, objects=replace(snapshot.objects, config_digest=""))
         (action,) = [action for action in plan(lost, NOW).actions if isinstance(action, EnsureConfig)]
         made = render.config(lost, action.format)
@@ -131,11 +172,11 @@ def test_the_config_stays_in_the_format_of_the_run(monkeypatch: pytest.MonkeyPat
             and '"format": 1' in made["data"]["config.json"]
         )
     fresh = plan(replace(job(), runtime_image=NEW), NOW)
-    assert fresh.status.pinned == Pinned(runtime_image=NEW, config_format=2, wire=2, container="worker")
+    assert fresh.status.pinned == Pinned(runtime_image=NEW, config_format=2, wire=3, container="worker", key=1)
     assert EnsureConfig(2) in fresh.actions
 
 
-def of_tomorrow(snapshot: Snapshot | None = None, **fields: int) -> Snapshot:
+def of_tomorrow(snapshot: Snapshot | None = None, **fields: int | None) -> Snapshot:
     snapshot = snapshot or begun()
     assert snapshot.status is not None and snapshot.status.pinned is not None
     pinned = snapshot.status.pinned.model_copy(update=fields or {"config_format": 9})

@@ -19,7 +19,7 @@ from psjob_operator.render.names import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LA
 from tests.unit.plan_given import job
 
 IMAGE = "registry/psjob-runtime:1"
-PINNED = Pinned(runtime_image=IMAGE, container="worker")
+PINNED = Pinned(runtime_image=IMAGE, container="worker", key=2)
 RICH = yaml.safe_load("""
 metadata:
   labels: {team: ads, psjob: "no"}
@@ -113,6 +113,7 @@ def test_a_worker_is_told_who_it_is() -> None:
         "PSJOB_RUN": "run-1",
         "PSJOB_CONFIG": "/psjob-config/config.json",
         "PSJOB_POD": "job-worker-1-r3",
+        "PSJOB_KEYS": "/psjob-keys/keys",
         "PSJOB_START": "3",
     }
     assert container["env"][0]["name"] == "PSJOB_ROLE", "so that the user's variables may refer to ours"
@@ -148,7 +149,7 @@ def test_the_library_is_injected_first() -> None:
     spec = worker(rich())["spec"]
     first = spec["initContainers"][0]
     assert first["name"] == "psjob-inject" and first["image"] == IMAGE
-    assert first["command"] == ["/psjob-runtime/bin/busybox", "cp", "-R", "/psjob-runtime/.", "/psjob"]
+    assert first["command"][:3] == ["/psjob-runtime/bin/busybox", "sh", "-c"] and "cp -R /psjob-runtime/. /psjob " in first["command"][3]
     assert first["resources"]["requests"] == first["resources"]["limits"]
     security = first["securityContext"]
     assert security["runAsNonRoot"] and not security["allowPrivilegeEscalation"] and security["capabilities"] == {"drop": ["ALL"]}
@@ -178,8 +179,8 @@ def test_the_init_container_takes_the_pods_user(security: dict[str, Any], non_ro
 def test_without_injection_the_command_is_the_users() -> None:
     spec = worker(rich(injection="none"))["spec"]
     assert spec["containers"][1]["command"] == RICH["spec"]["containers"][1]["command"]
-    assert [container["name"] for container in spec["initContainers"]] == ["fetch", "logs"]
-    assert {volume["name"] for volume in spec["volumes"]} == {"data", "shm", "psjob-config"}
+    assert [container["name"] for container in spec["initContainers"]] == ["psjob-derive", "fetch", "logs"]
+    assert {volume["name"] for volume in spec["volumes"]} == {"data", "shm", "psjob-config", "psjob-secret", "psjob-keys"}
     assert shard(rich(injection="none"))["spec"]["containers"][0]["command"] == ["/opt/conda/bin/python3.11", "-m", "psjob.shard"]
 
 
@@ -209,6 +210,7 @@ def test_a_shard_takes_image_and_user_and_no_more() -> None:
         "PSJOB_RUN": "run-1",
         "PSJOB_CONFIG": "/psjob-config/config.json",
         "PSJOB_POD": "job-ps-1-a4",
+        "PSJOB_KEYS": "/psjob-keys/keys",
         "PSJOB_ATTEMPT": "4",
         "PSJOB_VIEW": "5",
         "PSJOB_CHECKPOINTS": "/psjob-checkpoints",
@@ -342,7 +344,13 @@ def test_the_shards_template_is_laid_over() -> None:
     assert container["image"] == "me/cpu:1" and container["command"][4:] == ["/opt/conda/bin/python3.11", "-m", "psjob.shard"]
     assert container["resources"] == {"requests": {"cpu": "500m", "memory": "64Gi"}, "limits": {"memory": "64Gi"}}
     assert container["livenessProbe"]["periodSeconds"] == 7 and container["livenessProbe"]["httpGet"]["path"] == contract.HEALTH_PATH
-    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/psjob-checkpoints", "/scratch", "/psjob-config", "/psjob"}
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {
+        "/psjob-checkpoints",
+        "/scratch",
+        "/psjob-config",
+        "/psjob",
+        "/psjob-keys",
+    }
     assert container["env"][-1] == {"name": "MALLOC", "value": "jemalloc"} and container["env"][0]["name"] == "PSJOB_ROLE"
     powerless = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     assert spec["containers"][1] == {"name": "metrics", "image": "exporter", "securityContext": powerless}

@@ -16,6 +16,9 @@
   resources: [services, configmaps]
   verbs: [create, get, list, watch, patch]
 - apiGroups: [""]
+  resources: [secrets] # the keys of each run: made once, never read, changed or deleted
+  verbs: [create]
+- apiGroups: [""]
   resources: [persistentvolumeclaims] # made once, never changed or deleted
   verbs: [create, get, list, watch]
 - apiGroups: [""]

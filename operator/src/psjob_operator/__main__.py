@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -54,11 +55,26 @@ def run(
         str | None, typer.Option(envvar="PSJOB_LEASE", help="Lease that says which of several replicas acts. None: this one does.")
     ] = None,
     lease_namespace: Annotated[
-        str | None, typer.Option(envvar="PSJOB_LEASE_NAMESPACE", help="Namespace of --lease; in a pod its own without it.")
+        str | None,
+        typer.Option(envvar="PSJOB_LEASE_NAMESPACE", help="Namespace of --lease and of --key-secret; in a pod its own without it."),
     ] = None,
     lease_seconds: Annotated[
         int, typer.Option(min=3, max=300, help="Another replica takes over so long after the last renewal; the holder stops at 2/3 of it.")
     ] = 12,
+    key_file: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PSJOB_KEY_FILE",
+            help="File with the operator's own key, which it asks the shards of its runs with. None: one in your state folder.",
+        ),
+    ] = None,
+    key_secret: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PSJOB_KEY_SECRET",
+            help="Secret that --key-file is mounted from; it is made where there is none. None: the file is made.",
+        ),
+    ] = None,
     turns: Annotated[int, typer.Option(min=1, max=64, help="Jobs looked at side by side.")] = 8,
     qps: Annotated[
         float | None, typer.Option(min=1, help="Most calls a second to the API server; without it the API server's own limits hold.")
@@ -73,16 +89,20 @@ def run(
     from psjob_operator.cluster.client import Limits
     from psjob_operator.cluster.connect import ConnectError, own_namespace
     from psjob_operator.cluster.election import Timing
+    from psjob_operator.cluster.operatorkey import KeyFileError, KeySecret, default_file
 
     if shard_user != "namespace" and not (shard_user.isdecimal() and 0 < int(shard_user) < 2**31):
         typer.echo(f"psjob-operator: --shard-user {shard_user}: must be a number from 1 to 2147483647, or namespace", err=True)
         raise typer.Exit(2)
     logs.set_up(log_format, log_level)
     place = lease_namespace or own_namespace()
-    if lease and not place:
-        typer.echo(
-            f"psjob-operator: --lease {lease}: give --lease-namespace too; outside a cluster there is no namespace of its own", err=True
-        )
+    for option, name in (("--lease", lease), ("--key-secret", key_secret)):
+        if name and not place:
+            words = "give --lease-namespace too; outside a cluster there is no namespace of its own"
+            typer.echo(f"psjob-operator: {option} {name}: {words}", err=True)
+            raise typer.Exit(2)
+    if key_secret and not key_file:
+        typer.echo(f"psjob-operator: --key-secret {key_secret}: give --key-file too, where the Secret is mounted", err=True)
         raise typer.Exit(2)
     options = main.Options(
         runtime_image=runtime_image,
@@ -96,11 +116,13 @@ def run(
         relist_seconds=relist_seconds,
         progress_seconds=progress_seconds,
         crd_seconds=crd_seconds,
+        key_file=Path(key_file).expanduser() if key_file else default_file(),
+        key_secret=KeySecret(place, key_secret) if key_secret else None,
         lease=main.LeaseOptions(place, lease, Timing(lease_seconds)) if lease else None,
     )
     try:
         code = asyncio.run(main.run(options))
-    except ConnectError as error:
+    except (ConnectError, KeyFileError) as error:
         typer.echo(f"psjob-operator: {error}", err=True)
         raise typer.Exit(2) from error
     except OSError as error:

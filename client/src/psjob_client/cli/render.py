@@ -11,11 +11,12 @@ import yaml
 from psjob_client.local.manifest import read_job
 from psjob_operator import render as objects
 from psjob_operator.api.job import PSTrainingJob
-from psjob_operator.plan.actions import Action, CreateProcess, EnsureClaim, EnsureConfig, EnsureService
+from psjob_operator.plan.actions import Action, CreateProcess, EnsureClaim, EnsureConfig, EnsureKey, EnsureService
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Snapshot
 
 NO_UID = "00000000-0000-0000-0000-000000000000"
+NO_KEY = bytes(32)
 """Stands for the uid that the API server gives."""
 RUNTIME_IMAGE = "psjob-runtime:latest"
 
@@ -29,7 +30,7 @@ def render(
         str, typer.Option(envvar="PSJOB_RUNTIME_IMAGE", help="Image that puts the psjob library into workers' pods.")
     ] = RUNTIME_IMAGE,
 ) -> None:
-    """Print every object that the operator would create, as YAML; the job's uid is written as zeros."""
+    """Print every object that the operator would create, as YAML; the job's uid and its keys are written as zeros."""
     typer.echo(render_yaml(read_job(job, tuple(settings or ())), runtime_image), nl=False)
 
 
@@ -39,7 +40,7 @@ def render_yaml(job: PSTrainingJob, runtime_image: str = RUNTIME_IMAGE) -> str:
 
 
 def documents(job: PSTrainingJob, runtime_image: str = RUNTIME_IMAGE) -> list[dict[str, Any]]:
-    """Service, ConfigMap, claim and pods of a job's first turn, in the order of their creation. A suspended job shows what it
+    """Service, ConfigMap, claim, keys and pods of a job's first turn, in the order of their creation. A suspended job shows what it
     will have, a job of another controller what it would have."""
     snapshot = Snapshot(
         name=job.metadata.name,
@@ -63,6 +64,8 @@ def _document(snapshot: Snapshot, action: Action) -> dict[str, Any]:
             return objects.config(snapshot, action.format)
         case EnsureClaim():
             return objects.claim(snapshot)
+        case EnsureKey():
+            return objects.key_secret(snapshot, action.number, NO_KEY, NO_KEY, NO_KEY)
         case CreateProcess():
             return objects.pod(snapshot, action)
         case _:

@@ -5,6 +5,7 @@ Everything else in a template is kept as it is and judged by the API server when
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,12 +23,17 @@ SHELL = frozenset({"&&", "||", ">>", "2>&1"})
 """Words that mean something to a shell alone."""
 FOLDER = "/psjob"
 """Where the library lies in a worker."""
+FOLDERS = (FOLDER, "/psjob-keys", "/psjob-secret")
+"""Where psjob mounts its library, the keys of a process and those of its run."""
+KEY_VOLUMES = ("psjob-keys", "psjob-secret")
+KEY_SECRET = re.compile(r"[a-z][-a-z0-9]*-key-[0-9a-f]{8}-[0-9]+")
+"""Name of the Secret of a run's keys, see plan/naming.py."""
 
 
 def template_rules() -> tuple[FieldRule, ...]:
     """Every rule of both templates."""
     workers, ps = "spec.workers.template", "spec.ps.template"
-    return (*_shared(workers), *_worker(workers), *_shared(ps), *_shard(ps))
+    return (*_shared(workers), *_worker(workers), *_shared(ps), *_shard(ps), no_key_secret("spec.checkpoint.volume"))
 
 
 def template_schema(role: str) -> Schema:
@@ -196,13 +202,28 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
             )
             for words in ("command", "args")
         ),
-        FieldRule(
-            f"{pod}.containers[].volumeMounts[].mountPath",
-            lambda path: path != FOLDER and not path.startswith(f"{FOLDER}/"),
-            f"must not be in {FOLDER}",
-            "psjob's library lies there; mount it elsewhere",
-            cel=f"self != '{FOLDER}' && !self.startsWith('{FOLDER}/')",
+        *(
+            FieldRule(
+                f"{pod}.{containers}[].volumeMounts[].mountPath",
+                lambda path: not any(f"{path}/".startswith(f"{folder}/") for folder in FOLDERS),
+                f"must not be in {', '.join(FOLDERS)}",
+                "psjob's library and keys lie there; mount it elsewhere",
+                cel=" && ".join(f"self != '{folder}' && !self.startsWith('{folder}/')" for folder in FOLDERS)
+                if containers == "containers"
+                else "",
+            )
+            for containers in ("containers", "initContainers")
         ),
+        *(
+            FieldRule(
+                f"{pod}.{containers}[].volumeMounts[].name",
+                lambda name: name not in KEY_VOLUMES,
+                f"must not be {' or '.join(KEY_VOLUMES)}",
+                "a process gets its own keys and no other; mount another volume",
+            )
+            for containers in ("containers", "initContainers")
+        ),
+        no_key_secret(template),
     )
 
 
@@ -325,6 +346,26 @@ def _not_ours(at: str) -> FieldRule:
         "those names are psjob's own; take another",
         cel=f"!self.startsWith('{RESERVED}')",
     )
+
+
+def no_key_secret(at: str) -> FieldRule:
+    """No volume and no variable below `at` takes a Secret of a run's keys."""
+    return FieldRule(
+        at,
+        lambda part: not _names_key(part),
+        "must not name the Secret of a run's keys, <job>-key-<run>-<number>",
+        "only psjob's own init container reads it; take it out",
+    )
+
+
+def _names_key(part: Json, above: str = "") -> bool:
+    """Whether something below refers to such a Secret: by `secretName`, or by the name in a `secret`, `secretRef` or `secretKeyRef`."""
+    if isinstance(part, Mapping):
+        return any(_names_key(value, f"{above}.{key}") for key, value in part.items())
+    if isinstance(part, list):
+        return any(_names_key(value, above) for value in part)
+    refers = above.lower().endswith((".secretname", "secret.name", "secretref.name", "secretkeyref.name"))
+    return refers and isinstance(part, str) and KEY_SECRET.fullmatch(part) is not None
 
 
 def _is_gpu(name: Json) -> bool:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psjob_operator import render
+from psjob_operator import keys, render
 from psjob_operator.cluster import pods
 from psjob_operator.cluster.client import ApiError, Client
-from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, SERVICES, ResourceKind
+from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, SECRETS, SERVICES, ResourceKind
 from psjob_operator.cluster.memory import STRANGER_SECONDS, Memory
+from psjob_operator.cluster.operatorkey import OperatorKey
 from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.store import JobStore
-from psjob_operator.plan.actions import Action, CreateProcess, DeleteJob, DeleteProcess, EnsureClaim, EnsureConfig, EnsureService
+from psjob_operator.plan import naming
+from psjob_operator.plan.actions import Action, CreateProcess, DeleteJob, DeleteProcess, EnsureClaim, EnsureConfig, EnsureKey, EnsureService
 from psjob_operator.plan.snapshot import Snapshot
 from psjob_operator.render import NOBODY
 
@@ -46,9 +49,17 @@ class ApplyOutcome:
 class Apply:
     """One turn's acts for one job."""
 
-    def __init__(self, client: Client, store: JobStore, shard_user: int | None = NOBODY, busy: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        client: Client,
+        store: JobStore,
+        own_key: OperatorKey,
+        shard_user: int | None = NOBODY,
+        busy: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._busy = busy
         self._client = client
+        self._own_key = own_key
         self._user = shard_user
         self._store = store
 
@@ -69,6 +80,8 @@ class Apply:
                     await self._ensure(CONFIGS, render.config(snapshot, action.format), snapshot, memory, now, outcome)
                 case EnsureClaim():
                     await self._ensure(CLAIMS, render.claim(snapshot), snapshot, memory, now, outcome)
+                case EnsureKey():
+                    await self._ensure_key(action.number, snapshot, memory, now, outcome)
                 case DeleteProcess():
                     deletes.append(action)
                 case DeleteJob():
@@ -168,7 +181,40 @@ class Apply:
         self, kind: ResourceKind, body: Mapping[str, Any], snapshot: Snapshot, memory: Memory, now: float, outcome: ApplyOutcome
     ) -> None:
         """Create what is not there; server-side apply onto what is ours and differs; leave what is another's."""
-        name = body["metadata"]["name"]
+
+        async def make() -> None:
+            self._store.put(kind, await self._create_or_apply(kind, body, snapshot))
+
+        await self._try(kind, body["metadata"]["name"], make, snapshot, memory, now, outcome)
+
+    async def _ensure_key(self, number: int, snapshot: Snapshot, memory: Memory, now: float, outcome: ApplyOutcome) -> None:
+        """Make the Secret of the run's keys. One of that name was made before, by this run, whose uid is in it: it is never read."""
+
+        async def make() -> None:
+            questions = self._own_key.questions(snapshot.uid)
+            if questions is None:
+                raise ApiError(403, "NoKey", self._own_key.problem)
+            workers, shards = (secrets.token_bytes(keys.SIZE) for _ in range(2))
+            try:
+                await self._client.create(SECRETS, snapshot.namespace, render.key_secret(snapshot, number, workers, shards, questions))
+            except ApiError as error:
+                if not error.taken:
+                    raise
+            memory.key_made = number
+
+        await self._try(SECRETS, naming.key(snapshot.name, snapshot.uid, number), make, snapshot, memory, now, outcome)
+
+    async def _try(
+        self,
+        kind: ResourceKind,
+        name: str,
+        make: Callable[[], Awaitable[None]],
+        snapshot: Snapshot,
+        memory: Memory,
+        now: float,
+        outcome: ApplyOutcome,
+    ) -> None:
+        """Make something that pods need, unless it was refused a moment ago; what keeps it from being made holds the pods back."""
         label = f"{kind.kind}/{name}"
         refused = memory.refusals.get(name)
         if refused is not None and memory.due(name) > now:
@@ -176,7 +222,7 @@ class Apply:
             outcome.held = ApiError(refused.code, "Refused", refused.message)
             return
         try:
-            self._store.put(kind, await self._create_or_apply(kind, body, snapshot))
+            await make()
         except _Stranger as found:
             outcome.refused = True
             outcome.held = ApiError(409, "NameConflict", f"{label} exists and {found}")

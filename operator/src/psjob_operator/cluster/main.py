@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -25,6 +26,7 @@ from psjob_operator.cluster.health import Health
 from psjob_operator.cluster.kinds import CHILDREN, JOBS, ResourceKind
 from psjob_operator.cluster.lease import Candidate
 from psjob_operator.cluster.meter import Meter, Sources
+from psjob_operator.cluster.operatorkey import KeySecret, OperatorKey, default_file
 from psjob_operator.cluster.queue import Queue
 from psjob_operator.cluster.relist import Relist
 from psjob_operator.cluster.store import JobStore
@@ -62,15 +64,21 @@ class Options:
     progress_seconds: float = 60.0
     crd_seconds: float = 5.0
     """How often it is asked whether the CRD is served."""
+    key_file: Path = field(default_factory=default_file)
+    """Of the operator's own key."""
+    key_secret: KeySecret | None = None
+    """What the file is mounted from; None: the file is made where it is missing."""
     lease: LeaseOptions | None = None
     """None: it takes turns without asking whether another does."""
 
 
 async def run(options: Options) -> int:
-    """Run until SIGTERM or SIGINT (0), or until the watches end by themselves (1). Raises ConnectError, OSError (port)."""
+    """Run until SIGTERM or SIGINT (0), or until the watches end by themselves (1). Raises ConnectError, KeyFileError, OSError (port)."""
     stop = asyncio.Event()
     _on_signals(stop)
     configuration = await connect.configure(options.kubeconfig)
+    own_key = OperatorKey(options.key_file, options.key_secret)
+    own_key.load()
     gc.collect()
     gc.freeze()  # what was imported stays, and need not be looked through again and again
     meter = Meter()
@@ -78,23 +86,25 @@ async def run(options: Options) -> int:
     async with _candidate(options, meter) as candidate:
         if candidate is not None:
             client.before_write = candidate.check
-        return await _start(options, client, candidate, meter, stop)
+        return await _start(options, client, own_key, candidate, meter, stop)
 
 
-async def _start(options: Options, client: Client, candidate: Candidate | None, meter: Meter, stop: asyncio.Event) -> int:
+async def _start(
+    options: Options, client: Client, own_key: OperatorKey, candidate: Candidate | None, meter: Meter, stop: asyncio.Event
+) -> int:
     store = JobStore()
     queue = Queue(rank=lambda key: urgency.rank(store, key))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         instance = f"{socket.gethostname()}-{os.getpid()}"
         settings = reconcile.Settings(options.runtime_image, instance, options.progress_seconds, options.shard_user)
-        reconciler = reconcile.Reconciler(client, store, queue, settings, session, meter=meter)
+        reconciler = reconcile.Reconciler(client, store, queue, settings, session, own_key, meter=meter)
         sources = Sources(queue, store.counts, reconciler.seen, lambda: not health.waiting_for)
         health = Health(lambda: reconcile.health(reconciler, store, queue), lambda: meter.page(sources, time.time()))
         if candidate is not None:
             health.role = candidate.role
         await health.start(options.health_host, options.health_port)
         try:
-            return await _serve(options, client, store, queue, reconciler, candidate, health, meter, stop)
+            return await _serve(options, client, store, queue, reconciler, own_key, candidate, health, meter, stop)
         finally:
             await health.stop()
             await client.close()
@@ -119,6 +129,7 @@ async def _serve(
     store: JobStore,
     queue: Queue,
     reconciler: reconcile.Reconciler,
+    own_key: OperatorKey,
     candidate: Candidate | None,
     health: Health,
     meter: Meter,
@@ -133,7 +144,8 @@ async def _serve(
         # kopf cancels at its end what was begun after it; these begin before.
         ours = [asyncio.create_task(relist.run(), name="relist")]
         ours.append(asyncio.create_task(reconciler.teller.run(), name="events"))
-        turns = functools.partial(_turns, store, queue, reconciler, meter, options.turns)
+        obtain = functools.partial(own_key.obtain, client)
+        turns = functools.partial(_turns, store, queue, reconciler, obtain, meter, options.turns)
         if candidate is not None:
             queue.close()
             meter.leads(False)
@@ -167,14 +179,22 @@ async def _serve(
         await _end(beat)
 
 
-async def _turns(store: JobStore, queue: Queue, reconciler: reconcile.Reconciler, meter: Meter, at_once: int) -> None:
-    """Take turns until cancelled, beginning with one of every job; nothing is left of them afterwards."""
+async def _turns(
+    store: JobStore,
+    queue: Queue,
+    reconciler: reconcile.Reconciler,
+    obtain: Callable[[], Coroutine[Any, Any, None]],
+    meter: Meter,
+    at_once: int,
+) -> None:
+    """Take turns until cancelled, beginning with one of every job; nothing is left of them afterwards. `obtain`: the operator's key."""
     queue.open()
     meter.leads(True)
     for key in sorted(store.jobs()):
         queue.add(key)
     try:
         async with asyncio.TaskGroup() as group:
+            group.create_task(obtain(), name="key")
             for number in range(at_once):
                 group.create_task(reconciler.work(), name=f"turns-{number}")
             group.create_task(reconciler.work(urgency.NEAR), name="turns-urgent")

@@ -39,6 +39,8 @@ class Memory:
     granted: set[str] = field(default_factory=set)
     """Names of pods whose number this process raised, and that were not created yet."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
+    key_made: int | None = None
+    """Number of the run's keys whose Secret is known to be made."""
     strangers: dict[str, float] = field(default_factory=dict)
     """`Kind/name` -> when it was last seen to be another's."""
     silent: dict[str, float] = field(default_factory=dict)
@@ -47,6 +49,8 @@ class Memory:
     """By uid of the pod or claim, or name of the node."""
     progress: Mapping[str, Any] | None = None
     progress_at: float | None = None
+    progress_problem: str = ""
+    """Of the snapshot."""
     asked_at: float = 0.0
     """When shard 0 was last asked."""
     misses: int = 0

@@ -3,38 +3,83 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import ipaddress
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
-from psjob_operator.contract import STATUS_BYTES, STATUS_PATH, STATUS_PORT
+from psjob_operator import keys
+from psjob_operator.contract import ANSWER_HEADER, CHALLENGE_PATH, PROOF_HEADER, STATUS_BYTES, STATUS_PATH, STATUS_PORT
 
 SECONDS = 2.0
 TEXT = 256
+REFUSED = 403
+UNKNOWN_KEY = (
+    "progress is unknown: shard 0 does not take this operator's key; the key was another when the run began,"
+    " suspend and resume the job to hand out this one"
+)
+UNPROVEN = "progress is unknown: what answers at shard 0's status port does not prove that it has the run's key"
 _DEPTH = 6
 _ITEMS = 4096
 
 
-async def pull(session: aiohttp.ClientSession, ip: str) -> Mapping[str, Any] | None:
-    """What the process at this pod IP says; None where it is out of reach, slow, too long or no JSON object."""
+@dataclass(frozen=True)
+class Told:
+    """What shard 0 said; None where it is out of reach, slow, too long or no JSON object. `problem`: why an answer is not believed."""
+
+    status: Mapping[str, Any] | None = None
+    problem: str = ""
+
+
+async def pull(session: aiohttp.ClientSession, ip: str, questions: bytes | None) -> Told:
+    """Ask the process at this pod IP for its status, with the run's key `questions`; None: this operator has none yet."""
     try:
         address = ipaddress.ip_address(ip)
     except ValueError:
-        return None
+        return Told()
+    if questions is None:
+        return Told()
     host = f"[{address}]" if address.version == 6 else str(address)
     try:
         async with asyncio.timeout(SECONDS):
-            async with session.get(f"http://{host}:{STATUS_PORT}{STATUS_PATH}", allow_redirects=False) as reply:
-                if reply.status != 200:
-                    return None
-                raw = await _read(reply.content)
+            return await _ask(session, f"http://{host}:{STATUS_PORT}", questions)
     except (TimeoutError, aiohttp.ClientError, OSError):
-        return None
-    return parse(raw)
+        return Told()
+
+
+async def _ask(session: aiohttp.ClientSession, base: str, questions: bytes) -> Told:
+    """The challenge, then the question: over one connection, where the process keeps it."""
+    async with session.get(base + CHALLENGE_PATH, allow_redirects=False) as reply:
+        nonce = nonce_of(await _read(reply.content)) if reply.status == 200 else ""
+    if not nonce:
+        return Told()
+    proof = {PROOF_HEADER: f"{nonce} {keys.question(questions, nonce, STATUS_PATH)}"}
+    async with session.get(base + STATUS_PATH, headers=proof, allow_redirects=False) as reply:
+        if reply.status == REFUSED:
+            return Told(problem=UNKNOWN_KEY)
+        raw = await _read(reply.content) if reply.status == 200 else None
+        if raw is None:
+            return Told()
+        if not answers(questions, nonce, STATUS_PATH, raw, reply.headers.get(ANSWER_HEADER)):
+            return Told(problem=UNPROVEN)
+    return Told(parse(raw))
+
+
+def nonce_of(raw: bytes | None) -> str:
+    """What a challenge asks to be proven; empty where it is none."""
+    nonce = (parse(raw) or {}).get("nonce")
+    return nonce if isinstance(nonce, str) and nonce.isascii() and nonce.isalnum() else ""
+
+
+def answers(questions: bytes, nonce: str, path: str, body: bytes, header: str | None) -> bool:
+    """Whether who sent this body to that question has the run's key."""
+    right = keys.answer(questions, nonce, path, body)
+    return header is not None and hmac.compare_digest(right.encode(), header.strip().encode())
 
 
 def parse(raw: bytes | None) -> Mapping[str, Any] | None:

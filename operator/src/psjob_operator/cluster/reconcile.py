@@ -19,6 +19,7 @@ from psjob_operator.cluster.jobmetrics import Seen
 from psjob_operator.cluster.kinds import JOBS
 from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.meter import Meter, TurnResult
+from psjob_operator.cluster.operatorkey import OperatorKey
 from psjob_operator.cluster.queue import Key, Queue
 from psjob_operator.cluster.store import JobEntry, JobStore
 from psjob_operator.plan.actions import Event, Plan
@@ -62,6 +63,7 @@ class Reconciler:
         queue: Queue,
         settings: Settings,
         session: aiohttp.ClientSession,
+        own_key: OperatorKey,
         clock: Callable[[], float] = time.time,
         meter: Meter | None = None,
     ) -> None:
@@ -72,7 +74,8 @@ class Reconciler:
         self._settings = settings
         self._session = session
         self._clock = clock
-        self._apply = Apply(client, store, settings.shard_user, self._busy)
+        self._own_key = own_key
+        self._apply = Apply(client, store, own_key, settings.shard_user, self._busy)
         self.teller = events.Teller(client, settings.instance, self._busy)
         self._memories: dict[Key, Memory] = {}
         self._pulls: set[asyncio.Task[None]] = set()
@@ -244,8 +247,12 @@ class Reconciler:
         task.add_done_callback(self._pulls.discard)
 
     async def _pull(self, key: Key, memory: Memory, address: str, limit: int | None) -> None:
-        memory.progress = await progress.pull(self._session, address)
-        memory.progress_at = self._clock()
+        told = await progress.pull(self._session, address, self._own_key.questions(memory.uid))
+        memory.progress, memory.progress_at = told.status, self._clock()
+        if told.problem and told.problem != memory.progress_problem:
+            _log.warning("%s", told.problem, extra=self._where(key))
+        # One that is only out of reach disproves nothing that was said before.
+        memory.progress_problem = told.problem if told.problem or told.status is not None else memory.progress_problem
         self._meter.pulled(memory.progress is not None)
         memory.misses = 0 if memory.progress is not None else memory.misses + 1
         self._queue.add_at(key, memory.asked_at + self._pause(memory, limit))

@@ -29,6 +29,14 @@ class EnsureClaim:
 
 
 @dataclass(frozen=True)
+class EnsureKey:
+    """The Secret with the run's keys. Create once, by POST, before the first pod: it is never read and never changed."""
+
+    number: int
+    """Of status.pinned."""
+
+
+@dataclass(frozen=True)
 class CreateProcess:
     """Create once, by POST; the name is unique in (role, index, number)."""
 
@@ -65,7 +73,7 @@ class DeleteJob:
     """ttlSecondsAfterFinished has passed."""
 
 
-Action = EnsureService | EnsureConfig | EnsureClaim | CreateProcess | DeleteProcess | DeleteJob
+Action = EnsureService | EnsureConfig | EnsureClaim | EnsureKey | CreateProcess | DeleteProcess | DeleteJob
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,11 @@ def address(job: str, index: int) -> str:
     return f"{host(job, 'shard', index)}.{service(job)}"
 
 
+def key(job: str, run: str, number: int) -> str:
+    """The Secret that holds the run's keys; `number`: of the key, from 1. It names the run, so that no later job takes it for its own."""
+    return f"{job}-key-{run[:8]}-{number}"
+
+
 def config(job: str) -> str:
     """The ConfigMap that holds the config file."""
     return f"{job}-config"

@@ -8,7 +8,7 @@ from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import Pinned
 from psjob_operator.contract import CONFIG_FORMAT
 from psjob_operator.plan import naming
-from psjob_operator.plan.actions import EnsureClaim, EnsureConfig, EnsureService
+from psjob_operator.plan.actions import EnsureClaim, EnsureConfig, EnsureKey, EnsureService
 from psjob_operator.plan.config import cluster_config, digest
 from psjob_operator.plan.snapshot import Snapshot
 
@@ -26,6 +26,11 @@ def ensure(snapshot: Snapshot, pinned: Pinned) -> tuple[Around, ...]:
     if makes_claim(snapshot.spec) and snapshot.objects.claim is None:
         actions.append(EnsureClaim())
     return tuple(actions)
+
+
+def ensure_key(snapshot: Snapshot, pinned: Pinned) -> tuple[EnsureKey, ...]:
+    """What pods about to be created need beside those: the Secret of the run's keys, unless this process knows it to be made."""
+    return (EnsureKey(pinned.key),) if pinned.key is not None and pinned.key != snapshot.key_made else ()
 
 
 def makes_claim(spec: JobSpec) -> bool:
@@ -62,6 +67,7 @@ def refused(snapshot: Snapshot, pinned: Pinned) -> str:
         EnsureClaim: naming.claim(snapshot.name),
     }
     names = {wanted[type(action)] for action in ensure(snapshot, pinned)}
+    names |= {naming.key(snapshot.name, snapshot.uid, action.number) for action in ensure_key(snapshot, pinned)}
     return next((f"{it.name}: {it.message}" for it in snapshot.refusals if it.name in names), "")
 
 

@@ -9,30 +9,40 @@ from psjob_operator.plan.facts import Facts
 
 UNPINNED_FORMAT, UNPINNED_WIRE = 1, 1
 """Of runs whose operator stored no pins."""
+AUTHENTICATED_WIRE = 2
+"""First version of the frames whose processes prove who they are: the runs before have no keys."""
 
 
 def pinned(facts: Facts) -> Pinned:
     """What every process and the config of this run are made of. What the status does not say is as in the pods that are there; of a run
-    without pods it is this operator's."""
-    kept = facts.stored.pinned or Pinned()
-    begun = not facts.first_seen and bool(facts.known)
+    without pods it is this operator's. A resumed run has no process of before: it is pinned anew, with keys of its own."""
+    stored = facts.stored.pinned or Pinned()
+    kept = Pinned() if facts.resuming else stored
+    begun = not facts.first_seen and not facts.resuming and bool(facts.known)
+    wire = kept.wire or (UNPINNED_WIRE if begun else WIRE)
     return Pinned(
-        runtime_image=kept.runtime_image or (_image(facts) if facts.snapshot.spec.injection == "auto" else None),
+        runtime_image=kept.runtime_image or (_image(facts, begun) if facts.snapshot.spec.injection == "auto" else None),
         config_format=kept.config_format or (UNPINNED_FORMAT if begun else CONFIG_FORMAT),
-        wire=kept.wire or (UNPINNED_WIRE if begun else WIRE),
+        wire=wire,
         container=kept.container or (container_of(facts.snapshot.spec.workers.template, TRAINED) or {}).get("name"),
+        key=None if wire < AUTHENTICATED_WIRE else (stored.key or 0) + 1 if facts.resuming else kept.key or 1,
     )
 
 
 def another_version(facts: Facts) -> str:
     """Why nothing of this run is made here: it was begun by a version that this operator does not know. Empty where it does."""
-    kept = facts.stored.pinned or Pinned()
-    if kept.config_format in (None, *CONFIG_FORMATS) and kept.wire in (None, *WIRES):
+    now = pinned(facts)
+    if now.config_format in CONFIG_FORMATS and now.wire in WIRES:
         return ""
-    theirs, ours = _named((kept.config_format or CONFIG_FORMAT,), (kept.wire or WIRE,)), _named(CONFIG_FORMATS, WIRES)
+    if now.wire is not None and now.wire < AUTHENTICATED_WIRE:
+        return (
+            "this run began without authentication: what runs goes on, nothing lost is replaced; suspend and resume the job,"
+            " and it goes on from its checkpoint with keys"
+        )
+    theirs, ours = _named((now.config_format or CONFIG_FORMAT,), (now.wire or WIRE,)), _named(CONFIG_FORMATS, WIRES)
     return (
         f"this run has {theirs}, this operator serves {ours}: what runs goes on, nothing lost is replaced;"
-        " install an operator of the version that began it, or of the next one"
+        " install an operator of the version that began it, or suspend and resume the job"
     )
 
 
@@ -40,8 +50,8 @@ def _named(config_formats: tuple[int, ...], wires: tuple[int, ...]) -> str:
     return f"config format {' or '.join(map(str, config_formats))} and wire {' or '.join(map(str, wires))}"
 
 
-def _image(facts: Facts) -> str | None:
-    """Of the oldest process that lives, else of the oldest one."""
-    found = [pod for pod in facts.known if pod.runtime_image]
+def _image(facts: Facts, begun: bool) -> str | None:
+    """Of the oldest process that lives, else of the oldest one; of a run that begins now it is this operator's."""
+    found = [pod for pod in facts.known if pod.runtime_image] if begun else []
     oldest = min(found, key=lambda pod: (pod.gone or pod.exit is not None, pod.created, pod.name), default=None)
     return (oldest.runtime_image if oldest is not None else facts.snapshot.runtime_image) or None

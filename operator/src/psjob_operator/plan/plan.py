@@ -73,6 +73,7 @@ def _run(facts: Facts, raising: Raising) -> Plan:
     pinned = pins.pinned(facts)
     # What was raised now, and what was granted before and is not there yet.
     creating = processes.create(facts, raising, pinned)
+    keys = objects.ensure_key(snapshot, pinned) if creating.actions else ()
     # The status tells who keeps each seat empty, and what a recovery has cost.
     told = with_recovery(facts, raising, report(facts, raising, troubles(facts, raising, creating.conflicts)))
     # Counters, words and progress are written no oftener than they are worth.
@@ -82,7 +83,7 @@ def _run(facts: Facts, raising: Raising) -> Plan:
         intent=bool(raising.raised) or facts.first_seen or pinned != facts.stored.pinned,
         grants=frozenset(raising.name(snapshot.name, seat) for seat in raising.raised),
         # Deletes of what was replaced stand before creates: on a full node the new pod needs the place.
-        actions=(*objects.ensure(snapshot, pinned), *processes.replaced(facts, raising), *creating.actions),
+        actions=(*objects.ensure(snapshot, pinned), *keys, *processes.replaced(facts, raising), *creating.actions),
         events=_events(facts, raising, status),
         wake_at=wake_at(facts, status, due, creating.wake, *(at for at, _ in raising.held)),
         want_progress=pull_due(facts, status),

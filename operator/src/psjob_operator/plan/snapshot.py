@@ -158,6 +158,8 @@ class Snapshot:
     progress: Mapping[str, Any] | None = None
     """Last JSON pulled from shard 0's status port (contract.STATUS_KEYS), None when out of reach."""
     progress_at: float | None = None
+    progress_problem: str = ""
+    """Why nothing is believed that shard 0's status port says; empty where that is not so."""
     gone: tuple[Process, ...] = ()
     """The newest process of each seat whose pod was seen to be removed: its absence needs no proof, and its end is known."""
     farewell: Process | None = None
@@ -165,6 +167,8 @@ class Snapshot:
     granted: frozenset[str] = frozenset()
     """Names of pods whose number *this process* raised and that it may still create."""
     refusals: tuple[Refusal, ...] = ()
+    key_made: int | None = None
+    """Number of the run's keys whose Secret *this process* knows to be made; None: it knows of none."""
     live: bool = False
     """True when `processes` come from a live read made for this snapshot: only then may absence be believed."""
     labels: Mapping[str, str] = field(default_factory=dict)

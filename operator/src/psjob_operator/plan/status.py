@@ -188,6 +188,8 @@ def _running(facts: Facts) -> dict[str, Say]:
     data = text(facts, "dataProblem")
     if data:
         return running("DataNotSharded", data)
+    if facts.snapshot.progress_problem:
+        return running("ProgressUnknown", facts.snapshot.progress_problem)
     if kept and kept.reason in KEPT and not facts.coordinator:
         return running(kept.reason, kept.message)
     return running("Running", "all shards and workers are running")

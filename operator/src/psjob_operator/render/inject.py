@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from psjob_operator.api.template import FOLDER
+from psjob_operator.render.keyfile import DERIVE, KEY_FILE, SECRET_FOLDER
 from psjob_operator.render.names import Document
 
 CONTAINER = "psjob-inject"
@@ -11,11 +12,16 @@ SOURCE = "/psjob-runtime"
 """Where the library lies in the runtime image."""
 SHELL = 'export PYTHONPATH=/psjob/lib${PYTHONPATH:+:$PYTHONPATH}; exec "$@"'
 """Only inside the container can the image's own PYTHONPATH be kept: setting it in the pod would erase it."""
+COPY = f"""
+busybox={SOURCE}/bin/busybox from={SECRET_FOLDER} to={KEY_FILE}
+"$busybox" cp -R {SOURCE}/. {FOLDER} || {{ echo "psjob: the library cannot be copied into {FOLDER}" >&2; exit 1; }}
+"""
 RESOURCES: Document = {"cpu": "100m", "memory": "64Mi"}
 
 
 def inject(pod: Document, container: Document, runtime_image: str) -> None:
-    """Adds the init container that copies the library, and starts `container`'s command with it on the path; args stay as they are."""
+    """Adds the init container that copies the library and derives the keys, and starts `container`'s command with the library on the path;
+    args stay as they are."""
     pod["initContainers"] = [_copier(pod.get("securityContext") or {}, runtime_image), *(pod.get("initContainers") or [])]
     pod["volumes"] = [*(pod.get("volumes") or []), {"name": VOLUME, "emptyDir": {}}]
     container["volumeMounts"] = [*(container.get("volumeMounts") or []), {"name": VOLUME, "mountPath": FOLDER, "readOnly": True}]
@@ -37,7 +43,7 @@ def _copier(pod_security: Document, runtime_image: str) -> Document:
         "name": CONTAINER,
         "image": runtime_image,
         "imagePullPolicy": "IfNotPresent",
-        "command": [f"{SOURCE}/bin/busybox", "cp", "-R", f"{SOURCE}/.", FOLDER],
+        "command": [f"{SOURCE}/bin/busybox", "sh", "-c", COPY + DERIVE],
         "resources": {"requests": dict(RESOURCES), "limits": dict(RESOURCES)},
         "securityContext": security,
         "volumeMounts": [{"name": VOLUME, "mountPath": FOLDER}],

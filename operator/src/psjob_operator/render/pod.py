@@ -13,6 +13,7 @@ from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
 from psjob_operator.plan.snapshot import Role
 from psjob_operator.render.around import CONFIG_FILE
 from psjob_operator.render.inject import inject
+from psjob_operator.render.keyfile import KEY_FILE, deriver, hand_keys, who
 from psjob_operator.render.names import (
     ANNOTATION_CONTAINER,
     ANNOTATION_DEFAULT,
@@ -59,10 +60,13 @@ class Pods:
         containers = list(common.template["spec"]["containers"])
         trained = containers[common.position]
         # Ours come first, so that the user's variables may refer to them as $(PSJOB_INDEX).
-        env = [*environment(self._job, process, trained.get("terminationMessagePath")), *trained["env"]]
+        values = environment(self._job, process, trained.get("terminationMessagePath"))
+        env = [*({"name": name, "value": value} for name, value in values.items()), *trained["env"]]
         containers[common.position] = {**trained, "env": env}
+        first, *others = common.template["spec"]["initContainers"]
+        inits = [{**first, "env": [*who(values), *(first.get("env") or [])]}, *others]
         host = naming.host(self._job.name, process.role, process.index)
-        spec = {**common.template["spec"], "containers": containers, "hostname": host}
+        spec = {**common.template["spec"], "initContainers": inits, "containers": containers, "hostname": host}
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -100,10 +104,13 @@ def _common(job: ConfigSource, process: CreateProcess, shard_user: int | None) -
     spec["volumes"] = [*(spec.get("volumes") or []), {"name": CONFIG_VOLUME, "configMap": {"name": naming.config(job.name)}}]
     if job.spec.injection == "auto":
         inject(spec, container, process.pinned.runtime_image or "")
+    else:
+        spec["initContainers"] = [deriver(spec, container), *(spec.get("initContainers") or [])]
+    hand_keys(spec, container, spec["initContainers"][0], naming.key(job.name, job.uid, process.pinned.key or 0))
     return _Common(template, position)
 
 
-def environment(job: ConfigSource, process: CreateProcess, ending: str | None = None) -> list[Document]:
+def environment(job: ConfigSource, process: CreateProcess, ending: str | None = None) -> dict[str, str]:
     """What the process is told beyond the config, which is the same for all. `ending`: where the template has its last message read."""
     values = {
         contract.ENV_ROLE: process.role,
@@ -111,6 +118,7 @@ def environment(job: ConfigSource, process: CreateProcess, ending: str | None = 
         contract.ENV_RUN: job.uid,
         contract.ENV_CONFIG: f"{CONFIG_FOLDER}/{CONFIG_FILE}",
         contract.ENV_POD: process.name,
+        contract.ENV_KEYS: KEY_FILE,
     }
     if process.role == "worker":
         values[contract.ENV_START] = str(process.number)
@@ -122,7 +130,7 @@ def environment(job: ConfigSource, process: CreateProcess, ending: str | None = 
             values[contract.ENV_MIN_STEP] = "1"
     if ending:
         values[contract.ENV_TERMINATION_LOG] = ending
-    return [{"name": name, "value": value} for name, value in values.items()]
+    return values
 
 
 def _metadata(job: ConfigSource, process: CreateProcess, template: Document, trained: str) -> Document:

@@ -1,0 +1,111 @@
+"""The keys of one process: its init container derives them from the Secret of the run, which no other container mounts."""
+
+from __future__ import annotations
+
+import base64
+
+from psjob_operator import contract, keys
+from psjob_operator.plan import naming
+from psjob_operator.plan.config import ConfigSource
+from psjob_operator.render.interpreter import folder, interpreter, variables
+from psjob_operator.render.names import Document, labels, metadata
+from psjob_operator.render.security import container_security
+
+SECRET_VOLUME, SECRET_FOLDER = "psjob-secret", "/psjob-secret"
+KEYS_VOLUME, KEYS_FOLDER = "psjob-keys", "/psjob-keys"
+KEY_FILE = f"{KEYS_FOLDER}/keys"
+CONTAINER = "psjob-derive"
+"""The init container of a pod that gets no library."""
+DERIVE = r"""
+set -eu -o pipefail
+fail() { echo "psjob: $1" >&2; exit 1; }
+key() { [ -s "$from/$1" ] || fail "the Secret of the run's keys has no entry $1; suspend and resume the job for a new one"; }
+mac() {
+  key "$1.inner" && key "$1.outer"
+  inner=$({ "$busybox" cat "$from/$1.inner" && printf %s "$2"; } | "$busybox" sha256sum | "$busybox" cut -c1-64)
+  { "$busybox" cat "$from/$1.outer" && printf %s "$inner" | "$busybox" xxd -r -p; } | "$busybox" sha256sum | "$busybox" cut -c1-64
+}
+line() { [ "${#2}" = 64 ] || fail "the key $1 cannot be derived"; printf '%s %s\n' "$1" "$2"; }
+lent() { key "$1"; line "$1" "$("$busybox" cat "$from/$1")"; }
+derive() {
+  case $PSJOB_ROLE in
+    worker) line worker "$(mac workers "worker:$PSJOB_INDEX:$PSJOB_START")" ;;
+    shard)
+      line shard "$(mac shards "shard:$PSJOB_INDEX:$PSJOB_ATTEMPT")"
+      lent workers
+      [ "$PSJOB_INDEX" != 0 ] || lent shards
+      lent questions ;;
+    *) fail "PSJOB_ROLE is $PSJOB_ROLE, neither worker nor shard" ;;
+  esac
+}
+derive > "$to.part" || fail "the keys of this process cannot be derived from $from"
+"$busybox" chmod 0444 "$to.part" && "$busybox" mv "$to.part" "$to" || fail "$to cannot be written"
+"""
+"""For busybox's shell, with `busybox`, `from` (the Secret's folder) and `to` set: HMAC from sha256sum and the blocks of contract.KEYS."""
+
+
+def key_secret(job: ConfigSource, number: int, workers: bytes, shards: bytes, questions: bytes) -> Document:
+    """The Secret of the run's keys, see contract.KEYS."""
+    data = {"workers": workers.hex().encode(), "shards": shards.hex().encode(), "questions": questions.hex().encode()}
+    for name, key in (("workers", workers), ("shards", shards)):
+        data[f"{name}.inner"], data[f"{name}.outer"] = keys.blocks(key)
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(job, naming.key(job.name, job.uid, number), labels(job, "keys")),
+        "type": "Opaque",
+        "immutable": True,
+        "data": {name: base64.b64encode(value).decode() for name, value in data.items()},
+    }
+
+
+def hand_keys(pod: Document, container: Document, init: Document, secret: str) -> None:
+    """Lets `init`, which derives the key file, read the Secret, and `container` read that file."""
+    pod["volumes"] = [
+        *(pod.get("volumes") or []),
+        {"name": SECRET_VOLUME, "secret": {"secretName": secret}},
+        {"name": KEYS_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+    ]
+    init["volumeMounts"] = [
+        *(init.get("volumeMounts") or []),
+        {"name": SECRET_VOLUME, "mountPath": SECRET_FOLDER, "readOnly": True},
+        {"name": KEYS_VOLUME, "mountPath": KEYS_FOLDER},
+    ]
+    container["volumeMounts"] = [*container["volumeMounts"], {"name": KEYS_VOLUME, "mountPath": KEYS_FOLDER, "readOnly": True}]
+
+
+def deriver(pod: Document, trained: Document) -> Document:
+    """The init container of an image that has psjob installed: its own Python derives, with what that needs and no more rights."""
+    security = container_security(trained)
+    if "seccompProfile" not in security and "seccompProfile" not in (pod.get("securityContext") or {}):
+        security["seccompProfile"] = {"type": "RuntimeDefault"}
+    words = interpreter(trained.get("command") or []).words
+    made: Document = {
+        "name": CONTAINER,
+        "image": trained.get("image"),
+        "command": [*words, "-m", "psjob.process.derive", "--from", SECRET_FOLDER, "--to", KEY_FILE],
+        "env": variables(trained),
+        "resources": _resources(trained),
+        "securityContext": security,
+    }
+    if trained.get("imagePullPolicy"):
+        made["imagePullPolicy"] = trained["imagePullPolicy"]
+    if folder(trained):
+        made["workingDir"] = folder(trained)
+    return made
+
+
+def who(values: dict[str, str]) -> list[Document]:
+    """Of the variables of a process, those that say which one it is."""
+    told = (contract.ENV_ROLE, contract.ENV_INDEX, contract.ENV_START, contract.ENV_ATTEMPT)
+    return [{"name": name, "value": values[name]} for name in told if name in values]
+
+
+def _resources(trained: Document) -> Document:
+    """CPU and memory of the trained container: it runs later, so that the pod asks for no more."""
+    given = trained.get("resources") or {}
+    return {
+        part: {name: amount for name, amount in (given.get(part) or {}).items() if name in ("cpu", "memory")}
+        for part in ("requests", "limits")
+        if given.get(part)
+    }
