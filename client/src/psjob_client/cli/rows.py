@@ -80,6 +80,7 @@ def facts(view: JobView, now: float) -> list[tuple[str, str]]:
         ("age", span(None if view.created is None else now - view.created)),
         ("took", span(view.seconds(now)) if view.ended is not None else ""),
         ("weights", f"sha256 {view.weights_sha256}" if view.weights_sha256 else ""),
+        ("numbers", view.limited),
         *(("warning", text) for text in view.warnings),
         *(("problem", text) for text in view.problems),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import re
 import time
@@ -13,9 +14,11 @@ from psjob_client.jobs import clustered, kube, series
 from psjob_client.jobs.kube import KubeClient, Reach
 from psjob_client.jobs.problems import JobProblem, NotServed, no_such_job
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
+from psjob_client.local.probe import part
 from psjob_operator.cluster.client import ApiError
-from psjob_operator.cluster.kinds import CORE_EVENTS, JOBS, PODS
-from psjob_operator.contract import HISTORY_PATH, STATUS_PATH, STATUS_PORT
+from psjob_operator.cluster.kinds import CORE_EVENTS, JOBS, PODS, SECRETS
+from psjob_operator.contract import HISTORY_PATH, STATUS_PATH
+from psjob_operator.plan import naming
 from psjob_operator.plan.snapshot import Process
 from psjob_operator.render.names import LABEL_JOB
 
@@ -37,6 +40,8 @@ class ClusterSource:
     def __init__(self, client: KubeClient, where: Reach) -> None:
         self.client, self.where = client, where
         self._seen: dict[str, list[dict[str, Any]]] = {}
+        self._keys: dict[str, tuple[int, bytes]] = {}
+        """By run: number of its keys, and the one that its status ports are asked with."""
 
     @property
     def title(self) -> str:
@@ -56,14 +61,15 @@ class ClusterSource:
         """A job with its pods, and what its shards say of themselves right now, where the cluster allows that."""
         raw = await self.raw(name)
         pods = clustered.processes(await self._pods(name), raw["metadata"]["uid"])
-        told = await self._ask(pods)
+        questions, limited = await self._questions(raw, pods)
+        told = await self._ask(pods, questions)
         now = time.time()
         try:
             job = clustered.job_view(raw, self.where.context, pods, told, now)
         except (TypeError, ValueError, AttributeError):
             job = clustered.job_view(raw, self.where.context, pods)  # A pod of the user's has answered something else.
         self._remember(job)
-        return job
+        return job.model_copy(update={"limited": limited}) if limited else job
 
     async def history(self, name: str) -> HistoryView:
         """What shard 0 remembers of it while it runs, and what this source has seen of it."""
@@ -71,8 +77,10 @@ class ClusterSource:
         first = next((shard for shard in job.shards if shard.index == 0 and shard.name), None)
         told = None
         if job.fresh and first is not None:
-            path = f"{PODS.path(self.where.namespace, str(first.name))}:{STATUS_PORT}/proxy{HISTORY_PATH}"
-            told = await self.client.told_by(path, ASK_SECONDS)
+            questions = self._keys.get(job.run or "")
+            if questions is not None:
+                path = PODS.path(self.where.namespace, str(first.name))
+                told = await self.client.told_by(path, HISTORY_PATH, questions[1], ASK_SECONDS)
         seen = self._seen.setdefault(job.run or job.id, [])
         if told is not None and isinstance(told.get("entries"), list):
             remembered = [entry for entry in told["entries"] if isinstance(entry, dict) and isinstance(entry.get("time"), int | float)]
@@ -160,14 +168,35 @@ class ClusterSource:
                 return []  # Without the right to see pods the status alone speaks.
             raise await self._said(error) from None
 
-    async def _ask(self, pods: Sequence[Process]) -> dict[int, Mapping[str, Any]]:
+    async def _questions(self, raw: Mapping[str, Any], pods: Sequence[Process]) -> tuple[bytes | None, str]:
+        """The key that the run's status ports are asked with, and why there is none: it is read with the rights of who asks."""
+        metadata, pinned = raw["metadata"], part(raw, "status", "pinned")
+        run, number = str(metadata["uid"]), pinned.get("key")
+        if not isinstance(number, int) or not any(one.phase == "Running" for one in pods):
+            return None, ""
+        if self._keys.get(run, (0, b""))[0] == number:
+            return self._keys[run][1], ""
+        name = naming.key(str(metadata["name"]), run, number)
+        told = f"the numbers are those of status, a minute old at most: the running job is asked with the Secret {name}, and"
+        try:
+            data = part(await self.client.get(SECRETS, self.where.namespace, name), "data")
+            self._keys[run] = (number, bytes.fromhex(base64.b64decode(data["questions"]).decode()))
+        except ApiError as error:
+            why = "the right `get secrets` is missing" if error.code == 403 else f"it cannot be read ({error.message})"
+            return None, f"{told} {why}"
+        except (KeyError, ValueError):
+            return None, f"{told} it has no entry questions"
+        return self._keys[run][1], ""
+
+    async def _ask(self, pods: Sequence[Process], questions: bytes | None) -> dict[int, Mapping[str, Any]]:
+        if questions is None:
+            return {}
         shards = {one.index: one for one in pods if one.role == "shard" and one.phase == "Running" and one.deleting is None}
         gate = asyncio.Semaphore(MOST_ASKED)
 
         async def ask(pod: Process) -> Mapping[str, Any] | None:
             async with gate:
-                path = f"{PODS.path(self.where.namespace, pod.name)}:{STATUS_PORT}/proxy{STATUS_PATH}"
-                return await self.client.told_by(path, ASK_SECONDS)
+                return await self.client.told_by(PODS.path(self.where.namespace, pod.name), STATUS_PATH, questions, ASK_SECONDS)
 
         first = shards.get(0)
         said = await ask(first) if first is not None else None

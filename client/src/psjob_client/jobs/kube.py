@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -17,11 +16,12 @@ from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.config.config_exception import ConfigException
 
 from psjob_client.jobs.problems import Conflict, JobProblem, NotAllowed, NotServed, Unreachable
-from psjob_operator import __version__
+from psjob_operator import __version__, keys
 from psjob_operator.cluster import connect
 from psjob_operator.cluster.client import ApiError, Client, Limits
 from psjob_operator.cluster.kinds import JOBS, ResourceKind
-from psjob_operator.cluster.progress import parse
+from psjob_operator.cluster.progress import answers, bounded, nonce_of, parse
+from psjob_operator.contract import ANSWER_HEADER, CHALLENGE_PATH, PROOF_HEADER, STATUS_PORT
 
 MANAGER = "psjob"
 SECONDS = 15.0
@@ -55,14 +55,22 @@ class KubeClient(Client):
         query = {"fieldManager": self._manager, "fieldValidation": "Strict"}
         return await self._call("PATCH", kind.path(namespace, name), query, body, content="application/merge-patch+json")
 
-    async def told_by(self, path: str, seconds: float) -> dict[str, Any] | None:
-        """The JSON object that a pod answers at `path`, read as a stranger's; None where there is none, or no answer in so many seconds."""
+    async def told_by(self, pod: str, path: str, questions: bytes, seconds: float) -> dict[str, Any] | None:
+        """The JSON object that the status port of this pod proves to be its answer to `path`, read as a stranger's; None where there is
+        none, or no answer in so many seconds."""
+        base = f"{pod}:{STATUS_PORT}/proxy"
         try:
             async with asyncio.timeout(seconds):
-                found = await self._call("GET", path)
-        except (ApiError, TimeoutError):
+                async with self._request("GET", base + CHALLENGE_PATH, None, None, "") as reply:
+                    nonce = nonce_of(await bounded(reply.content)) if reply.status == 200 else ""
+                proof = {PROOF_HEADER: f"{nonce} {keys.question(questions, nonce, path)}"}
+                async with self._request("GET", base + path, None, None, "", proof=proof) as reply:
+                    raw = await bounded(reply.content) if nonce and reply.status == 200 else None
+                    if raw is None or not answers(questions, nonce, path, raw, reply.headers.get(ANSWER_HEADER)):
+                        return None
+        except (aiohttp.ClientError, OSError, TimeoutError):
             return None
-        clean = parse(json.dumps(found).encode())
+        clean = parse(raw)
         return None if clean is None else dict(clean)
 
     async def lines(self, path: str, query: Mapping[str, Any]) -> AsyncIterator[str]:

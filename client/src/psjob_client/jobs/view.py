@@ -165,6 +165,8 @@ class JobView(View):
     """The same as a sentence."""
     fresh: bool = False
     """The numbers come from the running job itself, a few seconds old at most; else from what it left or last told."""
+    limited: str = ""
+    """Why the numbers are not those of the running job itself, such as a right that is missing; empty where nothing keeps them."""
     mode: str = "sync"
     """The mode that runs, such as bounded:3."""
     unit: Literal["step", "round"] = "step"

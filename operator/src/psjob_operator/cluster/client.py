@@ -275,9 +275,10 @@ class Client:
         body: Mapping[str, Any] | None,
         content: str,
         silence: float | None = None,
+        proof: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """One exchange over the official client's connections and credentials; its own way would copy each body twice."""
-        headers = {"Accept": "application/json", "User-Agent": self._agent}
+        headers = {"Accept": "application/json", "User-Agent": self._agent, **(proof or {})}
         token = await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
         if token:
             headers["Authorization"] = token

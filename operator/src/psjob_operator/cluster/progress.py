@@ -55,14 +55,14 @@ async def pull(session: aiohttp.ClientSession, ip: str, questions: bytes | None)
 async def _ask(session: aiohttp.ClientSession, base: str, questions: bytes) -> Told:
     """The challenge, then the question: over one connection, where the process keeps it."""
     async with session.get(base + CHALLENGE_PATH, allow_redirects=False) as reply:
-        nonce = nonce_of(await _read(reply.content)) if reply.status == 200 else ""
+        nonce = nonce_of(await bounded(reply.content)) if reply.status == 200 else ""
     if not nonce:
         return Told()
     proof = {PROOF_HEADER: f"{nonce} {keys.question(questions, nonce, STATUS_PATH)}"}
     async with session.get(base + STATUS_PATH, headers=proof, allow_redirects=False) as reply:
         if reply.status == REFUSED:
             return Told(problem=UNKNOWN_KEY)
-        raw = await _read(reply.content) if reply.status == 200 else None
+        raw = await bounded(reply.content) if reply.status == 200 else None
         if raw is None:
             return Told()
         if not answers(questions, nonce, STATUS_PATH, raw, reply.headers.get(ANSWER_HEADER)):
@@ -94,7 +94,8 @@ def parse(raw: bytes | None) -> Mapping[str, Any] | None:
     return clean if isinstance(clean, dict) else None
 
 
-async def _read(stream: aiohttp.StreamReader) -> bytes | None:
+async def bounded(stream: aiohttp.StreamReader) -> bytes | None:
+    """A body; None where it is longer than any that is right."""
     parts = bytearray()
     async for part in stream.iter_chunked(16 * 1024):
         parts += part

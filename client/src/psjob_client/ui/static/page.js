@@ -95,7 +95,7 @@ class JobPage {
     const { job } = found;
     const { head, said, facts, timeline, spans, workers, shards, events } = this.parts;
     head.replaceChildren(h("div", { class: "head" }, h("h2", {}, job.name), view.badge(job.phase), job.reason ? h("span", { class: "soft" }, job.reason) : null),
-      h("p", { class: "soft" }, `${job.id} · ${job.place} · ${job.fresh ? "live" : "as it was left"}`));
+      h("p", { class: "soft" }, `${job.id} · ${job.place} · ${job.fresh ? "live" : job.limited || "as it was left"}`));
     said.replaceChildren(...view.said(job));
     facts.replaceChildren(view.facts(found));
     this.curves(curves, job.unit ?? "step");
