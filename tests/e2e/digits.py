@@ -87,7 +87,7 @@ def claim_folder(kube: Kube, claim: str) -> Path:
 def coordinator(kube: Kube, job: str) -> dict[str, Any] | None:
     """What shard 0 says about the whole job, or None where it is out of reach."""
     shards = pods_of(kube, job, "shard", 0)
-    said = shard_status(shards[0]) if shards else None
+    said = shard_status(kube, shards[0]) if shards else None
     return (said or {}).get("coordinator")
 
 

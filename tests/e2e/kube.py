@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import functools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from urllib.parse import quote
 
 from hack.cluster.api import Api, ApiError
 from tests.cluster_fixtures import OPERATOR_IMAGE, RUNTIME_IMAGE, Cluster
+from tests.statusport import ask
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "psjob"
@@ -197,14 +199,17 @@ def kill(pod: dict[str, Any], word: str) -> float:
     return at
 
 
-def shard_status(pod: dict[str, Any], port: int = 7071) -> dict[str, Any] | None:
-    """What the shard's status port says, or None where it does not answer."""
+def shard_status(kube: Kube, pod: dict[str, Any], port: int = 7071) -> dict[str, Any] | None:
+    """What the shard's status port says to who has the run's key, or None where it does not answer."""
     address = pod.get("status", {}).get("podIP")
-    if not address:
+    mounted = [volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if volume["name"] == "psjob-secret"]
+    if not address or not mounted:
         return None
-    try:
-        with urllib.request.urlopen(f"http://{address}:{port}/status", timeout=2) as answer:
-            said: dict[str, Any] = json.load(answer)
-            return said
-    except (OSError, ValueError):
-        return None
+    return ask(f"http://{address}:{port}", "/status", _questions(kube, mounted[0]))
+
+
+@functools.cache
+def _questions(kube: Kube, secret: str) -> bytes:
+    """Read once: the API server may be away later."""
+    data = json.loads(kube.kubectl("get", "secret", secret, "-o", "json"))["data"]
+    return bytes.fromhex(base64.b64decode(data["questions"]).decode())

@@ -32,15 +32,15 @@ def server(node_cluster: Cluster) -> Iterator[int]:
     wait_for("the API server", lambda: node_cluster.api.ok("/readyz"), 60)
 
 
-def rate(shard: dict[str, Any], seconds: float) -> float:
+def rate(kube: Kube, shard: dict[str, Any], seconds: float) -> float:
     """Steps a second over that time, asked of shard 0 itself."""
-    began, first = time.monotonic(), _step(shard)
+    began, first = time.monotonic(), _step(kube, shard)
     time.sleep(seconds)
-    return (_step(shard) - first) / (time.monotonic() - began)
+    return (_step(kube, shard) - first) / (time.monotonic() - began)
 
 
-def _step(shard: dict[str, Any]) -> int:
-    said = shard_status(shard)
+def _step(kube: Kube, shard: dict[str, Any]) -> int:
+    said = shard_status(kube, shard)
     assert said is not None, "shard 0 does not answer on its status port"
     return int(said["coordinator"]["step"])
 
@@ -60,19 +60,19 @@ def test_training_does_not_need_the_api_server(kube: Kube, node_cluster: Cluster
     kube.apply(digits.job(NAME, args=["--epochs=100000"], checkpoint={"interval": "5s", "everySteps": 500}))
     ready_to_kill(kube, NAME)
     first = pod_of(kube, NAME, "shard", 0)
-    before, standing = rate(first, WINDOW), pods(kube)
+    before, standing = rate(kube, first, WINDOW), pods(kube)
     os.kill(server, signal.SIGSTOP)
     stopped = time.monotonic()
-    spans = [rate(first, min(away, 60.0) / 2)]
+    spans = [rate(kube, first, min(away, 60.0) / 2)]
     time.sleep(max(0.0, away - (time.monotonic() - stopped) - 30.0))
-    spans.append(rate(first, min(away, 60.0) / 2))
+    spans.append(rate(kube, first, min(away, 60.0) / 2))
     during = min(spans)
     os.kill(server, signal.SIGCONT)
     wait_for("the API server", lambda: node_cluster.api.ok("/readyz"), 60)
     time.sleep(45.0)  # longer than it takes to find nodes silent and to evict from them
-    after = _step(first)
+    after = _step(kube, first)
     print(f"{during:.0f} steps a second of {before:.0f} while the API server was away for {away:.0f} s: {during / before:.2f}")
     assert pods(kube) == standing, kube.story(NAME)
     assert during >= 0.8 * before, "the exact ratio is printed; this only tells a rate from a standstill"
     status = wait_for("the status to go on", lambda: kube.status(NAME) if kube.status(NAME)["phase"] == "Running" else None, 60)
-    assert not status["restarts"].get("total") and _step(first) > after
+    assert not status["restarts"].get("total") and _step(kube, first) > after

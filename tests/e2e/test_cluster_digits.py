@@ -28,7 +28,7 @@ def kill_shard(kube: Kube, home: Kube, job: str) -> None:
 
     def applied() -> float | None:
         newest = pod_of(kube, job, "shard", 1)
-        said = shard_status(newest)
+        said = shard_status(kube, newest)
         if not said or said["attempt"] < 2:
             return None
         moment = said["counters"]["firstApplied"]

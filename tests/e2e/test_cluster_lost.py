@@ -42,7 +42,7 @@ def resumed(kube: Kube, attempt: int) -> int | None:
 
 def successor(kube: Kube, attempt: int) -> dict[str, Any] | None:
     first = pods_of(kube, NAME, "shard", 0)
-    said = shard_status(first[0]) if first else None
+    said = shard_status(kube, first[0]) if first else None
     return said if said and said["attempt"] > attempt else None
 
 
