@@ -64,7 +64,10 @@ RELISTS = Metric(
 WATCH_EVENTS = Metric("psjob_operator_watch_events_total", "counter", "Objects that lists and watches brought.", ("resource",))
 OBJECTS = Metric("psjob_operator_objects", "gauge", "Objects that the operator knows.", ("resource",))
 PULLS = Metric(
-    "psjob_operator_progress_pulls_total", "counter", "Questions to shard 0 of a job, by result: ok, missed (out of reach).", ("result",)
+    "psjob_operator_progress_pulls_total",
+    "counter",
+    "Questions to shard 0 of a job, by result: ok, missed (out of reach, or not proven).",
+    ("result",),
 )
 RECOVERY = Metric(
     "psjob_recovery_seconds",
