@@ -30,7 +30,7 @@ RUN python3 -B root.py file /root.d /bin/busybox /psjob-runtime/bin/busybox && l
     && find /root.d -name __pycache__ -prune -exec rm -rf {} + \
     && chmod -R u=rwX,go=rX /root.d
 
-# The init container of a training pod runs `/psjob-runtime/bin/busybox cp -R /psjob-runtime/. /psjob` as the pod's user;
+# The init container of a training pod copies /psjob-runtime to /psjob as the pod's user, and derives its keys with busybox alone;
 # /psjob is then an emptyDir with bin/sh and lib/psjob. No torch: that is the user's image's. render/ knows these paths.
 FROM scratch AS runtime
 COPY --from=layout /root.d /

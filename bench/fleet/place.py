@@ -78,7 +78,7 @@ class Place:
             f"--kubeconfig={config}",
             "--runtime-image=psjob-runtime:bench",
         ]
-        command += ["--health-host=127.0.0.1", f"--health-port={port}", *options]
+        command += [f"--key-file={self.folder / 'operator.key'}", "--health-host=127.0.0.1", f"--health-port={port}", *options]
         with (self.folder / "operator.log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
         try:

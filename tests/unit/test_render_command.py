@@ -36,6 +36,7 @@ def test_all_objects_in_order(manifest: Path) -> None:
         ("Service", "digits-ps"),
         ("ConfigMap", "digits-config"),
         ("PersistentVolumeClaim", "digits-checkpoints"),
+        ("Secret", "digits-key-00000000-1"),
         *(("Pod", f"digits-ps-{index}-a1") for index in range(2)),
         *(("Pod", f"digits-worker-{index}-r1") for index in range(4)),
     ]
@@ -46,7 +47,7 @@ def test_all_objects_in_order(manifest: Path) -> None:
 def test_the_output_is_yaml_and_the_same_each_time(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     render(manifest, ["spec.workers.replicas=1"], "image:1")
     printed = capsys.readouterr().out
-    assert len(list(yaml.safe_load_all(printed))) == 6 and "&id" not in printed
+    assert len(list(yaml.safe_load_all(printed))) == 7 and "&id" not in printed
     assert printed == render_yaml(read_job(manifest, ("spec.workers.replicas=1",)), "image:1")
 
 

@@ -97,6 +97,7 @@ def test_only_the_init_container_sees_the_secret(role: Role, index: int, number:
 def test_an_image_that_has_psjob_derives_with_its_own_python_and_no_more_rights() -> None:
     (first, *_) = pod("worker", 0, 1, injection="none")["spec"]["initContainers"]
     assert (first["name"], first["image"], first["imagePullPolicy"]) == ("psjob-derive", "me/digits:1", "Always")
+    assert first["terminationMessagePolicy"] == "FallbackToLogsOnError", "the status tells why it ended"
     derive = ["-m", "psjob.process.derive", "--from", "/psjob-secret", "--to", "/psjob-keys/keys"]
     assert first["command"] == ["uv", "run", "python", *derive]
     assert {"name": "PATH", "value": "/venv/bin"} in first["env"] and "TOKEN" not in str(first["env"])

@@ -44,6 +44,7 @@ def _copier(pod_security: Document, runtime_image: str) -> Document:
         "image": runtime_image,
         "imagePullPolicy": "IfNotPresent",
         "command": [f"{SOURCE}/bin/busybox", "sh", "-c", COPY + DERIVE],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "resources": {"requests": dict(RESOURCES), "limits": dict(RESOURCES)},
         "securityContext": security,
         "volumeMounts": [{"name": VOLUME, "mountPath": FOLDER}],

@@ -84,6 +84,7 @@ def deriver(pod: Document, trained: Document) -> Document:
         "name": CONTAINER,
         "image": trained.get("image"),
         "command": [*words, "-m", "psjob.process.derive", "--from", SECRET_FOLDER, "--to", KEY_FILE],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "env": variables(trained),
         "resources": _resources(trained),
         "securityContext": security,
