@@ -14,11 +14,11 @@ from prometheus_client.registry import Collector
 
 import psjob_operator
 from psjob_operator.cluster import jobmetrics, metrics
-from psjob_operator.cluster.kinds import CORE_EVENTS, EVENTS, LEASES, NODES, WATCHED
+from psjob_operator.cluster.kinds import CORE_EVENTS, EVENTS, LEASES, NODES, SECRETS, WATCHED
 from psjob_operator.cluster.metrics import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-KNOWN = frozenset(kind.plural for kind in (*WATCHED, NODES, EVENTS, CORE_EVENTS, LEASES))
+KNOWN = frozenset(kind.plural for kind in (*WATCHED, NODES, EVENTS, CORE_EVENTS, LEASES, SECRETS))
 REASONS = frozenset((
     "Unauthorized", "Forbidden", "NotFound", "AlreadyExists", "Conflict", "Gone", "Invalid", "ServerTimeout", "StoreReadError",
     "TooManyRequests", "BadRequest", "MethodNotAllowed", "NotAcceptable", "RequestEntityTooLarge", "UnsupportedMediaType",
