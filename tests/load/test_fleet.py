@@ -38,7 +38,7 @@ def test_ten_jobs_cost_what_they_must_and_no_request_more(tmp_path: Path) -> Non
     assert asked(run, "idle") == {}, said
     begun = asked(run, "burst")
     assert begun.pop("patch pstrainingjobs/status") <= 2 * 10 + 2, said
-    assert begun == {"create pods": 100, "create services": 10, "create configmaps": 10, "create events": 10}, said
+    assert begun == {"create pods": 100, "create services": 10, "create configmaps": 10, "create secrets": 10, "create events": 10}, said
     assert run["lose"]["superfluous"] == 0, said
     lost = asked(run, "lose")
     assert lost["create pods"] == 10 and lost["patch pstrainingjobs/status"] <= 2 * 10 + 2, said
