@@ -13,7 +13,13 @@ from psjob_operator.api.job import PSTrainingJob
 from tests.cluster_fixtures import Cluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
-PATHS = {"Service": "services", "ConfigMap": "configmaps", "PersistentVolumeClaim": "persistentvolumeclaims", "Pod": "pods"}
+PATHS = {
+    "Service": "services",
+    "ConfigMap": "configmaps",
+    "PersistentVolumeClaim": "persistentvolumeclaims",
+    "Secret": "secrets",
+    "Pod": "pods",
+}
 SAFE = {
     "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
     "containers": [
@@ -91,6 +97,7 @@ def ask(cluster: Cluster, document: dict[str, Any]) -> dict[str, Any]:
         ("restricted", SAFE, {"checkpoint": {"accessMode": "ReadWriteMany", "retain": False}}),
         ("privileged", GPU, {}),
         ("privileged", {**GPU, "hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}, {"ps": {"template": OVER}}),
+        ("privileged", GPU, {"injection": "none"}),
         ("privileged", {**PLAIN, "securityContext": {"runAsUser": 0}}, {"checkpoint": {"volume": {"hostPath": {"path": "/data"}}}}),
     ],
 )
