@@ -6,7 +6,6 @@ import base64
 import json
 import secrets
 import threading
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -66,20 +65,6 @@ class StatusPort:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return server
-
-
-def ask(base: str, path: str, questions: bytes, seconds: float = 2.0) -> dict[str, Any] | None:
-    """What the status port at `base` says to who has the run's key; None where it is out of reach or does not prove what it says."""
-    try:
-        with urllib.request.urlopen(base + CHALLENGE_PATH, timeout=seconds) as answer:
-            nonce = str(json.load(answer)["nonce"])
-        request = urllib.request.Request(base + path, headers={PROOF_HEADER: f"{nonce} {keys.question(questions, nonce, path)}"})
-        with urllib.request.urlopen(request, timeout=seconds) as answer:
-            body, proof = answer.read(), answer.headers.get(ANSWER_HEADER)
-        said: dict[str, Any] | None = json.loads(body) if proof == keys.answer(questions, nonce, path, body) else None
-        return said
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def run_keys(api: Api, namespace: str, job: str, run: str, number: int = 1) -> dict[str, bytes]:

@@ -7,13 +7,11 @@ processes is divided by the pushes that its shard has applied. The first updates
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import statistics
 import sys
 import time
-import urllib.request
 from itertools import count
 
 import clock
@@ -21,7 +19,7 @@ import job
 import torch
 
 import psjob
-from psjob.contract import STATUS_PATH
+from psjob.process.asking import ask
 
 SIZES = ((5_000, 1.08), (1_000_000, 1.03))
 """Elements of the model, and the most that a push may cost of one without the look."""
@@ -78,8 +76,7 @@ def spent(running: job.Running) -> float:
 
 
 def applied(running: job.Running) -> int:
-    with urllib.request.urlopen(f"http://127.0.0.1:{running.config['shards'][0]['statusPort']}{STATUS_PATH}", timeout=10) as said:
-        return int(json.load(said)["counters"]["applied"])
+    return int(ask("127.0.0.1", running.config["shards"][0]["statusPort"], running.keys["questions"], seconds=10)["counters"]["applied"])
 
 
 def halt_when_steady(running: job.Running) -> None:

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from hack.cluster.api import Api, ApiError
+from psjob.process.asking import ask
 from tests.cluster_fixtures import OPERATOR_IMAGE, RUNTIME_IMAGE, Cluster
-from tests.statusport import ask
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "psjob"
@@ -205,7 +205,10 @@ def shard_status(kube: Kube, pod: dict[str, Any], port: int = 7071) -> dict[str,
     mounted = [volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if volume["name"] == "psjob-secret"]
     if not address or not mounted:
         return None
-    return ask(f"http://{address}:{port}", "/status", _questions(kube, mounted[0]))
+    try:
+        return ask(address, port, _questions(kube, mounted[0]))
+    except (OSError, ValueError):
+        return None
 
 
 @functools.cache

@@ -60,7 +60,7 @@ class Processes:
         try:
             if path in (contract.STATUS_PATH, contract.HISTORY_PATH):
                 return 200, ask("127.0.0.1", port, RUN["questions"], path, seconds)
-            return get(f"http://127.0.0.1:{port}{path}", seconds=seconds)
+            return get(port, path, seconds=seconds)
         except (OSError, ValueError):
             return 0, {}
 

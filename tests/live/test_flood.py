@@ -159,18 +159,17 @@ def test_status_is_told_to_who_has_the_key(tmp_path: Path) -> None:
         run.start(0)
         port = int(run.config["shards"][0]["statusPort"])
         assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60)
-        url = f"http://127.0.0.1:{port}"
         assert ask("127.0.0.1", port, RUN["questions"])["run"] == "run-1"
-        assert get(url + contract.HEALTH_PATH) == (200, {"alive": True})
-        assert get(url + contract.STARTED_PATH) == (200, {"started": True})
-        nonce = get(url + contract.CHALLENGE_PATH)[1]["nonce"]
+        assert get(port, contract.HEALTH_PATH) == (200, {"alive": True})
+        assert get(port, contract.STARTED_PATH) == (200, {"started": True})
+        nonce = get(port, contract.CHALLENGE_PATH)[1]["nonce"]
         path, right = contract.STATUS_PATH, keys.question(RUN["questions"], nonce, contract.STATUS_PATH)
         others = keys.question(RUN["workers"], nonce, path)
         for proof in (None, "", "x", f"{nonce} ", f"{nonce} {right[:-1]}0", f"9{nonce} {right}", f"{nonce} {others}"):
-            code, body = get(url + path, {} if proof is None else {contract.PROOF_HEADER: proof})
+            code, body = get(port, path, {} if proof is None else {contract.PROOF_HEADER: proof})
             assert code == 403 and "run-1" not in str(body) and set(body) == {"error"}
-        assert get(url + contract.HISTORY_PATH, {contract.PROOF_HEADER: f"{nonce} {right}"})[0] == 403, "a proof is for one path"
-        assert get(url + path, {contract.PROOF_HEADER: f"{nonce} {right}"})[0] == 200
-        assert get(url + path, {contract.PROOF_HEADER: f"{nonce} {right}"})[0] == 403, "and for one question"
+        assert get(port, contract.HISTORY_PATH, {contract.PROOF_HEADER: f"{nonce} {right}"})[0] == 403, "a proof is for one path"
+        assert get(port, path, {contract.PROOF_HEADER: f"{nonce} {right}"})[0] == 200
+        assert get(port, path, {contract.PROOF_HEADER: f"{nonce} {right}"})[0] == 403, "and for one question"
         with pytest.raises(OSError, match="403"):
             ask("127.0.0.1", port, b"another key of 32 bytes".ljust(32))
