@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY
+from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY, MOST_RISE
 from psjob_operator.plan.fate import fate
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Exit
@@ -148,6 +148,12 @@ def test_a_fenced_shard_raises_the_view_above_the_one_it_met() -> None:
     assert decided.status.restarts.counted == 0 and decided.status.restarts.causes == {"Fenced": 1}
 
 
+def test_a_view_that_no_process_can_have_met_raises_by_so_much_at_most() -> None:
+    fenced = pod("shard", 1, **ended(EXIT_FENCED, message='{"fenced": {"view": 2147483640}}'))
+    decided = plan(running(shard_1=fenced), NOW)
+    assert decided.status.view == 1 + MOST_RISE + 1
+
+
 @pytest.mark.parametrize(
     "message", ["", "no json", '{"fenced": 3}', '{"fenced": {"view": "9"}}', '{"fenced": {"view": 99999999999}}', "[]"]
 )
@@ -183,8 +189,8 @@ def test_a_scripts_own_exit_code_is_not_taken_for_the_runtimes(code: int, messag
 def test_a_shard_started_after_a_checkpoint_must_find_one() -> None:
     told = {"run": "run-1", "coordinator": {"step": 9, "checkpoint": {"step": 5, "time": NOW, "view": 1, "bytes": 1, "path": "p"}}}
     lost = running(shard_1=pod("shard", 1, **ended(1)))
-    assert not plan(lost, NOW).actions[-1].checkpoint_known  # type: ignore[union-attr]
-    assert plan(replace(lost, progress=told), NOW).actions[-1].checkpoint_known  # type: ignore[union-attr]
+    assert not plan(lost, NOW).actions[-1].checkpoint_known
+    assert plan(replace(lost, progress=told), NOW).actions[-1].checkpoint_known
 
 
 def test_absence_is_believed_only_live() -> None:

@@ -39,6 +39,8 @@ ENV_MODE: Final = "PSJOB_MODE"
 """Workers: the mode that the job runs where it is not the config's, such as `bounded:3`; set by the process itself before it execs."""
 MOST_NUMBER: Final = (1 << 31) - 1
 """The largest view, attempt and start."""
+MOST_RISE: Final = 1000
+"""Views by which another process of the run may be ahead: one for each time that a shard was started meanwhile."""
 ENV_BIND: Final = "PSJOB_BIND"
 """Shards: address to listen on; absent means every address."""
 ENV_KEYS: Final = "PSJOB_KEYS"

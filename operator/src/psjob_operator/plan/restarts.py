@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from psjob_operator.api.status import ProcessRestarts, Restarts, RoleCounts
+from psjob_operator.contract import MOST_RISE
 from psjob_operator.plan import naming, placement
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import last_commit
@@ -117,7 +118,8 @@ def _raising(facts: Facts, afresh: bool) -> Raising:
     if any(seat.role == "worker" for seat in raised):
         start = max([start, *(pod.number for pod in facts.ahead if pod.role == "worker")]) + 1
     absent = any(seat.fate.kind == "absent" for seat in raised) and not afresh
-    view = max([view, *(seat.fate.fenced_by for seat in shards)]) + 1 if shards else view
+    # Who writes a shard's last message cannot put the view out of every process's reach.
+    view = max([view, *(min(seat.fate.fenced_by, view + MOST_RISE) for seat in shards)]) + 1 if shards else view
     return Raising(
         view=view,
         placement=view if moving or (afresh and shards) else facts.stored.placement,

@@ -7,6 +7,7 @@ import queue
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from psjob.contract import MOST_RISE
 from psjob.process import supervise
 from psjob.wire.frame import Header, Kind, WireError
 from psjob.wire.tcp import Stream, StreamClosed
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from psjob.shard.server import Server
 
 log = logging.getLogger("psjob.shard")
-MOST_RISE = 1000
-"""Views by which another shard may be ahead: one for each time that a shard of the run was started meanwhile."""
 BEAT_SECONDS = 2.0
 """The coordinator says something down each stream at least this often."""
 
