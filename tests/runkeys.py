@@ -35,9 +35,11 @@ def of_run(folder: Path) -> dict[str, bytes]:
     return keys.read((folder / "keys" / "run").read_text())
 
 
-def get(port: int, path: str, headers: Mapping[str, str] = MappingProxyType({}), seconds: float = 2.0) -> tuple[int, dict[str, Any]]:
-    """(code, body) of a request to a status port of this machine, which proves nothing but what `headers` say."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)) as connection:
+def get(
+    port: int, path: str, headers: Mapping[str, str] = MappingProxyType({}), seconds: float = 2.0, host: str = "127.0.0.1"
+) -> tuple[int, dict[str, Any]]:
+    """(code, body) of a request to a status port, which proves nothing but what `headers` say. Raises OSError and ValueError."""
+    with closing(http.client.HTTPConnection(host, port, timeout=seconds)) as connection:
         connection.request("GET", path, headers=dict(headers))
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())

@@ -14,8 +14,9 @@ from hack.cluster.pack import operator_image, runtime_image
 from tests import older
 from tests.cluster_fixtures import RUNTIME_IMAGE, Cluster
 from tests.e2e import digits
-from tests.e2e.digits import complete, final_weights, pods_of, ready_to_kill
+from tests.e2e.digits import complete, final_weights, pod_of, pods_of, ready_to_kill
 from tests.e2e.kube import Kube, condition, install, wait_for
+from tests.runkeys import get
 
 pytestmark = [pytest.mark.cluster, pytest.mark.serial, pytest.mark.e2e_long]
 OLD_OPERATOR, OLD_RUNTIME = "psjob.local/psjob-operator:before", "psjob.local/psjob-runtime:before"
@@ -41,13 +42,23 @@ def images(kube: Kube, job: str) -> set[str]:
 
 def begins(kube: Kube, job: str) -> None:
     kube.apply(digits.job(job, args=[f"--epochs={EPOCHS}"], checkpoint={"interval": "3s", "everySteps": 50}))
-    ready_to_kill(kube, job)
+
+
+def has_a_checkpoint(kube: Kube, job: str) -> bool:
+    """As a shard without keys tells whoever asks."""
+    address = pod_of(kube, job, "shard", 0).get("status", {}).get("podIP")
+    try:
+        said = get(7071, "/status", host=address)[1] if address else {}
+    except (OSError, ValueError):
+        return False
+    return bool(((said.get("coordinator") or {}).get("checkpoint") or {}).get("step"))
 
 
 @pytest.mark.timeout(1800)
 def test_a_run_that_began_without_keys_goes_on_after_a_suspension(kube: Kube, home: Kube, before: older.Older) -> None:
     install(home, *HELM, chart=before.chart, operator=OLD_OPERATOR, runtime=OLD_RUNTIME)
     begins(kube, "digits")
+    wait_for("a checkpoint", lambda: has_a_checkpoint(kube, "digits"), 120, story=lambda: kube.story("digits"))
     install(home, *HELM)
 
     def held() -> bool:
