@@ -70,11 +70,11 @@ def test_what_an_older_operator_did_not_store_is_taken_from_its_pods(there: list
         replace(pod(role, index, **({} if code is None else ended(code))), runtime_image=of, created=at)
         for role, index, of, at, code in there
     ]
-    assert pins.pinned(Facts.of(unpinned(*pods), NOW)).runtime_image == image
+    assert pins.pinned(Facts.of(unpinned(*pods), NOW), afresh=True).runtime_image == image
 
 
 def test_the_pins_of_an_older_operators_run_are_those_of_its_pods() -> None:
-    assert pins.pinned(Facts.of(unpinned(), NOW)) == Pinned(runtime_image=OLD, config_format=1, wire=1, container="worker")
+    assert pins.pinned(Facts.of(unpinned(), NOW), afresh=True) == Pinned(runtime_image=OLD, config_format=1, wire=1, container="worker")
 
 
 @pytest.mark.parametrize("wire", [None, 1])
@@ -110,6 +110,10 @@ def test_a_suspension_keeps_them_and_a_resumed_run_is_pinned_anew() -> None:
     over = plan(gone, NOW + 60)
     assert over.status.phase == "Suspended" and over.status.pinned == snapshot.status.pinned  # type: ignore[union-attr]
     on = replace(gone, spec=snapshot.spec, status=over.status)
+    back = (pod("shard", 0),)
+    ending = plan(replace(gone, status=over.status, processes=back), NOW + 70)
+    lingers = plan(replace(on, status=ending.status, processes=back), NOW + 80)
+    assert lingers.status.pinned == over.status.pinned, "a pod of before has to end first"
     resumed = plan(on, NOW + 90)
     assert images(resumed, on) == {NEW} and resumed.intent
     assert (resumed.status.pinned or Pinned()).key == 2 and EnsureKey(2) in resumed.actions

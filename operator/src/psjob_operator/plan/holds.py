@@ -68,7 +68,7 @@ def name_taken(facts: Facts) -> Hold | None:
     if not words:
         return None
     raising = unchanged(facts)
-    waiting = processes.create(facts, raising, pins.pinned(facts))
+    waiting = processes.create(facts, raising, pins.pinned(facts, raising.afresh))
     told = report(facts, raising, troubles(facts, raising, waiting.conflicts), words)
     status, due = settle(facts, with_recovery(facts, raising, told))
     wake = wake_at(facts, status, due, waiting.wake)

@@ -13,25 +13,26 @@ AUTHENTICATED_WIRE = 2
 """First version of the frames whose processes prove who they are: the runs before have no keys."""
 
 
-def pinned(facts: Facts) -> Pinned:
+def pinned(facts: Facts, afresh: bool) -> Pinned:
     """What every process and the config of this run are made of. What the status does not say is as in the pods that are there; of a run
-    without pods it is this operator's. A resumed run has no process of before: it is pinned anew, with keys of its own."""
-    stored = facts.stored.pinned or Pinned()
-    kept = Pinned() if facts.resuming else stored
-    begun = not facts.first_seen and not facts.resuming and bool(facts.known)
+    without pods it is this operator's. `afresh`: everything is started now. A resumed run then has no process of before, and is pinned
+    anew, with keys of its own."""
+    stored, resumed = facts.stored.pinned or Pinned(), afresh and facts.resuming
+    kept = Pinned() if resumed else stored
+    begun = not facts.first_seen and not resumed and bool(facts.known)
     wire = kept.wire or (UNPINNED_WIRE if begun else WIRE)
     return Pinned(
         runtime_image=kept.runtime_image or (_image(facts, begun) if facts.snapshot.spec.injection == "auto" else None),
         config_format=kept.config_format or (UNPINNED_FORMAT if begun else CONFIG_FORMAT),
         wire=wire,
         container=kept.container or (container_of(facts.snapshot.spec.workers.template, TRAINED) or {}).get("name"),
-        key=None if wire < AUTHENTICATED_WIRE else (stored.key or 0) + 1 if facts.resuming else kept.key or 1,
+        key=None if wire < AUTHENTICATED_WIRE else (stored.key or 0) + 1 if resumed else kept.key or 1,
     )
 
 
 def another_version(facts: Facts) -> str:
     """Why nothing of this run is made here: it was begun by a version that this operator does not know. Empty where it does."""
-    now = pinned(facts)
+    now = pinned(facts, afresh=True)
     if now.config_format in CONFIG_FORMATS and now.wire in WIRES:
         return ""
     if now.wire is not None and now.wire < AUTHENTICATED_WIRE:

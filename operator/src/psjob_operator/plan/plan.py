@@ -70,7 +70,7 @@ def _run(facts: Facts, raising: Raising) -> Plan:
     # An absence in what the watches brought may be a delay of theirs: the API server is asked before a number rises for it.
     if raising.rests_on_absence and not snapshot.live:
         return Plan(status=snapshot.status or JobStatus(), intent=False, needs_live=True)
-    pinned = pins.pinned(facts)
+    pinned = pins.pinned(facts, raising.afresh)
     # What was raised now, and what was granted before and is not there yet.
     creating = processes.create(facts, raising, pinned)
     keys = objects.ensure_key(snapshot, pinned) if creating.actions else ()

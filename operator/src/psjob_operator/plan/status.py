@@ -38,7 +38,7 @@ def describe(facts: Facts, raising: Raising, phase: Phase, said: Mapping[str, Sa
         phase=phase,
         conditions=conditions({**said, **_checkpoint_said(facts)}, stored.conditions, generation, facts.now),
         run=facts.snapshot.uid,
-        pinned=pins.pinned(facts),
+        pinned=pins.pinned(facts, raising.afresh),
         view=raising.view or None,
         placement=raising.placement,
         shards=_shards(facts, raising),
@@ -149,7 +149,7 @@ def _said(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked
         return starting("NameConflict", blocked)
     if phase == "Running":
         return _running(facts)
-    around = objects.refused(facts.snapshot, pins.pinned(facts))
+    around = objects.refused(facts.snapshot, pins.pinned(facts, raising.afresh))
     if around:
         return starting("CreateRefused", around)
     if troubles:
@@ -165,7 +165,7 @@ def _said(facts: Facts, raising: Raising, troubles: tuple[Trouble, ...], blocked
 
 
 def _running(facts: Facts) -> dict[str, Say]:
-    around = objects.refused(facts.snapshot, pins.pinned(facts))
+    around = objects.refused(facts.snapshot, pins.pinned(facts, afresh=False))
     if around:
         return running("CreateRefused", around)
     crashing = [(seat, seat.process.sidecar_crash) for seat in facts.seats if seat.process is not None and seat.process.sidecar_crash]
