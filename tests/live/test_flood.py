@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import socket
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from bench.peers.light_clients import Crowd, status
@@ -21,6 +23,9 @@ from psjob.wire import auth
 from psjob.wire.auth import Peer
 from psjob.wire.frame import run_digest
 from psjob.wire.pool import STRANGERS
+from psjob_client.local import probe
+from psjob_client.local.sites import Listening
+from psjob_operator.cluster import progress
 from tests.live.live_shards import eventually
 from tests.live.shard_processes import processes
 from tests.runkeys import RUN, get
@@ -153,19 +158,28 @@ def test_a_stranger_is_hung_up_on_after_a_second(tmp_path: Path) -> None:
                 assert 0.9 <= time.monotonic() - began < 5
 
 
-def test_status_is_told_to_who_has_the_key(tmp_path: Path) -> None:
-    """A stranger hears whether the shard lives; an answer that is not of this run is not believed."""
+def test_status_is_told_to_who_has_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the operator and to `psjob run` too. A stranger hears whether the shard lives; an answer of another run is not believed."""
+
+    async def pulled(key: bytes) -> progress.Told:
+        async with aiohttp.ClientSession() as session:
+            return await progress.pull(session, "127.0.0.1", key)
+
     with processes(tmp_path, shards=1) as run:
         run.start(0)
         port = int(run.config["shards"][0]["statusPort"])
         assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60)
         assert ask("127.0.0.1", port, RUN["questions"])["run"] == "run-1"
+        monkeypatch.setattr(progress, "STATUS_PORT", port)
+        assert (asyncio.run(pulled(RUN["questions"])).status or {}).get("run") == "run-1"
+        assert asyncio.run(pulled(RUN["workers"])) == progress.Told(problem=progress.UNKNOWN_KEY)
+        assert (asyncio.run(probe.status(Listening("127.0.0.1", 0, port), RUN["questions"], 2.0)) or {}).get("run") == "run-1"
         assert get(port, contract.HEALTH_PATH) == (200, {"alive": True})
         assert get(port, contract.STARTED_PATH) == (200, {"started": True})
         nonce = get(port, contract.CHALLENGE_PATH)[1]["nonce"]
         path, right = contract.STATUS_PATH, keys.question(RUN["questions"], nonce, contract.STATUS_PATH)
         others = keys.question(RUN["workers"], nonce, path)
-        for proof in (None, "", "x", f"{nonce} ", f"{nonce} {right[:-1]}0", f"9{nonce} {right}", f"{nonce} {others}"):
+        for proof in (None, "", "x", f"{nonce} ", f"{nonce} {right[::-1]}", f"9{nonce} {right}", f"{nonce} {others}"):
             code, body = get(port, path, {} if proof is None else {contract.PROOF_HEADER: proof})
             assert code == 403 and "run-1" not in str(body) and set(body) == {"error"}
         assert get(port, contract.HISTORY_PATH, {contract.PROOF_HEADER: f"{nonce} {right}"})[0] == 403, "a proof is for one path"

@@ -170,7 +170,7 @@ ENV_TERMINATION_LOG: Final = "PSJOB_TERMINATION_LOG"
 # -- the status port (HTTP, read-only, every shard) ----------------------------------------------
 # Whoever reaches it hears of HEALTH_PATH and STARTED_PATH; everything else is told to who proves to have the key `questions`.
 CHALLENGE_PATH: Final = "/challenge"
-"""{"nonce": str}: for one question, asked within CHALLENGE_SECONDS."""
+"""{"nonce": letters and digits}: for one question, asked within CHALLENGE_SECONDS."""
 CHALLENGE_SECONDS: Final = 10.0
 PROOF_HEADER: Final = "X-Psjob-Proof"
 """Of a question to STATUS_PATH or HISTORY_PATH: the nonce, a space, keys.question(questions, nonce, path). 403 without a right one."""

@@ -7,9 +7,12 @@ import threading
 
 from psjob.contract import keys
 
+SAID = 32
+"""Digits of a nonce before its seal: when it was made, in microseconds, and half of them random."""
+
 
 class Nonces:
-    """Times are those of one clock, in seconds; a nonce is good for `seconds`."""
+    """Hex digits. Times are those of one clock, in seconds; a nonce is good for `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -20,15 +23,15 @@ class Nonces:
 
     def make(self, now: float) -> str:
         """A fresh one."""
-        said = f"{now:.6f}.{secrets.token_hex(8)}"
-        return f"{said}.{keys.mac(self._key, said).hex()}"
+        said = f"{int(now * 1e6):016x}{secrets.token_hex(8)}"
+        return said + keys.mac(self._key, said).hex()
 
     def spend(self, nonce: str, now: float) -> bool:
         """Use it up; False where it was not made here, is too old, or was used before."""
-        said, _, seal = nonce.rpartition(".")
+        said, seal = nonce[:SAID], nonce[SAID:]
         if not keys.same(seal, keys.mac(self._key, said).hex()):
             return False
-        until = float(said.rpartition(".")[0]) + self._seconds
+        until = int(said[:16], 16) / 1e6 + self._seconds
         with self._lock:
             while self._used and (oldest := next(iter(self._used.items())))[1] < now:
                 del self._used[oldest[0]]
