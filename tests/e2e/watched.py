@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,9 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from psjob.process.asking import ask
 from tests.disks import Volume
 from tests.e2e.workloads.bulky import HURRY, go_sign
 from tests.e2e.workloads.gates import steps_of
+from tests.runkeys import of_run
 
 EVERY = 0.2
 """Seconds between two looks."""
@@ -202,7 +203,7 @@ class Watched:
             config = next(self.volume.folder.glob(".psjob/*/config.json"), None)
             if config is not None:
                 port = json.loads(config.read_text())["shards"][0]["statusPort"]
-                self.looks.append(Look(time.time(), _ask(port), self._beyond(config.parent)))
+                self.looks.append(Look(time.time(), _ask(port, config.parent), self._beyond(config.parent)))
 
     def _beyond(self, folder: Path) -> frozenset[str]:
         files = {name for name in os.listdir(folder) if OF_SHARD.search(name)}
@@ -236,10 +237,9 @@ def _shard(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def _ask(port: int) -> Mapping[str, Any]:
+def _ask(port: int, run: Path) -> Mapping[str, Any]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=ANSWER_SECONDS) as answer:
-            return dict(json.loads(answer.read()))
+        return ask("127.0.0.1", port, of_run(run)["questions"], seconds=ANSWER_SECONDS)
     except (OSError, ValueError):
         return {}
 

@@ -226,7 +226,7 @@ class Backend:
         argv = self.sites.command(action.role, action.index, argv)
         seat = (action.name, action.role, action.index, action.number)
         try:
-            keys = self.keys.hand(*seat)
+            keys = self.keys.hand(action.role, action.index, action.number)
         except OSError as error:
             child = ChildProcess(*seat, None, time.time(), problem=f"its key file cannot be written: {error}")
         else:

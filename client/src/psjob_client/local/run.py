@@ -30,6 +30,7 @@ from psjob_client.local.story import Story
 from psjob_client.local.summary import failure, metric_line, metrics, summary
 from psjob_client.local.verdict import never_attached
 from psjob_client.local.watch import Watch
+from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import TERMINAL
 
 EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
@@ -73,7 +74,7 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Faul
         _writable(request.history)
     sites = sites or reserve(job.spec.ps.shards)
     folder = new_folder(job.metadata.name, Path.cwd(), request.run)
-    keys = _keys(folder)
+    keys = _keys(folder, job.spec)
     watch = Watch(float(job.spec.ps.shard_timeout_seconds), keys.questions, began_at=0 if resume is None else None)
     story = Story(
         Display(job.metadata.name, progress=request.progress, unit="round" if job.spec.training.mode == "local" else "step"), folder
@@ -84,9 +85,9 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Faul
     return backend, faults, story
 
 
-def _keys(folder: Folder) -> RunKeys:
+def _keys(folder: Folder, spec: JobSpec) -> RunKeys:
     try:
-        return runkeys.make(folder.path / "keys")
+        return runkeys.make(folder.path / "keys", spec.ps.shards, spec.workers.replicas)
     except OSError as error:
         raise BadInput(f"{folder.path / 'keys'}: cannot be made: {error.strerror or error}; it holds the keys of this run") from None
 

@@ -1,8 +1,7 @@
-"""The keys of a run on this machine: made once, in a file that only its owner may read; each process is handed a file with its own."""
+"""The keys of a run on this machine: made once, in a file that only their owner may read; each process is handed a file with its own."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ NAMES = ("workers", "shards", "questions")
 
 @dataclass(frozen=True, repr=False)
 class RunKeys:
-    """`folder` holds the file of each process."""
+    """`folder` holds the file of each seat."""
 
     folder: Path
     named: Mapping[str, bytes]
@@ -26,24 +25,31 @@ class RunKeys:
         """What a question to a status port is proven with."""
         return self.named["questions"]
 
-    def hand(self, name: str, role: str, index: int, number: int) -> Path:
-        """The file of the process of that name. Raises OSError where it cannot be written."""
-        path = self.folder / name
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        write_private(path, keys.written(self.named, role, index, number))
+    def hand(self, role: str, index: int, number: int) -> Path:
+        """The file of the process that sits there from now on. Raises OSError where it cannot be written."""
+        path = self.folder / f"{role}-{index}"
+        # In place, where the file before has as many bytes: a full disk keeps no process from being started again.
+        _write(path, keys.written(self.named, role, index, number))
         return path
 
 
-def make(folder: Path) -> RunKeys:
-    """Fresh keys of a run: its own file is `folder`/run. Raises OSError where that cannot be made."""
-    made = {name: secrets.token_bytes(keys.SIZE) for name in NAMES}
+def make(folder: Path, shards: int, workers: int) -> RunKeys:
+    """Fresh keys of a run, and the files of all its seats: its own is `folder`/run. Raises OSError where they cannot be made."""
+    made = RunKeys(folder, {name: secrets.token_bytes(keys.SIZE) for name in NAMES})
     folder.mkdir(mode=0o700)
-    write_private(folder / "run", keys.lines(made))
-    return RunKeys(folder, made)
+    _write(folder / "run", keys.lines(made.named))
+    for role, count in (("shard", shards), ("worker", workers)):
+        for index in range(count):
+            made.hand(role, index, 1)
+    return made
 
 
-def write_private(path: Path, text: str) -> None:
-    """A new file that only its owner may read. Raises OSError, also where it is there already."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
-        file.write(text)
+def _write(path: Path, text: str) -> None:
+    """A file that only its owner may read, with room of its own on the disk."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, len(text))
+        os.pwrite(handle, text.encode(), 0)
+    finally:
+        os.close(handle)
