@@ -13,8 +13,7 @@ from typing import Any
 from psjob.contract import keys
 from psjob.process.keys import Keys
 
-NAMES = ("workers", "shards", "questions")
-RUN: Mapping[str, bytes] = {name: (f"{name} of a test's run").encode().ljust(keys.SIZE, b".") for name in NAMES}
+RUN: Mapping[str, bytes] = {name: (f"{name} of a test's run").encode().ljust(keys.SIZE, b".") for name in keys.NAMES}
 """Where a test starts its processes itself."""
 
 

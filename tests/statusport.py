@@ -70,4 +70,4 @@ class StatusPort:
 def run_keys(api: Api, namespace: str, job: str, run: str, number: int = 1) -> dict[str, bytes]:
     """The keys of a run by name, read as only an administrator may."""
     raw = api.get(f"/api/v1/namespaces/{namespace}/secrets/{job}-key-{run[:8]}-{number}")
-    return {name: bytes.fromhex(base64.b64decode(raw["data"][name]).decode()) for name in ("workers", "shards", "questions")}
+    return {name: bytes.fromhex(base64.b64decode(raw["data"][name]).decode()) for name in keys.NAMES}

@@ -29,7 +29,7 @@ class Running:
 
     folder: str
     config: dict[str, Any]
-    keys: dict[str, bytes] = field(default_factory=lambda: {name: os.urandom(keys.SIZE) for name in ("workers", "shards", "questions")})
+    keys: dict[str, bytes] = field(default_factory=keys.fresh)
     shards: list[subprocess.Popen[Any]] = field(default_factory=list)
     workers: list[subprocess.Popen[str]] = field(default_factory=list)
 

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 from collections.abc import Mapping
 
 SIZE = 32
 """Bytes of a key."""
 BLOCK = 64
 """Bytes that SHA-256 takes at a time."""
+NAMES = ("workers", "shards", "questions")
+"""Of a run's keys."""
+
+
+def fresh() -> dict[str, bytes]:
+    """Random keys of a run, by name."""
+    return {name: secrets.token_bytes(SIZE) for name in NAMES}
 
 
 def worker(workers: bytes, index: int, start: int) -> bytes:

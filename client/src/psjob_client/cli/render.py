@@ -16,8 +16,9 @@ from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Snapshot
 
 NO_UID = "00000000-0000-0000-0000-000000000000"
-NO_KEY = bytes(32)
 """Stands for the uid that the API server gives."""
+NO_KEY = bytes(32)
+"""Stands for each key of a run."""
 RUNTIME_IMAGE = "psjob-runtime:latest"
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from psjob_operator import keys
-
-NAMES = ("workers", "shards", "questions")
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,7 +32,7 @@ class RunKeys:
 
 def make(folder: Path, shards: int, workers: int) -> RunKeys:
     """Fresh keys of a run, and the files of all its seats: its own is `folder`/run. Raises OSError where they cannot be made."""
-    made = RunKeys(folder, {name: secrets.token_bytes(keys.SIZE) for name in NAMES})
+    made = RunKeys(folder, keys.fresh())
     folder.mkdir(mode=0o700)
     _write(folder / "run", keys.lines(made.named))
     for role, count in (("shard", shards), ("worker", workers)):

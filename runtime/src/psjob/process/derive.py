@@ -13,8 +13,6 @@ from pathlib import Path
 from psjob import contract
 from psjob.contract import keys
 
-NAMES = ("workers", "shards", "questions")
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the file whole or not at all; what is wrong is one line on stderr, and 1."""
@@ -23,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--to", dest="target", type=Path, required=True, help="the file to write")
     asked = parser.parse_args(arguments)
     try:
-        run = {name: bytes.fromhex((asked.source / name).read_text()) for name in NAMES}
+        run = {name: bytes.fromhex((asked.source / name).read_text()) for name in keys.NAMES}
         role, index = os.environ[contract.ENV_ROLE], int(os.environ[contract.ENV_INDEX])
         number = int(os.environ[contract.ENV_START if role == "worker" else contract.ENV_ATTEMPT])
         part = asked.target.with_name(asked.target.name + ".part")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -218,7 +217,7 @@ class Shards:
             "checkpoint": checkpoint, "successPolicy": "AllWorkers", "shardTimeoutSeconds": SECONDS, "connectSeconds": SECONDS, **settings,
         }  # fmt: skip
         self._config.write_text(json.dumps(told))
-        self._keys = {name: secrets.token_bytes(keys.SIZE) for name in ("workers", "shards", "questions")}
+        self._keys = keys.fresh()
         self._processes = [self._start(index) for index in range(shards)]
 
     def place(self, rank: int) -> config.Place:
