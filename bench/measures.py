@@ -52,6 +52,7 @@ SHARED = ("--set", 'transport="auto"')
 DENSE_STEP = ("--what", "dense-off", *TWO_BY_TWO, *SHARED)
 LONE = (*SHARED, "--set", "streams=2")
 """A lone worker's blocks are updated on one core for each of its streams."""
+ENCRYPTED = ("--set", 'encryption="tls"')
 PASS = Program("the optimizer's own pass", "floor.py", ("--what", "pass"))
 ADAM_PASS = Program("one fused Adam pass", "floor.py", ("--what", "pass", "--optimizer", "adam"))
 MEMCPY = Program("memcpy of the bytes", "floor.py", ("--what", "memcpy"))
@@ -124,6 +125,14 @@ MEASURES: Sequence[Against | Alone] = (
     Against(
         "small-tensors", "10,000 tensors of 10 KB in one cycle, TCP", ours("--tensors", "10000"),
         ((Program("psjob, one tensor of 100 MB", "psjob_ps.py", ("--tensors", "1")), 1 / 1.3),),
+    ),
+    Against(
+        "encrypted", "1 worker, 1 shard, TCP with TLS, 2 streams", ours(*ENCRYPTED, "--set", "streams=2"),
+        ((Program("psjob in clear text", "psjob_ps.py", ("--set", "streams=2")), 0.5),),
+    ),
+    Against(
+        "encrypted-4", "the same with 4 streams", ours(*ENCRYPTED, "--set", "streams=4"),
+        ((Program("psjob in clear text", "psjob_ps.py", ("--set", "streams=4")), 0.0),),
     ),
     Against(
         "adam-shared", "Adam on the shard, 1 worker, shared memory, 2 streams", ours("--optimizer", "adam", *LONE), ((ADAM_PASS, 1 / 1.3),)

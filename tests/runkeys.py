@@ -12,6 +12,7 @@ from typing import Any
 
 from psjob.contract import keys
 from psjob.process.keys import Keys
+from psjob_operator.authority import certificates
 
 RUN: Mapping[str, bytes] = {name: (f"{name} of a test's run").encode().ljust(keys.SIZE, b".") for name in keys.NAMES}
 """Where a test starts its processes itself."""
@@ -27,6 +28,12 @@ def key_file(folder: Path, role: str, index: int, number: int = 1) -> str:
     path = folder / f"keys-{role}-{index}-{number}"
     path.write_text(keys.written(RUN, role, index, number))
     return str(path)
+
+
+def write_certificates(folder: Path, shards: int) -> None:
+    """Those of a run, written to `folder` under the names of psjob.contract."""
+    for name, text in certificates(shards).items():
+        (folder / name).write_bytes(text)
 
 
 def of_run(folder: Path) -> dict[str, bytes]:

@@ -79,6 +79,11 @@ def running(
             for name in path:
                 place = place[name]
             place[last] = json.loads(value)
+        if job.config.get("encryption", "none") != "none":
+            from psjob_operator.authority import certificates  # environments of peers have no operator
+
+            for name, text in certificates(words.shards).items():
+                (Path(folder) / name).write_bytes(text)
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(job.config))
         shared = {"OMP_NUM_THREADS": "1", "PSJOB_RUN": job.config["run"], "PSJOB_CONFIG": str(path)}

@@ -19,7 +19,9 @@ from psjob.api.attached import AttachedJob
 from psjob.api.later import Later, groups
 from psjob.api.pairs import Pair
 from psjob.api.takeover import take_over
+from psjob.contract import AUTHORITY, CERTIFICATE
 from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Place, ShardAddress
+from psjob.process.encryption import Encryption, encryption
 from psjob.shard.acceptor import Acceptor
 from psjob.shard.coordination import Coordination
 from psjob.shard.server import Server
@@ -28,7 +30,7 @@ from psjob.wire.pool import StreamPool
 from psjob.wire.tcp import Stream
 from psjob.worker import link as links
 from psjob.worker.link import ShardLink
-from tests.runkeys import handed
+from tests.runkeys import handed, write_certificates
 
 OVERLAP = False
 """Do workers overlap where nobody says? Tests whose outcome must not depend on it set both."""
@@ -71,6 +73,9 @@ class Shards:
             update_rule,
             **more,
         )
+        self.certificates = folder
+        if self.config.encryption != "none":
+            write_certificates(folder, shards)
         self.folder = folder / run
         self.folder.mkdir(exist_ok=True)
         self.servers: list[Server] = []
@@ -84,7 +89,22 @@ class Shards:
             config = self.config
             if index:
                 config = replace(config, shards=(replace(peers[0], port=line(peers[0].port)), *peers[1:]))
-            place = Place("shard", index, run, 1, 1, 0, f"ps-{index}", config, "127.0.0.1", folder, 0, "", handed("shard", index))
+            place = Place(
+                "shard",
+                index,
+                run,
+                1,
+                1,
+                0,
+                f"ps-{index}",
+                config,
+                "127.0.0.1",
+                folder,
+                0,
+                "",
+                handed("shard", index),
+                self._encryption(index),
+            )
             listener = tcp.listen("127.0.0.1", peers[index].port)
             acceptor = Acceptor(place)
             pool = StreamPool(f"shard-{index}")
@@ -116,7 +136,13 @@ class Shards:
             0,
             "",
             handed("worker", rank, start),
+            self._encryption(),
         )
+
+    def _encryption(self, shard: int | None = None) -> Encryption:
+        """Of a process of this run: of a worker, or of that shard."""
+        certificate = None if shard is None else self.certificates / CERTIFICATE.format(index=shard)
+        return encryption(self.config.encryption, self.certificates / AUTHORITY, certificate)
 
     def address(self, index: int) -> tuple[str, int]:
         """Where shard `index` listens for data."""

@@ -16,7 +16,6 @@ from torch import nn
 
 from psjob.checkpoint.final import tensors_sha256
 from psjob.wire import tcp
-from psjob.wire.auth import Peer
 from psjob.wire.frame import Header, Kind, WireError, dump
 from psjob.wire.handshake import greet
 from psjob.worker.lane import WorkerLane
@@ -138,7 +137,7 @@ def test_a_lane_needs_the_token_of_its_session_and_carries_blocks_only(tmp_path:
 
         def ask(body: dict[str, object]) -> str:
             stream = tcp.again(link.lanes[0].stream, 5.0)
-            greet(stream, Peer("worker", 0, 1), shards.place(0).keys.own, shards.config.run, 0)
+            greet(stream, shards.place(0), 0)
             stream.send_json(worker.session.header(Kind.HELLO), {"role": "worker"} | body)
             header = stream.recv_header(10.0)
             said = str(stream.recv_json(header).get("error"))

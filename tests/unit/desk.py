@@ -40,7 +40,7 @@ SLOW = ("spare",)
 class Nowhere:
     """The stream of a worker that takes nothing: what is put to it is not even made."""
 
-    sums = closed = False
+    apart = sums = closed = False
 
     def put(self, *_given: object) -> None: ...
 

@@ -144,6 +144,7 @@ OTHER_VALUES = {
     "rbac.aggregateClusterRoles": "false",
     "rbac.extraRules": '[{"apiGroups":["x"],"resources":["y"],"verbs":["get"]}]',
     "jobPolicy": '"restricted"',
+    "mesh.encrypts": "true",
     "logLevel": '"debug"',
     "logFormat": '"text"',
     "turns": "3",
@@ -197,7 +198,7 @@ ALL_SEEN = tuple(f"{key}={on}" for key, on in SEEN.items())
 
 def test_every_value_does_something() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    nested = {"image", "runtimeImage", "crds", "serviceAccount", "rbac", "leaderElection", "podDisruptionBudget"}
+    nested = {"image", "runtimeImage", "crds", "serviceAccount", "rbac", "leaderElection", "podDisruptionBudget", "mesh"}
     leaves = {f"{key}.{part}" for key in nested for part in values[key]} | (set(values) - nested - {"metrics"})
     leaves |= {f"metrics.{part}.{key}" for part, keys in values["metrics"].items() for key in keys}
     assert leaves == set(OTHER_VALUES) | set(SEEN) | set(OF_SEEN)

@@ -34,7 +34,7 @@ def test_the_first_intent_stores_what_the_run_is_made_of() -> None:
     snapshot = job(runtime_image=OLD)
     decided = plan(snapshot, NOW)
     assert decided.intent and decided.status.pinned == Pinned(
-        runtime_image=OLD, config_format=contract.CONFIG_FORMAT, wire=contract.WIRE, container="worker", key=1
+        runtime_image=OLD, config_format=contract.CONFIG_FORMAT, wire=contract.WIRE, container="worker", encryption="auto", key=1
     )
     assert images(decided, snapshot) == {OLD}
 
@@ -94,13 +94,15 @@ def test_a_run_that_began_without_authentication_goes_on_and_what_is_lost_is_not
     assert over.status.phase == "Suspended" and (over.status.pinned or Pinned()).key is None
     on = replace(snapshot, status=over.status, processes=())
     resumed = plan(on, NOW + 90)
-    assert resumed.status.pinned == Pinned(runtime_image=NEW, config_format=1, wire=contract.WIRE, container="worker", key=1)
+    assert resumed.status.pinned == Pinned(
+        runtime_image=NEW, config_format=1, wire=contract.WIRE, container="worker", encryption="auto", key=1
+    )
     assert len(names(resumed)) == 5 and images(resumed, on) == {NEW} and EnsureKey(1) in resumed.actions
 
 
 def test_without_injection_no_image_is_pinned() -> None:
     pinned = plan(job(runtime_image=NEW, injection="none"), NOW).status.pinned
-    assert pinned == Pinned(config_format=1, wire=contract.WIRE, container="worker", key=1)
+    assert pinned == Pinned(config_format=1, wire=contract.WIRE, container="worker", encryption="auto", key=1)
 
 
 def test_a_suspension_keeps_them_and_a_resumed_run_is_pinned_anew() -> None:
@@ -149,6 +151,21 @@ def test_what_the_api_server_says_of_the_secret_is_told() -> None:
     assert made.reason != "CreateRefused"
 
 
+@pytest.mark.parametrize(
+    ("word", "auto", "pinned"),
+    [("auto", "auto", "auto"), ("auto", "none", "none"), ("tls", "none", "tls"), ("none", "auto", "none")],
+)
+def test_a_run_keeps_the_encryption_that_it_began_with(word: str, auto: str, pinned: str) -> None:
+    new = replace(job(runtime_image=NEW, training={"mode": "sync", "encryption": word}), auto_encryption=auto)
+    begins = plan(new, NOW)
+    assert (begins.status.pinned or Pinned()).encryption == pinned
+    assert EnsureKey(1, pinned != "none") in begins.actions
+    assert (EnsureConfig(1, pinned) in begins.actions) == (pinned != "auto"), "the one that is there is of auto"
+    assert f'"encryption": "{pinned}"' in render.config(new, 1, pinned)["data"]["config.json"]
+    meshed = after(replace(new, auto_encryption="none"), begins, NOW + 1)
+    assert (meshed.status.pinned or Pinned()).encryption == pinned, "also when a mesh comes"
+
+
 def test_a_new_run_takes_new_ones() -> None:
     snapshot = replace(begun(), uid="run-2", processes=())
     assert images(plan(snapshot, NOW), snapshot) == {NEW}
@@ -176,7 +193,7 @@ def test_the_config_stays_in_the_format_of_the_run(monkeypatch: pytest.MonkeyPat
             and '"format": 1' in made["data"]["config.json"]
         )
     fresh = plan(replace(job(), runtime_image=NEW), NOW)
-    assert fresh.status.pinned == Pinned(runtime_image=NEW, config_format=2, wire=3, container="worker", key=1)
+    assert fresh.status.pinned == Pinned(runtime_image=NEW, config_format=2, wire=3, container="worker", encryption="auto", key=1)
     assert EnsureConfig(2) in fresh.actions
 
 

@@ -64,6 +64,7 @@ def test_the_config_holds_what_the_contract_lists() -> None:
         "successPolicy",
         "shardTimeoutSeconds",
         "connectSeconds",
+        "encryption",
     }
     assert content["shards"][1] == {"host": "job-ps-1.job-ps", "port": 7070, "statusPort": 7071}
     assert content["checkpoint"] == {

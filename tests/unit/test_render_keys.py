@@ -14,12 +14,14 @@ import pytest
 
 from psjob_operator import contract, keys, render
 from psjob_operator.api.status import Pinned
+from psjob_operator.authority import certificates
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.snapshot import Role
 from psjob_operator.render.keyfile import DERIVE
 from tests.unit.plan_given import job
 
 WORKERS, SHARDS, QUESTIONS = bytes(range(32)), bytes(range(32, 64)), bytes(range(200, 232))
+RUN = {"workers": WORKERS, "shards": SHARDS, "questions": QUESTIONS}
 IMAGE = "registry/psjob-runtime:1"
 ROLES: tuple[tuple[Role, int, int], ...] = (("shard", 0, 4), ("shard", 1, 12), ("worker", 3, 7))
 TEMPLATE = {
@@ -47,13 +49,13 @@ def pod(role: Role, index: int, number: int, **spec: Any) -> dict[str, Any]:
     return render.pod(snapshot, process)
 
 
-def secret() -> dict[str, bytes]:
-    made = render.key_secret(job(), 1, WORKERS, SHARDS, QUESTIONS)
+def secret(encrypted: bool = False) -> dict[str, bytes]:
+    made = render.key_secret(job(), 1, RUN, certificates(2) if encrypted else {})
     return {name: base64.b64decode(value) for name, value in made["data"].items()}
 
 
 def test_the_secret_of_a_run() -> None:
-    made = render.key_secret(replace(job(), uid="0a1b2c3d-4e5f"), 2, WORKERS, SHARDS, QUESTIONS)
+    made = render.key_secret(replace(job(), uid="0a1b2c3d-4e5f"), 2, RUN, {})
     assert (made["kind"], made["type"], made["immutable"]) == ("Secret", "Opaque", True)
     assert made["metadata"]["name"] == "job-key-0a1b2c3d-2"
     assert made["metadata"]["ownerReferences"][0]["uid"] == "0a1b2c3d-4e5f"
@@ -62,11 +64,7 @@ def test_the_secret_of_a_run() -> None:
     blocks = {f"{name}.{side}" for name in ("workers", "shards") for side in ("inner", "outer")}
     assert set(data) == {"workers", "shards", "questions"} | blocks
     assert all(name in contract.KEYS for name in data)
-    assert {name: bytes.fromhex(data[name].decode()) for name in ("workers", "shards", "questions")} == {
-        "workers": WORKERS,
-        "shards": SHARDS,
-        "questions": QUESTIONS,
-    }
+    assert {name: bytes.fromhex(data[name].decode()) for name in RUN} == RUN
     assert all(len(data[name]) == keys.BLOCK for name in blocks)
 
 
@@ -147,6 +145,18 @@ def test_the_script_derives_what_python_derives(tmp_path: Path, who: tuple[Role,
     assert (tmp_path / "keys").read_text() == "".join(f"{name} {key.hex()}\n" for name, key in EXPECTED[who].items())
     assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o444
     assert sorted(os.listdir(tmp_path)) == ["keys", "secret"], "nothing half written is left"
+
+
+@pytest.mark.parametrize("who", ROLES, ids=str)
+def test_an_encrypted_run_hands_on_the_authority_and_a_shard_its_own_certificate(tmp_path: Path, who: tuple[Role, int, int]) -> None:
+    data = secret(encrypted=True)
+    assert {"ca.pem", "shard-0.pem", "shard-1.pem"} < set(data) and all(word in contract.KEYS for word in ("AUTHORITY", "CERTIFICATE"))
+    done = derive(tmp_path, of(*who), data)
+    assert (done.returncode, done.stderr) == (0, "")
+    own = {f"shard-{who[1]}.pem"} if who[0] == "shard" else set()
+    assert set(os.listdir(tmp_path)) == {"keys", "secret", "ca.pem"} | own, "no other shard's private key"
+    for name in {"ca.pem"} | own:
+        assert (tmp_path / name).read_bytes() == data[name] and (tmp_path / name).stat().st_mode & 0o777 == 0o444
 
 
 @pytest.mark.parametrize("name", sorted(secret()))

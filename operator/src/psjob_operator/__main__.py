@@ -75,6 +75,9 @@ def run(
             help="Secret that --key-file is mounted from; it is made where there is none. None: the file is made.",
         ),
     ] = None,
+    mesh_encrypts: Annotated[
+        bool, typer.Option(help="What goes between two nodes is encrypted already: `training.encryption: auto` then means none.")
+    ] = False,
     turns: Annotated[int, typer.Option(min=1, max=64, help="Jobs looked at side by side.")] = 8,
     qps: Annotated[
         float | None, typer.Option(min=1, help="Most calls a second to the API server; without it the API server's own limits hold.")
@@ -106,6 +109,7 @@ def run(
         raise typer.Exit(2)
     options = main.Options(
         runtime_image=runtime_image,
+        auto_encryption="none" if mesh_encrypts else "auto",
         shard_user=None if shard_user == "namespace" else int(shard_user),
         kubeconfig=os.path.expanduser(kubeconfig) if kubeconfig else None,
         namespaces=tuple(dict.fromkeys(namespace or ())),

@@ -9,8 +9,10 @@ import typer
 import yaml
 
 from psjob_client.local.manifest import read_job
+from psjob_operator import keys
 from psjob_operator import render as objects
 from psjob_operator.api.job import PSTrainingJob
+from psjob_operator.contract import AUTHORITY, CERTIFICATE
 from psjob_operator.plan.actions import Action, CreateProcess, EnsureClaim, EnsureConfig, EnsureKey, EnsureService
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Snapshot
@@ -62,15 +64,21 @@ def _document(snapshot: Snapshot, action: Action) -> dict[str, Any]:
         case EnsureService():
             return objects.service(snapshot)
         case EnsureConfig():
-            return objects.config(snapshot, action.format)
+            return objects.config(snapshot, action.format, action.encryption)
         case EnsureClaim():
             return objects.claim(snapshot)
         case EnsureKey():
-            return objects.key_secret(snapshot, action.number, NO_KEY, NO_KEY, NO_KEY)
+            return objects.key_secret(snapshot, action.number, dict.fromkeys(keys.NAMES, NO_KEY), _no_certificates(snapshot, action))
         case CreateProcess():
             return objects.pod(snapshot, action)
         case _:
             raise AssertionError(f"a new job's first turn never has {type(action).__name__}")
+
+
+def _no_certificates(snapshot: Snapshot, action: EnsureKey) -> dict[str, bytes]:
+    """Empty files, of the names that they will have."""
+    shards = range(snapshot.spec.ps.shards) if action.certificates else range(0)
+    return dict.fromkeys([AUTHORITY] * action.certificates + [CERTIFICATE.format(index=index) for index in shards], b"")
 
 
 class _Plain(yaml.SafeDumper):

@@ -17,7 +17,7 @@ from psjob_client.local.command import Command, base_environment
 from psjob_client.local.errors import BadInput
 from psjob_client.local.failures import Failures
 from psjob_client.local.folder import Folder, message_of, tail_of
-from psjob_client.local.runkeys import RunKeys
+from psjob_client.local.runkeys import ONE_HOST, RunKeys, encryption
 from psjob_client.local.sites import Sites
 from psjob_client.local.watch import Watch
 from psjob_operator import contract
@@ -78,7 +78,7 @@ class Backend:
         Raises:
             BadInput: it cannot be written.
         """
-        config = job_config(self._named, self.sites.shards, checkpoints=str(self.folder.path.parent))
+        config = job_config(self._named, self.sites.shards, checkpoints=str(self.folder.path.parent), encryption=encryption(self._spec))
         if self.resume is not None:
             config["checkpoint"]["resumeFrom"] = {"path": str(self.resume)}
         try:
@@ -167,7 +167,7 @@ class Backend:
 
     @cached_property
     def _digest(self) -> str:
-        return digest(cluster_config(self._named))
+        return digest(cluster_config(self._named, encryption=encryption(self._spec)))
 
     def observe(self) -> Snapshot:
         """Everything the plan may know."""
@@ -186,6 +186,7 @@ class Backend:
             progress_at=self.watch.progress_at,
             granted=self._granted,
             live=True,
+            auto_encryption=ONE_HOST,
         )
 
     def act(self, decided: Plan) -> bool:

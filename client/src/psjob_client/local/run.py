@@ -24,7 +24,7 @@ from psjob_client.local.polls import poll_shards, strike_at
 from psjob_client.local.ports import reserve
 from psjob_client.local.request import Request
 from psjob_client.local.resume import resumed
-from psjob_client.local.runkeys import RunKeys
+from psjob_client.local.runkeys import ONE_HOST, RunKeys, encryption
 from psjob_client.local.sites import Sites
 from psjob_client.local.story import Story
 from psjob_client.local.summary import failure, metric_line, metrics, summary
@@ -87,7 +87,7 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Faul
 
 def _keys(folder: Folder, spec: JobSpec) -> RunKeys:
     try:
-        return runkeys.make(folder.path / "keys", spec.ps.shards, spec.workers.replicas)
+        return runkeys.make(folder.path / "keys", spec.ps.shards, spec.workers.replicas, encrypted=encryption(spec) != ONE_HOST)
     except OSError as error:
         raise BadInput(f"{folder.path / 'keys'}: cannot be made: {error.strerror or error}; it holds the keys of this run") from None
 

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from psjob_operator import keys
+from psjob_operator.api.spec import JobSpec
+from psjob_operator.plan import pins
+
+ONE_HOST = "none"
+"""What `training.encryption: auto` means where nothing leaves this machine's memory."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,14 +35,27 @@ class RunKeys:
         return path
 
 
-def make(folder: Path, shards: int, workers: int) -> RunKeys:
-    """Fresh keys of a run, and the files of all its seats: its own is `folder`/run. Raises OSError where they cannot be made."""
+def encryption(spec: JobSpec) -> str:
+    """Which streams of a run on this machine are encrypted, one of contract.ENCRYPTION."""
+    return pins.encryption(spec, ONE_HOST)
+
+
+def make(folder: Path, shards: int, workers: int, encrypted: bool = False) -> RunKeys:
+    """Fresh keys of a run, and the files of all its seats: its own is `folder`/run. `encrypted`: with certificates.
+
+    Raises OSError where they cannot be made.
+    """
     made = RunKeys(folder, keys.fresh())
     folder.mkdir(mode=0o700)
     _write(folder / "run", keys.lines(made.named))
     for role, count in (("shard", shards), ("worker", workers)):
         for index in range(count):
             made.hand(role, index, 1)
+    if encrypted:
+        from psjob_operator.authority import certificates  # most runs on one machine need none
+
+        for name, text in certificates(shards).items():
+            _write(folder / name, text.decode())
     return made
 
 

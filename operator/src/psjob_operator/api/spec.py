@@ -78,6 +78,9 @@ class Training(Model):
     non_finite: Literal["pass", "skip", "refuse"] = "pass"
     """What becomes of a step with NaN or inf in a gradient. pass: it is applied, as in torch, and counted; skip: nobody makes it, in
     sync on all workers; refuse: the job fails with the worker, the step and the tensor. skip and refuse look before each push."""
+    encryption: Literal["auto", "tls", "none"] = "auto"
+    """Which streams are encrypted with TLS 1.3, by certificates of a CA of the run. auto: those between two hosts, or none where the
+    operator was told that a mesh encrypts; tls: all; none: they are in clear text, and authenticated."""
     transport: Literal["auto", "tcp"] = "auto"
     """auto: a worker and a shard in one pod or on one laptop give each other gradients and weights in shared memory, all others
     over TCP; tcp: all over TCP."""

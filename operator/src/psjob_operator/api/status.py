@@ -116,6 +116,8 @@ class Pinned(StatusModel):
     """Version of the frames between its processes."""
     container: str | None = None
     """Container of spec.workers.template that is trained in."""
+    encryption: str | None = None
+    """Which streams between its processes are encrypted: none, auto (those between two hosts), tls (all). Absent: none."""
     key: int | None = None
     """Number of its keys, from 1, which its Secret's name ends in; it rises when the job is resumed. Absent of a run without keys."""
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psjob_operator import keys, render
+from psjob_operator import authority, keys, render
 from psjob_operator.cluster import pods
 from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, SECRETS, SERVICES, ResourceKind
@@ -77,11 +76,11 @@ class Apply:
                 case EnsureService():
                     await self._ensure(SERVICES, render.service(snapshot), snapshot, memory, now, outcome)
                 case EnsureConfig():
-                    await self._ensure(CONFIGS, render.config(snapshot, action.format), snapshot, memory, now, outcome)
+                    await self._ensure(CONFIGS, render.config(snapshot, action.format, action.encryption), snapshot, memory, now, outcome)
                 case EnsureClaim():
                     await self._ensure(CLAIMS, render.claim(snapshot), snapshot, memory, now, outcome)
                 case EnsureKey():
-                    await self._ensure_key(action.number, snapshot, memory, now, outcome)
+                    await self._ensure_key(action, snapshot, memory, now, outcome)
                 case DeleteProcess():
                     deletes.append(action)
                 case DeleteJob():
@@ -187,22 +186,23 @@ class Apply:
 
         await self._try(kind, body["metadata"]["name"], make, snapshot, memory, now, outcome)
 
-    async def _ensure_key(self, number: int, snapshot: Snapshot, memory: Memory, now: float, outcome: ApplyOutcome) -> None:
+    async def _ensure_key(self, action: EnsureKey, snapshot: Snapshot, memory: Memory, now: float, outcome: ApplyOutcome) -> None:
         """Make the Secret of the run's keys. One of that name was made before, by this run, whose uid is in it: it is never read."""
 
         async def make() -> None:
             questions = self._own_key.questions(snapshot.uid)
             if questions is None:
                 raise ApiError(403, "NoKey", self._own_key.problem)
-            workers, shards = (secrets.token_bytes(keys.SIZE) for _ in range(2))
+            run = keys.fresh() | {"questions": questions}
+            certificates = await asyncio.to_thread(authority.certificates, snapshot.spec.ps.shards) if action.certificates else {}
             try:
-                await self._client.create(SECRETS, snapshot.namespace, render.key_secret(snapshot, number, workers, shards, questions))
+                await self._client.create(SECRETS, snapshot.namespace, render.key_secret(snapshot, action.number, run, certificates))
             except ApiError as error:
                 if not error.taken:
                     raise
-            memory.key_made = number
+            memory.key_made = action.number
 
-        await self._try(SECRETS, naming.key(snapshot.name, snapshot.uid, number), make, snapshot, memory, now, outcome)
+        await self._try(SECRETS, naming.key(snapshot.name, snapshot.uid, action.number), make, snapshot, memory, now, outcome)
 
     async def _try(
         self,

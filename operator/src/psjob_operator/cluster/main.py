@@ -29,6 +29,7 @@ from psjob_operator.cluster.meter import Meter, Sources
 from psjob_operator.cluster.operatorkey import KeySecret, OperatorKey, default_file
 from psjob_operator.cluster.queue import Queue
 from psjob_operator.cluster.relist import Relist
+from psjob_operator.cluster.settings import Settings
 from psjob_operator.cluster.store import JobStore
 from psjob_operator.cluster.watch import Watch
 from psjob_operator.render import NOBODY
@@ -52,6 +53,8 @@ class Options:
     runtime_image: str
     shard_user: int | None = NOBODY
     """Of render.pod."""
+    auto_encryption: str = "auto"
+    """Of Snapshot."""
     kubeconfig: str | None = None
     namespaces: tuple[str, ...] = ()
     """Empty: all of them."""
@@ -96,7 +99,7 @@ async def _start(
     queue = Queue(rank=lambda key: urgency.rank(store, key))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         instance = f"{socket.gethostname()}-{os.getpid()}"
-        settings = reconcile.Settings(options.runtime_image, instance, options.progress_seconds, options.shard_user)
+        settings = Settings(options.runtime_image, instance, options.progress_seconds, options.shard_user, options.auto_encryption)
         reconciler = reconcile.Reconciler(client, store, queue, settings, session, own_key, meter=meter)
         sources = Sources(queue, store.counts, reconciler.seen, lambda: not health.waiting_for)
         health = Health(lambda: reconcile.health(reconciler, store, queue), lambda: meter.page(sources, time.time()))

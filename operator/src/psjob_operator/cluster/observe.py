@@ -22,6 +22,7 @@ from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.pods import PodView
 from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.relist import take
+from psjob_operator.cluster.settings import Settings
 from psjob_operator.cluster.store import JobEntry, JobStore
 from psjob_operator.plan import naming
 from psjob_operator.plan.objects import named_claim
@@ -53,10 +54,8 @@ async def refresh(client: Client, store: JobStore, key: Key) -> None:
     await take(client, store, PODS, key.namespace, labels=f"{LABEL_JOB}={key.name}", job=key)
 
 
-async def observe(
-    client: Client, store: JobStore, job: JobEntry, memory: Memory, now: float, live: bool, runtime_image: str = ""
-) -> Observed:
-    """The snapshot of this job now. `runtime_image`: what this operator gives a run that it begins."""
+async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory, now: float, live: bool, settings: Settings) -> Observed:
+    """The snapshot of this job now."""
     key = Key(job.namespace, job.name)
     views = store.pods(key)
     lookups = Lookups(client, job.namespace, memory, now)
@@ -87,7 +86,8 @@ async def observe(
         key_made=memory.key_made,
         live=live,
         labels=job.labels,
-        runtime_image=runtime_image,
+        runtime_image=settings.runtime_image,
+        auto_encryption=settings.auto_encryption,
         written_at=memory.wrote_at,
     )
     first = next((view for view in views if silence.alive_first(view, job.uid)), None)

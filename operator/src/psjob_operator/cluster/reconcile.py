@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -21,12 +21,12 @@ from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.meter import Meter, TurnResult
 from psjob_operator.cluster.operatorkey import OperatorKey
 from psjob_operator.cluster.queue import Key, Queue
+from psjob_operator.cluster.settings import Settings
 from psjob_operator.cluster.store import JobEntry, JobStore
 from psjob_operator.plan.actions import Event, Plan
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.recovery import RECOVERED
 from psjob_operator.plan.snapshot import REFUSED_MOST, Snapshot
-from psjob_operator.render import NOBODY
 
 REST_MOST, REST_PART = 1.0, 0.25e-3
 """Seconds that a job rests after a turn, at most and a pod: one of thousands of pods has as many events, and its turns are long."""
@@ -40,17 +40,6 @@ DETAIL_SECONDS = 5.0
 MISSES = 3
 """A shard that was out of reach so often is asked seldom too."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a turn needs to know of this installation."""
-
-    runtime_image: str
-    instance: str
-    progress_seconds: float = 60.0
-    shard_user: int | None = NOBODY
-    """Of render.pod."""
 
 
 class Reconciler:
@@ -163,7 +152,7 @@ class Reconciler:
         return False
 
     async def _observe(self, job: JobEntry, memory: Memory, now: float, live: bool) -> observe.Observed:
-        return await observe.observe(self._client, self._store, job, memory, now, live, self._settings.runtime_image)
+        return await observe.observe(self._client, self._store, job, memory, now, live, self._settings)
 
     def _again(self, key: Key, now: float, *times: float | None) -> None:
         """Look at this job at these times, whatever becomes of this turn."""

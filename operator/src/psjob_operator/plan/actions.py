@@ -20,7 +20,8 @@ class EnsureConfig:
     """The ConfigMap with the config file (server-side apply)."""
 
     format: int = CONFIG_FORMAT
-    """Of status.pinned."""
+    encryption: str = "auto"
+    """Both of status.pinned."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class EnsureKey:
 
     number: int
     """Of status.pinned."""
+    certificates: bool = True
+    """With a certificate for each shard."""
 
 
 @dataclass(frozen=True)

@@ -37,13 +37,18 @@ class ConfigSource(Protocol):
 
 
 def job_config(
-    job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpoints: str = CHECKPOINTS, config_format: int = CONFIG_FORMAT
+    job: ConfigSource,
+    shards: Sequence[tuple[str, int, int]],
+    checkpoints: str = CHECKPOINTS,
+    config_format: int = CONFIG_FORMAT,
+    encryption: str = "auto",
 ) -> dict[str, Any]:
     """The config of `job`; `shards` are (host, port, status port) in index order, `checkpoints` the folder as shards see it.
+    `encryption`: of status.pinned.
 
     Raises KeyError for a format that this version does not write (contract.CONFIG_FORMATS).
     """
-    return {"format": config_format, **WRITERS[config_format](job, shards, checkpoints)}
+    return {"format": config_format, **WRITERS[config_format](job, shards, checkpoints), "encryption": encryption}
 
 
 def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpoints: str) -> dict[str, Any]:
@@ -99,10 +104,10 @@ def gradient_mebibytes(spec: JobSpec) -> int:
     return max(GRADIENT_MEBIBYTES, LEAST_SHARE_MEBIBYTES * spec.workers.replicas) if given is None else given
 
 
-def cluster_config(job: ConfigSource, config_format: int = CONFIG_FORMAT) -> dict[str, Any]:
+def cluster_config(job: ConfigSource, config_format: int = CONFIG_FORMAT, encryption: str = "auto") -> dict[str, Any]:
     """The config of `job` on a cluster, where shards are found by name."""
     shards = [(naming.address(job.name, index), DATA_PORT, STATUS_PORT) for index in range(job.spec.ps.shards)]
-    return job_config(job, shards, config_format=config_format)
+    return job_config(job, shards, config_format=config_format, encryption=encryption)
 
 
 def config_text(config: dict[str, Any]) -> str:
@@ -117,5 +122,6 @@ def digest(config: dict[str, Any]) -> str:
 
 def spec_hash(spec: JobSpec) -> str:
     """sha256 of what decides which updates are made: training and the number of workers. Shards may differ between runs."""
-    relevant = {"training": spec.training.to_manifest(), "workers": spec.workers.replicas}
+    training = {name: value for name, value in spec.training.to_manifest().items() if name != "encryption"}
+    relevant = {"training": training, "workers": spec.workers.replicas}
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()

@@ -18,11 +18,11 @@ Around = EnsureService | EnsureConfig | EnsureClaim
 def ensure(snapshot: Snapshot, pinned: Pinned) -> tuple[Around, ...]:
     """What is missing or differs; nothing while all stands. `pinned`: of the run."""
     actions: list[Around] = []
-    config_format = pinned.config_format or CONFIG_FORMAT
+    config_format, encryption = pinned.config_format or CONFIG_FORMAT, pinned.encryption or "none"
     if not snapshot.objects.service:
         actions.append(EnsureService())
-    if snapshot.objects.config_digest != digest(cluster_config(snapshot, config_format)):
-        actions.append(EnsureConfig(config_format))
+    if snapshot.objects.config_digest != digest(cluster_config(snapshot, config_format, encryption)):
+        actions.append(EnsureConfig(config_format, encryption))
     if makes_claim(snapshot.spec) and snapshot.objects.claim is None:
         actions.append(EnsureClaim())
     return tuple(actions)
@@ -30,7 +30,9 @@ def ensure(snapshot: Snapshot, pinned: Pinned) -> tuple[Around, ...]:
 
 def ensure_key(snapshot: Snapshot, pinned: Pinned) -> tuple[EnsureKey, ...]:
     """What pods about to be created need beside those: the Secret of the run's keys, unless this process knows it to be made."""
-    return (EnsureKey(pinned.key),) if pinned.key is not None and pinned.key != snapshot.key_made else ()
+    if pinned.key is None or pinned.key == snapshot.key_made:
+        return ()
+    return (EnsureKey(pinned.key, pinned.encryption in ("auto", "tls")),)
 
 
 def makes_claim(spec: JobSpec) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import Pinned
 from psjob_operator.api.template import TRAINED, container_of
 from psjob_operator.contract import CONFIG_FORMAT, CONFIG_FORMATS, WIRE, WIRES
@@ -26,8 +27,14 @@ def pinned(facts: Facts, afresh: bool) -> Pinned:
         config_format=kept.config_format or (UNPINNED_FORMAT if begun else CONFIG_FORMAT),
         wire=wire,
         container=kept.container or (container_of(facts.snapshot.spec.workers.template, TRAINED) or {}).get("name"),
+        encryption=kept.encryption or (None if begun else encryption(facts.snapshot.spec, facts.snapshot.auto_encryption)),
         key=None if wire < AUTHENTICATED_WIRE else (stored.key or 0) + 1 if resumed else kept.key or 1,
     )
+
+
+def encryption(spec: JobSpec, auto: str) -> str:
+    """Which streams of a run that begins now are encrypted, one of contract.ENCRYPTION. `auto`: what auto means here."""
+    return auto if spec.training.encryption == "auto" else spec.training.encryption
 
 
 def another_version(facts: Facts) -> str:

@@ -175,6 +175,8 @@ class Snapshot:
     """Labels of the job object (only for Kueue keys later; never copied)."""
     runtime_image: str = ""
     """What this operator gives the pods of a run that it begins; empty locally."""
+    auto_encryption: str = "auto"
+    """What `training.encryption: auto` means for a run that begins now: auto, or none on one host and where a mesh encrypts."""
     written_at: float | None = None
     """Unix time at which this process of the operator last stored the job's status; None: never, or not known. Counters and words of
     `status` are written at most every 10 s and every 60 s after it; None writes them at once (right for a laptop)."""

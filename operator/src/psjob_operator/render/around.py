@@ -28,9 +28,9 @@ def service(job: ConfigSource) -> Document:
     }
 
 
-def config(job: ConfigSource, config_format: int = CONFIG_FORMAT) -> Document:
+def config(job: ConfigSource, config_format: int = CONFIG_FORMAT, encryption: str = "auto") -> Document:
     """The ConfigMap that every process of the job mounts."""
-    content = cluster_config(job, config_format)
+    content = cluster_config(job, config_format, encryption)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 
 from psjob_operator import contract, keys
 from psjob_operator.plan import naming
@@ -38,17 +39,25 @@ derive() {
     *) fail "PSJOB_ROLE is $PSJOB_ROLE, neither worker nor shard" ;;
   esac
 }
+hand() {
+  [ -s "$from/$1" ] || return 0
+  file=${to%/*}/$1
+  "$busybox" cp "$from/$1" "$file.part" || fail "$file cannot be written"
+  "$busybox" chmod 0444 "$file.part" && "$busybox" mv "$file.part" "$file" || fail "$file cannot be written"
+}
+hand AUTHORITY
+[ "$PSJOB_ROLE" != shard ] || hand "CERTIFICATE"
 derive > "$to.part" || fail "the keys of this process cannot be derived from $from"
 "$busybox" chmod 0444 "$to.part" && "$busybox" mv "$to.part" "$to" || fail "$to cannot be written"
-"""
+""".replace("AUTHORITY", contract.AUTHORITY).replace("CERTIFICATE", contract.CERTIFICATE.format(index="$PSJOB_INDEX"))
 """For busybox's shell, with `busybox`, `from` (the Secret's folder) and `to` set: HMAC from sha256sum and the blocks of contract.KEYS."""
 
 
-def key_secret(job: ConfigSource, number: int, workers: bytes, shards: bytes, questions: bytes) -> Document:
-    """The Secret of the run's keys, see contract.KEYS."""
-    data = {"workers": workers.hex().encode(), "shards": shards.hex().encode(), "questions": questions.hex().encode()}
-    for name, key in (("workers", workers), ("shards", shards)):
-        data[f"{name}.inner"], data[f"{name}.outer"] = keys.blocks(key)
+def key_secret(job: ConfigSource, number: int, run: Mapping[str, bytes], certificates: Mapping[str, bytes]) -> Document:
+    """The Secret of the run's keys and certificates, both by name, see contract.KEYS."""
+    data = {name: run[name].hex().encode() for name in keys.NAMES} | dict(certificates)
+    for name in ("workers", "shards"):
+        data[f"{name}.inner"], data[f"{name}.outer"] = keys.blocks(run[name])
     return {
         "apiVersion": "v1",
         "kind": "Secret",

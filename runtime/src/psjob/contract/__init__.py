@@ -58,7 +58,14 @@ questions: of every shard, for the status port
 On a cluster the keys lie in a Secret that only the init container of a pod mounts. It has the entries `workers`, `shards` and
 `questions` as hex digits, and `workers.inner`, `workers.outer`, `shards.inner`, `shards.outer`: the two blocks of 64 bytes that HMAC
 puts before what it hashes (RFC 2104), so that a shell which has sha256 alone can derive a key.
+
+Where streams are encrypted, AUTHORITY lies beside the file of a process, and beside that of a shard CERTIFICATE of its index: PEM files
+of the run's CA, and of the shard's private key and certificate, whose only name is the DNS name SHARD_NAME. The Secret has them as
+entries of the same names. No private key of the CA is kept.
 """
+AUTHORITY: Final = "ca.pem"
+CERTIFICATE: Final = "shard-{index}.pem"
+SHARD_NAME: Final = "shard-{index}"
 
 # -- the config file ---------------------------------------------------------------------------
 CONFIG_FORMAT: Final = 1
@@ -86,6 +93,7 @@ checkpoint: {"intervalSeconds": float, "everySteps": int | null, "keep": int, "d
 successPolicy: "AllWorkers" | "FirstWorker"
 shardTimeoutSeconds: float
 stepTimeoutSeconds: float | null (a worker without a step for so long while others wait for it is started again; null: never)
+encryption: one of ENCRYPTION (absent: none)
 transport: "auto" | "tcp" (auto: shared memory where a worker and a shard can reach each other's, else TCP)
 streams: int (TCP streams between a worker and a shard)
 gradientBytes: int (gradients that a shard may hold of all workers together; each worker has an equal share)
@@ -135,6 +143,8 @@ NON_FINITE: Final = ("pass", "skip", "refuse")
 PUSH_CODECS: Final = ("none", "bf16", "fp16", "int8", "topk", "randomk", "auto")
 """How gradients travel; none: as they are; auto: by the measured speed of the link."""
 AUTO_CODEC: Final = "auto"
+ENCRYPTION: Final = ("none", "auto", "tls")
+"""Which streams of a run are encrypted with TLS 1.3: none, those between two hosts, or all."""
 PULL_CODECS: Final = ("none", "bf16", "fp16", "auto")
 """How weights travel: an error in them is not made good by a later pull, so they keep a floating point form."""
 DATA_PORT: Final = 7070

@@ -11,10 +11,12 @@ from typing import Any
 
 from psjob import contract, modes
 from psjob.process import keys
+from psjob.process.encryption import Encryption, encryption
 from psjob.process.errors import Refused
 from psjob.process.keys import Keys
 
 NO_KEYS = Keys()
+PLAIN = Encryption()
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class Config:
     """The largest norm that the mean gradient of a step may have."""
     non_finite: str = "pass"
     """What becomes of a step whose gradient holds NaN or inf: it ends the job (refuse), is skipped, or passes."""
+    encryption: str = "none"
+    """Which streams are encrypted: one of contract.ENCRYPTION."""
     step_timeout: float | None = None
     """Seconds without a step, while others wait for it, after which a worker is started again; None: never."""
 
@@ -117,6 +121,7 @@ class Place:
     config_path: str = ""
     """Where the config lies: what a running job is told is in it."""
     keys: Keys = NO_KEYS
+    encryption: Encryption = PLAIN
 
 
 def place(environ: Mapping[str, str] = os.environ) -> Place | None:
@@ -162,11 +167,13 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
         if index >= limit:
             problems.append(f"{contract.ENV_INDEX} is {index}, this job has {limit} {role}s")
     handed = _keys(environ.get(contract.ENV_KEYS, ""), role, index, problems)
+    key_file = Path(environ.get(contract.ENV_KEYS) or "keys")
+    encrypting = PLAIN if config is None else _encryption(config.encryption, key_file, role, index, problems)
     if problems or config is None:
         raise Refused("this process was not started as part of a job in the right way: " + "; ".join(problems))
     return Place(
         role, index, run, count, view, rewinds, environ.get(contract.ENV_POD, f"{role}-{index}"), config,
-        environ.get(contract.ENV_BIND) or None, Path(checkpoints) if checkpoints else None, min_step, path, handed,
+        environ.get(contract.ENV_BIND) or None, Path(checkpoints) if checkpoints else None, min_step, path, handed, encrypting,
     )  # fmt: skip
 
 
@@ -185,6 +192,17 @@ def _keys(path: str, role: str, index: int, problems: list[str]) -> Keys:
     except (OSError, ValueError) as error:
         problems.append(f"{contract.ENV_KEYS}: {path} is not this process's key file: {error}")
         return NO_KEYS
+
+
+def _encryption(word: str, key_file: Path, role: str, index: int, problems: list[str]) -> Encryption:
+    authority = key_file.with_name(contract.AUTHORITY)
+    certificate = key_file.with_name(contract.CERTIFICATE.format(index=index)) if role == "shard" else None
+    try:
+        return encryption(word, authority, certificate)
+    except OSError as error:
+        files = f"{authority} and {certificate}" if certificate else str(authority)
+        problems.append(f"training.encryption is {word}, and {files} cannot be used: {error}; suspend and resume the job for new ones")
+        return PLAIN
 
 
 def _in_mode(config: Config, word: str, problems: list[str]) -> Config:
@@ -255,6 +273,7 @@ def _config(raw: dict[str, Any]) -> Config:
         warmup_steps=int(raw.get("warmupSteps") or 0),
         max_grad_norm=None if raw.get("maxGradNorm") is None else float(raw["maxGradNorm"]),
         non_finite=_word(raw, "nonFinite", *contract.NON_FINITE),
+        encryption=_word(raw, "encryption", *contract.ENCRYPTION),
         step_timeout=None if raw.get("stepTimeoutSeconds") is None else float(raw["stepTimeoutSeconds"]),
     )
 

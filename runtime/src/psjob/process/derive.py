@@ -15,7 +15,7 @@ from psjob.contract import keys
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the file whole or not at all; what is wrong is one line on stderr, and 1."""
+    """Write each file whole or not at all; what is wrong is one line on stderr, and 1."""
     parser = argparse.ArgumentParser(prog="python -m psjob.process.derive", description="Derive a process's keys from its run's.")
     parser.add_argument("--from", dest="source", type=Path, required=True, help="folder with the run's keys, a file each")
     parser.add_argument("--to", dest="target", type=Path, required=True, help="the file to write")
@@ -24,14 +24,22 @@ def main(arguments: list[str] | None = None) -> int:
         run = {name: bytes.fromhex((asked.source / name).read_text()) for name in keys.NAMES}
         role, index = os.environ[contract.ENV_ROLE], int(os.environ[contract.ENV_INDEX])
         number = int(os.environ[contract.ENV_START if role == "worker" else contract.ENV_ATTEMPT])
-        part = asked.target.with_name(asked.target.name + ".part")
-        part.write_text(keys.written(run, role, index, number))
-        part.chmod(0o444)
-        part.rename(asked.target)
+        names = [contract.AUTHORITY] + [contract.CERTIFICATE.format(index=index)] * (role == "shard")
+        for name in names:
+            if (asked.source / name).exists():
+                _write(asked.target.with_name(name), (asked.source / name).read_text())
+        _write(asked.target, keys.written(run, role, index, number))
     except (OSError, KeyError, ValueError) as error:
         print(f"psjob: cannot derive this process's keys from {asked.source} into {asked.target}: {error!r}", file=sys.stderr)
         return 1
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    part.chmod(0o444)
+    part.rename(path)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class Acceptor:
     def serve(self, stream: Pooled) -> Wants[Apart | None]:
         """One stream, from its handshake to its end. A stranger or a broken rule gets one ERROR and is closed."""
         try:
-            peer = yield from admit(stream, self._key, Standing(self.here.index, self.here.number, self.here.view))
+            peer = yield from admit(stream, self._key, Standing(self.here.index, self.here.number, self.here.view), self.here.encryption)
             stream.known()
             header = yield from stream.next_header(HELLO_SECONDS)
             if header.kind is not Kind.HELLO or header.run != self.run:

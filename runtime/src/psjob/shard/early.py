@@ -8,7 +8,6 @@ from __future__ import annotations
 from psjob.process.config import Place
 from psjob.shard.hello import hello_body
 from psjob.wire import tcp
-from psjob.wire.auth import Peer
 from psjob.wire.frame import Header, Kind, WireError, run_digest
 from psjob.wire.handshake import greet
 
@@ -23,7 +22,7 @@ def announce(here: Place) -> None:
     header = Header(Kind.HELLO, run=run_digest(here.run), view=here.view, attempt=here.number, worker=-1 - here.index)
     try:
         for stream in tcp.connect(peer.host, peer.port, SECONDS):
-            greet(stream, Peer("shard", here.index, here.number), here.keys.own, here.run, 0, SECONDS)
+            greet(stream, here, 0, SECONDS)
             stream.send_json(header, hello_body(here.index, here.number, here.view, False, 0, early=True))
             stream.close()
             return

@@ -14,7 +14,6 @@ from psjob.protocol.shard import orders
 from psjob.protocol.shard.actions import Hello
 from psjob.shard.hello import hello_body
 from psjob.wire import tcp
-from psjob.wire.auth import Peer
 from psjob.wire.frame import Header, Kind, WireError
 from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
@@ -101,9 +100,8 @@ class CoordinatorLink:
 
     def _greeted(self, stream: Stream) -> bool:
         """Prove who dials; whether the coordinator answered and has proven itself too."""
-        place = self._server.place
         try:
-            greet(stream, Peer("shard", place.index, place.number), place.keys.own, place.run, 0)
+            greet(stream, self._server.place, 0)
         except (StreamClosed, TimeoutError):
             return False
         except WireError as error:

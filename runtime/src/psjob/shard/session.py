@@ -50,7 +50,7 @@ class Session:
         self.server, self.store = server, server.store
         self.rank, self.hello = header.worker, hello
         self.incarnation = (header.start, header.rewinds)
-        self.encoded = Encoded(server.place, header.worker, hello, not stream.sums)
+        self.encoded = Encoded(server.place, header.worker, hello, not stream.apart)
         self.done = threading.Event()
         self.after: list[Callable[[], None]] = []
         """Called when this session is over."""
@@ -193,7 +193,7 @@ class Session:
     def _offer(self) -> dict[str, Any]:
         """Where a worker of this host may come for shared memory; nothing for any other."""
         counter, store = self.server.counter, self.store
-        if counter is None or store.places is None or self.stream.sums or "shared" not in self.hello.get("transports", ()):
+        if counter is None or store.places is None or self.stream.apart or "shared" not in self.hello.get("transports", ()):
             return {}
         span, region, slots = store.places, store.region, self._slots
 

@@ -1,4 +1,4 @@
-"""The handshake of a stream as its two ends read and write it; see `psjob.wire.auth` for what is said."""
+"""The handshake of a stream as its two ends read and write it: TLS where it must be, then what `psjob.wire.auth` says."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import secrets
 import time
 from collections.abc import Callable
 
-from psjob.wire import auth
+from psjob.contract import SHARD_NAME
+from psjob.process.config import Place
+from psjob.process.encryption import Encryption
+from psjob.wire import auth, tls
 from psjob.wire.auth import Peer, Standing
-from psjob.wire.frame import HEADER_BYTES, Flag, Header, parse, run_digest
+from psjob.wire.frame import HEADER_BYTES, Flag, Header, WireError, parse, run_digest
 from psjob.wire.frame import MAGIC as FRAME
 from psjob.wire.pooled import Pooled, Sending
-from psjob.wire.reading import HELLO_SECONDS, Filling, Reading, Wants
+from psjob.wire.reading import HELLO_SECONDS, STRANGER_BYTES, Filling, Reading, StreamClosed, Wants
 from psjob.wire.tcp import Stream
+from psjob.wire.tls import Tls
 
 STRANGER_SECONDS = 1.0
 """Who dials has so long to prove who it is."""
@@ -22,9 +26,15 @@ KeyOf = Callable[[Peer, bytes], bytes]
 """The key of who dials, of that run. Raises WireError where no such process may."""
 
 
-def greet(stream: Stream, peer: Peer, key: bytes, run: str, index: int, seconds: float = HELLO_SECONDS) -> Standing:
-    """Prove to shard `index` who dials, and hear who answers. Raises StreamClosed, TimeoutError, and WireError where it is not it."""
-    greeting = auth.greeting(peer, run_digest(run), secrets.token_bytes(auth.NONCE_BYTES))
+def greet(stream: Stream, here: Place, index: int, seconds: float = HELLO_SECONDS) -> Standing:
+    """Prove to shard `index` that this process dials, and hear who answers.
+
+    Raises StreamClosed, TimeoutError, WireError where it is not it, and Refused where this process was handed no key.
+    """
+    key, context = here.keys.own, here.encryption.dials
+    if context is not None and _needed(here.encryption, stream):
+        stream.run(_dialled(stream, Tls(context, SHARD_NAME.format(index=index)), seconds))
+    greeting = auth.greeting(Peer(here.role, here.index, here.number), run_digest(here.run), secrets.token_bytes(auth.NONCE_BYTES))
     stream.write(greeting)
     said = stream.run(_challenge(stream, seconds))
     standing = auth.read_challenge(key, greeting, said, index)
@@ -35,20 +45,74 @@ def greet(stream: Stream, peer: Peer, key: bytes, run: str, index: int, seconds:
     return standing
 
 
-def admit(stream: Pooled, key_of: KeyOf, standing: Standing) -> Wants[Peer]:
+def admit(stream: Pooled, key_of: KeyOf, standing: Standing, encryption: Encryption) -> Wants[Peer]:
     """Who dials, once it has proven it. Raises StreamClosed, TimeoutError, WireError."""
     until = time.monotonic() + STRANGER_SECONDS
     greeting = yield from _read(stream, auth.GREETING_BYTES, STRANGER_SECONDS)
+    if encryption.accepts is not None and greeting[0] == tls.RECORD:
+        yield from _accepted(stream, Tls(encryption.accepts, None), greeting, until)
+        greeting = yield from _read(stream, auth.GREETING_BYTES, _left(until))
+    elif _needed(encryption, stream):
+        raise auth.Unproven("streams to this shard are encrypted (training.encryption), and this one is not")
     peer, run = auth.read_greeting(greeting)
     key = key_of(peer, run)
     said = auth.challenge(key, greeting, standing, secrets.token_bytes(auth.NONCE_BYTES))
     sending = Sending([said])
     stream.put(lambda: sending)
-    proof = yield from _read(stream, auth.PROOF_BYTES, max(0.0, until - time.monotonic()))
+    proof = yield from _read(stream, auth.PROOF_BYTES, _left(until))
     auth.check_proof(key, greeting + said, proof)
     theirs, mine = auth.seals(key, greeting + said + proof)
     stream.seal(mine, theirs)
     return peer
+
+
+def _needed(encryption: Encryption, stream: Stream) -> bool:
+    """Must this stream be encrypted?"""
+    return encryption.word == "tls" or (encryption.word == "auto" and stream.apart)
+
+
+def _dialled(stream: Stream, session: Tls, seconds: float) -> Wants[None]:
+    """The handshake of TLS by who dials. Raises WireError where no such shard answers."""
+    until = time.monotonic() + seconds
+    came: bytes | memoryview = b""
+    while True:
+        said, over = session.shake(came)
+        if said:
+            stream.write(said)
+        if over:
+            break
+        came = yield from _some(stream, STRANGER_BYTES, until)
+    stream.secure(session)
+
+
+def _accepted(stream: Pooled, session: Tls, first: bytes, until: float) -> Wants[None]:
+    """The handshake of TLS by a shard. `first`: what has come already."""
+    came: bytes | memoryview = first
+    while True:
+        try:
+            said, over = session.shake(came)
+        except WireError as error:
+            raise StreamClosed(f"{stream.peer}: {error}") from None
+        if over:  # the dialler had the last word: all that was said to it has been sent
+            break
+        if said:
+            stream.put(lambda sending=Sending([said]): sending)  # type: ignore[misc]
+        came = yield from _some(stream, STRANGER_BYTES - stream.received, until)
+    stream.secure(session)
+
+
+def _some(stream: Reading, most: int, until: float) -> Wants[memoryview]:
+    """What comes next, of `most` bytes. Raises WireError where none may."""
+    if most <= 0:
+        raise auth.Unproven(f"{STRANGER_BYTES} bytes came and proved nothing")
+    place = memoryview(bytearray(most))
+    filling = Filling(stream, [place], None, _left(until), least=1)
+    yield filling
+    return place[: filling.done]
+
+
+def _left(until: float) -> float:
+    return max(0.0, until - time.monotonic())
 
 
 def _challenge(stream: Stream, seconds: float) -> Wants[bytes]:

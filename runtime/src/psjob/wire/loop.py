@@ -62,6 +62,8 @@ class Loop:
         self._listeners: dict[int, Callable[[], None]] = {}
         self._deaf: set[int] = set()
         """Listeners that are not heard, for want of descriptors."""
+        self._behind: dict[_Reader, None] = {}
+        """Those of which more can be decrypted; they go on when others have had their turn."""
         self._looked = 0.0
 
     def __del__(self) -> None:
@@ -148,12 +150,17 @@ class Loop:
     def _run(self) -> None:
         here.loop = self
         while not self._over:
-            if self._inbox or self.stirred:
+            if self._inbox or self.stirred or self._behind:
                 wait = 0.0
             else:
                 wait = LOOK_SECONDS if self._has_dates else -1.0
             for fd, event in self._poller.poll(wait):
                 self._met(fd, event)
+            if self._behind:
+                behind, self._behind = self._behind, {}
+                for reader in behind:
+                    if self._of.get(reader.stream) is reader:
+                        self._receive(reader)
             self._work()
             if self._has_dates:
                 now = time.monotonic()
@@ -232,6 +239,8 @@ class Loop:
             want = reader.want
             if isinstance(want, Pause) or want.idle:  # what has come meanwhile is told again
                 break
+        if stream.encrypted_behind and isinstance(want, Filling):
+            self._behind[reader] = None
         self._arm(reader)
 
     def _resume(self, reader: _Reader, error: Exception | None = None) -> None:
@@ -275,6 +284,7 @@ class Loop:
         stream = reader.stream
         del self._readers[reader.fd], self._of[stream]
         self._timed.pop(reader, None)
+        self._behind.pop(reader, None)
         self._poller.unregister(reader.fd)
         if apart is not None:
             supervise.start(self._apart, "stream-apart", stream, apart)

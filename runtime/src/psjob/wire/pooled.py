@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from psjob.wire.frame import Header
 from psjob.wire.reading import SILENCE_SECONDS
 from psjob.wire.tcp import JOINED, Buffer, Part, Stream
+from psjob.wire.tls import pieces
 
 if TYPE_CHECKING:
     from psjob.wire.loop import Loop
+    from psjob.wire.tls import Tls
 
 BATCH = 64 << 10
 """Bytes of frames that are sent by one call, where there are several."""
@@ -59,6 +61,9 @@ class Pooled(Stream):
         self._queue: deque[Act | None] = deque()
         """None: close."""
         self._rest: list[memoryview] = []
+        """What is left over, not encrypted yet."""
+        self._encrypted = memoryview(b"")
+        """What is left over before that, of an encrypted stream."""
         self._done: list[Callable[[], None]] = []
 
     def put(self, act: Act, large: bool = False) -> None:
@@ -115,7 +120,7 @@ class Pooled(Stream):
 
     def pump(self) -> None:
         """Send what the peer takes without waiting."""
-        while self._queue and not self._rest and self._send_lock.acquire(blocking=False):  # whoever has the lock looks again after
+        while self._queue and not self._left and self._send_lock.acquire(blocking=False):  # whoever has the lock looks again after
             try:
                 self._pump()
             finally:
@@ -126,14 +131,19 @@ class Pooled(Stream):
         with self._send_lock:
             parts, self._rest = self._rest, []
             done, self._done = self._done, []
-            through = not parts or self.closed or self._send(parts, done, again=True)
+            through = self.closed or not (parts or self._encrypted) or self._send(parts, done, again=True)
         if through:
             self.pump()
-        return not self._rest
+        return not self._left
 
     def overdue(self, now: float) -> bool:
         """Has the peer taken no byte of what is left over for too long?"""
-        return bool(self._rest) and now - self.written >= SILENCE_SECONDS
+        return self._left and now - self.written >= SILENCE_SECONDS
+
+    @property
+    def _left(self) -> bool:
+        """Is something left over?"""
+        return bool(self._rest or self._encrypted)
 
     def _pump(self) -> None:
         """Make frames of what is queued, and send them; the lock is held."""
@@ -172,6 +182,24 @@ class Pooled(Stream):
 
     def _send(self, parts: Sequence[Buffer], done: list[Callable[[], None]], again: bool = False) -> bool:
         """False: a part is left over. A stream that breaks is closed."""
+        written = self._written
+        try:
+            self._rest = self._sent(parts) if self.tls is None else self._sent_encrypted(self.tls, parts)
+        except (OSError, ValueError):
+            self._encrypted = memoryview(b"")
+            self.close()
+            return True
+        if not self._left:
+            for act in done:
+                act()
+            return True
+        if self._written != written or not again:
+            self.written = time.monotonic()
+        self._done = done
+        return False
+
+    def _sent(self, parts: Sequence[Buffer]) -> list[memoryview]:
+        """What the kernel does not take, of what it is offered once. Raises OSError."""
         size = sum(map(len, parts))
         try:
             if size <= JOINED:
@@ -182,18 +210,24 @@ class Pooled(Stream):
                 sent = self.sock.sendmsg(parts[:PLACES], (), socket.MSG_DONTWAIT)
         except BlockingIOError:
             sent = 0
-        except (OSError, ValueError):
-            self.close()
-            return True
         self._written += sent
-        if sent == size:
-            for act in done:
-                act()
-            return True
-        if sent or not again:
-            self.written = time.monotonic()
-        self._rest, self._done = _after(parts, sent), done
-        return False
+        return [] if sent == size else _after(parts, sent)
+
+    def _sent_encrypted(self, tls: Tls, parts: Sequence[Buffer]) -> list[memoryview]:
+        """As `_sent`, piece by piece as long as the kernel takes them; of a piece that it takes in part the rest stays in `_encrypted`."""
+        left: Sequence[Buffer] = (b"".join(parts),) if len(parts) > 1 and sum(map(len, parts)) <= JOINED else parts
+        while left or self._encrypted:
+            if not self._encrypted:
+                piece, left = pieces(left)
+                self._encrypted = memoryview(tls.encrypt(piece))
+                continue  # it may be empty
+            try:
+                count = self.sock.send(self._encrypted, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            self._written += count
+            self._encrypted = self._encrypted[count:]
+        return [memoryview(part) for part in left]
 
 
 def _after(parts: Sequence[Buffer], sent: int) -> list[memoryview]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import socket
+import threading
 import time
 import zlib
 from collections.abc import Generator, Sequence
@@ -19,6 +20,7 @@ from psjob.wire.sockets import SLICE_SECONDS, peer_name, timeval
 
 if TYPE_CHECKING:
     from psjob.wire.auth import Seal
+    from psjob.wire.tls import Tls
 
 HELLO_SECONDS = 5.0
 """A stranger has this long to say the header of a hello, and to go on where it pauses."""
@@ -32,6 +34,12 @@ AHEAD = 40 * HEADER_BYTES
 """Bytes that may be received with a header: where no payloads follow, many headers come by one call."""
 WINDOW = 512
 """Places that one call receives into (the kernel takes 1024)."""
+STRANGER_BYTES = 4096
+"""Most bytes, encrypted or not, that are taken from who has proven nothing."""
+ENCRYPTED = 64 << 10
+"""Encrypted bytes that are received at a time."""
+_thread = threading.local()
+"""`place`: where encrypted bytes are received, until they are decrypted."""
 
 
 class StreamClosed(ConnectionError):
@@ -69,22 +77,21 @@ class Filling:
 
     def receive(self, flags: int) -> bool:
         """Take what is there, by one call to the kernel at most. True: all of it has come. Raises StreamClosed."""
-        stream, window = self._stream, self._window
+        stream, window, received = self._stream, self._window, self._stream.received
         try:
-            count = stream.take(window) if stream.behind else 0
-            if not count:
-                count = stream.sock.recvmsg_into(window, 0, flags)[0]
-                if count == 0:
-                    came = f" after {self.done} of {self._size} bytes" if self.done else ""
-                    raise StreamClosed(f"{stream.peer}: closed by the peer{came}")
+            count = stream.come(window, flags)
+            if count == 0:
+                came = f" after {self.done} of {self._size} bytes" if self.done else ""
+                raise StreamClosed(f"{stream.peer}: closed by the peer{came}")
         except BlockingIOError:
+            if stream.received != received:  # of a record that is not whole yet
+                self.moved = time.monotonic()
             return False
         except ValueError as error:
             raise StreamClosed(f"{stream.peer}: {error}") from error
         except OSError as error:
             raise error if isinstance(error, StreamClosed) else StreamClosed(f"{stream.peer}: {error}") from error
         self.done += count
-        stream.received += count
         if self.done >= self._size:
             return True
         self.moved = time.monotonic()
@@ -131,20 +138,33 @@ class Reading:
         """Memory that the peer lends: where payloads lie that do not follow their header."""
         self.opening: Seal | None = None
         """What the headers that come are sealed with, once the handshake is over."""
+        self.tls: Tls | None = None
+        """What decrypts, where the stream is encrypted."""
         self._ahead = memoryview(bytearray(AHEAD))
         self._begin = self._end = 0
         """Between them lies in `_ahead` what was received and is not read yet."""
         self._receive_seconds = 0.0
         self.received = 0
-        """Bytes that have come."""
+        """Bytes that have come, encrypted or not."""
 
     @property
     def behind(self) -> bool:
         """Was something received already that is not read yet?"""
-        return self._begin < self._end
+        return self._begin < self._end or self.encrypted_behind
+
+    @property
+    def encrypted_behind(self) -> bool:
+        """Was something received already that may be decrypted? No poller tells of it."""
+        return self.tls is not None and self.tls.behind
 
     def ahead(self) -> bool:
-        """Has the next header been received already?"""
+        """Has the next header been received already, or something that will be refused when it is read?"""
+        if self.tls is not None and self.tls.behind and self._end - self._begin < HEADER_BYTES:
+            held = self._hold()
+            try:
+                self._end += self.tls.read([self._ahead[held:]])
+            except OSError:
+                return True
         return self._end - self._begin >= HEADER_BYTES
 
     def recv_header(self, seconds: float | None) -> Header:
@@ -196,9 +216,8 @@ class Reading:
     def next_header(self, seconds: float | None) -> Wants[Header]:
         """As `recv_header`."""
         if self._end - self._begin < HEADER_BYTES:
-            held = self._end - self._begin
-            self._ahead[:held] = self._ahead[self._begin : self._end]
-            self._begin = self._end = held
+            held = self._hold()
+            self._begin = held
             filling = Filling(self, [self._ahead[held:]], None, seconds, HEADER_BYTES - held)
             yield filling
             self._begin, self._end = 0, held + filling.done
@@ -276,6 +295,42 @@ class Reading:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def come(self, parts: Sequence[memoryview], flags: int) -> int:
+        """Bring to `parts` what was received ahead, or else what is there; 0: the peer has closed. Raises OSError.
+
+        BlockingIOError: nothing came, or no whole record of what is encrypted.
+        """
+        if self._begin < self._end and (count := self.take(parts)):
+            return count
+        tls = self.tls
+        if tls is None:
+            count = self.sock.recvmsg_into(parts, 0, flags)[0]
+            self.received += count
+            return count
+        if tls.behind and (count := tls.read(parts)):
+            return count
+        place = _place_of_thread()
+        if self.opening is None:
+            place = place[: STRANGER_BYTES - self.received]
+            if not place:
+                raise ConnectionAbortedError(f"{STRANGER_BYTES} bytes came and proved nothing")
+        came = self.sock.recv_into(place, 0, flags & ~socket.MSG_WAITALL)
+        if not came:
+            return 0
+        self.received += came
+        tls.feed(place[:came])
+        count = tls.read(parts)
+        if not count:
+            raise BlockingIOError
+        return count
+
+    def _hold(self) -> int:
+        """Move what was received ahead to the front of its memory; how many bytes that are."""
+        held = self._end - self._begin
+        self._ahead[:held] = self._ahead[self._begin : self._end]
+        self._begin, self._end = 0, held
+        return held
+
     def take(self, parts: Sequence[memoryview]) -> int:
         """Bring to `parts` what was received ahead; how many bytes that are."""
         begin = self._begin
@@ -306,6 +361,13 @@ class Reading:
             except OSError as error:
                 raise StreamClosed(f"{self.peer}: {error}") from error
             self._receive_seconds = wanted
+
+
+def _place_of_thread() -> memoryview:
+    place: memoryview | None = getattr(_thread, "place", None)
+    if place is None:
+        place = _thread.place = memoryview(bytearray(ENCRYPTED))
+    return place
 
 
 def _place(header: Header) -> str:

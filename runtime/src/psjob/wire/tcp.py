@@ -21,6 +21,7 @@ from psjob.wire.reading import HELLO_SECONDS as HELLO_SECONDS
 from psjob.wire.reading import SILENCE_SECONDS, Reading
 from psjob.wire.reading import StreamClosed as StreamClosed
 from psjob.wire.sockets import SLICE_SECONDS, keepalive, one_host, timeval, unconfirmed, unheard, unpaced
+from psjob.wire.tls import Tls, pieces
 
 if TYPE_CHECKING:
     from psjob.wire.auth import Seal
@@ -42,7 +43,10 @@ class Stream(Reading):
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
-        self.sums = not one_host(sock)
+        self.apart = not one_host(sock)
+        """Are the two ends on two hosts?"""
+        self.sums = self.apart
+        """Do payloads carry a checksum?"""
         self.closed = False
         self._sealing: Seal | None = None
         self._send_lock = threading.Lock()
@@ -50,7 +54,7 @@ class Stream(Reading):
         self._poll: select.poll | None = None
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keepalive(sock)
-        if not self.sums:
+        if not self.apart:
             unpaced(sock)
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(SLICE_SECONDS))
@@ -69,6 +73,11 @@ class Stream(Reading):
         """From here on every header carries a seal, and each that comes must."""
         with self._send_lock:
             self._sealing, self.opening = mine, theirs
+
+    def secure(self, tls: Tls) -> None:
+        """From here on everything is encrypted, both ways; that finds a changed byte too, so payloads need no checksum."""
+        with self._send_lock:
+            self.tls, self.sums = tls, False
 
     def framed(self, header: Header, payload: Buffer = b"") -> list[Part]:
         """One frame, with the payload's length and, where it leaves this host, its checksum."""
@@ -106,10 +115,15 @@ class Stream(Reading):
         """Write whole frames: headers, and what follows them. Raises StreamClosed."""
         with self._send_lock:
             raw = self._packed(frames)
-            parts = (b"".join(raw),) if len(raw) > 1 and sum(map(len, raw)) <= JOINED else raw
+            parts: Sequence[Buffer] = (b"".join(raw),) if len(raw) > 1 and sum(map(len, raw)) <= JOINED else raw
             try:
-                for part in parts:
-                    self._send_all(part, flags)
+                if self.tls is None:
+                    for part in parts:
+                        self._send_all(part, flags)
+                else:
+                    while parts:
+                        piece, parts = pieces(parts)
+                        self._send_all(self.tls.encrypt(piece), flags)
             except (OSError, ValueError) as error:
                 self.close()
                 raise StreamClosed(f"{self.peer}: {error}") from error

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from psjob.modes import written
 from psjob.protocol.worker.link import newest
 from psjob.wire import tcp
-from psjob.wire.auth import Peer
 from psjob.wire.frame import Kind, WireError
 from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
@@ -25,12 +24,11 @@ def dial(link: ShardLink) -> Stream | None:
     Raises WireError where only such answer as cannot prove to be that shard.
     """
     place = link.session.place
-    me = Peer("worker", place.index, place.number)
     found: list[tuple[tuple[int, int], Stream]] = []
     problem: WireError | None = None
     for stream in tcp.connect(link.peer.host, link.peer.port, DIAL_SECONDS):
         try:
-            standing = greet(stream, me, place.keys.own, place.run, link.index)
+            standing = greet(stream, place, link.index)
         except (StreamClosed, TimeoutError):
             stream.close()
         except WireError as error:

@@ -19,7 +19,6 @@ from psjob.process import supervise
 from psjob.protocol.records import PIECE, RecordId, RecordIn
 from psjob.protocol.worker import events as e
 from psjob.wire import tcp
-from psjob.wire.auth import Peer
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
 from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
@@ -229,8 +228,7 @@ class ShardLink:
         """Dial the further lanes that the shard offers. Raises StreamClosed where it does not take them."""
         for number in range(1, min(int(body.get("lanes", 1)), MAX_LANES)):
             stream = tcp.again(main.stream, DIAL_SECONDS)
-            place = self.session.place
-            greet(stream, Peer("worker", place.index, place.number), place.keys.own, place.run, self.index)
+            greet(stream, self.session.place, self.index)
             hello = {"role": "worker", "lane": number, "token": str(body["token"])}
             stream.send_json(self.session.header(Kind.HELLO, attempt=self.attempt), hello)
             with self.session.cond:
@@ -317,7 +315,7 @@ class ShardLink:
         self._share(body)
         session.rows.share(self, body.get("sharedRows"))
         with session.cond:
-            session.exchange.compression.agreed(self.index, codecs, not lane.stream.sums)
+            session.exchange.compression.agreed(self.index, codecs, not lane.stream.apart)
         session.handle(welcomed)
 
     def _record_piece(self, header: Header, data: bytearray) -> None:
