@@ -70,8 +70,11 @@ def test_a_strangers_pod_hears_nothing_and_rolled_keys_are_of_no_use(kube: Kube,
     run = str(status["run"])
     first = run_keys(node_cluster.api, kube.namespace, NAME, run)
     heard = stranger(kube, "stranger-1", run, *words(first))
-    assert len(heard) >= 14
+    assert len(heard) >= 28
     told_nothing(heard, run)
+    assert heard["no key over TLS"].startswith(auth.MAGIC), "shards speak TLS between nodes"
+    assert b"streams to this shard are encrypted" in heard["version 1 in clear text"]
+    assert not any(auth.MAGIC in raw for attempt, raw in heard.items() if attempt.endswith("in clear text"))
 
     kube.kubectl("patch", "psj", NAME, "--type=merge", "-p", json.dumps({"spec": {"suspend": True}}))
     wait_for("the suspension", phase(kube, NAME, "Suspended"), 120, story=lambda: kube.story(NAME))
