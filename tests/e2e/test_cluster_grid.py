@@ -7,7 +7,10 @@ run side by side, each in a namespace of its own; where a node is lost, one afte
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -115,18 +118,24 @@ def killed(place: Place, role: str) -> Mend:
 
 
 def oom(place: Place, role: str) -> Mend:
-    """The kernel kills it at its own limit: memory that no process holds fills the container's cgroup."""
+    """The kernel kills it at its own limit: memory that no process holds fills the container's cgroup.
+
+    It is stopped meanwhile: a process that runs reads its libraries' pages back as fast as the kernel gives them up, for minutes.
+    """
     name = role.partition("-")[0]
     victim = processes(place.pod(role), PROGRAMS[name])[0]
     (line,) = [it for it in Path(f"/proc/{victim}/cgroup").read_text().splitlines() if ":memory:" in it]
     group = Path("/sys/fs/cgroup/memory") / line.rpartition(":")[2].lstrip("/")
     filler = Path(f"/dev/shm/psjob-grid-{victim}")
+    os.kill(victim, signal.SIGSTOP)
     script = f"echo $$ > {group}/cgroup.procs && exec head -c 4G /dev/zero > {filler}"
     try:
         subprocess.run(["sh", "-c", script], timeout=60, check=False)
         wait_for(f"the kernel to kill {role}", lambda: not Path(f"/proc/{victim}").exists(), 30)
     finally:
         filler.unlink(missing_ok=True)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGCONT)
     return nothing
 
 
