@@ -33,6 +33,8 @@ from tests.integration.operator_nursery import Nursery
 from tests.statusport import run_keys
 
 JOBS = "/apis/psjob.dev/v1alpha1"
+ROOTS = {"pstrainingjobs": JOBS, "networkpolicies": "/apis/networking.k8s.io/v1", "roles": "/apis/rbac.authorization.k8s.io/v1"}
+"""By kind; the core's for the others."""
 IMAGE = "psjob-runtime:test"
 T = TypeVar("T")
 
@@ -204,8 +206,7 @@ class World:
 
     def path(self, kind: str, name: str = "") -> str:
         """Where a kind, or one object of it, is."""
-        base = JOBS if kind == "pstrainingjobs" else "/api/v1"
-        return f"{base}/namespaces/{self.namespace}/{kind}" + (f"/{name}" if name else "")
+        return f"{ROOTS.get(kind, '/api/v1')}/namespaces/{self.namespace}/{kind}" + (f"/{name}" if name else "")
 
     def job(self, name: str = "job") -> dict[str, Any]:
         """The job as stored."""

@@ -44,8 +44,9 @@ def test_every_right_is_used_and_none_is_missing(place: World) -> None:
     cert, key = place.certificate()
     proxy = Proxy(place.cluster.url, place.cluster.ca, cert, key)
     try:
+        policies = '--network-policy={"ipBlock": {"cidr": "192.0.2.7/32"}}'
         # A Lease that is renewed so seldom does not come between the writes that are looked at here.
-        place.operator("--lease=psjob", f"--lease-namespace={place.namespace}", "--lease-seconds=300", url=proxy.url)
+        place.operator("--lease=psjob", f"--lease-namespace={place.namespace}", "--lease-seconds=300", policies, url=proxy.url)
         node = place.node(f"{place.namespace}-n")
         # Its first write is the status of the first job: after the race the job is read. Then a stranger's pod is in the way, and read too.
         proxy.weather = OneRace()
@@ -65,10 +66,11 @@ def test_every_right_is_used_and_none_is_missing(place: World) -> None:
         place.scheduled("b-worker-0-r1", node, ago=70)
         place.run("b-ps-0-a1", "b-worker-1-r1", node=node)
         place.cluster.api.call("DELETE", place.path("pods", "b-worker-1-r1"), {"gracePeriodSeconds": 1})
-        # Who takes our labels off hides our objects from us: they are found by name, and Service and ConfigMap made whole again.
-        for kind, name in (("services", "b-ps"), ("configmaps", "b-config"), ("persistentvolumeclaims", "b-checkpoints")):
+        # Who takes our labels off hides our objects from us: they are found by name, and all but the claim made whole again.
+        whole = (("services", "b-ps"), ("configmaps", "b-config"), ("networkpolicies", "b-shards"))
+        for kind, name in (*whole, ("persistentvolumeclaims", "b-checkpoints")):
             place.cluster.api.merge(place.path(kind, name), {"metadata": {"labels": {LABEL: None}}})
-        for kind, name in (("services", "b-ps"), ("configmaps", "b-config")):
+        for kind, name in whole:
             labels = lambda kind=kind, name=name: place.cluster.api.get(place.path(kind, name))["metadata"].get("labels") or {}  # noqa: E731
             place.until(f"the label of {name}", lambda labels=labels: LABEL in labels())
         # The first job ends, its pods are cleaned up, and it is deleted in its time.

@@ -87,6 +87,8 @@ def test_no_hooks_and_nothing_that_asks_the_cluster() -> None:
         ('commonLabels={"app.kubernetes.io/name":"other"}', "commonLabels"),
         ('podLabels={"app.kubernetes.io/name":"other"}', "podLabels"),
         ('extraEnv=[{"value":"x"}]', "extraEnv"),
+        ('networkPolicy.statusFrom=[{"cidr":"192.0.2.0/28"}]', "statusFrom"),
+        ("networkPolicy.statusFrom=[{}]", "statusFrom"),
         ("replicas=-1", "replicas"),
         ("leaderElection.noSuchKey=1", "noSuchKey"),
         ("leaderElection.enabled=false", "replicas"),
@@ -145,6 +147,8 @@ OTHER_VALUES = {
     "rbac.extraRules": '[{"apiGroups":["x"],"resources":["y"],"verbs":["get"]}]',
     "jobPolicy": '"restricted"',
     "mesh.encrypts": "true",
+    "networkPolicy.enabled": "false",
+    "networkPolicy.statusFrom": '[{"ipBlock":{"cidr":"192.0.2.0/28"}}]',
     "logLevel": '"debug"',
     "logFormat": '"text"',
     "turns": "3",
@@ -198,7 +202,7 @@ ALL_SEEN = tuple(f"{key}={on}" for key, on in SEEN.items())
 
 def test_every_value_does_something() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    nested = {"image", "runtimeImage", "crds", "serviceAccount", "rbac", "leaderElection", "podDisruptionBudget", "mesh"}
+    nested = {"image", "runtimeImage", "crds", "serviceAccount", "rbac", "leaderElection", "podDisruptionBudget", "mesh", "networkPolicy"}
     leaves = {f"{key}.{part}" for key in nested for part in values[key]} | (set(values) - nested - {"metrics"})
     leaves |= {f"metrics.{part}.{key}" for part, keys in values["metrics"].items() for key in keys}
     assert leaves == set(OTHER_VALUES) | set(SEEN) | set(OF_SEEN)
@@ -376,6 +380,7 @@ JOB_RIGHTS = {
     ("", "secrets"): {"create"},
     ("", "persistentvolumeclaims"): {"create", "get", "list", "watch"},
     ("", "events"): {"list"},
+    ("networking.k8s.io", "networkpolicies"): {"create", "get", "list", "watch", "patch"},
     ("events.k8s.io", "events"): {"create"},
 }
 CLUSTER_RIGHTS = {("", "nodes"): {"get"}}
@@ -432,6 +437,20 @@ def test_the_job_policy_judges_jobs_at_create_and_update_and_fails_closed() -> N
     assert all(it["reason"] == "Forbidden" and it["messageExpression"] for it in policy["spec"]["validations"])
     for setting in ('jobPolicy="none"', 'watchNamespaces=["a"]'):
         assert not of_kind("ValidatingAdmissionPolicy", setting) and not of_kind("ValidatingAdmissionPolicyBinding", setting)
+
+
+def test_the_status_port_is_for_the_operators_own_pods_and_whom_values_name() -> None:
+    def peers(*settings: str) -> list[dict[str, Any]]:
+        args = deployment(*settings)["spec"]["template"]["spec"]["containers"][0]["args"]
+        return [json.loads(arg.removeprefix("--network-policy=")) for arg in args if arg.startswith("--network-policy")]
+
+    (own,) = peers()
+    assert own["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "home"}}
+    assert own["podSelector"]["matchLabels"] == deployment()["spec"]["selector"]["matchLabels"]
+    extra = {"ipBlock": {"cidr": "192.0.2.0/28"}}
+    assert peers(f"networkPolicy.statusFrom=[{json.dumps(extra)}]") == [own, extra]
+    assert peers("networkPolicy.enabled=false") == []
+    assert "networkpolicies" in template() and "networkpolicies" not in template("networkPolicy.enabled=false")
 
 
 def test_no_wildcard_anywhere() -> None:

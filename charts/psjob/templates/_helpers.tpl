@@ -55,6 +55,13 @@ namespace
 {{- end -}}
 {{- end -}}
 
+{{- /* Who may reach the status port of shards: the operator's pods, and whom values add. */ -}}
+{{- define "psjob.statusPeers" -}}
+{{- $home := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
+{{- $pods := dict "matchLabels" (include "psjob.selectorLabels" . | fromYaml) -}}
+{{- prepend .Values.networkPolicy.statusFrom (dict "namespaceSelector" $home "podSelector" $pods) | toJson -}}
+{{- end -}}
+
 {{- /* Reference of an image: (dict "image" .Values.image "version" .Chart.AppVersion) */ -}}
 {{- define "psjob.image" -}}
 {{- with .image.registry }}{{ . }}/{{ end -}}

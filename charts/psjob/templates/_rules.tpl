@@ -24,6 +24,11 @@
 - apiGroups: [""]
   resources: [events] # why a pod or a claim is stuck
   verbs: [list]
+{{- if .Values.networkPolicy.enabled }}
+- apiGroups: [networking.k8s.io] # who may reach the pods of each run
+  resources: [networkpolicies]
+  verbs: [create, get, list, watch, patch]
+{{- end }}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

@@ -45,6 +45,14 @@ def run(
         str,
         typer.Option(help="User of shards where the job names none: a number from 1, or `namespace` for the one that OpenShift gives."),
     ] = "65532",
+    network_policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PEER",
+            help="Make NetworkPolicies for each run. PEER is a NetworkPolicyPeer as JSON: this operator, or who else may reach the status"
+            " port of shards; may be given again. None: no policies are made.",
+        ),
+    ] = None,
     kubeconfig: Annotated[str | None, typer.Option(help="Kubeconfig file; in a pod its service account is used without it.")] = None,
     namespace: Annotated[list[str] | None, typer.Option(help="Serve this namespace; may be given again. None: all of them.")] = None,
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Style of log lines.")] = "text",
@@ -93,10 +101,19 @@ def run(
     from psjob_operator.cluster.connect import ConnectError, own_namespace
     from psjob_operator.cluster.election import Timing
     from psjob_operator.cluster.operatorkey import KeyFileError, KeySecret, default_file
+    from psjob_operator.render import peer_of
 
     if shard_user != "namespace" and not (shard_user.isdecimal() and 0 < int(shard_user) < 2**31):
         typer.echo(f"psjob-operator: --shard-user {shard_user}: must be a number from 1 to 2147483647, or namespace", err=True)
         raise typer.Exit(2)
+    askers = []
+    for text in network_policy or ():
+        try:
+            askers.append(peer_of(text))
+        except ValueError as error:
+            example = '{"ipBlock": {"cidr": "192.0.2.7/32"}}'
+            typer.echo(f"psjob-operator: --network-policy {text}: {error}; such as {example}", err=True)
+            raise typer.Exit(2) from error
     logs.set_up(log_format, log_level)
     place = lease_namespace or own_namespace()
     for option, name in (("--lease", lease), ("--key-secret", key_secret)):
@@ -111,6 +128,7 @@ def run(
         runtime_image=runtime_image,
         auto_encryption="none" if mesh_encrypts else "auto",
         shard_user=None if shard_user == "namespace" else int(shard_user),
+        askers=tuple(askers),
         kubeconfig=os.path.expanduser(kubeconfig) if kubeconfig else None,
         namespaces=tuple(dict.fromkeys(namespace or ())),
         health_host=health_host,

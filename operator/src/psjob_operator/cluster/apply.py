@@ -11,14 +11,24 @@ from typing import Any
 from psjob_operator import authority, keys, render
 from psjob_operator.cluster import pods
 from psjob_operator.cluster.client import ApiError, Client
-from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, SECRETS, SERVICES, ResourceKind
+from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SECRETS, SERVICES, ResourceKind
 from psjob_operator.cluster.memory import STRANGER_SECONDS, Memory
 from psjob_operator.cluster.operatorkey import OperatorKey
 from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.store import JobStore
 from psjob_operator.plan import naming
-from psjob_operator.plan.actions import Action, CreateProcess, DeleteJob, DeleteProcess, EnsureClaim, EnsureConfig, EnsureKey, EnsureService
-from psjob_operator.plan.snapshot import Snapshot
+from psjob_operator.plan.actions import (
+    Action,
+    CreateProcess,
+    DeleteJob,
+    DeleteProcess,
+    EnsureClaim,
+    EnsureConfig,
+    EnsureKey,
+    EnsurePolicy,
+    EnsureService,
+)
+from psjob_operator.plan.snapshot import Role, Snapshot
 from psjob_operator.render import NOBODY
 
 AT_ONCE = 8
@@ -43,6 +53,8 @@ class ApplyOutcome:
     """Acts are left for the next turn, which may begin at once."""
     held: ApiError | None = None
     """Why no pod is made now: something that pods need is not there."""
+    unguarded: str = ""
+    """Why a NetworkPolicy is not there, without which pods are made."""
 
 
 class Apply:
@@ -55,7 +67,9 @@ class Apply:
         own_key: OperatorKey,
         shard_user: int | None = NOBODY,
         busy: Callable[[], bool] = lambda: False,
+        askers: Sequence[render.Peer] = (),
     ) -> None:
+        self._askers = askers
         self._busy = busy
         self._client = client
         self._own_key = own_key
@@ -79,6 +93,8 @@ class Apply:
                     await self._ensure(CONFIGS, render.config(snapshot, action.format, action.encryption), snapshot, memory, now, outcome)
                 case EnsureClaim():
                     await self._ensure(CLAIMS, render.claim(snapshot), snapshot, memory, now, outcome)
+                case EnsurePolicy():
+                    await self._ensure_policy(action.role, snapshot, memory, now, outcome)
                 case EnsureKey():
                     await self._ensure_key(action, snapshot, memory, now, outcome)
                 case DeleteProcess():
@@ -185,6 +201,17 @@ class Apply:
             self._store.put(kind, await self._create_or_apply(kind, body, snapshot))
 
         await self._try(kind, body["metadata"]["name"], make, snapshot, memory, now, outcome)
+
+    async def _ensure_policy(self, role: Role, snapshot: Snapshot, memory: Memory, now: float, outcome: ApplyOutcome) -> None:
+        """One that another object keeps from being made holds the pods back, as with all names. One that is refused does not: keys keep
+        strangers away too, and a job must not stand still because the operator may not make policies."""
+        part = ApplyOutcome()
+        await self._ensure(POLICIES, render.policy(snapshot, role, self._askers), snapshot, memory, now, part)
+        outcome.failure = part.failure
+        if part.held is not None and part.held.code == 409:
+            outcome.held, outcome.refused, outcome.again_at = part.held, part.refused, part.again_at
+        elif part.held is not None:
+            outcome.unguarded = part.held.message
 
     async def _ensure_key(self, action: EnsureKey, snapshot: Snapshot, memory: Memory, now: float, outcome: ApplyOutcome) -> None:
         """Make the Secret of the run's keys. One of that name was made before, by this run, whose uid is in it: it is never read."""

@@ -45,7 +45,10 @@ SECRETS = ResourceKind("", "v1", "secrets", "Secret")
 NODES = ResourceKind("", "v1", "nodes", "Node")
 CORE_EVENTS = ResourceKind("", "v1", "events", "Event")
 EVENTS = ResourceKind("events.k8s.io", "v1", "events", "Event")
+POLICIES = ResourceKind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 LEASES = ResourceKind("coordination.k8s.io", "v1", "leases", "Lease")
 
-WATCHED: tuple[ResourceKind, ...] = (JOBS, PODS, SERVICES, CONFIGS, CLAIMS)
-CHILDREN: tuple[ResourceKind, ...] = (PODS, SERVICES, CONFIGS, CLAIMS)
+WATCHED: tuple[ResourceKind, ...] = (JOBS, PODS, SERVICES, CONFIGS, CLAIMS, POLICIES)
+CHILDREN: tuple[ResourceKind, ...] = (PODS, SERVICES, CONFIGS, CLAIMS, POLICIES)
+OPTIONAL = frozenset({POLICIES})
+"""Watched only where they are made, and done without where they may not be read."""

@@ -23,7 +23,7 @@ from psjob_operator.cluster import connect, reconcile, urgency, wake
 from psjob_operator.cluster.client import ApiError, Client, Limits
 from psjob_operator.cluster.election import Timing
 from psjob_operator.cluster.health import Health
-from psjob_operator.cluster.kinds import CHILDREN, JOBS, ResourceKind
+from psjob_operator.cluster.kinds import JOBS, OPTIONAL, WATCHED, ResourceKind
 from psjob_operator.cluster.lease import Candidate
 from psjob_operator.cluster.meter import Meter, Sources
 from psjob_operator.cluster.operatorkey import KeySecret, OperatorKey, default_file
@@ -32,7 +32,7 @@ from psjob_operator.cluster.relist import Relist
 from psjob_operator.cluster.settings import Settings
 from psjob_operator.cluster.store import JobStore
 from psjob_operator.cluster.watch import Watch
-from psjob_operator.render import NOBODY
+from psjob_operator.render import NOBODY, Peer
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +55,8 @@ class Options:
     """Of render.pod."""
     auto_encryption: str = "auto"
     """Of Snapshot."""
+    askers: tuple[Peer, ...] = ()
+    """Of Settings."""
     kubeconfig: str | None = None
     namespaces: tuple[str, ...] = ()
     """Empty: all of them."""
@@ -99,7 +101,9 @@ async def _start(
     queue = Queue(rank=lambda key: urgency.rank(store, key))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         instance = f"{socket.gethostname()}-{os.getpid()}"
-        settings = Settings(options.runtime_image, instance, options.progress_seconds, options.shard_user, options.auto_encryption)
+        settings = Settings(
+            options.runtime_image, instance, options.progress_seconds, options.shard_user, options.auto_encryption, options.askers
+        )
         reconciler = reconcile.Reconciler(client, store, queue, settings, session, own_key, meter=meter)
         sources = Sources(queue, store.counts, reconciler.seen, lambda: not health.waiting_for)
         health = Health(lambda: reconcile.health(reconciler, store, queue), lambda: meter.page(sources, time.time()))
@@ -138,7 +142,8 @@ async def _serve(
     meter: Meter,
     stop: asyncio.Event,
 ) -> int:
-    relist = Relist(client, store, queue, options.namespaces, options.relist_seconds, seed=os.getpid())
+    kinds = tuple(kind for kind in WATCHED if kind not in OPTIONAL or options.askers)
+    relist = Relist(client, store, queue, options.namespaces, options.relist_seconds, os.getpid(), kinds)
     beat = asyncio.create_task(health.beat())
     try:
         if not await _crd_served(client, options, health, stop):
@@ -157,7 +162,8 @@ async def _serve(
         heard, places = _hearing(relist, meter), options.namespaces or ("",)
         ours += [
             asyncio.create_task(Watch(client, _reading(relist, meter), heard, kind, place).run(), name=f"watch-{kind.plural}")
-            for kind in CHILDREN
+            for kind in kinds
+            if kind != JOBS
             for place in places
         ]
         ears = wake.Ears(

@@ -63,6 +63,8 @@ class Memory:
     """When this process last stored the status."""
     status_refused: str = ""
     """Why the API server refused the last status write; empty where it took it."""
+    unguarded: str = ""
+    """Why the API server last refused a NetworkPolicy of this job."""
     numbers: tuple[Any, ...] = ()
     """View, start and attempts of the status when last looked at."""
     numbers_at: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.api.validate import validate_job
 from psjob_operator.cluster import silence
 from psjob_operator.cluster.client import Client
-from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, SERVICES
+from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES
 from psjob_operator.cluster.lookups import Lookups
 from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.pods import PodView
@@ -26,9 +26,9 @@ from psjob_operator.cluster.settings import Settings
 from psjob_operator.cluster.store import JobEntry, JobStore
 from psjob_operator.plan import naming
 from psjob_operator.plan.objects import named_claim
-from psjob_operator.plan.snapshot import Claim, Objects, Process, Snapshot
+from psjob_operator.plan.snapshot import Claim, Objects, Process, Role, Snapshot
 from psjob_operator.plan.status import PROBLEMS
-from psjob_operator.render.names import LABEL_JOB
+from psjob_operator.render import LABEL_JOB, Peer, policy, rules
 
 _NOTHING = object()
 PRUNINGS = 32
@@ -90,6 +90,9 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
         auto_encryption=settings.auto_encryption,
         written_at=memory.wrote_at,
     )
+    if settings.askers:
+        objects = dataclasses.replace(snapshot.objects, unguarded=_unguarded(store, snapshot, settings.askers))
+        snapshot = dataclasses.replace(snapshot, objects=objects)
     first = next((view for view in views if silence.alive_first(view, job.uid)), None)
     address, uid = (first.ip, first.process.uid) if first is not None else ("", "")
     return Observed(snapshot, lookups.again_at, address, uid)
@@ -136,6 +139,13 @@ async def _objects(lookups: Lookups, store: JobStore, job: JobEntry, spec: JobSp
         modes=await lookups.modes(own) if own else None,
         strangers=await lookups.strangers(job.uid),
     )
+
+
+def _unguarded(store: JobStore, job: Snapshot, askers: Sequence[Peer]) -> tuple[Role, ...]:
+    """Roles without a NetworkPolicy of this job that lets in what it should."""
+    there = {it.name: it.digest for it in store.children(POLICIES, Key(job.namespace, job.name)) if it.owner == job.uid and not it.deleting}
+    roles: tuple[Role, ...] = ("shard", "worker")
+    return tuple(role for role in roles if there.get(naming.policy(job.name, role)) != rules(policy(job, role, askers)["spec"]))
 
 
 def _spec(job: JobEntry, memory: Memory) -> tuple[JobSpec, tuple[str, ...]]:

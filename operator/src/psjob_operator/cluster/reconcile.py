@@ -64,7 +64,7 @@ class Reconciler:
         self._session = session
         self._clock = clock
         self._own_key = own_key
-        self._apply = Apply(client, store, own_key, settings.shard_user, self._busy)
+        self._apply = Apply(client, store, own_key, settings.shard_user, self._busy, settings.askers)
         self.teller = events.Teller(client, settings.instance, self._busy)
         self._memories: dict[Key, Memory] = {}
         self._pulls: set[asyncio.Task[None]] = set()
@@ -131,6 +131,7 @@ class Reconciler:
             memory.granted |= decided.grants
         outcome = await self._apply.run(seen.snapshot, decided.actions, memory, now)
         self._again(key, now, outcome.again_at)
+        self._tell_unguarded(job, outcome.unguarded, memory, now)
         if outcome.refused:
             # What was just refused is news that the status must tell.
             seen = await self._observe(job, memory, now, live=seen.snapshot.live)
@@ -210,6 +211,14 @@ class Reconciler:
         memory.status_refused = error.message
         words = f"the job's status cannot be stored, and nothing is started until it can: {error.message}"
         self.teller.tell(job, [Event("Warning", "StatusRefused", words)], now)
+
+    def _tell_unguarded(self, job: JobEntry, why: str, memory: Memory, now: float) -> None:
+        """No status tells it, since the job goes on: an Event does, once for these words."""
+        if why and why != memory.unguarded:
+            memory.unguarded = why
+            words = f"the job goes on without it, and other pods can reach its ports: {why}"
+            self.teller.tell(job, [Event("Warning", "NetworkPolicyRefused", words)], now)
+            _log.warning("%s", words, extra=self._where(Key(job.namespace, job.name)))
 
     async def _reread(self, key: Key, job: JobEntry) -> None:
         """Our picture of the job was old: take the present one, whatever the watch is doing."""

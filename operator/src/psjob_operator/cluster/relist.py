@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from psjob_operator.cluster.client import ApiError, Client
-from psjob_operator.cluster.kinds import JOBS, WATCHED, ResourceKind
+from psjob_operator.cluster.kinds import JOBS, OPTIONAL, WATCHED, ResourceKind
 from psjob_operator.cluster.queue import Key, Queue
 from psjob_operator.cluster.store import JobStore
 from psjob_operator.render.names import LABEL_JOB
@@ -41,7 +41,16 @@ async def take(
 class Relist:
     """`run()` does the lists; `listed()` is kopf's word that it has listed a kind; `read()` and `heard()` are for watches of our own."""
 
-    def __init__(self, client: Client, store: JobStore, queue: Queue, namespaces: tuple[str, ...], every: float, seed: int) -> None:
+    def __init__(
+        self,
+        client: Client,
+        store: JobStore,
+        queue: Queue,
+        namespaces: tuple[str, ...],
+        every: float,
+        seed: int,
+        kinds: Sequence[ResourceKind] = WATCHED,
+    ) -> None:
         self._client = client
         self._store = store
         self._queue = queue
@@ -49,7 +58,8 @@ class Relist:
         self._every = every
         self._random = random.Random(seed)  # noqa: S311 - spreads calls over time
         self._wanted: set[tuple[ResourceKind, str]] = set()
-        self._missing = {(kind, place) for kind in WATCHED for place in self._places}
+        self._kinds = kinds
+        self._missing = {(kind, place) for kind in kinds for place in self._places}
         self._changed = asyncio.Event()
         self.synced = asyncio.Event()
         """Set once every kind was listed, jobs after kopf's watch of them had begun."""
@@ -61,7 +71,13 @@ class Relist:
 
     async def read(self, kind: ResourceKind, namespace: str) -> int:
         """Take a whole list in; its resourceVersion. Raises ApiError."""
-        news, version = await take(self._client, self._store, kind, namespace, labels="" if kind == JOBS else LABEL_JOB)
+        try:
+            news, version = await take(self._client, self._store, kind, namespace, labels="" if kind == JOBS else LABEL_JOB)
+        except ApiError as error:
+            if kind in OPTIONAL and error.code == 403:
+                self._missing.discard((kind, namespace))
+                self._begin()
+            raise
         self._missing.discard((kind, namespace))
         self._wake(news)
         self._begin()
@@ -87,7 +103,7 @@ class Relist:
                     await self._changed.wait()
             except TimeoutError:
                 due = loop.time() + self._interval()
-                self._wanted |= {(kind, place) for kind in WATCHED for place in self._places}
+                self._wanted |= {(kind, place) for kind in self._kinds for place in self._places}
                 await self._serve(everybody=True)
             else:
                 await self._serve(everybody=False)
@@ -95,10 +111,12 @@ class Relist:
     async def _serve(self, everybody: bool) -> None:
         self._changed.clear()
         wanted, self._wanted = self._wanted, set()
-        for kind, place in sorted(wanted, key=lambda pair: (WATCHED.index(pair[0]), pair[1])):
+        for kind, place in sorted(wanted, key=lambda pair: (self._kinds.index(pair[0]), pair[1])):
             try:
                 await self.read(kind, place)
             except ApiError as error:
+                if kind in OPTIONAL and error.code == 403:
+                    continue  # its watch asks again and again
                 _log.warning("listing %s failed, again in %g s: %s", kind.plural, RETRY_SECONDS, error)
                 await asyncio.sleep(RETRY_SECONDS)
                 self.listed(kind, place)

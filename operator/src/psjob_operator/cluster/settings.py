@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from psjob_operator.render import NOBODY
+from psjob_operator.render import NOBODY, Peer
 
 
 @dataclass(frozen=True)
@@ -18,3 +19,5 @@ class Settings:
     """Of render.pod."""
     auto_encryption: str = "auto"
     """Of Snapshot."""
+    askers: Sequence[Peer] = ()
+    """Who may reach the status port of shards, by the NetworkPolicies that runs are given; empty: runs are given none."""

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from psjob_operator.cluster import pods
-from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, SERVICES, ResourceKind
+from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES, ResourceKind
 from psjob_operator.cluster.queue import Key
 from psjob_operator.plan.snapshot import Process
 from psjob_operator.plan.text import unix
+from psjob_operator.render import rules
 from psjob_operator.render.names import LABEL_DIGEST, LABEL_JOB
 
 _TOMBSTONES = 20_000
@@ -40,12 +41,13 @@ class JobEntry:
 
 @dataclass(frozen=True)
 class Child:
-    """A Service, ConfigMap or claim of a job."""
+    """A Service, ConfigMap, claim or NetworkPolicy of a job."""
 
     name: str
     uid: str
     owner: str
     digest: str = ""
+    """Of a ConfigMap: what its label says; of a NetworkPolicy: of what it lets in."""
     bound: bool = False
     deleting: bool = False
     created: float = 0.0
@@ -178,7 +180,7 @@ class JobStore:
         return tuple(self._removed.get(key, {}).values())
 
     def children(self, kind: ResourceKind, key: Key) -> list[Child]:
-        """The job's Services, ConfigMaps or claims, by name."""
+        """The job's children of this kind that are no pods, by name."""
         return [view for view in self._children(kind, key) if isinstance(view, Child)]
 
     def counts(self) -> dict[str, int]:
@@ -268,10 +270,15 @@ def _child(raw: Mapping[str, Any]) -> Child:
     )
 
 
+def _policy(raw: Mapping[str, Any]) -> Child:
+    return dataclasses.replace(_child(raw), digest=rules(raw.get("spec") or {}))
+
+
 _PARSE: dict[ResourceKind, Callable[[Mapping[str, Any]], View | None]] = {
     JOBS: _job,
     PODS: pods.parse,
     SERVICES: _child,
     CONFIGS: _child,
     CLAIMS: _child,
+    POLICIES: _policy,
 }

@@ -30,6 +30,13 @@ class EnsureClaim:
 
 
 @dataclass(frozen=True)
+class EnsurePolicy:
+    """The NetworkPolicy of the shards or of the workers (server-side apply). Where it is refused pods are made without it."""
+
+    role: Role
+
+
+@dataclass(frozen=True)
 class EnsureKey:
     """The Secret with the run's keys. Create once, by POST, before the first pod: it is never read and never changed."""
 
@@ -76,7 +83,7 @@ class DeleteJob:
     """ttlSecondsAfterFinished has passed."""
 
 
-Action = EnsureService | EnsureConfig | EnsureClaim | EnsureKey | CreateProcess | DeleteProcess | DeleteJob
+Action = EnsureService | EnsureConfig | EnsureClaim | EnsurePolicy | EnsureKey | CreateProcess | DeleteProcess | DeleteJob
 
 
 @dataclass(frozen=True)

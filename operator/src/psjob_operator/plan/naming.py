@@ -41,6 +41,11 @@ def key(job: str, run: str, number: int) -> str:
     return f"{job}-key-{run[:8]}-{number}"
 
 
+def policy(job: str, role: Role) -> str:
+    """The NetworkPolicy of the job's shards, or of its workers."""
+    return f"{job}-{role}s"
+
+
 def config(job: str) -> str:
     """The ConfigMap that holds the config file."""
     return f"{job}-config"

@@ -1,4 +1,4 @@
-"""The objects that stand around the processes: Service, config and checkpoint claim."""
+"""The objects that stand around the processes: Service, config, checkpoint claim and NetworkPolicies."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import Pinned
 from psjob_operator.contract import CONFIG_FORMAT
 from psjob_operator.plan import naming
-from psjob_operator.plan.actions import EnsureClaim, EnsureConfig, EnsureKey, EnsureService
+from psjob_operator.plan.actions import EnsureClaim, EnsureConfig, EnsureKey, EnsurePolicy, EnsureService
 from psjob_operator.plan.config import cluster_config, digest
 from psjob_operator.plan.snapshot import Snapshot
 
-Around = EnsureService | EnsureConfig | EnsureClaim
+Around = EnsureService | EnsureConfig | EnsureClaim | EnsurePolicy
 
 
 def ensure(snapshot: Snapshot, pinned: Pinned) -> tuple[Around, ...]:
@@ -25,6 +25,7 @@ def ensure(snapshot: Snapshot, pinned: Pinned) -> tuple[Around, ...]:
         actions.append(EnsureConfig(config_format, encryption))
     if makes_claim(snapshot.spec) and snapshot.objects.claim is None:
         actions.append(EnsureClaim())
+    actions += [EnsurePolicy(role) for role in snapshot.objects.unguarded]
     return tuple(actions)
 
 
@@ -62,13 +63,13 @@ def conflict(snapshot: Snapshot) -> str:
 
 
 def refused(snapshot: Snapshot, pinned: Pinned) -> str:
-    """The API server's words where it refuses one of these objects that is wanted now; empty where it does not."""
+    """The API server's words where it refuses one of these objects that pods wait for; empty where it does not."""
     wanted = {
         EnsureService: naming.service(snapshot.name),
         EnsureConfig: naming.config(snapshot.name),
         EnsureClaim: naming.claim(snapshot.name),
     }
-    names = {wanted[type(action)] for action in ensure(snapshot, pinned)}
+    names = {wanted[type(action)] for action in ensure(snapshot, pinned) if type(action) in wanted}
     names |= {naming.key(snapshot.name, snapshot.uid, action.number) for action in ensure_key(snapshot, pinned)}
     return next((f"{it.name}: {it.message}" for it in snapshot.refusals if it.name in names), "")
 

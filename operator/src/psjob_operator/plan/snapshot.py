@@ -114,6 +114,8 @@ class Objects:
     claim: Claim | None = None
     modes: tuple[str, ...] | None = None
     """Access modes of the claim that the job names as its own; None where it names none, or the claim cannot be read (yet)."""
+    unguarded: tuple[Role, ...] = ()
+    """Roles whose NetworkPolicy is to be made, or made whole again; none where this operator makes no policies."""
     strangers: tuple[str, ...] = ()
     """`kind/name` of live objects with a child's name that are not ours: NameConflict."""
 

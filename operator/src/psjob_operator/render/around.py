@@ -5,7 +5,7 @@ from __future__ import annotations
 from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, STATUS_PORT
 from psjob_operator.plan import naming
 from psjob_operator.plan.config import ConfigSource, cluster_config, config_text, digest
-from psjob_operator.render.names import LABEL_DIGEST, Document, labels, metadata, shards_of
+from psjob_operator.render.names import LABEL_DIGEST, Document, labels, metadata, pods_of
 
 CONFIG_FILE = "config.json"
 
@@ -19,7 +19,7 @@ def service(job: ConfigSource) -> Document:
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": shards_of(job),
+            "selector": pods_of(job, "shard"),
             "ports": [
                 {"name": "data", "port": DATA_PORT, "targetPort": DATA_PORT, "protocol": "TCP"},
                 {"name": "status", "port": STATUS_PORT, "targetPort": STATUS_PORT, "protocol": "TCP"},

@@ -6,6 +6,7 @@ from typing import Any
 
 from psjob_operator.contract import GROUP, KIND, VERSION
 from psjob_operator.plan.config import ConfigSource
+from psjob_operator.plan.snapshot import Role
 
 LABEL_JOB = f"{GROUP}/job-name"
 LABEL_RUN = f"{GROUP}/run"
@@ -60,6 +61,11 @@ def metadata(job: ConfigSource, name: str, own_labels: dict[str, str], owned: bo
     return made
 
 
-def shards_of(job: ConfigSource) -> dict[str, str]:
-    """Selector of this run's shards; those of an earlier job of the same name are left out."""
-    return {LABEL_JOB: job.name, LABEL_RUN: job.uid, LABEL_ROLE: "shard"}
+def run_of(job: ConfigSource) -> dict[str, str]:
+    """Selector of this run's pods; those of an earlier job of the same name are left out."""
+    return {LABEL_JOB: job.name, LABEL_RUN: job.uid}
+
+
+def pods_of(job: ConfigSource, role: Role) -> dict[str, str]:
+    """Selector of this run's shards or workers."""
+    return {**run_of(job), LABEL_ROLE: role}

@@ -11,7 +11,7 @@ from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
 from psjob_operator.plan.objects import makes_claim
 from psjob_operator.render.interpreter import Interpreter, folder, interpreter, variables
 from psjob_operator.render.merge import merge
-from psjob_operator.render.names import LABEL_PLACEMENT, Document, shards_of
+from psjob_operator.render.names import LABEL_PLACEMENT, Document, pods_of
 from psjob_operator.render.security import NOBODY, container_security, keep_restricted, pod_security
 
 VOLUME = "psjob-checkpoints"
@@ -106,5 +106,5 @@ def _volume(job: ConfigSource) -> Document:
 def _one_node(job: ConfigSource, placement: int) -> Document:
     """Beside the other shards of its placement; of a run that has no number yet (0) beside all of the run's."""
     number = {LABEL_PLACEMENT: str(placement)} if placement else {}
-    term = {"labelSelector": {"matchLabels": {**shards_of(job), **number}}, "topologyKey": "kubernetes.io/hostname"}
+    term = {"labelSelector": {"matchLabels": {**pods_of(job, "shard"), **number}}, "topologyKey": "kubernetes.io/hostname"}
     return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
