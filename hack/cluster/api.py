@@ -6,11 +6,14 @@ import http.client
 import json
 import ssl
 import urllib.parse
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hack.cluster.pki import Pair
+
+WATCH_SECONDS = 300
 
 
 class ApiError(Exception):
@@ -55,10 +58,7 @@ class Api:
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None, content: str = "application/json") -> Any:
         """One request; JSON in, JSON (or text, for /readyz) out. Raises ApiError for a 4xx or 5xx, OSError when nobody answers."""
-        parts = urllib.parse.urlsplit(self.url)
-        context = ssl.create_default_context(cafile=str(self.ca))
-        context.load_cert_chain(str(self.pair.cert), str(self.pair.key))
-        connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=self.timeout, context=context)
+        connection = self._connect(self.timeout)
         try:
             connection.request(
                 method, path, json.dumps(body) if body is not None else None, {"Content-Type": content, "Accept": "application/json"}
@@ -73,6 +73,24 @@ class Api:
             raise ApiError(answer.status, _message(data))
         return json.loads(data) if data[:1] == b"{" else data.decode()
 
+    def watch(self, path: str, version: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(type, object) of each change after `version`, until the API server ends it. Raises ApiError or OSError, as `call` does."""
+        connection = self._connect(timeout=WATCH_SECONDS + self.timeout)
+        try:
+            connection.request("GET", f"{path}?watch=1&resourceVersion={version}&timeoutSeconds={WATCH_SECONDS}")
+            answer = connection.getresponse()
+            if answer.status >= 400:
+                raise ApiError(answer.status, _message(answer.read()))
+            while line := answer.readline():
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise ApiError(int(event["object"].get("code") or 0), str(event["object"].get("message")))
+                yield event["type"], event["object"]
+        except http.client.HTTPException as error:
+            raise OSError(f"the API server cut the connection: {error}") from error
+        finally:
+            connection.close()
+
     def ok(self, path: str) -> bool:
         """Does that path answer 2xx now?"""
         try:
@@ -80,6 +98,12 @@ class Api:
         except (ApiError, OSError):
             return False
         return True
+
+    def _connect(self, timeout: float) -> http.client.HTTPSConnection:
+        parts = urllib.parse.urlsplit(self.url)
+        context = ssl.create_default_context(cafile=str(self.ca))
+        context.load_cert_chain(str(self.pair.cert), str(self.pair.key))
+        return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout, context=context)
 
 
 def _message(data: bytes) -> str:

@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     pid.add_argument("name")
     pid.set_defaults(run=_pid)
 
-    for name, run in (("hold", _hold), ("storage", _storage)):
+    for name, run in (("hold", _hold), ("storage", _storage), ("policies", _policies)):
         inner = commands.add_parser(name)  # what `up` starts; not for people
         _state(inner)
         inner.set_defaults(run=run)
@@ -267,4 +267,11 @@ def _storage(asked: argparse.Namespace) -> int:
     from hack.cluster.storage import provision
 
     provision(asked.state)
+    return 0
+
+
+def _policies(asked: argparse.Namespace) -> int:
+    from hack.cluster.enforcer import enforce
+
+    enforce(asked.state)
     return 0

@@ -15,6 +15,7 @@ COMMANDS = {
     "ip": "iproute2",
     "nft": "nftables",
     "unshare": "util-linux",
+    "nsenter": "util-linux",
     "mount": "mount",
     "mkfs.ext4": "e2fsprogs",
     "gcc": "gcc",

@@ -68,6 +68,7 @@ def _bring_up(options: Options, keeper: Keeper) -> Ready:
         kwok.start(options, keeper, made.url, made.authority)
         kwok.add_nodes(made.api, [kwok.node(f"kwok-{index}", tainted=options.nodes > 0) for index in range(options.kwok)])
     if options.nodes:
+        keeper.start("policies", _ourselves("policies", options))
         nodes.wait_ready(options, keeper, made.api)
     return Ready(
         state=str(options.state),

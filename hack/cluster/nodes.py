@@ -27,7 +27,7 @@ def check(options: Options) -> None:
         raise Unavailable(f"real nodes need Linux; this is {sys.platform}")
     if os.geteuid() != 0:
         raise Unavailable("real nodes need root (namespaces, mounts, cgroups); run as root, or use --nodes 0")
-    lacking = [tool for tool in ("ip", "nft", "unshare", "mount") if shutil.which(tool) is None]
+    lacking = [tool for tool in ("ip", "nft", "unshare", "nsenter", "mount") if shutil.which(tool) is None]
     if lacking:
         raise Unavailable(f"real nodes need the commands {', '.join(lacking)}; install them with: python -m hack.cluster deps")
     for folder in HIDDEN:
@@ -45,8 +45,8 @@ def start(options: Options, keeper: Keeper, plane: Plane) -> None:
         init = [sys.executable, str(Path(__file__).resolve().parent / "nodeinit.py"), str(folder / "node.json")]
         keeper.start(f"node{index}", ["unshare", "--mount", "--pid", "--net", "--kill-child", "--fork", "--mount-proc", *init])
     for index in range(1, options.nodes + 1):
-        wait_for(f"node{index}'s namespaces", lambda at=index: _first(options.state, at) is not None, 10, keeper.check)  # type: ignore[misc]
-        first = _first(options.state, index)
+        wait_for(f"node{index}'s namespaces", lambda at=index: first_process(options.state, at) is not None, 10, keeper.check)  # type: ignore[misc]
+        first = first_process(options.state, index)
         assert first is not None
         network.connect(options, index, first)
         (options.state / f"node{index}" / "go").touch()
@@ -61,7 +61,7 @@ def wait_ready(options: Options, keeper: Keeper, api: Api) -> None:
 
 def process(state: Path, index: int, name: str) -> int:
     """The process id, on this machine, of a node's containerd, kubelet or kube-proxy. Raises ClusterError when it is not there."""
-    first = _first(state, index)
+    first = first_process(state, index)
     for child in _children(first) if first else ():
         if Path(f"/proc/{child}/comm").read_text().strip() == name:
             return child
@@ -101,7 +101,7 @@ def clean() -> None:
     cgroups.remove()
 
 
-def _first(state: Path, index: int) -> int | None:
+def first_process(state: Path, index: int) -> int | None:
     """The node's first process: the only child of its unshare."""
     try:
         unshare = int((state / "pids" / f"node{index}.pid").read_text())

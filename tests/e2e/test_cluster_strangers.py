@@ -14,7 +14,7 @@ from psjob.wire.frame import HEADER_BYTES, Kind, parse
 from tests.cluster_fixtures import WORKER_IMAGE, Cluster
 from tests.e2e import digits
 from tests.e2e.digits import RESTRICTED, RESTRICTED_POD, complete, final_weights, ready_to_kill
-from tests.e2e.kube import ROOT, Kube, phase, wait_for
+from tests.e2e.kube import OPEN, ROOT, Kube, phase, wait_for
 from tests.statusport import run_keys
 
 pytestmark = [pytest.mark.cluster, pytest.mark.serial, pytest.mark.e2e]
@@ -65,6 +65,7 @@ def test_a_strangers_pod_hears_nothing_and_rolled_keys_are_of_no_use(kube: Kube,
         kube.apply(digits.job(name, args=[f"--epochs={2 * digits.LONG_EPOCHS}"], checkpoint={"interval": "2s", "everySteps": 25}))
         ready_to_kill(kube, name)
 
+    kube.apply(OPEN)  # keys keep the stranger out here, not the run's policies
     begins(NAME)
     status: dict[str, Any] = kube.status(NAME)
     run = str(status["run"])

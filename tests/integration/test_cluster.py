@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -80,6 +81,16 @@ def test_a_claim_of_the_default_class_is_bound(control_plane: Cluster, namespace
     path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
     control_plane.api.create(path, claim)
     wait_for("the claim to be bound", lambda: control_plane.api.get(f"{path}/data")["status"].get("phase") == "Bound", 30)
+
+
+def test_a_watch_tells_what_has_changed_since_a_list(control_plane: Cluster, namespace: str) -> None:
+    api, path = control_plane.api, f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
+    version = api.get(path)["metadata"]["resourceVersion"]
+    policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "p"}, "spec": {"podSelector": {}}}
+    api.create(path, policy)
+    api.delete(f"{path}/p")
+    heard = itertools.islice(api.watch(path, version), 2)
+    assert [(type_, item["metadata"]["name"]) for type_, item in heard] == [("ADDED", "p"), ("DELETED", "p")]
 
 
 def test_a_user_of_its_own_is_found_in_the_audit_log(control_plane: Cluster, namespace: str) -> None:
