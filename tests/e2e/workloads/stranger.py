@@ -45,8 +45,9 @@ def tried(*said, proof=None, tls=False):
                 while len(answer) < 84 and (part := sock.recv(84 - len(answer))):
                     answer += part
                 heard += answer
-                sock.sendall(proof(said[0] + answer))
-                sock.sendall(frame(1, json.dumps({"role": "worker", "fresh": True}).encode()) + frame(8))
+                if answer.startswith(b"PSJA"):
+                    sock.sendall(proof(said[0] + answer))
+                    sock.sendall(frame(1, json.dumps({"role": "worker", "fresh": True}).encode()) + frame(8))
             socket.socket.shutdown(sock, socket.SHUT_WR)  # that of an SSLSocket would end TLS with it
             while part := sock.recv(65536):
                 heard += part
