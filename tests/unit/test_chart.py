@@ -151,6 +151,7 @@ OTHER_VALUES = {
     "networkPolicy.statusFrom": '[{"ipBlock":{"cidr":"192.0.2.0/28"}}]',
     "logLevel": '"debug"',
     "logFormat": '"text"',
+    "logTails": "false",
     "turns": "3",
     "qps": "50.5",
     "resources": '{"requests":{"cpu":"1"}}',

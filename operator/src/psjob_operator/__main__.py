@@ -57,6 +57,9 @@ def run(
     namespace: Annotated[list[str] | None, typer.Option(help="Serve this namespace; may be given again. None: all of them.")] = None,
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Style of log lines.")] = "text",
     log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="Least level of log lines.")] = "info",
+    log_tails: Annotated[
+        bool, typer.Option(help="Tell in a job's status how a failed process's log ends, without what looks like a credential.")
+    ] = True,
     health_host: Annotated[str, typer.Option(help="Address of /livez and /readyz; empty: every address.")] = "",
     health_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of /livez and /readyz.")] = 8080,
     lease: Annotated[
@@ -129,6 +132,7 @@ def run(
         auto_encryption="none" if mesh_encrypts else "auto",
         shard_user=None if shard_user == "namespace" else int(shard_user),
         askers=tuple(askers),
+        log_tails=log_tails,
         kubeconfig=os.path.expanduser(kubeconfig) if kubeconfig else None,
         namespaces=tuple(dict.fromkeys(namespace or ())),
         health_host=health_host,

@@ -10,6 +10,7 @@ from psjob_operator.cluster.client import ApiError, Client
 from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CORE_EVENTS, NODES
 from psjob_operator.cluster.memory import STRANGER_SECONDS, Answer, Memory
 from psjob_operator.cluster.pods import owner
+from psjob_operator.cluster.scrub import forms, scrub
 from psjob_operator.contract import STATUS_PORT
 from psjob_operator.plan.text import unix
 from psjob_operator.render.names import LABEL_JOB
@@ -22,13 +23,17 @@ NODE_SECONDS = 2.0
 PORT_SECONDS = 1.0
 _WORDS = 3
 _MOST_WAIT = 900.0
+_QUOTING = ("Unhealthy", "FailedPostStartHook", "FailedPreStopHook")
+"""Reasons of Events in which the kubelet gives what a container printed or answered."""
 _CLAIM_REASONS = ("FailedBinding", "ProvisioningFailed")
 
 
 class Lookups:
     """One turn's questions; `again_at` is the earliest time at which one is due anew."""
 
-    def __init__(self, client: Client, namespace: str, memory: Memory, now: float) -> None:
+    def __init__(self, client: Client, namespace: str, memory: Memory, now: float, tails: bool = True) -> None:
+        """`tails`: of scrub.told."""
+        self._tails = tails
         self._client = client
         self._namespace = namespace
         self._memory = memory
@@ -130,7 +135,7 @@ class Lookups:
             if not error.definite:
                 raise
             return (f"its Events cannot be read: {error.message}",)
-        return _newest(found)
+        return _newest(found, self._tails)
 
     async def _read_modes(self, claim: str) -> tuple[str, ...]:
         try:
@@ -160,13 +165,21 @@ def _next_wait(known: Answer | None) -> float:
     return 60.0 if known is None else min(_MOST_WAIT, known.wait * 2)
 
 
-def _newest(events: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+def _newest(events: Iterable[Mapping[str, Any]], tails: bool) -> tuple[str, ...]:
     """At most three different sentences, newest first: warnings, and what a claim waits for; what the scheduler said is over by then."""
     told = [event for event in events if event.get("type") == "Warning" or event.get("reason") in _CLAIM_REASONS]
     told = [event for event in told if event.get("reason") != "FailedScheduling"]
     told.sort(key=_event_time, reverse=True)
-    words = (f"{event.get('reason', '')}: {' '.join(str(event.get('message') or '').split())}" for event in told)
+    words = (f"{event.get('reason', '')}: {_message(event, tails)}" for event in told)
     return tuple(dict.fromkeys(words))[:_WORDS]
+
+
+def _message(event: Mapping[str, Any], tails: bool) -> str:
+    words = str(event.get("message") or "")
+    if event.get("reason") in _QUOTING:
+        what, failed, _ = words.partition("failed: ")
+        words = scrub(words) if tails else what + failed.rstrip(": ")
+    return " ".join(forms(words).split())
 
 
 def _event_time(event: Mapping[str, Any]) -> float:

@@ -57,6 +57,8 @@ class Options:
     """Of Snapshot."""
     askers: tuple[Peer, ...] = ()
     """Of Settings."""
+    log_tails: bool = True
+    """Of scrub.told."""
     kubeconfig: str | None = None
     namespaces: tuple[str, ...] = ()
     """Empty: all of them."""
@@ -97,7 +99,7 @@ async def run(options: Options) -> int:
 async def _start(
     options: Options, client: Client, own_key: OperatorKey, candidate: Candidate | None, meter: Meter, stop: asyncio.Event
 ) -> int:
-    store = JobStore()
+    store = JobStore(options.log_tails)
     queue = Queue(rank=lambda key: urgency.rank(store, key))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         instance = f"{socket.gethostname()}-{os.getpid()}"

@@ -58,7 +58,7 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
     """The snapshot of this job now."""
     key = Key(job.namespace, job.name)
     views = store.pods(key)
-    lookups = Lookups(client, job.namespace, memory, now)
+    lookups = Lookups(client, job.namespace, memory, now, store.tails)
     shown = slow_and_shown(views, now)
     lost = await silence.lost(lookups, views, memory, job.uid)
     processes = tuple([await _process(lookups, view, view.process.uid in shown, view.process.uid in lost) for view in views])

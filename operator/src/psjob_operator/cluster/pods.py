@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from psjob_operator.cluster import scrub
 from psjob_operator.plan.snapshot import Exit, Phase, Process, Role
 from psjob_operator.plan.text import unix
 from psjob_operator.render.inject import CONTAINER
@@ -39,8 +40,8 @@ class PodView:
         return process.deleting if self.tainted else process.deleting + GONE_SECONDS
 
 
-def parse(raw: Mapping[str, Any]) -> PodView | None:
-    """The view of a pod that carries our labels; None where they are not those of a process."""
+def parse(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
+    """The view of a pod that carries our labels; None where they are not those of a process. `tails`: of scrub.told."""
     metadata = raw["metadata"]
     labels = metadata.get("labels") or {}
     role, index, number = labels.get(LABEL_ROLE), labels.get(LABEL_INDEX, ""), labels.get(LABEL_NUMBER, "")
@@ -52,7 +53,7 @@ def parse(raw: Mapping[str, Any]) -> PodView | None:
     name = annotations.get(ANNOTATION_CONTAINER) or _trained(role, spec.get("containers") or [])
     trained = _status_of(name, status.get("containerStatuses"))
     state = trained.get("state") or {}
-    ended = _exit(state.get("terminated"))
+    ended = _exit(state.get("terminated"), tails)
     reason, message = _waiting(spec, status, trained)
     process = Process(
         name=metadata["name"],
@@ -72,14 +73,14 @@ def parse(raw: Mapping[str, Any]) -> PodView | None:
         exit=ended,
         lingering=ended is not None and status.get("phase") == "Running" and _others_run(status, name),
         pod_reason=_reason(status, conditions),
-        pod_message=status.get("message") or (conditions.get("DisruptionTarget") or {}).get("message") or "",
+        pod_message=scrub.forms(str(status.get("message") or (conditions.get("DisruptionTarget") or {}).get("message") or "")),
         unschedulable="" if spec.get("nodeName") else _unschedulable(conditions),  # a late word of the scheduler is not true of a bound pod
         sidecar_crash=_sidecar(spec, status, name),
-        init_exit=_init_exit(spec, status),
+        init_exit=_init_exit(spec, status, tails),
         waited=_seconds(annotations.get(ANNOTATION_WAITED)),
         runtime_image=sys.intern(_injected(spec)),
         waiting_reason=reason,
-        waiting_message=message,
+        waiting_message=scrub.forms(message),
     )
     tainted = (conditions.get("DisruptionTarget") or {}).get("reason") == _TAINTED
     return PodView(process=process, ip=status.get("podIP") or "", tainted=tainted, unheard=_unheard(process, conditions))
@@ -108,16 +109,16 @@ def _status_of(name: str, statuses: Iterable[Mapping[str, Any]] | None) -> Mappi
     return next((status for status in statuses or [] if status.get("name") == name), {})
 
 
-def _exit(terminated: Mapping[str, Any] | None) -> Exit | None:
+def _exit(terminated: Mapping[str, Any] | None, tails: bool) -> Exit | None:
     if terminated is None:
         return None
-    message = str(terminated.get("message") or "")
+    message, log_tail = scrub.told(str(terminated.get("message") or ""), tails)
     return Exit(
         code=int(terminated.get("exitCode", 0)),
         signal=int(terminated.get("signal") or 0),
         reason=str(terminated.get("reason") or ""),
-        message=message[-2048:],
-        log_tail="" if message.lstrip().startswith("{") else message[-2048:],
+        message=message,
+        log_tail=log_tail,
         at=unix(terminated.get("finishedAt")),
     )
 
@@ -182,10 +183,10 @@ def _sidecar(spec: Mapping[str, Any], status: Mapping[str, Any], trained: str) -
     return ""
 
 
-def _init_exit(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Exit | None:
+def _init_exit(spec: Mapping[str, Any], status: Mapping[str, Any], tails: bool) -> Exit | None:
     native = _sidecars(spec)
     for entry in status.get("initContainerStatuses") or []:
-        ended = _exit((entry.get("state") or {}).get("terminated"))
+        ended = _exit((entry.get("state") or {}).get("terminated"), tails)
         if ended is not None and ended.code != 0 and entry.get("name") not in native:
             words = f"init container {entry.get('name')}: {ended.message}".rstrip(": ")
             return dataclasses.replace(ended, message=words[:2048])

@@ -86,7 +86,9 @@ class _Entry:
 class JobStore:
     """Entries by kind, namespace and name; children also by the job that their label names."""
 
-    def __init__(self) -> None:
+    def __init__(self, tails: bool = True) -> None:
+        """`tails`: of scrub.told."""
+        self.tails = tails
         self._entries: dict[ResourceKind, dict[Key, _Entry]] = {kind: {} for kind in (JOBS, *CHILDREN)}
         self._of_job: dict[ResourceKind, dict[Key, set[Key]]] = {kind: defaultdict(set) for kind in CHILDREN}
         self._gone: OrderedDict[str, int | None] = OrderedDict()
@@ -105,7 +107,7 @@ class JobStore:
         if known is not None and known.version >= version:
             return None
         job = place if kind == JOBS else Key(place.namespace, (metadata.get("labels") or {}).get(LABEL_JOB, ""))
-        view = _PARSE[kind](raw)
+        view = self._view(kind, raw)
         if known is not None and known.job == job and known.view == view:
             self._entries[kind][place] = _Entry(uid, version, job, known.view)
             return None
@@ -134,7 +136,7 @@ class JobStore:
         known = self._entries[kind].get(place)
         if known is None or known.uid != metadata["uid"]:
             return None
-        last = _PARSE[kind](raw) if "status" in raw else None
+        last = self._view(kind, raw) if "status" in raw else None
         self._remember(known.job, last or known.view)
         self._drop(kind, place)
         return known.job
@@ -226,6 +228,9 @@ class JobStore:
         for seat in [seat for seat, process in seats.items() if process.uid == uid]:
             del seats[seat]
 
+    def _view(self, kind: ResourceKind, raw: Mapping[str, Any]) -> View | None:
+        return pods.parse(raw, self.tails) if kind == PODS else _PARSE[kind](raw)
+
     def _rises(self, uid: str, version: int) -> bool:
         """Whether this object is there: what was removed is not, but what only lost its label for a while has a newer version."""
         buried = self._gone.get(uid, -1)
@@ -276,7 +281,6 @@ def _policy(raw: Mapping[str, Any]) -> Child:
 
 _PARSE: dict[ResourceKind, Callable[[Mapping[str, Any]], View | None]] = {
     JOBS: _job,
-    PODS: pods.parse,
     SERVICES: _child,
     CONFIGS: _child,
     CLAIMS: _child,
