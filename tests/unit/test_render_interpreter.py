@@ -94,6 +94,8 @@ def test_a_python_that_only_the_images_user_can_start_is_started_by_that_user(co
     named = shard(of(command.split(), {"securityContext": {"runAsUser": 1000}}))["spec"]["securityContext"]
     assert named["runAsUser"] == 1000, "who is named holds"
     container = shard(of(command.split()))["spec"]["containers"][0]["securityContext"]
+    runner = "uv" in command
+    assert container.pop("readOnlyRootFilesystem", False) is not runner, "a runner writes into the image"
     assert container == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 

@@ -201,7 +201,12 @@ def test_a_shard_takes_image_and_user_and_no_more() -> None:
         "supplementalGroups": [7],
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    assert container["securityContext"] == {"runAsGroup": 3000, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert container["securityContext"] == {
+        "runAsGroup": 3000,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
     for foreign in ("nvidia", "serviceAccountName", "trainer", "IPC_LOCK", "TOKEN", "priorityClassName", "a100", "team"):
         assert foreign not in json.dumps(made).replace("run-1", ""), foreign
     assert env(container) == {
@@ -280,6 +285,28 @@ def test_a_shards_template_chooses_the_user_and_no_powers(over: dict[str, Any], 
     assert (found["shard"], found["a"], found["log"]) == (powerless, powerless, bound)
 
 
+def test_a_shards_image_is_read_only_but_for_what_is_mounted() -> None:
+    spec = shard(job())["spec"]
+    container = spec["containers"][0]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    writable = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert writable == {"/psjob-checkpoints": "psjob-checkpoints", "/tmp": "psjob-scratch"}
+    assert {"name": "psjob-scratch", "emptyDir": {}} in spec["volumes"]
+    assert [it["securityContext"]["readOnlyRootFilesystem"] for it in spec["initContainers"]] == [True]
+    for security in ({"readOnlyRootFilesystem": False}, {}):
+        snapshot = job()
+        snapshot.spec.workers.template["spec"]["containers"][0]["securityContext"] = security
+        assert shard(snapshot) == shard(job()), "whatever the workers' is"
+
+
+def test_a_shards_template_may_have_its_image_written_to_and_a_tmp_of_its_own() -> None:
+    own = {"name": "shard", "securityContext": {"readOnlyRootFilesystem": False}, "volumeMounts": [{"name": "big", "mountPath": "/tmp"}]}
+    laid = {"spec": {"containers": [own], "volumes": [{"name": "big", "emptyDir": {"sizeLimit": "9Gi"}}]}}
+    container = shard(job(ps={"template": laid}))["spec"]["containers"][0]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is False
+    assert [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == "/tmp"] == ["big"]
+
+
 @pytest.mark.parametrize("timeout", [2, 3, 5, 10, 60, 3600])
 def test_the_liveness_probe_takes_about_the_shard_timeout(timeout: int) -> None:
     live = shard(job(ps={"shardTimeoutSeconds": timeout}))["spec"]["containers"][0]["livenessProbe"]
@@ -346,6 +373,7 @@ def test_the_shards_template_is_laid_over() -> None:
     assert container["livenessProbe"]["periodSeconds"] == 7 and container["livenessProbe"]["httpGet"]["path"] == contract.HEALTH_PATH
     assert {mount["mountPath"] for mount in container["volumeMounts"]} == {
         "/psjob-checkpoints",
+        "/tmp",
         "/scratch",
         "/psjob-config",
         "/psjob",

@@ -40,8 +40,12 @@ class Interpreter:
     @property
     def of_the_images_user(self) -> bool:
         """Only the user whom the image names can start it: it lies in root's home, or a runner writes into files of its own."""
-        inside = any(_within(word, HOME_OF_ROOT) for word in self.words)
-        return inside or _base(self.words[0]) in RUNNERS
+        return self.writes or any(_within(word, HOME_OF_ROOT) for word in self.words)
+
+    @property
+    def writes(self) -> bool:
+        """It is started by a runner, which writes into the image: locks, caches, an environment."""
+        return _base(self.words[0]) in RUNNERS
 
 
 def interpreter(command: Sequence[Any]) -> Interpreter:

@@ -85,14 +85,14 @@ def hand_keys(pod: Document, container: Document, init: Document, secret: str) -
 
 def deriver(pod: Document, trained: Document) -> Document:
     """The init container of an image that has psjob installed: its own Python derives, with what that needs and no more rights."""
-    security = container_security(trained)
+    python = interpreter(trained.get("command") or [])
+    security = container_security(trained, python)
     if "seccompProfile" not in security and "seccompProfile" not in (pod.get("securityContext") or {}):
         security["seccompProfile"] = {"type": "RuntimeDefault"}
-    words = interpreter(trained.get("command") or []).words
     made: Document = {
         "name": CONTAINER,
         "image": trained.get("image"),
-        "command": [*words, "-m", "psjob.process.derive", "--from", SECRET_FOLDER, "--to", KEY_FILE],
+        "command": [*python.words, "-m", "psjob.process.derive", "--from", SECRET_FOLDER, "--to", KEY_FILE],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "env": variables(trained),
         "resources": _resources(trained),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+from psjob_operator.render.interpreter import Interpreter
 from psjob_operator.render.names import Document
 
 NOBODY = 65532
@@ -37,9 +38,13 @@ def pod_security(worker: Document, trained: Document, user: int | None = NOBODY,
     return context
 
 
-def container_security(trained: Document, of_the_image: bool = False) -> Document:
-    """The trained container's context without its powers. `of_the_image`: as of pod_security."""
-    return _powerless(_taken(trained.get("securityContext"), of_the_image))
+def container_security(trained: Document, python: Interpreter, of_the_image: bool = False) -> Document:
+    """The trained container's context without its powers, and its image read-only where that Python can run so.
+
+    `of_the_image`: as of pod_security.
+    """
+    taken = _taken(trained.get("securityContext"), of_the_image)
+    return _powerless(taken) | ({} if python.writes else {"readOnlyRootFilesystem": True})
 
 
 def keep_restricted(spec: Document, of_the_image: bool = False) -> None:

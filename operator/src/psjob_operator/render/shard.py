@@ -15,6 +15,8 @@ from psjob_operator.render.names import LABEL_PLACEMENT, Document, pods_of
 from psjob_operator.render.security import NOBODY, container_security, keep_restricted, pod_security
 
 VOLUME = "psjob-checkpoints"
+SCRATCH_VOLUME, SCRATCH = "psjob-scratch", "/tmp"  # noqa: S108 (the folder of a container)
+"""What a library of the image may write to, where the image itself is read-only; psjob writes nothing there."""
 GRACE_SECONDS = 60
 """Workers leave first, then the last cut is written."""
 START_ATTEMPTS = 3600
@@ -48,7 +50,7 @@ def _spec(job: ConfigSource, worker: Document, trained: Document, placement: int
             {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
             for taint in ("not-ready", "unreachable")
         ],
-        "volumes": [{"name": VOLUME, **_volume(job)}],
+        "volumes": [{"name": VOLUME, **_volume(job)}, {"name": SCRATCH_VOLUME, "emptyDir": {}}],
     }
     if worker.get("imagePullSecrets"):
         spec["imagePullSecrets"] = copy.deepcopy(worker["imagePullSecrets"])
@@ -65,8 +67,8 @@ def _container(job: ConfigSource, trained: Document, python: Interpreter) -> Doc
         "env": variables(trained),
         "ports": [{"name": "data", "containerPort": DATA_PORT}, {"name": "status", "containerPort": STATUS_PORT}],
         "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
-        "securityContext": container_security(trained, python.of_the_images_user),
-        "volumeMounts": [{"name": VOLUME, "mountPath": CHECKPOINTS}],
+        "securityContext": container_security(trained, python, python.of_the_images_user),
+        "volumeMounts": [{"name": VOLUME, "mountPath": CHECKPOINTS}, {"name": SCRATCH_VOLUME, "mountPath": SCRATCH}],
         "startupProbe": {
             "httpGet": {"path": STARTED_PATH, "port": STATUS_PORT},
             "periodSeconds": 1,
