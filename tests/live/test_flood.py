@@ -8,14 +8,13 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from bench.peers.light_clients import Crowd, status
+from bench.peers.strangers import flood, trickling
 from psjob import contract
 from psjob.contract import keys
 from psjob.process.asking import ask
@@ -32,62 +31,7 @@ from tests.runkeys import RUN, get
 
 FLOOD = 10_000
 TRICKLES = 1000
-GREETING = auth.greeting(Peer("worker", 0, 1), run_digest("run-1"), bytes(32))
 MEMORY_KIB = 16 << 10
-
-
-@contextmanager
-def trickling(address: tuple[str, int], count: int) -> Iterator[None]:
-    """So many connections at a time, each of which says a byte of a greeting a second; one that was closed is made again."""
-    over = threading.Event()
-
-    def act() -> None:
-        socks: list[tuple[socket.socket, int]] = []
-        while not over.wait(1.0):
-            left = []
-            for sock, at in socks:
-                try:
-                    sock.send(GREETING[at : at + 1], socket.MSG_DONTWAIT)
-                    left.append((sock, at + 1))
-                except OSError:
-                    sock.close()
-            socks = left + [(socket.create_connection(address, timeout=30), 0) for _ in range(count - len(left))]
-        for sock, _ in socks:
-            sock.close()
-
-    thread = threading.Thread(target=act, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(60)
-
-
-def flood(address: tuple[str, int], count: int) -> int:
-    """So many connections at once, every other one with a greeting that a stranger can make; how many the shard has closed."""
-    socks = []
-    for number in range(count):
-        sock = socket.create_connection(address, timeout=30)
-        sock.setblocking(False)
-        if number % 2:
-            sock.send(GREETING)
-        socks.append(sock)
-    gone = sum(closed(sock) for sock in socks)
-    for sock in socks:
-        sock.close()
-    return gone
-
-
-def closed(sock: socket.socket) -> bool:
-    try:
-        while sock.recv(65536):
-            pass
-        return True
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 def files_of(pid: int) -> int:
