@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,9 +15,10 @@ import pytest
 
 from psjob.wire import pooled, reading, tcp
 from psjob.wire.frame import Header, Kind
+from psjob.wire.loop import Loop
 from psjob.wire.pool import StreamPool
 from psjob.wire.pooled import Pooled, Sending
-from psjob.wire.reading import Pause, StreamClosed, Wants
+from psjob.wire.reading import Filling, Pause, StreamClosed, Wants
 from psjob.wire.tcp import Stream
 from tests.live.live_shards import eventually
 
@@ -192,3 +195,63 @@ def answered(stream: Stream) -> bool:
         return stream.recv_body(stream.recv_header(20.0)) == b"b"
     except StreamClosed:
         return False
+
+
+def test_who_hangs_up_between_a_poll_and_the_look_at_deadlines_ends_its_stream_alone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dialler = socket.create_connection(listener.getsockname())
+        sock, _ = listener.accept()
+    gone: list[Pooled] = []
+    loop = Loop("test", gone.append)
+    stream = Pooled(sock)
+    stream.reader = stream.writer = loop
+
+    def wants() -> Wants[None]:
+        yield Filling(stream, [memoryview(bytearray(96))], None, 0.0)
+
+    loop.read(stream, wants())
+    dialler.close()
+    assert eventually(lambda: bool(select.select([sock], [], [], 0)[0]))
+    loop._look(time.monotonic())
+    loop._work()
+    assert gone == [stream]
+
+
+def test_what_another_thread_leaves_over_is_not_pumped_over() -> None:
+    """The other thread comes between this one's look whether something is left over and its taking the lock."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        reader = socket.create_connection(listener.getsockname())
+        sock, _ = listener.accept()
+    stream = Pooled(sock)
+    done: list[str] = []
+    first, second = b"A" * (64 << 20), b"B" * 1000
+    stream._queue.append(lambda: Sending([first], lambda: done.append("A")))
+    lock = stream._send_lock
+
+    class Late:
+        """The lock, taken for the first time when another thread has pumped meanwhile."""
+
+        def acquire(self, blocking: bool = True) -> bool:
+            stream._send_lock = lock
+            with lock:
+                stream._pump()
+            assert not done, "the kernel took 64 MiB at once"
+            stream._queue.append(lambda: Sending([second], lambda: done.append("B")))
+            return lock.acquire(blocking)
+
+        def release(self) -> None:
+            lock.release()
+
+    stream._send_lock = Late()  # type: ignore[assignment]
+    stream.pump()
+    assert done == [], "the first is still under way"
+    came = bytearray()
+    reader.setblocking(False)
+    deadline = time.monotonic() + 20
+    while len(came) < len(first) + len(second) and time.monotonic() < deadline:
+        stream.resume()
+        with contextlib.suppress(BlockingIOError):
+            came += reader.recv(1 << 20)
+    assert bytes(came) == first + second and done == ["A", "B"]
+    stream.release()
+    reader.close()

@@ -106,3 +106,13 @@ def test_what_is_no_tls_is_refused_in_a_sentence(run: Ends, raw: bytes) -> None:
         end.shake(b"")
         with pytest.raises(Unproven, match=r"no TLS 1\.3 with who is there"):
             end.shake(raw)
+
+
+def test_a_shard_computes_in_one_cheap_group_alone(run: Ends, tmp_path: Path) -> None:
+    """Others cost it up to 100 ms of a thread, before anything is proven."""
+    write_certificates(tmp_path, 1)
+    dear = encryption("tls", tmp_path / "ca.pem", None)
+    assert dear.dials is not None and run[0].accepts is not None
+    dear.dials.set_ecdh_curve("secp521r1")
+    with pytest.raises(Unproven, match=r"no TLS 1\.3"):
+        Tls(run[0].accepts, None).shake(Tls(dear.dials, "shard-0").shake(b"")[0])

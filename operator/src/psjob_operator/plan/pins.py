@@ -27,7 +27,7 @@ def pinned(facts: Facts, afresh: bool) -> Pinned:
         config_format=kept.config_format or (UNPINNED_FORMAT if begun else CONFIG_FORMAT),
         wire=wire,
         container=kept.container or (container_of(facts.snapshot.spec.workers.template, TRAINED) or {}).get("name"),
-        encryption=kept.encryption or (None if begun else encryption(facts.snapshot.spec, facts.snapshot.auto_encryption)),
+        encryption=kept.encryption or (None if begun or kept.key else encryption(facts.snapshot.spec, facts.snapshot.auto_encryption)),
         key=None if wire < AUTHENTICATED_WIRE else (stored.key or 0) + 1 if resumed else kept.key or 1,
     )
 

@@ -42,11 +42,13 @@ derive() {
 hand() {
   [ -s "$from/$1" ] || return 0
   file=${to%/*}/$1
+  "$busybox" rm -f "$file.part"
   "$busybox" cp "$from/$1" "$file.part" || fail "$file cannot be written"
   "$busybox" chmod 0444 "$file.part" && "$busybox" mv "$file.part" "$file" || fail "$file cannot be written"
 }
 hand AUTHORITY
 [ "$PSJOB_ROLE" != shard ] || hand "CERTIFICATE"
+"$busybox" rm -f "$to.part"
 derive > "$to.part" || fail "the keys of this process cannot be derived from $from"
 "$busybox" chmod 0444 "$to.part" && "$busybox" mv "$to.part" "$to" || fail "$to cannot be written"
 """.replace("AUTHORITY", contract.AUTHORITY).replace("CERTIFICATE", contract.CERTIFICATE.format(index="$PSJOB_INDEX"))

@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _write(path: Path, text: str) -> None:
     part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)  # one that broke off before left it read-only
     part.write_text(text)
     part.chmod(0o444)
     part.rename(path)

@@ -81,7 +81,7 @@ def _dialled(stream: Stream, session: Tls, seconds: float) -> Wants[None]:
             stream.write(said)
         if over:
             break
-        came = yield from _some(stream, STRANGER_BYTES, until)
+        came = yield from _some(stream, STRANGER_BYTES - stream.received, until)
     stream.secure(session)
 
 

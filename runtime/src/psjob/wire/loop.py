@@ -314,7 +314,7 @@ class Loop:
                 self._resume(reader)
                 continue
             self._receive(reader)
-            if reader.want is want:
+            if reader.want is want and self._of.get(reader.stream) is reader:
                 try:
                     want.check(now)
                 except TimeoutError as error:

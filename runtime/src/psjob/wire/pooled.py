@@ -112,6 +112,7 @@ class Pooled(Stream):
     def release(self) -> None:
         """Give the descriptor back; the loops know it no longer."""
         with self._send_lock:
+            self._rest, self._encrypted = [], memoryview(b"")
             self.sock.close()
             self._queue.clear()
             self._rest, self._done = [], []
@@ -122,7 +123,8 @@ class Pooled(Stream):
         """Send what the peer takes without waiting."""
         while self._queue and not self._left and self._send_lock.acquire(blocking=False):  # whoever has the lock looks again after
             try:
-                self._pump()
+                if not self._left:  # somebody may have left something over since it was looked at
+                    self._pump()
             finally:
                 self._send_lock.release()
 

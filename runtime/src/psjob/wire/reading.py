@@ -311,7 +311,7 @@ class Reading:
             return count
         place = _place_of_thread()
         if self.opening is None:
-            place = place[: STRANGER_BYTES - self.received]
+            place = place[: max(0, STRANGER_BYTES - self.received)]
             if not place:
                 raise ConnectionAbortedError(f"{STRANGER_BYTES} bytes came and proved nothing")
         came = self.sock.recv_into(place, 0, flags & ~socket.MSG_WAITALL)
