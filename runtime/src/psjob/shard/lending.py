@@ -61,6 +61,14 @@ def slots_of(hello: Mapping[str, Any]) -> int:
     return slots
 
 
+def transports_of(hello: Mapping[str, Any], what: str) -> list[str]:
+    """How a worker's blocks, or its rows, may come and go. Raises WireError for what is no list of names."""
+    ways = hello.get(what, [])
+    if not isinstance(ways, list) or not all(isinstance(way, str) for way in ways):
+        raise WireError(f"{what} of a worker's hello are {str(ways)[:40]!r}, expected a list of names such as shared and tcp")
+    return ways
+
+
 def lent_bytes(store: Store, slots: int) -> int:
     """Size of the memory of a worker's answers."""
     return store.region.size if store.region is not None else store.lanes * slots * max(store.largest, 1)

@@ -72,7 +72,7 @@ class RecordFrames:
         session, stream, view = self._session, self._session.stream, memoryview(blob)
         record = RecordId(header.clock, zlib.crc32(blob), len(blob))
         has = session.hello.get("has")
-        began = int(has[3]) if isinstance(has, list) and len(has) == 4 and has[:3] == list(record) else 0
+        began = has[3] if isinstance(has, list) and len(has) == 4 and has[:3] == list(record) and type(has[3]) is int else 0
 
         def send(at: int) -> Sending:
             data = view[at : at + PIECE]

@@ -23,7 +23,7 @@ from psjob.shard.cell import Cell, Gradient
 from psjob.shard.checks import check_acked, check_leave, check_push, clip_limit, group_hyperparameters, table_hyperparameters
 from psjob.shard.encoded import Encoded
 from psjob.shard.lane import ShardLane
-from psjob.shard.lending import Lending, lent_bytes, slots_of
+from psjob.shard.lending import Lending, lent_bytes, slots_of, transports_of
 from psjob.shard.letin import let_in
 from psjob.shard.pending import Info, Received
 from psjob.shard.phase import Phase
@@ -71,6 +71,8 @@ class Session:
         self._lent = False
         self._ticket = ""
         self._slots = slots_of(hello)
+        self._transports = transports_of(hello, "transports")
+        self.row_transports = transports_of(hello, "rowTransports")
         self._lock = threading.Lock()
         self._reading = 1
 
@@ -193,7 +195,7 @@ class Session:
     def _offer(self) -> dict[str, Any]:
         """Where a worker of this host may come for shared memory; nothing for any other."""
         counter, store = self.server.counter, self.store
-        if counter is None or store.places is None or self.stream.apart or "shared" not in self.hello.get("transports", ()):
+        if counter is None or store.places is None or self.stream.apart or "shared" not in self._transports:
             return {}
         span, region, slots = store.places, store.region, self._slots
 

@@ -1,0 +1,235 @@
+"""Shard 0 with its coordinator, all in the thread that calls: a stream is what a peer says at once, and comes to its end here.
+
+Nothing waits and nothing runs beside it, so that many thousand streams are served in a minute. Sockets, disk and keys are real.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from psjob.contract import keys
+from psjob.layout.blocks import Layout, TensorSpec
+from psjob.process.config import CheckpointConfig, Config, Place, ShardAddress
+from psjob.protocol.coordinator import events
+from psjob.protocol.coordinator.joining import PACE_SECONDS
+from psjob.resume.record import ResumeRecord, pack
+from psjob.rules import named
+from psjob.shard.acceptor import Acceptor
+from psjob.shard.server import Server
+from psjob.wire import auth
+from psjob.wire.auth import Peer
+from psjob.wire.frame import HEADER_BYTES, Flag, Header, Kind, parse, run_digest
+from psjob.wire.pooled import Pooled
+from psjob.wire.reading import Filling, Pause, StreamClosed, Wants
+from tests.runkeys import RUN as KEYS
+from tests.runkeys import handed
+
+RUN = "run-1"
+NEVER = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
+TABLE = [{"name": f"w{i}", "shape": [64], "dtype": "float32", "group": 0} for i in range(3)]
+ROWS = {"name": "user", "dim": 4, "rule": "sgd", "num_rows": 50}
+LAYOUT = Layout.of([TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in TABLE])  # type: ignore[arg-type]
+NUMBERS = {**named("sgd").hyperparameters, "lr": 0.1}
+HELLO = {
+    "role": "worker", "fresh": True, "view": 1, "recovery": 1, "acked": 0, "attempt": 1, "mode": "async", "layout": LAYOUT.digest(),
+    "rule": "sgd", "aliases": {}, "table": TABLE, "tables": [ROWS], "codecs": ["bf16", "int8", "topk"], "push": "none", "pull": "none",
+    "transports": ["shared"], "rowTransports": ["shared"], "slots": 2, "has": None, "lane": False,
+}  # fmt: skip
+PEER_HELLO = {
+    "role": "shard", "index": 1, "attempt": 1, "view": 1, "serving": False, "recovery": 0, "mode": "async", "carried": 0, "early": False,
+}  # fmt: skip
+RECORD = pack(ResumeRecord(None, 0, {}, {}, []))
+Say = Callable[[Header], Sequence[tuple[bytes, bytes]]]
+"""Frames, packed and not sealed, with what follows each; the header that every frame of this peer begins with is given."""
+
+
+class WholeShard:
+    """A run of one worker on one shard (or `shards`), which serves once the worker has begun it."""
+
+    def __init__(self, checkpoints: Path, shards: int = 1, mode: str = "async") -> None:
+        logging.getLogger("psjob").setLevel(logging.ERROR)
+        peers = tuple(ShardAddress("127.0.0.1", 1 + index, 0) for index in range(shards))
+        config = Config("job", RUN, "0" * 64, mode, 5, None, 1, peers, NEVER, "AllWorkers", 10.0, 60.0)
+        self.folder = checkpoints / RUN
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.place = Place("shard", 0, RUN, 1, 1, 0, "ps-0", config, None, checkpoints, 0, "", handed("shard", 0))
+        self.server = server = Server(self.place, self.folder)
+        coordinator = server.coordinator
+        assert coordinator is not None
+        self.coordinator = coordinator
+        self._now = coordinator.clock()
+        coordinator.clock = lambda: self._now
+        server.control.answer = lambda body: coordinator.answer(0, body)
+        server.store.on_step = coordinator.step_passed
+        self.acceptor = Acceptor(self.place)
+        self.acceptor.open(server.meet, server.refuse)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        coordinator.feed(events.Started())
+        self.settle()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    @property
+    def spoilt(self) -> bool:
+        """Has somebody with a key ended the run, gone from it or put a later start in its place? Then others are refused, rightly."""
+        rows = self.server.store.admission.rows.values()
+        odd = any(row.left_at is not None or row.incarnation > (1, 0) or row.complete > 1 << 20 for row in rows)
+        return odd or bool(self.server._exit) or self.coordinator.machine.ended or self.server.final
+
+    def settle(self) -> None:
+        """Let the coordinator and the disk do all that is left to do."""
+        coordinator = self.coordinator
+        self._now += PACE_SECONDS
+        coordinator.tick()
+        while True:
+            self.server.control.disk.wait()
+            if not coordinator.pending.empty():
+                coordinator.feed(coordinator.pending.get_nowait())
+            elif not coordinator.jobs.empty():
+                done = coordinator.disk.carry_out(coordinator.jobs.get())
+                if done is not None:
+                    coordinator.pending.put(done)
+            else:
+                return
+
+    def begin(self, given: bytes = RECORD) -> None:
+        """Bring the run to where it serves: worker 0 says hello and sends first values and a record."""
+
+        def first(base: Header) -> Sequence[tuple[bytes, bytes]]:
+            init = [(base._replace(kind=Kind.INIT, block=b.index).sized(bytes(b.nbytes)), bytes(b.nbytes)) for b in LAYOUT.blocks]
+            told = base._replace(kind=Kind.ROW_INIT, flags=Flag.STORE)
+            record = frame(Kind.RECORD, given, base, clock=-1)
+            return [frame(Kind.HELLO, HELLO, base), *((head.pack(), body) for head, body in init), (told.pack(), b""), record]
+
+        self.converse(Peer("worker", 0, 1), first)
+
+    def converse(self, peer: Peer, say: Say, greeting: Callable[[bytes], bytes] = bytes) -> bytes:
+        """What the shard answers to `peer`, whose key is right. `greeting` changes the first words."""
+        with socket.create_connection(self._listener.getsockname()) as here:
+            there = self._listener.accept()[0]
+            for sock in (here, there):  # no port is kept for what is still on its way
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream = Pooled(there)
+            try:
+                return self._talk(here, stream, peer, say, greeting)
+            finally:
+                stream.close()
+                stream.release()
+
+    def _talk(self, here: socket.socket, stream: Pooled, peer: Peer, say: Say, greeting: Callable[[bytes], bytes]) -> bytes:
+        serving = Served(self.acceptor.serve(stream), stream, self.settle)
+        first = greeting(auth.greeting(peer, run_digest(RUN), bytes(auth.NONCE_BYTES)))
+        here.sendall(first)
+        serving.go_on()
+        said = _came(here)
+        if len(said) == auth.CHALLENGE_BYTES:
+            of = keys.worker if peer.role == "worker" else keys.shard
+            key = of(KEYS[peer.role + "s"], peer.index, peer.number)
+            proof = auth.proof(key, first + said)
+            here.sendall(proof)
+            seal, _ = auth.seals(key, first + said + proof)
+            base = Header(Kind.HELLO, run=run_digest(RUN), view=1, attempt=1, worker=peer.index, start=peer.number)
+            heard = b""
+            for head, body in say(base):
+                here.sendall((seal.on(head) if len(head) >= HEADER_BYTES else head) + body)
+                serving.go_on()
+                heard += _came(here)
+                if serving.over:
+                    break
+            said = heard
+        try:
+            here.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+        serving.end()
+        return said + _came(here)
+
+
+class Served:
+    """A stream's generator, as a loop goes on with it, in this thread."""
+
+    def __init__(self, wants: Wants[Any], stream: Pooled, settle: Callable[[], None]) -> None:
+        self._wants, self._stream, self._settle = wants, stream, settle
+        self._want: Filling | Pause | None = None
+        self._apart: Callable[[], None] | None = None
+        """Goes on with the stream by calls that wait: once all has come."""
+        self.over = False
+        self._next()
+
+    def go_on(self) -> None:
+        """Take what has come."""
+        while not self.over and self._apart is None:
+            if isinstance(self._want, Pause):
+                self._settle()
+                self._stream.pump()
+                self._next()
+                if isinstance(self._want, Pause):
+                    break
+                continue
+            assert self._want is not None
+            before = self._want.done
+            try:
+                if not self._want.receive(socket.MSG_DONTWAIT):
+                    if self._want.done == before:
+                        break
+                    continue
+            except StreamClosed as error:
+                self._next(error)
+            else:
+                self._next()
+        self._settle()
+        self._stream.pump()
+
+    def end(self) -> None:
+        """The peer has closed."""
+        self.go_on()
+        if self._apart is not None:
+            self._apart()
+            self.over = True
+        while not self.over:
+            self._next(StreamClosed("closed"))
+        self._settle()
+        self._stream.pump()
+
+    def _next(self, error: Exception | None = None) -> None:
+        try:
+            if error is None and self._stream.closed:
+                error = StreamClosed("closed")
+            self._want = next(self._wants) if error is None else self._wants.throw(error)
+        except StopIteration as end:
+            self._apart, self.over = end.value, end.value is None
+        except StreamClosed:
+            self.over = True
+
+
+def frame(kind: Kind, body: Any, base: Header, **fields: Any) -> tuple[bytes, bytes]:
+    """A control frame."""
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return base._replace(kind=kind, **fields).sized(raw).pack(), raw
+
+
+def heard(raw: bytes, sealed: bool = True) -> list[Header]:
+    """Headers of whole frames."""
+    found = []
+    while len(raw) >= HEADER_BYTES:
+        found.append(parse(raw, sealed=sealed))
+        raw = raw[HEADER_BYTES + found[-1].length :]
+    return found
+
+
+def _came(sock: socket.socket) -> bytes:
+    raw = b""
+    try:
+        while part := sock.recv(1 << 16, socket.MSG_DONTWAIT):
+            raw += part
+    except (BlockingIOError, ConnectionResetError):
+        pass
+    return raw
