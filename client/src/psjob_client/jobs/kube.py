@@ -16,6 +16,7 @@ from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.config.config_exception import ConfigException
 
 from psjob_client.jobs.problems import Conflict, JobProblem, NotAllowed, NotServed, Unreachable
+from psjob_client.local.shapes import shaped
 from psjob_operator import __version__, keys
 from psjob_operator.cluster import connect
 from psjob_operator.cluster.client import ApiError, Client, Limits
@@ -71,7 +72,7 @@ class KubeClient(Client):
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
         clean = parse(raw)
-        return None if clean is None else dict(clean)
+        return None if clean is None else shaped(clean)
 
     async def lines(self, path: str, query: Mapping[str, Any]) -> AsyncIterator[str]:
         """The text at `path`, a line at a time, until the API server ends it. Raises ApiError."""

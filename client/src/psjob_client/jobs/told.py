@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from psjob_client.jobs.view import CheckpointView, Lateness, ProgressView, ShardView, TransferView, WorkerView
 from psjob_client.local.probe import numbers, part
+from psjob_client.local.shapes import is_number
 
 WARNINGS = ("warning", "nonFinite", "diverged", "dataProblem")
 
@@ -112,7 +112,7 @@ def transfer(told: Mapping[str, Any]) -> TransferView | None:
 
 def finite(value: Any) -> float | None:
     """The number, if it is a finite one."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+    return float(value) if is_number(value) else None
 
 
 def _count(counters: Mapping[str, Any], name: str) -> int | None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from psjob_client.local.shapes import is_number, shaped
 from psjob_client.local.sites import Listening
 from psjob_operator import contract, keys
 
@@ -21,11 +22,13 @@ async def status(shard: Listening, questions: bytes, timeout: float) -> Mapping[
     try:
         async with asyncio.timeout(timeout):
             nonce = _object((await _get(shard, contract.CHALLENGE_PATH, timeout)).body).get("nonce")
-            proof = f"{nonce} {keys.question(questions, str(nonce), contract.STATUS_PATH)}"
+            if not (isinstance(nonce, str) and nonce.isascii() and nonce.isalnum()):
+                return None
+            proof = f"{nonce} {keys.question(questions, nonce, contract.STATUS_PATH)}"
             told = await _get(shard, contract.STATUS_PATH, timeout, f"{contract.PROOF_HEADER}: {proof}\r\n")
     except TimeoutError:
         return None
-    right = keys.answer(questions, str(nonce), contract.STATUS_PATH, told.body)
+    right = keys.answer(questions, nonce, contract.STATUS_PATH, told.body)
     return _object(told.body) if told.code == 200 and keys.same(told.header(contract.ANSWER_HEADER), right) else None
 
 
@@ -52,7 +55,7 @@ def _object(body: bytes) -> Mapping[str, Any]:
         told = json.loads(body)
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return shaped(told) if isinstance(told, dict) else {}
 
 
 async def _get(shard: Listening, path: str, timeout: float, more: str = "") -> Reply:
@@ -70,16 +73,16 @@ async def _get(shard: Listening, path: str, timeout: float, more: str = "") -> R
     except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         return Reply()
     words = head.split(None, 2)
-    code = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+    code = int(words[1]) if len(words) > 1 and words[1].isdigit() and len(words[1]) == 3 else 0
     return Reply(code, head, bytes(body)) if len(body) <= LARGEST else Reply()
 
 
 def numbers(told: Mapping[str, Any] | None, *path: str) -> float:
-    """The number at `path`, 0 where there is none."""
+    """The finite number at `path`, 0 where there is none."""
     part: Any = told
     for step in path:
         part = part.get(step) if isinstance(part, Mapping) else None
-    return part if isinstance(part, int | float) and not isinstance(part, bool) else 0
+    return part if is_number(part) else 0
 
 
 def part(told: Mapping[str, Any] | None, *path: str) -> Mapping[str, Any]:

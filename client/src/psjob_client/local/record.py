@@ -18,7 +18,7 @@ from psjob_client.local.backend import Backend
 from psjob_client.local.children import ChildProcess
 from psjob_client.local.folder import Folder
 from psjob_client.local.manifest import as_written
-from psjob_client.local.probe import part
+from psjob_client.local.probe import numbers, part
 from psjob_client.local.sampling import Samples
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.plan.actions import Event
@@ -80,7 +80,7 @@ class Record:
             self._phase = backend.phase
             self.note("phase", phase=backend.phase)
         kept = part(backend.watch.coordinator, "checkpoint")
-        if kept and (which := (int(kept.get("view") or 0), int(kept.get("step") or 0))) not in self._checkpoints:
+        if kept and (which := (int(numbers(kept, "view")), int(numbers(kept, "step")))) not in self._checkpoints:
             self._checkpoints.add(which)
             self.note("checkpoint", step=which[1], view=which[0], bytes=kept.get("bytes"), message=f"a checkpoint of step {which[1]}")
         self._samples.take(backend.watch.coordinator, time.time())

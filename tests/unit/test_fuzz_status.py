@@ -1,0 +1,186 @@
+"""Answers of a status port, as the operator, `psjob run` and the other verbs read them: no answer is more than a wrong number."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from psjob_client.jobs import series
+from psjob_client.jobs.told import coordinator_facts, finite, shard_view, worker_view
+from psjob_client.local import display, history, lateness, probe, summary
+from psjob_client.local.faults import Recovery, parse_faults
+from psjob_client.local.shapes import shaped
+from psjob_client.local.sites import Listening
+from psjob_client.local.standing import Standing
+from psjob_client.local.watch import Watch
+from psjob_operator import keys
+from psjob_operator.cluster import progress, silence
+from psjob_operator.contract import STATUS_BYTES
+from psjob_operator.plan.plan import plan
+from tests.fuzzing import Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
+from tests.unit.plan_given import NOW, UID, ended, job, pod, running
+
+KEY = bytes(range(32))
+LATE = {"count": 4, "sum": 6.0, "max": 3.0, "buckets": [[0, 1], [1, 2], [3, 4]]}
+CHECKPOINT = {"step": 3, "view": 1, "time": 999_000.0, "age": 3.5, "bytes": 1000, "path": "/checkpoints/run-1", "final": False}
+COORDINATOR: dict[str, Any] = {
+    "mode": "async", "lag": LATE, "gap": LATE, "step": 5, "loss": 0.5, "rate": 2.0, "eta": 10.0, "totalSteps": 100,
+    "metrics": {"loss": 0.5}, "workers": [{"rank": 0, "clock": 5, "state": "joined", "start": 1, "rewinds": 0, "idle": 0.1}],
+    "checkpoint": CHECKPOINT,
+    "checkpointProgress": {"doing": "writing", "shards": [{"index": 0, "doing": "writing", "done": 1, "total": 2}], "done": 1, "total": 2},
+    "checkpointProblem": None, "waiting": "workers 1 have not pushed step 5", "hung": [{"rank": 0, "start": 1, "seconds": 9.0}],
+    "codecs": None, "weightsSha256": None, "failure": None, "transport": "tcp", "nonFinite": None, "dataProblem": None, "diverged": None,
+    "warning": None, "pushBytes": 1, "updatesLost": 0, "stepsLost": 0, "committed": 2,
+    "resumed": {"view": 1, "start": 1, "from": 3, "step": 4, "age": 5.0}, "passed": [[3, 999_990.0], [4, 999_995.0]],
+}  # fmt: skip
+STATUS: dict[str, Any] = {
+    "run": UID, "index": 0, "attempt": 1, "view": 1, "pod": "ps-0", "state": "serving",
+    "transfer": {"doing": "writing", "done": 1, "total": 2}, "problem": None,
+    "counters": {"pushes": 9, "pushBytes": 90, "applied": 8, "dropped": 0, "duplicatesRefused": 0, "fenced": 0,
+    "updatesLost": 0, "acknowledged": {"0": 5}, "firstApplied": 999_000.0, "badConnections": 0}, "transports": {"0": "tcp"},
+    "memory": {"rssBytes": 1 << 28}, "nonFinite": {"pushes": 1, "worker": 0, "step": 3, "tensor": "w"}, "lag": LATE, "gap": LATE,
+    "coordinator": COORDINATOR,
+}  # fmt: skip
+MOST = 8 << 20
+"""Bytes of memory for one answer here, which is a few KiB: JSON takes some ten times its bytes, and each reader makes its own of it."""
+Case = tuple[list[JsonChange], list[Change] | None]
+
+
+def make(random: Random) -> Case:
+    return json_changes(random), byte_changes(random) if random.random() < 0.2 else None
+
+
+def raw(case: Case) -> bytes:
+    body = written(changed_json(STATUS, case[0]))
+    return body if case[1] is None else changed_bytes(body, case[1])
+
+
+class Child:
+    """What `Watch` looks at of a process."""
+
+    uid, index, number, created, running, role = "shard-0", 0, 1, 0.0, True, "shard"
+
+
+@counts(150, 100_000)
+def test_the_operator_plans_whatever_shard_0_tells(cases: int) -> None:
+    """On its status port while it lives, and in its last words."""
+    base = running(job(workers={"stepTimeoutSeconds": 5}))
+
+    def read(case: Case) -> None:
+        body = raw(case)
+        told = progress.parse(body)
+        last = json.dumps({"status": told, "met": "1:0-1"}) if case[1] is None else body.decode("utf-8", "replace")
+        gone = running(job(), shard_0=pod("shard", 0, **ended(0, message=last)))
+        for snapshot in (replace(base, progress=told, progress_at=NOW), gone):
+            decided = plan(snapshot, NOW)
+            assert len(decided.status.model_dump_json(by_alias=True, exclude_none=True)) < 32 << 10
+        assert silence.joined(told, pod("worker", 0)) in (True, False)
+        assert progress.nonce_of(body) == ""
+
+    fuzz(cases, make, read, MOST)
+
+
+@counts(300, 100_000)
+def test_the_client_shows_whatever_shards_tell(cases: int) -> None:
+    """As `psjob run` watches its own shards, and as the other verbs show a job."""
+    hit = [Recovery(fault, "shard-0", 0, 1.0, 1) for fault in parse_faults(["kill:ps-0@step=1", "kill:worker-0@step=1"], 1, 1)]
+    child: Any = Child()
+
+    def read(case: Case) -> None:
+        told = probe._object(raw(case))
+        watch = Watch(10.0, KEY)
+        watch.recoveries += [replace(one) for one in hit]
+        watch.hear(child, told)
+        watch.ended(child, raw(case).decode("utf-8", "replace"))
+        assert watch.step >= -(1 << 1000) and watch.total("applied") is not None and watch.unsaved in (True, False)
+        coordinator = watch.coordinator
+        history.News().of(told, time.time())
+        json.dumps([history.waste(watch), summary.metrics(coordinator), lateness.lateness(watch.told.values())])
+        Standing().see(watch.step, coordinator, 1.0)
+        display._numbers(coordinator, "step"), display._checkpoint(coordinator, 1.0, "step")
+        for one in (told, shaped(dict(progress.parse(raw(case)) or {}))):
+            coordinator_facts(probe.part(one, "coordinator"), 1.0)
+            shard_view(0, "Serving", 1, one)
+            for worker in probe.part(one, "coordinator").get("workers") or ():
+                worker_view(0, "Running", 1, worker, 5)
+            series.history([entry for entry in [probe.part(one, "coordinator")] if entry])
+
+    fuzz(cases, make, read, MOST)
+
+
+HEAD = b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\nX-Psjob-Answer: %s\r\nContent-Length: %d\r\n\r\n"
+
+
+@counts(150, 20_000)
+def test_the_client_reads_whatever_a_port_sends(cases: int) -> None:
+    """Bytes of a stranger at the port, over a real connection: None, and no exception."""
+    said: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(said.pop(0) if said else b"")
+        await writer.drain()
+        writer.close()
+
+    async def asked(port: int) -> None:
+        shard = Listening("127.0.0.1", 0, port)
+        assert await probe.status(shard, KEY, 5.0) is None
+        await probe.healthy(shard, 5.0)
+
+    def read(case: tuple[list[Change], list[Change], bytes]) -> None:
+        nonce = b'{"nonce": "%s"}' % case[2]
+        said[:] = [changed_bytes(HEAD % (b"x", len(nonce)) + nonce, case[0]), changed_bytes(HEAD % (b"0" * 64, 2) + b"{}", case[1])] * 2
+        loop.run_until_complete(asked(port))
+
+    def made(random: Random) -> tuple[list[Change], list[Change], bytes]:
+        return byte_changes(random), byte_changes(random), random.choice((b"a1", b"\\ud800", b"a\\r\\nX: y", b"", b"5" * 5000))
+
+    loop = asyncio.new_event_loop()
+    try:
+        server = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0))
+        port = server.sockets[0].getsockname()[1]
+        fuzz(cases, made, read, 2 * STATUS_BYTES + MOST)
+        server.close()
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("said", ["\udcff" * 64, "é" * 64, "", "x"])
+def test_a_proof_that_is_no_text_is_not_right(said: str) -> None:
+    """aiohttp gives bytes of a header that are no UTF-8 as lone surrogates."""
+    assert not keys.same(said, keys.answer(KEY, "a1", "/status", b"{}"))
+    assert not progress.answers(KEY, "a1", "/status", b"{}", said)
+
+
+@pytest.mark.parametrize("code", [b"9" * 5000, b"20", b"-1", b"\xb2"])
+def test_a_code_that_is_none_is_no_answer(code: bytes) -> None:
+    async def scenario() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.0 " + code + b" OK\r\n\r\n{}")
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        shard = Listening("127.0.0.1", 0, server.sockets[0].getsockname()[1])
+        assert not await probe.healthy(shard, 5.0)
+        assert await probe.status(shard, KEY, 5.0) is None
+        server.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("odd", ["NaN", "Infinity", "-1e999", "1" + "0" * 400, "true", '"5"', "[]", "null"])
+def test_a_number_that_is_none_is_nothing(odd: str) -> None:
+    told = json.loads(f'{{"step": {odd}}}')
+    assert probe.numbers(told, "step") == 0 and finite(told["step"]) is None
+
+
+def test_entries_of_another_shape_are_left_out() -> None:
+    odd = {"workers": [3, {"rank": 1}], "passed": [[1, 2.0], [1], "x", [1, None]], "lag": {"buckets": {"x": 1}}, "hung": 5, "loss": [1]}
+    assert shaped(odd) == {"workers": [{"rank": 1}], "passed": [[1, 2.0]], "lag": {"buckets": []}, "hung": [], "loss": [1]}
