@@ -67,7 +67,7 @@ class Child:
     uid, index, number, created, running, role = "shard-0", 0, 1, 0.0, True, "shard"
 
 
-@counts(150, 100_000)
+@counts(300, 100_000)
 def test_the_operator_plans_whatever_shard_0_tells(cases: int) -> None:
     """On its status port while it lives, and in its last words."""
     base = running(job(workers={"stepTimeoutSeconds": 5}))
@@ -75,13 +75,15 @@ def test_the_operator_plans_whatever_shard_0_tells(cases: int) -> None:
     def read(case: Case) -> None:
         body = raw(case)
         told = progress.parse(body)
+        assert silence.joined(told, pod("worker", 0)) in (True, False)
+        assert progress.nonce_of(body) == ""
+        if len(body) % 4:  # to plan takes ten times as long
+            return
         last = json.dumps({"status": told, "met": "1:0-1"}) if case[1] is None else body.decode("utf-8", "replace")
         gone = running(job(), shard_0=pod("shard", 0, **ended(0, message=last)))
         for snapshot in (replace(base, progress=told, progress_at=NOW), gone):
             decided = plan(snapshot, NOW)
             assert len(decided.status.model_dump_json(by_alias=True, exclude_none=True)) < 32 << 10
-        assert silence.joined(told, pod("worker", 0)) in (True, False)
-        assert progress.nonce_of(body) == ""
 
     fuzz(cases, make, read, MOST)
 

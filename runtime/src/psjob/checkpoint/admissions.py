@@ -35,14 +35,18 @@ def read_admission(folder: Path, made: Manifest, shard: int) -> dict[str, dict[s
     try:
         if body["format"] != FORMAT:
             raise ValueError(f"format {body['format']}")
-        return {
+        most = len(made.layout.blocks) + (0 if made.rows is None else len(made.rows.specs))
+        rows = {
             str(int(rank)): {
                 "complete": int(complete), "leftAt": None if left is None else int(left),
-                "incarnation": [int(start), int(rewinds)], "open": _positions(bits),
+                "incarnation": [int(start), int(rewinds)], "open": _positions(bits, most),
             }
             for rank, complete, left, start, rewinds, bits in body["rows"]
         }  # fmt: skip
-    except (KeyError, TypeError, ValueError) as error:
+        if not rows.keys() <= made.workers.keys():
+            raise ValueError(f"ranks of {len(rows)} workers, which are not all of the job's {len(made.workers)}")
+        return rows
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise Damage(fact.name, "an admission table", f"{type(error).__name__}: {str(error)[:200]}") from None
 
 
@@ -66,6 +70,8 @@ def _bits(positions: list[int]) -> str:
     return format(sum(1 << position for position in positions), "x")
 
 
-def _positions(bits: str) -> list[int]:
+def _positions(bits: str, most: int) -> list[int]:
+    if not isinstance(bits, str) or len(bits) > most // 4 + 1:
+        raise ValueError(f"open blocks {str(bits)[:40]!r}, expected hex digits of {most} bits")
     whole = int(bits, 16)
     return [position for position in range(whole.bit_length()) if whole >> position & 1]

@@ -23,6 +23,8 @@ from psjob.layout.blocks import Layout
 
 FORMAT: Final = 2
 MAX_BYTES: Final = 128 << 20
+MAX_SHARDS: Final = 4096
+"""Far above what a job may have: who reads a manifest counts to this number."""
 _NAME = re.compile(r"manifest-v(\d{6,18})-s(\d{12,18})\.json")
 
 
@@ -340,6 +342,8 @@ def _workers(columns: Mapping[str, Any]) -> dict[str, dict[str, int | None]]:
 
 def _consistent(made: Manifest) -> None:
     """Raise ValueError unless every block of the layout lies in exactly one listed file."""
+    if not 1 <= made.shards <= MAX_SHARDS:
+        raise ValueError(f"it is of {made.shards} shards, expected 1 to {MAX_SHARDS}")
     names = {fact.name: fact for fact in made.files}
     if sorted(block.index for block in made.blocks) != list(range(len(made.layout.blocks))):
         raise ValueError(f"it has {len(made.blocks)} blocks, its layout {len(made.layout.blocks)}")
