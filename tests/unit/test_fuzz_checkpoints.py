@@ -200,13 +200,13 @@ def test_a_changed_record_is_damaged_or_read(cases: int) -> None:
     fuzz(cases, lambda random: (json_changes(random), byte_changes(random) if random.random() < 0.5 else None), read, MOST)
 
 
-@pytest.mark.parametrize("shards", [0, manifest.MAX_SHARDS + 1, 1 << 62])
+@pytest.mark.parametrize("shards", [-1, manifest.MAX_SHARDS + 1, 1 << 62])
 def test_a_manifest_of_more_shards_than_can_be_is_damaged(made: Manifest, shards: int) -> None:
     """Who restores it counts to that number."""
     body = json.loads(manifest.encode(made)) | {"shards": shards}
     del body["sha256"], body["rows"]
     raw = written(body | {"sha256": manifest._hash(body)})
-    with pytest.raises(Damage, match=f"it is of {shards} shards"):
+    with pytest.raises(Damage, match=f"{shards}.* is not a whole number"):
         manifest.decode(raw, made.name)
 
 

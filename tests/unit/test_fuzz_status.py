@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import threading
 import time
 from dataclasses import replace
 from random import Random
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from psjob.process.asking import ask
 from psjob_client.jobs import series
 from psjob_client.jobs.told import coordinator_facts, finite, shard_view, worker_view
 from psjob_client.local import display, history, lateness, probe, summary
@@ -186,3 +189,31 @@ def test_a_number_that_is_none_is_nothing(odd: str) -> None:
 def test_entries_of_another_shape_are_left_out() -> None:
     odd = {"workers": [3, {"rank": 1}], "passed": [[1, 2.0], [1], "x", [1, None]], "lag": {"buckets": {"x": 1}}, "hung": 5, "loss": [1]}
     assert shaped(odd) == {"workers": [{"rank": 1}], "passed": [[1, 2.0]], "lag": {"buckets": []}, "hung": [], "loss": [1]}
+
+
+DEEP = b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"[" * 200_000
+ODD_ANSWERS = {
+    "nothing": b"",
+    "no HTTP": b"SSH-2.0-x\r\n",
+    "a long line": b"HTTP/1.1 200 " + b"x" * 70_000,
+    "a list": b"HTTP/1.1 200 OK\r\n\r\n[]",
+    "deep": DEEP,
+    "a nonce on two lines": b'HTTP/1.1 200 OK\r\nContent-Length: 21\r\n\r\n{"nonce": "a\\r\\nX: y"}',
+}
+
+
+@pytest.mark.parametrize("name", ODD_ANSWERS)
+def test_a_shard_that_is_asked_raises_what_it_promises(name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            sock = server.accept()[0]
+            with sock:
+                sock.recv(1000)
+                sock.sendall(ODD_ANSWERS[name])
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        with pytest.raises((OSError, ValueError)):
+            ask("127.0.0.1", server.getsockname()[1], KEY, seconds=10.0)
+        thread.join(10)

@@ -295,7 +295,7 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
         layout=layout,
         rule=_text(body["rule"]),
         update_at=_text(body["updateAt"]),
-        shards=_count(body["shards"]),
+        shards=_count(body["shards"], MAX_SHARDS),
         assignment=tuple(_count(shard) for shard in body["assignment"]),
         blocks=blocks,
         files=facts,
@@ -342,8 +342,6 @@ def _workers(columns: Mapping[str, Any]) -> dict[str, dict[str, int | None]]:
 
 def _consistent(made: Manifest) -> None:
     """Raise ValueError unless every block of the layout lies in exactly one listed file."""
-    if not 1 <= made.shards <= MAX_SHARDS:
-        raise ValueError(f"it is of {made.shards} shards, expected 1 to {MAX_SHARDS}")
     names = {fact.name: fact for fact in made.files}
     if sorted(block.index for block in made.blocks) != list(range(len(made.layout.blocks))):
         raise ValueError(f"it has {len(made.blocks)} blocks, its layout {len(made.layout.blocks)}")
@@ -396,7 +394,7 @@ def _text(value: object) -> str:
     return value
 
 
-def _count(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{str(value)[:40]!r} is not a whole number from 0")
+def _count(value: object, most: int = 1 << 63) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{str(value)[:40]!r} is not a whole number from 0 to {most}")
     return value
