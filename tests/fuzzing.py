@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 
 SECONDS = 1.0
 """Of this thread's processor time, for one case: a busy machine makes no difference."""
+SOAK_SECONDS = 7200
+"""For one test of `make soak`."""
 BATCH, CHUNK = 25, 2000
 """Cases of one random generator, and generators of one run of hypothesis, which remembers all of a run."""
 T = TypeVar("T")
@@ -26,7 +28,8 @@ T = TypeVar("T")
 
 def counts(usual: int, soak: int) -> pytest.MarkDecorator:
     """Parameter `cases`: so many in `make test`, and so many in `make soak`."""
-    return pytest.mark.parametrize("cases", [pytest.param(usual, id="usual"), pytest.param(soak, id="soak", marks=pytest.mark.soak)])
+    marks = (pytest.mark.soak, pytest.mark.timeout(SOAK_SECONDS))
+    return pytest.mark.parametrize("cases", [pytest.param(usual, id="usual"), pytest.param(soak, id="soak", marks=marks)])
 
 
 def fuzz(cases: int, make: Callable[[Random], T], read: Callable[[T], int | None], most: int) -> None:

@@ -21,8 +21,9 @@ from tests.fuzzing import EDGES, Change, JsonChange, byte_changes, changed_bytes
 from tests.unit.whole_shard import HELLO, LAYOUT, NUMBERS, PEER_HELLO, RECORD, ROWS, RUN, WholeShard, frame, heard
 
 WORKER, SHARD = Peer("worker", 0, 1), Peer("shard", 1, 1)
-MOST = 4 * (AHEAD + 2 * PIECE) + (4 << 20)
-"""Bytes of memory for one stream: no case sends a MiB, and a body is allocated PIECE by PIECE as it comes."""
+MOST = 4 * (AHEAD + 2 * PIECE) + (20 << 20)
+"""Bytes of memory for one stream: no case sends a MiB, and a body is allocated PIECE by PIECE as it comes. A hello may tell of a model of
+2^31 numbers, which is 2,048 blocks: the shard keeps some KiB of each before one of their bytes has come."""
 FRAMES = 6
 """Changed frames of one stream, at most."""
 INFO = {"hyperparameters": [NUMBERS], "rows": [{"lr": 0.1}], "none": [], "nonFinite": None, "clip": None, "clamp": None}
@@ -140,7 +141,8 @@ def test_a_worker_with_a_key_that_sends_changed_frames_ends_its_stream(standing:
     fuzz(cases // 2, make, read, MOST)
     shard = standing.shard
     hello = HELLO | {"recovery": shard.server.store.recovery, "mode": shard.place.config.mode}
-    assert heard(shard.converse(WORKER, lambda base: [frame(Kind.HELLO, hello, base)]))[0].kind is Kind.WELCOME
+    answered = shard.converse(WORKER, lambda base: [frame(Kind.HELLO, hello, base)])
+    assert heard(answered)[0].kind is Kind.WELCOME, answered
 
 
 ODD_LISTS: list[dict[str, Any]] = [

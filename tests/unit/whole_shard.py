@@ -21,7 +21,10 @@ from psjob.protocol.coordinator.joining import PACE_SECONDS
 from psjob.resume.record import ResumeRecord, pack
 from psjob.rules import named
 from psjob.shard.acceptor import Acceptor
+from psjob.shard.phase import Phase
 from psjob.shard.server import Server
+from psjob.shard.store import Store
+from psjob.tables import TableSpec
 from psjob.wire import auth
 from psjob.wire.auth import Peer
 from psjob.wire.frame import HEADER_BYTES, Flag, Header, Kind, parse, run_digest
@@ -78,10 +81,22 @@ class WholeShard:
 
     @property
     def spoilt(self) -> bool:
-        """Has somebody with a key ended the run, gone from it or put a later start in its place? Then others are refused, rightly."""
-        rows = self.server.store.admission.rows.values()
+        """Has somebody with a key ended the run, gone from it, begun it with another model or put a later start in its place?
+
+        Then others are refused, rightly.
+        """
+        store = self.server.store
+        if len(self.place.config.shards) == 1 and not self._as_begun(store):
+            return True
+        rows = store.admission.rows.values()
         odd = any(row.left_at is not None or row.incarnation > (1, 0) or row.complete > 1 << 20 for row in rows)
         return odd or bool(self.server._exit) or self.coordinator.machine.ended or self.server.final
+
+    @staticmethod
+    def _as_begun(store: Store) -> bool:
+        same = store.layout is not None and store.layout.digest() == LAYOUT.digest() and store.layout.table == LAYOUT.table
+        tables = [cell.spec for cell in store.row_cells.values()]
+        return store.phase is Phase.SERVING and same and store.rule_name == "sgd" and tables == [TableSpec.from_json(ROWS)]
 
     def settle(self) -> None:
         """Let the coordinator and the disk do all that is left to do."""
