@@ -28,6 +28,8 @@ from hack.cluster.proc import started_at
 CRD = REPO / "crds" / "psjob.dev_pstrainingjobs.yaml"
 USER = "system:serviceaccount:psjob-system:psjob-operator"
 GROUPS = ("system:serviceaccounts", "system:serviceaccounts:psjob-system")
+ASKER = json.dumps({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "psjob-system"}}})
+"""Whom the chart's operator lets in to the status ports of its runs."""
 ROOM = {"cpu": "1000", "memory": "4Ti", "pods": "1000"}
 PARTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok")
 
@@ -77,6 +79,7 @@ class Place:
             "run",
             f"--kubeconfig={config}",
             "--runtime-image=psjob-runtime:bench",
+            f"--network-policy={ASKER}",
         ]
         command += [f"--key-file={self.folder / 'operator.key'}", "--health-host=127.0.0.1", f"--health-port={port}", *options]
         with (self.folder / "operator.log").open("wb") as log:

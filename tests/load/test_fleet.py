@@ -38,7 +38,8 @@ def test_ten_jobs_cost_what_they_must_and_no_request_more(tmp_path: Path) -> Non
     assert asked(run, "idle") == {}, said
     begun = asked(run, "burst")
     assert begun.pop("patch pstrainingjobs/status") <= 2 * 10 + 2, said
-    assert begun == {"create pods": 100, "create services": 10, "create configmaps": 10, "create secrets": 10, "create events": 10}, said
+    around = {"create services": 10, "create configmaps": 10, "create secrets": 10, "create networkpolicies": 20}
+    assert begun == {"create pods": 100, "create events": 10, **around}, said
     assert run["lose"]["superfluous"] == 0, said
     lost = asked(run, "lose")
     assert lost["create pods"] == 10 and lost["patch pstrainingjobs/status"] <= 2 * 10 + 2, said
@@ -53,7 +54,7 @@ def test_a_hundred_jobs_beside_a_bare_client(tmp_path: Path) -> None:
     run = measure(folder=tmp_path)
     print(table(run))
     assert cpu_per_pod(run) <= 3.5
-    assert requests_per_pod(run) <= 2.0
+    assert requests_per_pod(run) <= 2.3
     assert asked(run, "idle") == {} and run["lose"]["superfluous"] == 0
     assert run["rss"]["burst"] <= 120
     # Missed on two cores: docs/performance.md says by how much and why.
