@@ -45,7 +45,13 @@ def test_a_job_runs_to_its_end_and_its_metric_is_the_last_line(tmp_path: Path) -
     folder = tmp_path / ".psjob" / told["run"]
     assert (tmp_path / ".psjob" / ".gitignore").read_text() == "*\n"
     status = json.loads((folder / "status.json").read_text())
-    assert status["phase"] == "Complete" and status["pinned"] == {"configFormat": 1, "wire": 2, "container": "worker", "key": 1}
+    assert status["phase"] == "Complete" and status["pinned"] == {
+        "configFormat": 1,
+        "wire": 2,
+        "container": "worker",
+        "encryption": "none",
+        "key": 1,
+    }
     assert {path.name for path in (folder / "logs").glob("*.log")} == {
         "tiny-ps-0-a1.log", "tiny-ps-1-a1.log", "tiny-worker-0-r1.log", "tiny-worker-1-r1.log",
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,17 @@ from psjob.wire.frame import Header, Kind
 from psjob.wire.reading import AHEAD, PIECE
 from tests.fuzzing import EDGES, Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
 from tests.unit.whole_shard import HELLO, LAYOUT, NUMBERS, PEER_HELLO, RECORD, ROWS, RUN, WholeShard, frame, heard
+
+
+@pytest.fixture(autouse=True)
+def only_errors() -> Iterator[None]:
+    """A line of the log for each of thousands of refusals is no news."""
+    log = logging.getLogger("psjob")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    yield
+    log.setLevel(before)
+
 
 WORKER, SHARD = Peer("worker", 0, 1), Peer("shard", 1, 1)
 MOST = 4 * (AHEAD + 2 * PIECE) + (20 << 20)

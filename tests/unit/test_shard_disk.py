@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob.checkpoint import disk, files
-from psjob.checkpoint.admissions import read_admission, write_admission
+from psjob.checkpoint.admissions import _bits, _positions, read_admission, write_admission
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.shard import server as serving
@@ -230,7 +230,7 @@ def refuse(*_: object) -> None:
 
 ROWS = st.lists(
     st.tuples(
-        st.integers(0, 1 << 40), st.sets(st.integers(0, 300), max_size=20), st.none() | st.integers(0, 1 << 40),
+        st.integers(0, 1 << 40), st.sets(st.integers(0, 3)), st.none() | st.integers(0, 1 << 40),
         st.tuples(st.integers(0, 99), st.integers(0, 99)),
     ),
     max_size=8,
@@ -246,7 +246,7 @@ def test_an_admission_table_comes_back_from_its_file(tmp_path_factory: pytest.Te
         row.complete, row.open, row.left_at, row.incarnation = complete, open_, left, incarnation
     fact = write_admission(folder, "v000001-c000002-shard001-a1-admission.json", table.save())
     again = FileFact.from_json(fact.to_json())
-    made = _named(folder, again)
+    made = _named(folder, again, len(rows))
     loaded = Admission(len(rows), 301)
     saved = read_admission(folder, made, 1)
     assert saved is not None
@@ -255,9 +255,16 @@ def test_an_admission_table_comes_back_from_its_file(tmp_path_factory: pytest.Te
     files.check(folder / fact.name, again)
 
 
-def _named(folder: Path, fact: FileFact) -> Any:
+@given(st.sets(st.integers(0, 300)))
+def test_open_blocks_come_back_from_their_bits(positions: set[int]) -> None:
+    assert _positions(_bits(sorted(positions)), 301) == sorted(positions)
+
+
+def _named(folder: Path, fact: FileFact, ranks: int | None = None) -> Any:
+    """A checkpoint of shard 1's with that table; of so many workers, where it is told."""
     made = save(folder, 1)
-    return type(made)(**{**made.__dict__, "tables": {"1": fact}})
+    workers = made.workers if ranks is None else {str(rank): made.workers["0"] for rank in range(ranks)}
+    return type(made)(**{**made.__dict__, "tables": {"1": fact}, "workers": workers})
 
 
 def test_a_damaged_admission_table_is_named(tmp_path: Path) -> None:

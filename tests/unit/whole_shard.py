@@ -6,7 +6,6 @@ Nothing waits and nothing runs beside it, so that many thousand streams are serv
 from __future__ import annotations
 
 import json
-import logging
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -56,7 +55,6 @@ class WholeShard:
     """A run of one worker on one shard (or `shards`), which serves once the worker has begun it."""
 
     def __init__(self, checkpoints: Path, shards: int = 1, mode: str = "async") -> None:
-        logging.getLogger("psjob").setLevel(logging.ERROR)
         peers = tuple(ShardAddress("127.0.0.1", 1 + index, 0) for index in range(shards))
         config = Config("job", RUN, "0" * 64, mode, 5, None, 1, peers, NEVER, "AllWorkers", 10.0, 60.0)
         self.folder = checkpoints / RUN

@@ -23,7 +23,7 @@ _SCHEMES = r"(?:(?:bearer|basic|digest|negotiate|token)[ \t]{1,4})?"
 # Each matches once it has begun, or gives up after a bounded number of characters: so no text takes more than linear time.
 _FORMS = (
     (r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,32}PRIVATE KEY-----|\Z)", re.DOTALL, ""),
-    (r"\A.*?-----END [A-Z ]{0,32}PRIVATE KEY-----", re.DOTALL, ""),  # its beginning was cut off
+    (r"\A.*-----END [A-Z ]{0,32}PRIVATE KEY-----", re.DOTALL, ""),  # its beginning was cut off
     (r"(://)[^\s/\"'<>@]*(?:@[^\s/\"'<>@]+)*(?=@)", 0, r"\1"),
     (
         r"(?<![0-9A-Za-z])(?:eyJ[\w.-]{16,}|(?:AKIA|ASIA)[0-9A-Z]{16}|gh[pousr]_[0-9A-Za-z]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
