@@ -120,6 +120,7 @@ REFUSED: list[Case] = [
             ("warmupSteps", (-1, 10**9 + 1), "0..1000000000"),
             ("gradientMebibytes", (3, 65537), "4..65536"),
             ("maxGradNorm", (0, -1.0, 1.1e6), "1e-06..1000000"),
+            ("maxPushNorm", (0, -1.0, 1.1e12), "1e-06..1000000000000"),
         )
         for value in values
     ),

@@ -34,6 +34,7 @@ FORMAT_1: dict[str, Any] = {
     "warmupSteps": 0,
     "maxGradNorm": None,
     "nonFinite": "pass",
+    "maxPushNorm": None,
     "transport": "auto",
     "streams": 1,
     "gradientBytes": 4096 << 20,

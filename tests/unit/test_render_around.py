@@ -53,6 +53,7 @@ def test_the_config_holds_what_the_contract_lists() -> None:
         "warmupSteps",
         "maxGradNorm",
         "nonFinite",
+        "maxPushNorm",
         "transport",
         "streams",
         "gradientBytes",

@@ -84,7 +84,7 @@ backupWorkers: int (sync) · staleness: int | null (bounded: 3, threshold: 16) �
 local: null (another mode) | {"innerSteps": int, "quorum": int, "graceSeconds": float, "lr": float, "momentum": float}
 updateRule: one of UPDATE_RULES | null (null: that of the script's optimizer) · ruleOptions: {name: float}
 reduction: "mean" | "sum" | "median" | "trimmed_mean" | "module:function" · lrScaling: "none" | "linear" · warmupSteps: int
-nonFinite: one of NON_FINITE · maxGradNorm: float | null
+nonFinite: one of NON_FINITE · maxGradNorm: float | null · maxPushNorm: float | null
 compression: {"push": one of PUSH_CODECS, "pull": one of PULL_CODECS, "ratio": float (share of a gradient that topk and randomk send)}
 workers: int (how many ranks)
 shards: [{"host": str, "port": int, "statusPort": int}] in index order
@@ -213,6 +213,8 @@ transports: {rank: "shared" | "tcp" | "mixed"} (how that worker's blocks and row
 memory: {"rssBytes": int}
 nonFinite: {"pushes": int, "worker": int, "step": int, "tensor": str} | null (pushes with NaN or inf that an update of this shard held,
   or that were skipped, and the first of them; a push counts once. A robust reduction may have left such a push out: it is not counted)
+largePushes: {"pushes": int, "worker": int, "step": int, "of": str (block or table), "norm": float | null (NaN or inf)} | null (pushes
+  beyond maxPushNorm, and the first of them; a push counts once)
 lag, gap: {"count": int, "sum": float, "max": float, "buckets": [[edge, count of what is at most that], ...]} | null (mode sync):
   over pushes that counted here since the last restore, at most one entry a worker's clock. lag: updates between the weights of a
   gradient and those it is applied to; gap: root mean square of what the weights have moved meanwhile, estimated on a sample of
@@ -233,7 +235,7 @@ coordinator: {"mode": str (the one that runs, such as "bounded:3"),
   "codecs": str | null (how numbers travel between shard 0 and the workers, such as "push int8, pull bf16"; null: as they are),
   "weightsSha256": str | null (of final.safetensors' parameters, once final), "failure": str | null,
   "transport": "shared" | "tcp" | "mixed" | null (how blocks and rows go between the workers and shard 0),
-  "nonFinite": str | null (the same of shard 0, in a sentence),
+  "nonFinite": str | null (the same of shard 0, in a sentence), "largePush": str | null (so of largePushes),
   "dataProblem": str | null (workers train on the same batches),
   "diverged": str | null (the loss that rank 0 reported last is NaN or inf, or such a gradient was applied),
   "warning": str | null (the learning rate is above what late gradients bear),

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from psjob_client.jobs.view import CheckpointView, Lateness, ProgressView, ShardView, TransferView, WorkerView
-from psjob_client.local.probe import numbers, part
+from psjob_client.local.probe import WARNINGS, numbers, part
 from psjob_client.local.shapes import is_number
-
-WARNINGS = ("warning", "nonFinite", "diverged", "dataProblem")
 
 
 def coordinator_facts(told: Mapping[str, Any], time: float | None) -> dict[str, Any]:

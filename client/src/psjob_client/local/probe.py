@@ -12,6 +12,8 @@ from psjob_client.local.sites import Listening
 from psjob_operator import contract, keys
 
 LARGEST = contract.STATUS_BYTES
+WARNINGS = ("warning", "nonFinite", "largePush", "diverged", "dataProblem")
+"""What the coordinator tells that a user should look at, the most urgent first."""
 
 
 async def status(shard: Listening, questions: bytes, timeout: float) -> Mapping[str, Any] | None:

@@ -13,6 +13,7 @@ from psjob_client.local.command import Command
 from psjob_client.local.display import Display
 from psjob_client.local.folder import Folder, tail_of
 from psjob_client.local.output import Follow
+from psjob_client.local.probe import WARNINGS
 from psjob_client.local.record import Record
 from psjob_client.local.request import Request
 from psjob_client.local.standing import Standing
@@ -78,7 +79,7 @@ class Story:
             self._pass_on(child, whole=False)
         self.record.look(backend)
         told = backend.watch.coordinator
-        warning = told.get("warning") or told.get("nonFinite") or told.get("diverged") or told.get("dataProblem")
+        warning = next((told[name] for name in WARNINGS if told.get(name)), None)
         if warning and warning != self._warned:
             self._warned = warning
             self.display.say(f"warning: {warning}", "yellow")

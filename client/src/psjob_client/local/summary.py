@@ -32,6 +32,7 @@ def summary(backend: Backend, result: str, seconds: float) -> dict[str, Any]:
         **(lateness(watch.told.values()) or {"lag": None, "gap": None}),
         "warning": told.get("warning"),
         "non_finite": told.get("nonFinite"),
+        "large_push": told.get("largePush"),
         "diverged": told.get("diverged"),
         "data_problem": told.get("dataProblem"),
         "loss": told.get("loss"),

@@ -73,6 +73,7 @@ _RANGES = (
     between("spec.training.local.momentum", 0, 0.9999, "leave it out for 0.9"),
     between("spec.training.warmupSteps", 0, 1_000_000_000, "leave it out for none"),
     between("spec.training.maxGradNorm", 1e-6, 1_000_000, "leave it out to clip nothing"),
+    between("spec.training.maxPushNorm", 1e-6, 10**12, "leave it out to take pushes of any size"),
     between("spec.training.streams", 1, 8, "one is enough where both sides have few cores"),
     between("spec.training.gradientMebibytes", 4, 65536, "leave it out for 4096, or 4 a worker where that is more"),
     between("spec.training.compression.ratio", 0.0001, 0.5, "leave it out for 0.01; above 0.5 nothing becomes smaller"),

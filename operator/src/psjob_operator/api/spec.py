@@ -75,6 +75,10 @@ class Training(Model):
     max_grad_norm: float | None = None
     """The largest 2-norm that the mean gradient of all workers may have, over all parameters, as DDP with `clip_grad_norm_` clips it. For
     mode sync; 0.000001..1000000. Absent: any, or what the script's `clip_grad_norm_` asks for."""
+    max_push_norm: float | None = None
+    """The largest 2-norm that one worker's push may have, in each block of at most 4 MiB and each table. The shards scale down what is
+    larger, before it is reduced, and take zeros for NaN and inf; the job's status tells. It bounds what a worker that was taken over, or
+    whose loss has exploded, can do in one step. 0.000001..1000000000000. Absent: any."""
     non_finite: Literal["pass", "skip", "refuse"] = "pass"
     """What becomes of a step with NaN or inf in a gradient. pass: it is applied, as in torch, and counted; skip: nobody makes it, in
     sync on all workers; refuse: the job fails with the worker, the step and the tensor. skip and refuse look before each push."""

@@ -72,6 +72,7 @@ def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpo
         "lrScaling": spec.training.lr_scaling,
         "warmupSteps": spec.training.warmup_steps,
         "maxGradNorm": spec.training.max_grad_norm,
+        "maxPushNorm": spec.training.max_push_norm,
         "nonFinite": spec.training.non_finite,
         "transport": spec.training.transport,
         "streams": spec.training.streams,

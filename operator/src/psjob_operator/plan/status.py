@@ -17,7 +17,7 @@ from psjob_operator.plan.troubles import Trouble, explain
 PROBLEMS = 8
 ATTACH_SECONDS = 20.0
 """Whoever is waited for within this time after all came up is just starting."""
-KEPT = ("WaitingForMember", "LearningRateHigh", "NonFiniteGradients", "Diverged", "DataNotSharded")
+KEPT = ("WaitingForMember", "LearningRateHigh", "NonFiniteGradients", "LargePushes", "Diverged", "DataNotSharded")
 """Reasons of a running job that hold while shard 0 is out of reach."""
 
 
@@ -183,6 +183,8 @@ def _running(facts: Facts) -> dict[str, Say]:
     non_finite, diverged = text(facts, "nonFinite"), text(facts, "diverged")
     if non_finite:
         return running("NonFiniteGradients", non_finite)
+    if large := text(facts, "largePush"):
+        return running("LargePushes", large)
     if diverged:
         return running("Diverged", diverged)
     data = text(facts, "dataProblem")

@@ -95,6 +95,8 @@ class Config:
     warmup_steps: int = 0
     max_grad_norm: float | None = None
     """The largest norm that the mean gradient of a step may have."""
+    max_push_norm: float | None = None
+    """The largest norm that a worker's push of one block or table may have."""
     non_finite: str = "pass"
     """What becomes of a step whose gradient holds NaN or inf: it ends the job (refuse), is skipped, or passes."""
     encryption: str = "none"
@@ -272,6 +274,7 @@ def _config(raw: dict[str, Any]) -> Config:
         lr_scaling=_word(raw, "lrScaling", "none", "linear"),
         warmup_steps=int(raw.get("warmupSteps") or 0),
         max_grad_norm=None if raw.get("maxGradNorm") is None else float(raw["maxGradNorm"]),
+        max_push_norm=None if raw.get("maxPushNorm") is None else float(raw["maxPushNorm"]),
         non_finite=_word(raw, "nonFinite", *contract.NON_FINITE),
         encryption=_word(raw, "encryption", *contract.ENCRYPTION),
         step_timeout=None if raw.get("stepTimeoutSeconds") is None else float(raw["stepTimeoutSeconds"]),

@@ -14,7 +14,7 @@ import torch
 
 from psjob.layout import memory
 from psjob.layout.blocks import Block, live_ranges
-from psjob.modes import ServedMode
+from psjob.modes import Push, ServedMode
 from psjob.rules import arrays, reduction
 from psjob.rules.base import BlockState, Rule
 from psjob.shard.bound import Bound
@@ -23,6 +23,7 @@ from psjob.shard.nonfinite import NonFinitePushes, is_sound, looked_at
 from psjob.shard.norms import squares_of
 from psjob.shard.pending import Arrived, PendingPushes
 from psjob.shard.pins import Pin
+from psjob.shard.pushnorms import PushNorms
 from psjob.shard.waiting import Replies, Waiter, Waiters
 from psjob.wire.frame import WireError
 
@@ -93,6 +94,8 @@ class Cell:
         """Stands for the bytes of the state: another one after each change of them."""
         self.non_finite: NonFinitePushes | None = None
         """Is told of pushes with NaN or inf; None where nobody looks for them here."""
+        self.push_norms: PushNorms | None = None
+        """Bounds each push before it is reduced; None where it may be of any size."""
         self.staleness: BlockStaleness | None = None
         """Looks at the pushes that count; None where none of them can be late."""
         self.on_measured: Callable[[Cell, float, float], None] | None = None
@@ -243,7 +246,7 @@ class Cell:
         `writable`: it may be written to. `apart`: that too, it lies in no push's memory, and is used when other blocks were reduced too.
         """
         assert self.state is not None
-        present = [a.grad.flat for a in batch if isinstance(a.grad, Gradient)]
+        present = [self._bounded(a.push, a.grad.flat) for a in batch if isinstance(a.grad, Gradient)]
         self.skipped = not present or any(a.skip for a in batch)
         self.none = frozenset()
         if self.skipped:
@@ -268,6 +271,9 @@ class Cell:
         if reduced is first.flat and (apart or (writable and not first.own)):
             return self._lasting().copy_(reduced)
         return reduced
+
+    def _bounded(self, push: Push, flat: torch.Tensor) -> torch.Tensor:
+        return flat if self.push_norms is None else self.push_norms.bounded(push.worker, push.clock, self.name, flat)
 
     def _update(self, batch: list[Arrived], reduced: torch.Tensor, lag: int | None) -> None:
         assert self.state is not None

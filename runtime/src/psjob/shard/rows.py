@@ -19,6 +19,7 @@ from psjob.shard.cell import free, ready, take
 from psjob.shard.decided import Decision
 from psjob.shard.nonfinite import NonFinitePushes, first_bad, is_sound, looked_at
 from psjob.shard.pending import Arrived, PendingPushes
+from psjob.shard.pushnorms import PushNorms
 from psjob.shard.waiting import Replies, Waiter, Waiters
 from psjob.tables import RowTable, TableSpec, merge
 from psjob.tables.cut import Rows
@@ -67,6 +68,7 @@ class RowCell:
         self.pending = PendingPushes()
         self.waiters = Waiters()
         self.non_finite: NonFinitePushes | None = None
+        self.push_norms: PushNorms | None = None
         self.gone: Mapping[int, int] | None = None
         """As of a block."""
         self._cut: tuple[int, Callable[[RowCell], None]] | None = None
@@ -153,6 +155,10 @@ class RowCell:
         if not present or any(a.skip for a in batch):
             return
         parts = [(part.ids, part.grads) for part in present]  # in rank order
+        if self.push_norms is not None and not isinstance(self.table.rule, Combine):
+            pushes = [a.push for a in batch if isinstance(a.grad, RowGradient)]
+            bounded = self.push_norms.bounded
+            parts = [(ids, bounded(push.worker, push.clock, self.name, grads)) for push, (ids, grads) in zip(pushes, parts, strict=True)]
         if weights is not None:
             shares = [share for a, share in zip(batch, weights, strict=True) if a.grad is not None]
             parts = [(ids, grads * share) for (ids, grads), share in zip(parts, shares, strict=True)]

@@ -27,6 +27,7 @@ from psjob.shard.coordination import Coordination
 from psjob.shard.letin import WAITING_SECONDS
 from psjob.shard.peers import PeerStream
 from psjob.shard.phase import Phase
+from psjob.shard.pushnorms import PushNorms
 from psjob.shard.recordframes import RecordsHere
 from psjob.shard.rows import RowCell
 from psjob.shard.session import Session
@@ -64,6 +65,7 @@ class Server:
         self.store.on_failure = lambda sentence: self.leave(1, sentence)
         self.store.budget = config.gradients
         self.store.non_finite.looks = config.non_finite == "pass"
+        self.store.push_norms = None if config.max_push_norm is None else PushNorms(config.max_push_norm)
         self.store.view = place.view
         self.admitting: dict[Session, None] = {}
         """Sessions that wait until this shard serves their view."""

@@ -129,6 +129,7 @@ def status(server: Server) -> dict[str, Any]:
         "transports": {str(rank): session.transport for rank, session in sorted(server.sessions.copy().items())},
         "memory": {"rssBytes": _rss()},
         "nonFinite": store.non_finite.told(),
+        "largePushes": None if store.push_norms is None else store.push_norms.told(),
         **(store.staleness.told() if store.staleness is not None else {"lag": None, "gap": None}),
     }  # fmt: skip
     coordinator = server.coordinator
@@ -138,6 +139,7 @@ def status(server: Server) -> dict[str, Any]:
             "codecs": said_of(session.encoded for session in list(server.sessions.values())),
             "transport": _transport(server),
             "nonFinite": store.non_finite.sentence(),
+            "largePush": None if store.push_norms is None else store.push_norms.sentence(),
             "diverged": said["diverged"] or (store.non_finite.sentence() if store.non_finite.looks else None),
             "warning": store.staleness.guard.warning if store.staleness is not None and store.staleness.guard is not None else None,
         }

@@ -28,6 +28,7 @@ from psjob.shard.norms import ClipNorms
 from psjob.shard.pending import Arrived, Info, Received
 from psjob.shard.phase import Counters, Phase
 from psjob.shard.progress import ShardProgress
+from psjob.shard.pushnorms import PushNorms
 from psjob.shard.room import room_problem
 from psjob.shard.rows import RowCell
 from psjob.shard.samples import PushSamples
@@ -75,6 +76,7 @@ class Store(ShardProgress):
         self.on_failure: Callable[[str], None] = lambda sentence: None
         """Told of an update that broke off: what this shard holds is not to be served any more."""
         self.non_finite = NonFinitePushes()
+        self.push_norms: PushNorms | None = None
         self.samples = PushSamples(0)
         self._missing: set[int] = set()
         self._clipped = False
@@ -180,6 +182,7 @@ class Store(ShardProgress):
         for cell in self.all_cells():
             cell.gone = None if self.decided is None else self.decided.gone
             cell.non_finite = self.non_finite if self.non_finite.looks else None
+            cell.push_norms = self.push_norms
         for block in self.cells.values() if self.clips else ():
             block.on_measured = self._measured
         self.non_finite.names = [*(spec.name for spec in layout.table), *(f"table {spec.name}" for spec in tables)]
