@@ -59,6 +59,7 @@ def test_defaults_that_the_api_server_stores(job_api: Api, namespace: str) -> No
             "lrScaling": "none",
             "warmupSteps": 0,
             "streams": 1,
+            "encryption": "auto",
             "transport": "auto",
             "nonFinite": "pass",
             "compression": {"push": "none", "pull": "none", "ratio": 0.01},

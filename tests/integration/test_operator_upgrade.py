@@ -50,7 +50,8 @@ def test_another_runtime_image_comes_with_another_run(place: World) -> None:
     place.create(manifest())
     up(place, node, "job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1")
     pinned = place.status()["pinned"]
-    assert pinned == {"runtimeImage": OLD, "configFormat": 1, "wire": 2, "container": "worker", "key": 1}
+    begun = {"configFormat": 1, "wire": 2, "container": "worker", "encryption": "auto", "key": 1}
+    assert pinned == {"runtimeImage": OLD, **begun}
     second = place.operator(f"--runtime-image={NEW}", start=False)
     replaced(first, second)
     place.end("job-ps-0-a1", 1)
@@ -121,7 +122,8 @@ def test_a_run_that_began_without_authentication_is_left_alone_until_it_is_suspe
         place.until_phase("Suspended")
         place.cluster.api.merge(place.path("pstrainingjobs", "job"), {"spec": {"suspend": False}})
         assert image(place, "job-ps-0-a2") == NEW
-        assert place.status()["pinned"] == {"runtimeImage": NEW, "configFormat": 1, "wire": 2, "container": "worker", "key": 1}
+        begun = {"configFormat": 1, "wire": 2, "container": "worker", "encryption": "auto", "key": 1}
+        assert place.status()["pinned"] == {"runtimeImage": NEW, **begun}
         up(place, node, "job-ps-0-a2", "job-worker-0-r2", "job-worker-1-r2")
         for pod in ("job-worker-0-r2", "job-worker-1-r2", "job-ps-0-a2"):
             place.end(pod)
