@@ -15,6 +15,8 @@ CHARACTERS, LINES = 2048, 20
 """Of a tail at most."""
 READ = 16 * 1024
 """Characters of a text that are looked at, its last ones; the kubelet gives 4,096 at most."""
+PASSES = 8
+"""What stood right behind a credential may be one, and is seen when that has gone."""
 _NAMES = (
     r"passw(?:or)?d|passphrase|secret|credential|token(?!s|i[sz])|authorization"
     r"|(?:api|access|account|private)[_-]?key|x-amz-(?:signature|security-token)"
@@ -83,9 +85,14 @@ def tail(text: str) -> str:
 
 def scrub(text: str) -> str:
     """The text with REMOVED in place of what looks like a credential, or stands where one is named."""
-    for pattern, instead in _BY_NAME:
-        text = pattern.sub(instead, text)
-    return forms(text)
+    for _ in range(PASSES):
+        before = text
+        for pattern, instead in _BY_NAME:
+            text = pattern.sub(instead, text)
+        text = forms(text)
+        if text == before:
+            break
+    return text
 
 
 def forms(text: str) -> str:
