@@ -2,50 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from psjob.layout.blocks import Block
+from psjob.shard.oddpushes import OddPushes
 from psjob.shard.pending import Arrived
 
 WHOLE = 1 << 16
 """Elements of a gradient that are looked at whole at each update."""
 PARTS = 8
-log = logging.getLogger("psjob.shard")
 
 
-class NonFinitePushes:
-    """Of one shard. A push (a worker's step) is counted once, however many blocks show it."""
+class NonFinitePushes(OddPushes):
+    """What is found in a push: the tensor that held such a number."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.looks = True
         """Are gradients looked at here? Where `training.nonFinite` is not pass, workers look at them before they push."""
         self.names: Sequence[str] = ()
         """Of the model's tensors, in the table's order, then of tables of rows."""
-        self.count = 0
-        self.first: tuple[int, int, str] | None = None
-        """Worker, step and tensor."""
-        self._last: dict[int, int] = {}
-        """By worker: the newest step that is counted."""
-        self._lock = threading.Lock()
-
-    def note(self, worker: int, clock: int, tensor: str) -> None:
-        """A push was found to hold such a number in `tensor`."""
-        with self._lock:
-            if self._last.get(worker, -1) >= clock:
-                return
-            self._last[worker] = clock
-            self.count += 1
-            first = self.first is None
-            if first:
-                self.first = (worker, clock, tensor)
-        if first:
-            log.warning("%s", self.sentence())
 
     def named(self, index: int) -> str:
         """The name of a tensor or table."""
@@ -58,7 +38,6 @@ class NonFinitePushes:
         return {"pushes": self.count, **dict(zip(("worker", "step", "tensor"), self.first, strict=True))}
 
     def sentence(self) -> str | None:
-        """What a user is told of the first; None where there was none. It never changes: it stands in a status."""
         if self.first is None:
             return None
         worker, clock, tensor = self.first

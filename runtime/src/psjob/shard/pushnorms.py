@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
 from typing import Any
 
 import torch
 
 from psjob.shard.norms import squares_of
+from psjob.shard.oddpushes import OddPushes
 
-log = logging.getLogger("psjob.shard")
 
-
-class PushNorms:
-    """Of one shard. A push (a worker's step) is counted once, however many of its blocks and tables were too large."""
+class PushNorms(OddPushes):
+    """What is found in a push: the block or table that was too large, and its norm; None where it held NaN or inf."""
 
     def __init__(self, limit: float) -> None:
+        super().__init__()
         self.limit = limit
-        self.count = 0
-        self.first: tuple[int, int, str, float | None] | None = None
-        """Worker, step, block or table, and its norm; None where it held NaN or inf."""
-        self._last: dict[int, int] = {}
-        """By worker: the newest step that is counted."""
-        self._lock = threading.Lock()
 
     def bounded(self, worker: int, clock: int, name: str, numbers: torch.Tensor) -> torch.Tensor:
         """`numbers`, a gradient of any shape, or another tensor whose 2-norm is the limit. One that holds NaN or inf gives zeros."""
         norm = norm_of(numbers)
         if norm is not None and norm <= self.limit:
             return numbers
-        self._note(worker, clock, name, norm)
+        self.note(worker, clock, name, norm)
         if norm is None:
             return torch.zeros_like(numbers)
         # In half precision the factor itself could be lost.
@@ -45,24 +37,11 @@ class PushNorms:
         return {"pushes": self.count, **dict(zip(("worker", "step", "of", "norm"), self.first, strict=True))}
 
     def sentence(self) -> str | None:
-        """What a user is told of the first; None where there was none. It never changes: it stands in a status."""
         if self.first is None:
             return None
         worker, clock, name, norm = self.first
         was = "held NaN or inf and was left out" if norm is None else f"had a norm of {norm:.4g} and was scaled down to it"
         return f"worker {worker}'s push of {name} at step {clock} is beyond training.maxPushNorm {self.limit:g}: it {was}"
-
-    def _note(self, worker: int, clock: int, name: str, norm: float | None) -> None:
-        with self._lock:
-            if self._last.get(worker, -1) >= clock:
-                return
-            self._last[worker] = clock
-            self.count += 1
-            first = self.first is None
-            if first:
-                self.first = (worker, clock, name, norm)
-        if first:
-            log.warning("%s", self.sentence())
 
 
 def norm_of(numbers: torch.Tensor) -> float | None:
