@@ -112,10 +112,9 @@ class Pooled(Stream):
     def release(self) -> None:
         """Give the descriptor back; the loops know it no longer."""
         with self._send_lock:
-            self._rest, self._encrypted = [], memoryview(b"")
             self.sock.close()
             self._queue.clear()
-            self._rest, self._done = [], []
+            self._rest, self._encrypted, self._done = [], memoryview(b""), []
 
     # -- for the loops -----------------------------------------------------------------------------
 

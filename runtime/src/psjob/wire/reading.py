@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from psjob.wire.frame import HEADER_BYTES, MAX_JSON, ROW_KINDS, Flag, Header, Kind, WireError, continues, extra_header_bytes, load, parse
 from psjob.wire.shared import Region, copy_out
 from psjob.wire.sockets import SLICE_SECONDS, peer_name, timeval
+from psjob.wire.tls import PIECE as ENCRYPTED
 
 if TYPE_CHECKING:
     from psjob.wire.auth import Seal
@@ -36,8 +37,6 @@ WINDOW = 512
 """Places that one call receives into (the kernel takes 1024)."""
 STRANGER_BYTES = 4096
 """Most bytes, encrypted or not, that are taken from who has proven nothing."""
-ENCRYPTED = 64 << 10
-"""Encrypted bytes that are received at a time."""
 _thread = threading.local()
 """`place`: where encrypted bytes are received, until they are decrypted."""
 
