@@ -22,7 +22,7 @@ import aiohttp
 from aiohttp import web
 
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-HOPS = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "content-encoding", "host", "te", "upgrade"})
+HOPS = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "host", "te", "upgrade"})
 SESSION = web.AppKey("session", aiohttp.ClientSession)
 
 

@@ -46,7 +46,7 @@ def test_whatever_goes_wrong_on_the_way_the_end_is_the_same(place: World, proxy:
         if time.monotonic() - listed > RELIST_SECONDS:
             listed = time.monotonic()
             proxy.gone()
-        assert operator.alive(), place.story()
+        assert operator.alive(), f"the operator ended: {operator.log.read_text()[-3000:]}\n{place.story()}"
         assert time.monotonic() < deadline, f"seed {seed}, {proxy.weather.seen}\n{place.story()}"
         time.sleep(0.05)
     print(f"seed {seed}: {dict(sorted(proxy.weather.seen.items()))}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from psjob_operator.cluster import observe
-from psjob_operator.cluster.client import ApiError, _reply
+from psjob_operator.cluster.client import ApiError, _event, _reply
 from psjob_operator.cluster.observe import _lenient
 from psjob_operator.plan.holds import OURS
 from psjob_operator.plan.plan import plan
@@ -49,6 +50,22 @@ def test_who_says_no_and_whether_for_good(
 ) -> None:
     error = refusal(code, reason, message, causes)
     assert (error.definite, error.denied, error.invalid) == (definite, denied, invalid)
+
+
+@pytest.mark.parametrize("raw", [b"<html>sign in</html>", b"[]", b'"ok"', b"{", gzip.compress(b'{"items": []}'), b"{}"])
+def test_an_answer_that_cannot_be_read_is_no_empty_list(raw: bytes) -> None:
+    """A list that seemed empty would tell that all pods have gone."""
+    with pytest.raises(ApiError, match="no JSON object") as raised:
+        _reply(200, raw, None)
+    assert (raised.value.code, raised.value.definite) == (0, False), "it may have been carried out"
+    assert _reply(200, b"", None) == {}
+
+
+@pytest.mark.parametrize("line", [b"", b"<html>", b"[]", b'{"type": "ADDED"}', gzip.compress(b"{}")])
+def test_a_line_of_a_watch_that_is_no_event_ends_that_watch_alone(line: bytes) -> None:
+    with pytest.raises(ApiError, match="is no event") as raised:
+        _event(line, "/api/v1/pods")
+    assert raised.value.code == 0
 
 
 @pytest.mark.parametrize(

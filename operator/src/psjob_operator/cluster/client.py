@@ -38,8 +38,8 @@ UNREADABLE = ("strict decoding error", "cannot be handled as a ")
 class ApiError(Exception):
     """A call that did not succeed.
 
-    `code` is the HTTP status, or 0 where no answer came (the call may or may not have been carried out);
-    `reason` is the API server's word (AlreadyExists, Conflict, Invalid, …) or ours (Timeout, Connection);
+    `code` is the HTTP status, or 0 where no answer came that can be read (the call may or may not have been carried out);
+    `reason` is the API server's word (AlreadyExists, Conflict, Invalid, …) or ours (Timeout, Connection, Unreadable);
     `message` is its sentence; `retry_after` seconds, where it named them; `fields`: it names fields that are wrong.
     """
 
@@ -168,8 +168,7 @@ class Client:
                 async for chunk in response.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
-                        event = json.loads(line)
-                        yield event["type"], event["object"]
+                        yield _event(line, path)
         except TimeoutError as error:
             raise ApiError(0, "Timeout", f"nothing was heard of the watch of {path} for {WATCH_SILENCE:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -314,14 +313,24 @@ def _proxy(url: str) -> str | None:
     return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
 
 
+def _event(line: bytes, path: str) -> tuple[str, dict[str, Any]]:
+    try:
+        event = json.loads(line)
+        return event["type"], event["object"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ApiError(0, "Unreadable", f"watch {path}: a line is no event, as of a proxy on the way: {line[:80]!r}") from error
+
+
 def _reply(status: int, raw: bytes, retry_after: str | None) -> dict[str, Any]:
     try:
         data = json.loads(raw) if raw else {}
     except ValueError:
         data = {}
-    if 200 <= status < 300:
-        return data if isinstance(data, dict) else {}
     told = data if isinstance(data, dict) else {}
+    if 200 <= status < 300:
+        if raw and not told:  # taken for an empty list it would tell that all pods have gone
+            raise ApiError(0, "Unreadable", f"the answer ({status}) is no JSON object, as of a proxy on the way: {raw[:80]!r}")
+        return told
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
     message = str(told.get("message") or raw[:200].decode("utf-8", "replace"))
     details = told.get("details")
