@@ -26,6 +26,7 @@ from psjob.shard.acceptor import Acceptor
 from psjob.shard.coordination import Coordination
 from psjob.shard.server import Server
 from psjob.wire import tcp
+from psjob.wire.auth import GREETING_BYTES
 from psjob.wire.pool import StreamPool
 from psjob.wire.tcp import Stream
 from psjob.worker import link as links
@@ -108,7 +109,7 @@ class Shards:
             listener = tcp.listen("127.0.0.1", peers[index].port)
             acceptor = Acceptor(place)
             pool = StreamPool(f"shard-{index}")
-            pool.accept(listener, acceptor.serve, 256)
+            pool.accept(listener, acceptor.serve, 256, GREETING_BYTES)
             self._pools.append(pool)
             server = Server(place, self.folder)
             acceptor.open(server.meet, server.refuse)

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from psjob.wire import pooled, reading, tcp
+from psjob.wire import lobby, pooled, reading, tcp
 from psjob.wire.frame import Header, Kind
 from psjob.wire.loop import Loop
-from psjob.wire.pool import StreamPool
+from psjob.wire.pool import STRANGERS, StreamPool
 from psjob.wire.pooled import Pooled, Sending
 from psjob.wire.reading import Filling, Pause, StreamClosed, Wants
 from psjob.wire.tcp import Stream
@@ -36,10 +36,10 @@ def dial(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     listeners: list[socket.socket] = []
     dialled: list[Stream] = []
 
-    def connect(serve: Serve | None = None, limit: int = 100) -> Stream:
+    def connect(serve: Serve | None = None, limit: int = 100, first: int = 1) -> Stream:
         if serve is not None:
             listeners.append(tcp.listen("127.0.0.1", 0))
-            pool.accept(listeners[-1], serve, limit)
+            pool.accept(listeners[-1], serve, limit, first)
         dialled.append(Stream(socket.create_connection(listeners[-1].getsockname(), timeout=20.0)))
         return dialled[-1]
 
@@ -170,7 +170,8 @@ def test_any_thread_may_put_and_a_turn_is_made_as_late_as_it_can_be(dial: Callab
         yield from echo(stream)
 
     stream = dial(serve)
-    assert eventually(lambda: bool(streams), 20.0)
+    stream.send(Header(Kind.PUSH))
+    assert stream.recv_header(20.0).kind is Kind.PUSH
     streams[0].put_frame(Header(Kind.PARAM), bytes(LARGE))  # more than the system takes
     streams[0].put(lambda: Sending(streams[0].framed(Header(Kind.PARAM, block=value))))
     value = 7
@@ -187,6 +188,47 @@ def test_a_newcomer_above_the_limit_is_closed(dial: Callable[..., Stream]) -> No
         second.recv_header(20.0)
     first.close()
     assert eventually(lambda: answered(dial()), 20.0), "its place is free again"
+
+
+def test_nothing_is_made_of_a_stream_before_its_first_words_have_come(dial: Callable[..., Stream]) -> None:
+    served: list[float] = []
+
+    def serve(stream: Pooled) -> Wants[None]:
+        served.append(time.monotonic() - stream.since)
+        yield from known_echo(stream)
+
+    words = Header(Kind.PUSH).pack()
+    silent, gone, slow = dial(serve, first=len(words)), dial(), dial()
+    gone.close()
+    for half in (words[:-40], words[-40:]):
+        assert not served
+        slow.write(half)
+        time.sleep(0.2)
+    assert slow.recv_header(20.0).kind is Kind.PUSH and len(served) == 1
+    assert served[0] >= 0.2, "its time has run since it dialled"
+    with pytest.raises(StreamClosed):
+        silent.recv_header(20.0)
+    last = dial()
+    last.write(words[:-1])
+    with pytest.raises(StreamClosed):
+        last.recv_header(20.0)
+    assert len(served) == 1, "all that it said were less words than it must say"
+
+
+def test_the_oldest_that_has_not_spoken_has_to_go(dial: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lobby, "STRANGER_SECONDS", 60.0)
+    words = Header(Kind.PUSH).pack()
+    first = dial(echo, first=len(words))
+    speaks = dial()
+    speaks.write(words)
+    assert speaks.recv_header(20.0).kind is Kind.PUSH
+    silent = [dial() for _ in range(STRANGERS - 2)]
+    last = dial()
+    with pytest.raises(StreamClosed):
+        first.recv_header(20.0)
+    for stream in (silent[0], silent[-1], last, speaks):
+        stream.write(words)
+        assert stream.recv_header(20.0).kind is Kind.PUSH
 
 
 def answered(stream: Stream) -> bool:

@@ -18,6 +18,7 @@ from psjob.process.errors import Refused, exit_refused, refused_after
 from psjob.shard.acceptor import Acceptor
 from psjob.shard.early import announce
 from psjob.wire import tcp
+from psjob.wire.auth import GREETING_BYTES
 from psjob.wire.pool import StreamPool
 
 MORE_STREAMS = 512
@@ -51,7 +52,7 @@ def main() -> int:
         return contract.EXIT_RETRY
     acceptor = Acceptor(here)
     streams = here.config.workers * here.config.streams + len(here.config.shards) + MORE_STREAMS
-    StreamPool("shard").accept(listener, acceptor.serve, min(streams, files - limits.OWN_FILES))
+    StreamPool("shard").accept(listener, acceptor.serve, min(streams, files - limits.OWN_FILES), GREETING_BYTES)
     announce(here)
 
     import torch

@@ -14,12 +14,10 @@ from psjob.wire.auth import Peer, Standing
 from psjob.wire.frame import HEADER_BYTES, Flag, Header, WireError, parse, run_digest
 from psjob.wire.frame import MAGIC as FRAME
 from psjob.wire.pooled import Pooled, Sending
-from psjob.wire.reading import HELLO_SECONDS, STRANGER_BYTES, Filling, Reading, StreamClosed, Wants
+from psjob.wire.reading import HELLO_SECONDS, STRANGER_BYTES, STRANGER_SECONDS, Filling, Reading, StreamClosed, Wants
 from psjob.wire.tcp import Stream
 from psjob.wire.tls import Tls
 
-STRANGER_SECONDS = 1.0
-"""Who dials has so long to prove who it is."""
 SENTENCE_BYTES = 4096
 """Most bytes of a refusal that come from somebody who has proven nothing."""
 KeyOf = Callable[[Peer, bytes], bytes]
@@ -47,8 +45,8 @@ def greet(stream: Stream, here: Place, index: int, seconds: float = HELLO_SECOND
 
 def admit(stream: Pooled, key_of: KeyOf, standing: Standing, encryption: Encryption) -> Wants[Peer]:
     """Who dials, once it has proven it. Raises StreamClosed, TimeoutError, WireError."""
-    until = time.monotonic() + STRANGER_SECONDS
-    greeting = yield from _read(stream, auth.GREETING_BYTES, STRANGER_SECONDS)
+    until = stream.since + STRANGER_SECONDS
+    greeting = yield from _read(stream, auth.GREETING_BYTES, _left(until))
     if encryption.accepts is not None and greeting[0] == tls.RECORD:
         yield from _accepted(stream, Tls(encryption.accepts, None), greeting, until)
         greeting = yield from _read(stream, auth.GREETING_BYTES, _left(until))

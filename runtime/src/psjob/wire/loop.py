@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 from psjob.process import supervise
+from psjob.wire.lobby import Lobby
 from psjob.wire.poller import BYTES, ROOM, Bell, Poller
 from psjob.wire.pooled import Pooled, here
 from psjob.wire.reading import Filling, Pause, StreamClosed, Wants
@@ -65,6 +66,8 @@ class Loop:
         self._behind: dict[_Reader, None] = {}
         """Those of which more can be decrypted; they go on when others have had their turn."""
         self._looked = 0.0
+        self.lobby: Lobby | None = None
+        """Whom this thread listens to besides: it hangs up on who waits too long."""
 
     def __del__(self) -> None:
         self._bell.close()  # not before: some thread may be about to ring
@@ -87,9 +90,15 @@ class Loop:
     # -- streams ---------------------------------------------------------------------------------
 
     def listen(self, fd: int, accept: Callable[[], None]) -> None:
-        """Call `accept` when somebody dials."""
-        self._listeners[fd] = accept
+        """Call `accept` when somebody dials, or has spoken. Raises OSError where the system can watch no more."""
         self._poller.register(fd, BYTES)
+        self._listeners[fd] = accept
+
+    def unlisten(self, fd: int) -> None:
+        """Forget a descriptor that was to be listened to; it is closed next."""
+        del self._listeners[fd]
+        self._deaf.discard(fd)
+        self._poller.unregister(fd)
 
     def deaf(self, fd: int) -> None:
         """Hear no one who dials, until the next look."""
@@ -171,12 +180,14 @@ class Loop:
         for reader in list(self._readers.values()):
             reader.stream.close()
             self._resume(reader)
+        if self.lobby is not None:
+            self.lobby.look(math.inf)
         self._work()
         self._poller.close()
 
     @property
     def _has_dates(self) -> bool:
-        return bool(self._timed or self._senders or self._deaf)
+        return bool(self._timed or self._senders or self._deaf or self.lobby)
 
     def _met(self, fd: int, event: int) -> None:
         reader = self._readers.get(fd)
@@ -322,6 +333,8 @@ class Loop:
         for stream in list(self._senders.values()):
             if stream.overdue(now):
                 stream.close()
+        if self.lobby is not None:
+            self.lobby.look(now)
         for fd in self._deaf:
             with contextlib.suppress(OSError):  # the listener is closed
                 self._poller.modify(fd, BYTES)

@@ -6,8 +6,10 @@ import errno
 import os
 import socket
 import threading
+from collections.abc import Callable
 from functools import partial
 
+from psjob.wire.lobby import Lobby
 from psjob.wire.loop import Loop, Serve
 from psjob.wire.pooled import Pooled, nothing
 from psjob.wire.strangers import Strangers
@@ -31,27 +33,35 @@ class StreamPool:
         self._reads: dict[Pooled, int] = {}
         """By stream, which loop reads it."""
         self._counts = [0] * number
-        self._strangers: Strangers[Pooled] = Strangers(STRANGERS)
+        self._strangers: Strangers[socket.socket | Pooled] = Strangers(STRANGERS)
+        self._lobby = self.loops[0].lobby = Lobby(self.loops[0], self._strangers.drop)
         for loop in self.loops:
             loop.start()
 
-    def accept(self, listener: socket.socket, serve: Serve, limit: int) -> None:
-        """Read what dials `listener` as `serve` wants it. Of those that `serve` knows, a newcomer above `limit` is closed; of all others
-        there are STRANGERS at most."""
+    def accept(self, listener: socket.socket, serve: Serve, limit: int, first: int = 1) -> None:
+        """Read what dials `listener` as `serve` wants it, from when its `first` bytes have come. Of those that `serve` knows, a newcomer
+        above `limit` is closed; of all others there are STRANGERS at most."""
         listener.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, first)  # of those who dial it, too
         loop, fd = self.loops[0], listener.fileno()
+
+        def enter(sock: socket.socket, since: float) -> None:
+            self._take(sock, since, serve)
 
         def accept() -> None:
             for _ in range(ACCEPTS):
                 try:
-                    sock, _address = listener.accept()
+                    sock, address = listener.accept()
                 except BlockingIOError:
                     return
                 except OSError as error:
                     if error.errno in FULL:
                         loop.deaf(fd)
                     return
-                self._take(sock, serve, limit)
+                if self._known() < limit:
+                    self._meet(sock, str(address[0]), enter)
+                else:
+                    sock.close()
                 if len(self._reads) >= limit + 2 * STRANGERS:  # those that had to go are still being closed
                     loop.deaf(fd)
                     return
@@ -63,23 +73,38 @@ class StreamPool:
         for loop in self.loops:
             loop.close()
 
-    def _take(self, sock: socket.socket, serve: Serve, limit: int) -> None:
+    def _known(self) -> int:
+        """Streams whose peers have proven who they are."""
+        return len(self._reads) + len(self._lobby) - len(self._strangers)
+
+    def _meet(self, sock: socket.socket, host: str, enter: Callable[[socket.socket, float], None]) -> None:
+        """Somebody has dialled, whom nobody knows: it has a place, and who has had one for longest may have to go."""
+        try:
+            self._lobby.add(sock, enter)
+        except OSError:
+            sock.close()
+            return
+        victim = self._strangers.add(sock, host)
+        if isinstance(victim, Pooled):
+            victim.close()
+        elif victim is not None:
+            self._lobby.close(victim)
+
+    def _take(self, sock: socket.socket, since: float, serve: Serve) -> None:
+        """It has spoken: read on, in its place."""
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            stream = Pooled(sock, since)
+        except OSError:
+            self._strangers.drop(sock)
+            sock.close()
+            return
         with self._lock:
-            if len(self._reads) - len(self._strangers) >= limit:
-                sock.close()
-                return
             at = min(range(len(self.loops)), key=lambda number: self._counts[number])
-            try:
-                stream = Pooled(sock)
-            except OSError:
-                sock.close()
-                return
             self._reads[stream] = at
             self._counts[at] += 1
+        self._strangers.rename(sock, stream)
         stream.known = partial(self._strangers.drop, stream)
-        victim = self._strangers.add(stream, stream.peer.rpartition(":")[0])
-        if victim is not None:
-            victim.close()
         stream.reader, stream.writer = self.loops[at], self.loops[(at + 1) % len(self.loops)]
         stream.reader.post(partial(stream.reader.read, stream, serve(stream)))
 

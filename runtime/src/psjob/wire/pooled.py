@@ -6,6 +6,7 @@ the stream's loop when there is room. Of a half-sent frame the stream holds the 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import socket
 import threading
@@ -50,8 +51,10 @@ Act = Callable[[], Sending | None]
 class Pooled(Stream):
     """`put` may be called from any thread. Belongs to two loops once its pool has taken it: one reads, another sends what is left over."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, since: float | None = None) -> None:
         super().__init__(sock)
+        self.since = time.monotonic() if since is None else since
+        """When its peer has dialled."""
         self.reader: Loop | None = None
         self.writer: Loop | None = None
         self.known: Callable[[], object] = nothing
@@ -94,11 +97,10 @@ class Pooled(Stream):
 
     def close(self) -> None:
         """Nothing more is read or sent. The descriptor is closed when both loops have let go of it."""
-        self.closed = True
-        try:
-            self.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
+        if not self.closed:
+            self.closed = True
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
         self.wake()
         if self.reader is None and self.writer is not None:
             self.writer.post(functools.partial(self.writer.forget, self))

@@ -35,6 +35,8 @@ AHEAD = 40 * HEADER_BYTES
 """Bytes that may be received with a header: where no payloads follow, many headers come by one call."""
 WINDOW = 512
 """Places that one call receives into (the kernel takes 1024)."""
+STRANGER_SECONDS = 1.0
+"""Who dials has so long to prove who it is."""
 STRANGER_BYTES = 4096
 """Most bytes, encrypted or not, that are taken from who has proven nothing."""
 _thread = threading.local()

@@ -43,6 +43,13 @@ class Strangers(Generic[T]):
         with self._lock:
             return self._drop(one)
 
+    def rename(self, one: T, other: T) -> None:
+        """It is called otherwise from now on, and the newest of its host: it has spoken."""
+        with self._lock:
+            host = self._hosts.pop(one, None)
+            if host is not None:
+                self._hosts[other] = host
+
     def _drop(self, one: T) -> bool:
         host = self._hosts.pop(one, None)
         if host is None:
