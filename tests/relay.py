@@ -1,20 +1,63 @@
-"""What somebody between two ends of a stream sees: the parts of the handshake, then whole frames that it cannot change."""
+"""Somebody between two ends of a stream: what it hears, the parts of the handshake in it, and whole frames whose change is found."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 
 from psjob.contract import keys
 from psjob.wire import auth
 from psjob.wire.auth import Seal, Standing
-from psjob.wire.frame import HEADER_BYTES, Header, parse
+from psjob.wire.frame import HEADER_BYTES, Header, WireError, parse
 from tests.runkeys import RUN
 
 DIALLER = (auth.GREETING_BYTES, auth.PROOF_BYTES)
 """Bytes of the parts that the dialling end says first."""
 SHARD = (auth.CHALLENGE_BYTES,)
 """Those of the other one."""
+
+
+def chunks(sock: socket.socket) -> Iterator[bytes]:
+    """What comes, as it comes."""
+    return iter(lambda: sock.recv(1 << 16), b"")
+
+
+Passes = Callable[[socket.socket], Iterator[bytes]]
+
+
+class Relay:
+    """A road to a port of this host: `there` says what goes on of what diallers send, `back` of what they are sent."""
+
+    def __init__(self, port: int, there: Passes = chunks, back: Passes = chunks) -> None:
+        self._to, self._there, self._back = port, there, back
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Nobody else gets through."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self._to))
+            for source, target, passes in ((near, far, self._there), (far, near, self._back)):
+                threading.Thread(target=_carry, args=(source, target, passes), daemon=True).start()
+
+
+def _carry(source: socket.socket, target: socket.socket, passes: Passes) -> None:
+    with contextlib.suppress(OSError, WireError):
+        for part in passes(source):
+            target.sendall(part)
+    for end in (source, target):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
 
 
 def parts(sock: socket.socket, handshake: tuple[int, ...]) -> Iterator[tuple[Header | None, bytes]]:

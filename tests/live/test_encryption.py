@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from psjob.wire.reading import STRANGER_BYTES
 from psjob.wire.tcp import StreamClosed
 from psjob.wire.tls import PIECE
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving
+from tests.relay import Relay, chunks
 from tests.runkeys import write_certificates
 
 pytestmark = pytest.mark.usefixtures("last_words")
@@ -48,50 +48,30 @@ def encrypted(worker: Worker) -> set[bool]:
     return {lane.stream.tls is not None for link in worker.session.links for lane in link.lanes}
 
 
-class Between:
+class Listener(Relay):
     """Somebody on the network between the workers and shard 0: hears everything, and changes one byte if it is told to."""
 
     def __init__(self, port: int) -> None:
-        self._port, self._listener = port, socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
         self.heard = bytearray()
         self.changes = 0
         """Chunks in which a byte is still to be changed."""
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(port, self._hear, self._hear)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self._port))
-            for source, target in ((near, far), (far, near)):
-                threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
-
-    def _carry(self, source: socket.socket, target: socket.socket) -> None:
-        try:
-            while raw := bytearray(source.recv(1 << 16)):
-                self.heard += raw
-                if self.changes and len(raw) > 2000:
-                    self.changes -= 1
-                    raw[1500] ^= 1
-                target.sendall(raw)
-        except OSError:
-            pass
-        for end in (source, target):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listener.close()
+    def _hear(self, source: socket.socket) -> Iterator[bytes]:
+        for chunk in chunks(source):
+            raw = bytearray(chunk)
+            self.heard += raw
+            if self.changes and len(raw) > 2000:
+                self.changes -= 1
+                raw[1500] ^= 1
+            yield raw
 
 
 @contextmanager
-def between(shards: Shards) -> Iterator[Between]:
+def between(shards: Shards) -> Iterator[Listener]:
     """From now on workers reach shard 0 through it."""
     first, *others = shards.config.shards
-    relay = Between(first.port)
+    relay = Listener(first.port)
     shards.config = replace(shards.config, shards=(replace(first, port=relay.port), *others))
     try:
         yield relay
@@ -99,7 +79,7 @@ def between(shards: Shards) -> Iterator[Between]:
         relay.close()
 
 
-def trained(folder: Path, changes: int = 0, **more: Any) -> tuple[list[torch.Tensor], Between]:
+def trained(folder: Path, changes: int = 0, **more: Any) -> tuple[list[torch.Tensor], Listener]:
     """Two workers train; the weights in the end, and who was between them and shard 0."""
     folder.mkdir()
     with serving(folder, workers=2, shards=2, transport="tcp", **more) as shards, between(shards) as relay:

@@ -18,11 +18,11 @@ from psjob.checkpoint.final import tensors_sha256
 from psjob.contract import keys
 from psjob.wire import auth
 from psjob.wire.auth import Peer, Standing
-from psjob.wire.frame import HEADER_BYTES, Flag, Header, Kind, WireError, dump, parse, run_digest
+from psjob.wire.frame import HEADER_BYTES, Flag, Header, Kind, dump, parse, run_digest
 from tests.live.live_shards import Shards, Worker, all_well, serving
 from tests.live.test_shard_training import batch, build, loss_of
 from tests.reference import reference
-from tests.relay import DIALLER, parts
+from tests.relay import DIALLER, Relay, parts
 from tests.runkeys import RUN
 
 STEPS = 30
@@ -276,61 +276,25 @@ def test_no_attempt_hears_or_changes_anything(tmp_path: Path, undisturbed: str) 
 # -- between a worker and its shard -----------------------------------------------------------------------------------------------
 
 
-class Between:
-    """A road to a shard on which somebody sits: `meddle` says what becomes of each frame that a worker sends, once."""
+class Meddler(Relay):
+    """Sits on the road to a shard: `meddle` says what becomes of each frame that a worker sends, once."""
 
-    def __init__(self, to: tuple[str, int], meddle: Callable[[bytes, int], bytes]) -> None:
-        self._to, self._meddle = to, meddle
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
+    def __init__(self, port: int, meddle: Callable[[bytes, int], bytes]) -> None:
+        self._meddle = meddle
         self.done = threading.Event()
         self.recorded = b""
         """The first stream as the worker has sent it."""
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(port, self._frames)
 
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(self._to)
-            threading.Thread(target=self._there, args=(near, far), daemon=True).start()
-            threading.Thread(target=self._back, args=(far, near), daemon=True).start()
-
-    def _back(self, far: socket.socket, near: socket.socket) -> None:
-        _pass_on(far, near, iter(lambda: far.recv(65536), b""))
-
-    def _there(self, near: socket.socket, far: socket.socket) -> None:
-        first = not self.recorded
-
-        def frames() -> Iterator[bytes]:
-            count = 0
-            for header, raw in parts(near, DIALLER):
-                self.recorded += raw if first else b""
-                count += header is not None
-                changed = raw if header is None or self.done.is_set() else self._meddle(raw, count)
-                if changed != raw:
-                    self.done.set()
-                yield changed
-
-        _pass_on(near, far, frames())
-
-
-def _pass_on(here: socket.socket, there: socket.socket, said: Iterator[bytes]) -> None:
-    try:
-        for part in said:
-            there.sendall(part)
-    except (OSError, WireError):
-        pass
-    for sock in (here, there):
-        try:
-            sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
+    def _frames(self, near: socket.socket) -> Iterator[bytes]:
+        first, count = not self.recorded, 0
+        for header, raw in parts(near, DIALLER):
+            self.recorded += raw if first else b""
+            count += header is not None
+            changed = raw if header is None or self.done.is_set() else self._meddle(raw, count)
+            if changed != raw:
+                self.done.set()
+            yield changed
 
 
 def flipped(raw: bytes, at: int) -> bytes:
@@ -354,7 +318,7 @@ MEDDLING: dict[str, Callable[[bytes, int], bytes]] = {
 def test_who_sits_between_ends_a_stream_and_no_more(tmp_path: Path, undisturbed: str, name: str) -> None:
     """The worker dials again and the weights are the same to the bit. The stream that was recorded is then of no use to anybody."""
     with serving(tmp_path, workers=2, shards=2, transport="tcp") as shards:
-        between = Between(shards.address(0), MEDDLING[name])
+        between = Meddler(shards.address(0)[1], MEDDLING[name])
         workers = workers_of(shards)
         link = workers[1].session.links[0]
         link.peer = type(link.peer)("127.0.0.1", between.port, link.peer.status_port)
