@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import socket
@@ -97,8 +98,9 @@ def test_a_stranger_is_hung_up_on_after_a_second(tmp_path: Path) -> None:
             with socket.create_connection(address, timeout=10) as sock:
                 began = time.monotonic()
                 sock.sendall(first)
-                while sock.recv(4096):
-                    pass
+                with contextlib.suppress(ConnectionResetError):  # what it said was not read
+                    while sock.recv(4096):
+                        pass
                 assert 0.9 <= time.monotonic() - began < 5
 
 
