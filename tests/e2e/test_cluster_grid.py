@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from hack.cluster.api import ApiError
 from hack.cluster.paths import program
 from tests.cluster_fixtures import Cluster
 from tests.e2e import digits
@@ -140,9 +141,20 @@ def oom(place: Place, role: str) -> Mend:
 
 
 def evicted(place: Place, role: str) -> Mend:
+    """Again where the API server says 429, as `kubectl drain` does: too many are away, or its budget is not counted yet."""
     name = place.pod(role)["metadata"]["name"]
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": place.kube.namespace}}
-    place.cluster.api.create(f"/api/v1/namespaces/{place.kube.namespace}/pods/{name}/eviction", body)
+
+    def granted() -> bool:
+        try:
+            place.cluster.api.create(f"/api/v1/namespaces/{place.kube.namespace}/pods/{name}/eviction", body)
+        except ApiError as error:
+            if error.status != 429:
+                raise
+            return False
+        return True
+
+    wait_for(f"the eviction of {name} to be granted", granted, 60, story=lambda: place.kube.story(NAME))
     return nothing
 
 
@@ -151,20 +163,35 @@ def node_lost(place: Place, role: str) -> Mend:
     return nothing
 
 
+def strike(place: Place, role: str, take: Callable[[], object]) -> None:
+    """Take away what its next container needs, and kill it. One that suspends is killed first: it may end by itself in a moment."""
+    if place.seen:
+        place.kill(role)
+        take()
+    else:
+        take()
+        place.kill(role)
+
+
 def image_gone(place: Place, role: str) -> Mend:
     """It is killed, and no node has its image any more."""
-    for index in (1, 2):
+
+    def take() -> None:
+        for index in (1, 2):
+            remove(index)
+
+    def remove(index: int) -> None:
         socket = place.cluster.state / f"node{index}" / "containerd.sock"
         command = [str(program("ctr")), f"--address={socket}", "--namespace=k8s.io", "images", "rm", "--sync", place.image]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
-    place.kill(role)
+
+    strike(place, role, take)
     return lambda: mended(place, lambda: place.cluster.load_worker(place.image, ROOT / "examples" / "digits"))
 
 
 def config_error(place: Place, role: str) -> Mend:
     """It is killed, and a Secret that its environment needs is gone."""
-    place.kube.kubectl("delete", "secret", SECRET)
-    place.kill(role)
+    strike(place, role, lambda: place.kube.kubectl("delete", "secret", SECRET))
     return lambda: mended(place, lambda: place.kube.apply(secret()))
 
 
@@ -272,6 +299,9 @@ def cell(home: Kube, cluster: Cluster, stopped: set[int], images: dict[str, str]
         took = time.monotonic() - began
         assert status["restarts"]["counted"] <= 2, json.dumps(status["restarts"])
         assert accuracy(final_weights(kube, NAME)) >= 0.95
+    except Exception as error:  # told at once: the whole grid takes an hour and a half
+        print(f"\n{role} {when} {fault}: {error!s:.600}", flush=True)
+        raise
     finally:
         cluster.api.delete(f"/api/v1/namespaces/{kube.namespace}")
     return f"{took:.0f} s"
