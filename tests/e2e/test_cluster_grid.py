@@ -80,7 +80,7 @@ def recovering(place: Place, role: str) -> None:
     """Another one was killed a moment ago."""
     ready_to_kill(place.kube, NAME)
     place.kill("worker-1" if role.startswith("shard") else "shard-1")
-    wait_for("the loss to be seen", phase(place.kube, NAME, "Recovering"), 30, every=0.1)
+    wait_for("the loss to be seen", phase(place.kube, NAME, "Recovering"), 60, every=0.1, story=lambda: place.kube.story(NAME))
     wait_for(f"a process of {role}", lambda: processes(place.pod(role), PROGRAMS[role.partition("-")[0]]), 60, every=0.1)
 
 
