@@ -73,6 +73,10 @@ def test_clicks_has_the_same_bits_across_a_kill_and_another_transport(tmp_path: 
     assert hashes[0] == hashes[1]
 
 
+STEP_WORDS = 10 * 50
+"""Of the lda's batch of documents; each takes a token from one topic and gives it to another."""
+
+
 def test_lda_counts_exactly_and_learns_what_one_process_learns(tmp_path: Path) -> None:
     import numpy as np
 
@@ -82,7 +86,9 @@ def test_lda_counts_exactly_and_learns_what_one_process_learns(tmp_path: Path) -
     assert ended.summary["result"] == "Complete" and ended.summary["restarts"] == {"Signal": 1} and ended.summary["updates_lost"] == 0
     words, topics = (ended.weights[f"{name}.weight"] for name in ("words", "topics"))
     documents, unseen = loaded("lda").corpus()
-    assert words.dtype == np.int32 and words.sum(0).tolist() == topics[0].tolist()
+    # The kill may fall into a push: what one step draws is then of two tries (docs/tables.md), and no token counts twice.
+    assert words.dtype == np.int32 and topics.sum() == documents.numel()
+    assert np.abs(words.sum(0) - topics[0]).sum() <= 2 * STEP_WORDS
     assert words.sum(1).tolist() == np.bincount(documents.flatten(), minlength=len(words)).tolist(), "every word has one topic"
     alone = subprocess.run([sys.executable, str(EXAMPLES / "lda" / "train.py")], capture_output=True, text=True, timeout=300, check=True)
     one = float(alone.stdout.splitlines()[-1].rsplit(" ", 1)[1])
