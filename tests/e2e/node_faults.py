@@ -74,8 +74,13 @@ def drained(kube: Kube, job: str, node: str, back: Callable[[], T | None]) -> T:
 
 def one_of_each(kube: Kube, job: str) -> None:
     """No two pods that run sit in one seat, and all shards that run are on one node."""
+    seats = taken(kube, job)
+    assert seats and max(seats.values()) == 1, seats
+
+
+def taken(kube: Kube, job: str) -> Counter[tuple[str, str]]:
+    """How many pods run in each seat, those that are being deleted too. All shards that run are on one node."""
     alive = [pod for pod in kube.list("pods", f"{LABEL_JOB}={job}") if pod["status"].get("phase") in ("Pending", "Running")]
     labels = [pod["metadata"]["labels"] for pod in alive]
-    seats = Counter((it["psjob.dev/role"], it["psjob.dev/index"]) for it in labels)
-    assert seats and max(seats.values()) == 1, seats
     assert len({pod["spec"]["nodeName"] for pod in alive if pod["metadata"]["labels"]["psjob.dev/role"] == "shard"}) <= 1
+    return Counter((it["psjob.dev/role"], it["psjob.dev/index"]) for it in labels)
