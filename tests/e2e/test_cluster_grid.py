@@ -48,7 +48,7 @@ class Place:
     image: str
     """Of this cell's own name: it can be taken away from the nodes without another cell's."""
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Pods by role that are struck even while they are being deleted."""
+    """Pods by role that are struck even while they are being deleted, or end by themselves."""
 
     def pod(self, role: str) -> dict[str, Any]:
         name, _, index = role.partition("-")
@@ -93,12 +93,14 @@ def suspending(place: Place, role: str) -> None:
 
 
 def ending(place: Place, role: str) -> None:
-    """Nine tenths of the steps are done."""
+    """Three quarters of the steps are done."""
 
     def late() -> bool:
         said = coordinator(place.kube, NAME)
-        return bool(said and said["totalSteps"] and said["step"] >= 0.9 * said["totalSteps"])
+        return bool(said and said["totalSteps"] and said["step"] >= 0.75 * said["totalSteps"])
 
+    ready_to_kill(place.kube, NAME)
+    place.seen[role] = place.pod(role)
     wait_for("the last steps", late, 180, every=0.1, story=lambda: place.kube.story(NAME))
 
 
@@ -165,7 +167,7 @@ def node_lost(place: Place, role: str) -> Mend:
 
 
 def strike(place: Place, role: str, take: Callable[[], object]) -> None:
-    """Take away what its next container needs, and kill it. One that suspends is killed first: it may end by itself in a moment."""
+    """Take away what its next container needs, and kill it. One that suspends or ends is killed first: it may be over in a moment."""
     if place.seen:
         place.kill(role)
         take()
