@@ -181,12 +181,9 @@ def image_gone(place: Place, role: str) -> Mend:
 
     def take() -> None:
         for index in (1, 2):
-            remove(index)
-
-    def remove(index: int) -> None:
-        socket = place.cluster.state / f"node{index}" / "containerd.sock"
-        command = [str(program("ctr")), f"--address={socket}", "--namespace=k8s.io", "images", "rm", "--sync", place.image]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+            socket = place.cluster.state / f"node{index}" / "containerd.sock"
+            command = [str(program("ctr")), f"--address={socket}", "--namespace=k8s.io", "images", "rm", "--sync", place.image]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
 
     strike(place, role, take)
     return lambda: mended(place, lambda: place.cluster.load_worker(place.image, ROOT / "examples" / "digits"))

@@ -44,9 +44,7 @@ class StreamPool:
         listener.setblocking(False)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, first)  # of those who dial it, too
         loop, fd = self.loops[0], listener.fileno()
-
-        def enter(sock: socket.socket, since: float) -> None:
-            self._take(sock, since, serve)
+        enter = partial(self._take, serve)
 
         def accept() -> None:
             for _ in range(ACCEPTS):
@@ -90,7 +88,7 @@ class StreamPool:
         elif victim is not None:
             self._lobby.close(victim)
 
-    def _take(self, sock: socket.socket, since: float, serve: Serve) -> None:
+    def _take(self, serve: Serve, sock: socket.socket, since: float) -> None:
         """It has spoken: read on, in its place."""
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
