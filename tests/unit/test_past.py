@@ -42,3 +42,23 @@ def test_progress_keeps_what_was_reported() -> None:
         progress.report(0, {"loss": 1.0 / step})
         progress.passed(step, 1000.0 + 2 * step)
     assert [(entry["step"], entry["metrics"]["loss"]) for entry in progress.past.told()] == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
+
+
+def test_a_numbers_first_value_waits_for_no_second() -> None:
+    past = Past()
+    past.note(1, {}, None, 1000.0)
+    past.note(2, {"loss": 0.5}, None, 1000.01)
+    past.note(3, {"loss": 0.25}, None, 1000.02)
+    past.note(4, {"loss": 0.2, "grad_norm": 3.0}, None, 1000.03)
+    assert [(entry["step"], entry["metrics"]) for entry in past.told()] == [
+        (1, {}),
+        (2, {"loss": 0.5}),
+        (4, {"loss": 0.2, "grad_norm": 3.0}),
+    ]
+
+
+def test_names_without_end_make_no_entries_without_end() -> None:
+    past = Past()
+    for step in range(10_000):
+        past.note(step, {f"loss_{step}": 1.0}, None, 1000.0 + step * 1e-6)
+    assert len(past.told()) == MOST_NAMES

@@ -46,7 +46,7 @@ class JobProgress:
         """All workers that are there have passed `step` steps, at unix time `now`."""
         self.step = step
         self.history.append((step, now))
-        if self.past.due(now):
+        if self.past.due(self.metrics, now):
             self.past.note(step, self.metrics, self.rate(now), now)
 
     def rewound(self, step: int) -> None:
