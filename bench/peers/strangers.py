@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,16 @@ from psjob.wire.frame import run_digest
 
 GREETING = auth.greeting(Peer("worker", 0, 1), run_digest("run-1"), bytes(32))
 """All that a stranger may say: whoever says more is closed."""
+
+
+def client_hello() -> bytes:
+    """The first words of TLS, to which an encrypted shard answers with its certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    said = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), said).do_handshake()
+    return said.read()
 
 
 @contextmanager
@@ -43,14 +55,14 @@ def trickling(address: tuple[str, int], count: int) -> Iterator[None]:
         thread.join(60)
 
 
-def flood(address: tuple[str, int], count: int) -> int:
-    """So many connections at once, every other one with a greeting that a stranger can make; how many the shard has closed."""
+def flood(address: tuple[str, int], count: int, words: bytes = GREETING) -> int:
+    """So many connections at once, every other one with `words`, which a stranger can say; how many the shard has closed."""
     socks = []
     for number in range(count):
         sock = socket.create_connection(address, timeout=30)
         sock.setblocking(False)
         if number % 2:
-            sock.send(GREETING)
+            sock.send(words)
         socks.append(sock)
     gone = sum(closed(sock) for sock in socks)
     for sock in socks:

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from bench.peers.light_clients import Crowd, status
-from bench.peers.strangers import flood, trickling
+from bench.peers.strangers import GREETING, client_hello, flood, trickling
 from psjob import contract
 from psjob.contract import keys
 from psjob.process.asking import ask
@@ -28,7 +28,7 @@ from psjob_client.local.sites import Listening
 from psjob_operator.cluster import progress
 from tests.live.live_shards import eventually
 from tests.live.shard_processes import processes
-from tests.runkeys import RUN, get
+from tests.runkeys import RUN, get, write_certificates
 
 FLOOD = 10_000
 TRICKLES = 1000
@@ -39,11 +39,14 @@ def files_of(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def test_a_flood_costs_a_bounded_number_of_files_and_little_memory(tmp_path: Path) -> None:
-    """Meanwhile workers that are there go on, and one more that has a key joins."""
+@pytest.mark.parametrize("encryption", ["none", "auto"])
+def test_a_flood_costs_a_bounded_number_of_files_and_little_memory(tmp_path: Path, encryption: str) -> None:
+    """Meanwhile workers that are there go on, and one more that has a key joins. Strangers of an encrypted run begin TLS with it."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with processes(tmp_path, shards=1, workers=4, mode="async") as run:
+    words = GREETING if encryption == "none" else client_hello()
+    write_certificates(tmp_path, 1)
+    with processes(tmp_path, shards=1, workers=4, mode="async", encryption=encryption) as run:
         shard = run.start(0)
         assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60)
         address = ("127.0.0.1", int(run.config["shards"][0]["port"]))
@@ -51,7 +54,7 @@ def test_a_flood_costs_a_bounded_number_of_files_and_little_memory(tmp_path: Pat
         try:
             crowd.join()
             crowd.step()
-            flood(address, 2 * STRANGERS)  # what the first strangers import stays
+            flood(address, 2 * STRANGERS, words)  # what the first strangers import stays
             (before,), files = status(shard.pid, ("VmRSS",)), files_of(shard.pid)
             most = [before, files]
             with trickling(address, TRICKLES):
@@ -64,7 +67,7 @@ def test_a_flood_costs_a_bounded_number_of_files_and_little_memory(tmp_path: Pat
 
                 watching = threading.Thread(target=look, daemon=True)
                 watching.start()
-                flooding = threading.Thread(target=flood, args=(address, FLOOD), daemon=True)
+                flooding = threading.Thread(target=flood, args=(address, FLOOD, words), daemon=True)
                 flooding.start()
                 steps = 0
                 while flooding.is_alive():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -299,3 +301,23 @@ def test_what_another_thread_leaves_over_is_not_pumped_over() -> None:
     assert bytes(came) == first + second and done == ["A", "B"]
     stream.release()
     reader.close()
+
+
+def test_a_stream_that_has_ended_leaves_nothing_for_the_collector(dial: Callable[..., Stream]) -> None:
+    """A shard has it run seldom, and of a stranger who begins TLS there are 45 KiB."""
+    seen: list[weakref.ref[Pooled]] = []
+
+    def serve(stream: Pooled) -> Wants[None]:
+        seen.append(weakref.ref(stream))
+        with contextlib.suppress(StreamClosed, TimeoutError):
+            yield from stream.next_header(1.0)
+
+    gc.disable()
+    try:
+        stream = dial(serve)
+        stream.sock.sendall(b"a part of a header")
+        assert eventually(lambda: bool(seen))
+        stream.close()
+        assert eventually(lambda: seen[0]() is None)
+    finally:
+        gc.enable()

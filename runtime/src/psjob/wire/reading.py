@@ -90,8 +90,10 @@ class Filling:
             return False
         except ValueError as error:
             raise StreamClosed(f"{stream.peer}: {error}") from error
+        except StreamClosed:
+            raise
         except OSError as error:
-            raise error if isinstance(error, StreamClosed) else StreamClosed(f"{stream.peer}: {error}") from error
+            raise StreamClosed(f"{stream.peer}: {error}") from error
         self.done += count
         if self.done >= self._size:
             return True
