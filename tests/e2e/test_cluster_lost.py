@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from functools import partial
 from typing import Any
 
@@ -110,10 +111,19 @@ def _told(kube: Kube, step: int) -> bool:
     return bool(kube.status(NAME)["checkpoint"]["step"] >= step)
 
 
-@pytest.mark.e2e_long
 @pytest.mark.timeout(900)
-def test_a_drain_of_a_worker_leaves_the_shards_where_they_are(kube: Kube, node_cluster: Cluster, nodes: set[int]) -> None:
-    job = begins("sync")
+@pytest.mark.parametrize(
+    ("mode", "fault"),
+    [
+        pytest.param("sync", "lost", marks=pytest.mark.e2e),
+        pytest.param("async", "lost", marks=pytest.mark.e2e_long),
+        pytest.param("sync", "drained", marks=pytest.mark.e2e_long),
+    ],
+)
+def test_a_node_of_workers_leaves_the_shards_where_they_are(
+    kube: Kube, home: Kube, node_cluster: Cluster, nodes: set[int], mode: str, fault: str
+) -> None:
+    job = begins(mode)
     apart = {"labelSelector": {"matchLabels": {LABEL_JOB: NAME}}, "topologyKey": "kubernetes.io/hostname"}
     rule = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": apart}]}
     job["spec"]["workers"]["template"]["spec"]["affinity"] = {"podAntiAffinity": rule}
@@ -122,17 +132,26 @@ def test_a_drain_of_a_worker_leaves_the_shards_where_they_are(kube: Kube, node_c
     shard = pod_of(kube, NAME, "shard", 0)
     away = [pod for pod in pods_of(kube, NAME, "worker") if pod["spec"]["nodeName"] != shard["spec"]["nodeName"]]
     assert away, "a worker stands on another node than the shards"
+    node = away[0]["spec"]["nodeName"]
     starts = {int(pod["metadata"]["labels"]["psjob.dev/index"]): int(pod["metadata"]["labels"]["psjob.dev/number"]) for pod in away}
 
     def back() -> int | None:
-        """The step that was made after all drained workers had joined again."""
+        """The step that was made after all workers of that node had joined again."""
         said = coordinator(kube, NAME)
-        joined = {it["rank"]: it["start"] for it in (said or {}).get("workers", []) if it["state"] == "joined"}
+        joined = {it["rank"]: it["start"] for it in (said or {}).get("workers", []) if it["here"]}
         return int(said["step"]) if said and all(joined.get(rank, 0) > start for rank, start in starts.items()) else None
 
-    drained(kube, NAME, away[0]["spec"]["nodeName"], back)
+    if fault == "drained":
+        drained(kube, NAME, node, back)
+    else:
+        at = lose(node_cluster, [kube, home], node, nodes)
+        wait_for("training to go on", back, 60, story=lambda: kube.story(NAME))
+        print(f"{mode}: {time.time() - at:.1f} s from the loss of {node} until its workers had joined again elsewhere")
+        for kubelet in nodes:
+            os.kill(kubelet, signal.SIGCONT)
     assert pod_of(kube, NAME, "shard", 0)["metadata"]["uid"] == shard["metadata"]["uid"], "no shard was touched"
     one_of_each(kube, NAME)
     status = complete(kube, NAME)
-    assert status["restarts"]["counted"] == 0 and set(status["restarts"]["causes"]) <= {"Drained", "Retry"}, status["restarts"]
-    assert accuracy(final_weights(kube, NAME)) >= 0.95
+    cause = "Drained" if fault == "drained" else "NodeLost"
+    assert status["restarts"]["counted"] == 0 and set(status["restarts"]["causes"]) <= {cause, "Retry"}, status["restarts"]
+    assert accuracy(final_weights(kube, NAME)) >= (0.95 if mode == "sync" else 0.9)

@@ -50,7 +50,9 @@ class Shard:
     def say(self, step: int, **told: Any) -> None:
         checkpoint = {"step": 100, "view": 1, "time": 1790000000.0, "age": 5.0, "bytes": 4096, "path": "x", "final": False}
         common = {"mode": "sync", "loss": 0.25, "rate": 10.5, "metrics": {}, "checkpoint": checkpoint, "resumed": None, "stepsLost": 0}
-        workers = [{"rank": rank, "clock": step, "state": "joined", "start": 1, "rewinds": 0, "idle": 0.25} for rank in range(2)]
+        workers = [
+            {"rank": rank, "clock": step, "state": "joined", "start": 1, "rewinds": 0, "idle": 0.25, "here": True} for rank in range(2)
+        ]
         self.told = {**common, "step": step, "pushBytes": 1000 * step, "updatesLost": 0, "workers": workers, **told}
 
     def close(self) -> None:

@@ -50,6 +50,19 @@ def test_a_record_tells_it_and_one_that_knows_nothing_leaves_it(tmp_path: Path) 
     assert told() == [1.0, 0.25]
 
 
+def test_a_worker_whose_stream_has_ended_has_joined_and_is_not_here(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    clerks = desk.begun()
+
+    def told() -> list[tuple[object, object]]:
+        return [(worker["state"], worker["here"]) for worker in desk.c.members.status()]
+
+    assert told() == [("joined", True)] * 2
+    clerks[1].gone()
+    desk.settle()
+    assert told() == [("joined", True), ("joined", False)]
+
+
 def test_in_sync_who_is_quick_waits_for_who_is_slow(tmp_path: Path) -> None:
     with serving(tmp_path, workers=2) as shards:
         models = [build() for _ in range(2)]

@@ -70,6 +70,15 @@ def test_a_shard_that_answers_lives_and_so_do_the_workers_that_it_has() -> None:
     assert not lost((*SHARDS, *WORKERS), memory, set(), set()) and not memory.silent
 
 
+@pytest.mark.parametrize(("words", "lives"), [({"here": True}, True), ({"here": False}, False), ({"here": 1}, False), ({}, True)])
+def test_a_worker_whose_stream_has_ended_is_not_heard(words: dict[str, Any], lives: bool) -> None:
+    """A runtime that does not tell of streams says of every worker that has joined that it is there."""
+    told = {"coordinator": {"workers": [{"rank": 0, "start": 1, "state": "joined", **words}]}}
+    memory = Memory(UID, progress=told, progress_at=NOW + 1, silent={"n2": NOW})
+    views = (view("shard", 0, "n1", unheard=False), view("worker", 0, "n2"))
+    assert lost(views, memory, {"n2"}, {"shard-0"}, NOW + 2) == (set() if lives else {"job-worker-0-r1"})
+
+
 @pytest.mark.parametrize("told", [None, {}, {"coordinator": 3}, {"coordinator": {"workers": "all"}}, {"coordinator": {"workers": [7]}}])
 def test_what_shard_0_does_not_say_is_not_believed(told: Any) -> None:
     memory = Memory(UID, progress=told, progress_at=NOW + 1, silent={"n2": NOW})

@@ -34,7 +34,7 @@ LATE = {"count": 4, "sum": 6.0, "max": 3.0, "buckets": [[0, 1], [1, 2], [3, 4]]}
 CHECKPOINT = {"step": 3, "view": 1, "time": 999_000.0, "age": 3.5, "bytes": 1000, "path": "/checkpoints/run-1", "final": False}
 COORDINATOR: dict[str, Any] = {
     "mode": "async", "lag": LATE, "gap": LATE, "step": 5, "loss": 0.5, "rate": 2.0, "eta": 10.0, "totalSteps": 100,
-    "metrics": {"loss": 0.5}, "workers": [{"rank": 0, "clock": 5, "state": "joined", "start": 1, "rewinds": 0, "idle": 0.1}],
+    "metrics": {"loss": 0.5}, "workers": [{"rank": 0, "clock": 5, "state": "joined", "start": 1, "rewinds": 0, "idle": 0.1, "here": True}],
     "checkpoint": CHECKPOINT,
     "checkpointProgress": {"doing": "writing", "shards": [{"index": 0, "doing": "writing", "done": 1, "total": 2}], "done": 1, "total": 2},
     "checkpointProblem": None, "waiting": "workers 1 have not pushed step 5", "hung": [{"rank": 0, "start": 1, "seconds": 9.0}],

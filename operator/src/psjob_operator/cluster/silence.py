@@ -1,7 +1,7 @@
 """Which processes went with a node of which nothing is heard: those for which nothing else speaks either.
 
-A kubelet out of reach proves nothing of the pods there. A shard that takes a connection lives, and so does a worker that shard 0 has
-joined. Whoever is taken for lost and lives is fenced by the number of its successor.
+A kubelet out of reach proves nothing of the pods there. A shard that takes a connection lives, and so does a worker that has joined and
+has a stream to shard 0. Whoever is taken for lost and lives is fenced by the number of its successor.
 """
 
 from __future__ import annotations
@@ -50,8 +50,11 @@ def alive_first(view: PodView, run: str) -> bool:
 
 
 def joined(progress: Mapping[str, Any] | None, worker: Process) -> bool:
-    """Shard 0 says that this very process is with it."""
+    """Shard 0 says that this very process is with it. One whose stream has ended is, by an older runtime: that tells no `here`."""
     told = (progress or {}).get("coordinator")
     workers = told.get("workers") if isinstance(told, Mapping) else None
     mine = (entry for entry in workers if isinstance(entry, Mapping)) if isinstance(workers, list) else ()
-    return any(it.get("rank") == worker.index and it.get("start") == worker.number and it.get("state") == "joined" for it in mine)
+    return any(
+        it.get("rank") == worker.index and it.get("start") == worker.number and it.get("state") == "joined" and it.get("here", True) is True
+        for it in mine
+    )

@@ -155,6 +155,6 @@ class Members:
         """For the status port."""
         return [
             {"rank": m.rank, "clock": m.clock, "state": m.state.value, "start": m.incarnation[0], "rewinds": m.incarnation[1]}
-            | {"idle": m.idle}
+            | {"idle": m.idle, "here": m.here}
             for m in self.all.values()
         ]
