@@ -35,7 +35,8 @@ def kube(home: Kube, node_cluster: Cluster) -> Iterator[Kube]:
     """A restricted namespace of the test's own, with the operator running."""
     made = own_namespace(home, node_cluster, "digits")
     yield made
-    home.kubectl("delete", "namespace", made.namespace, "--wait=true", "--timeout=60s")
+    home.kubectl("delete", "namespace", made.namespace, "--wait=false")
+    wait_for("the namespace's pods to be gone; the rest of it is nothing to the next test", lambda: not made.list("pods"), 60)
 
 
 @pytest.fixture

@@ -82,5 +82,10 @@ def taken(kube: Kube, job: str) -> Counter[tuple[str, str]]:
     """How many pods run in each seat, those that are being deleted too. All shards that run are on one node."""
     alive = [pod for pod in kube.list("pods", f"{LABEL_JOB}={job}") if pod["status"].get("phase") in ("Pending", "Running")]
     labels = [pod["metadata"]["labels"] for pod in alive]
-    assert len({pod["spec"]["nodeName"] for pod in alive if pod["metadata"]["labels"]["psjob.dev/role"] == "shard"}) <= 1
+    shards = {
+        pod["metadata"]["name"]: (pod["spec"].get("nodeName"), pod["status"]["phase"], pod["metadata"].get("deletionTimestamp"))
+        for pod in alive
+        if pod["metadata"]["labels"]["psjob.dev/role"] == "shard"
+    }
+    assert len({node for node, _, _ in shards.values()}) <= 1, f"shards on several nodes: {shards}"
     return Counter((it["psjob.dev/role"], it["psjob.dev/index"]) for it in labels)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ EVERY = 20
 LAST = 30
 """Steps of a run with kills: one checkpoint is due between its begin and its end."""
 KILLS = {23: ("ps-0", "ps-1"), 25: ("ps-0",), 27: ("ps-1",)}
-"""By step: who is killed there. Those that die together come first, while a failure is answered soon."""
+"""By step: who is killed there. Those that die together come first, while a failure is answered soon: each one more doubles the wait."""
 BACKOFF_SECONDS = 10.0
 """A failure is answered at once when the n before it are this long ago, times 2 to the power n - 1."""
 STEP_SECONDS = 60.0
@@ -43,8 +43,15 @@ class Size:
     """Of weights."""
     rate: int
     """Bytes a second."""
+    moments: int
+    """The first so many of KILLS happen."""
     workers: int = 2
     adam: bool = False
+
+    @property
+    def kills(self) -> dict[int, tuple[str, ...]]:
+        """By step."""
+        return dict(islice(KILLS.items(), self.moments))
 
     @property
     def bytes(self) -> int:
@@ -62,8 +69,8 @@ class Size:
         return STEP_SECONDS + self.megabytes / 10
 
 
-SMALL = Size(100, 5 * MB)
-LARGE = Size(1500, 50 * MB, workers=1, adam=True)
+SMALL = Size(100, 10 * MB, moments=2)
+LARGE = Size(1500, 50 * MB, moments=3, workers=1, adam=True)
 """All processes of it fit in 18 GB; with SGD 6 GB of checkpoint would need 25."""
 
 
@@ -72,8 +79,8 @@ LARGE = Size(1500, 50 * MB, workers=1, adam=True)
 def test_killed_shards_are_back_when_they_have_read_their_own(tmp_path: Path, size: Size) -> None:
     (tmp_path / "plain").mkdir()
     plain = train(tmp_path / "plain", job_of(tmp_path / "plain", size))
-    texts = [f"kill:{name}@step={step}" for step, names in KILLS.items() for name in names]
-    words = ("--hold", ",".join(map(str, KILLS)), "--signs", str(tmp_path))
+    texts = [f"kill:{name}@step={step}" for step, names in size.kills.items() for name in names]
+    words = ("--hold", ",".join(map(str, size.kills)), "--signs", str(tmp_path))
     with (
         mounted(tmp_path / "disk", 5 * size.bytes) as volume,
         Watched(volume, tmp_path, job_of(tmp_path, size, *words), *faults(*texts)) as job,
@@ -86,7 +93,7 @@ def test_killed_shards_are_back_when_they_have_read_their_own(tmp_path: Path, si
         own = {f"ps-{shard}": job.own_bytes(shard) for shard in (0, 1)}
         assert min(own.values()) > 0.45 * size.bytes, own
         failures, struck = 0, 0.0
-        for step, names in KILLS.items():
+        for step, names in size.kills.items():
             job.stay(max(0.0, struck + BACKOFF_SECONDS * 2**failures / 2 - time.time()))
             struck = kill_at(job, step, size.steps_seconds, allowed(size, own, names))
             failures += len(names)
@@ -96,7 +103,8 @@ def test_killed_shards_are_back_when_they_have_read_their_own(tmp_path: Path, si
     assert [recovery["fault"] for recovery in summary["recoveries"]] == texts
     wrong = unwritten(writing, 5)
     wrong += [sentence for recovery in summary["recoveries"] for sentence in slow_or_unseen(size, looks, recovery, own)]
-    if summary["attempts"] != [3, 3] or sum(summary["restarts"].values()) != len(texts):
+    attempts = [1 + sum(name == f"ps-{shard}" for names in size.kills.values() for name in names) for shard in (0, 1)]
+    if summary["attempts"] != attempts or sum(summary["restarts"].values()) != len(texts):
         wrong.append(f"one restart for each of {texts} was wanted: shards are at {summary['attempts']}, {summary['restarts']}")
     if summary["weights_sha256"] != plain.sha or summary["updates_lost"]:
         wrong.append(f"weights differ from those of an undisturbed run, {summary['updates_lost']} updates are lost")
@@ -107,7 +115,7 @@ def test_killed_shards_are_back_when_they_have_read_their_own(tmp_path: Path, si
 def test_a_checkpoint_that_takes_more_than_a_minute_commits(tmp_path: Path) -> None:
     """Workers train meanwhile, and the job says how much is written."""
     rate, steps = 140_000, 500
-    size = Size(5, rate)
+    size = Size(5, rate, moments=0)
     words = ["bulky.py", str(size.megabytes), str(steps), "--pace", "0.3", "--signs", str(tmp_path)]
     path = manifest(
         tmp_path, words, checkpoint={"everySteps": EVERY, "interval": "1h", "keep": 2}, ps={"shardTimeoutSeconds": SHARD_TIMEOUT}

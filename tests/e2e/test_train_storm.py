@@ -25,9 +25,9 @@ MODES: list[dict[str, Any]] = [
 ]  # fmt: skip
 EXACT = ("none", "bf16", "fp16")
 """Codecs that carry the ledger's numbers whole."""
-QUICK = range(14)
-"""Together they strike about forty times."""
-LONG = range(14, 180)
+QUICK = (2, 3, 4, 6, 7, 8, 9, 13)
+"""Each entry of MODES once."""
+LONG = [seed for seed in range(180) if seed not in QUICK]
 pytestmark = pytest.mark.timeout(1500)
 _undisturbed: dict[str, str] = {}
 
@@ -129,7 +129,7 @@ def survive(tmp_path: Path, seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("seed", QUICK)
-def test_forty_faults_lose_nothing_and_count_nothing_twice(tmp_path: Path, seed: int) -> None:
+def test_faults_in_every_mode_lose_nothing_and_count_nothing_twice(tmp_path: Path, seed: int) -> None:
     survive(tmp_path, seed)
 
 
