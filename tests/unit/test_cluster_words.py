@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gzip
 import json
 from dataclasses import replace
@@ -10,7 +12,8 @@ from typing import Any
 import pytest
 
 from psjob_operator.cluster import observe
-from psjob_operator.cluster.client import ApiError, _event, _reply
+from psjob_operator.cluster.client import ApiError, Client, _event, _reply
+from psjob_operator.cluster.kinds import PODS
 from psjob_operator.cluster.observe import _lenient
 from psjob_operator.plan.holds import OURS
 from psjob_operator.plan.plan import plan
@@ -50,6 +53,29 @@ def test_who_says_no_and_whether_for_good(
 ) -> None:
     error = refusal(code, reason, message, causes)
     assert (error.definite, error.denied, error.invalid) == (definite, denied, invalid)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "gone"),
+    [
+        (404, 'pods "x" not found', True),
+        (409, "Precondition failed: UID in precondition: a, UID in object meta: b", True),
+        (409, 'Operation cannot be fulfilled on Pod "x": the UID in the precondition (a) does not match the UID in record (b).', True),
+        (409, "the object has been modified; please apply your changes to the latest version and try again", False),
+        (409, WEBHOOK, False),
+        (429, "try again later", False),
+    ],
+)
+def test_what_was_to_be_deleted_is_gone_only_where_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, code: int, message: str, gone: bool
+) -> None:
+    async def refused(*_: object) -> dict[str, Any]:
+        raise refusal(code, "", message)
+
+    monkeypatch.setattr(Client, "_call", refused)
+    meant = Client.__new__(Client).delete(PODS, "ns", "x", "a")
+    with contextlib.nullcontext() if gone else pytest.raises(ApiError):
+        asyncio.run(meant)
 
 
 @pytest.mark.parametrize("raw", [b"<html>sign in</html>", b"[]", b'"ok"', b"{", gzip.compress(b'{"items": []}'), b"{}"])

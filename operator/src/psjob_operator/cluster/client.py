@@ -33,6 +33,8 @@ ADMISSION = ('admission webhook "', "failed calling webhook ", "ValidatingAdmiss
 """Words of the API server where admission speaks; a webhook chooses its code itself."""
 UNREADABLE = ("strict decoding error", "cannot be handled as a ")
 """Its words for what is no object of that kind."""
+OTHER_UID = ("UID in", "precondition")
+"""Its words where the object of that name is another one than was meant."""
 
 
 class ApiError(Exception):
@@ -195,14 +197,18 @@ class Client:
         return await self._call("PATCH", path, {"fieldManager": f"{self._manager}-status"}, body, content="application/merge-patch+json")
 
     async def delete(self, kind: ResourceKind, namespace: str, name: str, uid: str, grace: int | None = None) -> None:
-        """Delete this very object. A missing object, or another one of that name, is no error: the one meant is gone."""
+        """Delete this very object. A missing object, or another one of that name, is no error: the one meant is gone.
+
+        A conflict that does not speak of the uid is one: the object is still there.
+        """
         options: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
         try:
             await self._call("DELETE", kind.path(namespace, name), None, options)
         except ApiError as error:
-            if error.code not in (404, 409) or error.denied:
+            another = error.code == 409 and all(word in error.message for word in OTHER_UID)
+            if error.denied or not (another or error.code == 404):
                 raise
 
     async def served(self, kind: ResourceKind) -> bool:
