@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests in turns, so that a cold build of the control plane costs no waiting and timing tests have the machine for themselves:
-#   1. unit and live tests, then jobs of this machine, while hack/cluster builds in the background   2. those that need it, two at a time
+#   1. unit and live tests, then jobs of this machine, while hack/cluster builds in the background   2. those that need it, four at a time
 #   3. marked `serial`, one at a time
 # PSJOB_MARKS=EXPRESSION runs only what matches, in one turn. ARGS holds further words for pytest.
 set -uo pipefail
@@ -26,8 +26,8 @@ main() {
     turn "unit and live" tests/unit tests/simulation tests/live -n 2 -m "not soak and not serial"
     turn "jobs" tests/e2e tests/scripts tests/frameworks -n 2 --dist loadfile -m "not soak and not serial and not e2e_long"
     finish_build $builder
-    # In their order, in which the longest is not the last.
-    turn "control plane" tests/integration tests/load -n 2 --dist loadfile --no-loadscope-reorder -m "not soak and not serial"
+    # They wait more than they compute. In their order, in which the longest is not the last.
+    turn "control plane" tests/integration tests/load -n 4 --dist loadfile --no-loadscope-reorder -m "not soak and not serial"
     turn "alone on the machine" tests -m "serial and not soak and not e2e_long"
   fi
   if [ ${#FLAKY[@]} -gt 0 ]; then printf '\nfailed once and passed alone, in the turn: %s\n' "${FLAKY[@]}"; fi
