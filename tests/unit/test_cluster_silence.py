@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from psjob_operator.cluster import pods, silence
 from psjob_operator.cluster.lookups import Lookups
 from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.pods import PodView
-from tests.unit.plan_given import NOW, UID, pod
+from tests.unit.plan_given import NOW, UID, ended, pod
 
 JOINED = {"coordinator": {"workers": [{"rank": 0, "start": 1, "state": "joined"}, {"rank": 1, "start": 1, "state": "lost"}]}}
 
@@ -52,6 +53,15 @@ def test_a_node_that_took_all_with_it() -> None:
 def test_pods_that_are_not_marked_yet_go_with_those_that_are() -> None:
     views = (view("shard", 0, "n1"), view("shard", 1, "n1", unheard=False), view("shard", 2, "n2", unheard=False))
     assert lost(views, Memory(UID), {"n1"}, {"shard-2"}) == {"job-ps-0-a1", "job-ps-1-a1"}
+
+
+def test_a_pod_whose_process_had_ended_goes_with_its_node() -> None:
+    """For Kubernetes it runs: its kubelet is not there to say that it has ended."""
+    over = replace(view("shard", 1, "n1"), process=pod("shard", 1, 1, node="n1", **ended(1)), unheard=False)
+    successor, first = view("shard", 1, "n1", unheard=False, number=2), view("shard", 0, "n1")
+    assert lost((first, replace(over, holds=True), successor), Memory(UID), {"n1"}, set()) == {"job-ps-0-a1", "job-ps-1-a1", "job-ps-1-a2"}
+    assert lost((first, over, successor), Memory(UID), {"n1"}, set()) == {"job-ps-0-a1", "job-ps-1-a2"}
+    assert not lost((first, replace(over, holds=True), successor), Memory(UID), set(), set())
 
 
 def test_a_node_that_is_heard_of_takes_nobody() -> None:
@@ -104,3 +114,16 @@ def test_a_kubelet_names_a_reason_and_the_node_controller_none(ready: dict[str, 
     }
     seen = pods.parse(raw)
     assert seen is not None and seen.unheard == unheard
+
+
+@pytest.mark.parametrize(("phase", "over", "holds"), [("Running", True, True), ("Failed", True, False), ("Running", False, False)])
+def test_a_pod_that_runs_without_its_process_holds_its_volume(phase: str, over: bool, holds: bool) -> None:
+    labels = {"psjob.dev/role": "shard", "psjob.dev/index": "0", "psjob.dev/number": "1"}
+    state = {"terminated": {"exitCode": 137}} if over else {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+    raw = {
+        "metadata": {"name": "job-ps-0-a1", "uid": "u", "labels": labels},
+        "spec": {"nodeName": "n1", "containers": [{"name": "shard"}]},
+        "status": {"phase": phase, "containerStatuses": [{"name": "shard", "state": state}]},
+    }
+    seen = pods.parse(raw)
+    assert seen is not None and seen.holds == holds

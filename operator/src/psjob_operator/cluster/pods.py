@@ -29,6 +29,8 @@ class PodView:
     ip: str = ""
     unheard: bool = False
     """The node controller, and not its kubelet, says that it is not ready: nothing was heard of its node."""
+    holds: bool = False
+    """Its process has ended, and its kubelet has not said so of the pod: for Kubernetes it runs, and keeps its volume where it is."""
     tainted: bool = False
     """It is being deleted because its node is not ready or out of reach."""
 
@@ -83,7 +85,13 @@ def parse(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
         waiting_message=scrub.forms(message),
     )
     tainted = (conditions.get("DisruptionTarget") or {}).get("reason") == _TAINTED
-    return PodView(process=process, ip=status.get("podIP") or "", tainted=tainted, unheard=_unheard(process, conditions))
+    return PodView(
+        process=process,
+        ip=status.get("podIP") or "",
+        unheard=_unheard(process, conditions),
+        holds=ended is not None and status.get("phase") == "Running",
+        tainted=tainted,
+    )
 
 
 def owner(metadata: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Which processes went with a node of which nothing is heard: those for which nothing else speaks either.
 
-A kubelet out of reach proves nothing of the pods there. A shard that takes a connection lives, and so does a worker that has joined and
+A pod whose process had ended goes with its node too: nobody else would take its volume off. Beyond that a kubelet out of reach proves
+nothing of the pods there. A shard that takes a connection lives, and so does a worker that has joined and
 has a stream to shard 0. Whoever is taken for lost and lives is fenced by the number of its successor.
 """
 
@@ -29,6 +30,7 @@ async def lost(lookups: Lookups, views: Sequence[PodView], memory: Memory, run: 
     # All at once: what is sent to a machine that is off is answered by nothing but the time limit.
     answering = await asyncio.gather(*(lookups.answers(view.ip) for view in shards))
     found = {view.process.uid for view, answers in zip(shards, answering, strict=True) if not answers}
+    found |= {view.process.uid for view in views if view.process.node in silent and view.holds}
     first = any(alive_first(view, run) and view.process.uid not in found for view in views)
     for view in suspects:
         process = view.process
