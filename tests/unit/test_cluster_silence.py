@@ -64,6 +64,17 @@ def test_a_pod_whose_process_had_ended_goes_with_its_node() -> None:
     assert not lost((first, replace(over, holds=True), successor), Memory(UID), set(), set())
 
 
+def test_a_pod_that_its_node_never_began_is_lost_once_the_others_have_gone() -> None:
+    """Its kubelet said that it is not ready yet, so that the node controller marks nothing."""
+    memory, waits = Memory(UID), view("worker", 1, "n1", unheard=False, number=2)
+    assert lost((view("shard", 0, "n1"), waits), memory, {"n1"}, set()) == {"job-ps-0-a1", "job-worker-1-r2"}
+    moved = view("shard", 0, "n2", unheard=False, number=2)
+    assert not lost((moved, waits), memory, {"n1"}, {"shard-0"}), "the new shard 0 was not asked yet"
+    memory.progress, memory.progress_at = JOINED, NOW + 1
+    assert lost((moved, waits), memory, {"n1"}, {"shard-0"}, NOW + 2) == {"job-worker-1-r2"}
+    assert not lost((moved, waits), memory, set(), {"shard-0"}, NOW + 3) and not memory.silent
+
+
 def test_a_node_that_is_heard_of_takes_nobody() -> None:
     assert not lost((*SHARDS, *WORKERS), Memory(UID), set(), set())
 

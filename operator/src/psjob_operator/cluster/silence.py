@@ -21,7 +21,8 @@ AGAIN_SECONDS = 2.0
 
 async def lost(lookups: Lookups, views: Sequence[PodView], memory: Memory, run: str) -> frozenset[str]:
     """Uids of the pods that are lost with their nodes."""
-    nodes = dict.fromkeys(view.process.node for view in views if view.unheard)
+    # The marked pods may be gone before one that its node never began: the node is looked at until it is heard of.
+    nodes = dict.fromkeys(view.process.node for view in views if view.unheard or view.process.node in memory.silent)
     silent = {node for node in nodes if await lookups.silent(node)}
     memory.silent = {node: memory.silent.get(node, lookups.now) for node in silent}
     # The node controller marks one pod after the other: all of the node's are looked at with the first.
