@@ -35,6 +35,15 @@ def view(role: str, index: int, node: str, unheard: bool = True, number: int = 1
     return PodView(process=pod(role, index, number, node=node, ready=not unheard), ip=f"{role}-{index}", unheard=unheard)
 
 
+def parsed(status: dict[str, Any]) -> PodView:
+    """Shard 0's first pod on n1, as the API server has it with that status."""
+    labels = {"psjob.dev/role": "shard", "psjob.dev/index": "0", "psjob.dev/number": "1"}
+    metadata = {"name": "job-ps-0-a1", "uid": "u", "labels": labels}
+    seen = pods.parse({"metadata": metadata, "spec": {"nodeName": "n1", "containers": [{"name": "shard"}]}, "status": status})
+    assert seen is not None
+    return seen
+
+
 SHARDS = (view("shard", 0, "n1"), view("shard", 1, "n1"))
 WORKERS = (view("worker", 0, "n1"), view("worker", 1, "n2", unheard=False))
 
@@ -117,24 +126,10 @@ def test_what_shard_0_does_not_say_is_not_believed(told: Any) -> None:
     ],
 )
 def test_a_kubelet_names_a_reason_and_the_node_controller_none(ready: dict[str, str], unheard: bool) -> None:
-    labels = {"psjob.dev/role": "shard", "psjob.dev/index": "0", "psjob.dev/number": "1"}
-    raw = {
-        "metadata": {"name": "job-ps-0-a1", "uid": "u", "labels": labels},
-        "spec": {"nodeName": "n1", "containers": [{"name": "shard"}]},
-        "status": {"phase": "Running", "conditions": [{"type": "Ready", **ready}]},
-    }
-    seen = pods.parse(raw)
-    assert seen is not None and seen.unheard == unheard
+    assert parsed({"phase": "Running", "conditions": [{"type": "Ready", **ready}]}).unheard == unheard
 
 
 @pytest.mark.parametrize(("phase", "over", "holds"), [("Running", True, True), ("Failed", True, False), ("Running", False, False)])
 def test_a_pod_that_runs_without_its_process_holds_its_volume(phase: str, over: bool, holds: bool) -> None:
-    labels = {"psjob.dev/role": "shard", "psjob.dev/index": "0", "psjob.dev/number": "1"}
     state = {"terminated": {"exitCode": 137}} if over else {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
-    raw = {
-        "metadata": {"name": "job-ps-0-a1", "uid": "u", "labels": labels},
-        "spec": {"nodeName": "n1", "containers": [{"name": "shard"}]},
-        "status": {"phase": phase, "containerStatuses": [{"name": "shard", "state": state}]},
-    }
-    seen = pods.parse(raw)
-    assert seen is not None and seen.holds == holds
+    assert parsed({"phase": phase, "containerStatuses": [{"name": "shard", "state": state}]}).holds == holds

@@ -56,6 +56,7 @@ def parse(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
     trained = _status_of(name, status.get("containerStatuses"))
     state = trained.get("state") or {}
     ended = _exit(state.get("terminated"), tails)
+    holds = ended is not None and status.get("phase") == "Running"
     reason, message = _waiting(spec, status, trained)
     process = Process(
         name=metadata["name"],
@@ -73,7 +74,7 @@ def parse(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
         node=spec.get("nodeName") or "",
         node_lost=status.get("reason") == "NodeLost",
         exit=ended,
-        lingering=ended is not None and status.get("phase") == "Running" and _others_run(status, name),
+        lingering=holds and _others_run(status, name),
         pod_reason=_reason(status, conditions),
         pod_message=scrub.forms(str(status.get("message") or (conditions.get("DisruptionTarget") or {}).get("message") or "")),
         unschedulable="" if spec.get("nodeName") else _unschedulable(conditions),  # a late word of the scheduler is not true of a bound pod
@@ -89,7 +90,7 @@ def parse(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
         process=process,
         ip=status.get("podIP") or "",
         unheard=_unheard(process, conditions),
-        holds=ended is not None and status.get("phase") == "Running",
+        holds=holds,
         tainted=tainted,
     )
 
