@@ -152,6 +152,8 @@ class World:
     operators: list[Operator] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
+    beating: threading.Lock = field(default_factory=threading.Lock)
+    """Held from the look at `silent` to the beat: a node that has become silent must not be kept alive once more."""
     heart: threading.Thread | None = None
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -258,8 +260,9 @@ class World:
         self.cluster.api.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
         if name not in self.nodes:
             self.nodes.append(name)
-        (self.silent.discard if ready else self.silent.add)(name)
-        self._beat(name, "True" if ready else "Unknown")
+        with self.beating:
+            (self.silent.discard if ready else self.silent.add)(name)
+            self._beat(name, "True" if ready else "Unknown")
         if self.heart is None:
             self.heart = threading.Thread(target=self._keep_beating, daemon=True)
             self.heart.start()
@@ -273,9 +276,10 @@ class World:
     def _keep_beating(self) -> None:
         # The controller-manager gives up a node that is silent for 50 s.
         while not self.over.wait(10):
-            for name in [name for name in self.nodes if name not in self.silent]:
-                with contextlib.suppress(ApiError, OSError):
-                    self._beat(name, "True")
+            for name in list(self.nodes):
+                with self.beating, contextlib.suppress(ApiError, OSError):
+                    if name not in self.silent:
+                        self._beat(name, "True")
 
     def scheduled(self, pod: str, node: str, ago: float = 0) -> None:
         """The pod was bound to the node so many seconds ago."""

@@ -48,10 +48,12 @@ SHARDS = (view("shard", 0, "n1"), view("shard", 1, "n1"))
 WORKERS = (view("worker", 0, "n1"), view("worker", 1, "n2", unheard=False))
 
 
-def lost(views: tuple[PodView, ...], memory: Memory, silent: set[str], answering: set[str], now: float = NOW) -> set[str]:
+def lost(
+    views: tuple[PodView, ...], memory: Memory, silent: set[str], answering: set[str], now: float = NOW, asked: bool = True
+) -> set[str]:
     lookups = Heard(memory, silent, answering, now)
     found = asyncio.run(silence.lost(lookups, views, memory, UID))
-    assert lookups.again_at is None if not silent else lookups.again_at == now + silence.AGAIN_SECONDS
+    assert lookups.again_at is None if not (silent and asked) else lookups.again_at == now + silence.AGAIN_SECONDS
     return {seen.process.name for seen in views if seen.process.uid in found}
 
 
@@ -82,6 +84,16 @@ def test_a_pod_that_its_node_never_began_is_lost_once_the_others_have_gone() -> 
     memory.progress, memory.progress_at = JOINED, NOW + 1
     assert lost((moved, waits), memory, {"n1"}, {"shard-0"}, NOW + 2) == {"job-worker-1-r2"}
     assert not lost((moved, waits), memory, set(), {"shard-0"}, NOW + 3) and not memory.silent
+
+
+def test_a_pod_that_does_not_begin_has_its_node_asked_for_after_a_while() -> None:
+    """An operator that has just started knows nothing of the silence that came before it."""
+    late = replace(view("worker", 1, "n1"), unheard=False)
+    bound = replace(late, process=pod("worker", 1, 1, node="n1", phase="Pending", scheduled=NOW - silence.BEGIN_SECONDS, ready=False))
+    assert lost((bound,), Memory(UID), {"n1"}, set()) == {"job-worker-1-r1"}
+    assert not lost((replace(bound, process=replace(bound.process, phase="Running")),), Memory(UID), {"n1"}, set(), asked=False)
+    lookups = Heard(Memory(UID), {"n1"}, set(), NOW - 1)
+    assert not asyncio.run(silence.lost(lookups, (bound,), Memory(UID), UID)) and lookups.again_at == NOW
 
 
 def test_a_node_that_is_heard_of_takes_nobody() -> None:

@@ -94,7 +94,11 @@ class Lookups:
             if not self._may_ask("nodes"):
                 return Answer(self.now) if known is None else known
             lost, silent = await self._read_node(node, fallback)
-            known = Answer(self.now, lost=lost, silent=silent, wait=min(NODE_SECONDS if known is None else known.wait * 2, 60.0))
+            wait = NODE_SECONDS
+            # A node that changes, or that nobody has asked for since, may change again soon.
+            if known is not None and (known.lost, known.silent) == (lost, silent) and self.now < known.at + 2 * known.wait:
+                wait = min(known.wait * 2, 60.0)
+            known = Answer(self.now, lost=lost, silent=silent, wait=wait)
             self._memory.answers["node/" + node] = known
         self.at(known.at + known.wait)
         return known

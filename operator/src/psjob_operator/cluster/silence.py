@@ -17,12 +17,14 @@ from psjob_operator.cluster.pods import PodView
 from psjob_operator.plan.snapshot import Process
 
 AGAIN_SECONDS = 2.0
+BEGIN_SECONDS = 30.0
+"""From when a pod was bound until its node is asked for, if no container of it has begun."""
 
 
 async def lost(lookups: Lookups, views: Sequence[PodView], memory: Memory, run: str) -> frozenset[str]:
     """Uids of the pods that are lost with their nodes."""
     # The marked pods may be gone before one that its node never began: the node is looked at until it is heard of.
-    nodes = dict.fromkeys(view.process.node for view in views if view.unheard or view.process.node in memory.silent)
+    nodes = dict.fromkeys(view.process.node for view in views if view.unheard or view.process.node in memory.silent or slow(view, lookups))
     silent = {node for node in nodes if await lookups.silent(node)}
     memory.silent = {node: memory.silent.get(node, lookups.now) for node in silent}
     # The node controller marks one pod after the other: all of the node's are looked at with the first.
@@ -43,6 +45,13 @@ async def lost(lookups: Lookups, views: Sequence[PodView], memory: Memory, run: 
     if silent:
         lookups.at(lookups.now + AGAIN_SECONDS)
     return frozenset(found)
+
+
+def slow(view: PodView, lookups: Lookups) -> bool:
+    """The pod has not begun for a while. The node controller marks only pods that were ready."""
+    process = view.process
+    waits = process.phase == "Pending" and process.scheduled is not None and process.deleting is None and bool(process.node)
+    return waits and lookups.at((process.scheduled or 0.0) + BEGIN_SECONDS)
 
 
 def alive_first(view: PodView, run: str) -> bool:
