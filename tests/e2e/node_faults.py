@@ -74,18 +74,18 @@ def drained(kube: Kube, job: str, node: str, back: Callable[[], T | None]) -> T:
 
 def one_of_each(kube: Kube, job: str) -> None:
     """No two pods that run sit in one seat, and all shards that run are on one node."""
-    seats = taken(kube, job)
+    seats, homes = taken(kube, job)
     assert seats and max(seats.values()) == 1, seats
+    assert len(set(homes.values())) <= 1, f"shards on several nodes: {homes}"
 
 
-def taken(kube: Kube, job: str) -> Counter[tuple[str, str]]:
-    """How many pods run in each seat, those that are being deleted too. All shards that run are on one node."""
+def taken(kube: Kube, job: str) -> tuple[Counter[tuple[str, str]], dict[str, str | None]]:
+    """How many pods run in each seat, and the node of each shard; those that are being deleted count too."""
     alive = [pod for pod in kube.list("pods", f"{LABEL_JOB}={job}") if pod["status"].get("phase") in ("Pending", "Running")]
     labels = [pod["metadata"]["labels"] for pod in alive]
-    shards = {
-        pod["metadata"]["name"]: (pod["spec"].get("nodeName"), pod["status"]["phase"], pod["metadata"].get("deletionTimestamp"))
-        for pod in alive
-        if pod["metadata"]["labels"]["psjob.dev/role"] == "shard"
+    homes = {
+        pod["metadata"]["name"]: pod["spec"].get("nodeName")
+        for pod, label in zip(alive, labels, strict=True)
+        if label["psjob.dev/role"] == "shard"
     }
-    assert len({node for node, _, _ in shards.values()}) <= 1, f"shards on several nodes: {shards}"
-    return Counter((it["psjob.dev/role"], it["psjob.dev/index"]) for it in labels)
+    return Counter((it["psjob.dev/role"], it["psjob.dev/index"]) for it in labels), homes

@@ -220,10 +220,11 @@ def mended(place: Place, act: Callable[[], Any]) -> None:
 
 
 def whole(kube: Kube) -> bool:
-    """All seats are taken, by one each; or the job is over. A worker's successor need not wait until an evicted one has gone."""
+    """One pod in each seat, the shards on one node; or the job is over. A successor need not wait until an evicted pod has gone."""
     status = kube.status(NAME)
     if status["phase"] == "Running" and status["shardsReady"] == "2/2":
-        return max(taken(kube, NAME).values(), default=0) == 1
+        seats, homes = taken(kube, NAME)
+        return max(seats.values(), default=0) == 1 and len(set(homes.values())) == 1
     return bool(status["phase"] == "Complete")
 
 
