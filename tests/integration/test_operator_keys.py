@@ -69,6 +69,37 @@ def test_the_secret_is_made_once_before_the_first_pod_and_never_read(place: Worl
     assert asked(place)[6:] == [("create", "pods", 201)], "it is known now"
 
 
+def test_keys_that_were_there_before_any_pod_are_not_used(place: World) -> None:
+    """Whoever may create Secrets could make a run's under its name, which anybody can tell, and would know its keys."""
+    node = place.node(f"{place.namespace}-n")
+    place.operator()
+    uid = place.create(manifest(suspend=True))["metadata"]["uid"]
+    place.until_phase("Suspended")
+
+    def stranger(number: int) -> None:
+        metadata = {"name": f"job-key-{uid[:8]}-{number}"}
+        place.cluster.api.create(place.path("secrets"), {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {}})
+
+    stranger(1)
+    stranger(2)
+    place.cluster.api.merge(place.path("pstrainingjobs", "job"), {"spec": {"suspend": None}})
+    name = f"job-key-{uid[:8]}-3"
+    assert mounted(place, "job-ps-0-a1") == mounted(place, "job-worker-1-r1") == [name]
+    place.run("job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node)
+    place.until_phase("Running")
+    place.until("the Events", lambda: len(place.events("KeysTaken")) == 2)
+    assert place.cluster.api.get(place.path("secrets", name))["metadata"]["ownerReferences"][0]["uid"] == uid
+    # A later one, for the run that is resumed.
+    stranger(4)
+    place.cluster.api.merge(place.path("pstrainingjobs", "job"), {"spec": {"suspend": True}})
+    for pod in list(place.pods("job")):
+        place.until("the pod to be told to end", lambda pod=pod: place.pods()[pod]["metadata"].get("deletionTimestamp"))  # type: ignore[misc]
+        place.remove(pod)
+    place.until_phase("Suspended")
+    place.cluster.api.merge(place.path("pstrainingjobs", "job"), {"spec": {"suspend": None}})
+    assert mounted(place, "job-ps-0-a2") == [f"job-key-{uid[:8]}-5"]
+
+
 def test_a_denial_holds_the_pods_and_is_told_in_the_api_servers_words(place: World) -> None:
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"count/secrets": "0"}}}
     place.cluster.api.create(place.path("resourcequotas"), quota)

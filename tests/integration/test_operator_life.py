@@ -85,6 +85,19 @@ def test_a_deleted_service_and_config_come_back(place: World, name: str) -> None
         assert found["metadata"]["uid"] != uid
 
 
+def test_a_changed_service_and_config_are_mended(place: World, name: str) -> None:
+    """Whoever may patch them could turn encryption off, or send workers elsewhere, and leave the labels as they were."""
+    place.create(manifest(name))
+    place.until("the pods", lambda: len(place.pods(name)) == 3)
+    config, service = place.path("configmaps", f"{name}-config"), place.path("services", f"{name}-ps")
+    text = place.cluster.api.get(config)["data"]["config.json"]
+    selector = place.cluster.api.get(service)["spec"]["selector"]
+    place.cluster.api.merge(config, {"data": {"config.json": text.replace('"host": "', '"host": "elsewhere.')}})
+    place.until("the config to be mended", lambda: place.cluster.api.get(config)["data"]["config.json"] == text)
+    place.cluster.api.merge(service, {"spec": {"selector": {"app": "elsewhere"}}})
+    place.until("the Service to be mended", lambda: place.cluster.api.get(service)["spec"]["selector"] == selector)
+
+
 def test_suspend_and_resume(place: World, node: str, name: str) -> None:
     pods = running(place, name, node)
     place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": {"suspend": True}})

@@ -14,6 +14,7 @@ from psjob.process import config as reading
 from psjob.wire import frame
 from psjob_operator import contract as operators
 from psjob_operator.plan import config
+from tests.runkeys import key_file, write_certificates
 from tests.unit.plan_given import job
 
 FORMAT_1: dict[str, Any] = {
@@ -96,3 +97,15 @@ def test_another_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
     path.write_text(json.dumps({**FORMAT_1, "specHash": "", "format": 99}))
     assert reading._read(str(path), problems) is None
     assert "format 99" in problems[0] and "version that the run began with" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("role", "word", "refused"), [("worker", "none", True), ("shard", "none", True), ("worker", "auto", False), ("shard", "tls", False)]
+)
+def test_a_config_does_not_turn_encryption_off_for_a_run_that_has_an_authority(tmp_path: Path, role: str, word: str, refused: bool) -> None:
+    """Whoever may change a ConfigMap would read the weights else: a worker that takes no TLS talks to whoever stands between."""
+    write_certificates(tmp_path, 1)
+    problems: list[str] = []
+    made = reading._encryption(word, Path(key_file(tmp_path, role, 0)), role, 0, problems)
+    assert bool(problems) == refused and made.word == ("none" if refused else word)
+    assert not refused or "the config says that no stream is encrypted, but this run has an authority" in problems[0]

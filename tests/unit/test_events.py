@@ -13,7 +13,7 @@ from psjob_operator.cluster.client import Client
 from psjob_operator.cluster.store import JobEntry
 from psjob_operator.plan.actions import Event
 
-JOB = JobEntry("space", "job", "uid-1", 1, "7", 0.0, False, {}, {}, {})
+JOB = JobEntry("space", "job", "uid-1", 1, "7", 0.0, False, {}, {}, {}, {})
 
 
 class Written:

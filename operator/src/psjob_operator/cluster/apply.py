@@ -214,9 +214,11 @@ class Apply:
             outcome.unguarded = part.held.message
 
     async def _ensure_key(self, action: EnsureKey, snapshot: Snapshot, memory: Memory, now: float, outcome: ApplyOutcome) -> None:
-        """Make the Secret of the run's keys. One of that name was made before, by this run, whose uid is in it: it is never read."""
+        """Make the Secret of the run's keys; it is never read. One that is there before any pod may be a stranger's, who knows its keys."""
+        taken = False
 
         async def make() -> None:
+            nonlocal taken
             questions = self._own_key.questions(snapshot.uid)
             if questions is None:
                 raise ApiError(403, "NoKey", self._own_key.problem)
@@ -227,9 +229,14 @@ class Apply:
             except ApiError as error:
                 if not error.taken:
                     raise
-            memory.key_made = action.number
+                taken = not snapshot.processes
+            if not taken:
+                memory.key_made = action.number
 
         await self._try(SECRETS, naming.key(snapshot.name, snapshot.uid, action.number), make, snapshot, memory, now, outcome)
+        if taken:
+            memory.key_taken, outcome.refused, outcome.again_at = action.number, True, now
+            outcome.held = ApiError(409, "KeyTaken", f"keys {action.number} exist already; the run takes the next ones")
 
     async def _try(
         self,

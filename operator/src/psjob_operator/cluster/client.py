@@ -323,14 +323,14 @@ def _event(line: bytes, path: str) -> tuple[str, dict[str, Any]]:
     try:
         event = json.loads(line)
         return event["type"], event["object"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ApiError(0, "Unreadable", f"watch {path}: a line is no event, as of a proxy on the way: {line[:80]!r}") from error
 
 
 def _reply(status: int, raw: bytes, retry_after: str | None) -> dict[str, Any]:
     try:
         data = json.loads(raw) if raw else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         data = {}
     told = data if isinstance(data, dict) else {}
     if 200 <= status < 300:

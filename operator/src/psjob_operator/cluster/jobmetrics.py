@@ -28,7 +28,8 @@ class Seen:
     """A job as it is known now."""
 
     key: Key
-    spec: Mapping[str, Any]
+    brief: Mapping[str, Any]
+    """Of JobEntry."""
     status: Mapping[str, Any]
     told: Mapping[str, Any] | None = None
     """What shard 0 last said (contract.STATUS_KEYS); None where it could not be asked."""
@@ -99,7 +100,7 @@ def _of_status(page: _Page, job: Seen, now: float) -> None:
     page.set(m.INTERRUPTED, labels, _age(_map(status, "interruption").get("since"), now))
     page.set(m.CHECKPOINT_STEP, labels, kept.get("step"))
     page.set(m.CHECKPOINT_BYTES, labels, kept.get("bytes"))
-    if phase in ACTIVE and not _map(job.spec, "checkpoint").get("disabled"):
+    if phase in ACTIVE and not _map(job.brief, "checkpoint").get("disabled"):
         page.set(m.CHECKPOINT_AGE, labels, _age(_newest(job, now) or kept.get("time") or status.get("startTime"), now))
 
 

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import functools
 import gc
+import json
 import logging
 import os
 import signal
 import socket
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -34,6 +36,10 @@ from psjob_operator.cluster.store import JobStore
 from psjob_operator.cluster.watch import Watch
 from psjob_operator.render import NOBODY, Peer
 
+DEEPEST_OBJECT = 10_000
+"""Levels of nesting that the API server takes."""
+RECURSION = 40_000
+"""Calls of Python, of which a level may take several."""
 _log = logging.getLogger(__name__)
 
 
@@ -83,6 +89,7 @@ async def run(options: Options) -> int:
     """Run until SIGTERM or SIGINT (0), or until the watches end by themselves (1). Raises ConnectError, KeyFileError, OSError (port)."""
     stop = asyncio.Event()
     _on_signals(stop)
+    read_deep_objects()
     configuration = await connect.configure(options.kubeconfig)
     own_key = OperatorKey(options.key_file, options.key_secret)
     own_key.load()
@@ -94,6 +101,18 @@ async def run(options: Options) -> int:
         if candidate is not None:
             client.before_write = candidate.check
         return await _start(options, client, own_key, candidate, meter, stop)
+
+
+def read_deep_objects() -> None:
+    """Let this process read whatever the API server stores: its lists of nested JSON go 10,000 levels deep, and Python's reader 1,000.
+
+    A watch that cannot read one job would end the operator for all of them.
+    """
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION))
+    try:
+        json.loads("[" * DEEPEST_OBJECT + "]" * DEEPEST_OBJECT)
+    except RecursionError:
+        _log.warning("this Python cannot read JSON of %d levels: a job of so many would end the operator; use Python 3.11", DEEPEST_OBJECT)
 
 
 async def _start(

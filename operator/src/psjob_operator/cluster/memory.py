@@ -41,6 +41,8 @@ class Memory:
     refusals: dict[str, Refusal] = field(default_factory=dict)
     key_made: int | None = None
     """Number of the run's keys whose Secret is known to be made."""
+    key_taken: int | None = None
+    """Number of keys whose Secret was there before this run had a pod."""
     strangers: dict[str, float] = field(default_factory=dict)
     """`Kind/name` -> when it was last seen to be another's."""
     silent: dict[str, float] = field(default_factory=dict)

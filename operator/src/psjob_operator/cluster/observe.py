@@ -16,19 +16,19 @@ from psjob_operator.api.status import TERMINAL, JobStatus
 from psjob_operator.api.validate import validate_job
 from psjob_operator.cluster import silence
 from psjob_operator.cluster.client import Client
-from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES
+from psjob_operator.cluster.kinds import CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES, ResourceKind
 from psjob_operator.cluster.lookups import Lookups
 from psjob_operator.cluster.memory import Memory
 from psjob_operator.cluster.pods import PodView
 from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.relist import take
 from psjob_operator.cluster.settings import Settings
-from psjob_operator.cluster.store import JobEntry, JobStore
+from psjob_operator.cluster.store import Child, JobEntry, JobStore
 from psjob_operator.plan import naming
 from psjob_operator.plan.objects import named_claim
 from psjob_operator.plan.snapshot import Claim, Objects, Process, Role, Snapshot
 from psjob_operator.plan.status import PROBLEMS
-from psjob_operator.render import LABEL_JOB, Peer, policy, rules
+from psjob_operator.render import LABEL_JOB, Peer, policy, resolves, rules, service
 
 _NOTHING = object()
 PRUNINGS = 32
@@ -84,15 +84,17 @@ async def observe(client: Client, store: JobStore, job: JobEntry, memory: Memory
         granted=frozenset(memory.granted),
         refusals=tuple(memory.refusals.values()),
         key_made=memory.key_made,
+        key_taken=memory.key_taken,
         live=live,
         labels=job.labels,
         runtime_image=settings.runtime_image,
         auto_encryption=settings.auto_encryption,
         written_at=memory.wrote_at,
     )
-    if settings.askers:
-        objects = dataclasses.replace(snapshot.objects, unguarded=_unguarded(store, snapshot, settings.askers))
-        snapshot = dataclasses.replace(snapshot, objects=objects)
+    unguarded = _unguarded(store, snapshot, settings.askers) if settings.askers else ()
+    named = _mine(store, SERVICES, key, naming.service(job.name), job.uid)
+    stands = named is not None and named.digest == resolves(service(snapshot)["spec"])
+    snapshot = dataclasses.replace(snapshot, objects=dataclasses.replace(snapshot.objects, service=stands, unguarded=unguarded))
     first = next((view for view in views if silence.alive_first(view, job.uid)), None)
     address, uid = (first.ip, first.process.uid) if first is not None else ("", "")
     return Observed(snapshot, lookups.again_at, address, uid)
@@ -118,13 +120,7 @@ async def _process(lookups: Lookups, view: PodView, shown: bool, lost: bool) -> 
 async def _objects(lookups: Lookups, store: JobStore, job: JobEntry, spec: JobSpec) -> Objects:
     own = named_claim(spec) if job.status.get("phase") not in TERMINAL else ""
     key = Key(job.namespace, job.name)
-    mine = {
-        (kind, child.name): child
-        for kind in (SERVICES, CONFIGS)
-        for child in store.children(kind, key)
-        if child.owner == job.uid and not child.deleting
-    }
-    config = mine.get((CONFIGS, naming.config(job.name)))
+    config = _mine(store, CONFIGS, key, naming.config(job.name), job.uid)
     claim = None
     for child in store.children(CLAIMS, key):
         if child.name == naming.claim(job.name):
@@ -133,12 +129,17 @@ async def _objects(lookups: Lookups, store: JobStore, job: JobEntry, spec: JobSp
                 words = await lookups.events(child.uid)
             claim = Claim(name=child.name, ours=True, bound=child.bound, deleting=child.deleting, message="; ".join(words))
     return Objects(
-        service=(SERVICES, naming.service(job.name)) in mine,
+        service=False,
         config_digest=config.digest if config is not None else "",
         claim=claim,
         modes=await lookups.modes(own) if own else None,
         strangers=await lookups.strangers(job.uid),
     )
+
+
+def _mine(store: JobStore, kind: ResourceKind, key: Key, name: str, uid: str) -> Child | None:
+    """The child of that name, where it is this job's and stays."""
+    return next((child for child in store.children(kind, key) if child.name == name and child.owner == uid and not child.deleting), None)
 
 
 def _unguarded(store: JobStore, job: Snapshot, askers: Sequence[Peer]) -> tuple[Role, ...]:
@@ -152,10 +153,14 @@ def _spec(job: JobEntry, memory: Memory) -> tuple[JobSpec, tuple[str, ...]]:
     """The parsed spec; where it cannot be read at all a stand-in that nothing is made of, since there are problems."""
     if memory.observed is None or memory.observed[0] != job.generation:
         metadata = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
-        raw = {"apiVersion": f"{JOBS.group}/{JOBS.version}", "kind": JOBS.kind, "metadata": metadata, "spec": job.spec}
+        written = job.spec
+        raw = {"apiVersion": f"{JOBS.group}/{JOBS.version}", "kind": JOBS.kind, "metadata": metadata, "spec": written}
         found, problems = validate_job(raw)
-        spec = found.spec if found is not None else _lenient(job.spec if isinstance(job.spec, Mapping) else {}, job.status)
-        memory.observed = (job.generation, spec, tuple(str(problem) for problem in problems))
+        spec = found.spec if found is not None else _lenient(written if isinstance(written, Mapping) else {}, job.status)
+        told = tuple(str(problem) for problem in problems)
+        if job.large:
+            return spec, told
+        memory.observed = (job.generation, spec, told)
     return memory.observed[1], memory.observed[2]
 
 

@@ -278,7 +278,7 @@ class Reconciler:
             if job is not None:
                 mine = memory if memory is not None and memory.uid == job.uid else None
                 told = (None, None) if mine is None else (mine.progress, mine.progress_at)
-                found.append(Seen(key, job.spec, job.status, *told))
+                found.append(Seen(key, job.brief, job.status, *told))
         return found
 
     def forget(self) -> None:

@@ -7,6 +7,8 @@ it carries a precondition. No I/O.
 from __future__ import annotations
 
 import dataclasses
+import json
+import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -15,12 +17,17 @@ from typing import Any
 from psjob_operator.cluster import pods
 from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES, ResourceKind
 from psjob_operator.cluster.queue import Key
+from psjob_operator.plan.config import text_digest
 from psjob_operator.plan.snapshot import Process
 from psjob_operator.plan.text import unix
-from psjob_operator.render import rules
-from psjob_operator.render.names import LABEL_DIGEST, LABEL_JOB
+from psjob_operator.render import resolves, rules
+from psjob_operator.render.around import CONFIG_FILE
+from psjob_operator.render.names import LABEL_JOB
 
 _TOMBSTONES = 20_000
+LARGE = 64 << 10
+"""Bytes of a spec's JSON; the largest template that we have seen has 20 KiB."""
+_BRIEF = (("ps", "shards"), ("workers", "replicas"), ("checkpoint", "disabled"))
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,21 @@ class JobEntry:
     created: float
     deleting: bool
     labels: Mapping[str, str]
-    spec: Mapping[str, Any]
+    kept: Mapping[str, Any] | bytes
+    """The spec; one of more than LARGE bytes is packed, since as objects it takes fifty times as much memory."""
+    brief: Mapping[str, Any]
+    """Of the spec what is asked for oftener than a turn: ps.shards, workers.replicas and checkpoint.disabled."""
     status: Mapping[str, Any]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The raw spec; `large` ones are read anew."""
+        return json.loads(zlib.decompress(self.kept)) if isinstance(self.kept, bytes) else self.kept
+
+    @property
+    def large(self) -> bool:
+        """What is made of the spec is not to be kept either."""
+        return isinstance(self.kept, bytes)
 
 
 @dataclass(frozen=True)
@@ -47,7 +67,7 @@ class Child:
     uid: str
     owner: str
     digest: str = ""
-    """Of a ConfigMap: what its label says; of a NetworkPolicy: of what it lets in."""
+    """Of a ConfigMap: of its file; of a Service: of what it resolves to; of a NetworkPolicy: of what it lets in."""
     bound: bool = False
     deleting: bool = False
     created: float = 0.0
@@ -247,7 +267,8 @@ class JobStore:
 
 
 def _job(raw: Mapping[str, Any]) -> JobEntry:
-    metadata = raw["metadata"]
+    metadata, spec = raw["metadata"], raw.get("spec") or {}
+    text = json.dumps(spec, separators=(",", ":")).encode()
     return JobEntry(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -257,7 +278,8 @@ def _job(raw: Mapping[str, Any]) -> JobEntry:
         created=unix(metadata.get("creationTimestamp")) or 0.0,
         deleting=bool(metadata.get("deletionTimestamp")),
         labels=dict(metadata.get("labels") or {}),
-        spec=raw.get("spec") or {},
+        kept=zlib.compress(text, 1) if len(text) > LARGE else spec,
+        brief={part: {name: found[name]} for part, name in _BRIEF if isinstance(found := spec.get(part), Mapping) and name in found},
         status=raw.get("status") or {},
     )
 
@@ -268,11 +290,19 @@ def _child(raw: Mapping[str, Any]) -> Child:
         name=metadata["name"],
         uid=metadata["uid"],
         owner=pods.owner(metadata),
-        digest=(metadata.get("labels") or {}).get(LABEL_DIGEST, ""),
         bound=(raw.get("status") or {}).get("phase") == "Bound",
         deleting=bool(metadata.get("deletionTimestamp")),
         created=unix(metadata.get("creationTimestamp")) or 0.0,
     )
+
+
+def _service(raw: Mapping[str, Any]) -> Child:
+    return dataclasses.replace(_child(raw), digest=resolves(raw.get("spec") or {}))
+
+
+def _config(raw: Mapping[str, Any]) -> Child:
+    """By its text: whoever may patch it may leave its label as it was."""
+    return dataclasses.replace(_child(raw), digest=text_digest(str((raw.get("data") or {}).get(CONFIG_FILE, ""))))
 
 
 def _policy(raw: Mapping[str, Any]) -> Child:
@@ -281,8 +311,8 @@ def _policy(raw: Mapping[str, Any]) -> Child:
 
 _PARSE: dict[ResourceKind, Callable[[Mapping[str, Any]], View | None]] = {
     JOBS: _job,
-    SERVICES: _child,
-    CONFIGS: _child,
+    SERVICES: _service,
+    CONFIGS: _config,
     CLAIMS: _child,
     POLICIES: _policy,
 }

@@ -118,7 +118,12 @@ def config_text(config: dict[str, Any]) -> str:
 
 def digest(config: dict[str, Any]) -> str:
     """Short name of the config's content, fit for a label."""
-    return hashlib.sha256(config_text(config).encode()).hexdigest()[:16]
+    return text_digest(config_text(config))
+
+
+def text_digest(text: str) -> str:
+    """The same of the file's text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def spec_hash(spec: JobSpec) -> str:

@@ -22,13 +22,16 @@ def pinned(facts: Facts, afresh: bool) -> Pinned:
     kept = Pinned() if resumed else stored
     begun = not facts.first_seen and not resumed and bool(facts.known)
     wire = kept.wire or (UNPINNED_WIRE if begun else WIRE)
+    key = (stored.key or 0) + 1 if resumed else kept.key or 1
+    if key == facts.snapshot.key_taken and not facts.snapshot.processes:
+        key += 1
     return Pinned(
         runtime_image=kept.runtime_image or (_image(facts, begun) if facts.snapshot.spec.injection == "auto" else None),
         config_format=kept.config_format or (UNPINNED_FORMAT if begun else CONFIG_FORMAT),
         wire=wire,
         container=kept.container or (container_of(facts.snapshot.spec.workers.template, TRAINED) or {}).get("name"),
         encryption=kept.encryption or (None if begun or kept.key else encryption(facts.snapshot.spec, facts.snapshot.auto_encryption)),
-        key=None if wire < AUTHENTICATED_WIRE else (stored.key or 0) + 1 if resumed else kept.key or 1,
+        key=None if wire < AUTHENTICATED_WIRE else key,
     )
 
 

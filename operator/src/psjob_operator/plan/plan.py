@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from psjob_operator.api.status import JobStatus
-from psjob_operator.plan import endings, finish, holds, objects, pins, processes, restarts
+from psjob_operator.plan import endings, finish, holds, naming, objects, pins, processes, restarts
 from psjob_operator.plan.actions import Event, Plan
 from psjob_operator.plan.endings import Ending
 from psjob_operator.plan.facts import Facts
@@ -99,6 +99,10 @@ def _events(facts: Facts, raising: Raising, status: JobStatus) -> tuple[Event, .
     elif raising.raised and not facts.first_seen:
         counted = any(seat.fate.counted for seat in raising.raised)
         events.append(Event("Warning" if counted else "Normal", "Restarted", short(recovering(facts, raising))))
+    taken = facts.snapshot.key_taken
+    if taken is not None and status.pinned is not None and status.pinned.key == taken + 1 and facts.stored.pinned != status.pinned:
+        name = naming.key(facts.snapshot.name, facts.snapshot.uid, taken)
+        events.append(Event("Warning", "KeysTaken", f"Secret {name} was there before any pod; others may know its keys, new ones are made"))
     # After a loss Restarted says why it stood still, and Recovered that training goes on.
     if status.phase == "Running" and facts.stored.phase not in ("Running", "Recovering"):
         events.append(Event("Normal", "Running", "all shards and workers are running"))

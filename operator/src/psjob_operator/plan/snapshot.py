@@ -171,6 +171,8 @@ class Snapshot:
     refusals: tuple[Refusal, ...] = ()
     key_made: int | None = None
     """Number of the run's keys whose Secret *this process* knows to be made; None: it knows of none."""
+    key_taken: int | None = None
+    """Number of keys whose Secret was there before the run had a pod: others may know them. None: of none is that known."""
     live: bool = False
     """True when `processes` come from a live read made for this snapshot: only then may absence be believed."""
     labels: Mapping[str, str] = field(default_factory=dict)

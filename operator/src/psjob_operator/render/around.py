@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
 from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, STATUS_PORT
 from psjob_operator.plan import naming
 from psjob_operator.plan.config import ConfigSource, cluster_config, config_text, digest
@@ -17,6 +22,7 @@ def service(job: ConfigSource) -> Document:
         "kind": "Service",
         "metadata": metadata(job, naming.service(job.name), labels(job, "shard")),
         "spec": {
+            "type": "ClusterIP",
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": pods_of(job, "shard"),
@@ -26,6 +32,13 @@ def service(job: ConfigSource) -> Document:
             ],
         },
     }
+
+
+def resolves(spec: Mapping[str, Any]) -> str:
+    """Short name of what a Service's spec makes of its name. Fields that the API server adds do not count."""
+    ports = [{key: port.get(key) for key in ("name", "port", "targetPort", "protocol")} for port in spec.get("ports") or ()]
+    decides = {key: spec.get(key) for key in ("type", "clusterIP", "publishNotReadyAddresses", "selector")} | {"ports": ports}
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def config(job: ConfigSource, config_format: int = CONFIG_FORMAT, encryption: str = "auto") -> Document:
