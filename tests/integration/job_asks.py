@@ -24,6 +24,12 @@ def volume(**source: Any) -> dict[str, Any]:
     return {"volumes": [{"name": "v", **source}]}
 
 
+def copied(**source: Any) -> dict[str, Any]:
+    """A volume that begins as a copy of a claim."""
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, **source}
+    return volume(ephemeral={"volumeClaimTemplate": {"spec": spec}})
+
+
 def secure(**context: Any) -> dict[str, Any]:
     return {"securityContext": context}
 
@@ -61,6 +67,8 @@ OTHER_RIGHTS: dict[str, Ask] = {
     "account": Ask("serviceAccountName", {"serviceAccountName": "trainer"}),
     "account-old": Ask("serviceAccountName", {"serviceAccount": "trainer"}),
     "claim": Ask("claim", volume(persistentVolumeClaim={"claimName": "data"})),
+    "claim-copy": Ask("claim", copied(dataSource={"kind": "PersistentVolumeClaim", "name": "data"})),
+    "claim-copy-new": Ask("claim", copied(dataSourceRef={"kind": "PersistentVolumeClaim", "name": "data"})),
     "nodename": Ask("nodeName", {"nodeName": "n1"}),
 }
 OF_SHARDS: dict[str, Ask] = {
@@ -68,6 +76,8 @@ OF_SHARDS: dict[str, Ask] = {
     "maybe-root": Ask("restricted", {}, secure(runAsNonRoot=False)),
     "chown": Ask("restricted", {}, secure(capabilities={"add": ["CHOWN"]})),
     "escalation": Ask("restricted", {}, secure(allowPrivilegeEscalation=True)),
+    "nfs": Ask("restricted", volume(nfs={"server": "nfs.example.com", "path": "/"})),
+    "flex": Ask("restricted", volume(flexVolume={"driver": "example/driver"})),
 }
 PLAIN: dict[str, Ask] = {"plain": Ask("nothing")}
 HARMLESS: dict[str, Ask] = {

@@ -56,15 +56,20 @@ USERS: dict[str, tuple[str, list[dict[str, Any]]]] = {
             MAKE_PODS,
             {"apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": ["trainer"], "verbs": ["impersonate"]},
             {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "resourceNames": ["data"], "verbs": ["update"]},
-            {"apiGroups": ["psjob.dev"], "resources": ["jobpolicies"], "resourceNames": ["baseline"], "verbs": ["use"]},
+            {"apiGroups": ["policy.psjob.dev"], "resources": ["jobpolicies"], "resourceNames": ["baseline"], "verbs": ["use"]},
         ],
+    ),
+    "all of psjob.dev": ("", [{"apiGroups": ["psjob.dev"], "resources": ["*"], "verbs": ["*"]}, MAKE_PODS]),
+    "status alone": (
+        "",
+        [{"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs", "pstrainingjobs/status"], "verbs": ["get", "patch"]}],
     ),
     "privileged": (
         "",
         [
             JOB_RIGHTS,
             MAKE_PODS,
-            {"apiGroups": ["psjob.dev"], "resources": ["jobpolicies"], "resourceNames": ["privileged"], "verbs": ["use"]},
+            {"apiGroups": ["policy.psjob.dev"], "resources": ["jobpolicies"], "resourceNames": ["privileged"], "verbs": ["use"]},
         ],
     ),
 }
@@ -210,6 +215,32 @@ def test_a_right_on_one_name_is_a_right_on_that_name(place: Place) -> None:
     assert place.dry("edit", manifest("many", "workers", Ask("claim", many)))[0] == 201
 
 
+def test_all_of_the_crds_group_gives_no_right_beyond_the_policy(place: Place) -> None:
+    """A role with `*` of psjob.dev is what people write for a CRD."""
+    for name, job in JOBS_ASKING.items():
+        code, message = place.dry("all of psjob.dev", job.body)
+        assert (code == 201) == (job.row == "nothing"), f"{name}: {code} {message}"
+
+
+def test_what_a_run_is_pinned_to_is_for_those_who_may_make_pods(place: Place) -> None:
+    """The init container with all keys of the run is of the image that the status says."""
+    body = changed(GOOD, {"metadata.name": "pinned"})
+    assert place.ask(CLUSTER_ADMIN, "POST", place.path(), body)[0] == 201
+
+    def change(who: str, status: dict[str, Any]) -> tuple[int, str]:
+        return place.ask(who, "PATCH", place.path("pinned/status"), {"status": status}, "application/merge-patch+json")
+
+    pinned = {"runtimeImage": "registry/psjob-runtime:1", "wire": 2, "configFormat": 1, "key": 1}
+    code, message = change("status alone", {"pinned": pinned})
+    assert code == 403 and "status.pinned: user " in message and "may not create pods" in message
+    assert change("status alone", {"phase": "Pending"})[0] == 200, "the rest of the status is judged by its role alone"
+    assert change("all of psjob.dev", {"pinned": pinned})[0] == 200, "as the operator, who makes pods"
+    for other in ({"runtimeImage": "evil.example/own:1"}, {"encryption": "none"}, {"key": 7}):
+        assert change("status alone", {"pinned": other})[0] == 403, other
+    assert change("status alone", {"pinned": None})[0] == 403
+    assert change("status alone", {"pinned": pinned, "phase": "Running"})[0] == 200, "nothing pinned was changed"
+
+
 # ---- updates that are nobody's to refuse -------------------------------------------------------------------------------------------
 
 
@@ -240,7 +271,7 @@ def test_a_refusal_names_field_value_limit_and_next_step(place: Place) -> None:
     assert message.partition("denied request: ")[2] == (
         "spec.workers.template.spec.hostPID: true; spec.workers.template.spec.containers[0].securityContext.privileged: true"
         " exceeds the Pod Security Standard baseline; leave it out, or ask a cluster administrator to grant"
-        f" {place.baseline}-edit the verb use on jobpolicies.psjob.dev/privileged in namespace {place.baseline}"
+        f" {place.baseline}-edit the verb use on jobpolicies.policy.psjob.dev/privileged in namespace {place.baseline}"
     )
 
 
@@ -288,8 +319,8 @@ def test_restricted_refuses_what_pod_security_refuses(place: Place) -> None:
 
 
 def test_the_api_server_has_nothing_to_say_about_the_expressions(place: Place) -> None:
-    for namespace in (place.baseline, place.restricted):
-        path = f"{REGISTRATION}/validatingadmissionpolicies/{namespace}.x-psjob"
+    for name in (f"{namespace}.x-psjob{which}" for namespace in (place.baseline, place.restricted) for which in ("", ".status")):
+        path = f"{REGISTRATION}/validatingadmissionpolicies/{name}"
 
         def status(at: str = path) -> dict[str, Any]:
             found: dict[str, Any] = place.cluster.api.get(at).get("status") or {}

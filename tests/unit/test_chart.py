@@ -429,12 +429,16 @@ def test_watched_namespaces_get_roles_and_nothing_cluster_wide() -> None:
 
 
 def test_the_job_policy_judges_jobs_at_create_and_update_and_fails_closed() -> None:
-    (policy,), (binding,) = of_kind("ValidatingAdmissionPolicy"), of_kind("ValidatingAdmissionPolicyBinding")
+    (policy, pins), (binding, pinning) = of_kind("ValidatingAdmissionPolicy"), of_kind("ValidatingAdmissionPolicyBinding")
     assert policy["metadata"]["name"] == binding["metadata"]["name"] == binding["spec"]["policyName"] == "home.x-psjob"
     (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
     assert rule == {"apiGroups": ["psjob.dev"], "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"], "resources": ["pstrainingjobs"]}
     assert policy["spec"]["failurePolicy"] == "Fail" and binding["spec"]["validationActions"] == ["Deny"]
     assert "matchResources" not in binding["spec"], "every namespace"
+    assert pins["metadata"]["name"] == pinning["metadata"]["name"] == pinning["spec"]["policyName"] == "home.x-psjob.status"
+    (rule,) = pins["spec"]["matchConstraints"]["resourceRules"]
+    assert rule == {"apiGroups": ["psjob.dev"], "apiVersions": ["*"], "operations": ["UPDATE"], "resources": ["pstrainingjobs/status"]}
+    assert pins["spec"]["failurePolicy"] == "Fail" and pinning["spec"]["validationActions"] == ["Deny"]
     assert all(it["reason"] == "Forbidden" and it["messageExpression"] for it in policy["spec"]["validations"])
     for setting in ('jobPolicy="none"', 'watchNamespaces=["a"]'):
         assert not of_kind("ValidatingAdmissionPolicy", setting) and not of_kind("ValidatingAdmissionPolicyBinding", setting)

@@ -26,6 +26,8 @@ def _plain(part: Schema, named: dict[str, Schema], defaults: bool) -> Schema:
     made["type"] = part.get("type", "string")
     if "enum" in part or "const" in part:
         made["enum"] = part.get("enum") or [part["const"]]
+    if "maximum" in part:
+        made["maximum"] = part["maximum"]
     if defaults and part.get("default") is not None:
         made["default"] = part["default"]
     if made["type"] == "array":

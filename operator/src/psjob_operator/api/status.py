@@ -12,10 +12,13 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import ConfigDict, Field, ValidationError
 
 from psjob_operator.api.base import Model, Open, without
+from psjob_operator.contract import MOST_NUMBER
 
 Phase = Literal["Pending", "Running", "Recovering", "Suspended", "Complete", "Failed"]
 ShardState = Literal["Pending", "Starting", "Serving", "Lost", "Finished"]
 Truth = Literal["True", "False", "Unknown"]
+Number = Annotated[int, Field(le=MOST_NUMBER)]
+"""One of those that never go back; processes refuse a larger one."""
 MESSAGE_LIMIT = 256
 READINGS = 32
 """Readings of a status that cannot be read whole, each without what the one before could not read."""
@@ -41,9 +44,9 @@ class JobStatus(StatusModel):
     gives no facts, only minimum numbers."""
     pinned: Pinned | None = None
     """What this run was begun with. All its pods and its config are made of it until the run ends, whatever operator serves it."""
-    view: int | None = None
+    view: Number | None = None
     """Number of the present set of attempts; rises with every start of a shard."""
-    placement: int | None = None
+    placement: Number | None = None
     """View in which all shards last began together, after which their pods keep to one node where their volume asks it."""
     shards: tuple[ShardStatus, ...] = ()
     """One entry a shard; never shrinks."""
@@ -118,7 +121,7 @@ class Pinned(StatusModel):
     """Container of spec.workers.template that is trained in."""
     encryption: str | None = None
     """Which streams between its processes are encrypted: none, auto (those between two hosts), tls (all). Absent: none."""
-    key: int | None = None
+    key: Number | None = None
     """Number of its keys, from 1, which its Secret's name ends in; it rises when the job is resumed. Absent of a run without keys."""
 
 
@@ -127,7 +130,7 @@ class ShardStatus(StatusModel):
 
     index: int
     """Number of the shard, from 0."""
-    attempt: int
+    attempt: Number
     """Number of its present start, from 1; never goes back."""
     state: Annotated[ShardState, Open(get_args(ShardState))] = "Pending"
     """Where it stands: Pending (no process yet), Starting (restoring), Serving, Lost, Finished."""
@@ -142,7 +145,7 @@ class WorkersStatus(StatusModel):
     """Workers declared."""
     ready: int = 0
     """Workers that run now."""
-    start: int = 0
+    start: Number = 0
     """Highest start number given to a worker of this job; never goes back."""
     pending_starts: str = ""
     """Workers that were given a start number and whose pod was not seen yet, by number, such as 3:0-2,7."""
