@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import string
 import time
+from re._parser import SubPattern
+from re._parser import parse as parse_pattern
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob_operator.cluster.pods import parse
-from psjob_operator.cluster.scrub import CHARACTERS, LINES, READ, REMOVED, forms, scrub, tail, told
+from psjob_operator.cluster.scrub import _BY_FORM, _BY_NAME, CHARACTERS, LINES, READ, REMOVED, forms, scrub, tail, told
 from psjob_operator.cluster.store import JobStore
 from psjob_operator.plan.fate import fate, of_the_runtime
 from tests.unit.test_cluster_pods import entry, pod
@@ -20,6 +24,8 @@ MADE = "Zx9" * 20
 JWT = f"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIx{MADE}.{MADE}"
 HEX = "0123456789abcdef0123456789abcdef01234567"
 PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{MADE}\n{MADE}\n-----END RSA PRIVATE KEY-----"
+PGP = f"-----BEGIN PGP PRIVATE KEY BLOCK-----\n\n{MADE}\n{MADE}\n-----END PGP PRIVATE KEY BLOCK-----"
+DIGITS = HEX[:32] * 2
 SECRETS = {
     # how it stands in a log: the part that must not be told
     "DB_PASSWORD=hunter2": "hunter2",
@@ -55,6 +61,58 @@ SECRETS = {
     f"xoxb-1-{MADE}": MADE,
     f"AIza{MADE}": MADE,
     f"sk-ant-api03-{MADE}": MADE,
+    "DB_PASS=hunter2": "hunter2",
+    "dbPass: hunter2": "hunter2",
+    "MYSQL_PWD=hunter2": "hunter2",
+    "Server=db;Uid=sa;Pwd=hunter2;": "hunter2",
+    "Server=db;Uid=sa;PWD=/unter2;": "/unter2",
+    "mount.sh --db-pass=hunter2": "hunter2",
+    "mount.sh --db-pass hunter2 -v": "hunter2",
+    "pass: hunter2": "hunter2",
+    "pass=2hunters": "2hunters",
+    "pass=123456": "123456",
+    '{"user":"me","pass":"12"}': '12"',
+    "?user=me&pass=hunter2&x=1": "hunter2",
+    '{"password"   :   "hunter2"}': "hunter2",
+    '{"pin_token" : 1234}': "1234",
+    "Password : hunter2": "hunter2",
+    "password =            hunter2": "hunter2",
+    "password: !!str hunter2": "hunter2",
+    "password:\n  hunter2": "hunter2",
+    "password: |\n  hunter 2": "hunter 2",
+    "password: >-\r\n  hunter 2\r": "hunter 2",
+    '"db-pwd":\n    "hunter 2"': "hunter 2",
+    "machine api.wandb.ai\n  login user\n  password hunter2": "hunter2",
+    "machine api.wandb.ai\n  password hunter2\n  login user": "hunter2",
+    "default\n\tlogin user\n\taccount x\n\tpassword hunter2": "hunter2",
+    'machine x login user password "hunter 2"': '2"',
+    "<password>hunter2</password>": "hunter2",
+    '<ns:dbPwd type="text">hunter\n2</ns:dbPwd>': "2</",
+    "<password>hunter2": "hunter2",
+    "<api_key><![CDATA[hunter2]]></api_key>": "hunter2",
+    PGP: MADE,
+    PGP.partition("\n")[2]: MADE,
+    PGP[:90]: PGP[45:90],
+    f"PRIVATE_KEY={PEM[:80]}": PEM[40:80],
+    f"private_key: |\n  {PEM[:80]}": PEM[40:80],
+    "AWS Secret Access Key [None]: wJalrXUtnFEMI/K7MDENG": "wJalr",
+    "Password [****]: hunter2": "hunter2",
+    "API key: hunter2": "hunter2",
+    f"posting to https://hooks.slack.com/services/T0/B0/{MADE}": MADE,
+    '"auths": {"registry.example": {"auth": "dXNlcjpwYXNz"}}': "dXNlcjpwYXNz",
+    r"{\"auth\":\"dXNlcjpwYXNzdw==\"}": "dXNlcjpwYXNzdw",
+    f"sk_live_{MADE}": MADE,
+    f"rk_live_{MADE}": MADE,
+    f"glrt-{MADE}": MADE,
+    f"glrt-t1_{MADE}.01.{MADE}": MADE,
+    f"hvs.{MADE}": MADE,
+    f"dop_v1_{HEX}": HEX,
+    f"worker {DIGITS}": DIGITS,
+    f"workers {DIGITS}": DIGITS,
+    f"shard {DIGITS}": DIGITS,
+    f"shards {DIGITS}": DIGITS,
+    f"questions {DIGITS}": DIGITS,
+    f'"workers.inner": "{DIGITS}{DIGITS}"': DIGITS,
 }
 PLAIN = (
     "ValueError: shapes differ: (3, 4) and (4, 3)",
@@ -66,6 +124,21 @@ PLAIN = (
     'MountVolume.SetUp failed for volume "psjob-secret" : secret "a-key-1" not found',
     "exit code 1: CUDA out of memory. Tried to allocate 2.00 GiB",
     "risk-adjusted-return-of-the-portfolio",
+    "pass 3 of 5, pass: 3 of 5, pass 2/5: loss 0.3, pass=12, pass: 99.5% pass: 3/5",
+    'pass: True, "pass": 3, {"pass":3,"fail":2} test_pass=0.5 DB_PASS=None --pass 3',
+    "passed: 12 passes=3 passing: all pass_rate: high passthrough=auto passenger: none",
+    "pass@1: 0.8 pass@10=0.95 pass^3: high",
+    "bypass: on bypass=auto --bypass cache by-pass: auto compass=north encompass: all",
+    "forward pass: fused, backward_pass=recompute second pass: resumed lowpass=butter band-pass: off forwardPass",
+    "--- PASS: TestShard (0.01s)",
+    "PWD=/home/me/job and {'OLDPWD': '/home/me', 'PWD': '/home/me/job'}",
+    "<pad_token> a <mask_token> b\nc <b>d</b> <eos_token> e</s>",
+    "got <unk_token> instead\nstopped here",
+    "volumes:\n- secret:\n    name: keys\n  imagePullSecrets:\n    - name: here",
+    'proxy says "auth": "required", "auth": "ldap"',
+    "glove-wiki-gigaword-300 task_live_0123456789abcdef hvs. sk_live dop_v1_",
+    f"worker 3 of 8 has {DIGITS}, shards: 4, sha256:{DIGITS}, worker sha256:{DIGITS}",
+    "login to the machine of worker 3\nstep 4",
 )
 
 
@@ -114,9 +187,14 @@ def test_a_tail_is_bounded_and_to_cut_it_again_changes_nothing(text: str) -> Non
     assert tail(said) == said
 
 
-@pytest.mark.parametrize(
-    "part", ["a", "token", "token: ", "eyJ-", "://", "://a@", "-----BEGIN ", "key ", "login a ", "--a-", '\\"', "secret\\\\", "xoxb-"]
+HOSTILE = (
+    *("a", "token", "token: ", "eyJ-", "://", "://a@", "-----BEGIN ", "key ", "login a ", "--a-", '\\"', "secret\\\\", "xoxb-", " ", "a."),
+    *("pass", "--pass ", "pass: 1", "pwd", "OLDPWD", "token   ", "token: |\n ", "token:\n -", "secret [", "<token ", "<token>", "<a:token"),
+    *("machine a\n", "login\n", '"auth":"', "hooks.slack.com/services", "-----END PGP PRIVATE KEY", "worker 0", "sk_live_", "hvs."),
 )
+
+
+@pytest.mark.parametrize("part", HOSTILE)
 def test_no_text_takes_long(part: str) -> None:
     def seconds(size: int) -> float:
         text, began = (part * size)[:size], time.process_time()
@@ -124,6 +202,23 @@ def test_no_text_takes_long(part: str) -> None:
         return time.process_time() - began
 
     assert min(seconds(200_000) for _ in range(2)) < 2.0, "a rule that is quadratic takes minutes for it"
+    short, long = (min(seconds(size) for _ in range(3)) for size in (8 * 1024, 64 * 1024))
+    assert long < 30 * short + 0.01, "of eight times the text a linear rule takes 8 times as long, a quadratic one 64 times"
+
+
+@pytest.mark.parametrize("pattern", [pattern for pattern, _ in (*_BY_FORM, *_BY_NAME)], ids=range(len(_BY_FORM) + len(_BY_NAME)))
+def test_no_rule_repeats_without_end_what_repeats(pattern: re.Pattern[str]) -> None:
+    """What needs steps without a bound for one beginning: an open repeat inside of any repeat."""
+
+    def opened(part: Any, inside: bool) -> bool:
+        if isinstance(part, tuple) and len(part) == 2 and str(part[0]) in ("MAX_REPEAT", "MIN_REPEAT"):
+            _, most, body = part[1]
+            return (inside and most > 1000) or opened(body, inside or most > 1)
+        return isinstance(part, tuple | list | SubPattern) and any(opened(inner, inside) for inner in part)
+
+    assert opened(parse_pattern("(?:a+b)+"), False) and not opened(parse_pattern("(?:a?b)+a*"), False)
+    # Each part of a URL's user begins with an `@`, which is in no other: there is one way to read it.
+    assert not opened(parse_pattern(pattern.pattern, pattern.flags & ~re.UNICODE), False) or pattern.pattern.startswith("(://)")
 
 
 def exit_of(message: str, tails: bool = True, code: int = 1) -> tuple[str, str]:
@@ -145,6 +240,14 @@ def test_json_that_the_planner_reads_stays_json() -> None:
     kept = json.loads(told(said)[0])
     assert "abc" not in kept["error"] and kept["fenced"] == {"view": 7}
     assert json.loads(told(said, tails=False)[0]) == {"error": "", "fenced": {"view": 7}}
+    fields = {
+        "password": "abc",
+        "n": {"auth": "dXNlcjpwYXNz", "api_key": "a b", "token_accuracy": 0.5, "token": None, "hf_" + MADE: 1},
+        "error": "no",
+    }
+    kept = json.loads(told(json.dumps(fields))[0])
+    inner = {"auth": REMOVED, "api_key": REMOVED, "token_accuracy": 0.5, "token": None, REMOVED: 1}
+    assert kept == {"password": REMOVED, "n": inner, "error": "no"}
     assert told('{"error": "a"}\n')[0].endswith("\n") and told("{not json")[0] == "{not json"
     assert told("[" * 5000)[0] == tail("[" * 5000)
 

@@ -17,33 +17,75 @@ READ = 16 * 1024
 """Characters of a text that are looked at, its last ones; the kubelet gives 4,096 at most."""
 PASSES = 8
 """What stood right behind a credential may be one, and is seen when that has gone."""
-_NAMES = (
-    r"passw(?:or)?d|passphrase|secret|credential|token(?!s|i[sz])|authorization"
-    r"|(?:api|access|account|private)[_-]?key|x-amz-(?:signature|security-token)"
+_BLANKS = r"[ \t]{0,32}"
+_QUOTE = r"\\{0,4}[\"']"
+# `pass` is a word too: it names nothing after these, glued to it or before a sign, and where its value is a count or a yes.
+_GLUED = ("by", "com", "encom", "tres", "sur", "over", "under", "low", "high", "band", "all")
+_APART = (
+    *("by", "low", "high", "band", "all", "forward", "backward", "first", "second", "third", "last", "next", "final", "single"),
+    *("one", "two", "each", "per", "every", "compiler", "fusion", "optimizer", "---"),
 )
-_SCHEMES = r"(?:(?:bearer|basic|digest|negotiate|token)[ \t]{1,4})?"
+_WORD = "".join([rf"(?<!(?<![a-z]){word})" for word in _GLUED] + [rf"(?<!(?<![a-z]){word}[ \t_.-])" for word in _APART])
+_COUNT = (
+    r"(?:(?:\d{1,3}|\d{1,9}\.\d{1,9}|\d{1,9}/\d{1,9})(?:%|[mun]?s)?|true|false|yes|no|on|off|ok|none|null|nan)"
+    r"(?:[,;.)\]}]{0,3}(?:\s|\Z)|,[\"'])"
+)
+_SHELL = r"(?:(?<=(?<![\w;])(?-i:PWD))|(?<=(?<![\w;])(?-i:OLDPWD)))[\"']?[=:][ \t]?[\"']?/"  # where a shell stands
+_ENDINGS = rf"(?=pass){_WORD}pass(?!(?:{_QUOTE})?{_BLANKS}[ \t:=]{_BLANKS}{_COUNT})|pwd(?!{_SHELL})"
+_NAMES = (
+    r"(?:passw(?:or)?d|passphrase|secret|credential|token(?!s|i[sz])|authorization"
+    r"|(?:api|access|account|private)[_-]?key|api[ \t]key|(?:secret[ \t])?access[ \t]key|x-amz-(?:signature|security-token))[\w.-]{0,32}"
+    rf"|{_ENDINGS}"
+)
+# A quoted name with blanks before its colon is one where a value of JSON follows; else the kubelet says such things of volumes.
+_SIGN = (
+    rf"(?:{_QUOTE}[ \t]{{1,32}}:(?={_BLANKS}(?:{_QUOTE}|\d))|[ \t]{{1,32}}:(?=[ \t])"
+    rf"|(?:{_QUOTE})?(?:[ \t]\[[^\]\n]{{0,64}}\])?(?:{_BLANKS}=|:))"
+)
+_TAG = rf"[\w.:-]{{0,32}}(?:{_NAMES})"
+_SCHEMES = r"(?:(?:bearer|basic|digest|negotiate|token|!{1,2}\w{1,32})[ \t]{1,4})?"
+_KEY = r"[A-Z ]{0,32}PRIVATE KEY(?: BLOCK)?-----"
+_GAP = r"[ \t\r\n]{1,32}"
 # Each matches once it has begun, or gives up after a bounded number of characters: so no text takes more than linear time.
 _FORMS = (
-    (r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,32}PRIVATE KEY-----|\Z)", re.DOTALL, ""),
-    (r"\A.*-----END [A-Z ]{0,32}PRIVATE KEY-----", re.DOTALL, ""),  # its beginning was cut off
+    (rf"-----BEGIN {_KEY}.*?(?:-----END {_KEY}|\Z)", re.DOTALL, ""),
+    (rf"\A.*-----END {_KEY}", re.DOTALL, ""),  # its beginning was cut off
     (r"(://)[^\s/\"'<>@]*(?:@[^\s/\"'<>@]+)*(?=@)", 0, r"\1"),
+    (r"(hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/)[^\s\"'<>]+", 0, r"\1"),
+    (rf"(\b(?:workers?|shards?|questions)(?:\.inner|\.outer)?(?:{_QUOTE})?[ \t:=]{{1,8}}(?:{_QUOTE})?)[0-9a-f]{{64,}}", 0, r"\1"),
     (
-        r"(?<![0-9A-Za-z])(?:eyJ[\w.-]{16,}|(?:AKIA|ASIA)[0-9A-Z]{16}|gh[pousr]_[0-9A-Za-z]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+        r"(?<![0-9A-Za-z])(?:eyJ[\w.-]{16,}|(?:AKIA|ASIA)[0-9A-Z]{16}|gh[pousr]_[0-9A-Za-z]{20,}|github_pat_\w{20,}|gl(?:pat|rt)-[\w.-]{16,}"
         r"|hf_[0-9A-Za-z]{20,}|wandb_v\d_\w{20,}|xox[a-z]-[0-9A-Za-z-]{8,}|xapp-[0-9A-Za-z-]{8,}|AIza[\w-]{30,}|ya29\.[\w.-]{20,}"
-        r"|sk-(?:ant-|proj-)[\w-]{16,}|sk-[0-9A-Za-z]{20,}|npm_[0-9A-Za-z]{30,}|pypi-[\w-]{30,})",
+        r"|sk-(?:ant-|proj-)[\w-]{16,}|sk-[0-9A-Za-z]{20,}|npm_[0-9A-Za-z]{30,}|pypi-[\w-]{30,}|[sr]k_(?:live|test)_[0-9A-Za-z]{10,}"
+        r"|hv[sbr]\.[\w-]{16,}|do[opr]_v1_[0-9a-f]{16,})",
         0,
         "",
     ),
 )
 _NAMED = (
     (
-        rf"((?:{_NAMES})[\w.-]{{0,32}}\\{{0,4}}[\"']?(?:[ \t]{{0,8}}=|:)>?[ \t]{{0,8}})"
+        # The line below, of YAML; not where it is a field with a value of its own.
+        rf"((?:{_NAMES})(?:{_QUOTE})?{_BLANKS}:{_BLANKS}(?:[|>][-+0-9]{{0,2}}{_BLANKS})?\r?\n[ \t]{{1,32}})"
+        r"(?!(?:-[ \t]{1,8})?[\"']?[\w.-]{1,64}[\"']?:(?:\s|\Z))\S[^\r\n]*",
+        re.IGNORECASE,
+        r"\1",
+    ),
+    (
+        rf"((?:{_NAMES}){_SIGN}>?{_BLANKS})(?![|>][-+0-9]{{0,2}}{_BLANKS}\r?\n)"
         rf"(?:(\\{{0,4}}\")(?:[^\"\\\n]|\\.)+|(\\{{0,4}}')(?:[^'\\\n]|\\.)+|{_SCHEMES}[^\s\"']\S*)",
         re.IGNORECASE,
         r"\1\2\3",
     ),
-    (r"(--[\w-]{0,32}(?:password|passwd|passphrase|secret|token|key)[ \t]{1,8})[^\s-]\S*", re.IGNORECASE, r"\1"),
-    (r"(\blogin[ \t]{1,4}\S{1,128}[ \t]{1,4}password[ \t]{1,4})\S+", re.IGNORECASE, r"\1"),  # of a .netrc
+    (
+        # A tag without an end may be a token of a model: of words after it nothing is known.
+        rf"(<{_TAG}(?:\s[^<>]{{0,200}})?>)(?:<!\[CDATA\[[^<\]]+|[^<]++(?=</{_TAG})|[^<\s]+(?=[ \t\r]{{0,32}}(?:\n|\Z)))",
+        re.IGNORECASE,
+        r"\1",
+    ),
+    (rf"(--[\w-]{{0,32}}(?:password|passwd|passphrase|secret|token|key|{_ENDINGS})[ \t]{{1,8}})[^\s-]\S*", re.IGNORECASE, r"\1"),
+    (rf"(\b(?:login|machine|account){_GAP}\S{{1,128}}{_GAP}password{_GAP})(?:\"[^\"\n]+|\S+)", re.IGNORECASE, r"\1"),  # of a .netrc
+    # Of a docker config: base64 has a digit, an upper-case letter or an end, as a word such as `required` has not.
+    (rf"({_QUOTE}auth{_QUOTE}{_BLANKS}:{_BLANKS}{_QUOTE})(?=[a-z/+]{{0,512}}[0-9A-Z=])[0-9A-Za-z/+]{{6,}}={{0,2}}", 0, r"\1"),
     (r"(\bbearer[ \t]{1,4})\S{12,}", re.IGNORECASE, r"\1"),
     (r"([?&]sig=)[^\s&\"']+", 0, r"\1"),
     (r"((?:key|wandb)[^\n]{0,24}?(?<![0-9A-Za-z]))[0-9a-f]{40,}", re.IGNORECASE, r"\1"),
@@ -85,6 +127,7 @@ def tail(text: str) -> str:
 
 def scrub(text: str) -> str:
     """The text with REMOVED in place of what looks like a credential, or stands where one is named."""
+    text = forms(text)  # a private key is known by its first line, which a name before it would take away
     for _ in range(PASSES):
         before = text
         for pattern, instead in _BY_NAME:
@@ -108,5 +151,10 @@ def _clean(value: Any, tails: bool) -> Any:
     if isinstance(value, list):
         return [_clean(item, tails) for item in value]
     if isinstance(value, dict):
-        return {key: _clean(item, tails) for key, item in value.items()}
+        return {forms(key): REMOVED if tails and _tells(key, item) else _clean(item, tails) for key, item in value.items()}
     return value
+
+
+def _tells(key: str, item: Any) -> bool:
+    """Whether the name of a field makes a credential of its text, as it would on a line. A number may be one that a script reports."""
+    return isinstance(item, str) and item != "" and scrub(f"{json.dumps(key)}: {json.dumps(item)}").endswith(f': "{REMOVED}"')
