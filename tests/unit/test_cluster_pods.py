@@ -14,6 +14,7 @@ from psjob_operator.cluster.observe import slow_and_shown
 from psjob_operator.cluster.pods import GONE_SECONDS, parse
 from psjob_operator.cluster.queue import Key
 from psjob_operator.cluster.store import JobStore
+from psjob_operator.contract import MOST_NUMBER
 from psjob_operator.plan.snapshot import SLOW_START_SECONDS
 from psjob_operator.plan.text import unix
 from psjob_operator.render.names import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
@@ -57,6 +58,30 @@ def test_a_pod_without_our_labels_is_no_process(label: str) -> None:
     raw = pod()
     raw["metadata"]["labels"][label] = "x1"
     assert parse(raw) is None
+
+
+@pytest.mark.parametrize(
+    ("role", "label", "text", "ours"),
+    [
+        ("worker", LABEL_NUMBER, "9" * 60, False),
+        ("worker", LABEL_NUMBER, str(MOST_NUMBER + 1), False),
+        ("worker", LABEL_NUMBER, str(MOST_NUMBER), True),
+        ("worker", LABEL_NUMBER, "0", False),
+        ("worker", LABEL_NUMBER, "02", False),
+        ("worker", LABEL_NUMBER, "", False),
+        ("worker", LABEL_INDEX, "9" * 60, False),
+        ("worker", LABEL_INDEX, "0", True),
+        ("worker", LABEL_INDEX, "3999", True),
+        ("worker", LABEL_INDEX, "4000", False),
+        ("shard", LABEL_INDEX, "255", True),
+        ("shard", LABEL_INDEX, "256", False),
+    ],
+)
+def test_a_pod_whose_numbers_nobody_gave_is_no_process(role: str, label: str, text: str, ours: bool) -> None:
+    """A stranger's pod can name our job as its owner; a status with its number would be refused (422) for ever."""
+    raw = pod()
+    raw["metadata"]["labels"] |= {LABEL_ROLE: role, label: text}
+    assert (parse(raw) is not None) == ours
 
 
 def test_the_trained_containers_end_is_the_end_whatever_sidecars_do() -> None:

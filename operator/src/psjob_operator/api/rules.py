@@ -15,6 +15,7 @@ from psjob_operator.contract import ASYNC_OUTER_RULE, UPDATE_RULES
 
 __all__ = ["FieldRule", "Json", "breaches", "rules"]
 LARGEST = 2_147_483_647
+MOST_SHARDS, MOST_WORKERS = 256, 4000
 NAME = "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 OBJECT_NAME = "^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 RUN = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
@@ -77,9 +78,9 @@ _RANGES = (
     between("spec.training.streams", 1, 8, "one is enough where both sides have few cores"),
     between("spec.training.gradientMebibytes", 4, 65536, "leave it out for 4096, or 4 a worker where that is more"),
     between("spec.training.compression.ratio", 0.0001, 0.5, "leave it out for 0.01; above 0.5 nothing becomes smaller"),
-    between("spec.ps.shards", 1, 256, "one shard serves most models; more spread memory and traffic"),
+    between("spec.ps.shards", 1, MOST_SHARDS, "one shard serves most models; more spread memory and traffic"),
     between("spec.ps.shardTimeoutSeconds", 2, 3600, "leave it out for 10"),
-    between("spec.workers.replicas", 1, 4000, "to run none for a while set spec.suspend: true"),
+    between("spec.workers.replicas", 1, MOST_WORKERS, "to run none for a while set spec.suspend: true"),
     between("spec.workers.stepTimeoutSeconds", 5, 86_400, "leave it out for no limit"),
     between("spec.checkpoint.request", 1, 9_007_199_254_740_991, "unix seconds will do"),
     between("spec.checkpoint.everySteps", 1, 1_000_000_000, "leave it out to take checkpoints by spec.checkpoint.interval alone"),

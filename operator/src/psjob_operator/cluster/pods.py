@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from psjob_operator.api.rules import MOST_SHARDS, MOST_WORKERS
 from psjob_operator.cluster import scrub
+from psjob_operator.contract import MOST_NUMBER
 from psjob_operator.plan.snapshot import Exit, Phase, Process, Role
 from psjob_operator.plan.text import unix
 from psjob_operator.render.inject import CONTAINER
@@ -19,6 +21,7 @@ GONE_SECONDS = 5.0
 _TAINTED = "DeletionByTaintManager"
 _PHASES = frozenset({"Pending", "Running", "Succeeded", "Failed", "Unknown"})
 _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
+_INDEXES = {"shard": MOST_SHARDS, "worker": MOST_WORKERS}
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,17 @@ class PodView:
 
 
 def parse(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
-    """The view of a pod that carries our labels; None where they are not those of a process. `tails`: of scrub.told."""
+    """The view of a pod that carries our labels; None where they are not those of a process. `tails`: of scrub.told.
+
+    Whoever makes pods can write labels. An index or a number that no job has is not of our making, and a status could not hold it.
+    """
     metadata = raw["metadata"]
     labels = metadata.get("labels") or {}
-    role, index, number = labels.get(LABEL_ROLE), labels.get(LABEL_INDEX, ""), labels.get(LABEL_NUMBER, "")
-    if role not in ("shard", "worker") or not index.isdecimal() or not number.isdecimal():
+    role = labels.get(LABEL_ROLE)
+    if role not in _INDEXES:
+        return None
+    index, number = _numbered(labels.get(LABEL_INDEX), 0, _INDEXES[role] - 1), _numbered(labels.get(LABEL_NUMBER), 1, MOST_NUMBER)
+    if index is None or number is None:
         return None
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
@@ -62,8 +71,8 @@ def parse(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
         name=metadata["name"],
         uid=metadata["uid"],
         role=cast(Role, role),
-        index=int(index),
-        number=int(number),
+        index=index,
+        number=number,
         run=owner(metadata),
         phase=_phase(status.get("phase"), ended),
         created=unix(metadata.get("creationTimestamp")) or 0.0,
@@ -93,6 +102,14 @@ def parse(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
         holds=holds,
         tainted=tainted,
     )
+
+
+def _numbered(text: str | None, least: int, most: int) -> int | None:
+    """The number of a label as `render` writes it; None where it is not one of these."""
+    if not text or len(text) > len(str(most)) or not (text.isascii() and text.isdecimal()):
+        return None
+    number = int(text)
+    return number if least <= number <= most and text == str(number) else None
 
 
 def owner(metadata: Mapping[str, Any]) -> str:
