@@ -201,8 +201,9 @@ def test_without_cluster_rights_it_serves_named_namespaces(installed: Kube) -> N
         restricted_namespace(Kube(installed.kubeconfig, name))
         if name != "other":
             installed.kubectl("create", "rolebinding", "lead", "--clusterrole=admin", "--user=lead", "-n", name, check=False)
-            # An admin grants only what he holds, and these two are not in the built-in role.
+            # An admin grants only what he holds, and these are not in the built-in role (the first one is by Kubernetes 1.37).
             rules = [
+                {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
                 {"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs/finalizers"], "verbs": ["update"]},
                 {"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs/status"], "verbs": ["patch"]},
             ]

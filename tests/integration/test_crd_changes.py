@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -160,7 +161,8 @@ def test_status_never_goes_back_by_replacing_it(job_api: Api, job: str, status: 
     before = job_api.get(job, "digits")
     code, answer = job_api.replace(job, changed(before, {"status": status}), status=True)
     assert code == 422, answer
-    assert "status.view: Invalid value: must not go back" in answer["message"]
+    # An older API server quotes the value.
+    assert re.search(r'status\.view: Invalid value: ("object": )?must not go back', answer["message"])
     assert job_api.get(job, "digits") == before
 
 

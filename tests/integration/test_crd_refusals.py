@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 @pytest.mark.parametrize("case", [case for case in REFUSED if case.server], ids=lambda case: case.name)
 def test_refused_in_the_same_words(job_api: Api, case: Case) -> None:
     code, answer = job_api.create("default", case.manifest(), dry=True)
-    message = answer.get("message", "")
+    message = answer.get("message", "").replace("map[string]interface {}{", "{")  # as an older API server writes an object
     assert code in (400, 422), answer
     assert case.field in message
     assert (case.server_sentence or case.sentence) in message

@@ -65,6 +65,8 @@ MONOIDS: Final[dict[str, Monoid]] = {
     "logsumexp": Monoid("logaddexp", float("-inf"), idempotent=False),
 }
 """`or`, `and` and `count` (of the ranks where an element is not 0) give whole numbers, in the dtype of the pushes."""
+ROBUST: Final[tuple[Reduction, ...]] = (median, trimmed_mean)
+"""Those that a minority of ranks cannot move far, nor hold up: a rank that skips a step counts as absent."""
 REDUCTIONS: Final[dict[str, Reduction]] = {"mean": mean_in_rank_order, **MONOIDS, "median": median, "trimmed_mean": trimmed_mean}
 
 

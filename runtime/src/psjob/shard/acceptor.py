@@ -57,7 +57,7 @@ class Acceptor:
             meet = yield from self._opened(stream)
             apart = yield from meet(stream, header, hello)
             return None if apart is None else partial(self._go_on, stream, apart)
-        except (WireError, TimeoutError, ValueError, KeyError, TypeError, OverflowError) as error:
+        except (WireError, TimeoutError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             self._end(stream, error)
         except StreamClosed:
             pass

@@ -246,8 +246,8 @@ class Cell:
         `writable`: it may be written to. `apart`: that too, it lies in no push's memory, and is used when other blocks were reduced too.
         """
         assert self.state is not None
-        present = [self._bounded(a.push, a.grad.flat) for a in batch if isinstance(a.grad, Gradient)]
-        self.skipped = not present or any(a.skip for a in batch)
+        present = [self._bounded(a.push, a.grad) for a in batch if isinstance(a.grad, Gradient)]
+        self.skipped = not present or (any(a.skip for a in batch) and self.reduce not in reduction.ROBUST)
         self.none = frozenset()
         if self.skipped:
             if self.update is not None:
@@ -272,8 +272,11 @@ class Cell:
             return self._lasting().copy_(reduced)
         return reduced
 
-    def _bounded(self, push: Push, flat: torch.Tensor) -> torch.Tensor:
-        return flat if self.push_norms is None else self.push_norms.bounded(push.worker, push.clock, self.name, flat)
+    def _bounded(self, push: Push, grad: Gradient) -> torch.Tensor:
+        if self.push_norms is None:
+            return grad.flat
+        flat = grad.flat if grad.own else grad.flat.clone()  # its worker could write there between the look and the sum
+        return self.push_norms.bounded(push.worker, push.clock, self.name, flat)
 
     def _update(self, batch: list[Arrived], reduced: torch.Tensor, lag: int | None) -> None:
         assert self.state is not None
@@ -283,7 +286,7 @@ class Cell:
             self.update.copy_(reduced)
             self.none = none
             return
-        info = batch[0].info
+        info = next(a.info for a in batch if a.grad is not None)
         ranges = None
         if none:
             ranges = live_ranges(self.block, none)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from psjob import rules
+from psjob.contract import MOST_NUMBER
 from psjob.rules.base import check_hyperparameters
 from psjob.shard.cell import Cell
 from psjob.shard.pending import Info
@@ -22,9 +23,19 @@ def check_push(store: Store, header: Header, cell: Cell, encoded: bool = False) 
             f"{header.kind.name} of block {header.block} has {header.length} bytes, expected {expected} "
             f"({cell.block.length} elements of {cell.block.dtype})"
         )
+    if header.flags & Flag.STORE:
+        _check_store(header, cell)
     if header.flags & (Flag.ABSENT | Flag.STORE) or header.kind is Kind.EARLY:
         return
     check_info(store, header, cell.name)
+
+
+def _check_store(header: Header, cell: Cell) -> None:
+    """Workers give weights where they step by themselves, and of steps that the block has come to. Elsewhere a shard makes all updates."""
+    if header.kind is not Kind.PUSH or cell.update is None:
+        raise WireError(f"worker {header.worker} gives weights of {cell.name}, which this job's shards make")
+    if not 0 <= header.version[1] <= cell.n:
+        raise WireError(f"worker {header.worker} gives weights of {cell.name} at step {header.version[1]}; the block is at step {cell.n}")
 
 
 def check_leave(store: Store, header: Header) -> None:
@@ -38,10 +49,9 @@ def check_acked(store: Store, rank: int, acked: int) -> None:
     """Refuse a hello by which more of a worker's clocks were acknowledged than can have been: those after would count as taken."""
     complete = store.complete(rank)
     most = complete if store.attempt == 1 or store.mode.rewinds_together else store.most.get(rank, acked)
-    if acked > max(complete, most):
-        raise WireError(
-            f"worker {rank} says that {acked} of its clocks were acknowledged here; it can have been {max(complete, most)} at most"
-        )
+    most = min(max(complete, most), MOST_NUMBER)
+    if acked > most:
+        raise WireError(f"worker {rank} says that {acked} of its clocks were acknowledged here; it can have been {most} at most")
 
 
 def check_info(store: Store, header: Header, name: str) -> Info:

@@ -168,8 +168,9 @@ class RowCell:
             for a in batch:
                 if isinstance(a.grad, RowGradient) and self._bad(a.grad.grads):
                     self.non_finite.note(a.push.worker, a.push.clock, self.name)
+        told = next(a.info for a in batch if isinstance(a.grad, RowGradient))
         for ids, grads in parts:
-            self.table.push(ids, grads, batch[0].info.rows[self.number], clock)
+            self.table.push(ids, grads, told.rows[self.number], clock)
         self.table.evict(clock)
 
     def _bad(self, grads: torch.Tensor) -> bool:

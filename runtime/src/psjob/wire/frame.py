@@ -25,6 +25,8 @@ MAX_BODY: Final = 64 << 20
 """Largest control body of several frames, bytes."""
 MAX_VALUES: Final = 4 << 20
 """Most values of a control body: each becomes an object of many more bytes than were sent."""
+MAX_LEVELS: Final = 32
+"""How deep lists and objects of a control body may be nested."""
 MAX_RECORD: Final = 256 << 20
 """Largest resume record on the wire, bytes."""
 IDLE_PARTS: Final = 10_000
@@ -252,4 +254,17 @@ def load(raw: bytes | bytearray | memoryview) -> dict[str, Any]:
         raise WireError(f"control body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise WireError(f"control body is a {type(body).__name__}, expected an object")
+    if raw.count(b"[") + raw.count(b"{") > MAX_LEVELS and _deep(body):
+        raise WireError(f"control body is nested deeper than {MAX_LEVELS} levels")
     return body
+
+
+def _deep(body: dict[str, Any]) -> bool:
+    """Is something nested deeper than MAX_LEVELS? Whoever reads, compares or prints it would run out of stack."""
+    level: list[Any] = [body]
+    for _ in range(MAX_LEVELS):
+        inner = (held for each in level for held in (each.values() if isinstance(each, dict) else each))
+        level = [held for held in inner if isinstance(held, dict | list)]
+        if not level:
+            return False
+    return True

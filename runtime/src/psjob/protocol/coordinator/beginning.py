@@ -53,6 +53,12 @@ class Beginning:
         body = {"init": True, "view": recovery.view, "clock": 0, "recovery": recovery.recovery, "assignment": assignment}
         c.emit(actions.Welcome(stream.id, body, init=True))
 
+    def gives(self, rank: int, buffers: bytes) -> None:
+        """A worker gives the run's first buffers. Only rank 0 does, when it was asked."""
+        if rank == 0 and self.recovery.initialising:
+            self.recovery.initial = buffers
+            self.check()
+
     def initialised(self, event: events.Initialised) -> None:
         """A shard has all first values of a set-up."""
         if self.recovery.initialising and event.setup == self._setup:

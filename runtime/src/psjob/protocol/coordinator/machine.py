@@ -220,8 +220,7 @@ class Coordinator:
         match event:
             case events.RecordCame(_, clock, record, idle):
                 if clock < 0:
-                    self.recovery.initial = record
-                    self.recovery.beginning.check()
+                    self.recovery.beginning.gives(member.rank, record)
                     return
                 if idle is not None:
                     member.idle = idle

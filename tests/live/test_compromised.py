@@ -1,0 +1,141 @@
+"""A worker that was taken over, with its own valid key: what it says beyond its part changes nothing for the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from psjob.layout import memory
+from psjob.wire.frame import MAX_LEVELS, Flag, Header, Kind, WireError, load
+from tests.live.live_shards import SECONDS, Shards, Worker, eventually, serving
+
+LR = 0.5
+
+
+def attached(shards: Shards, workers: int, overlap: bool | None = None) -> list[Worker]:
+    """Workers that have joined."""
+    made = []
+    for rank in range(workers):
+        torch.manual_seed(3)
+        net = nn.Linear(8, 4, bias=False)
+        made.append(Worker(shards, rank, net, torch.optim.SGD(net.parameters(), lr=LR), overlap=overlap))
+    together(*(worker.attach for worker in made))
+    return made
+
+
+def together(*calls: Callable[[], Any]) -> None:
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive(), "a worker hangs"
+
+
+def step(worker: Worker, value: float = 1.0) -> None:
+    for p in worker.model.parameters():
+        p.grad = torch.full_like(p, value)
+    worker.optimizer.step()
+
+
+def weights(shards: Shards) -> torch.Tensor:
+    states = [cell.state for server in shards.servers for cell in server.store.cells.values()]
+    return torch.cat([state.weights.reshape(-1).clone() for state in states if state is not None])
+
+
+def says(worker: Worker, kind: Kind, payload: torch.Tensor | bytes | None = None, **fields: Any) -> None:
+    """Send one frame of the worker's own to shard 0."""
+    lane = worker.session.links[0].main
+    assert lane is not None
+    header: Header = worker.session.header(kind, **fields)
+    raw = b"" if payload is None else payload if isinstance(payload, bytes) else bytes(memory.view(payload))
+    lane.stream.send(header._replace(length=len(raw)), raw)
+
+
+@pytest.mark.parametrize("version", [0, 1 << 40])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_no_worker_gives_weights_where_the_shards_make_them(tmp_path: Path, mode: str, version: int) -> None:
+    with serving(tmp_path, workers=2, shards=1, mode=mode, transport="tcp") as shards:
+        good, bad = attached(shards, 2)
+        before, broken = weights(shards), shards.servers[0].bad_connections
+        says(bad, Kind.PUSH, torch.full((32,), 1e30), block=0, flags=Flag.STORE, version=(0, version))
+        assert eventually(lambda: shards.servers[0].bad_connections > broken)
+        assert torch.equal(weights(shards), before)
+        assert good.session.machine.ending is None
+
+
+def test_weights_of_steps_to_come_are_refused_where_workers_step(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=1, shards=1, update_at="worker", transport="tcp") as shards:
+        (worker,) = attached(shards, 1)
+        before, broken = weights(shards), shards.servers[0].bad_connections
+        says(worker, Kind.PUSH, torch.full((32,), 1e30), block=0, flags=Flag.STORE, version=(0, 5))
+        assert eventually(lambda: shards.servers[0].bad_connections > broken)
+        assert torch.equal(weights(shards), before)
+
+
+def test_the_runs_first_buffers_are_rank_0s(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=2, shards=1) as shards:
+        _, bad = attached(shards, 2)
+        coordinator = shards.servers[0].coordinator
+        assert coordinator is not None
+        known = coordinator.machine.recovery.initial
+        says(bad, Kind.RECORD, b"not rank 0's", clock=-1)
+        says(bad, Kind.REPORT, b'{"mark": 1.0}')
+        assert eventually(lambda: "mark" in str(coordinator.machine.progress.__dict__))
+        assert coordinator.machine.recovery.initial == known and known
+
+
+def test_an_absent_push_need_name_no_hyperparameters(tmp_path: Path) -> None:
+    """The lowest rank's are taken, and one without a gradient has told none."""
+    with serving(tmp_path, workers=2, shards=1, transport="tcp") as shards:
+        bad, good = attached(shards, 2)
+        before = weights(shards)
+        says(bad, Kind.PUSH, block=0, flags=Flag.ABSENT, info=77)
+        together(lambda: step(good))
+        assert torch.allclose(weights(shards), before - LR) and not shards.codes
+
+
+@pytest.mark.parametrize(("reduction", "moves"), [("median", True), ("trimmed_mean", True), ("mean", False)])
+def test_a_minority_that_skips_does_not_hold_up_a_robust_reduction(tmp_path: Path, reduction: str, moves: bool) -> None:
+    with serving(tmp_path, workers=3, shards=1, transport="tcp", reduction=reduction) as shards:
+        bad, *good = attached(shards, 3)
+        before = weights(shards)
+        says(bad, Kind.PUSH, block=0, flags=Flag.SKIP, info=bad.session.exchange.tell_hyperparameters([{"lr": LR, "momentum": 0.0}], []))
+        together(*(lambda worker=worker: step(worker) for worker in good))  # type: ignore[misc]
+        assert torch.allclose(weights(shards), before - LR) if moves else torch.equal(weights(shards), before)
+
+
+def test_a_bounded_push_is_what_was_measured(tmp_path: Path) -> None:
+    """On one host its worker could write into a gradient that it lends, after the shard's look at it."""
+    with serving(tmp_path, workers=2, shards=1, max_push_norm=1.0, transport="auto") as shards:
+        first, second = attached(shards, 2)
+        (cell,) = shards.servers[0].store.cells.values()
+        assert cell.push_norms is not None
+        seen: list[int] = []
+        bounded = cell.push_norms.bounded
+
+        def look(worker: int, clock: int, name: str, numbers: torch.Tensor) -> torch.Tensor:
+            seen.append(numbers.data_ptr())
+            return bounded(worker, clock, name, numbers)
+
+        cell.push_norms.bounded = look  # type: ignore[method-assign]
+        together(lambda: step(first, 1e-3), lambda: step(second, 1e-3))
+        together(lambda: step(first, 1e-3), lambda: step(second, 1e-3))
+        lent = {lent.flat.data_ptr() for it in shards.servers[0].sessions.values() if it.lending for lent in it.lending._blocks.values()}
+        assert len(seen) == 4
+        assert len(lent) == 2 and not lent & set(seen)
+
+
+@pytest.mark.parametrize("levels", [MAX_LEVELS, 900])
+def test_a_body_that_is_nested_deep_is_no_control_body(levels: int) -> None:
+    nested = b'{"rule": ' + b"[" * levels + b"]" * levels + b"}"
+    with pytest.raises(WireError, match="nested deeper than 32 levels"):
+        load(nested)
+    assert load(b'{"rule": ' + b"[" * (MAX_LEVELS - 2) + b"]" * (MAX_LEVELS - 2) + b"}")
+    assert load(b'{"table": [' + b",".join([b'{"shape": [1, 2]}'] * 200) + b"]}")
