@@ -190,6 +190,21 @@ TEMPLATES_REFUSED: list[Case] = [
         for part, volume in (("containers", "psjob-secret"), ("initContainers", "psjob-keys"))
     ),
     *(
+        Case(
+            f"{part}-of-{at}-read-{volume}",
+            {
+                f"{at}.{part}": [
+                    {**one, "env": [{"name": "K", "valueFrom": {"fileKeyRef": {"volumeName": volume, "path": "keys", "key": "K"}}}]}
+                ]
+            },
+            f"{at}.{part}[0].env[0].valueFrom.fileKeyRef.volumeName",
+            "must not be psjob-keys or psjob-secret; ",
+            server=False,
+        )
+        for at, one in ((POD, _ONE[0]), (f"{SHARD_POD}.spec", {"name": "shard"}))
+        for part, volume in (("containers", "psjob-keys"), ("initContainers", "psjob-secret"))
+    ),
+    *(
         Case(f"key-by-{name}", {f"{POD}.{at}": value}, "spec.workers.template", "must not name the Secret of a run's keys, ", server=False)
         for name, at, value in (
             ("volume", "volumes", [{"name": "v", "secret": {"secretName": _KEYS}}]),
@@ -310,6 +325,13 @@ TEMPLATES_PASSED: list[Case] = [
     Case("sidecar", {f"{POD}.containers": [{"name": "log"}, {"name": "worker", "command": ["a"]}]}),
     Case("shell", {f"{WORKER}.command": ["sh", "-c", "python train.py && echo done > log"]}),
     Case("program-with-a-space", {f"{WORKER}.command": ["/opt/my tools/train", "--sep", "|"]}),
+    Case(
+        "variable-of-a-file",
+        {
+            f"{POD}.volumes": [{"name": "made", "emptyDir": {}}],
+            f"{WORKER}.env": [{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "made", "path": "env", "key": "A"}}}],
+        },
+    ),
     Case("never", {f"{POD}.restartPolicy": "Never", f"{WORKER}.restartPolicy": "Never"}),
     Case("sidecar-init", {f"{POD}.initContainers": [{"name": "log", "restartPolicy": "Always", "image": "x"}]}),
     Case("host-network", {f"{POD}.hostNetwork": True, f"{POD}.dnsPolicy": "ClusterFirstWithHostNet"}),

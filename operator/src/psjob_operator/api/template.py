@@ -216,12 +216,13 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
         ),
         *(
             FieldRule(
-                f"{pod}.{containers}[].volumeMounts[].name",
+                f"{pod}.{containers}[].{volume}",
                 lambda name: name not in KEY_VOLUMES,
                 f"must not be {' or '.join(KEY_VOLUMES)}",
-                "a process gets its own keys and no other; mount another volume",
+                "a process gets its own keys and no other; take another volume",
             )
             for containers in ("containers", "initContainers")
+            for volume in ("volumeMounts[].name", "env[].valueFrom.fileKeyRef.volumeName")
         ),
         no_key_secret(template),
     )
