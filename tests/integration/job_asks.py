@@ -10,6 +10,8 @@ from typing import Any
 from hack.cluster.paths import REPO
 from tests.unit.api_manifest import GOOD, changed
 
+CLAIM = {"kind": "PersistentVolumeClaim", "name": "data"}
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -24,10 +26,10 @@ def volume(**source: Any) -> dict[str, Any]:
     return {"volumes": [{"name": "v", **source}]}
 
 
-def copied(**source: Any) -> dict[str, Any]:
-    """A volume that begins as a copy of a claim."""
+def begun(**source: Any) -> dict[str, Any]:
+    """The source of a volume that begins as a copy of another."""
     spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, **source}
-    return volume(ephemeral={"volumeClaimTemplate": {"spec": spec}})
+    return {"ephemeral": {"volumeClaimTemplate": {"spec": spec}}}
 
 
 def secure(**context: Any) -> dict[str, Any]:
@@ -67,8 +69,8 @@ OTHER_RIGHTS: dict[str, Ask] = {
     "account": Ask("serviceAccountName", {"serviceAccountName": "trainer"}),
     "account-old": Ask("serviceAccountName", {"serviceAccount": "trainer"}),
     "claim": Ask("claim", volume(persistentVolumeClaim={"claimName": "data"})),
-    "claim-copy": Ask("claim", copied(dataSource={"kind": "PersistentVolumeClaim", "name": "data"})),
-    "claim-copy-new": Ask("claim", copied(dataSourceRef={"kind": "PersistentVolumeClaim", "name": "data"})),
+    "claim-copy": Ask("claim", volume(**begun(dataSource=CLAIM))),
+    "claim-copy-new": Ask("claim", volume(**begun(dataSourceRef=CLAIM))),
     "nodename": Ask("nodeName", {"nodeName": "n1"}),
 }
 OF_SHARDS: dict[str, Ask] = {
@@ -86,6 +88,15 @@ HARMLESS: dict[str, Ask] = {
         "nothing",
         {"hostIPC": None, "nodeName": None, "serviceAccountName": None, "securityContext": None},
         {"ports": None, "livenessProbe": None, **secure(privileged=None, capabilities=None, seccompProfile=None)},
+    ),
+    "null-volumes": Ask(
+        "nothing",
+        {
+            "volumes": [
+                {"name": "a", "ephemeral": None, "persistentVolumeClaim": None, "nfs": None},
+                {"name": "b", **begun(dataSource=None, dataSourceRef=None)},
+            ]
+        },
     ),
     "default-account": Ask("nothing", {"serviceAccountName": "default"}),
     "secret": Ask("nothing", volume(secret={"secretName": "s"})),
@@ -120,6 +131,7 @@ def _jobs() -> dict[str, Job]:
         ("hostpath", "baseline", {"hostPath": {"path": "/data"}}),
         ("claim", "claim", {"claim": "data"}),
         ("source", "claim", {"persistentVolumeClaim": {"claimName": "data"}}),
+        ("copy", "claim", begun(dataSourceRef=CLAIM)),
         ("nfs", "nothing", {"nfs": {"server": "nfs.example.com", "path": "/"}}),
     ):
         body = changed(GOOD, {"metadata.name": f"volume-{name}", "spec.checkpoint.volume": volume})

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from hack.cluster.proc import wait_for
+from psjob_operator.contract import MOST_NUMBER
 from tests.cluster_fixtures import Cluster
 from tests.e2e.kube import CHART, Kube
 from tests.integration.api_client import JOBS, Api
@@ -34,6 +35,7 @@ from tests.integration.job_asks import (
     table,
     volume,
 )
+from tests.integration.operator_harness import NAMESPACED_RULES
 from tests.unit.api_manifest import GOOD, changed
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
@@ -60,6 +62,7 @@ USERS: dict[str, tuple[str, list[dict[str, Any]]]] = {
         ],
     ),
     "all of psjob.dev": ("", [{"apiGroups": ["psjob.dev"], "resources": ["*"], "verbs": ["*"]}, MAKE_PODS]),
+    "the operator": ("", NAMESPACED_RULES),
     "status alone": (
         "",
         [{"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs", "pstrainingjobs/status"], "verbs": ["get", "patch"]}],
@@ -227,18 +230,28 @@ def test_what_a_run_is_pinned_to_is_for_those_who_may_make_pods(place: Place) ->
     body = changed(GOOD, {"metadata.name": "pinned"})
     assert place.ask(CLUSTER_ADMIN, "POST", place.path(), body)[0] == 201
 
-    def change(who: str, status: dict[str, Any]) -> tuple[int, str]:
+    def change(who: str, status: dict[str, Any] | None) -> tuple[int, str]:
         return place.ask(who, "PATCH", place.path("pinned/status"), {"status": status}, "application/merge-patch+json")
 
     pinned = {"runtimeImage": "registry/psjob-runtime:1", "wire": 2, "configFormat": 1, "key": 1}
     code, message = change("status alone", {"pinned": pinned})
     assert code == 403 and "status.pinned: user " in message and "may not create pods" in message
     assert change("status alone", {"phase": "Pending"})[0] == 200, "the rest of the status is judged by its role alone"
-    assert change("all of psjob.dev", {"pinned": pinned})[0] == 200, "as the operator, who makes pods"
+    assert change("the operator", {"pinned": pinned})[0] == 200, "with the chart's own rights"
     for other in ({"runtimeImage": "evil.example/own:1"}, {"encryption": "none"}, {"key": 7}):
         assert change("status alone", {"pinned": other})[0] == 403, other
     assert change("status alone", {"pinned": None})[0] == 403
+    assert change("status alone", None)[0] == 403, "the whole status"
+    forced = {"apiVersion": GOOD["apiVersion"], "kind": GOOD["kind"], "status": {"pinned": {"runtimeImage": "evil.example/own:1"}}}
+    path = place.path("pinned/status", "fieldManager=test", "force=true")
+    assert place.ask("status alone", "PATCH", path, forced, "application/apply-patch+yaml")[0] == 403
+    one = [{"op": "replace", "path": "/status/pinned/runtimeImage", "value": "evil.example/own:1"}]
+    assert place.ask("status alone", "PATCH", place.path("pinned/status"), one, "application/json-patch+json")[0] == 403
     assert change("status alone", {"pinned": pinned, "phase": "Running"})[0] == 200, "nothing pinned was changed"
+    assert change("the operator", {"pinned": {"key": 2}, "view": MOST_NUMBER})[0] == 200
+    for numbers in ({"view": 1 << 62}, {"pinned": {"key": MOST_NUMBER + 1}}, {"workers": {"start": 1 << 62}}):
+        code, message = change("the operator", numbers)
+        assert code == 422 and f"should be less than or equal to {MOST_NUMBER}" in message, message
 
 
 # ---- updates that are nobody's to refuse -------------------------------------------------------------------------------------------

@@ -64,6 +64,13 @@ def test_no_default_on_what_others_own_nor_in_status() -> None:
     assert [at for at, part in nodes(status) if "default" in part] == [""]
 
 
+def test_numbers_that_name_processes_and_keys_have_the_limit_that_processes_have() -> None:
+    limited = {at: part["maximum"] for at, part in nodes(schema()["properties"]["status"]) if "maximum" in part}
+    assert limited == dict.fromkeys(
+        ("pinned.key", "view", "placement", "shards[].attempt", "workers.start", "interruption.attempt"), contract.MOST_NUMBER
+    )
+
+
 def test_the_status_default_is_a_status_without_a_run() -> None:
     status = JobStatus.model_validate(STATUS_DEFAULT)
     assert status.run is None

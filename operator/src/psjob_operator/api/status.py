@@ -213,7 +213,7 @@ class Interruption(StatusModel):
     """Why the first of the lost processes was started again: one of restarts.causes."""
     step: int | None = None
     """How far training was known to be."""
-    attempt: int = 0
+    attempt: Number = 0
     """Of shard 0 at that time."""
     steps_lost: int = 0
     """What shard 0 had counted of steps lost until then."""
