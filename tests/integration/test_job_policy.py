@@ -35,7 +35,7 @@ from tests.integration.job_asks import (
     table,
     volume,
 )
-from tests.integration.operator_harness import NAMESPACED_RULES
+from tests.integration.operator_harness import NAMESPACED_RULES, world
 from tests.unit.api_manifest import GOOD, changed
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
@@ -252,6 +252,25 @@ def test_what_a_run_is_pinned_to_is_for_those_who_may_make_pods(place: Place) ->
     for numbers in ({"view": 1 << 62}, {"pinned": {"key": MOST_NUMBER + 1}}, {"workers": {"start": 1 << 62}}):
         code, message = change("the operator", numbers)
         assert code == 422 and f"should be less than or equal to {MOST_NUMBER}" in message, message
+
+
+def test_an_operator_pins_runs_under_the_policy(control_plane: Cluster, namespace: str, tmp_path: Path) -> None:
+    made = _install(control_plane, "baseline", namespace)
+    stranger = _user(control_plane, tmp_path, f"{namespace}-status", [namespace], "status alone")
+    theirs = {"status": {"pinned": {"runtimeImage": "evil.example/own:1"}}}
+    path = f"{JOBS.format(namespace=namespace)}/digits/status?dryRun=All"
+    with world(control_plane, namespace, tmp_path) as here:
+        here.create(GOOD)
+        wait_for("the policy", lambda: stranger.call("PATCH", path, theirs, "application/merge-patch+json")[0] == 403, 30)
+        here.operator()
+        for number, suspend in ((1, None), (1, True), (2, False)):
+            here.cluster.api.merge(here.path("pstrainingjobs", "digits"), {"spec": {"suspend": suspend}})
+            here.until(f"key {number}", lambda n=number: (here.status("digits").get("pinned") or {}).get("key") == n)
+            here.until("pods, or none", lambda none=suspend: bool(here.pods("digits")) != bool(none))
+        assert stranger.merge(namespace, "digits", theirs, status=True)[0] == 403
+        assert here.status("digits")["pinned"]["runtimeImage"] != "evil.example/own:1"
+    for policy in made:
+        control_plane.api.delete(policy)
 
 
 # ---- updates that are nobody's to refuse -------------------------------------------------------------------------------------------
