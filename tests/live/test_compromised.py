@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,12 @@ import torch
 from torch import nn
 
 from psjob.layout import memory
+from psjob.shard.acceptor import SPARE
+from psjob.shard.store import MOST_WAITING
+from psjob.wire import pooled
 from psjob.wire.frame import MAX_LEVELS, Flag, Header, Kind, WireError, load
+from psjob.wire.handshake import greet
+from psjob.wire.tcp import Stream
 from tests.live.live_shards import SECONDS, Shards, Worker, eventually, serving
 
 LR = 0.5
@@ -130,6 +136,65 @@ def test_a_bounded_push_is_what_was_measured(tmp_path: Path) -> None:
         lent = {lent.flat.data_ptr() for it in shards.servers[0].sessions.values() if it.lending for lent in it.lending._blocks.values()}
         assert len(seen) == 4
         assert len(lent) == 2 and not lent & set(seen)
+
+
+@pytest.mark.parametrize("kind", [Kind.PULL, Kind.PUSH])
+def test_who_asks_again_and_again_for_what_is_to_come_loses_its_stream(tmp_path: Path, kind: Kind) -> None:
+    """Each push of the others would look at all that wait."""
+    with serving(tmp_path, workers=2, shards=1, transport="tcp") as shards:
+        bad, good = attached(shards, 2)
+        (cell,) = shards.servers[0].store.cells.values()
+        before, broken = weights(shards), shards.servers[0].bad_connections
+        info = bad.session.exchange.tell_hyperparameters([{"lr": LR, "momentum": 0.0}], [])
+        for number in range(MOST_WAITING + 1):
+            says(bad, kind, block=0, request=1000 + number, version=(1, 1), flags=Flag.ABSENT if kind is Kind.PUSH else 0, info=info)
+        assert eventually(lambda: shards.servers[0].bad_connections > broken)
+        assert cell.waiters.of(0) <= MOST_WAITING
+        if kind is Kind.PUSH:
+            together(lambda: step(good))
+            assert torch.allclose(weights(shards), before - LR)
+
+
+def test_answers_that_nobody_reads_are_not_kept_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooled, "QUEUED", 200)
+    with serving(tmp_path, workers=2, shards=1, transport="tcp") as shards:
+        _, bad = attached(shards, 2)
+        lane = bad.session.links[0].main
+        assert lane is not None
+        lane.stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        session = shards.servers[0].sessions[1]
+        with session.lanes[0].stream._send_lock:  # as if the peer had stopped reading
+            for number in range(300):
+                says(bad, Kind.PULL, block=0, request=1000 + number)
+            assert eventually(lambda: session.lanes[0].stream.closed)
+            assert len(session.lanes[0].stream._queue) <= 200
+
+
+def test_one_key_takes_no_more_places_than_its_process_needs(tmp_path: Path) -> None:
+    """It begins streams, proves itself on each and says no hello; the others come in as ever."""
+    with serving(tmp_path, workers=2, shards=1, transport="tcp", streams=1) as shards:
+        place, begun = shards.place(1), []
+        for _ in range(40):
+            sock = socket.create_connection(shards.address(0))
+            stream = Stream(sock)
+            greet(stream, place, 0, SECONDS)
+            begun.append(stream)
+        held = lambda: sum(1 for stream in begun if not gone(stream.sock))  # noqa: E731
+        assert eventually(lambda: held() <= 1 + SPARE)
+        attached(shards, 2)
+        for stream in begun:
+            stream.close()
+
+
+def gone(sock: socket.socket) -> bool:
+    """The other side has closed."""
+    sock.setblocking(False)
+    try:
+        return sock.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 @pytest.mark.parametrize("levels", [MAX_LEVELS, 900])

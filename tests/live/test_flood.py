@@ -45,7 +45,8 @@ def test_a_flood_costs_a_bounded_number_of_files_and_little_memory(tmp_path: Pat
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     words = GREETING if encryption == "none" else client_hello()
-    write_certificates(tmp_path, 1)
+    if encryption != "none":
+        write_certificates(tmp_path, 1)
     with processes(tmp_path, shards=1, workers=4, mode="async", encryption=encryption) as run:
         shard = run.start(0)
         assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60)

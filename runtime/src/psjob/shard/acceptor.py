@@ -6,6 +6,7 @@ is told so at once and restarts while this shard still imports and restores. All
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +21,8 @@ from psjob.wire.loop import Apart
 from psjob.wire.pooled import Pooled
 from psjob.wire.reading import HELLO_SECONDS, Pause, StreamClosed, Wants
 
+SPARE = 2
+"""Streams beyond those of a link that a process may begin at a time: ones that broke."""
 Meet = Callable[[Pooled, Header, dict[str, Any]], Wants[Apart | None]]
 
 
@@ -33,6 +36,9 @@ class Acceptor:
         self._together = mode_of(here.config).rewinds_together
         self._meet: Meet | None = None
         self._waiting: dict[Pooled, None] = {}
+        self._lock = threading.Lock()
+        self._begun: dict[Peer, dict[Pooled, None]] = {}
+        """Streams of a process whose hello has not come whole."""
 
     def open(self, meet: Meet, refused: Callable[[Pooled, Exception], None]) -> None:
         """From now on streams go to `meet`."""
@@ -46,11 +52,7 @@ class Acceptor:
         try:
             peer = yield from admit(stream, self._key, Standing(self.here.index, self.here.number, self.here.view), self.here.encryption)
             stream.known()
-            header = yield from stream.next_header(HELLO_SECONDS)
-            if header.kind is not Kind.HELLO or header.run != self.run:
-                raise WireError(f"the first frame is {header.kind.name}, expected HELLO of this run")
-            hello = yield from stream.hello(header)
-            _check(peer, header, hello)
+            header, hello = yield from self._hello(peer, stream)
             if self._meet is None and self._must_rewind(hello):
                 stream.put_frame(Header(Kind.REWIND, run=self.run, view=self.here.view, attempt=self.here.number))
                 return None
@@ -62,6 +64,27 @@ class Acceptor:
         except StreamClosed:
             pass
         return None
+
+    def _hello(self, peer: Peer, stream: Pooled) -> Wants[tuple[Header, dict[str, Any]]]:
+        """The hello of a process. One that begins many streams and says none keeps its newest: else its key would shut all others out."""
+        with self._lock:
+            begun = self._begun.setdefault(peer, {})
+            begun[stream] = None
+            oldest = next(iter(begun)) if len(begun) > self.here.config.streams + SPARE else None
+        if oldest is not None:
+            oldest.close()
+        try:
+            header = yield from stream.next_header(HELLO_SECONDS)
+            if header.kind is not Kind.HELLO or header.run != self.run:
+                raise WireError(f"the first frame is {header.kind.name}, expected HELLO of this run")
+            hello = yield from stream.hello(header)
+            _check(peer, header, hello)
+            return header, hello
+        finally:
+            with self._lock:
+                del begun[stream]
+                if not begun:
+                    del self._begun[peer]
 
     def _key(self, peer: Peer, run: bytes) -> bytes:
         """What `peer` proves itself with. Raises Unproven for who is none of those that dial this shard."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import socket
 import threading
 import time
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
 BATCH = 64 << 10
 """Bytes of frames that are sent by one call, where there are several."""
 PLACES = 512
+QUEUED = 1 << 16
+"""Answers that wait until their peer reads; each takes about a kilobyte."""
 LARGE = 64 << 10
 """An answer of so many bytes is sent by the loop that writes."""
+log = logging.getLogger("psjob.wire")
 here = threading.local()
 """Of a loop's thread: `loop`."""
 
@@ -71,6 +75,11 @@ class Pooled(Stream):
 
     def put(self, act: Act, large: bool = False) -> None:
         """Send what `act` says, after all that was put before. `large`: the loop that writes does it, beside the one that reads."""
+        if len(self._queue) >= QUEUED:
+            log.warning("closed a stream of %s: %d answers wait for it, and it does not read them", self.peer, len(self._queue))
+            self._queue.clear()
+            self.close()
+            return
         self._queue.append(act)
         self._stir(large)
 
