@@ -17,6 +17,7 @@ from psjob.process import supervise
 from psjob.shard.encoded import said_of
 from psjob.shard.nonces import Nonces
 from psjob.shard.phase import Phase
+from psjob.shard.question import Question, TooLong
 from psjob.wire.strangers import Strangers
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 CONNECTIONS = 64
 """At a time; whoever asks then has the place of one that has had more time."""
+IDLE_SECONDS = 5.0
+"""Who has connected may say nothing for so long, and take as long to read a part of an answer."""
 
 
 def serve_status(server: Server, bind: str | None, port: int) -> None:
@@ -31,8 +34,21 @@ def serve_status(server: Server, bind: str | None, port: int) -> None:
     nonces, questions = Nonces(contract.CHALLENGE_SECONDS), server.place.keys.questions
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = 5
+        timeout = IDLE_SECONDS
         protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            self.rfile.close()
+            self.rfile: Question = Question(self.connection, IDLE_SECONDS)
+
+        def handle_one_request(self) -> None:
+            self.rfile.begin()
+            self.requestline = self.request_version = self.command = ""
+            try:
+                super().handle_one_request()
+            except TooLong as error:  # the request line; of headers the base class answers the same
+                self.send_error(431, str(error))
 
         def do_GET(self) -> None:
             if self.path == contract.HEALTH_PATH:
