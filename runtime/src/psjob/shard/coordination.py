@@ -38,6 +38,7 @@ from psjob.shard.mailbox import Mailbox
 from psjob.shard.session import Session
 from psjob.tables import TableSpec
 from psjob.wire.frame import IDLE_PARTS, Header, Kind, WireError
+from psjob.wire.words import one_line
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server
@@ -235,7 +236,7 @@ class Coordination:
         """Do what the machine wants."""
         match action:
             case actions.Log(level, text):
-                log.log(LEVELS[level], "%s", text)
+                log.log(LEVELS[level], "%s", one_line(text, 4000))  # it may quote a worker
             case actions.Tell(stream, kind, body, clock, request):
                 if (session := self._sessions.get(stream)) is not None:
                     session.tell(kind, body, clock=clock, request=request)

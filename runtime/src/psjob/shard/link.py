@@ -17,6 +17,7 @@ from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind, WireError
 from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
+from psjob.wire.words import one_line
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server
@@ -107,7 +108,7 @@ class CoordinatorLink:
         except WireError as error:
             if time.monotonic() - self._told > NOTICE_SECONDS:
                 self._told = time.monotonic()
-                log.warning("stream to the coordinator at %s: %s", stream.peer, error)
+                log.warning("stream to the coordinator at %s: %s", stream.peer, one_line(error, 1000))
             return False
         return True
 
@@ -117,7 +118,7 @@ class CoordinatorLink:
             while True:
                 header = stream.recv_header(None)
                 if header.kind is Kind.ERROR:
-                    return str(stream.recv_json(header).get("error"))
+                    return one_line(stream.recv_json(header).get("error"), 1000)
                 self._addresses = None  # this one was right
                 self._post(e.Ordered(orders.read(stream.recv_json(header)), number))
         except StreamClosed:

@@ -40,6 +40,7 @@ from psjob.wire.handover import Counter
 from psjob.wire.loop import Apart
 from psjob.wire.pooled import Pooled
 from psjob.wire.reading import StreamClosed, Wants
+from psjob.wire.words import one_line
 
 NOTICE_SECONDS = 60.0
 ROOM_SECONDS = 1.0
@@ -216,7 +217,7 @@ class Server:
             if len(self._noticed) > 1000:
                 self._noticed.clear()
             self._noticed[host] = now
-            log.warning("closed a stream of %s: %s", stream.peer, error)
+            log.warning("closed a stream of %s: %s", stream.peer, one_line(error, 1000))
         raw = dump({"code": "protocol", "error": str(error)[:500]})
         stream.put_frame(Header(Kind.ERROR, run=self.run, view=self.store.view, attempt=self.store.attempt), raw)
 

@@ -17,6 +17,7 @@ from psjob.wire.pooled import Pooled, Sending
 from psjob.wire.reading import HELLO_SECONDS, STRANGER_BYTES, STRANGER_SECONDS, Filling, Reading, StreamClosed, Wants
 from psjob.wire.tcp import Stream
 from psjob.wire.tls import Tls
+from psjob.wire.words import STRANGER_LETTERS, one_line
 
 SENTENCE_BYTES = 4096
 """Most bytes of a refusal that come from somebody who has proven nothing."""
@@ -124,7 +125,7 @@ def _challenge(stream: Stream, seconds: float) -> Wants[bytes]:
 
 def _refusal(stream: Stream, header: Header) -> Wants[str]:
     body = yield from stream.hello(header._replace(flags=Flag.NONE, length=min(header.length, SENTENCE_BYTES)))
-    return f"it refuses this process: {str(body.get('error'))[:500]}"
+    return f"it refuses this process: {one_line(body.get('error'), STRANGER_LETTERS)}"
 
 
 def _read(stream: Reading, size: int, seconds: float) -> Wants[bytes]:

@@ -17,6 +17,7 @@ from psjob.process import supervise
 from psjob.protocol.recorddelta import RecordsOnStream
 from psjob.wire.frame import Header, Kind, WireError
 from psjob.wire.tcp import Stream, StreamClosed
+from psjob.wire.words import one_line
 from psjob.worker.turns import Turn
 
 if TYPE_CHECKING:
@@ -137,5 +138,5 @@ class WorkerLane:
         except (StreamClosed, TimeoutError) as error:
             log.debug("lane to shard %d: %s", self.link.index, error)
         except WireError as error:
-            log.warning("lane to shard %d: %s", self.link.index, error)
+            log.warning("lane to shard %d: %s", self.link.index, one_line(error, 1000))
         self.link.close()

@@ -22,6 +22,7 @@ from psjob.wire import tcp
 from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
 from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
+from psjob.wire.words import one_line
 from psjob.worker import turns, watchdog
 from psjob.worker.dialling import DIAL_SECONDS, dial
 from psjob.worker.lane import WorkerLane
@@ -162,7 +163,7 @@ class ShardLink:
         except (StreamClosed, TimeoutError) as error:
             log.debug("link to shard %d: %s", self.index, error)
         except WireError as error:
-            log.warning("link to shard %d: %s", self.index, error)
+            log.warning("link to shard %d: %s", self.index, one_line(error, 1000))
             broken_rule = True
         finally:
             self._drop_lanes()
@@ -283,7 +284,7 @@ class ShardLink:
             watchdog.hung(self.session.place.config.step_timeout)
 
     def _error(self, body: Mapping[str, Any]) -> None:
-        message = str(body.get("error", "the shard refused this worker"))[:1000]
+        message = one_line(body.get("error", "the shard refused this worker"), 1000)
         code = str(body.get("code"))
         if code in ("refused", "fenced"):
             self.session.handle(e.Refused(code, message))
