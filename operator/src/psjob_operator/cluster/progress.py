@@ -116,5 +116,5 @@ def _clean(value: Any, depth: int) -> Any:
     if isinstance(value, list):
         return [_clean(item, depth - 1) for item in value[:_ITEMS]]
     if isinstance(value, dict):
-        return {str(key)[:TEXT]: _clean(item, depth - 1) for key, item in list(value.items())[:_ITEMS]}
+        return {_clean(str(key), 0): _clean(item, depth - 1) for key, item in list(value.items())[:_ITEMS]}
     return None

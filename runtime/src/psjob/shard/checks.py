@@ -14,6 +14,11 @@ from psjob.shard.pending import Info
 from psjob.shard.store import Store
 from psjob.wire.frame import Flag, Header, Kind, WireError
 
+MOST_AHEAD = 64
+"""Clocks that a worker may be ahead of its pushes to shard 0. One or two are usual: records and pushes come by different lanes."""
+REACHED = frozenset({Kind.RECORD, Kind.RECORD_DELTA, Kind.RECORD_PIECE, Kind.MARK})
+"""Frames whose clock is one that their worker has come to."""
+
 
 def check_push(store: Store, header: Header, cell: Cell, encoded: bool = False) -> None:
     """Refuse a push whose size or clock cannot be right, before anything of it is read; one that is `encoded` has its size checked."""
@@ -43,6 +48,16 @@ def check_leave(store: Store, header: Header) -> None:
     complete = store.complete(header.worker)
     if header.clock < 0 or (store.admission.owned and header.clock != complete):
         raise WireError(f"worker {header.worker} leaves at clock {header.clock}; this shard has {complete} complete clocks of it")
+
+
+def check_reached(store: Store, header: Header) -> None:
+    """Refuse a clock that its worker cannot have come to: a record of it would hide all that follow."""
+    complete = store.complete(header.worker)
+    if store.admission.owned and header.clock > complete + MOST_AHEAD:
+        raise WireError(
+            f"worker {header.worker} tells of clock {header.clock}; this shard has {complete} complete clocks of it, "
+            f"and it can be {MOST_AHEAD} ahead of them at most"
+        )
 
 
 def check_acked(store: Store, rank: int, acked: int) -> None:

@@ -339,9 +339,11 @@ class Coordination:
 
 
 def numbers_of(body: Mapping[str, Any]) -> dict[str, float]:
-    """What of a REPORT is a number with a name: NaN and inf are written as words."""
+    """What of a REPORT is a number with a printable name: NaN and inf are written as words."""
     found = {}
     for name, value in list(body.items())[:MAX_METRICS]:
+        if not name.isprintable():
+            continue
         if value in ("nan", "inf", "-inf"):
             found[name] = float(value)
         if (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= border.MOST):

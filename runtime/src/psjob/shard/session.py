@@ -20,7 +20,16 @@ from psjob.modes import written
 from psjob.protocol.records import PIECE
 from psjob.shard.admission import Verdict
 from psjob.shard.cell import Cell, Gradient
-from psjob.shard.checks import check_acked, check_leave, check_push, clip_limit, group_hyperparameters, table_hyperparameters
+from psjob.shard.checks import (
+    REACHED,
+    check_acked,
+    check_leave,
+    check_push,
+    check_reached,
+    clip_limit,
+    group_hyperparameters,
+    table_hyperparameters,
+)
 from psjob.shard.encoded import Encoded
 from psjob.shard.lane import ShardLane
 from psjob.shard.lending import Lending, lent_bytes, slots_of, transports_of
@@ -246,6 +255,8 @@ class Session:
         """Do what a frame asks for; what is left to be done once more of it has come. Raises WireError."""
         self.server.check(header, self)
         kind = header.kind
+        if kind in REACHED and not self.stale:
+            check_reached(self.store, header)
         if kind is Kind.PUSH:
             return self._push(lane, header)
         if kind is Kind.EARLY:

@@ -1,0 +1,47 @@
+"""What a worker with a key says beside its pushes: names and clocks that cannot be are not taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psjob.shard.checks import MOST_AHEAD
+from psjob.shard.coordination import numbers_of
+from psjob.wire.auth import Peer
+from psjob.wire.frame import Header, Kind
+from psjob_operator.cluster.progress import parse
+from tests.unit.whole_shard import HELLO, RECORD, WholeShard, frame
+
+
+def test_reported_numbers_have_printable_names() -> None:
+    body: Mapping[str, Any] = {"\x1b[2Jloss\n": 1.0, "a\u202eb": 1, "\ud800": 2.0, "x\ny": "nan", "loss": 2, "Güte 1": 0.5}
+    assert numbers_of(body) == {"loss": 2, "Güte 1": 0.5}
+
+
+def test_the_operator_keeps_no_escapes_in_names() -> None:
+    told = parse(b'{"coordinator": {"metrics": {"\\u001b[2Jloss\\n": 1.0}}}')
+    assert told is not None and told["coordinator"]["metrics"] == {"[2Jloss": 1.0}
+
+
+@pytest.mark.parametrize("clock", [1 << 62, (1 << 63) - 1, MOST_AHEAD + 1])
+@pytest.mark.parametrize("kind", [Kind.RECORD, Kind.MARK])
+def test_a_clock_that_nobody_has_come_to_ends_the_stream(tmp_path: Path, clock: int, kind: Kind) -> None:
+    shard = WholeShard(tmp_path)
+    try:
+        shard.begin()
+
+        def say(base: Header) -> Sequence[tuple[bytes, bytes]]:
+            hello = frame(Kind.HELLO, HELLO, base)
+            near = frame(Kind.RECORD, RECORD, base, clock=1)
+            far = frame(kind, RECORD if kind is Kind.RECORD else b"", base, clock=clock)
+            return [hello, near, far, frame(Kind.RECORD, RECORD, base, clock=2)]
+
+        heard = shard.converse(Peer("worker", 0, 1), say)
+        assert f"worker 0 tells of clock {clock}; this shard has 0 complete clocks".encode() in heard
+        member = shard.coordinator.machine.members[0]
+        assert member.clock == 1 and 1 in member.records
+    finally:
+        shard.close()
