@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -28,6 +28,8 @@ SMALLEST_BYTES: Final = 4096
 """A model of at most so many bytes is one block, of one shard."""
 MAX_TENSORS: Final = 100_000
 MAX_NAME: Final = 512
+RESERVED: Final = "__metadata__"
+"""A file of safetensors has no tensor of this name."""
 MAX_DIMS: Final = 32
 MAX_NUMEL: Final = 1 << 48
 MAX_GROUPS: Final = 10_000
@@ -171,6 +173,26 @@ class Layout:
         return layout
 
 
+def check_aliases(aliases: Mapping[Any, Any], table: Sequence[TensorSpec]) -> None:
+    """Raise ValueError, naming the alias, unless each is a name of its own for a tensor of `table`: {alias: name in the table}."""
+    if len(aliases) > MAX_TENSORS:
+        raise ValueError(f"{len(aliases)} further names of tensors, at most {MAX_TENSORS} are allowed")
+    names = {spec.name for spec in table}
+    for alias, name in aliases.items():
+        _check_name("a further name of a tensor", alias)
+        if alias in names:
+            raise ValueError(f"{alias!r} is a further name of a tensor, and the name of another one")
+        if not isinstance(name, str) or name not in names:
+            raise ValueError(f"{alias!r} is a further name of {str(name)[:80]!r}, which is no tensor of the parameter table")
+
+
+def _check_name(what: str, name: object) -> None:
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME or not name.isprintable():
+        raise ValueError(f"{what}: a name is 1..{MAX_NAME} printable characters, got {str(name)[:80]!r}")
+    if name == RESERVED:
+        raise ValueError(f"{what}: files of tensors keep the name {RESERVED!r} for themselves; give it another one")
+
+
 def check_table(table: Sequence[TensorSpec]) -> None:
     """Raise ValueError, naming the tensor, the value and the limit, unless `table` can be laid out."""
     if len(table) > MAX_TENSORS:
@@ -178,8 +200,7 @@ def check_table(table: Sequence[TensorSpec]) -> None:
     seen: set[str] = set()
     total = 0
     for index, spec in enumerate(table):
-        if not isinstance(spec.name, str) or not spec.name or len(spec.name) > MAX_NAME or not spec.name.isprintable():
-            raise ValueError(f"tensor {index} of the table: a name is 1..{MAX_NAME} printable characters, got {str(spec.name)[:80]!r}")
+        _check_name(f"tensor {index} of the table", spec.name)
         if spec.name in seen:
             raise ValueError(f"tensor {spec.name!r} is in the parameter table twice")
         seen.add(spec.name)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from psjob import rules
-from psjob.layout.blocks import MAX_TENSORS, TensorSpec, check_table
+from psjob.layout.blocks import MAX_TENSORS, TensorSpec, check_aliases, check_table
 from psjob.modes import written
 from psjob.process import supervise
 from psjob.process.config import Place
@@ -302,10 +302,17 @@ class Coordination:
         aliases = hello.get("aliases") or {}
         if not isinstance(aliases, dict):
             raise WireError(f"worker {session.rank}: aliases of its hello are {str(aliases)[:40]!r}, expected an object")
+        if problem is None:
+            try:
+                check_aliases(aliases, table)
+            except ValueError as error:
+                problem = f"the aliases of this worker cannot be: {error}"
+        if problem is not None:
+            aliases = {}
         mode = str(hello.get("mode", written(self.machine.mode)))
         return Stream(
             number, session.rank, session.incarnation, bool(hello.get("fresh")), mode[:80], int(hello.get("recovery", 0)),
-            str(hello.get("rule"))[:80], table, tables, tuple(sorted((str(a), str(b)) for a, b in aliases.items())),
+            str(hello.get("rule"))[:80], table, tables, tuple(sorted(aliases.items())),
             str(hello.get("layout", ""))[:80], problem, int(hello.get("acked", 0)),
         )  # fmt: skip
 
