@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -48,11 +50,27 @@ def test_other_bytes_under_a_taken_key_are_told(mode: ServedMode, caplog: pytest
         assert push(store, 0, value, at) is Verdict.DUPLICATE
     assert push(store, 0, 0.0, flags=Flag.SKIP) is Verdict.DUPLICATE
     assert (store.counters.duplicates, store.counters.differing) == (4, 3)
-    assert len(caplog.messages) == 3 and caplog.messages[0].startswith("worker 0 pushed step 0 of block 0 again with other bytes than")
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith("worker 0 pushed step 0 of block 0 again with other bytes than")
     cell = store.cells[0]
     held = cell.pending[0, 0].grad if mode.ahead == 0 else None
     first = held.flat[0] if isinstance(held, Gradient) else -cell.state.weights[0]  # type: ignore[union-attr]
     assert float(first) == 1.0, "what came first counts"
+
+
+def test_many_pushes_with_other_bytes_write_few_lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is told at once, and the others with the first one that comes a minute later."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    store = served(Async())
+    push(store, 0, 1.0)
+    for value in range(2, 1002):
+        assert push(store, 0, float(value)) is Verdict.DUPLICATE
+    assert store.counters.differing == 1000 and len(caplog.messages) == 1
+    now += 60.0
+    for value in range(2, 12):
+        push(store, 0, float(value))
+    assert store.counters.differing == 1010 and len(caplog.messages) == 2
+    assert "left out (1000 such pushes since the last line). A process" in caplog.messages[1]
 
 
 def test_a_push_before_the_newest_is_not_compared() -> None:

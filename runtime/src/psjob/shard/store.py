@@ -5,7 +5,6 @@ Lock order: a cell's lock, then the store's. Threads of many streams call in; no
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 
@@ -22,6 +21,7 @@ from psjob.shard.admission import Admission, Verdict
 from psjob.shard.bound import Bound
 from psjob.shard.cell import Cell, Gradient
 from psjob.shard.decided import DecidedPushes
+from psjob.shard.differing import DifferingPushes
 from psjob.shard.infos import Infos
 from psjob.shard.nonfinite import NonFinitePushes
 from psjob.shard.norms import ClipNorms
@@ -40,7 +40,6 @@ from psjob.wire.frame import Flag, Header, WireError
 
 MOST_WAITING = 64
 """Answers of one block that one worker may wait for; it asks for one at a time, and again where a stream broke."""
-log = logging.getLogger("psjob.shard")
 
 
 def check_waiters(cell: Cell | RowCell, rank: int) -> None:
@@ -86,6 +85,7 @@ class Store(ShardProgress):
         self.non_finite = NonFinitePushes()
         self.push_norms: PushNorms | None = None
         self.samples = PushSamples(0)
+        self._differing = DifferingPushes()
         self._missing: set[int] = set()
         self._clipped = False
         """Was a norm asked for?"""
@@ -282,11 +282,7 @@ class Store(ShardProgress):
         if header.flags & Flag.HELD or not self._comes_again(header, cell) or not self.samples.differs(header.worker, cell.position, flat):
             return
         self.counters.differing += 1
-        log.error(
-            "worker %d pushed step %d of %s again with other bytes than those that count; the new ones are left out. A process that was "
-            "started again may compute other bits (a GPU's atomics do); from one process this is a fault",
-            header.worker, header.clock, cell.name,
-        )  # fmt: skip
+        self._differing.came(header.worker, header.clock, cell.name, self.pushed)
 
     def push(self, header: Header, cell: Cell | RowCell, grad: Received | None, replies: Replies, generation: int) -> Verdict:
         """Take a push and register its sender for the version that answers it; FENCED when a restore came between."""
