@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import shutil
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,18 +57,38 @@ def new_run(job: str) -> str:
 
 
 def make_runs(runs: Path) -> None:
-    """Have the folder of all runs. Raises OSError."""
-    runs.mkdir(parents=True, exist_ok=True)
+    """Have the folder of all runs, which nobody else may write to. Raises OSError, and BadInput for a folder of somebody else."""
+    runs.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if problem := _open_to_others(runs):
+        raise BadInput(problem)
     # Nobody wants runs in a repository; a file that is there already is the user's.
     with contextlib.suppress(FileExistsError), (runs / ".gitignore").open("x") as ignore:
         ignore.write("*\n")
+
+
+def _open_to_others(runs: Path) -> str | None:
+    """Who else could put files there, which runs would then take for their own: a sentence; None: nobody. Raises OSError."""
+    facts, link, me = runs.stat(), runs.lstat(), os.geteuid()
+    owner = next((one.st_uid for one in (link, facts) if one.st_uid != me), me)
+    if owner != me:
+        return (
+            f"{runs}: belongs to user {owner}, and this is user {me}: its owner could change the runs there; "
+            "remove it, or start psjob run in a folder of your own"
+        )
+    private = facts.st_gid == facts.st_uid  # a group of that user alone, as most systems make it
+    if facts.st_mode & (stat.S_IWOTH if private else stat.S_IWOTH | stat.S_IWGRP):
+        return (
+            f"{runs}: others may write to it (mode {stat.S_IMODE(facts.st_mode):o}) and change the runs there; "
+            f"look at what is in it, then say chmod go-w {shlex.quote(str(runs))}"
+        )
+    return None
 
 
 def new_folder(job: str, under: Path, run: str | None = None) -> Folder:
     """A fresh run's folder in `under`/.psjob; `run` is its name, if it was given one already.
 
     Raises:
-        BadInput: the folder cannot be made.
+        BadInput: the folder cannot be made, or others may write to it.
     """
     run = run or new_run(job)
     path = (under / RUNS / run).absolute()

@@ -19,6 +19,7 @@ from psjob_client.jobs.problems import Conflict, DeadlinePassed, JobProblem
 from psjob_client.jobs.runs import RunSource
 from psjob_client.jobs.view import CheckpointView
 from psjob_client.local import record
+from psjob_client.local.errors import BadInput
 from psjob_client.local.folder import Folder, make_runs, new_run
 from psjob_client.local.request import STANDARD_INPUT
 from psjob_client.sdk.building import job_of
@@ -149,6 +150,8 @@ class Machine(RunSource):
             make_runs(self.runs)
             path = self.runs / f".{run}.out"
             path.touch()
+        except BadInput as error:
+            raise JobProblem(str(error)) from None
         except OSError as error:
             raise JobProblem(f"{self.runs}: cannot be made: {error.strerror or error}; name a folder that you may write to") from None
         return path
