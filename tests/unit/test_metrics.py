@@ -277,8 +277,8 @@ def test_the_page_is_served_beside_the_probes() -> None:
         health = Health(dict, lambda: meter.page(sources, NOW))
         await health.start("127.0.0.1", 0)
         try:
-            assert health._runner is not None
-            port = health._runner.addresses[0][1]
+            assert health._listening is not None
+            port = health._listening.sockets[0].getsockname()[1]
             async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as reply:
                 return reply.headers["Content-Type"], await reply.text()
         finally:

@@ -12,6 +12,10 @@ from psjob_operator.cluster.meter import CONTENT_TYPE
 
 BEAT = 1.0
 STUCK = 60.0
+CONNECTIONS = 32
+"""At a time; whoever connects then has the place of the one that has been there longest."""
+LINE_BYTES = 2048
+"""Most bytes of one line of a request; of its headers there may be a hundred or so."""
 
 
 class Health:
@@ -21,6 +25,7 @@ class Health:
         self._numbers, self._page = numbers, page
         self._beat_at = 0.0
         self._runner: web.AppRunner | None = None
+        self._listening: asyncio.Server | None = None
         self.waiting_for = "starting"
         """Why this operator is not ready; empty when it is."""
         self.role: Callable[[], str] = lambda: "alone"
@@ -30,14 +35,25 @@ class Health:
         """Listen. Raises OSError where the port is taken."""
         app = web.Application()
         app.add_routes([web.get("/livez", self._live), web.get("/readyz", self._ready), web.get("/metrics", self._metrics)])
-        self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app, handle_signals=False, access_log=None, shutdown_timeout=1.0, max_line_size=LINE_BYTES, max_field_size=LINE_BYTES
+        )
         await self._runner.setup()
-        await web.TCPSite(self._runner, host or None, port).start()
+        self._listening = await asyncio.get_running_loop().create_server(self._admit, host or None, port)
 
     async def stop(self) -> None:
         """Close the port."""
+        if self._listening is not None:
+            self._listening.close()
         if self._runner is not None:
             await self._runner.cleanup()
+
+    def _admit(self) -> asyncio.Protocol:
+        """Who serves a connection that has come."""
+        assert self._runner is not None and self._runner.server is not None
+        for old in self._runner.server.connections[: 1 - CONNECTIONS]:
+            old.force_close()
+        return self._runner.server()
 
     async def beat(self) -> None:
         """Prove for ever that the event loop turns."""
