@@ -14,7 +14,7 @@ from torch import nn
 
 from psjob.layout import memory
 from psjob.shard.acceptor import SPARE
-from psjob.shard.store import MOST_WAITING
+from psjob.shard.waiting import MOST_WAITING
 from psjob.wire import pooled
 from psjob.wire.frame import MAX_LEVELS, Flag, Header, Kind, WireError, load
 from psjob.wire.handshake import greet

@@ -38,15 +38,6 @@ from psjob.tables import RowTable, TableSpec
 from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, WireError
 
-MOST_WAITING = 64
-"""Answers of one block that one worker may wait for; it asks for one at a time, and again where a stream broke."""
-
-
-def check_waiters(cell: Cell | RowCell, rank: int) -> None:
-    """Raise WireError where a worker asks again and again for what is still to come. Called with the cell's lock held."""
-    if cell.waiters.of(rank) >= MOST_WAITING:
-        raise WireError(f"worker {rank} waits for {MOST_WAITING} answers of {cell.name} already")
-
 
 class Store(ShardProgress):
     """Blocks, versions and admission of shard `index`. `view` and `recovery` name the set of processes it serves."""
@@ -289,7 +280,7 @@ class Store(ShardProgress):
         rank = header.worker
         self.pushed = time.monotonic()
         with cell.lock:
-            check_waiters(cell, rank)
+            cell.waiters.check(rank, cell.name)
             if generation != self.generation or self.phase is not Phase.SERVING:
                 return Verdict.FENCED
             with self.lock:
@@ -353,7 +344,7 @@ class Store(ShardProgress):
     def pull(self, header: Header, cell: Cell, replies: Replies) -> None:
         """Serve the block at `header.version[1]` or later."""
         with cell.lock:
-            check_waiters(cell, header.worker)
+            cell.waiters.check(header.worker, cell.name)
             wants_update = cell.update is not None and bool(header.flags & Flag.STORE)
             waiter = self.waiter(header, replies, header.version[1])
             waiter.update = wants_update

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from psjob.wire.frame import WireError
+
 if TYPE_CHECKING:
     from psjob.shard.cell import Cell
     from psjob.shard.pending import Info
     from psjob.shard.rows import RowCell
 
+MOST_WAITING = 64
+"""Answers of one block that one worker may wait for; it asks for one at a time, and again where a stream broke."""
 MOST_NAMED = 32
 """Of the workers for whom an answer waits, so many are told by rank, of the others their number."""
 
@@ -70,6 +74,11 @@ class Waiters:
     def of(self, rank: int) -> int:
         """How many of one worker's requests wait."""
         return len(self._of.get(rank, ()))
+
+    def check(self, rank: int, name: str) -> None:
+        """Raise WireError where a worker asks again and again for what is still to come: each push would look at all of it."""
+        if self.of(rank) >= MOST_WAITING:
+            raise WireError(f"worker {rank} waits for {MOST_WAITING} answers of {name} already")
 
     def add(self, waiter: Waiter) -> None:
         self._of.setdefault(waiter.rank, []).append(waiter)
