@@ -33,6 +33,7 @@ RESERVED: Final = "__metadata__"
 MAX_DIMS: Final = 32
 MAX_NUMEL: Final = 1 << 48
 MAX_GROUPS: Final = 10_000
+MAX_STAGES: Final = 256
 FORMAT: Final = 1
 
 
@@ -44,6 +45,8 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: str
     group: int = 0
+    stages: tuple[int, ...] = ()
+    """Stages of the model that use it, ascending: their workers alone push and pull it. Empty: every worker does."""
 
     @cached_property
     def numel(self) -> int:
@@ -60,7 +63,14 @@ class TensorSpec:
 
     def to_json(self) -> dict[str, Any]:
         """As a hello and the coordinator's order name it."""
-        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype, "group": self.group}
+        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype, "group": self.group} | (
+            {"stages": list(self.stages)} if self.stages else {}
+        )
+
+    @classmethod
+    def from_json(cls, raw: Any) -> TensorSpec:
+        """Read what `to_json` wrote. Raises KeyError or TypeError where it is no such object; `check_table` looks at the values."""
+        return cls(raw["name"], tuple(raw["shape"]), raw["dtype"], raw["group"], tuple(raw.get("stages", ())))
 
 
 @dataclass(frozen=True)
@@ -103,18 +113,18 @@ class Layout:
         check_table(rows)
         limit = min(limit_bytes, _usual(sum(spec.nbytes for spec in rows)))
         drafts: list[_Draft] = []
-        shared: dict[tuple[str, int], _Draft] = {}
+        shared: dict[tuple[str, int, tuple[int, ...]], _Draft] = {}
         for index, spec in enumerate(rows):
             cap = max(EDGE, limit // SIZES[spec.dtype] // EDGE * EDGE)
-            kind = (spec.dtype, spec.group)
+            kind = (spec.dtype, spec.group, spec.stages)
             if spec.numel > cap:
                 for start, length in _even(spec.numel, cap, _edge(cap, spec.dtype)):
-                    drafts.append(_Draft(*kind))
+                    drafts.append(_Draft(spec.dtype, spec.group))
                     drafts[-1].add(index, start, length)
             elif spec.numel:
                 draft = shared.get(kind)
                 if draft is None or draft.length + spec.numel > cap:
-                    draft = shared[kind] = _Draft(*kind)
+                    draft = shared[kind] = _Draft(spec.dtype, spec.group)
                     drafts.append(draft)
                 draft.add(index, 0, spec.numel)
         return cls(rows, tuple(Block(i, d.dtype, d.group, d.length, tuple(d.pieces)) for i, d in enumerate(drafts)))
@@ -131,6 +141,16 @@ class Layout:
     def digest(self) -> str:
         """Sha256 in hex of table and blocks: equal for equal layouts only."""
         return self._digest
+
+    def stages_of(self, block: Block) -> tuple[int, ...]:
+        """Stages whose workers push and pull this block; empty: all do. No block holds tensors of different ones."""
+        return self.table[block.pieces[0].tensor].stages
+
+    def of_stage(self, stage: int | None) -> tuple[Block, ...]:
+        """The blocks that a worker of this stage pushes and pulls; all of them where the model has no stages (None)."""
+        if stage is None:
+            return self.blocks
+        return tuple(block for block in self.blocks if not (own := self.stages_of(block)) or stage in own)
 
     def pieces_of(self, tensor: int) -> list[tuple[Block, Piece]]:
         """Where a row of the table lies, in the order of its elements."""
@@ -150,7 +170,7 @@ class Layout:
         """Plain lists and numbers; `from_json` gives an equal layout back."""
         return {
             "format": FORMAT,
-            "table": [[s.name, list(s.shape), s.dtype, s.group] for s in self.table],
+            "table": [[s.name, list(s.shape), s.dtype, s.group, *([list(s.stages)] if s.stages else [])] for s in self.table],
             "blocks": [
                 [b.dtype, b.group, b.length, [[p.tensor, p.tensor_offset, p.block_offset, p.length] for p in b.pieces]] for b in self.blocks
             ],
@@ -212,6 +232,8 @@ def check_table(table: Sequence[TensorSpec]) -> None:
             raise ValueError(f"tensor {spec.name!r} has {len(spec.shape)} dimensions, at most {MAX_DIMS} are allowed")
         if not all(_count(size, MAX_NUMEL) for size in spec.shape):
             raise ValueError(f"tensor {spec.name!r} has shape {spec.shape!r}; each size is a whole number from 0 to {MAX_NUMEL}")
+        if not all(_count(stage, MAX_STAGES - 1) for stage in spec.stages) or list(spec.stages) != sorted(set(spec.stages)):
+            raise ValueError(f"tensor {spec.name!r} is of stages {spec.stages!r}; expected ascending numbers from 0 to {MAX_STAGES - 1}")
         total += spec.numel
         if total > MAX_NUMEL:
             raise ValueError(f"the parameter table up to {spec.name!r} has {total} elements, at most {MAX_NUMEL} are allowed")
@@ -283,14 +305,15 @@ def _count(value: object, limit: int) -> bool:
 def _row(index: int, row: object) -> TensorSpec:
     if (
         not isinstance(row, list)
-        or len(row) != 4
+        or len(row) not in (4, 5)
         or not isinstance(row[0], str)
         or not isinstance(row[1], list)
         or not isinstance(row[2], str)
+        or not all(isinstance(stages, list) and stages for stages in row[4:])
     ):
-        raise ValueError(f"layout: row {index} of the table is not [name, shape, dtype, group]")
-    name, shape, dtype, group = row
-    return TensorSpec(name, tuple(shape), dtype, group)
+        raise ValueError(f"layout: row {index} of the table is not [name, shape, dtype, group] or these and the row's stages")
+    name, shape, dtype, group = row[:4]
+    return TensorSpec(name, tuple(shape), dtype, group, tuple(*row[4:]))
 
 
 def _block(index: int, row: object) -> Block:
@@ -313,7 +336,7 @@ def _check_cover(layout: Layout) -> None:
             if piece.tensor >= len(layout.table):
                 raise ValueError(f"layout: block {block.index} names row {piece.tensor}, the table has {len(layout.table)}")
             spec = layout.table[piece.tensor]
-            if (spec.dtype, spec.group) != (block.dtype, block.group):
+            if (spec.dtype, spec.group, spec.stages) != (block.dtype, block.group, layout.stages_of(block)):
                 raise ValueError(f"layout: block {block.index} mixes {block.dtype} of group {block.group} with {spec.name!r}")
             if piece.block_offset != at or piece.length < 1 or piece.tensor_offset % EDGE:
                 raise ValueError(f"layout: block {block.index} has a gap, an overlap or a crooked edge at element {at}")

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from psjob import contract, modes
+from psjob.layout.stages import Stages
 from psjob.process import keys
 from psjob.process.encryption import Encryption, encryption
 from psjob.process.errors import Refused
 from psjob.process.keys import Keys
 
 NO_KEYS = Keys()
+NO_STAGES = Stages()
 PLAIN = Encryption()
 
 
@@ -101,6 +103,8 @@ class Config:
     """What becomes of a step whose gradient holds NaN or inf: it ends the job (refuse), is skipped, or passes."""
     encryption: str = "none"
     """Which streams are encrypted: one of contract.ENCRYPTION."""
+    stages: Stages = NO_STAGES
+    """Workers by stage of the model, where it is cut in stages."""
     step_timeout: float | None = None
     """Seconds without a step, while others wait for it, after which a worker is started again; None: never."""
 
@@ -280,6 +284,7 @@ def _config(raw: dict[str, Any]) -> Config:
         max_push_norm=None if raw.get("maxPushNorm") is None else float(raw["maxPushNorm"]),
         non_finite=_word(raw, "nonFinite", *contract.NON_FINITE),
         encryption=_word(raw, "encryption", *contract.ENCRYPTION),
+        stages=Stages(tuple(int(stage["replicas"]) for stage in raw.get("stages") or ())),
         step_timeout=None if raw.get("stepTimeoutSeconds") is None else float(raw["stepTimeoutSeconds"]),
     )
 

@@ -10,7 +10,7 @@ methods of `Admission` alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -36,14 +36,22 @@ class Row:
     open: set[int] = field(default_factory=set)
     left_at: int | None = None
     incarnation: tuple[int, int] = (0, 0)
+    owned: int = 0
+    """How many of this shard's positions this worker pushes at each clock; none: its clocks are not counted here."""
+
+    @property
+    def counted(self) -> bool:
+        """Does anything here wait for this worker's clocks?"""
+        return self.left_at is None and self.owned > 0
 
 
 class Admission:
-    """The table of one shard. `owned` is how many blocks it has; positions count them from 0."""
+    """The table of one shard. `owned` is how many blocks it has; positions count them from 0. `each`: how many of them each rank pushes."""
 
-    def __init__(self, workers: int, owned: int) -> None:
+    def __init__(self, workers: int, owned: int, each: Sequence[int] | None = None) -> None:
         self.owned = owned
-        self.rows = {rank: Row() for rank in range(workers)}
+        self.rows = {rank: Row(owned=owned if each is None else each[rank]) for rank in range(workers)}
+        self._everyone = frozenset(self.rows)
         self.changes = 0
         """Rises with each change of what a worker has pushed or of who is there."""
         self._tallies: dict[int, Tally] = {}
@@ -52,7 +60,8 @@ class Admission:
         self._last_left = -1
         """A clock from which on nobody is waited for but who is live."""
         self._expected: dict[int, frozenset[int]] = {}
-        self._first: tuple[frozenset[int], int] = (frozenset(), -1)
+        self._within: dict[frozenset[int], tuple[frozenset[int], frozenset[int], int]] = {}
+        """By group of ranks: of whom it was asked last, who of them is in the group, and the first of those."""
         self._complete = Tally()
         self._count()
 
@@ -71,7 +80,7 @@ class Admission:
         live = row.left_at is None
         if live and position in self._tallies:
             self._tallies[position].move(clock, clock + 1)
-        if len(row.open) == self.owned:
+        if len(row.open) == row.owned:
             row.complete += 1
             row.open = set()
             if live:
@@ -128,8 +137,18 @@ class Admission:
         self._expected.clear()
         self.changes += 1
 
-    def expected(self, clock: int) -> frozenset[int]:
-        """Ranks whose push of `clock` must be waited for."""
+    def expected(self, clock: int, group: frozenset[int] | None = None) -> frozenset[int]:
+        """Ranks whose push of `clock` must be waited for; with a `group`, those of them that are in it."""
+        return self._expected_of_all(clock) if group is None else self._in_group(clock, group)[1]
+
+    def _in_group(self, clock: int, group: frozenset[int]) -> tuple[frozenset[int], frozenset[int], int]:
+        expected, known = self._expected_of_all(clock), self._within.get(group)
+        if known is None or known[0] is not expected:
+            found = expected & group
+            known = self._within[group] = expected, found, min(found, default=-1)
+        return known
+
+    def _expected_of_all(self, clock: int) -> frozenset[int]:
         if clock >= self._last_left:
             return self._live
         found = self._expected.get(clock)
@@ -139,12 +158,9 @@ class Admission:
             self._expected[clock] = found
         return found
 
-    def first_expected(self, clock: int) -> int:
+    def first_expected(self, clock: int, group: frozenset[int] | None = None) -> int:
         """The lowest of them; -1 without any."""
-        expected = self.expected(clock)
-        if self._first[0] is not expected:
-            self._first = (expected, min(expected, default=-1))
-        return self._first[1]
+        return self._in_group(clock, self._everyone if group is None else group)[2]
 
     def live(self) -> frozenset[int]:
         return self._live
@@ -181,7 +197,7 @@ class Admission:
         """Start from whole clocks (a restore onto another shard count). `held`: by rank, positions that hold its open clock already."""
         for rank, row in self.rows.items():
             row.complete, row.open = clocks.get(rank, 0), set(held.get(rank, ()))
-            if row.open and len(row.open) == self.owned:
+            if row.open and len(row.open) == row.owned:
                 row.complete, row.open = row.complete + 1, set()
         for rank, clock in left:
             if rank in self.rows:
@@ -193,7 +209,7 @@ class Admission:
         self._live = frozenset(rank for rank, row in self.rows.items() if row.left_at is None)
         self._last_left = max((row.left_at for row in self.rows.values() if row.left_at is not None), default=-1)
         self._expected.clear()
-        live = [self.rows[rank] for rank in self._live]
+        live = [self.rows[rank] for rank in self._live if self.rows[rank].owned]
         self._complete = Tally(row.complete for row in live)
         for position in self._tallies:
             self._tallies[position] = self._complete.copy()
@@ -204,13 +220,13 @@ class Admission:
 
     def _uncount(self, row: Row) -> None:
         """Leave a live worker out of all counts."""
-        if row.left_at is None:
+        if row.counted:
             self._complete.remove(row.complete)
             for position, tally in self._tallies.items():
                 tally.remove(row.complete + (position in row.open))
 
     def _recount(self, row: Row) -> None:
-        if row.left_at is None:
+        if row.counted:
             self._complete.add(row.complete)
             for position, tally in self._tallies.items():
                 tally.add(row.complete + (position in row.open))

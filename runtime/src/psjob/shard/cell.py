@@ -71,6 +71,8 @@ class Cell:
         self.rule = rule
         self.mode = mode
         self.reduce = reduce
+        self.group: frozenset[int] | None = None
+        """The ranks that push this block, where not all do."""
         self.bound: Bound | None = None
         """Where this block's versions count pushes, and workers wait for each other's: whom it may answer."""
         self.lock = threading.Lock()
@@ -133,10 +135,10 @@ class Cell:
         self.pending.clear()
         self.waiters.clear()
 
-    def advance(self, expected: Callable[[int], frozenset[int]], ranks: Iterable[int] | None = None) -> int:
+    def advance(self, expected: Callable[[Cell], frozenset[int]], ranks: Iterable[int] | None = None) -> int:
         """Apply what counts, answer who waited; for `ranks` see `answer`. Returns the number of updates made."""
         made = 0
-        while self._clips is None and (taken := self.mode.takes(self.pending.pushes, expected(self.n), self.n)):
+        while self._clips is None and (taken := self.mode.takes(self.pending.pushes, expected(self), self.n)):
             batch = self.pending.take((push.worker, push.clock) for push in taken.kept)
             limit = next((a.info.clip for a in batch if a.grad is not None), None)
             if limit is not None and self.on_measured is not None:

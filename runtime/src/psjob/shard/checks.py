@@ -22,6 +22,8 @@ REACHED = frozenset({Kind.RECORD, Kind.RECORD_DELTA, Kind.RECORD_PIECE, Kind.MAR
 
 def check_push(store: Store, header: Header, cell: Cell, encoded: bool = False) -> None:
     """Refuse a push whose size or clock cannot be right, before anything of it is read; one that is `encoded` has its size checked."""
+    if cell.group is not None and header.worker not in cell.group:
+        raise WireError(f"{header.kind.name} of block {header.block} by worker {header.worker}, whose stage of the model does not use it")
     expected = 0 if header.flags & (Flag.ABSENT | Flag.SKIP | Flag.HELD) else cell.block.nbytes
     if header.length != expected and not encoded:
         raise WireError(
@@ -46,7 +48,7 @@ def _check_store(header: Header, cell: Cell) -> None:
 def check_leave(store: Store, header: Header) -> None:
     """Refuse a LEAVE of another clock than its worker has come to here: it would be waited for, or missed, at the wrong step."""
     complete = store.complete(header.worker)
-    if header.clock < 0 or (store.admission.owned and header.clock != complete):
+    if header.clock < 0 or (store.admission.rows[header.worker].owned and header.clock != complete):
         raise WireError(f"worker {header.worker} leaves at clock {header.clock}; this shard has {complete} complete clocks of it")
 
 

@@ -322,7 +322,7 @@ class Coordination:
         if not isinstance(raw, list) or len(raw) > MAX_TENSORS:
             return (), (), "this worker's hello has no parameter table"
         try:
-            table = tuple(TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in raw)
+            table = tuple(TensorSpec.from_json(row) for row in raw)
             check_table(table)
         except (ValueError, KeyError, TypeError) as error:
             return (), (), f"the parameter table of this worker cannot be: {error}"
@@ -364,5 +364,5 @@ def job_of(place: Place, server: Server, folder: Path) -> JobFacts:
     return JobFacts(
         place.run, str(folder), server.store.mode, config.workers, len(config.shards), place.view, place.number, bool(place.min_step),
         saved.interval_seconds, saved.every_steps, saved.keep, not saved.disabled, saved.resume_from, config.success_policy,
-        config.update_at, config.update_rule, config.reduction, config.step_timeout, saved.request,
+        config.update_at, config.update_rule, config.reduction, config.step_timeout, config.stages, saved.request,
     )  # fmt: skip

@@ -90,7 +90,7 @@ class ShardLane:
         flags = Flag.CUT if (server.wishes if mode.decided else server.cut_step == waiter.version) else Flag.NONE
         if cell.skipped and (waiter.update or mode.steady):
             flags |= Flag.SKIP
-        if waiter.update and flags & Flag.CUT and self.session.rank == self.store.first_expected(cell.n):
+        if waiter.update and flags & Flag.CUT and self.session.rank == self.store.first_expected(cell):
             flags |= Flag.STORE
         return self.session.base._replace(
             view=self.store.view, clock=waiter.clock, request=waiter.request, block=cell.block.index,

@@ -63,7 +63,7 @@ class ShardProgress:
             state = (cell.n, cell.pending.changes, self.admission.changes)
             known = self._awaited.get(cell.position)
             if known is None or known[0] != state:
-                there = self.admission.live() if self.mode.decided else self.admission.expected(cell.n)
+                there = self.admission.live() if self.mode.decided else self.admission.expected(cell.n, cell.group)
                 known = self._awaited[cell.position] = (state, sorted(there - {rank for rank, _ in cell.pending}))
             return known[1], cell.n
 
@@ -77,20 +77,20 @@ class ShardProgress:
         with self.lock:
             return self.admission.rows[rank].complete
 
-    def first_expected(self, clock: int) -> int:
-        """The lowest rank whose push of `clock` is waited for; -1: of nobody."""
+    def first_expected(self, cell: Cell | RowCell) -> int:
+        """The lowest rank whose next push of a cell is waited for; -1: of nobody."""
         with self.lock:
-            return self.admission.first_expected(clock)
+            return self.admission.first_expected(cell.n, cell.group)
 
     def step(self) -> int:
         """Lowest complete clock over the workers that have not left (over all, when all have)."""
         with self.lock:
             return self.admission.lowest()
 
-    def expected(self, clock: int) -> frozenset[int]:
-        """Ranks whose push of `clock` must be waited for."""
+    def expected(self, cell: Cell | RowCell) -> frozenset[int]:
+        """Ranks whose next push of a cell must be waited for."""
         with self.lock:
-            return self.admission.expected(clock)
+            return self.admission.expected(cell.n, cell.group)
 
     def tell_step(self) -> None:
         """Say how far all blocks are, if that has changed."""

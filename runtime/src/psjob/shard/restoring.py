@@ -116,7 +116,11 @@ def standing(store: Store) -> e.Standing:
     """How far the blocks of a store are."""
     low, high = store.span()
     stored = [cell.stored for cell in store.cells.values() if cell.update is not None]
-    return e.Standing(low, high, store.admission.owned, min(stored, default=low))
+    stages = [
+        [cell.n for cell in store.all_cells() if cell.group is None or not cell.group.isdisjoint(ranks)] for ranks in store.stages.all()
+    ]
+    told = tuple(e.StageStanding(min(n, default=0), max(n, default=0), len(n)) for n in stages)
+    return e.Standing(low, high, store.admission.owned, min(stored, default=low), told)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,8 @@ class RowCell:
         self._divides = divides
         self.number, self.index, self.position, self.spec, self.mode = number, index, position, spec, mode
         self.bound: Bound | None = None
+        self.group: frozenset[int] | None = None
+        """All ranks push a table's rows."""
         self.lock = threading.Lock()
         self.table = RowTable(spec)
         self.n = 0
@@ -90,10 +92,10 @@ class RowCell:
         """First values of rows, with the state that the rule gives to new ones."""
         self.table.load(first_rows(self.table, ids, weights, hyperparameters[self.number]))
 
-    def advance(self, expected: Callable[[int], frozenset[int]], ranks: Iterable[int] | None = None) -> int:
+    def advance(self, expected: Callable[[RowCell], frozenset[int]], ranks: Iterable[int] | None = None) -> int:
         """As of a block."""
         made = 0
-        while taken := self.mode.takes(self.pending.pushes, expected(self.n), self.n):
+        while taken := self.mode.takes(self.pending.pushes, expected(self), self.n):
             batch = self.pending.take((push.worker, push.clock) for push in taken.kept)
             self._apply(batch, batch[0].push.clock)
             free(batch)

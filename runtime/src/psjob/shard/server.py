@@ -60,7 +60,7 @@ class Server:
         """Where workers of this host come for the memory that this shard lends."""
         self.store = Store(
             place.index, len(config.shards), config.workers, place.number, mode_of(config), place.run, config.streams, lends,
-            reduction.named(config.reduction),
+            reduction.named(config.reduction), config.stages,
         )  # fmt: skip
         self.store.on_problem = self._broken
         self.store.on_failure = lambda sentence: self.leave(1, sentence)

@@ -238,7 +238,7 @@ class Session:
                 return
             if not (self.hello.get("fresh") or 0 < attempt < self.store.attempt):
                 return
-            if not self.store.admission.owned:
+            if not self.store.admission.rows[self.rank].owned:
                 return
             try:
                 check_acked(self.store, self.rank, acked)

@@ -14,6 +14,7 @@ from psjob import rules
 from psjob.layout import memory
 from psjob.layout.blocks import Layout, TensorSpec, assign
 from psjob.layout.lentspan import LentSpan
+from psjob.layout.stages import Stages
 from psjob.modes import Push, ServedMode
 from psjob.rules.base import BlockState
 from psjob.rules.reduction import Reduction, ReductionProblem, mean_in_rank_order
@@ -38,15 +39,17 @@ from psjob.tables import RowTable, TableSpec
 from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, WireError
 
+NO_STAGES = Stages()
+
 
 class Store(ShardProgress):
     """Blocks, versions and admission of shard `index`. `view` and `recovery` name the set of processes it serves."""
 
     def __init__(
         self, index: int, shards: int, workers: int, attempt: int, mode: ServedMode, run: str, lanes: int = 1, lends: bool = False,
-        reduce: Reduction = mean_in_rank_order,
+        reduce: Reduction = mean_in_rank_order, stages: Stages = NO_STAGES,
     ) -> None:  # fmt: skip
-        self.index, self.shards, self.workers = index, shards, workers
+        self.index, self.shards, self.workers, self.stages = index, shards, workers, stages
         super().__init__(mode, Admission(workers, 0))
         self.attempt, self.run = attempt, run
         self.reduce = reduce
@@ -185,7 +188,10 @@ class Store(ShardProgress):
         for block in self.cells.values() if self.clips else ():
             block.on_measured = self._measured
         self.non_finite.names = [*(spec.name for spec in layout.table), *(f"table {spec.name}" for spec in tables)]
-        self.admission = Admission(self.workers, len(mine) + len(tables))
+        for cell in self.cells.values():
+            cell.group = self.stages.who(layout.stages_of(cell.block))
+        each = [sum(b.group is None or rank in b.group for b in self.all_cells()) for rank in range(self.workers)] if self.stages else None
+        self.admission = Admission(self.workers, len(mine) + len(tables), each)
         self.samples = PushSamples(self.admission.owned)
         self.begin(cell.n for cell in self.all_cells())
         for cell in self.all_cells() if self.mode.ahead else ():

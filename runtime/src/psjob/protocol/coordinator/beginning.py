@@ -43,7 +43,7 @@ class Beginning:
         recovery.enter("initialising")
         recovery.done, recovery.only, recovery.initial = set(), set(range(c.job.shards)), b""
         self._setup += 1
-        table = [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "group": t.group} for t in stream.table]
+        table = [row.to_json() for row in stream.table]
         order = {
             "do": "setup", "setup": self._setup, "table": table, "rule": recovery.rule, "view": recovery.view, "mode": written(c.mode),
             "tables": list(recovery.tables),

@@ -139,7 +139,8 @@ _READERS: Final[dict[str, Callable[[int, Mapping[str, Any], int, Content], Event
 
 
 def _stands(body: Mapping[str, Any]) -> ShardStands:
-    return ShardStands(_number(body, "lo"), _number(body, "hi"), _number(body, "owned"), _number(body, "stored"))
+    stages = tuple((_whole(lo, "lo"), _whole(hi, "hi"), _whole(owned, "owned")) for lo, hi, owned in body.get("stages", ()))
+    return ShardStands(_number(body, "lo"), _number(body, "hi"), _number(body, "owned"), _number(body, "stored"), stages)
 
 
 def _clocks(told: Any, workers: int) -> tuple[int, ...]:

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from psjob.layout.blocks import Layout
+from psjob.layout.stages import Stages
 from psjob.modes import ServedMode
+
+NO_STAGES = Stages()
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class JobFacts:
     reduction: str = "mean"
     step_timeout: float | None = None
     """Seconds without a step, while others wait for it, after which a worker is to be started again; None: never."""
+    stages: Stages = NO_STAGES
     request: int | None = None
     """checkpoint.request as this coordinator found it: another number asks for a checkpoint."""
 

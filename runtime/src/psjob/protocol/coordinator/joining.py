@@ -123,7 +123,8 @@ class Joining:
 
     def _place(self, member: Member, stands: Sequence[Stand]) -> None:
         c = self.recovery.c
-        owning = [stand for stand in stands if stand.shard.owned]
+        stage = c.job.stages.of(member.rank)
+        owning = [own for own in (Stand(stand.shard.of(stage), stand.complete) for stand in stands) if own.shard.owned]
         clock: int | None
         if member.state is State.LEFT:
             if any(stand.shard.stored < (member.left_at or 0) for stand in owning):

@@ -139,6 +139,15 @@ class Discarded:
 
 
 @dataclass(frozen=True)
+class StageStanding:
+    """How far the blocks are that one stage's workers push: lowest and highest version, and how many there are."""
+
+    lo: int
+    hi: int
+    owned: int
+
+
+@dataclass(frozen=True)
 class Standing:
     """How far a shard's blocks are: lowest and highest version, blocks that it owns, lowest clock of weights that workers stored."""
 
@@ -146,6 +155,8 @@ class Standing:
     hi: int
     owned: int
     stored: int
+    stages: tuple[StageStanding, ...] = ()
+    """The same by stage, where the model has some."""
 
 
 @dataclass(frozen=True)

@@ -248,5 +248,6 @@ def _same(one: o.Restore, other: o.Restore) -> bool:
     return (one.folder, one.manifest) == (other.folder, other.manifest)
 
 
-def _standing(found: e.Standing) -> Mapping[str, int]:
-    return {"lo": found.lo, "hi": found.hi, "owned": found.owned, "stored": found.stored}
+def _standing(found: e.Standing) -> Mapping[str, Any]:
+    body = {"lo": found.lo, "hi": found.hi, "owned": found.owned, "stored": found.stored}
+    return body | ({"stages": [[own.lo, own.hi, own.owned] for own in found.stages]} if found.stages else {})

@@ -172,9 +172,14 @@ def read(body: Mapping[str, Any]) -> Order:
 
 
 def _setup(body: Mapping[str, Any]) -> Order:
-    table = tuple(TensorSpec(str(t["name"]), tuple(map(_count, t["shape"])), str(t["dtype"]), _count(t["group"])) for t in body["table"])
+    table = tuple(_row(row) for row in body["table"])
     tables = tuple(dict(spec) for spec in body.get("tables", ()))
     return SetUp(_count(body["setup"]), _view(body), _mode(body["mode"]), str(body["rule"]), table, tables)
+
+
+def _row(row: Mapping[str, Any]) -> TensorSpec:
+    stages = tuple(map(_count, row.get("stages", ())))
+    return TensorSpec(str(row["name"]), tuple(map(_count, row["shape"])), str(row["dtype"]), _count(row["group"]), stages)
 
 
 def _restore(body: Mapping[str, Any]) -> Order:
