@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -14,6 +15,7 @@ from psjob.process.errors import Refused
 from psjob.resume import record
 from psjob.wire.frame import MAX_BODY, MAX_JSON
 
+NOWHERE: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType({})
 MOST_TOLD: Final = MAX_BODY - MAX_JSON
 """Bytes of a table of parameters: the rest of a hello, and of the coordinator's order that repeats it, fits beside it."""
 
@@ -66,7 +68,9 @@ def stepper(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(anchors, lr=0.0)
 
 
-def table_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[list[torch.Tensor], list[TensorSpec]]:
+def table_of(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, stages: Mapping[str, tuple[int, ...]] = NOWHERE
+) -> tuple[list[torch.Tensor], list[TensorSpec]]:
     """The optimizer's parameters in its order, and what each is. Raises Refused for one that is not the model's."""
     names = {p: name for name, p in model.named_parameters()}
     parameters: list[torch.Tensor] = []
@@ -82,7 +86,7 @@ def table_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[
                     "torch.view_as_real and take torch.view_as_complex of it in forward"
                 )
             parameters.append(p)
-            table.append(TensorSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), number))
+            table.append(TensorSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), number, stages.get(name, ())))
     return parameters, table
 
 

@@ -49,7 +49,7 @@ class AttachedJob:
         self._aside: list[torch.Tensor] = []
         place = as_it_runs(place, optimizer)
         self.place, self.model, self.optimizer = place, model, optimizer
-        self.parameters, table = table_of(model, optimizer)
+        self.parameters, table = table_of(model, optimizer, pairs[0].stages)
         self.choice = chosen(optimizer, place.config)
         self.rule = self.choice.rule
         self.lr = LrScaling.of(place.config, optimizer)
@@ -75,7 +75,7 @@ class AttachedJob:
         self.replay = 0
         """Steps (in mode local: rounds) made again without effect, from its record or its beginning to the job's clock."""
         self.places = Places()
-        several = place.config.workers > 1
+        several = place.config.workers > 1 and not place.config.stages
         self.inputs = FirstInputs(pairs[0].model, lambda sums: self.session.inputs(sums)) if several else None
         """None where there is nobody to have the same data, or the script uses `ps.shard`."""
         told = several and self.clips and not overlap and place.index == 0

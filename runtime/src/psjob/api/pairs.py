@@ -7,7 +7,7 @@ parameters alone, as in one process.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -28,6 +28,8 @@ class Pair:
     optimizer: torch.optim.Optimizer
     later: Sequence[dict[str, Any]] = ()
     """Groups that the script adds after attach, in their order."""
+    stages: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By name of a parameter, the stages that use it, where the model is cut in stages."""
     plain: type[torch.optim.Optimizer] = field(init=False)
     """The optimizer's class before attach: its own step and state."""
     told: Any = None

@@ -228,10 +228,11 @@ class Exchange:
         session.check()
         self.targets = targets
         self.sharing.aim(targets)
+        blocks = session.blocks
         with session.cond:
             for link in session.links:
-                link.requests.unsent = session.owner.count(link.index)
-        for block in session.layout.blocks:
+                link.requests.unsent = sum(session.owner[block.index] == link.index for block in blocks)
+        for block in blocks:
             link = session.links[session.owner[block.index]]
             self.sharing.refresh(block.index)  # before its answer lands: what comes over a stream is the worker's own until its next push
             if not (link.shared and session.mode.steady):  # what is lent fills no queue

@@ -344,7 +344,7 @@ class ShardLink:
         """Exchange memory with a shard that offers it; where that cannot be done, blocks go over the streams."""
         session, offer = self.session, body.get("shared")
         if offer is not None:
-            blocks = [block for block, owner in enumerate(session.owner) if owner == self.index]
+            blocks = [block.index for block in session.blocks if session.owner[block.index] == self.index]
             try:
                 region = session.exchange.sharing.take(self.index, blocks, offer)
                 for lane in self.lanes:

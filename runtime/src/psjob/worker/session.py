@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from psjob.layout.blocks import Layout, TensorSpec
+from psjob.layout.blocks import Block, Layout, TensorSpec
 from psjob.layout.packing import Packs
 from psjob.modes import of as mode_of
 from psjob.process.config import Place
@@ -57,6 +57,8 @@ class WorkerSession:
         self.run = run_digest(place.run)
         self.mode = mode_of(place.config)
         self.reduces = rule == "reduce"
+        self.stage = place.config.stages.of(place.index)
+        """Which stage of the model this worker has; None: all of the model."""
         self.layout = Layout.of(tuple(table))
         self.cond = threading.Condition()
         shards = place.config.shards
@@ -256,7 +258,7 @@ class WorkerSession:
 
     def _store(self, link: ShardLink, packs: Packs) -> None:
         """Worker-side update: give the shard the weights of this clock."""
-        for block in self.layout.blocks:
+        for block in self.blocks:
             if self.owner[block.index] == link.index:
                 header = self.header(Kind.PUSH, block=block.index, clock=self.clock, flags=Flag.STORE, version=(0, self.clock))
                 link.send(header, packs[block.index].gather(self._parameters))
@@ -264,6 +266,11 @@ class WorkerSession:
     def header(self, kind: Kind, **fields: Any) -> Header:
         place = self.place
         return Header(kind, run=self.run, worker=place.index, start=place.number, rewinds=place.rewinds, view=self.machine.view, **fields)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """What this worker pushes and pulls: the blocks of its stage, or all."""
+        return self.layout.of_stage(self.stage)
 
     @property
     def clock(self) -> int:

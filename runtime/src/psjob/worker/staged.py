@@ -34,7 +34,7 @@ class Staged(Exchange):
         scale: float,
         targets: Sequence[torch.Tensor],
     ) -> None:
-        for block in self.session.layout.blocks if grads is not None and not skip else ():
+        for block in self.session.blocks if grads is not None and not skip else ():
             self.staging.gather(block.index, grads or ())
         super().push(grads, hyperparameters, skip, scale, targets)
 
@@ -53,9 +53,9 @@ class Staged(Exchange):
 
     def finish(self) -> None:
         super().finish()
-        self.staging.settle(range(len(self.session.layout.blocks)))
+        self.staging.settle(block.index for block in self.session.blocks)
 
     def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
         self.staging.fence()
         super()._ask(make, targets)
-        self.staging.settle(range(len(self.session.layout.blocks)))
+        self.staging.settle(block.index for block in self.session.blocks)

@@ -13,9 +13,9 @@ def block_states(session: WorkerSession) -> dict[int, bytes]:
     session.exchange.finish()
     with session.cond:
         session.states.clear()
-    for block in session.layout.blocks:
+    for block in session.blocks:
         session.links[session.owner[block.index]].send(session.header(Kind.STATE, block=block.index, request=block.index + 1))
-    session.wait(lambda: len(session.states) == len(session.layout.blocks), "the shards' optimizer state", SECONDS)
+    session.wait(lambda: len(session.states) == len(session.blocks), "the shards' optimizer state", SECONDS)
     return {number - 1: raw for number, raw in session.states.items()}
 
 
