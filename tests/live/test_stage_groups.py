@@ -12,7 +12,7 @@ import torch
 
 from psjob.api.attached import AttachedJob
 from psjob.api.pairs import Pair
-from psjob.layout.stages import Stages
+from psjob.modes.stages import Stages
 from psjob.process.config import CheckpointConfig
 from psjob.wire.frame import Flag, Kind
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving

@@ -5,10 +5,10 @@ from __future__ import annotations
 from psjob.layout.blocks import TensorSpec
 from psjob.protocol.coordinator.checks import difference
 from psjob.protocol.coordinator.cuts import SILENCE_SECONDS, Cuts
-from psjob.protocol.coordinator.events import ShardStands
 from psjob.protocol.coordinator.job import WorkerFacts
 from psjob.protocol.coordinator.joining import resume_async, resume_sync
 from psjob.protocol.coordinator.members import Members, State
+from psjob.protocol.coordinator.stands import ShardStands
 
 
 def test_a_cut_by_steps_is_named_ahead_on_a_multiple() -> None:

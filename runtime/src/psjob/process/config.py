@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from psjob import contract, modes
-from psjob.layout.stages import Stages
+from psjob.modes.stages import ALL, Stages
 from psjob.process import keys
 from psjob.process.encryption import Encryption, encryption
 from psjob.process.errors import Refused
 from psjob.process.keys import Keys
 
 NO_KEYS = Keys()
-NO_STAGES = Stages()
 PLAIN = Encryption()
 
 
@@ -103,7 +102,7 @@ class Config:
     """What becomes of a step whose gradient holds NaN or inf: it ends the job (refuse), is skipped, or passes."""
     encryption: str = "none"
     """Which streams are encrypted: one of contract.ENCRYPTION."""
-    stages: Stages = NO_STAGES
+    stages: Stages = ALL
     """Workers by stage of the model, where it is cut in stages."""
     step_timeout: float | None = None
     """Seconds without a step, while others wait for it, after which a worker is started again; None: never."""

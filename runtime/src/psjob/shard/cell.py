@@ -63,15 +63,16 @@ class Cell:
     """`n` is the number of updates decided for this block; without a `bound` it is also the open clock, or nobody waits for one."""
 
     def __init__(
-        self, block: Block, position: int, rule: Rule, mode: ServedMode, reduce: reduction.Reduction = reduction.mean_in_rank_order
-    ) -> None:
+        self, block: Block, position: int, rule: Rule, mode: ServedMode, reduce: reduction.Reduction = reduction.mean_in_rank_order,
+        group: frozenset[int] | None = None,
+    ) -> None:  # fmt: skip
         self.block = block
         self.index = block.index
         self.position = position
         self.rule = rule
         self.mode = mode
         self.reduce = reduce
-        self.group: frozenset[int] | None = None
+        self.group = group
         """The ranks that push this block, where not all do."""
         self.bound: Bound | None = None
         """Where this block's versions count pushes, and workers wait for each other's: whom it may answer."""

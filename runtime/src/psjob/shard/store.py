@@ -14,8 +14,8 @@ from psjob import rules
 from psjob.layout import memory
 from psjob.layout.blocks import Layout, TensorSpec, assign
 from psjob.layout.lentspan import LentSpan
-from psjob.layout.stages import Stages
 from psjob.modes import Push, ServedMode
+from psjob.modes.stages import ALL, Stages
 from psjob.rules.base import BlockState
 from psjob.rules.reduction import Reduction, ReductionProblem, mean_in_rank_order
 from psjob.shard.admission import Admission, Verdict
@@ -39,15 +39,13 @@ from psjob.tables import RowTable, TableSpec
 from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, WireError
 
-NO_STAGES = Stages()
-
 
 class Store(ShardProgress):
     """Blocks, versions and admission of shard `index`. `view` and `recovery` name the set of processes it serves."""
 
     def __init__(
         self, index: int, shards: int, workers: int, attempt: int, mode: ServedMode, run: str, lanes: int = 1, lends: bool = False,
-        reduce: Reduction = mean_in_rank_order, stages: Stages = NO_STAGES,
+        reduce: Reduction = mean_in_rank_order, stages: Stages = ALL,
     ) -> None:  # fmt: skip
         self.index, self.shards, self.workers, self.stages = index, shards, workers, stages
         super().__init__(mode, Admission(workers, 0))
@@ -176,7 +174,8 @@ class Store(ShardProgress):
         self.layout, self.rule_name = layout, rule
         self.assignment = assign(layout, self.shards)
         mine = [b for b in layout.blocks if self.assignment[b.index] == self.index]
-        self.cells = {b.index: Cell(b, position, made, self.mode, self.reduce) for position, b in enumerate(mine)}
+        who = [self.stages.who(layout.stages_of(b)) for b in mine]
+        self.cells = {b.index: Cell(b, at, made, self.mode, self.reduce, who[at]) for at, b in enumerate(mine)}
         self.row_cells = {
             number: RowCell(number, len(layout.blocks) + number, len(mine) + number, spec, self.mode, self.reduce is mean_in_rank_order)
             for number, spec in enumerate(tables)
@@ -188,8 +187,6 @@ class Store(ShardProgress):
         for block in self.cells.values() if self.clips else ():
             block.on_measured = self._measured
         self.non_finite.names = [*(spec.name for spec in layout.table), *(f"table {spec.name}" for spec in tables)]
-        for cell in self.cells.values():
-            cell.group = self.stages.who(layout.stages_of(cell.block))
         each = [sum(b.group is None or rank in b.group for b in self.all_cells()) for rank in range(self.workers)] if self.stages else None
         self.admission = Admission(self.workers, len(mine) + len(tables), each)
         self.samples = PushSamples(self.admission.owned)

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from psjob.contract import MOST_NUMBER
 from psjob.protocol.coordinator import events, signs
-from psjob.protocol.coordinator.events import Event, ShardStands
+from psjob.protocol.coordinator.events import Event
+from psjob.protocol.coordinator.stands import ShardStands
 
 MOST_INPUTS: Final = 64
 MOST: Final = 1 << 63

@@ -9,6 +9,7 @@ from typing import Any
 from psjob.modes import ServedMode
 from psjob.protocol.coordinator.job import CheckpointFacts
 from psjob.protocol.coordinator.signs import InputsSeen, Stirred, WorkersAwaited
+from psjob.protocol.coordinator.stands import ShardStands
 from psjob.protocol.coordinator.stream import Stream
 
 # -- time and this process -------------------------------------------------------------------------
@@ -152,25 +153,6 @@ class Initialised:
 
     shard: int
     setup: int
-
-
-@dataclass(frozen=True)
-class ShardStands:
-    """Where a shard stands: its lowest and highest version, blocks it owns, the lowest version that workers have stored there."""
-
-    lo: int
-    hi: int
-    owned: int
-    stored: int
-    stages: tuple[tuple[int, int, int], ...] = ()
-    """By stage of the model: lowest and highest version of its blocks there, and how many these are."""
-
-    def of(self, stage: int | None) -> ShardStands:
-        """As it stands with the blocks of one stage. Raises IndexError for a stage that it does not tell."""
-        if stage is None:
-            return self
-        lo, hi, owned = self.stages[stage]
-        return ShardStands(lo, hi, owned, self.stored)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from psjob.layout.blocks import Layout
-from psjob.layout.stages import Stages
 from psjob.modes import ServedMode
-
-NO_STAGES = Stages()
+from psjob.modes.stages import ALL, Stages
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class JobFacts:
     reduction: str = "mean"
     step_timeout: float | None = None
     """Seconds without a step, while others wait for it, after which a worker is to be started again; None: never."""
-    stages: Stages = NO_STAGES
+    stages: Stages = ALL
     request: int | None = None
     """checkpoint.request as this coordinator found it: another number asks for a checkpoint."""
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from psjob.protocol.coordinator import actions, events
-from psjob.protocol.coordinator.events import ShardStands
 from psjob.protocol.coordinator.members import Member, State
+from psjob.protocol.coordinator.stands import ShardStands
 from psjob.protocol.coordinator.stream import Stream
 from psjob.wire.frame import Kind
 

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Final
 
 
 @dataclass(frozen=True)
@@ -45,3 +46,7 @@ class Stages:
     def who(self, stages: tuple[int, ...]) -> frozenset[int] | None:
         """Who pushes what belongs to these stages; None: every worker does."""
         return frozenset(rank for stage in stages for rank in self.ranks(stage)) if stages else None
+
+
+ALL: Final = Stages()
+"""Every worker has all of the model."""
