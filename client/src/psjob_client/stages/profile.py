@@ -1,0 +1,127 @@
+"""A model as its stages see it: modules in order of execution, with times and bytes of one micro-batch. A versioned JSON file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from psjob_operator.api.base import Model
+from psjob_operator.api.problem import Problem, shown
+
+FORMAT = 1
+MOST_NODES = 2000
+MOST_SECONDS = 1e6
+MOST_BYTES = 10**15
+Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=0, le=MOST_BYTES)]
+Position = Annotated[int, Field(ge=0, lt=MOST_NODES)]
+
+
+class Output(Model):
+    """One tensor that later modules read."""
+
+    bytes: Bytes
+    """Of one micro-batch; its gradient has as many."""
+    to: list[Position] = Field(min_length=1)
+    """Positions of the modules that read it, all after its own. A cut before the last of them sends it."""
+
+
+class Node(Model):
+    """One module at its place in the order of execution."""
+
+    name: Annotated[str, Field(min_length=1, max_length=500)]
+    """As in `named_modules()`, such as layers.6."""
+    forward: Seconds
+    """Seconds of its forward pass over one micro-batch."""
+    backward: Seconds
+    """Seconds of its backward pass over one micro-batch."""
+    parameters: Bytes = 0
+    """Bytes of parameters that it trains and no other module does."""
+    fixed: Bytes = 0
+    """Bytes of frozen parameters and buffers."""
+    saved: Bytes = 0
+    """Bytes that it makes and that are kept until its backward pass; neither parameters nor outputs of other modules."""
+    outputs: list[Output] = Field(default=[], max_length=1000)
+    """What later modules read."""
+
+
+class Tied(Model):
+    """Parameters that several modules use, such as an embedding and the last layer."""
+
+    bytes: Bytes
+    """Counted once in each stage that has one of `nodes`."""
+    nodes: list[Position] = Field(min_length=2)
+    """Positions of the modules."""
+
+
+class Profile(Model):
+    """A model, measured with one micro-batch."""
+
+    format: Literal[1]
+    """Version of this file format."""
+    model: Annotated[str, Field(max_length=500)] = ""
+    """For people: the class of the model."""
+    device: Annotated[str, Field(max_length=500)] = ""
+    """For people: what the times were measured on."""
+    estimated: bool = False
+    """Times come from FLOPs, not from a clock."""
+    samples: int | None = Field(default=None, ge=1)
+    """Samples of the micro-batch."""
+    input: Bytes = 0
+    """Bytes of the model's inputs."""
+    nodes: list[Node] = Field(min_length=1, max_length=MOST_NODES)
+    """Modules in the order in which the forward pass reaches them."""
+    tied: list[Tied] = Field(default=[], max_length=MOST_NODES)
+    """Parameters of more than one module."""
+
+
+def read_profile(raw: Any) -> tuple[Profile | None, list[Problem]]:
+    """The profile that `raw` is, or every problem found (never both; never an exception)."""
+    try:
+        profile = Profile.model_validate(raw)
+    except ValidationError as error:
+        return None, [_told(detail) for detail in error.errors(include_url=False)]
+    problems = list(_breaches(profile))
+    return (None, problems) if problems else (profile, [])
+
+
+def _breaches(profile: Profile) -> Iterator[Problem]:
+    """What only the whole shows."""
+    last = len(profile.nodes) - 1
+    names: dict[str, int] = {}
+    for i, node in enumerate(profile.nodes):
+        if node.name in names:
+            yield Problem(f"nodes[{i}].name", node.name, f"is the name of nodes[{names[node.name]}] too", "give each module its own name")
+        names.setdefault(node.name, i)
+        for j, output in enumerate(node.outputs):
+            for position in output.to:
+                if not i < position <= last:
+                    limit = f"must be {i + 1}..{last}, a module after its own" if i < last else "the last module has no later one"
+                    yield Problem(f"nodes[{i}].outputs[{j}].to", position, limit, "list modules in order of execution")
+    for i, tied in enumerate(profile.tied):
+        for position in tied.nodes:
+            if position > last:
+                yield Problem(f"tied[{i}].nodes", position, f"must be 0..{last}", "name positions in `nodes`")
+    if not any(node.forward + node.backward for node in profile.nodes):
+        yield Problem("nodes", None, "no module takes any time", "profile the model again with a larger batch")
+
+
+def _told(detail: ErrorDetails) -> Problem:
+    """Pydantic's finding in the words of psjob."""
+    path = ""
+    for step in detail["loc"]:
+        path += f"[{step}]" if isinstance(step, int) else f"{'.' if path else ''}{step}"
+    match detail["type"]:
+        case "missing":
+            return Problem(path, None, "Required value", "write the file with `psjob plan-stages SCRIPT --save FILE`")
+        case "extra_forbidden":
+            return Problem(path, None, "unknown field", "see docs/stages.md for the fields")
+        case "model_type" | "dict_type":
+            return Problem(path, detail["input"], "must be an object", "see docs/stages.md for an example")
+        case "literal_error":
+            return Problem(path, None, f"Unsupported value: {shown(detail['input'])}: this psjob reads format {FORMAT}", "profile again")
+        case _:
+            return Problem(path, detail["input"], detail["msg"][:1].lower() + detail["msg"][1:])
