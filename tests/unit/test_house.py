@@ -52,14 +52,14 @@ def test_operator_has_its_rooms(room: str) -> None:
     assert (OPERATOR / room / "__init__.py").is_file()
 
 
-@pytest.mark.parametrize("room", ["cli", "local", "jobs", "sdk", "compare", "topology"])
+@pytest.mark.parametrize("room", ["cli", "local", "jobs", "sdk", "compare", "topology", "stages"])
 def test_client_has_its_rooms(room: str) -> None:
     assert (CLIENT / room / "__init__.py").is_file()
 
 
 ROOMS = (
     "api embeddings protocol worker shard wire layout resume modes rules tables codecs checkpoint process contract collectives simulate "
-    "integrations"
+    "integrations profiling"
 )
 
 

@@ -23,6 +23,8 @@ from psjob_client.cli.doctor import doctor
 from psjob_client.cli.init import EXAMPLES as INIT_EXAMPLES
 from psjob_client.cli.init import init
 from psjob_client.cli.render import render
+from psjob_client.cli.stages import EXAMPLES as STAGES_EXAMPLES
+from psjob_client.cli.stages import plan_stages
 from psjob_client.cli.topology import EXAMPLES as TOPOLOGY_EXAMPLES
 from psjob_client.cli.topology import plan_topology
 from psjob_client.cli.ui import EXAMPLES as UI_EXAMPLES
@@ -144,6 +146,7 @@ cli.command(epilog="Example: psjob crd | kubectl apply -f -")(crd)
 cli.command(epilog=DOCTOR_EXAMPLES)(doctor)
 cli.command(epilog=INIT_EXAMPLES)(init)
 cli.command(epilog="Example: psjob render examples/digits/job.yaml | less")(render)
+cli.command(epilog=STAGES_EXAMPLES)(plan_stages)
 cli.command(epilog=TOPOLOGY_EXAMPLES)(plan_topology)
 cli.add_typer(simulate.cli, name="simulate")
 verbs.register(cli)

@@ -13,17 +13,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from psjob_client.cli.machines import DEFAULT_WORKERS, machines_of, read
 from psjob_client.local.errors import BadInput
-from psjob_client.local.manifest import read_text
-from psjob_client.local.measure import measure
 from psjob_client.topology import costs, units
 from psjob_client.topology.choose import Choice, choose
 from psjob_client.topology.estimate import STRATEGIES, Estimate
 from psjob_client.topology.figures import FIGURES, Figure
-from psjob_client.topology.links import MOST_DEVICES, Machine, read_machine
+from psjob_client.topology.links import Machine
 from psjob_client.topology.presets import PRESETS
 from psjob_client.topology.routes import NoWay
-from psjob_operator.api.load import load_document
 
 EXAMPLES = """Examples:
 
@@ -38,7 +36,6 @@ EXAMPLES = """Examples:
   psjob plan-topology --preset ethernet-10 --measured ethernet-10=1.18GB/s,30us --measured w0:w2=80MB/s
 
 A machine.yaml: {name: rack, hosts: [a, b, c], switches: [{name: tor, joins: [a, b, c], bandwidth: 10Gb/s, latency: 40us}]}"""
-DEFAULT_WORKERS = 4
 
 
 def plan_topology(
@@ -61,7 +58,7 @@ def plan_topology(
     if current is not None and current not in STRATEGIES:
         raise BadInput(f"--current {current}: no strategy; known are {', '.join(STRATEGIES)}")
     figures, pairs = _measured(measured or [])
-    machines = _machines(machine, preset, workers, servers, probe, figures)
+    machines = machines_of(machine, preset, workers, servers, probe, figures)
     plans = [(found, _choice(found, _size(size), current)) for found in _with(machines, pairs)]
     if as_json:
         typer.echo(json.dumps([_as_json(found, choice, _size(size)) for found, choice in plans], indent=2, ensure_ascii=False))
@@ -77,55 +74,6 @@ def _size(text: str) -> float:
         return units.size(text)
     except ValueError as error:
         raise BadInput(f"--bytes {text}: {error}") from None
-
-
-def _machines(
-    path: Path | None, preset: str | None, workers: int | None, servers: int | None, probe: int | None, figures: Mapping[str, Figure]
-) -> list[Machine]:
-    """Of exactly one source."""
-    given = [name for name, value in (("MACHINE.yaml", path), ("--preset", preset), ("--probe", probe)) if value is not None]
-    if len(given) != 1:
-        raise BadInput(
-            f"{' and '.join(given) if given else 'no machine'} given: give one of MACHINE.yaml, --preset NAME and --probe N; "
-            "--probe measures processes of this machine, never hosts of MACHINE.yaml"
-        )
-    for name, value, least in (("--workers", workers, 2), ("--servers", servers, 0)):
-        if value is not None and not (preset or "").startswith("ethernet-"):
-            raise BadInput(
-                f"{name} {value}: only the ethernet presets have a number of hosts to choose; describe a machine in MACHINE.yaml"
-            )
-        if value is not None and not least <= value <= MOST_DEVICES:
-            raise BadInput(f"{name} {value}: must be {least}..{MOST_DEVICES}")
-    if preset is not None:
-        if preset not in PRESETS:
-            raise BadInput(f"--preset {preset}: no such machine; known are {', '.join(PRESETS)}")
-        raws: Sequence[Any] = PRESETS[preset](workers or DEFAULT_WORKERS, servers or 0)
-        return [_read(raw, f"--preset {preset}", figures) for raw in raws]
-    if probe is not None:
-        return [_read(_probed(probe), f"--probe {probe}", figures)]
-    assert path is not None
-    raw, problems = load_document(read_text(path, "a machine's description, see docs/topology.md"), "machine")
-    if problems:
-        raise BadInput(*(f"{path}: {problem}" for problem in problems))
-    # What --json printed is a list of plans, each with its machine.
-    if isinstance(raw, list) and raw and all(isinstance(plan, dict) and "machine" in plan for plan in raw):
-        return [_read(plan["machine"], str(path), figures) for plan in raw]
-    return [_read(raw, str(path), figures)]
-
-
-def _probed(count: int) -> dict[str, Any]:
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return measure(count, lambda _: None)
-    with console.status("") as line:
-        return measure(count, lambda what: line.update(f"measuring: {what}"))
-
-
-def _read(raw: Any, where: str, figures: Mapping[str, Figure]) -> Machine:
-    machine, problems = read_machine(raw, figures)
-    if machine is None:
-        raise BadInput(*(f"{where}: {problem}" for problem in problems))
-    return machine
 
 
 def _measured(given: Sequence[str]) -> tuple[Mapping[str, Figure], list[dict[str, Any]]]:
@@ -155,7 +103,7 @@ def _with(machines: Sequence[Machine], pairs: Sequence[dict[str, Any]]) -> list[
     for machine in machines:
         mine = [pair for pair in pairs if len(machines) == 1 or set(pair["between"]) <= set(machine.nodes)]
         raw = machine.to_manifest()
-        found.append(_read(raw | {"measured": [*raw["measured"], *mine]}, "--measured", FIGURES) if mine else machine)
+        found.append(read(raw | {"measured": [*raw["measured"], *mine]}, "--measured", FIGURES) if mine else machine)
     for pair in pairs:
         if not any(set(pair["between"]) <= set(machine.nodes) for machine in machines):
             raise BadInput(f"--measured {':'.join(pair['between'])}: no machine here has both ends")

@@ -8,6 +8,7 @@ best straight pipeline is one more place to begin at. No stage has replicas.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from psjob_client.stages import bounds
@@ -63,7 +64,7 @@ def _best_fit(case: Case, cut: Sequence[int], devices: int) -> list[int]:
     work, limit = case.work, case.memory if case.memory is not None else float("inf")
     load, used = [0.0] * devices, [0.0] * devices
     homes = [0] * work.count
-    ranges = sorted(zip(cut, cut[1:], strict=False), key=lambda pair: -case.seconds(*pair))
+    ranges = sorted(itertools.pairwise(cut), key=lambda pair: -case.seconds(*pair))
     for first, end in ranges:
         size = case.held(first, end, 1)
         roomy = [d for d in range(devices) if used[d] + size <= limit] or list(range(devices))
@@ -77,7 +78,7 @@ def _best_fit(case: Case, cut: Sequence[int], devices: int) -> list[int]:
 def _refined(case: Case, homes: Sequence[int], devices: int, cut: Sequence[int] | None = None) -> list[int]:
     """`homes` after every move of a block and every swap of two that makes it better; blocks are modules where no `cut` is given."""
     edges = list(cut) if cut is not None else list(range(case.work.count + 1))
-    ranges = list(zip(edges, edges[1:], strict=False))
+    ranges = list(itertools.pairwise(edges))
     best, score = list(homes), _score(case, homes)
     tried, better = 0, True
     while better and tried < MOST_TRIED:

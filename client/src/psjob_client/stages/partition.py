@@ -11,8 +11,9 @@ has its replicas on all its hosts, so what passes inside a group stays inside ho
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psjob_client.stages.bounds import Case, way_fits
 from psjob_client.stages.coarsen import blocks
@@ -69,6 +70,22 @@ def partition(case: Case, *, replicated: bool = True) -> list[Plan]:
             break
     plans = {plan: seconds for seconds, plan in found}
     return sorted(plans, key=lambda plan: plans[plan])
+
+
+def least_memory(case: Case) -> float:
+    """Bytes of a device with which some plan fits, within a twentieth; of at most FIRST_BLOCKS places to cut."""
+    bounds = blocks(case.work, FIRST_BLOCKS)
+
+    def fits(size: float) -> bool:
+        sized = replace(case, memory=size)
+        return any(_Programme(sized, each, True, float("inf"), bounds).run() for each in range(case.grid.each, 0, -1))
+
+    most = 2 * case.held(0, case.work.count, case.way.in_flight(1, 1)) + 1
+    least = most / 2**20
+    while most > 1.05 * least:
+        middle = (most * least) ** 0.5
+        least, most = (least, middle) if fits(middle) else (middle, most)
+    return most
 
 
 def most_blocks(devices: int) -> int:
@@ -180,25 +197,15 @@ class _Programme:
 
 def _placed(case: Case, label: Label) -> Plan:
     """Groups on hosts in order; replica q of a stage of h hosts on the q mod h-th of them, so that m mod r meets on one host."""
+    chain = [label]
+    while chain[-1].behind is not None:
+        chain.append(chain[-1].behind)
     stages: list[Stage] = []
-    host, used = 0, 0
-    at: Label | None = label
-    ends = _firsts(label, case.work.count)[1:]
-    while at is not None and at.behind is not None:
-        if at.opens and stages:
-            host, used = host + stages_hosts, 0
+    host = used = group = 0
+    for at, behind in itertools.pairwise(chain):
+        if at.opens:
+            host, used, group = host + group, 0, at.hosts
         devices = tuple((host + q % at.hosts) * case.grid.each + used + q // at.hosts for q in range(at.hosts * at.inner))
-        stages.append(Stage(at.first, ends[len(stages)], devices))
+        stages.append(Stage(at.first, behind.first, devices))
         used += at.inner
-        stages_hosts = at.hosts
-        at = at.behind
     return tuple(stages)
-
-
-def _firsts(label: Label, count: int) -> list[int]:
-    found = []
-    at: Label | None = label
-    while at is not None:
-        found.append(at.first)
-        at = at.behind
-    return found

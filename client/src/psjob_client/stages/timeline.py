@@ -141,6 +141,6 @@ class _Run:
 
 
 def play(stages: Sequence[Timed], count: int, port: Sequence[object] | None = None) -> Timeline:
-    """`count` micro-batches, all there at the start. `port`: of each device what its messages between hosts go through; itself by default."""
+    """`count` micro-batches, all there at the start. `port`: what the messages of each device go through; itself by default."""
     most = max(device for stage in stages for device in stage.devices) + 1
     return _Run(stages, count, port if port is not None else range(most)).play()

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from psjob_client.stages import bounds
 from psjob_client.stages.bounds import Case
+from psjob_client.stages.mixed import mixed_pipe
+from psjob_client.stages.partition import partition
 from psjob_client.stages.plan import Plan, Stage
 from psjob_client.stages.predict import Prediction, predict
 
@@ -14,10 +16,21 @@ FIRST_PLAYED, MOST_PLAYED = 40, 200
 """Plans that are played first, and next to the quickest."""
 
 
+SOLVERS = ("pipedream", "mixed")
+
+
+def solve(case: Case, solver: str = "pipedream", seed: int = 0) -> Prediction | None:
+    """The best plan that one of SOLVERS finds, or None where it finds none that fits."""
+    if solver == "mixed":
+        return choose(case, [*mixed_pipe(case, seed), *partition(case, replicated=False)], near=False)
+    return choose(case, partition(case))
+
+
 def choose(case: Case, plans: Sequence[Plan], *, near: bool = True) -> Prediction | None:
     """The quickest of `plans` and, where `near`, of what lies near them; None where none fits.
 
-    Stages that share a device have no neighbours. What is a step away from the quickest is played next, then what is a step away from the second, until so many were played.
+    Stages that share a device have no neighbours.
+    What is a step away from the quickest is played next, then what is a step away from the second, until so many were played.
     """
     played: dict[Plan, Prediction] = {}
     for plan in plans[:FIRST_PLAYED]:
