@@ -79,7 +79,8 @@ def _why(script: str, code: int, said: str) -> str:
     shown = "".join(letter if letter.isprintable() else "?" for letter in last)[:LONGEST]
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     hint = "; that is often too little memory: use --meta and a function" if code == -9 else ""
-    return f"{script}: {shown or f'ended with {how} and said nothing'}{hint}"
+    about = "" if shown.startswith(Path(script.partition(":")[0]).name) else f"{script}: "
+    return f"{about}{shown or f'ended with {how} and said nothing'}{hint}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

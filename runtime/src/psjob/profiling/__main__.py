@@ -49,11 +49,16 @@ def main() -> int:
 
 
 def _told(error: BaseException) -> None:
+    """The last line is what a user is shown."""
     from psjob.profiling.find import Unfound
 
-    if not isinstance(error, Unfound):
+    if isinstance(error, SystemExit):
+        print(f"the script ended itself with {error.code}", file=sys.stderr)
+    elif isinstance(error, Unfound):
+        print(error, file=sys.stderr)
+    else:
         traceback.print_exception(error)
-    print(f"{type(error).__name__}: {error}" if not isinstance(error, Unfound) else str(error), file=sys.stderr)
+        print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr)
 
 
 def _end(code: int) -> Any:
