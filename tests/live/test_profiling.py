@@ -177,3 +177,15 @@ def test_the_script_gets_its_own_arguments(tmp_path: Path) -> None:
     )
     found = profile(tmp_path, text, "train.py", "--", "--wide")
     assert len(found["nodes"]) == 6
+
+
+@pytest.mark.parametrize("template", ["transformers", "lightning", "accelerate"])
+def test_scripts_of_training_libraries_need_no_change(tmp_path: Path, template: str) -> None:
+    program = [sys.executable, "-m", "psjob_client.cli.main"]
+    subprocess.run([*program, "init", "job", "--template", template], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    words = ["plan-stages", "job/train.py", *MACHINE, "--save", "p.json"]
+    done = subprocess.run([*program, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "p.json").read_text())
+    assert len(found["nodes"]) >= 3 and found["samples"] in (32, 64)
+    assert all(node["outputs"] for node in found["nodes"][:-1])

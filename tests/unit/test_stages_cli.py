@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_a_model_is_cut_until_it_fits_and_the_plan_can_be_judged_again(profile: 
     again = said("--profile", profile, *FOUR, "--memory", "60MB", "--cuts", cuts, "--replicas", replicas)
     assert [line for line in again.splitlines() if line.startswith("step of 8")] == [line for line in lines if line.startswith("step of 8")]
     assert "plan: " in again and "A PSTrainingJob has no field for stages yet." in text
-    assert f"--cuts {cuts} --replicas {replicas}" in text
+    assert text.endswith(f"to judge it again: --cuts {cuts} --replicas {replicas}\n")
 
 
 def test_without_a_limit_copies_of_the_whole_model_need_no_cut(profile: str) -> None:
@@ -163,6 +164,14 @@ def test_what_is_not_even_an_object_is_refused(tmp_path: Path, text: str) -> Non
     file.write_text(text)
     (line,) = refused("--profile", str(file), *FOUR)
     assert line.startswith(f"{file}: ") and len(line) < 300
+
+
+def test_the_file_of_the_docs_is_read() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "stages.md").read_text()
+    (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    found, problems = read_profile(json.loads(text))
+    assert found is not None, problems
+    assert [node.name for node in found.nodes] == ["words", "layers.0", "head"]
 
 
 def test_a_machine_becomes_levels() -> None:

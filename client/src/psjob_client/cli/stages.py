@@ -47,7 +47,7 @@ train.py is run until its first optimizer.step(). train.py:build is a function t
 MOST_DEVICES = 32
 MOST_MICROBATCHES, MOST_ACCUMULATED = 1024, 10_000
 EXIT_TOO_LARGE = 1
-NOT_YET = "A PSTrainingJob has no field for stages yet. Judge the same plan again with:"
+NOT_YET = "A PSTrainingJob has no field for stages yet."
 COLUMNS = ("stage", "modules", "devices", "forward", "backward", "sends", "update", "in flight", "memory", "idle")
 
 
@@ -221,15 +221,15 @@ def _show(case: Case, machine: Machine, answer: Prediction, word: str) -> None:
         many = answer.plan[0].replicas
         typer.echo(f"{word}: no cut; an ordinary job with workers.replicas: {many}")
         return
-    typer.echo(f"{word}: {len(answer.plan)} stages; cuts: {','.join(cuts_of(profile, answer.plan))}; replicas: {_replicas(answer.plan)}")
-    if len(devices_of(answer.plan)) == sum(stage.replicas for stage in answer.plan):
-        typer.echo(f"{NOT_YET} --cuts {','.join(cuts_of(profile, answer.plan))} --replicas {_replicas(answer.plan)}")
-    else:
-        typer.echo("A PSTrainingJob has no field for stages yet.")
-
-
-def _replicas(plan: Plan) -> str:
-    return ",".join(str(stage.replicas) for stage in plan)
+    cuts, replicas = cuts_of(profile, answer.plan), [stage.replicas for stage in answer.plan]
+    numbers = ",".join(str(number) for number in replicas)
+    if len(devices_of(answer.plan)) < sum(replicas):
+        homes = ",".join(_device(case.grid, stage.devices[0]) for stage in answer.plan)
+        typer.echo(f"{word}: {len(answer.plan)} stages; cuts: {','.join(cuts)}; devices: {homes}\n{NOT_YET}")
+        return
+    typer.echo(f"{word}: {len(answer.plan)} stages; cuts: {','.join(cuts)}; replicas: {numbers}\n{NOT_YET}")
+    if word == "pick" and answer.plan == plan_by_hand(profile, cuts, replicas, case.grid.count):
+        typer.echo(f"to judge it again: --cuts {','.join(cuts)} --replicas {numbers}")
 
 
 def _how(way: Way) -> str:
