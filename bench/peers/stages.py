@@ -31,7 +31,7 @@ from psjob_client.stages.ways import Way
 from psjob_client.stages.work import Work
 
 MICROBATCHES = 8
-STEPS, WARM_UP = 60, 5
+STEPS, WARM_UP = 120, 5
 ROUNDS = 6
 MOST = 0.15
 STAGES = 2

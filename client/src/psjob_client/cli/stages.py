@@ -53,9 +53,9 @@ COLUMNS = ("stage", "modules", "devices", "forward", "backward", "sends", "updat
 
 def plan_stages(
     script: Annotated[
-        str | None, typer.Argument(metavar="[SCRIPT[:FUNCTION]]", help="A training script, or a function that builds its model.")
+        str | None, typer.Argument(metavar="SCRIPT[:FUNCTION]", help="A training script, or a function that builds its model.")
     ] = None,
-    args: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]", help="Arguments of the script.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")] = None,
     profile: Annotated[Path | None, typer.Option(metavar="FILE", help="A profile that --save wrote, in place of a script.")] = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the profile here, as JSON.")] = None,
     meta: Annotated[bool, typer.Option("--meta", help="Build the model without memory; seconds are estimated from FLOPs.")] = False,
