@@ -12,6 +12,7 @@ import torch
 
 from psjob.api.attached import AttachedJob
 from psjob.api.pairs import Pair
+from psjob.contract import EXIT_REFUSED
 from psjob.modes.stages import Stages
 from psjob.process.config import CheckpointConfig
 from psjob.wire.frame import Flag, Kind
@@ -129,3 +130,12 @@ def test_a_push_of_another_stages_block_is_refused(tmp_path: Path) -> None:
         first.session.links[0].send(first.session.header(Kind.PUSH, block=foreign.index, flags=Flag.ABSENT))
         assert eventually(lambda: shards.servers[0].bad_connections > before)
         assert shards.servers[0].store.cells[foreign.index].n == 0
+
+
+def test_stages_that_the_job_does_not_have_are_refused(tmp_path: Path, last_words: Path) -> None:
+    """Rank 0's table is laid out by every shard: one with such a row would end them."""
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        with pytest.raises(SystemExit) as ended:
+            Staged(shards, 0).attach()
+        assert ended.value.code == EXIT_REFUSED and not shards.codes
+    assert "of stage 0 of the model; the job has 0 stages" in last_words.read_text()

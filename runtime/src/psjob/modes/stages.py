@@ -44,7 +44,9 @@ class Stages:
         return range(self._ends[stage] - self.replicas[stage], self._ends[stage])
 
     def who(self, stages: tuple[int, ...]) -> frozenset[int] | None:
-        """Who pushes what belongs to these stages; None: every worker does."""
+        """Who pushes what belongs to these stages; None: every worker does. Raises ValueError for a stage that the job does not have."""
+        if max(stages, default=-1) >= len(self.replicas):
+            raise ValueError(f"a parameter is of stage {max(stages)} of the model; the job has {len(self.replicas)} stages")
         return frozenset(rank for stage in stages for rank in self.ranks(stage)) if stages else None
 
 

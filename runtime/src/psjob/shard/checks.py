@@ -55,7 +55,7 @@ def check_leave(store: Store, header: Header) -> None:
 def check_reached(store: Store, header: Header) -> None:
     """Refuse a clock that its worker cannot have come to: a record of it would hide all that follow."""
     complete = store.complete(header.worker)
-    if store.admission.owned and header.clock > complete + MOST_AHEAD:
+    if store.admission.rows[header.worker].owned and header.clock > complete + MOST_AHEAD:
         raise WireError(
             f"worker {header.worker} tells of clock {header.clock}; this shard has {complete} complete clocks of it, "
             f"and it can be {MOST_AHEAD} ahead of them at most"

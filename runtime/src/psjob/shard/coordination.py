@@ -324,6 +324,8 @@ class Coordination:
         try:
             table = tuple(TensorSpec.from_json(row) for row in raw)
             check_table(table)
+            for row in table:
+                self.machine.job.stages.who(row.stages)
         except (ValueError, KeyError, TypeError) as error:
             return (), (), f"the parameter table of this worker cannot be: {error}"
         if table == self._table:

@@ -76,9 +76,9 @@ class Pooled(Stream):
     def put(self, act: Act, large: bool = False) -> None:
         """Send what `act` says, after all that was put before. `large`: the loop that writes does it, beside the one that reads."""
         if len(self._queue) >= QUEUED:
-            log.warning("closed a stream of %s: %d answers wait for it, and it does not read them", self.peer, len(self._queue))
-            self._queue.clear()
-            self.close()
+            if not self.closed:
+                log.warning("closed a stream of %s: %d answers wait for it, and it does not read them", self.peer, len(self._queue))
+                self.close()
             return
         self._queue.append(act)
         self._stir(large)
