@@ -71,6 +71,8 @@ class Acceptor:
             begun = self._begun.setdefault(peer, {})
             begun[stream] = None
             oldest = next(iter(begun)) if len(begun) > self.here.config.streams + SPARE else None
+            if oldest is not None:
+                del begun[oldest]  # it comes to its end later; the next one has to close another
         if oldest is not None:
             oldest.close()
         try:
@@ -82,8 +84,8 @@ class Acceptor:
             return header, hello
         finally:
             with self._lock:
-                del begun[stream]
-                if not begun:
+                begun.pop(stream, None)
+                if not begun and self._begun.get(peer) is begun:
                     del self._begun[peer]
 
     def _key(self, peer: Peer, run: bytes) -> bytes:
