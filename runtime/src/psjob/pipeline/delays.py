@@ -1,0 +1,109 @@
+"""How late the gradient of each stage is, how long stages idle, and what a stage holds: formulas of pipelines.
+
+K stages 0..K-1, M micro-batches an update, r_k replicas of stage k. A delay is a number of updates: a gradient of delay d was computed
+on the weights that were current d updates before the one it makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+def stashed(stage: int, replicas: Sequence[int], microbatches: int = 1) -> int:
+    """Updates by which weights are old at stage `stage` of 1F1B without flush, where the weights of a forward serve its backward too.
+
+    ceil(w / M), where w is `warm_up`: a stage that made w forwards ahead of its backwards has finished w micro-batches less than it
+    has begun. K-1-k for one replica a stage and M = 1 (PipeDream; Narayanan et al., SOSP 2019). Gradients of a stage's replicas are
+    summed before they are an update.
+
+    Raises:
+        ValueError: a stage that is not there, or a number below 1.
+    """
+    _at_least_one("microbatches", microbatches)
+    return -(-warm_up(stage, replicas) // microbatches)
+
+
+def warm_up(stage: int, replicas: Sequence[int]) -> int:
+    """Forwards that a replica of `stage` makes before its first pair of a forward and a backward, in 1F1B without flush.
+
+    floor((r_k + … + r_{K-1} - 1) / r_k), as in PipeDream's runtime.py (`num_warmup_minibatches`).
+
+    Raises:
+        ValueError: a stage that is not there, or a number below 1.
+    """
+    if not 0 <= stage < len(replicas):
+        raise ValueError(f"stage {stage} of {len(replicas)} stages: must be 0 to {len(replicas) - 1}")
+    for number, count in enumerate(replicas):
+        _at_least_one(f"replicas of stage {number}", count)
+    return (sum(replicas[stage:]) - 1) // replicas[stage]
+
+
+def synced(replicas: Sequence[int], microbatches: int = 1) -> int:
+    """The delay of every stage with vertical sync: all stages use the version that stage 0 used, so `stashed` of stage 0."""
+    return stashed(0, replicas, microbatches)
+
+
+def double_buffered(stages: int, microbatches: int) -> int:
+    """The delay of every stage of PipeDream-2BW (Narayanan et al. 2020, arXiv 2006.09503): 1 at any depth.
+
+    Raises:
+        ValueError: fewer micro-batches than stages. Stage 0 would not have the weights of one update ago in time.
+    """
+    _at_least_one("stages", stages)
+    if microbatches < stages:
+        raise ValueError(
+            f"microbatches is {microbatches} with {stages} stages: 2BW needs at least one for each stage; raise it to {stages}"
+        )
+    return 1
+
+
+def idle_share(stages: int, microbatches: int) -> float:
+    """The share of time, 0 to 1, that stages of equal speed wait in each flush: (K-1)/(M+K-1) (GPipe, arXiv 1811.06965)."""
+    _at_least_one("stages", stages)
+    _at_least_one("microbatches", microbatches)
+    return (stages - 1) / (microbatches + stages - 1)
+
+
+@dataclass(frozen=True)
+class StageSize:
+    """Bytes of one stage: its weights, and of one micro-batch all activations that its graph keeps, and its input."""
+
+    weights: int
+    activations: int
+    input: int
+
+
+def in_flight(stage: int, stages: int, microbatches: int | None = None) -> int:
+    """Micro-batches whose graph a stage of 1F1B holds at once: K-k, and no more than there are before a flush."""
+    return stages - stage if microbatches is None else min(microbatches, stages - stage)
+
+
+def bytes_of_gpipe(size: StageSize, microbatches: int) -> int:
+    """GPipe with recompute: weights, the inputs of all micro-batches, the activations of one."""
+    return size.weights + microbatches * size.input + size.activations
+
+
+def bytes_of_flush(size: StageSize, stage: int, stages: int, microbatches: int) -> int:
+    """1F1B with flush: weights, and the activations of what is in flight."""
+    return size.weights + in_flight(stage, stages, microbatches) * size.activations
+
+
+def bytes_of_stash(size: StageSize, stage: int, stages: int) -> int:
+    """1F1B without flush: weights and activations for each micro-batch in flight."""
+    return in_flight(stage, stages) * (size.weights + size.activations)
+
+
+def bytes_of_double_buffer(size: StageSize, stage: int, stages: int) -> int:
+    """2BW: weights twice, activations of what is in flight."""
+    return 2 * size.weights + in_flight(stage, stages) * size.activations
+
+
+def bytes_of_recompute(size: StageSize, stage: int, stages: int) -> int:
+    """Predicted weights beside the current ones, inputs of what is in flight, activations of the micro-batch that is run again."""
+    return 2 * size.weights + in_flight(stage, stages) * size.input + size.activations
+
+
+def _at_least_one(what: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{what} is {value}, must be 1 or more")
