@@ -1,0 +1,187 @@
+"""Corrections for late gradients: predicted weights, learning rate by delay, momentum by stage. Pure numerics on tensors.
+
+All take numbers and tensors and return new ones; a delay is a number of updates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+def momentum_ahead(weights: torch.Tensor, buffer: torch.Tensor, lr: float, momentum: float, delay: int) -> torch.Tensor:
+    """Where SGD's momentum alone leads in `delay` updates: w - lr (γ - γ^(τ+1))/(1-γ) v.
+
+    The sum of τ steps of torch's SGD with zero gradients. FTPipe, `weight_prediction/sgd.py` (Eliad et al., ATC 2021).
+
+    Args:
+        weights: any shape and dtype of real numbers.
+        buffer: `momentum_buffer` of torch's SGD, of the same shape.
+        lr: learning rate.
+        momentum: γ, from 0 to below 1.
+        delay: τ, 0 or more.
+
+    Raises:
+        ValueError: a momentum or a delay outside its range.
+    """
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum is {momentum}, must be from 0 to below 1")
+    _check_delay(delay)
+    return weights - lr * (momentum - momentum ** (delay + 1)) / (1 - momentum) * buffer
+
+
+def adam_ahead(
+    weights: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    step: int,
+    lrs: Sequence[float],
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> torch.Tensor:
+    """Where Adam's first moment alone leads in len(lrs) updates, the second moment staying as it is.
+
+    Subtracts lr_i β1^i m / (1 - β1^(t+i)) / (sqrt(v / (1 - β2^(t+i))) + eps) for i = 1..τ. FTPipe, `weight_prediction/adam.py`.
+
+    Args:
+        weights: any shape and dtype of real numbers.
+        exp_avg: m of torch's Adam, of the same shape.
+        exp_avg_sq: v of torch's Adam, of the same shape.
+        step: t, the updates that were made.
+        lrs: the learning rate of each of the updates to come.
+        betas: of Adam.
+        eps: of Adam.
+
+    Raises:
+        ValueError: a step below 0.
+    """
+    if step < 0:
+        raise ValueError(f"step is {step}, must be 0 or more")
+    ahead = weights.clone()
+    for later, lr in enumerate(lrs, 1):
+        denominator = (exp_avg_sq.sqrt() / math.sqrt(1 - betas[1] ** (step + later))).add_(eps)
+        ahead.addcdiv_(exp_avg * betas[0] ** later, denominator, value=-lr / (1 - betas[0] ** (step + later)))
+    return ahead
+
+
+def lr_by_delay(lr: float, delay: int, step: int, horizon: int) -> float:
+    """PipeMare's T1 (Yang et al. 2019, arXiv 1910.05124): lr / τ^(1 - min(t/T, 1)), so late stages begin slowly.
+
+    Args:
+        lr: learning rate of the run.
+        delay: τ of the stage; 0 counts as 1.
+        step: t, the updates that were made.
+        horizon: T, the updates after which all stages have the run's rate; 1 or more.
+
+    Raises:
+        ValueError: a delay or a step below 0, or a horizon below 1.
+    """
+    _check_delay(delay)
+    if horizon < 1 or step < 0:
+        raise ValueError(f"step is {step} and horizon {horizon}; must be 0 or more and 1 or more")
+    return float(lr / max(delay, 1) ** (1 - min(step / horizon, 1.0)))
+
+
+def momentum_by_stage(beta: float, delay: int, stages: int, highest: float = 0.99) -> float:
+    """β1 of a stage's NAdam: β + τ (0.99 - β)/K, the latest stage nearest to 0.99 (Ajanthan et al. 2025, arXiv 2505.01099).
+
+    Args:
+        beta: of a stage without delay.
+        delay: τ of the stage.
+        stages: K.
+        highest: what β tends to.
+
+    Raises:
+        ValueError: a delay below 0, fewer than one stage, or numbers that are no momentum.
+    """
+    _check_delay(delay)
+    if stages < 1 or not 0 <= beta <= highest < 1:
+        raise ValueError(f"beta is {beta}, highest {highest}, stages {stages}; must be 0 <= beta <= highest < 1 and one stage or more")
+    return beta + delay * (highest - beta) / stages
+
+
+@dataclass(frozen=True, eq=False)
+class NAdamState:
+    """Weights and state after `step` updates; tensors of one shape. `product` is that of the momentum of all updates."""
+
+    weights: torch.Tensor
+    exp_avg: torch.Tensor
+    exp_avg_sq: torch.Tensor
+    step: int = 0
+    product: float = 1.0
+
+
+def nadam(
+    state: NAdamState,
+    grad: torch.Tensor,
+    lr: float,
+    betas: tuple[float, float],
+    weight_decay: float = 0.0,
+    eps: float = 1e-8,
+    momentum_decay: float = 4e-3,
+) -> NAdamState:
+    """One update of NAdam with decoupled weight decay, which looks one step ahead along its momentum.
+
+    The rule of 2505.01099, with `momentum_by_stage` as betas[0]; the numbers of torch's NAdam(decoupled_weight_decay=True).
+
+    Args:
+        state: before.
+        grad: of the shape of the weights.
+        lr: learning rate.
+        betas: β1 and β2.
+        weight_decay: the share of lr · weights that goes.
+        eps: added to the denominator.
+        momentum_decay: how fast the momentum grows towards β1.
+    """
+    step = state.step + 1
+    now, later = (betas[0] * (1 - 0.5 * 0.96 ** (n * momentum_decay)) for n in (step, step + 1))
+    product = state.product * now
+    exp_avg = torch.lerp(state.exp_avg, grad, 1 - betas[0])
+    exp_avg_sq = state.exp_avg_sq * betas[1] + (1 - betas[1]) * grad * grad
+    denominator = (exp_avg_sq / (1 - betas[1] ** step)).sqrt() + eps
+    weights = state.weights * (1 - lr * weight_decay)
+    weights = weights - lr * (1 - now) / (1 - product) * grad / denominator
+    weights = weights - lr * later / (1 - product * later) * exp_avg / denominator
+    return NAdamState(weights, exp_avg, exp_avg_sq, step, product)
+
+
+def of_optimizer(optimizer: torch.optim.Optimizer, delay: int) -> dict[torch.Tensor, torch.Tensor]:
+    """Each parameter of a torch optimizer, and where it is expected in `delay` updates of the present learning rate: new tensors.
+
+    Raises:
+        ValueError: an optimizer or an option of it that no formula here knows.
+    """
+    _check_delay(delay)
+    if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam):
+        raise ValueError(
+            f"weights of {type(optimizer).__name__} cannot be predicted; take torch's SGD or Adam, or a way without prediction"
+        )
+    ahead: dict[torch.Tensor, torch.Tensor] = {}
+    for group in optimizer.param_groups:
+        if option := next((key for key in UNKNOWN if group.get(key)), None):
+            raise ValueError(f"weights of {type(optimizer).__name__} with {option}={group[option]} cannot be predicted; leave {option} out")
+        for p in group["params"]:
+            ahead[p] = _ahead(p.detach(), optimizer.state[p], group, delay)
+    return ahead
+
+
+UNKNOWN = ("nesterov", "dampening", "weight_decay", "maximize", "amsgrad", "decoupled_weight_decay")
+"""Options of torch's SGD and Adam that the formulas leave out."""
+
+
+def _ahead(weights: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, object], delay: int) -> torch.Tensor:
+    lr = float(group["lr"])  # type: ignore[arg-type]
+    if "exp_avg" in state:
+        lrs = [lr] * delay
+        return adam_ahead(weights, state["exp_avg"], state["exp_avg_sq"], int(state["step"]), lrs, group["betas"], group["eps"])  # type: ignore[arg-type]
+    if state.get("momentum_buffer") is not None:
+        return momentum_ahead(weights, state["momentum_buffer"], lr, float(group["momentum"]), delay)  # type: ignore[arg-type]
+    return weights.clone()  # no update was made yet, or there is no momentum: nothing is known of the next
+
+
+def _check_delay(delay: int) -> None:
+    if delay < 0:
+        raise ValueError(f"delay is {delay}, must be 0 or more")
