@@ -1,0 +1,233 @@
+"""Parts of a model that torch.export can trace, split by torch.distributed.pipelining.
+
+The graph is exported with the micro-batch's shapes, and again for each other shape, dtype or mode that comes. What a later stage needs
+of an earlier one is handed on by the stages between.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import SplitPoint, pipe_split, pipeline
+from torch.utils import _pytree as pytree
+
+from psjob.pipeline.draws import Calls, Draw, drawing, drawn
+from psjob.pipeline.parts import StagePart
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Points = Sequence[tuple[str, SplitPoint]]
+
+
+def exported_parts(model: nn.Module, points: Points, example: Arguments) -> list[StagePart]:
+    """The parts of `model` between `points`. Raises ValueError where it cannot be exported, or a part would be empty."""
+    graphs = _Graphs(model, points)
+    graphs.of(example)
+    return [ExportedPart(index, graphs) for index in range(len(points) + 1)]
+
+
+class ExportedPart(StagePart):
+    """One stage of an exported model. Between parts go the number of the graph and tensors by name."""
+
+    def __init__(self, index: int, graphs: _Graphs) -> None:
+        self.index = index
+        self._graphs = graphs
+        self.parameters, self.buffers = graphs.tensors(index)
+
+    def run(self, parameters: Mapping[str, torch.Tensor], buffers: dict[str, torch.Tensor], value: Any, draw: Draw, calls: Calls) -> Any:
+        if self.index == 0:
+            number, graph = self._graphs.of(value)
+            held = dict(zip(graph.inputs, pytree.tree_leaves(value), strict=True))
+        else:
+            number, held = value[0], dict(value[1])
+            graph = self._graphs.known[number]
+        stage = graph.stages[self.index]
+        given = {local: (parameters if name in self.parameters else buffers)[name] for name, local in stage.names.items()}
+        devices = [tensor.device for tensor in given.values()]
+        with drawing(draw, {}, devices, calls):
+            result = torch.func.functional_call(stage.module, given, tuple(held[name] for name in stage.takes))
+        held |= dict(zip(stage.gives, result if stage.several else (result,), strict=True))
+        if self.index + 1 == len(graph.stages):
+            leaves = [held[one] if isinstance(one, _Named) else one for one in graph.outputs]
+            return pytree.tree_unflatten(leaves, graph.structure)
+        return number, {name: held[name] for name in stage.passes}
+
+    def repeating(self, draw: Draw, devices: Sequence[torch.device], calls: Calls) -> AbstractContextManager[None]:
+        return drawing(draw, {}, devices, calls)
+
+
+class _Named(str):
+    """A value by its name in a graph, in a place where constants may stand too."""
+
+
+@dataclass(frozen=True, eq=False)
+class _GraphStage:
+    module: nn.Module
+    names: dict[str, str]
+    """By name in the model: the name in `module`."""
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    several: bool
+    passes: tuple[str, ...]
+    """What later stages need."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Graph:
+    inputs: tuple[str, ...]
+    stages: list[_GraphStage]
+    outputs: list[Any]
+    structure: pytree.TreeSpec
+
+
+@dataclass(eq=False)
+class _Graphs:
+    """All graphs of one model, by the shape of what it is given."""
+
+    model: nn.Module
+    points: Points
+    known: list[_Graph] = field(default_factory=list)
+    _by_key: dict[Any, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.parameters = frozenset(name for name, _ in self.model.named_parameters())
+
+    def of(self, given: Arguments) -> tuple[int, _Graph]:
+        """The number of the graph for these arguments, and the graph; made where there is none."""
+        leaves, structure = pytree.tree_flatten(given)
+        shapes = tuple((leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves)
+        casts = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+        key = (str(structure), shapes, tuple(module.training for module in self.model.modules()), casts)
+        number = self._by_key.get(key)
+        if number is None:
+            graph = _export(self.model, self.points, given)
+            if self.known and (names := sorted(self._names(graph) - self._names(self.known[0]))):
+                raise ValueError(
+                    f"stage {names[0][0]} of {type(self.model).__name__} uses {names[0][1]} for this micro-batch, not for the first; "
+                    "begin with one that uses all, or cut elsewhere"
+                )
+            number = self._by_key[key] = len(self.known)
+            self.known.append(graph)
+        return number, self.known[number]
+
+    def tensors(self, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the parameters and buffers of a stage."""
+        used = [name for stage, name in sorted(self._names(self.known[0])) if stage == index]
+        parameters = tuple(name for name, _ in self.model.named_parameters() if name in used)
+        return parameters, tuple(name for name, _ in self.model.named_buffers() if name in used)
+
+    def _names(self, graph: _Graph) -> set[tuple[int, str]]:
+        """By stage, what it uses; and further buffers of the same modules, which another mode may use (BatchNorm's)."""
+        used = {(stage, name) for stage, one in enumerate(graph.stages) for name in one.names}
+        owners = {(stage, name.rpartition(".")[0]) for stage, name in used}
+        kept = {(stage, name) for name, _ in self.model.named_buffers() for stage, owner in owners if owner == name.rpartition(".")[0]}
+        return used | kept
+
+
+def _export(model: nn.Module, points: Points, given: Arguments) -> _Graph:
+    seen: dict[str, Any] = {}
+    fired: list[str] = []
+
+    def mark(name: str) -> None:
+        fired.append(name)
+        pipe_split()  # type: ignore[no-untyped-call]
+
+    def look(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        seen["in"], seen["out"] = traced._in_spec, traced._out_spec
+        _name_draws(traced)
+        return traced
+
+    handles = []
+    for name, point in points:
+        module = model.get_submodule(name)
+        if point is SplitPoint.BEGINNING:
+            handles.append(module.register_forward_pre_hook(lambda _module, _args, name=name: mark(name)))
+        else:
+            handles.append(module.register_forward_hook(lambda _module, _args, _output, name=name: mark(name)))
+    try:
+        with torch.enable_grad():
+            pipe = pipeline(model, given[0], given[1], split_policy=look)
+    except Exception as error:
+        why = str(error.__cause__ or error).strip().splitlines()
+        raise ValueError(
+            f"{type(model).__name__} cannot be cut: torch.export did not trace it ({why[0] if why else type(error).__name__}); "
+            "make it an nn.Sequential, or change what torch.export names"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    _check_fired(fired, [name for name, _ in points], pipe.num_stages)
+    if seen["in"] != pytree.tree_structure(given):
+        raise ValueError(f"{type(model).__name__} takes other arguments than the example has; give them in the order of its forward")
+    return _graph(model, pipe, seen["out"])
+
+
+def _check_fired(fired: Sequence[str], names: Sequence[str], stages: int) -> None:
+    for name in names:
+        if fired.count(name) != 1:
+            raise ValueError(f"cut {name!r} is at a module that runs {fired.count(name)} times in a forward; cut at one that runs once")
+    if list(fired) != list(names):
+        raise ValueError(f"cuts are in the order {', '.join(names)}, and the model runs {', '.join(fired)}; give them in the model's order")
+    if stages != len(names) + 1:
+        raise ValueError(f"cuts {', '.join(names)} leave a part without operations: {stages} parts where {len(names) + 1} were asked for")
+
+
+def _name_draws(traced: torch.fx.GraphModule) -> None:
+    """Give each random operator its module's name, the number of the module's call, and its own number in that call."""
+    counts: Counter[tuple[str, int]] = Counter()
+    for node in traced.graph.nodes:
+        if node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            key, (path, _) = list(node.meta["nn_module_stack"].items())[-1]
+            repeated = re.search(r"@(\d+)$", key)
+            call = int(repeated[1]) if repeated else 0
+            node.args = (node.target, path, call, counts[path, call], *node.args)
+            node.target = drawn
+            counts[path, call] += 1
+    traced.recompile()
+
+
+def _graph(model: nn.Module, pipe: Any, structure: pytree.TreeSpec) -> _Graph:
+    nodes = list(pipe.split_gm.graph.nodes)
+    runs = [node for node in nodes if node.op == "call_module"]
+    flat = nodes[-1].args[0]
+    outputs = [_Named(one.name) if isinstance(one, torch.fx.Node) else one for one in (flat if isinstance(flat, list | tuple) else [flat])]
+    wanted = [tuple(one.name for one in node.args) for node in runs]
+    stages: list[_GraphStage] = []
+    for index, node in enumerate(runs):
+        items = {user.args[1]: user.name for user in node.users if user.op == "call_function"}
+        module = pipe.get_stage_module(index)
+        count = len(module.graph.find_nodes(op="output")[0].args[0]) if items else 1
+        gives = tuple(items.get(place, f"{node.name}:{place}") for place in range(count)) if items else (node.name,)
+        later = {*(name for names in wanted[index + 1 :] for name in names), *(one for one in outputs if isinstance(one, _Named))}
+        made = [one.name for one in nodes if one.op == "placeholder"] + [name for stage in stages for name in stage.gives] + list(gives)
+        stages.append(
+            _GraphStage(module, _own_names(model, module), wanted[index], gives, bool(items), tuple(n for n in made if n in later))
+        )
+    return _Graph(tuple(node.name for node in nodes if node.op == "placeholder"), stages, outputs, structure)
+
+
+def _own_names(model: nn.Module, module: nn.Module) -> dict[str, str]:
+    """Names in the model, each with a name in the stage's module, whose own tensors are given up: others are put in their place."""
+    canonical = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    first = {name: canonical[id(tensor)] for name, tensor in every}
+    names: dict[str, str] = {}
+    empty: dict[str, torch.Tensor] = {}
+    for local, tensor in [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]:
+        name = first.get(re.sub(r"@\d+", "", local))
+        if name is None:
+            continue  # a constant of the graph
+        names.setdefault(name, local)
+        place, _, attribute = local.rpartition(".")
+        owner = module.get_submodule(place)
+        if attribute in owner._parameters:
+            owner._parameters[attribute] = empty.setdefault(name, nn.Parameter(tensor.detach().to("meta")))  # type: ignore[assignment]
+        else:
+            owner._buffers[attribute] = empty.setdefault(name, tensor.to("meta"))
+    return names

@@ -1,0 +1,287 @@
+"""Runs one stage: forwards and backwards of micro-batches, each on one version of the stage's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from psjob.pipeline.draws import Calls, Draw
+from psjob.pipeline.parts import StagePart
+
+Grads = list[torch.Tensor | None]
+"""One for each leaf of a structure, in pytree's order; None for what has no gradient."""
+Finish = Callable[[Any], torch.Tensor]
+
+
+class ChangedInPlace(RuntimeError):
+    """Weights under a graph whose backward is to come are not what they were: a gradient would be wrong in silence."""
+
+
+class StageRun:
+    """One stage. `load` gives it weights, `forward` and `backward` use them.
+
+    The graph of a forward is what keeps its weights: `load` takes fresh tensors for each version, and nothing writes into them until
+    the backwards of all forwards on them are done. With `recompute` a forward keeps its inputs alone, and its backward runs it again on
+    the weights that were loaded last; buffers such as BatchNorm's statistics change in the first run alone.
+
+    Args:
+        part: what is run.
+        buffers: by name; changed by forwards.
+        recompute: as above.
+        verify: compare the contents of weights too, before a backward and in `load`: a pass over all weights each time.
+
+    Attributes:
+        buffers: by name, as the forwards left them.
+        opened: version by micro-batch, of the forwards whose backward is to come.
+    """
+
+    def __init__(self, part: StagePart, buffers: Mapping[str, torch.Tensor], *, recompute: bool = False, verify: bool = False) -> None:
+        self.part, self.buffers = part, {name: buffers[name] for name in part.buffers}
+        self._recompute, self._verify = recompute, verify
+        self._loaded: _Version | None = None
+        self._open: dict[int, _Open] = {}
+
+    @property
+    def opened(self) -> dict[int, int]:
+        return {micro: one.version.number for micro, one in self._open.items()}
+
+    def load(self, number: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take the weights for the forwards to come.
+
+        Args:
+            number: of the version. The same number means the same values.
+            tensors: by name, at least those of the part; requires_grad says which get a gradient. They are used as they are, and must
+                not be written into while a graph is open.
+
+        Raises:
+            ChangedInPlace: weights of another version, whose graph is open, lie in the same memory.
+            KeyError: a parameter of the part is missing.
+        """
+        leaves = {name: _leaf(tensors[name]) for name in self.part.parameters}
+        loaded = _Version(number, leaves, self._verify)
+        if not self._recompute:
+            for micro, one in self._open.items():
+                if one.version.number != number and (name := one.version.overlap(loaded)):
+                    raise ChangedInPlace(
+                        f"stage {self.part.index}: version {number} of {name} lies in the memory of version {one.version.number}, which "
+                        f"the backward of micro-batch {micro} needs; put each version into memory of its own"
+                    )
+        self._loaded = loaded
+
+    def forward(self, micro: int, value: Any, draw: Draw, finish: Finish | None = None) -> Any:
+        """Run one micro-batch on the weights loaded last.
+
+        Args:
+            micro: its number; not open yet.
+            value: nested structure of tensors: `(args, kwargs)` for part 0, else what the part before gave. Tensors with requires_grad
+                get a gradient in the backward.
+            draw: what random bits depend on.
+            finish: of the last stage: takes the model's output and returns a tensor without dimensions, whose gradient is wanted.
+
+        Returns:
+            What the part gives, or what `finish` gave, cut off from the graph; requires_grad says what needs a gradient.
+
+        Raises:
+            RuntimeError: no weights were loaded, or the micro-batch is open.
+        """
+        if self._loaded is None or micro in self._open:
+            what = "its backward did not come yet" if micro in self._open else "no weights were loaded"
+            raise RuntimeError(f"stage {self.part.index}: forward of micro-batch {micro}: {what}")
+        one = _Open(self._loaded, value, draw, finish, Calls(), _casts())
+        if self._recompute:
+            one.buffers = {name: tensor.clone() for name, tensor in self.buffers.items()}
+            with torch.no_grad():
+                # Copies, since the part may write into what it is given and the backward needs it as it was.
+                output = self._run(one, pytree.tree_map_only(torch.Tensor, torch.clone, value), self.buffers)
+            leaves, structure = pytree.tree_flatten(output)
+            wanted = any(leaf.requires_grad for leaf in (*one.version.leaves.values(), *_tensors(value)))
+            output = pytree.tree_unflatten([_needing(leaf, wanted) for leaf in leaves], structure)
+        else:
+            graph = self._build(one, self.buffers)
+            leaves, structure = pytree.tree_flatten(graph)
+            output = pytree.tree_unflatten([_cut_off(leaf) for leaf in leaves], structure)
+        self._open[micro] = one
+        return output
+
+    def backward(self, micro: int, grads: Grads | None = None) -> tuple[Grads, dict[str, torch.Tensor]]:
+        """The gradients of one micro-batch, which is closed then.
+
+        Args:
+            micro: an open one.
+            grads: of the leaves of what `forward` returned; None after a forward with `finish`.
+
+        Returns:
+            Gradients of the leaves of the forward's value, and of the parameters by name; what has none is None, or left out.
+
+        Raises:
+            ChangedInPlace: the weights of the forward were written into since.
+            RuntimeError: the micro-batch is not open.
+        """
+        one = self._open.pop(micro, None)
+        if one is None or self._loaded is None:
+            raise RuntimeError(f"stage {self.part.index}: backward of micro-batch {micro}, which is not open")
+        version = self._loaded if self._recompute else one.version
+        if name := version.changed():
+            raise ChangedInPlace(
+                f"stage {self.part.index}: {name} of version {version.number} was written into before the backward of micro-batch {micro}; "
+                "put new weights into new tensors"
+            )
+        if self._recompute:
+            one.version, calls, one.calls = version, one.calls, Calls()
+            with one.cast():
+                self._build(one, one.buffers)
+            one.calls = calls
+        return self._grads(one, grads)
+
+    def drop(self) -> None:
+        """Forget all open micro-batches, as after an error."""
+        self._open.clear()
+
+    def _grads(self, one: _Open, grads: Grads | None) -> tuple[Grads, dict[str, torch.Tensor]]:
+        pairs = [
+            (output, None if grads is None else grads[place])
+            for place, output in enumerate(one.outputs)
+            if isinstance(output, torch.Tensor) and output.requires_grad and (grads is None or grads[place] is not None)
+        ]
+        inputs = [leaf for leaf in one.inputs if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        weights = {name: leaf for name, leaf in one.version.leaves.items() if leaf.requires_grad}
+        found: Sequence[torch.Tensor | None] = [None] * (len(inputs) + len(weights))
+        if pairs and found:
+            devices = [leaf.device for leaf in weights.values()]
+            with self.part.repeating(one.draw, devices, one.calls), _no_casts():
+                found = torch.autograd.grad(
+                    [output for output, _ in pairs], [*inputs, *weights.values()], [grad for _, grad in pairs], allow_unused=True
+                )
+        of_inputs = iter(found[: len(inputs)])
+        back = [next(of_inputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in one.inputs]
+        named = zip(weights, found[len(inputs) :], strict=True)
+        return back, {name: grad for name, grad in named if grad is not None}
+
+    def _build(self, one: _Open, buffers: dict[str, torch.Tensor]) -> Any:
+        """Run the forward with a graph, whose ends `one` keeps."""
+        leaves, structure = pytree.tree_flatten(one.value)
+        one.inputs = [_entry(leaf) for leaf in leaves]
+        # A copy of what gets a gradient: the part may begin with an operation in place, which a leaf of a graph does not allow.
+        given = [leaf.clone() if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf for leaf in one.inputs]
+        with torch.enable_grad():
+            output = self._run(one, pytree.tree_unflatten(given, structure), buffers)
+        one.outputs = pytree.tree_leaves(output)
+        if not self._recompute:
+            one.value = None
+        return output
+
+    def _run(self, one: _Open, value: Any, buffers: dict[str, torch.Tensor]) -> Any:
+        output = self.part.run(one.version.leaves, buffers, value, one.draw, one.calls)
+        return output if one.finish is None else one.finish(output)
+
+
+class _Version:
+    """Weights, and how to tell that somebody wrote into them."""
+
+    def __init__(self, number: int, leaves: dict[str, torch.Tensor], contents: bool) -> None:
+        self.number, self.leaves = number, leaves
+        self._counters = {name: leaf._version for name, leaf in leaves.items()}
+        self._sums = {name: _sum_of_bits(leaf) for name, leaf in leaves.items()} if contents else {}
+
+    def changed(self) -> str | None:
+        """The name of a tensor that was written into, where that can be seen."""
+        for name, leaf in self.leaves.items():
+            if leaf._version != self._counters[name] or (self._sums and _sum_of_bits(leaf) != self._sums[name]):
+                return name
+        return None
+
+    def overlap(self, other: _Version) -> str | None:
+        """The name of a tensor of `other` that lies in memory of this version. One that no training changes may."""
+        spans = sorted(
+            [(*_span(leaf), False, name) for name, leaf in self.leaves.items() if leaf.requires_grad]
+            + [(*_span(leaf), True, name) for name, leaf in other.leaves.items() if leaf.requires_grad]
+        )
+        last = {False: ("", -1, ""), True: ("", -1, "")}
+        for place, begin, end, theirs, name in spans:
+            before_place, before_end, before_name = last[not theirs]
+            if before_place == place and begin < before_end:
+                return name if theirs else before_name
+            if (place, end) > last[theirs][:2]:
+                last[theirs] = (place, end, name)
+        return None
+
+
+@dataclass(eq=False)
+class _Open:
+    """A forward whose backward is to come."""
+
+    version: _Version
+    value: Any
+    draw: Draw
+    finish: Finish | None
+    calls: Calls
+    casts: dict[str, tuple[bool, torch.dtype]]
+
+    def __post_init__(self) -> None:
+        self.buffers: dict[str, torch.Tensor] = {}
+        self.inputs: list[Any] = []
+        self.outputs: list[Any] = []
+
+    @contextmanager
+    def cast(self) -> Iterator[None]:
+        """With autocast as it was in the forward."""
+        with ExitStack() as stack:
+            for kind, (enabled, dtype) in self.casts.items():
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+            yield
+
+
+def _casts() -> dict[str, tuple[bool, torch.dtype]]:
+    kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    return {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds}
+
+
+@contextmanager
+def _no_casts() -> Iterator[None]:
+    """Backward takes the dtypes of the forward; autocast around it would cast once more."""
+    with ExitStack() as stack:
+        for kind, (enabled, _) in _casts().items():
+            if enabled:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_leaf else _cut_off(tensor)
+
+
+def _entry(leaf: Any) -> Any:
+    return leaf.detach().requires_grad_() if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf
+
+
+def _cut_off(leaf: Any) -> Any:
+    return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _needing(leaf: Any, wanted: bool) -> Any:
+    if isinstance(leaf, torch.Tensor) and wanted and (leaf.is_floating_point() or leaf.is_complex()):
+        return leaf.detach().requires_grad_()
+    return leaf
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _span(tensor: torch.Tensor) -> tuple[str, int, int]:
+    """The memory of a tensor: its device, first byte and the one behind its last."""
+    begin = tensor.data_ptr()
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return str(tensor.device), begin, begin + (reach * tensor.element_size() if tensor.numel() else 0)
+
+
+def _sum_of_bits(tensor: torch.Tensor) -> int:
+    """A number that changes with the contents: the sum of the elements' bits, read as integers, modulo 2^64."""
+    real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[real.element_size()]
+    return int(real.contiguous().view(kind).sum(dtype=torch.int64))
