@@ -1,0 +1,207 @@
+"""What a pipeline is to compute, as plain as can be: one process, one minibatch after the other, old weights from a list.
+
+Stage k computes minibatch b on the weights w_k^(b - min(b, d_k)), where d_k is the delay that the way promises. Nothing here knows of
+schedules, queues or open graphs: runs of stages are compared with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from psjob.pipeline import predict
+from psjob.pipeline.draws import Calls, Draw
+from psjob.pipeline.microbatch import arguments, cut
+from psjob.pipeline.parts import StagePart
+from psjob.pipeline.ways import Way
+
+Loss = Callable[[Any, Any], torch.Tensor]
+MakeOptimizer = Callable[[list[nn.Parameter], int], torch.optim.Optimizer]
+"""From parameters of one stage and the stage's delay."""
+Rate = Callable[[int, int], float]
+"""From a delay and the number of updates made, the learning rate of the next."""
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What training came to.
+
+    `losses` has the mean loss of each minibatch, `weights` and `buffers` the last ones by name, and `delays` for each stage how often
+    each delay came, in updates.
+    """
+
+    losses: list[float]
+    weights: Tensors
+    buffers: Tensors
+    delays: list[Counter[int]]
+
+
+def train(
+    model: nn.Module,
+    loss_fn: Loss,
+    batches: Sequence[tuple[Any, Any]],
+    *,
+    parts: Sequence[StagePart],
+    way: Way,
+    microbatches: int,
+    optimizer: MakeOptimizer,
+    rate: Rate | None = None,
+    seed: int = 0,
+) -> Outcome:
+    """Train copies of the model's weights; the model stays as it is.
+
+    Args:
+        model: gives names and first values.
+        loss_fn: from the model's output and a target, the mean loss of the samples, without dimensions.
+        batches: `(x, y)` of each minibatch; x as for `arguments`.
+        parts: of the model.
+        way: of training.
+        microbatches: M, of every minibatch.
+        optimizer: makes one for each stage.
+        rate: sets the learning rate before each update.
+        seed: of random draws.
+
+    Raises:
+        ValueError: what the way cannot do, such as a weight of several stages whose delays differ.
+    """
+    delays = [way.delay(part.index, len(parts), microbatches) for part in parts]
+    owner = owners(parts, delays)
+    masters = {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in model.named_parameters()}
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    trained = [[name for name in part.parameters if owner[name][0] == part.index and masters[name].requires_grad] for part in parts]
+    optimizers = [
+        optimizer([masters[name] for name in names], delay) if names else None for names, delay in zip(trained, delays, strict=True)
+    ]
+    history: dict[int, Tensors] = {}
+    ahead: dict[int, Tensors] = {}
+    outcome = Outcome([], {}, buffers, [Counter() for _ in parts])
+    for number, (x, y) in enumerate(batches):
+        history[number] = version_of(masters)
+        ahead[number] = expected(history[number], masters, optimizers, delays) if way.predicts else history[number]
+        for kept in (history, ahead):
+            kept.pop(number - max(delays) - 1, None)
+        versions = [number - min(number, delay) for delay in delays]
+        taken = [{name: ahead[version][name] for name in part.parameters} for part, version in zip(parts, versions, strict=True)]
+        total: Tensors = {}
+        loss = torch.zeros(())
+        for place, micro in enumerate(cut((arguments(x), y), microbatches)):
+            value, target = micro.value
+            draw = Draw(seed, number, place)
+
+            def finish(output: Any, target: Any = target, weight: float = micro.weight) -> torch.Tensor:
+                return loss_fn(output, target) * weight
+
+            compute = _recomputed if way.recompute else _at_once
+            part_loss, grads = compute(parts, taken, history[number], buffers, value, draw, finish)
+            loss = loss + part_loss
+            for name, grad in grads.items():
+                total[name] = total[name] + grad if name in total else grad
+        for names, optimizer_, delay, version, counted in zip(trained, optimizers, delays, versions, outcome.delays, strict=True):
+            counted[number - version] += 1
+            if optimizer_ is not None:
+                update(optimizer_, {masters[name]: total.get(name) for name in names}, rate and rate(delay, number))
+        outcome.losses.append(float(loss))
+    outcome.weights.update({name: p.detach().clone() for name, p in masters.items()})
+    return outcome
+
+
+def _at_once(
+    parts: Sequence[StagePart], taken: list[Tensors], _now: Tensors, buffers: Tensors, value: Any, draw: Draw, finish: Any
+) -> tuple[torch.Tensor, Tensors]:
+    """One graph through all parts."""
+    leaves = {name: tensor for tensors in taken for name, tensor in tensors.items()}
+    calls = Calls()
+    for part, tensors in zip(parts, taken, strict=True):
+        value = part.run(tensors, buffers, value, draw, calls)
+    loss = finish(value)
+    wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    return loss.detach(), _found(wanted, torch.autograd.grad(loss, list(wanted.values()), allow_unused=True))
+
+
+def _recomputed(
+    parts: Sequence[StagePart], taken: list[Tensors], now: Tensors, buffers: Tensors, value: Any, draw: Draw, finish: Any
+) -> tuple[torch.Tensor, Tensors]:
+    """Forward on what was taken, without a graph; then each part, the last first, forward and backward on the weights of now."""
+    before = {name: tensor.clone() for name, tensor in buffers.items()}
+    inputs = []
+    with torch.no_grad():
+        for part, tensors in zip(parts, taken, strict=True):
+            inputs.append(pytree.tree_map_only(torch.Tensor, torch.clone, value))
+            value = part.run(tensors, buffers, value, draw, Calls())
+        loss = finish(value)
+    grads: Tensors = {}
+    back: list[torch.Tensor | None] = []
+    for part in reversed(parts):
+        leaves, structure = pytree.tree_flatten(inputs[part.index])
+        if part.index:
+            leaves = [leaf.requires_grad_() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf for leaf in leaves]
+        given = [leaf.clone() if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf for leaf in leaves]
+        weights = {name: now[name] for name in part.parameters}
+        output = part.run(weights, before, pytree.tree_unflatten(given, structure), draw, Calls())
+        last = part is parts[-1]
+        ends = [finish(output)] if last else pytree.tree_leaves(output)
+        pairs = [
+            (end, None if last else grad) for end, grad in zip(ends, [None] if last else back, strict=True) if last or grad is not None
+        ]
+        wanted = {name: leaf for name, leaf in weights.items() if leaf.requires_grad}
+        sources = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        found = torch.autograd.grad([end for end, _ in pairs], [*sources, *wanted.values()], [grad for _, grad in pairs], allow_unused=True)
+        of_sources = iter(found)
+        back = [next(of_sources) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in leaves]
+        for name, grad in _found(wanted, found[len(sources) :]).items():
+            grads[name] = grads[name] + grad if name in grads else grad
+    return loss, grads
+
+
+def owners(parts: Sequence[StagePart], delays: Sequence[int]) -> dict[str, list[int]]:
+    """The stages of each parameter. Raises ValueError where stages that share one have different delays: two updates would mix."""
+    found: dict[str, list[int]] = {}
+    for part in parts:
+        for name in part.parameters:
+            found.setdefault(name, []).append(part.index)
+    for name, stages in found.items():
+        if len({delays[stage] for stage in stages}) > 1:
+            late = ", ".join(str(delays[stage]) for stage in stages)
+            raise ValueError(
+                f"{name} is shared by stages {', '.join(map(str, stages))}, whose delays are {late} updates; take "
+                "a way with one delay (flush, 2bw, vertical sync), or give each stage a weight of its own"
+            )
+    return found
+
+
+def update(optimizer: torch.optim.Optimizer, grads: dict[nn.Parameter, torch.Tensor | None], rate: float | None) -> None:
+    """One step of an optimizer with these gradients, at this learning rate where one is given."""
+    if rate is not None:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+    for p, grad in grads.items():
+        p.grad = grad
+    optimizer.step()
+
+
+def version_of(masters: dict[str, nn.Parameter]) -> Tensors:
+    """Copies of all weights."""
+    return {name: p.detach().clone().requires_grad_(p.requires_grad) for name, p in masters.items()}
+
+
+def expected(
+    now: Tensors, masters: dict[str, nn.Parameter], optimizers: Sequence[torch.optim.Optimizer | None], delays: Sequence[int]
+) -> Tensors:
+    """The weights of each stage as they are expected after its delay; those of a stage without delay are of now."""
+    names = {id(p): name for name, p in masters.items()}
+    ahead = dict(now)
+    for optimizer, delay in zip(optimizers, delays, strict=True):
+        if optimizer is not None and delay:
+            ahead |= {names[id(p)]: tensor.requires_grad_() for p, tensor in predict.of_optimizer(optimizer, delay).items()}
+    return ahead
+
+
+def _found(wanted: Tensors, grads: Sequence[torch.Tensor | None]) -> Tensors:
+    return {name: grad for name, grad in zip(wanted, grads, strict=True) if grad is not None}
