@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import psjob
+from psjob.api.pipelining import Pipeline
 
 HEAD = """# Python reference
 
@@ -20,12 +21,15 @@ at the end.
 """
 GROUPS = {
     "Training": ("attach", "shard", "report", "clip_grad_norm_", "wait"),
+    "Pipelines of stages": ("pipeline", "lazy"),
     "Where a script is": ("rank", "world", "is_first", "step", "epoch"),
     "Checkpoints and weights": ("checkpoint", "export"),
     "Rows on the shards": ("Embedding", "EmbeddingBag", "offload_embeddings", "Table"),
     "Without a parameter server": ("mirror", "all_reduce", "PeerLost"),
 }
 METHODS = {"Embedding": ("forward",), "EmbeddingBag": ("forward",), "Table": ("push", "pull")}
+MADE = {"pipeline": (Pipeline, ("step", "evaluate", "state_dict", "load_state_dict"))}
+"""What a function gives back, with methods of its own."""
 SECTION = re.compile(r"^(Args|Returns|Raises|Example):$", re.MULTILINE)
 
 
@@ -39,6 +43,9 @@ def page() -> str:
             parts += _entry(f"psjob.{name}", thing)
             for method in METHODS.get(name, ()):
                 parts += _entry(f"psjob.{name}.{method}", getattr(thing, method))
+            made, methods = MADE.get(name, (None, ()))
+            for method in methods:
+                parts += _entry(f"{made.__name__}.{method}", getattr(made, method))
     parts.append("## Jobs\n\nOf `psjob.Client`; `psjob.AsyncClient` has the same as coroutines.\n")
     for name, verb in vars(psjob.Client).items():
         if not name.startswith("_") and callable(getattr(psjob.Client, name)):

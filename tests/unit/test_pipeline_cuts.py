@@ -129,6 +129,24 @@ def test_an_exported_model_takes_other_shapes_arguments_and_modes(nets: dict[int
         nets[1][0].train()
 
 
+def test_each_draw_of_an_exported_model_has_bits_of_its_own() -> None:
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last, self.drop = nn.Linear(8, 8), nn.Linear(8, 8), nn.Dropout(0.5)
+
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            ones = torch.ones_like(self.first(x))
+            masks = [nn.functional.dropout(ones, 0.5), nn.functional.dropout(ones, 0.5), self.drop(ones), self.drop(ones)]
+            return [*masks, self.last(x)]
+
+    model, given = Drawing(), arguments(torch.ones(16, 8))
+    masks = run(model, split(model, ["last"], given), given)[0][:4]
+    assert all(not torch.equal(masks[i], masks[j]) for i in range(4) for j in range(i))
+    again = run(model, split(model, {"first": SplitPoint.END}, given), given)[0][:4]
+    assert all(torch.equal(one, other) for one, other in zip(masks, again, strict=True))
+
+
 def test_stages_hold_no_weights_of_their_own(nets: dict[int, tuple[Net, Any]]) -> None:
     for part in nets[4][1]:
         for graph in part._graphs.known:

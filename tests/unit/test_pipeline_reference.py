@@ -18,7 +18,7 @@ from psjob.pipeline.order import Direction, Work
 from psjob.pipeline.parts import StagePart
 from psjob.pipeline.reference import Outcome
 from psjob.pipeline.stage import ChangedInPlace, StageRun
-from tests.unit.pipeline_models import NET_CUTS, ROW_CUTS, Net, net_loss, row, tokens
+from tests.unit.pipeline_models import NET_CUTS, ROW_CUTS, Mean, Net, net_loss, row, tokens
 
 torch.set_num_threads(1)
 LOSS = nn.functional.cross_entropy
@@ -85,6 +85,15 @@ def test_flush_of_an_exported_model_is_one_process_too() -> None:
         outcomes.append(both(model, parts, ways.Flush(), 4, 2))
     assert same(outcomes[0].weights, outcomes[1].weights) and same(outcomes[0].buffers, outcomes[1].buffers)
     assert outcomes[0].losses == outcomes[1].losses
+
+
+def test_flush_adds_up_a_weight_of_many_stages_as_one_process_does() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(12, 12), Mean(), *(nn.Sequential(nn.Tanh(), nn.Linear(12, 12)) for _ in range(4)))
+    for block in model[3:]:
+        block[1].weight = model[2][1].weight  # type: ignore[index]
+    found = both(model, split(model, [3, 4, 5]), ways.Flush(), 2, 4)
+    assert same(found.weights, both(model, split(model), ways.Flush(), 2, 4).weights)
 
 
 ASYNC = [

@@ -85,6 +85,19 @@ def test_weights_changed_in_place_under_a_graph_are_caught(change: Any) -> None:
         run.backward(5)
 
 
+@pytest.mark.parametrize("name", ["2.weight", "2.bias"])
+def test_changes_that_torch_counts_are_caught_without_comparing(name: str) -> None:
+    """A bias too, of which no graph would tell."""
+    model, run = stage()
+    weights = fresh(model)
+    run.load(3, weights)
+    run.forward(5, arguments(X), DRAW, loss)
+    with torch.no_grad():
+        weights[name].mul_(2)
+    with pytest.raises(ChangedInPlace, match=f"stage 0: {name} of version 3 was written into"):
+        run.backward(5)
+
+
 def test_a_change_through_data_would_be_wrong_in_silence() -> None:
     """Why contents are compared: torch itself tells nothing, and the input's gradient is of no version."""
     model, run = stage()
@@ -159,6 +172,41 @@ def test_recompute_gives_the_bits_of_a_kept_graph_and_statistics_once(autocast: 
     assert all(torch.equal(kept[micro][name], again[micro][name]) for micro in range(2) for name in kept[micro])
     assert all(torch.equal(b, again_buffers[name]) for name, b in kept_buffers.items())
     assert int(again_buffers["4.num_batches_tracked"]) == 2
+
+
+class Doubling(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2)
+
+
+def test_recompute_knows_its_input_where_the_part_writes_into_it() -> None:
+    model = nn.Sequential(Doubling(), nn.Linear(3, 2))
+    found = []
+    for recompute in (False, True):
+        run = StageRun(split(model)[0], {}, recompute=recompute)
+        run.load(0, dict(model.named_parameters()))
+        run.forward(0, arguments(X.clone()), DRAW, loss)
+        found.append(run.backward(0)[1]["1.weight"])
+    assert torch.equal(found[0], found[1])
+
+
+def test_backward_runs_without_the_autocast_of_the_forward() -> None:
+    """As torch asks for it: the dtypes are those of the forward's graph."""
+    seen = []
+
+    class Asks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.register_hook(lambda _grad: seen.append(torch.is_autocast_enabled("cpu")))
+            return x
+
+    model = nn.Sequential(nn.Linear(3, 2), Asks())
+    run = StageRun(split(model)[0], {})
+    run.load(0, dict(model.named_parameters()))
+    with torch.autocast("cpu"):
+        run.forward(0, arguments(X), DRAW, loss)
+        run.backward(0)
+        assert torch.is_autocast_enabled("cpu")
+    assert seen == [False]
 
 
 def test_gradients_are_those_of_torchs_helper() -> None:

@@ -41,7 +41,7 @@ def test_each_is_on_the_page_of_reference() -> None:
     assert sorted(name for names in pythonpage.GROUPS.values() for name in names) == sorted(PUBLIC)
 
 
-@pytest.mark.parametrize("name", ["shard", "checkpoint"])
+@pytest.mark.parametrize("name", ["shard", "checkpoint", "pipeline"])
 def test_a_folder_of_the_same_name_does_not_take_its_place(name: str) -> None:
     __import__(f"psjob.{name}")
     thing = getattr(ps, name)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from psjob.api.attach import attach
     from psjob.api.clipping import clip_grad_norm_
     from psjob.api.data import epoch, shard
+    from psjob.api.pipelining import lazy, pipeline
     from psjob.api.reporting import checkpoint, export, is_first, rank, report, step, wait, world
     from psjob.collectives.mirroring import mirror
     from psjob.collectives.reducing import all_reduce
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "__version__", "Embedding", "EmbeddingBag", "PeerLost", "Table", "all_reduce", "attach", "checkpoint", "clip_grad_norm_", "epoch",
-    "export", "is_first", "mirror", "offload_embeddings", "rank", "report", "shard", "step", "wait", "world",
+    "export", "is_first", "lazy", "mirror", "offload_embeddings", "pipeline", "rank", "report", "shard", "step", "wait", "world",
 ]  # fmt: skip
 
 _HOME = {
     "attach": "api.attach", "clip_grad_norm_": "api.clipping", "shard": "api.data", "epoch": "api.data",
     "Embedding": "embeddings.embedding", "EmbeddingBag": "embeddings.embedding", "offload_embeddings": "embeddings.offload",
     "mirror": "collectives.mirroring", "all_reduce": "collectives.reducing", "PeerLost": "collectives.runner",
-    "Table": "embeddings.statetable",
+    "Table": "embeddings.statetable", "lazy": "api.pipelining", "pipeline": "api.pipelining",
 }  # fmt: skip
 
 
@@ -74,7 +75,7 @@ def __dir__() -> list[str]:
 
 
 class _Face(ModuleType):
-    """Keeps `psjob.shard` and `psjob.checkpoint` what a script calls: an import of the folders of these names would put itself there."""
+    """Keeps `psjob.shard`, `checkpoint` and `pipeline` what a script calls: imports of folders of these names would put these there."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in __all__ and isinstance(value, ModuleType)):

@@ -53,7 +53,6 @@ def drawing(
         RuntimeError: activation checkpointing runs a module again that was called several times in the forward.
     """
     active = _Active(draw, generators(devices), calls)
-    kept = [generator.get_state() for generator in active.generators]
 
     def before(module: nn.Module, _args: Any) -> None:
         name = names.get(id(module))
@@ -82,7 +81,6 @@ def drawing(
         _active.reset(token)
         for handle in handles:
             handle.remove()
-        put_back(active.generators, kept)
 
 
 def drawn(op: Any, path: str, call: int, draws: int, *args: Any, **kwargs: Any) -> Any:

@@ -194,7 +194,9 @@ def _name_draws(traced: torch.fx.GraphModule) -> None:
 
 def _graph(model: nn.Module, pipe: Any, structure: pytree.TreeSpec) -> _Graph:
     nodes = list(pipe.split_gm.graph.nodes)
-    runs = [node for node in nodes if node.op == "call_module"]
+    by_target = {node.target: node for node in nodes if node.op == "call_module"}
+    # By number: parts that need nothing of each other may stand in any order in the graph.
+    runs = [by_target[f"submod_pp_{index}"] for index in range(len(by_target))]
     flat = nodes[-1].args[0]
     outputs = [_Named(one.name) if isinstance(one, torch.fx.Node) else one for one in (flat if isinstance(flat, list | tuple) else [flat])]
     wanted = [tuple(one.name for one in node.args) for node in runs]

@@ -32,6 +32,7 @@ class StageRun:
     Args:
         part: what is run.
         buffers: by name; changed by forwards.
+        shared: names of parameters for which `backward` is given gradients of later stages.
         recompute: as above.
         verify: compare the contents of weights too, before a backward and in `load`: a pass over all weights each time.
 
@@ -40,9 +41,17 @@ class StageRun:
         opened: version by micro-batch, of the forwards whose backward is to come.
     """
 
-    def __init__(self, part: StagePart, buffers: Mapping[str, torch.Tensor], *, recompute: bool = False, verify: bool = False) -> None:
+    def __init__(
+        self,
+        part: StagePart,
+        buffers: Mapping[str, torch.Tensor],
+        *,
+        shared: frozenset[str] = frozenset(),
+        recompute: bool = False,
+        verify: bool = False,
+    ) -> None:
         self.part, self.buffers = part, {name: buffers[name] for name in part.buffers}
-        self._recompute, self._verify = recompute, verify
+        self._shared, self._recompute, self._verify = shared, recompute, verify
         self._loaded: _Version | None = None
         self._open: dict[int, _Open] = {}
 
@@ -108,15 +117,19 @@ class StageRun:
         self._open[micro] = one
         return output
 
-    def backward(self, micro: int, grads: Grads | None = None) -> tuple[Grads, dict[str, torch.Tensor]]:
+    def backward(
+        self, micro: int, grads: Grads | None = None, later: Mapping[str, torch.Tensor] | None = None
+    ) -> tuple[Grads, dict[str, torch.Tensor]]:
         """The gradients of one micro-batch, which is closed then.
 
         Args:
             micro: an open one.
             grads: of the leaves of what `forward` returned; None after a forward with `finish`.
+            later: gradients that later stages have for parameters of this one too, by name. They are added first, as one process would.
 
         Returns:
-            Gradients of the leaves of the forward's value, and of the parameters by name; what has none is None, or left out.
+            Gradients of the leaves of the forward's value, and of the parameters by name, with `later` in them; what has none is None, or
+            left out.
 
         Raises:
             ChangedInPlace: the weights of the forward were written into since.
@@ -136,18 +149,19 @@ class StageRun:
             with one.cast():
                 self._build(one, one.buffers)
             one.calls = calls
-        return self._grads(one, grads)
+        return self._grads(one, grads, later or {})
 
     def drop(self) -> None:
         """Forget all open micro-batches, as after an error."""
         self._open.clear()
 
-    def _grads(self, one: _Open, grads: Grads | None) -> tuple[Grads, dict[str, torch.Tensor]]:
+    def _grads(self, one: _Open, grads: Grads | None, later: Mapping[str, torch.Tensor]) -> tuple[Grads, dict[str, torch.Tensor]]:
         pairs = [
             (output, None if grads is None else grads[place])
             for place, output in enumerate(one.outputs)
             if isinstance(output, torch.Tensor) and output.requires_grad and (grads is None or grads[place] is not None)
         ]
+        pairs += [(one.used[name], grad) for name, grad in later.items()]
         inputs = [leaf for leaf in one.inputs if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         weights = {name: leaf for name, leaf in one.version.leaves.items() if leaf.requires_grad}
         found: Sequence[torch.Tensor | None] = [None] * (len(inputs) + len(weights))
@@ -169,6 +183,8 @@ class StageRun:
         # A copy of what gets a gradient: the part may begin with an operation in place, which a leaf of a graph does not allow.
         given = [leaf.clone() if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf for leaf in one.inputs]
         with torch.enable_grad():
+            # A view, so that gradients of a parameter meet at a node to which those of later stages can be given first.
+            one.used = {name: leaf.view_as(leaf) if name in self._shared else leaf for name, leaf in one.version.leaves.items()}
             output = self._run(one, pytree.tree_unflatten(given, structure), buffers)
         one.outputs = pytree.tree_leaves(output)
         if not self._recompute:
@@ -176,7 +192,7 @@ class StageRun:
         return output
 
     def _run(self, one: _Open, value: Any, buffers: dict[str, torch.Tensor]) -> Any:
-        output = self.part.run(one.version.leaves, buffers, value, one.draw, one.calls)
+        output = self.part.run(one.used or one.version.leaves, buffers, value, one.draw, one.calls)
         return output if one.finish is None else one.finish(output)
 
 
@@ -225,6 +241,7 @@ class _Open:
     def __post_init__(self) -> None:
         self.buffers: dict[str, torch.Tensor] = {}
         self.inputs: list[Any] = []
+        self.used: dict[str, torch.Tensor] = {}
         self.outputs: list[Any] = []
 
     @contextmanager

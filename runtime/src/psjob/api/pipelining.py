@@ -1,0 +1,234 @@
+"""`pipeline`: a model cut into stages, with one call in place of forward and backward; `lazy`: such a model before it has memory."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from psjob.embeddings.lookup import Lookup
+from psjob.pipeline.cuts import Cuts, needs_example, split
+from psjob.pipeline.draws import Draw
+from psjob.pipeline.lazy import materialise, on_meta
+from psjob.pipeline.microbatch import Micro, arguments, cut
+from psjob.pipeline.stage import Grads, StageRun
+from psjob.process import config
+from psjob.process.errors import Refused, exit_refused
+
+
+def pipeline(
+    model: nn.Module, loss_fn: Callable[[Any, Any], torch.Tensor], cuts: Cuts = (), microbatches: int = 1, seed: int | None = None
+) -> Pipeline:
+    """Cut a model into stages that are trained as a pipeline. Outside a job all stages run in this process, in plain torch.
+
+    Losses and gradients are the same bits for any cuts. A model built under `psjob.lazy()` gets its memory and first values here.
+
+    Args:
+        model: what is trained. One that is an nn.Sequential, or does no more than call one, is cut as it is; others are exported by
+            torch.export, once for each shape of a micro-batch.
+        loss_fn: from the model's output and the target, the mean loss of the samples, a tensor without dimensions. It has no parameters.
+        cuts: where stages begin: names of modules, such as "layers.6", or numbers of children of an nn.Sequential. Or a dict of
+            `torch.distributed.pipelining.SplitPoint` by name. Empty: one stage.
+        microbatches: into how many parts each batch is cut along dimension 0; fewer where it has fewer samples.
+        seed: of first values and of random bits such as Dropout's; torch's initial seed if None.
+
+    Returns:
+        A `Pipeline`: `step` makes forward and backward, `evaluate` a forward alone.
+
+    Raises:
+        SystemExit: with status 77 and a sentence, where the script asks for what cannot be done; in a job always, since jobs of this
+            version do not serve stages.
+
+    Example:
+        >>> import torch, psjob as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+        >>> pipe = ps.pipeline(model, torch.nn.functional.mse_loss, cuts=[2], microbatches=2)
+        >>> loss = pipe.step(torch.ones(8, 2), torch.zeros(8, 1))
+        >>> model[0].weight.grad.shape
+        torch.Size([4, 2])
+    """
+    try:
+        if config.place() is not None:
+            raise Refused(
+                "ps.pipeline in a job: jobs of this version do not serve stages; run the script without a job, "
+                "or take ps.attach without stages"
+            )
+        _check(model, loss_fn)
+        try:
+            return Pipeline(model, loss_fn, cuts, microbatches, torch.initial_seed() if seed is None else seed)
+        except ValueError as error:
+            raise Refused(f"ps.pipeline: {error}") from error
+    except Refused as refused:
+        exit_refused(str(refused))
+        raise  # exit_refused does not come back
+
+
+def lazy() -> AbstractContextManager[None]:
+    """Build a model without memory: inside, modules are made on the meta device.
+
+    `psjob.pipeline` gives them memory and first values, by the `reset_parameters` of each module, its name and the seed: the same for any
+    number of stages, and not those of a model that is built at once. Parameters and buffers that are set elsewhere are refused there by
+    name.
+
+    Returns:
+        A context manager.
+
+    Example:
+        >>> import torch, psjob as ps
+        >>> with ps.lazy():
+        ...     model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1))
+        >>> pipe = ps.pipeline(model, torch.nn.functional.mse_loss, cuts=[1], seed=0)
+        >>> model[0].weight.device.type
+        'cpu'
+    """
+    return on_meta()
+
+
+class Pipeline:
+    """A model in stages, all of them in this process. Made by `psjob.pipeline`."""
+
+    def __init__(self, model: nn.Module, loss_fn: Callable[[Any, Any], torch.Tensor], cuts: Cuts, microbatches: int, seed: int) -> None:
+        if microbatches < 1:
+            raise ValueError(f"microbatches is {microbatches}, must be 1 or more")
+        self._model, self._loss_fn, self._cuts, self._microbatches, self._seed = model, loss_fn, cuts, microbatches, seed
+        self._steps = 0
+        self._stages: list[StageRun] = []
+        exported = needs_example(model, cuts)
+        materialise(model, seed)
+        if not exported:
+            self._split(None)
+
+    def step(self, x: Any, y: Any) -> torch.Tensor:
+        """Forward and backward of one batch, in place of `loss = loss_fn(model(x), y); loss.backward()`.
+
+        Gradients of the batch's mean loss are added to `.grad` of the model's parameters. Shapes may change from step to step.
+
+        Args:
+            x: what the model takes: a tuple holds its arguments, a dict those by name, anything else is the only one. Structures of
+                tensors may be nested; dimension 0 of each tensor counts samples.
+            y: the target that `loss_fn` takes, cut as x is.
+
+        Returns:
+            The mean loss of the batch: a tensor without dimensions and without a graph.
+
+        Raises:
+            ValueError: a batch that cannot be cut, a loss that is no mean, a loss without a gradient, a model that cannot be exported.
+        """
+        micros = cut((arguments(x), y), self._microbatches)
+        if not self._stages:
+            self._split(micros[0].value[0])
+        parameters, buffers = dict(self._model.named_parameters()), dict(self._model.named_buffers())
+        for stage in self._stages:
+            stage.load(self._steps, parameters)
+            stage.buffers = {name: buffers[name] for name in stage.part.buffers}
+        losses = []
+        try:
+            for place, micro in enumerate(micros):
+                losses.append(self._forward(place, micro))
+                self._backward(place, parameters)
+        finally:
+            for stage in self._stages:
+                stage.drop()
+        self._put_buffers_back(buffers)
+        self._steps += 1
+        return functools.reduce(torch.add, losses)
+
+    @torch.no_grad()
+    def evaluate(self, x: Any) -> Any:
+        """A forward in evaluation mode, without gradients and of the whole batch at once.
+
+        Args:
+            x: as of `step`.
+
+        Returns:
+            The model's output.
+        """
+        modes = {module: module.training for module in self._model.modules()}
+        args, kwargs = arguments(x)
+        try:
+            return self._model.eval()(*args, **kwargs)
+        finally:
+            for module, training in modes.items():
+                module.training = training
+
+    def state_dict(self) -> dict[str, int]:
+        """The number of steps made, on which random bits depend: for checkpoints of the script.
+
+        Returns:
+            A dict of numbers.
+        """
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on at the step that `state_dict` told.
+
+        Args:
+            state: of `state_dict`.
+        """
+        self._steps = int(state["steps"])
+
+    def _split(self, example: tuple[tuple[Any, ...], dict[str, Any]] | None) -> None:
+        buffers = dict(self._model.named_buffers())
+        parts = split(self._model, self._cuts, example)
+        counts = Counter(name for part in parts for name in part.parameters)
+        shared = frozenset(name for name, count in counts.items() if count > 1)
+        self._stages = [StageRun(part, buffers, shared=shared) for part in parts]
+
+    def _forward(self, place: int, micro: Micro) -> torch.Tensor:
+        value, target = micro.value
+        draw = Draw(self._seed, self._steps, place)
+
+        def finish(output: Any) -> torch.Tensor:
+            loss = self._loss_fn(output, target)
+            if not isinstance(loss, torch.Tensor) or loss.dim():
+                shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+                raise ValueError(f"loss_fn returned {shape}, must be the mean loss as a tensor without dimensions")
+            if not loss.requires_grad:
+                raise ValueError("the loss has no gradient: no parameter of the model that needs one leads to it")
+            return loss * micro.weight
+
+        for stage in self._stages[:-1]:
+            value = stage.forward(place, value, draw)
+        loss: torch.Tensor = self._stages[-1].forward(place, value, draw, finish)
+        return loss.detach()
+
+    def _backward(self, place: int, parameters: dict[str, nn.Parameter]) -> None:
+        back: Grads | None = None
+        sums: dict[str, torch.Tensor] = {}
+        for stage in reversed(self._stages):
+            back, grads = stage.backward(place, back, {name: sums[name] for name in stage.part.parameters if name in sums})
+            sums |= grads
+        for name, grad in sums.items():
+            _add(parameters[name], grad)
+
+    def _put_buffers_back(self, held: dict[str, torch.Tensor]) -> None:
+        """A forward may have put another tensor into a buffer's place."""
+        for stage in self._stages:
+            for name, tensor in stage.buffers.items():
+                if tensor is not held[name]:
+                    owner, _, attribute = name.rpartition(".")
+                    self._model.get_submodule(owner)._buffers[attribute] = tensor
+
+
+def _add(p: nn.Parameter, grad: torch.Tensor) -> None:
+    """As autograd adds a gradient to a leaf."""
+    if p.grad is None:
+        p.grad = grad.clone()  # autograd may give one tensor as the gradient of several
+    elif p.grad.layout is torch.strided:
+        p.grad.add_(grad)
+    else:
+        p.grad = p.grad + grad
+
+
+def _check(model: nn.Module, loss_fn: Callable[[Any, Any], torch.Tensor]) -> None:
+    if not isinstance(model, nn.Module):
+        raise Refused(f"ps.pipeline takes a torch Module, got {type(model).__name__}")
+    if table := next((name for name, module in model.named_modules() if isinstance(module, Lookup)), None):
+        raise Refused(f"ps.pipeline: {table} keeps its rows on the shards, which a pipeline does not train yet; use torch's nn.Embedding")
+    if isinstance(loss_fn, nn.Module) and (name := next((name for name, p in loss_fn.named_parameters() if p.requires_grad), None)):
+        raise Refused(f"ps.pipeline: loss_fn has the parameter {name}, which no stage would train; make it a part of the model")

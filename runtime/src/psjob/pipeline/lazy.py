@@ -1,0 +1,168 @@
+"""Models built on the meta device, and their first values: by the name of each module and a seed, stage by stage.
+
+First values come from each module's own `reset_parameters`, run under generators that are seeded for the module's name. So a stage makes
+its part alone, and the values are the same for any number of stages. What a script sets elsewhere cannot be made again and is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from psjob.pipeline.draws import generators, put_back, seed_for
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Inside, tensors are made on the meta device: they have shapes and no memory."""
+    _forget()
+    with torch.device("meta"), _Watch(_built):
+        yield
+
+
+def materialise(model: nn.Module, seed: int, device: torch.device | None = None, only: Collection[str] | None = None) -> None:
+    """Give the model's meta tensors memory and first values; parameters stay the same objects. Other tensors stay as they are.
+
+    Args:
+        model: changed in place.
+        seed: with the module's name it decides the values.
+        device: where the memory is; the default device if None.
+        only: names of parameters and buffers, as those of a part; all if None.
+
+    Raises:
+        ValueError: a tensor whose value no `reset_parameters` of its module sets, by name.
+    """
+    device = device or torch.get_default_device()
+    named = dict(model.named_modules())
+    tensors = {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta and (only is None or name in only)}
+    _refuse_loose(named)
+    wanted = {name: _built.get(_key(tensor)) for name, tensor in tensors.items()}
+    for name, write in wanted.items():
+        if write is not None and write.module() is None:
+            raise ValueError(
+                f"{name} is set in {write.where}, which cannot be repeated for one stage alone; set it in reset_parameters of its module, "
+                "or build the model without ps.lazy()"
+            )
+    _give_memory(model, list(tensors.values()), device)
+    tensors = {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if name in tensors}
+    ids = {id(tensor) for tensor in tensors.values()}
+    written: dict[int, _Write] = {}
+    for name, module in sorted(named.items(), key=lambda one: -one[0].count(".") if one[0] else 1):  # a module after those in it
+        if any(id(tensor) in ids for tensor in [*module.parameters(), *module.buffers()]):
+            _reset(name, module, seed, device, written)
+    for name, tensor in tensors.items():
+        write, by = wanted[name], written.get(_key(tensor))
+        if write is not None and by is not None and write.module() is not by.module():  # tied: the values are those of the one that made it
+            owner = write.module()
+            _reset(next(name for name, module in named.items() if module is owner), owner, seed, device, written)
+        if _key(tensor) not in written:
+            owner_name, _, attribute = name.rpartition(".")
+            raise ValueError(
+                f"{name} gets no value from reset_parameters of {type(named[owner_name]).__name__}; set {attribute} there, "
+                "or build the model without ps.lazy()"
+            )
+
+
+def _give_memory(model: nn.Module, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+    made = {id(tensor): torch.empty_like(tensor, device=device) for tensor in tensors}
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the same objects
+    try:
+        for module in model.modules():
+            # What `to_empty` does, for some of the tensors; modules such as nn.LSTM know there what else to bring along.
+            module._apply(lambda tensor: made.get(id(tensor), tensor), recurse=False)  # type: ignore[no-untyped-call]
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+def _reset(name: str, module: Any, seed: int, device: torch.device, written: dict[int, _Write]) -> None:
+    reset = next((getattr(module, one) for one in RESETS if callable(getattr(module, one, None))), None)
+    if reset is None:
+        return
+    given = generators([device])
+    kept = [generator.get_state() for generator in given]
+    try:
+        for generator in given:
+            generator.manual_seed(seed_for(seed, "first values", name))
+        with _Watch(written) as watch, torch.no_grad():
+            reset()
+        if watch.meta:
+            raise ValueError(f"reset_parameters of {name or type(module).__name__} sets tensors of another stage; cut the model around it")
+    finally:
+        put_back(given, kept)
+
+
+RESETS = ("reset_parameters", "_reset_parameters")
+"""What torch's modules call it."""
+
+
+@dataclass(frozen=True)
+class _Write:
+    """Who set a tensor last: the module whose `reset_parameters` ran, or none, and in which function."""
+
+    storage: StorageWeakRef
+    module: Any
+    where: str
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes by storage who writes into tensors in place."""
+
+    def __init__(self, notes: dict[int, _Write]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._notes = notes
+        self.meta = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.is_mutable:
+            for argument, given in zip(func._schema.arguments, args, strict=False):
+                if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, torch.Tensor):
+                    self.meta = self.meta or given.is_meta
+                    self._notes[_key(given)] = _who(given)
+        return func(*args, **(kwargs or {}))
+
+
+def _who(tensor: torch.Tensor) -> _Write:
+    storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    frame, where = sys._getframe(2), ""
+    while frame is not None:
+        module = frame.f_locals.get("self")
+        if frame.f_code.co_name in RESETS and isinstance(module, nn.Module):
+            return _Write(storage, weakref.ref(module), where)
+        if not where and not frame.f_globals.get("__name__", "").startswith("torch."):
+            where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return _Write(storage, lambda: None, where)
+
+
+_built: dict[int, _Write] = {}
+"""Writes into tensors of the meta device, by storage; those of tensors that are gone are dropped."""
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _forget() -> None:
+    gone = [key for key, write in _built.items() if write.storage.expired()]  # type: ignore[no-untyped-call]
+    for key in gone:
+        del _built[key]
+
+
+def _refuse_loose(named: Mapping[str, nn.Module]) -> None:
+    for name, module in named.items():
+        for attribute, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                raise ValueError(
+                    f"{attribute} of {name or type(module).__name__} is a tensor that is neither parameter nor buffer and has no value; "
+                    "register it as a buffer and set it in reset_parameters, or build the model without ps.lazy()"
+                )
