@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 import psjob as ps
 from psjob import contract
+from psjob.api import alone
 from tests.runkeys import key_file
 from tests.unit.pipeline_models import NET_CUTS, ROW_CUTS, Net, net_loss, row, tokens
 
@@ -109,14 +110,14 @@ def test_bits_of_an_exported_model_with_several_inputs_of_changing_length() -> N
     assert torch.equal(found[0][1]["layers.2.linear.weight"], Net().layers[2].linear.weight)
 
 
-def test_tuples_are_arguments_and_outputs_may_be_nested() -> None:
+def test_tuples_are_arguments_and_structures_may_be_nested() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.linear = nn.Linear(2, 2)
 
-        def forward(self, a: torch.Tensor, b: dict[str, torch.Tensor]) -> Any:
-            return {"both": [self.linear(a), b["x"]]}
+        def forward(self, given: tuple[torch.Tensor, dict[str, torch.Tensor]]) -> Any:
+            return {"both": [self.linear(given[0]), given[1]["x"]]}
 
     class Sum(nn.Module):
         def forward(self, given: Any) -> Any:
@@ -126,9 +127,12 @@ def test_tuples_are_arguments_and_outputs_may_be_nested() -> None:
     for cuts in ((), (1,)):
         torch.manual_seed(0)
         model = nn.Sequential(Pair(), Sum())
-        model.forward = lambda a, b, model=model: model[1](model[0](a, b))  # type: ignore[method-assign]
         pipe = ps.pipeline(model, lambda output, y: (output[0] - y["to"]).square().mean() + output[1].mean(), cuts=cuts, microbatches=2)
-        loss = pipe.step((torch.ones(4, 2), {"x": torch.ones(4, 2)}), {"to": torch.zeros(4, 2)})
+        x = (torch.ones(4, 2), {"x": torch.ones(4, 2)})
+        loss = pipe.step((x,), {"to": torch.zeros(4, 2)})
+        with pytest.raises(ValueError, match=r"an nn\.Sequential takes one argument without a name, and was given 2; give it a tensor"):
+            pipe.step(x, {"to": torch.zeros(4, 2)})
+        assert pipe.evaluate((x,))[1].shape == (4, 2)
         found.append((float(loss), model[0].linear.weight.grad))
     assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
 
@@ -255,6 +259,25 @@ def test_a_lazy_model_is_the_same_for_any_cuts() -> None:
         assert model[3].weight.is_meta
         found.append(trained(model, LOSS, cuts, 2, tokens(2)))
     assert same(found[0], found[1]) and same(found[0], found[2])
+
+
+def test_the_lines_beside_attach() -> None:
+    """Three lines of a script change; `attach` takes what the pipeline has to remember."""
+    alone.forget()
+    try:
+        with ps.lazy():
+            model = row()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        pipe = ps.pipeline(model, LOSS, cuts=[5], microbatches=3, seed=0)
+        model, optimizer = ps.attach(model, optimizer, pipe=pipe)
+        before = model[3].weight.detach().clone()
+        for x, y in tokens(3):
+            pipe.step(x, y)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert not torch.equal(before, model[3].weight) and pipe.state_dict() == {"steps": 3}
+    finally:
+        alone.forget()
 
 
 def test_a_job_refuses_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,13 @@ def test_a_wrapper_that_only_calls_its_row_is_cut_without_export() -> None:
         split(More(), ["layers.2"])
 
 
+def test_a_forward_of_ones_own_is_not_passed_over() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model.forward = lambda x: x * 2  # type: ignore[method-assign]
+    assert needs_example(model, ["1"])
+    assert torch.equal(run(model, split(model), arguments(torch.ones(3, 2)))[0], torch.full((3, 2), 2.0))
+
+
 def test_cuts_by_torchs_split_points() -> None:
     model = row()
     by_end = split(model, {"3": SplitPoint.END, "7": SplitPoint.BEGINNING})

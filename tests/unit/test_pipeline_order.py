@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob.pipeline import delays, order, ways
-from psjob.pipeline.order import Direction, Work
+from psjob.pipeline.order import Direction, StageWork
 
 F, B = Direction.FORWARD, Direction.BACKWARD
 depth, many = st.integers(1, 6), st.integers(1, 12)
 
 
-def text(work: list[Work]) -> str:
+def text(work: list[StageWork]) -> str:
     return " ".join(f"{one.direction.value}{one.micro}" for one in work)
 
 
@@ -29,7 +29,7 @@ def test_the_orders_of_three_stages() -> None:
     assert text(order.without_flush(0, (3, 1), 12, replica=1)) == "F1 F4 B1 F7 B4 F10 B7 B10"
 
 
-def most_open(work: list[Work]) -> int:
+def most_open(work: list[StageWork]) -> int:
     now = most = 0
     for one in work:
         now += 1 if one.direction is F else -1
@@ -37,10 +37,10 @@ def most_open(work: list[Work]) -> int:
     return most
 
 
-def check_each_once(work: list[Work], numbers: range) -> None:
-    assert Counter(work) == Counter([Work(F, n) for n in numbers] + [Work(B, n) for n in numbers])
+def check_each_once(work: list[StageWork], numbers: range) -> None:
+    assert Counter(work) == Counter([StageWork(F, n) for n in numbers] + [StageWork(B, n) for n in numbers])
     for n in numbers:
-        assert work.index(Work(F, n)) < work.index(Work(B, n))
+        assert work.index(StageWork(F, n)) < work.index(StageWork(B, n))
     for direction in Direction:
         assert [one.micro for one in work if one.direction is direction] == list(numbers)
 
@@ -57,10 +57,12 @@ def test_each_micro_batch_goes_forth_and_back_once_and_few_are_in_flight(stages:
     assert most_open(endless) <= delays.in_flight(stage, stages)
 
 
-def run_all(orders: dict[tuple[int, int], list[Work]], replicas: list[int], seconds: int = 1) -> tuple[int, dict[tuple[int, int], int]]:
+def run_all(
+    orders: dict[tuple[int, int], list[StageWork]], replicas: list[int], seconds: int = 1
+) -> tuple[int, dict[tuple[int, int], int]]:
     """Let workers (stage, replica) follow their orders on a clock. Returns the end, and how long each worked. Fails where all wait."""
     last = len(replicas) - 1
-    done: dict[tuple[int, Work], int] = {}
+    done: dict[tuple[int, StageWork], int] = {}
     places, free, busy = dict.fromkeys(orders, 0), dict.fromkeys(orders, 0), dict.fromkeys(orders, 0)
     while any(places[who] < len(work) for who, work in orders.items()):
         moved = False
@@ -70,7 +72,7 @@ def run_all(orders: dict[tuple[int, int], list[Work]], replicas: list[int], seco
                 if one.direction is F:
                     needs = (stage - 1, one) if stage else None
                 else:
-                    needs = (stage + 1, one) if stage < last else (stage, Work(F, one.micro))
+                    needs = (stage + 1, one) if stage < last else (stage, StageWork(F, one.micro))
                 if needs is not None and needs not in done:
                     break
                 begin = max(free[stage, replica], done[needs] if needs else 0)
@@ -89,7 +91,7 @@ def test_stages_with_any_replicas_never_wait_for_each_other(replicas: list[int],
     run_all(orders, replicas)
     for stage in range(len(replicas)):
         assert Counter(one for (k, _), work in orders.items() if k == stage for one in work if one.direction is B) == Counter(
-            Work(B, n) for n in range(total)
+            StageWork(B, n) for n in range(total)
         )
 
 
@@ -110,7 +112,7 @@ def test_the_delay_is_what_the_order_of_work_makes_it(stages: int, microbatches:
     """A stage's own order says how many updates it has made when a minibatch begins."""
     stage = data.draw(st.integers(0, stages - 1))
     work = order.without_flush(stage, [1] * stages, 40 * microbatches)
-    begins = [work.index(Work(F, n * microbatches)) for n in range(40)]
+    begins = [work.index(StageWork(F, n * microbatches)) for n in range(40)]
     made = [sum(one.direction is B for one in work[:place]) // microbatches for place in begins]
     late = [n - updates for n, updates in enumerate(made)]
     expected = delays.stashed(stage, [1] * stages, microbatches)

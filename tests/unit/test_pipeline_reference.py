@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -10,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.pipeline import inprocess, predict, reference, ways
+from psjob.pipeline import delays, inprocess, predict, reference, ways
 from psjob.pipeline.cuts import split
 from psjob.pipeline.draws import Calls, Draw
 from psjob.pipeline.microbatch import arguments, cut
-from psjob.pipeline.order import Direction, Work
+from psjob.pipeline.order import Direction, StageWork
 from psjob.pipeline.parts import StagePart
 from psjob.pipeline.reference import Outcome
 from psjob.pipeline.stage import ChangedInPlace, StageRun
@@ -33,7 +34,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def both(model: nn.Module, parts: list[StagePart], way: ways.Way, microbatches: int, count: int, **options: Any) -> Outcome:
+def both(model: nn.Module, parts: list[StagePart], way: ways.TrainingWay, microbatches: int, count: int, **options: Any) -> Outcome:
     """What the reference comes to; the stages must come to the same bits, numbers and delays."""
     given: dict[str, Any] = {"parts": parts, "way": way, "microbatches": microbatches, "optimizer": sgd, "seed": 5, **options}
     loss = net_loss if isinstance(model, Net) else LOSS
@@ -68,7 +69,7 @@ def one_stage(microbatches: int, minibatches: int, tied: bool = True) -> Outcome
 
 @pytest.mark.parametrize("way", [ways.Flush("gpipe"), ways.Flush("1f1b"), ways.Flush("1f1b", recompute=True)], ids=str)
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 1), (4, 4), (4, 8)])
-def test_flush_is_one_process_bit_by_bit(way: ways.Way, stages: int, microbatches: int) -> None:
+def test_flush_is_one_process_bit_by_bit(way: ways.TrainingWay, stages: int, microbatches: int) -> None:
     """Weights after steps, with dropout, BatchNorm and a tied weight, which an equal gradient in each step alone gives."""
     model = row()
     found = both(model, split(model, ROW_CUTS[stages]), way, microbatches, 3)
@@ -108,7 +109,9 @@ ASYNC = [
 
 @pytest.mark.parametrize("way", ASYNC, ids=str)
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 1), (2, 4), (4, 1), (4, 4)])
-def test_late_gradients_have_the_delay_of_the_formula_and_the_bits_of_the_rule(way: ways.Way, stages: int, microbatches: int) -> None:
+def test_late_gradients_have_the_delay_of_the_formula_and_the_bits_of_the_rule(
+    way: ways.TrainingWay, stages: int, microbatches: int
+) -> None:
     """The stages measure their delays; the reference takes them from the formula."""
     model = row(tied=False)
     parts = split(model, ROW_CUTS[stages])
@@ -244,6 +247,44 @@ def test_weights_pulled_in_place_fail_the_run(monkeypatch: pytest.MonkeyPatch) -
         inprocess.train(model, LOSS, tokens(4), **options)
 
 
+@pytest.mark.parametrize("way", [ways.Flush(), ways.Flush("gpipe"), ways.PipeDream(), ways.TwoBW(), ways.FTPipe()], ids=str)
+def test_stages_hold_no_more_than_the_formulas_say(way: ways.TrainingWay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Micro-batches in flight, and for PipeDream versions of weights under their graphs, which `bytes_of_stash` counts."""
+    stages, microbatches = 4, 1 if isinstance(way, ways.PipeDream) else 4
+    flying, versions = [0] * stages, [0] * stages
+    forward = StageRun.forward
+
+    def counting(self: StageRun, *args: Any) -> Any:
+        output = forward(self, *args)
+        flying[self.part.index] = max(flying[self.part.index], len(self.opened))
+        versions[self.part.index] = max(versions[self.part.index], len(set(self.opened.values())))
+        return output
+
+    monkeypatch.setattr(StageRun, "forward", counting)
+    model = row(tied=False)
+    inprocess.train(model, LOSS, tokens(8), parts=split(model, ROW_CUTS[stages]), way=way, microbatches=microbatches, optimizer=sgd)
+    expected = [4] * stages if way == ways.Flush("gpipe") else [delays.in_flight(k, stages) for k in range(stages)]
+    assert flying == expected
+    if isinstance(way, ways.PipeDream):
+        assert versions == expected
+    elif not isinstance(way, ways.FTPipe):
+        assert max(versions) <= 2
+
+
+def test_a_backward_frees_what_its_forward_kept() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    run = StageRun(split(model)[0], {})
+    weights = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    kept = [weakref.ref(tensor) for tensor in weights.values()]
+    run.load(0, weights)
+    run.forward(0, arguments(torch.ones(2, 3)), Draw(0, 0, 0), torch.sum)
+    run.load(1, dict(model.named_parameters()))
+    del weights
+    assert all(one() is not None for one in kept)
+    run.backward(0)
+    assert all(one() is None for one in kept)
+
+
 def test_training_leaves_the_model_as_it_was() -> None:
     model = row()
     both(model, split(model, ROW_CUTS[2]), ways.TwoBW(), 2, 3)
@@ -262,7 +303,7 @@ def test_frozen_weights_stay() -> None:
 
 def test_schedules_that_wait_for_each_other_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     model = row()
-    backward_first = [Work(Direction.BACKWARD, 0), Work(Direction.FORWARD, 0)]
+    backward_first = [StageWork(Direction.BACKWARD, 0), StageWork(Direction.FORWARD, 0)]
     monkeypatch.setattr(ways.Flush, "work", lambda *_: backward_first)
     with pytest.raises(RuntimeError, match=r"stages wait for each other after \[0, 0\] pieces of work"):
         inprocess.train(model, LOSS, tokens(1), parts=split(model, [5]), way=ways.Flush(), microbatches=1, optimizer=sgd)

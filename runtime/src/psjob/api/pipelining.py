@@ -26,7 +26,8 @@ def pipeline(
 ) -> Pipeline:
     """Cut a model into stages that are trained as a pipeline. Outside a job all stages run in this process, in plain torch.
 
-    Losses and gradients are the same bits for any cuts. A model built under `psjob.lazy()` gets its memory and first values here.
+    Losses and gradients are the same bits for any cuts; docs/limits.md has the exceptions. A model built under `psjob.lazy()` gets its
+    memory and first values here.
 
     Args:
         model: what is trained. One that is an nn.Sequential, or does no more than call one, is cut as it is; others are exported by
@@ -109,8 +110,8 @@ class Pipeline:
         Gradients of the batch's mean loss are added to `.grad` of the model's parameters. Shapes may change from step to step.
 
         Args:
-            x: what the model takes: a tuple holds its arguments, a dict those by name, anything else is the only one. Structures of
-                tensors may be nested; dimension 0 of each tensor counts samples.
+            x: what the model takes: a tuple holds its arguments, a mapping those by name, anything else is the only one. Structures
+                of tensors may be nested; dimension 0 of each tensor counts samples.
             y: the target that `loss_fn` takes, cut as x is.
 
         Returns:

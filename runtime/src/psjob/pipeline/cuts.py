@@ -115,7 +115,7 @@ class _ChildrenAreLeaves(torch.fx.Tracer):
 
 
 def _is_sequential(module: nn.Module) -> bool:
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and "forward" not in vars(module)
 
 
 def _pieces(model: nn.Module, trunk: str, names: Sequence[str]) -> list[tuple[str, nn.Module]] | None:

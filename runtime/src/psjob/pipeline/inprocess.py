@@ -11,11 +11,11 @@ from torch import nn
 
 from psjob.pipeline.draws import Draw
 from psjob.pipeline.microbatch import Micro, arguments, cut
-from psjob.pipeline.order import Direction, Work
+from psjob.pipeline.order import Direction, StageWork
 from psjob.pipeline.parts import StagePart
 from psjob.pipeline.reference import Loss, MakeOptimizer, Outcome, Rate, Tensors, expected, owners, update, version_of
 from psjob.pipeline.stage import Grads, StageRun
-from psjob.pipeline.ways import Way
+from psjob.pipeline.ways import TrainingWay
 
 
 def train(
@@ -24,7 +24,7 @@ def train(
     batches: Sequence[tuple[Any, Any]],
     *,
     parts: Sequence[StagePart],
-    way: Way,
+    way: TrainingWay,
     microbatches: int,
     optimizer: MakeOptimizer,
     rate: Rate | None = None,
@@ -48,7 +48,7 @@ class _Running:
         loss_fn: Loss,
         batches: Sequence[tuple[Any, Any]],
         parts: Sequence[StagePart],
-        way: Way,
+        way: TrainingWay,
         microbatches: int,
         optimizer: MakeOptimizer,
         rate: Rate | None,
@@ -90,11 +90,11 @@ class _Running:
         self.outcome.weights.update(self.weights.now())
         return self.outcome
 
-    def can(self, stage: int, work: Work) -> bool:
+    def can(self, stage: int, work: StageWork) -> bool:
         """Has what it needs come?"""
         return (stage, work.micro) in (self.values if work.direction is Direction.FORWARD else self.grads)
 
-    def do(self, stage: int, work: Work) -> None:
+    def do(self, stage: int, work: StageWork) -> None:
         """One forward or backward, and the update after the last backward of a minibatch."""
         minibatch = work.micro // self.microbatches
         if work.direction is Direction.FORWARD:
@@ -136,7 +136,13 @@ class _Weights:
     """All versions of all weights, in place of the shards. A weight of several stages is updated when all of them are done."""
 
     def __init__(
-        self, model: nn.Module, owner: dict[str, list[int]], delays: Sequence[int], way: Way, optimizer: MakeOptimizer, rate: Rate | None
+        self,
+        model: nn.Module,
+        owner: dict[str, list[int]],
+        delays: Sequence[int],
+        way: TrainingWay,
+        optimizer: MakeOptimizer,
+        rate: Rate | None,
     ) -> None:
         self.masters = {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in model.named_parameters()}
         self.groups: dict[tuple[int, ...], list[str]] = defaultdict(list)

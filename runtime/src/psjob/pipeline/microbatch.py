@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +48,9 @@ def cut(batch: Any, microbatches: int) -> list[Micro]:
 
 
 def arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a model is called with, `(args, kwargs)`: a tuple holds its arguments, a dict those by name, anything else is the only one."""
-    if isinstance(x, dict):
-        return (), x
+    """What a model is called with, `(args, kwargs)`: a tuple holds its arguments, a mapping those by name; else there is one."""
+    if isinstance(x, Mapping):
+        return (), dict(x)
     return (x if isinstance(x, tuple) else (x,)), {}
 
 

@@ -16,21 +16,21 @@ class Direction(Enum):
     BACKWARD = "B"
 
 
-class Work(NamedTuple):
+class StageWork(NamedTuple):
     """One forward or backward of one micro-batch, counted from 0 over the whole run."""
 
     direction: Direction
     micro: int
 
 
-def gpipe(microbatches: int, first: int = 0) -> list[Work]:
+def gpipe(microbatches: int, first: int = 0) -> list[StageWork]:
     """All forwards, then all backwards, both in order (GPipe, arXiv 1811.06965). The same on every stage."""
     _check(microbatches)
     numbers = range(first, first + microbatches)
-    return [*(Work(Direction.FORWARD, n) for n in numbers), *(Work(Direction.BACKWARD, n) for n in numbers)]
+    return [*(StageWork(Direction.FORWARD, n) for n in numbers), *(StageWork(Direction.BACKWARD, n) for n in numbers)]
 
 
-def one_forward_one_backward(stage: int, stages: int, microbatches: int, first: int = 0) -> list[Work]:
+def one_forward_one_backward(stage: int, stages: int, microbatches: int, first: int = 0) -> list[StageWork]:
     """1F1B with flush (DAPPLE, PipeDream-Flush): K-1-k forwards, then a forward and a backward in turn, then the backwards left.
 
     Args:
@@ -45,7 +45,7 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int, first: 
     return _in_turn(range(first, first + microbatches), warm_up(stage, [1] * stages))
 
 
-def without_flush(stage: int, replicas: Sequence[int], total: int, replica: int = 0) -> list[Work]:
+def without_flush(stage: int, replicas: Sequence[int], total: int, replica: int = 0) -> list[StageWork]:
     """1F1B without flush: as if all micro-batches of the run came before one flush (PipeDream, SOSP 2019).
 
     Args:
@@ -64,14 +64,14 @@ def without_flush(stage: int, replicas: Sequence[int], total: int, replica: int 
     return _in_turn(range(replica, total, replicas[stage]), ahead)
 
 
-def _in_turn(numbers: range, ahead: int) -> list[Work]:
+def _in_turn(numbers: range, ahead: int) -> list[StageWork]:
     if not numbers:
         return []
     ahead = min(ahead, len(numbers))
-    work = [Work(Direction.FORWARD, n) for n in numbers[:ahead]]
+    work = [StageWork(Direction.FORWARD, n) for n in numbers[:ahead]]
     for done, n in enumerate(numbers[ahead:]):
-        work += [Work(Direction.FORWARD, n), Work(Direction.BACKWARD, numbers[done])]
-    return work + [Work(Direction.BACKWARD, n) for n in numbers[len(numbers) - ahead :]]
+        work += [StageWork(Direction.FORWARD, n), StageWork(Direction.BACKWARD, numbers[done])]
+    return work + [StageWork(Direction.BACKWARD, n) for n in numbers[len(numbers) - ahead :]]
 
 
 def _check(microbatches: int) -> None:

@@ -47,7 +47,7 @@ class StagePart(ABC):
 
 
 class Pieces(StagePart):
-    """Modules of which each takes what the one before returned; the first of the model may take several arguments."""
+    """Modules of which each takes what the one before returned. A piece without a name is the whole model."""
 
     def __init__(self, index: int, model: nn.Module, pieces: Sequence[tuple[str, nn.Module]]) -> None:
         self.index = index
@@ -66,6 +66,11 @@ class Pieces(StagePart):
 
         def forward(pieces: Sequence[nn.Module]) -> Any:
             args, kwargs = value if self.index == 0 else ((value,), {})
+            if self._names != [""] and (len(args) != 1 or kwargs):
+                raise ValueError(
+                    f"an nn.Sequential takes one argument without a name, and was given {len(args) + len(kwargs)}; "
+                    "give it a tensor, or a tuple of one structure"
+                )
             for name, piece, names in zip(self._names, pieces, self._drawing, strict=True):
                 if names:
                     with drawing(draw, names, devices, calls, prefix=name):

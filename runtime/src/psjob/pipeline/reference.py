@@ -19,7 +19,7 @@ from psjob.pipeline import predict
 from psjob.pipeline.draws import Calls, Draw
 from psjob.pipeline.microbatch import arguments, cut
 from psjob.pipeline.parts import StagePart
-from psjob.pipeline.ways import Way
+from psjob.pipeline.ways import TrainingWay
 
 Loss = Callable[[Any, Any], torch.Tensor]
 MakeOptimizer = Callable[[list[nn.Parameter], int], torch.optim.Optimizer]
@@ -49,7 +49,7 @@ def train(
     batches: Sequence[tuple[Any, Any]],
     *,
     parts: Sequence[StagePart],
-    way: Way,
+    way: TrainingWay,
     microbatches: int,
     optimizer: MakeOptimizer,
     rate: Rate | None = None,

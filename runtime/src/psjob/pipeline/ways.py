@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from psjob.pipeline import delays, order
-from psjob.pipeline.order import Work
+from psjob.pipeline.order import StageWork
 
 
-class Way(Protocol):
+class TrainingWay(Protocol):
     """M micro-batches make a minibatch, and a minibatch makes one update of each stage. Version n has had n updates."""
 
     name: ClassVar[str]
@@ -31,7 +31,7 @@ class Way(Protocol):
         """Updates by which the weights of a forward are old, where enough updates were made. Raises ValueError for what cannot be."""
         ...
 
-    def work(self, stage: int, stages: int, microbatches: int, minibatches: int) -> list[Work]:
+    def work(self, stage: int, stages: int, microbatches: int, minibatches: int) -> list[StageWork]:
         """What a stage does, in its order, over the whole run."""
         ...
 
@@ -63,7 +63,7 @@ class Flush:
     def delay(self, stage: int, stages: int, microbatches: int) -> int:
         return 0
 
-    def work(self, stage: int, stages: int, microbatches: int, minibatches: int) -> list[Work]:
+    def work(self, stage: int, stages: int, microbatches: int, minibatches: int) -> list[StageWork]:
         all_work = []
         for first in range(0, minibatches * microbatches, microbatches):
             if self.schedule == "gpipe":
@@ -79,7 +79,7 @@ class Flush:
 class _NoFlush:
     """1F1B without flush."""
 
-    def work(self, stage: int, stages: int, microbatches: int, minibatches: int) -> list[Work]:
+    def work(self, stage: int, stages: int, microbatches: int, minibatches: int) -> list[StageWork]:
         return order.without_flush(stage, [1] * stages, microbatches * minibatches)
 
 
@@ -139,4 +139,4 @@ class FTPipe(_NoFlush):
         return updates
 
 
-DEFAULT: Way = TwoBW()
+DEFAULT: TrainingWay = TwoBW()
