@@ -215,6 +215,36 @@ def test_what_cannot_be_exported_is_refused_and_left_as_it_was() -> None:
     assert not model.b._forward_pre_hooks and model.b.forward.__func__ is nn.Linear.forward  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("replaces", [False, True])
+def test_buffers_that_an_exported_forward_replaces_are_refused(replaces: bool) -> None:
+    class Average(nn.Module):
+        mean: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
+            self.register_buffer("mean", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            new = 0.5 * self.mean + 0.5 * x.mean(0)
+            if replaces:
+                self.mean = new
+            else:
+                self.mean.copy_(new)
+            return self.last(self.first(x - new))  # type: ignore[no-any-return]
+
+    model, x = Average(), torch.randn(4, 3)
+    if replaces:
+        with pytest.raises(
+            ValueError, match=r"^the forward of Average puts another tensor in place of its buffer mean, which a cut would lose;"
+        ):
+            split(model, ["last"], arguments(x))
+        return
+    _, buffers = run(model, split(model, ["last"], arguments(x)), arguments(x))
+    torch.testing.assert_close(buffers["mean"], 0.5 * x.mean(0))
+    assert torch.equal(model.mean, torch.zeros(3))
+
+
 def test_hooks_of_what_is_cut_are_not_left_out_in_silence() -> None:
     model = row()
     model.register_forward_hook(lambda *_: None)

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.pipelining import SplitPoint, pipe_split, pipeline
+from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils import _pytree as pytree
 
-from psjob.pipeline.draws import Calls, Draw, drawing, drawn
+from psjob.pipeline.draws import Calls, Draw, drawing, drawn, joined
 from psjob.pipeline.parts import StagePart
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -141,9 +142,17 @@ def _export(model: nn.Module, points: Points, given: Arguments) -> _Graph:
     def look(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
         seen["in"], seen["out"] = traced._in_spec, traced._out_spec
         _name_draws(traced)
+        _name_apart(traced)
         return traced
 
-    handles = []
+    owned = {id(module): name for name, module in model.named_modules()}
+    replaced: list[str] = []
+
+    def note(module: nn.Module, name: str, _value: Any) -> None:
+        if id(module) in owned:
+            replaced.append(joined(owned[id(module)], name))
+
+    handles: list[Any] = [register_module_buffer_registration_hook(note)]
     for name, point in points:
         module = model.get_submodule(name)
         if point is SplitPoint.BEGINNING:
@@ -162,6 +171,11 @@ def _export(model: nn.Module, points: Points, given: Arguments) -> _Graph:
     finally:
         for handle in handles:
             handle.remove()
+    if replaced:  # torch.export leaves such an assignment out of the graph
+        raise ValueError(
+            f"the forward of {type(model).__name__} puts another tensor in place of its buffer {replaced[0]}, which a cut would lose; "
+            "write into the buffer, as by copy_"
+        )
     _check_fired(fired, [name for name, _ in points], pipe.num_stages)
     if seen["in"] != pytree.tree_structure(given):
         raise ValueError(f"{type(model).__name__} takes other arguments than the example has; give them in the order of its forward")
@@ -192,6 +206,19 @@ def _name_draws(traced: torch.fx.GraphModule) -> None:
     traced.recompile()
 
 
+def _name_apart(traced: torch.fx.GraphModule) -> None:
+    """Give operators names of their own. torch's split goes by names: a buffer `mean` and the operator `mean` would be one to it."""
+    old, new = traced.graph, torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for number, node in enumerate(old.nodes):
+        args, kwargs = (torch.fx.map_arg(given, copies.__getitem__) for given in (node.args, node.kwargs))
+        name = None if node.op in ("get_attr", "placeholder") else f"psjob_node_{number}"  # None: after its target, as the split names it
+        copies[node] = new.create_node(node.op, node.target, args, kwargs, name, node.type)
+        copies[node].meta = node.meta.copy()
+    new.set_codegen(old._codegen)
+    traced.graph = new
+
+
 def _graph(model: nn.Module, pipe: Any, structure: pytree.TreeSpec) -> _Graph:
     nodes = list(pipe.split_gm.graph.nodes)
     by_target = {node.target: node for node in nodes if node.op == "call_module"}
@@ -204,6 +231,10 @@ def _graph(model: nn.Module, pipe: Any, structure: pytree.TreeSpec) -> _Graph:
     for index, node in enumerate(runs):
         items = {user.args[1]: user.name for user in node.users if user.op == "call_function"}
         module = pipe.get_stage_module(index)
+        module.graph.set_codegen(torch.fx.graph.CodeGen())  # the first stage has the model's own, which takes nested arguments
+        module.recompile()
+        if len(module.graph.find_nodes(op="placeholder")) != len(wanted[index]):
+            raise ValueError(f"torch.distributed.pipelining lost a tensor of stage {index} of {type(model).__name__}; cut elsewhere")
         count = len(module.graph.find_nodes(op="output")[0].args[0]) if items else 1
         gives = tuple(items.get(place, f"{node.name}:{place}") for place in range(count)) if items else (node.name,)
         later = {*(name for names in wanted[index + 1 :] for name in names), *(one for one in outputs if isinstance(one, _Named))}
