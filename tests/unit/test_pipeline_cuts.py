@@ -215,6 +215,46 @@ def test_what_cannot_be_exported_is_refused_and_left_as_it_was() -> None:
     assert not model.b._forward_pre_hooks and model.b.forward.__func__ is nn.Linear.forward  # type: ignore[attr-defined]
 
 
+class Modes(nn.Module):
+    """Names of buffers, parameters and inputs that are operators' too; parts under no_grad and autocast; nested inputs."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.drop = nn.Linear(3, 3), nn.Linear(3, 2), nn.Dropout(0.5)
+        self.add, self.pos = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor, pos: dict[str, Any]) -> Any:
+        mean = x.mean(0)
+        with torch.no_grad():
+            self.mean.add_(self.first(x).mean(0))
+            with torch.enable_grad():
+                again = self.first(x)
+            noise = self.drop(torch.ones_like(x))
+        x = self.first(x - self.mean) + self.add + pos["a"][0] + again * noise
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            low = self.first(x)
+        x = x + self.pos * mean + low
+        return {"out": self.last(x) + self.drop(x).mean(), "low": [low]}
+
+
+def test_names_modes_and_nested_inputs_of_an_exported_model() -> None:
+    given = arguments((torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), {"a": (torch.ones(3),)}))
+    found = []
+    for cuts in ((), ("last",)):
+        model = Modes()
+        output, buffers = run(model, split(model, cuts, given), given, Draw(1, 2, 3))
+        assert output["low"][0].dtype == torch.bfloat16 and not buffers["mean"].requires_grad
+        loss = output["out"].sum() + output["low"][0].float().sum()
+        found.append((output["out"], buffers["mean"], torch.autograd.grad(loss, list(model.parameters()))))
+    for output, mean, grads in found[1:]:
+        assert torch.equal(output, found[0][0]) and torch.equal(mean, found[0][1])
+        assert all(torch.equal(one, other) for one, other in zip(grads, found[0][2], strict=True))
+
+
 @pytest.mark.parametrize("replaces", [False, True])
 def test_buffers_that_an_exported_forward_replaces_are_refused(replaces: bool) -> None:
     class Average(nn.Module):

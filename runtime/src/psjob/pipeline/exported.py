@@ -7,7 +7,6 @@ of an earlier one is handed on by the stages between.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -19,7 +18,8 @@ from torch.distributed.pipelining import SplitPoint, pipe_split, pipeline
 from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils import _pytree as pytree
 
-from psjob.pipeline.draws import Calls, Draw, drawing, drawn, joined
+from psjob.pipeline.draws import Calls, Draw, drawing, joined
+from psjob.pipeline.graphs import prepare
 from psjob.pipeline.parts import StagePart
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -141,8 +141,7 @@ def _export(model: nn.Module, points: Points, given: Arguments) -> _Graph:
 
     def look(traced: torch.fx.GraphModule) -> torch.fx.GraphModule:
         seen["in"], seen["out"] = traced._in_spec, traced._out_spec
-        _name_draws(traced)
-        _name_apart(traced)
+        prepare(traced)
         return traced
 
     owned = {id(module): name for name, module in model.named_modules()}
@@ -190,33 +189,6 @@ def _check_fired(fired: Sequence[str], names: Sequence[str], stages: int) -> Non
         raise ValueError(f"cuts are in the order {', '.join(names)}, and the model runs {', '.join(fired)}; give them in the model's order")
     if stages != len(names) + 1:
         raise ValueError(f"cuts {', '.join(names)} leave a part without operations: {stages} parts where {len(names) + 1} were asked for")
-
-
-def _name_draws(traced: torch.fx.GraphModule) -> None:
-    """Give each random operator its module's name, the number of the module's call, and its own number in that call."""
-    counts: Counter[tuple[str, int]] = Counter()
-    for node in traced.graph.nodes:
-        if node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            key, (path, _) = list(node.meta["nn_module_stack"].items())[-1]
-            repeated = re.search(r"@(\d+)$", key)
-            call = int(repeated[1]) if repeated else 0
-            node.args = (node.target, path, call, counts[path, call], *node.args)
-            node.target = drawn
-            counts[path, call] += 1
-    traced.recompile()
-
-
-def _name_apart(traced: torch.fx.GraphModule) -> None:
-    """Give operators names of their own. torch's split goes by names: a buffer `mean` and the operator `mean` would be one to it."""
-    old, new = traced.graph, torch.fx.Graph()
-    copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    for number, node in enumerate(old.nodes):
-        args, kwargs = (torch.fx.map_arg(given, copies.__getitem__) for given in (node.args, node.kwargs))
-        name = None if node.op in ("get_attr", "placeholder") else f"psjob_node_{number}"  # None: after its target, as the split names it
-        copies[node] = new.create_node(node.op, node.target, args, kwargs, name, node.type)
-        copies[node].meta = node.meta.copy()
-    new.set_codegen(old._codegen)
-    traced.graph = new
 
 
 def _graph(model: nn.Module, pipe: Any, structure: pytree.TreeSpec) -> _Graph:
