@@ -162,9 +162,9 @@ def _export(model: nn.Module, points: Points, given: Arguments) -> _Graph:
         with torch.enable_grad():
             pipe = pipeline(model, given[0], given[1], split_policy=look)
     except Exception as error:
-        why = str(error.__cause__ or error).strip().splitlines()
+        why = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
-            f"{type(model).__name__} cannot be cut: torch.export did not trace it ({why[0] if why else type(error).__name__}); "
+            f"{type(model).__name__} cannot be cut: torch.export did not trace it ({why[:200]}); "
             "make it an nn.Sequential, or change what torch.export names"
         ) from error
     finally:
