@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from psjob.pipeline import draws
 from psjob.pipeline.cuts import split
 from psjob.pipeline.draws import Calls, Draw, drawn, generators, seed_for
 from psjob.pipeline.microbatch import arguments
@@ -131,6 +132,16 @@ def test_seeds_are_fixed_for_ever() -> None:
     """A run that goes on in a later version draws what it would have drawn."""
     assert seed_for(1, 2, 3, "layers.0", 0, 0) == 4150260176314746304
     assert seed_for("1", 2) != seed_for(1, "2") and seed_for("a", "b") != seed_for("ab") and seed_for(1, 23) != seed_for(12, 3)
+
+
+def test_generators_are_those_of_the_tensors_of_weights_and_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part without weights draws where its input lies."""
+    asked: list[set[str]] = []
+    own = draws.generators
+    monkeypatch.setattr(draws, "generators", lambda devices: asked.append({d.type for d in devices}) or own([]))
+    run(nn.Sequential(nn.Dropout(0.5)), Draw(0, 0, 0), x=ONES.to("meta"))
+    run(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), Draw(0, 0, 0), cuts=(1,))
+    assert asked == [{"meta"}, {"cpu"}]
 
 
 def test_generators_of_other_devices_are_refused() -> None:

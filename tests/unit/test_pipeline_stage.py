@@ -238,6 +238,16 @@ def test_gradients_are_those_of_torchs_helper() -> None:
     assert model[1].linear.weight.grad is not None and torch.equal(weights["1.linear.weight"], model[1].linear.weight.grad)
 
 
+def test_a_step_under_no_grad_has_gradients_all_the_same() -> None:
+    model, run = stage()
+    with torch.no_grad():
+        run.load(0, dict(model.named_parameters()))
+        run.forward(0, arguments(X.clone().requires_grad_()), DRAW, loss)
+        back, grads = run.backward(0)
+    of_input, of_weights = alone(fresh(model))
+    assert back[0] is not None and torch.equal(back[0], of_input) and torch.equal(grads["0.weight"], of_weights["0.weight"])
+
+
 def test_an_output_that_nobody_used_has_no_gradient() -> None:
     model = small()
     run = StageRun(split(model, [1])[0], {})

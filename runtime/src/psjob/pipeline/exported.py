@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from psjob.pipeline.draws import Calls, Draw, drawing, joined
 from psjob.pipeline.graphs import prepare
-from psjob.pipeline.parts import StagePart
+from psjob.pipeline.parts import StagePart, devices_of
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Points = Sequence[tuple[str, SplitPoint]]
@@ -50,8 +50,7 @@ class ExportedPart(StagePart):
             graph = self._graphs.known[number]
         stage = graph.stages[self.index]
         given = {local: (parameters if name in self.parameters else buffers)[name] for name, local in stage.names.items()}
-        devices = [tensor.device for tensor in given.values()]
-        with drawing(draw, {}, devices, calls):
+        with drawing(draw, {}, devices_of([given, held]), calls):
             result = torch.func.functional_call(stage.module, given, tuple(held[name] for name in stage.takes))
         held |= dict(zip(stage.gives, result if stage.several else (result,), strict=True))
         if self.index + 1 == len(graph.stages):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from psjob.pipeline.draws import Calls, Draw, drawing, may_draw
 
@@ -62,7 +63,7 @@ class Pieces(StagePart):
     def run(self, parameters: Mapping[str, torch.Tensor], buffers: dict[str, torch.Tensor], value: Any, draw: Draw, calls: Calls) -> Any:
         given = {self._local[name]: parameters[name] for name in self.parameters}
         given |= {self._local[name]: buffers[name] for name in self.buffers}
-        devices = [tensor.device for tensor in given.values()]
+        devices = devices_of([*given.values(), value])
 
         def forward(pieces: Sequence[nn.Module]) -> Any:
             args, kwargs = value if self.index == 0 else ((value,), {})
@@ -103,6 +104,11 @@ class _Holder(nn.Module):
 
     def forward(self, run: Any) -> Any:
         return run(self.pieces)
+
+
+def devices_of(values: Any) -> list[torch.device]:
+    """Where the tensors of a structure lie."""
+    return list(dict.fromkeys(leaf.device for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)))
 
 
 def local_names(model: nn.Module, part: nn.Module) -> dict[str, str]:

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from psjob.pipeline.draws import Calls, Draw
-from psjob.pipeline.parts import StagePart
+from psjob.pipeline.parts import StagePart, devices_of
 
 Grads = list[torch.Tensor | None]
 """One for each leaf of a structure, in pytree's order; None for what has no gradient."""
@@ -162,17 +162,16 @@ class StageRun:
             if isinstance(output, torch.Tensor) and output.requires_grad and (grads is None or grads[place] is not None)
         ]
         pairs += [(one.used[name], grad) for name, grad in later.items()]
-        inputs = [leaf for leaf in one.inputs if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        inputs = [leaf for leaf in one.inputs if leaf is not None]
         weights = {name: leaf for name, leaf in one.version.leaves.items() if leaf.requires_grad}
         found: Sequence[torch.Tensor | None] = [None] * (len(inputs) + len(weights))
         if pairs and found:
-            devices = [leaf.device for leaf in weights.values()]
-            with self.part.repeating(one.draw, devices, one.calls), _no_casts():
+            with self.part.repeating(one.draw, devices_of([weights, inputs]), one.calls), _no_casts():
                 found = torch.autograd.grad(
                     [output for output, _ in pairs], [*inputs, *weights.values()], [grad for _, grad in pairs], allow_unused=True
                 )
         of_inputs = iter(found[: len(inputs)])
-        back = [next(of_inputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None for leaf in one.inputs]
+        back = [None if leaf is None else next(of_inputs) for leaf in one.inputs]
         named = zip(weights, found[len(inputs) :], strict=True)
         return back, {name: grad for name, grad in named if grad is not None}
 
@@ -180,9 +179,9 @@ class StageRun:
         """Run the forward with a graph, whose ends `one` keeps."""
         leaves, structure = pytree.tree_flatten(one.value)
         one.inputs = [_entry(leaf) for leaf in leaves]
-        # A copy of what gets a gradient: the part may begin with an operation in place, which a leaf of a graph does not allow.
-        given = [leaf.clone() if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf for leaf in one.inputs]
         with torch.enable_grad():
+            # A copy of what gets a gradient: the part may begin with an operation in place, which a leaf of a graph does not allow.
+            given = [leaf if entry is None else entry.clone() for leaf, entry in zip(leaves, one.inputs, strict=True)]
             # A view, so that gradients of a parameter meet at a node to which those of later stages can be given first.
             one.used = {name: leaf.view_as(leaf) if name in self._shared else leaf for name, leaf in one.version.leaves.items()}
             output = self._run(one, pytree.tree_unflatten(given, structure), buffers)
@@ -240,7 +239,7 @@ class _Open:
 
     def __post_init__(self) -> None:
         self.buffers: dict[str, torch.Tensor] = {}
-        self.inputs: list[Any] = []
+        self.inputs: Grads = []
         self.used: dict[str, torch.Tensor] = {}
         self.outputs: list[Any] = []
 
@@ -272,8 +271,8 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_leaf else _cut_off(tensor)
 
 
-def _entry(leaf: Any) -> Any:
-    return leaf.detach().requires_grad_() if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf
+def _entry(leaf: Any) -> torch.Tensor | None:
+    return leaf.detach().requires_grad_() if isinstance(leaf, torch.Tensor) and leaf.requires_grad else None
 
 
 def _cut_off(leaf: Any) -> Any:
