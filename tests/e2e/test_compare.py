@@ -41,7 +41,9 @@ def test_digits_in_two_modes(tmp_path: Path) -> None:
     sync, asynchronous = json.loads(said)["sides"]
     for one, mode in ((sync, "sync"), (asynchronous, "async")):
         assert one["title"] == mode and one["result"] == "Complete" and f"spec.training.mode={mode}" in one["command"]
-        assert one["final"]["test_accuracy"] > 0.85 and len(one["curves"]["test_accuracy"]) == 3
+        # A look each 0.1 s may pass over an epoch of so few steps.
+        seen = [value for _, _, value in one["curves"]["test_accuracy"]]
+        assert 0.85 < one["final"]["test_accuracy"] == seen[-1] and len(seen) <= 3
         assert one["rate"] == one["steps"] / one["elapsed"] > 0 and one["timeToLoss"] is not None
         assert len(one["idle"]) == 2 and 0 < one["waiting"] < 1 and sum(count for _, count in one["lags"]) > 0 < len(one["gaps"])
     assert 3 * 45 - 1 >= sync["steps"] >= 3 * 45 - 5, "45 batches an epoch for each of two workers; the first step begins the time"
