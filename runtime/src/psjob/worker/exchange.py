@@ -7,6 +7,7 @@ comes. What both sides use is guarded by the session's condition.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
@@ -229,9 +230,10 @@ class Exchange:
         self.targets = targets
         self.sharing.aim(targets)
         blocks = session.blocks
+        of_link = Counter(session.owner[block.index] for block in blocks)
         with session.cond:
             for link in session.links:
-                link.requests.unsent = sum(session.owner[block.index] == link.index for block in blocks)
+                link.requests.unsent = of_link[link.index]
         for block in blocks:
             link = session.links[session.owner[block.index]]
             self.sharing.refresh(block.index)  # before its answer lands: what comes over a stream is the worker's own until its next push
