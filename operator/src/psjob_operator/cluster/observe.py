@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -144,9 +144,9 @@ def _mine(store: JobStore, kind: ResourceKind, key: Key, name: str, uid: str) ->
 
 def _unguarded(store: JobStore, job: Snapshot, askers: Sequence[Peer]) -> tuple[Role, ...]:
     """Roles without a NetworkPolicy of this job that lets in what it should."""
-    there = {it.name: it.digest for it in store.children(POLICIES, Key(job.namespace, job.name)) if it.owner == job.uid and not it.deleting}
-    roles: tuple[Role, ...] = ("shard", "worker")
-    return tuple(role for role in roles if there.get(naming.policy(job.name, role)) != rules(policy(job, role, askers)["spec"]))
+    key, roles = Key(job.namespace, job.name), get_args(Role)
+    there = {role: _mine(store, POLICIES, key, naming.policy(job.name, role), job.uid) for role in roles}
+    return tuple(role for role, it in there.items() if it is None or it.digest != rules(policy(job, role, askers)["spec"]))
 
 
 def _spec(job: JobEntry, memory: Memory) -> tuple[JobSpec, tuple[str, ...]]:
