@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from psjob_operator.api.base import Model
-from psjob_operator.api.problem import Problem, shown
+from psjob_operator.api.problem import Problem, field_path, shown
 
 FORMAT = 1
 MOST_NODES = 2000
@@ -111,9 +111,7 @@ def _breaches(profile: Profile) -> Iterator[Problem]:
 
 def _told(detail: ErrorDetails) -> Problem:
     """Pydantic's finding in the words of psjob."""
-    path = ""
-    for step in detail["loc"]:
-        path += f"[{step}]" if isinstance(step, int) else f"{'.' if path else ''}{step}"
+    path = field_path(detail["loc"])
     match detail["type"]:
         case "missing":
             return Problem(path, None, "Required value", "write the file with `psjob plan-stages SCRIPT --save FILE`")

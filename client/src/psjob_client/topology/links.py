@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from psjob_client.topology import units
 from psjob_client.topology.figures import FIGURES, Figure
 from psjob_operator.api.base import Model
-from psjob_operator.api.problem import Problem, shown
+from psjob_operator.api.problem import Problem, field_path, shown
 
 MOST_DEVICES = 128
 MOST_LINKS = 20_000
@@ -194,9 +194,7 @@ def _breaches(machine: Machine) -> Iterator[Problem]:
 
 def _told(detail: ErrorDetails) -> Problem:
     """Pydantic's finding in the words of psjob."""
-    path = ""
-    for step in detail["loc"]:
-        path += f"[{step}]" if isinstance(step, int) else f"{'.' if path else ''}{step}"
+    path = field_path(detail["loc"])
     match detail["type"]:
         case "missing":
             return Problem(path, None, "Required value", "see `psjob plan-topology --help` for an example")

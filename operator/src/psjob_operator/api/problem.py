@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,3 +40,11 @@ def shown(value: Any) -> str:
 
 def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def field_path(loc: Iterable[int | str]) -> str:
+    """Where a field lies, as `a.b[0].c`, from pydantic's steps to it."""
+    path = ""
+    for step in loc:
+        path += f"[{step}]" if isinstance(step, int) else f"{'.' if path else ''}{step}"
+    return path

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from psjob_operator.api.crd import node
 from psjob_operator.api.crd import schema as make_schema
 from psjob_operator.api.job import PSTrainingJob
-from psjob_operator.api.problem import Problem, shown
+from psjob_operator.api.problem import Problem, field_path, shown
 from psjob_operator.api.rules import breaches, rules
 from psjob_operator.api.structure import mistakes
 from psjob_operator.api.template import template_rules
@@ -108,7 +108,7 @@ def _too_large(raw: Mapping[str, Any]) -> list[Problem]:
 
 def _told(detail: ErrorDetails) -> Problem:
     """Pydantic's finding in the words of psjob."""
-    path = _path(detail["loc"])
+    path = field_path(detail["loc"])
     value = detail["input"]
     kind = detail["type"]
     if kind == "missing":
@@ -142,13 +142,6 @@ def _hint(wanted: str, value: Any, path: str) -> str:
     if wanted in ("integer", "boolean") and isinstance(value, str):
         return "write it without quotes"
     return _purpose(path)
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    text = ""
-    for step in loc:
-        text += f"[{step}]" if isinstance(step, int) else f"{'.' if text else ''}{step}"
-    return text
 
 
 def _at(path: str) -> dict[str, Any]:
