@@ -14,6 +14,7 @@ from torch import nn
 
 from psjob.layout import memory
 from psjob.shard.acceptor import SPARE
+from psjob.shard.checks import MOST_AHEAD
 from psjob.shard.waiting import MOST_WAITING
 from psjob.wire import pooled
 from psjob.wire.frame import MAX_LEVELS, Flag, Header, Kind, WireError, load
@@ -153,6 +154,17 @@ def test_who_asks_again_and_again_for_what_is_to_come_loses_its_stream(tmp_path:
         if kind is Kind.PUSH:
             together(lambda: step(good))
             assert torch.allclose(weights(shards), before - LR)
+
+
+def test_who_asks_for_a_step_that_it_cannot_come_to_loses_its_stream(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=2, shards=1, transport="tcp") as shards:
+        bad, _ = attached(shards, 2)
+        (cell,) = shards.servers[0].store.cells.values()
+        broken = shards.servers[0].bad_connections
+        says(bad, Kind.PULL, block=0, request=1000, version=(1, MOST_AHEAD))
+        assert eventually(lambda: cell.waiters.of(0) == 1)
+        says(bad, Kind.PULL, block=0, request=1001, version=(1, MOST_AHEAD + 1))
+        assert eventually(lambda: shards.servers[0].bad_connections > broken)
 
 
 def test_answers_that_nobody_reads_are_not_kept_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

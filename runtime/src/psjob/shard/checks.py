@@ -62,6 +62,14 @@ def check_reached(store: Store, header: Header) -> None:
         )
 
 
+def check_pull(store: Store, header: Header, cell: Cell) -> None:
+    """Refuse to wait for a step that the worker cannot come to soon: it would hold a place, and be looked at, until the run ends."""
+    row, wanted = store.admission.rows[header.worker], header.version[1]
+    most = max(cell.n, row.complete + MOST_AHEAD)
+    if row.owned and wanted > most:
+        raise WireError(f"worker {header.worker} asks for {cell.name} at step {wanted}; it can come to {most} at most")
+
+
 def check_acked(store: Store, rank: int, acked: int) -> None:
     """Refuse a hello by which more of a worker's clocks were acknowledged than can have been: those after would count as taken."""
     complete = store.complete(rank)

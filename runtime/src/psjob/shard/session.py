@@ -24,6 +24,7 @@ from psjob.shard.checks import (
     REACHED,
     check_acked,
     check_leave,
+    check_pull,
     check_push,
     check_reached,
     clip_limit,
@@ -262,7 +263,9 @@ class Session:
         if kind is Kind.EARLY:
             return self._early(lane, header)
         if kind is Kind.PULL:
-            self.store.pull(header, self.store.cell(header.block), lane)
+            cell = self.store.cell(header.block)
+            check_pull(self.store, header, cell)
+            self.store.pull(header, cell, lane)
         elif kind is Kind.INFO:
             return self._info(lane, header)
         elif kind in ROW_KINDS and lane is self.lanes[0]:
