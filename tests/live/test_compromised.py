@@ -182,6 +182,20 @@ def test_answers_that_nobody_reads_are_not_kept_without_end(tmp_path: Path, monk
             assert len(session.lanes[0].stream._queue) <= 200
 
 
+def test_no_more_is_read_of_a_worker_that_reads_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooled, "BEHIND", 50)
+    with serving(tmp_path, workers=2, shards=1, transport="tcp") as shards:
+        good, bad = attached(shards, 2)
+        stream = shards.servers[0].sessions[1].lanes[0].stream
+        with stream._send_lock:  # as if the peer had stopped reading
+            for number in range(300):
+                says(bad, Kind.PULL, block=0, request=1000 + number)
+            assert eventually(lambda: stream._pauses) and len(stream._queue) <= 50
+        stream.pump()
+        assert eventually(lambda: not stream._queue and not stream._pauses) and not stream.closed
+        together(lambda: step(good), lambda: step(bad))
+
+
 def test_one_key_takes_no_more_places_than_its_process_needs(tmp_path: Path) -> None:
     """It begins streams, proves itself on each and says no hello; the others come in as ever."""
     with serving(tmp_path, workers=2, shards=1, transport="tcp", streams=1) as shards:

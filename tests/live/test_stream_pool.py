@@ -181,6 +181,32 @@ def test_any_thread_may_put_and_a_turn_is_made_as_late_as_it_can_be(dial: Callab
     assert stream.recv_header(20.0).block == 7
 
 
+def test_no_more_is_read_of_a_peer_that_reads_nothing_until_it_does(dial: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooled, "BEHIND", 16)
+    waited: list[int] = []
+
+    def serve(stream: Pooled) -> Wants[None]:
+        while True:
+            if stream.full:
+                yield from stream.emptied()
+            header = yield from stream.next_header(None)
+            stream.put_frame(header, bytes(50_000))
+            waited.append(len(stream._queue))
+
+    stream = dial(serve)
+    sender = threading.Thread(target=lambda: [stream.send(Header(Kind.PULL, block=number)) for number in range(2000)], daemon=True)
+    sender.start()
+    time.sleep(0.5)
+    held = len(waited)
+    time.sleep(0.2)
+    assert 16 <= held == len(waited) < 2000
+    for number in range(2000):
+        header = stream.recv_header(20.0)
+        assert header.block == number and len(stream.recv_body(header)) == 50_000
+    sender.join(20.0)
+    assert max(waited) <= 16 and not sender.is_alive()
+
+
 def test_a_newcomer_above_the_limit_is_closed(dial: Callable[..., Stream]) -> None:
     first = dial(known_echo, 1)
     first.send(Header(Kind.PUSH), b"a")

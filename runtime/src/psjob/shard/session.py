@@ -119,6 +119,8 @@ class Session:
             if first is not None:
                 yield from first
             while True:
+                if lane.stream.full:
+                    yield from lane.stream.emptied()
                 header = yield from lane.stream.next_header(None)
                 wants = self._handle(lane, header)
                 if wants is not None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from psjob.wire.frame import Header
-from psjob.wire.reading import SILENCE_SECONDS
+from psjob.wire.reading import SILENCE_SECONDS, Pause, Wants
 from psjob.wire.tcp import JOINED, Buffer, Part, Stream
 from psjob.wire.tls import pieces
 
@@ -30,6 +30,8 @@ BATCH = 64 << 10
 PLACES = 512
 QUEUED = 1 << 16
 """Answers that wait until their peer reads; each takes about a kilobyte."""
+BEHIND = 1024
+"""Answers that wait until their peer reads; with so many, no more of its requests are read."""
 LARGE = 64 << 10
 """An answer of so many bytes is sent by the loop that writes."""
 log = logging.getLogger("psjob.wire")
@@ -72,6 +74,22 @@ class Pooled(Stream):
         self._encrypted = memoryview(b"")
         """What is left over before that, of an encrypted stream."""
         self._done: list[Callable[[], None]] = []
+        self._pauses = False
+        """Does the generator wait until the peer has read?"""
+
+    @property
+    def full(self) -> bool:
+        """Do so many answers wait for the peer that no more of its requests should be read?"""
+        return len(self._queue) >= BEHIND
+
+    def emptied(self) -> Wants[None]:
+        """Wait until the peer has read of its answers, or is given up."""
+        while not self.closed:
+            self._pauses = True  # first: who sends looks at it last
+            if not self.full:
+                break
+            yield Pause()
+        self._pauses = False
 
     def put(self, act: Act, large: bool = False) -> None:
         """Send what `act` says, after all that was put before. `large`: the loop that writes does it, beside the one that reads."""
@@ -182,6 +200,9 @@ class Pooled(Stream):
                 done.append(sending.done)
             if size >= BATCH or done:
                 break
+        if self._pauses and len(self._queue) <= BEHIND // 2:
+            self._pauses = False
+            self.wake()
         if parts and not self.closed and not self._send(parts, done) and self.writer is not None:
             self.writer.post(functools.partial(self.writer.watch, self))
 
