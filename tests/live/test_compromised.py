@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from psjob.layout import memory
 from psjob.shard.acceptor import SPARE
 from psjob.shard.checks import MOST_AHEAD
 from psjob.shard.waiting import MOST_WAITING
-from psjob.wire import pooled
-from psjob.wire.frame import MAX_LEVELS, Flag, Header, Kind, WireError, load
+from psjob.wire import pooled, reading
+from psjob.wire.frame import MAX_JSON, MAX_LEVELS, Flag, Header, Kind, WireError, load, run_digest
 from psjob.wire.handshake import greet
+from psjob.wire.reading import StreamClosed
 from psjob.wire.tcp import Stream
 from tests.live.live_shards import SECONDS, Shards, Worker, eventually, serving
 
@@ -210,6 +212,39 @@ def test_one_key_takes_no_more_places_than_its_process_needs(tmp_path: Path) -> 
         attached(shards, 2)
         for stream in begun:
             stream.close()
+
+
+def test_one_key_has_one_hello_of_many_frames_at_a_time(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=2, shards=1, transport="tcp", streams=4) as shards:
+        first, second, small = (begins(shards, Flag.MORE if large else Flag.NONE) for large in (True, True, False))
+        assert eventually(lambda: gone(first.sock))
+        assert not gone(second.sock) and not gone(small.sock)
+        attached(shards, 2)
+        for stream in (first, second, small):
+            stream.close()
+
+
+def test_a_hello_has_to_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that comes as fast as it has to."""
+    monkeypatch.setattr(reading, "HELLO_WHOLE_SECONDS", 0.6)
+    with serving(tmp_path, workers=2, shards=1, transport="tcp") as shards:
+        stream, sent = begins(shards, Flag.MORE), 0
+        with pytest.raises(StreamClosed):
+            while sent < 100:
+                time.sleep(0.05)
+                stream.write(bytes(8000))
+                sent += 1
+        assert 8 <= sent < 60
+        attached(shards, 2)
+
+
+def begins(shards: Shards, flags: Flag) -> Stream:
+    """A stream of worker 1 by which a mebibyte of hello is to come, and the first bytes of it have."""
+    stream = Stream(socket.create_connection(shards.address(0)))
+    greet(stream, shards.place(1), 0, SECONDS)
+    hello = Header(Kind.HELLO, run=run_digest(shards.place(1).run), worker=1, start=1, flags=flags, length=MAX_JSON)
+    stream.write(hello, bytes(1000))
+    return stream
 
 
 def gone(sock: socket.socket) -> bool:

@@ -6,8 +6,9 @@ is told so at once and restarts while this shard still imports and restores. All
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from psjob.contract import keys
 from psjob.modes import of as mode_of
 from psjob.process.config import Place
 from psjob.wire.auth import Peer, Standing, Unproven
-from psjob.wire.frame import Header, Kind, WireError, dump, run_digest
+from psjob.wire.frame import Flag, Header, Kind, WireError, dump, run_digest
 from psjob.wire.handshake import admit
 from psjob.wire.loop import Apart
 from psjob.wire.pooled import Pooled
@@ -38,7 +39,9 @@ class Acceptor:
         self._waiting: dict[Pooled, None] = {}
         self._lock = threading.Lock()
         self._begun: dict[Peer, dict[Pooled, None]] = {}
-        """Streams of a process whose hello has not come whole."""
+        """Streams of a process that are not served yet, the oldest first."""
+        self._large: dict[Peer, Pooled] = {}
+        """Of these the one whose hello has more than one frame."""
 
     def open(self, meet: Meet, refused: Callable[[Pooled, Exception], None]) -> None:
         """From now on streams go to `meet`."""
@@ -52,11 +55,12 @@ class Acceptor:
         try:
             peer = yield from admit(stream, self._key, Standing(self.here.index, self.here.number, self.here.view), self.here.encryption)
             stream.known()
-            header, hello = yield from self._hello(peer, stream)
-            if self._meet is None and self._must_rewind(hello):
-                stream.put_frame(Header(Kind.REWIND, run=self.run, view=self.here.view, attempt=self.here.number))
-                return None
-            meet = yield from self._opened(stream)
+            with self._beginning(peer, stream):
+                header, hello = yield from self._hello(peer, stream)
+                if self._meet is None and self._must_rewind(hello):
+                    stream.put_frame(Header(Kind.REWIND, run=self.run, view=self.here.view, attempt=self.here.number))
+                    return None
+                meet = yield from self._opened(stream)
             apart = yield from meet(stream, header, hello)
             return None if apart is None else partial(self._go_on, stream, apart)
         except (WireError, TimeoutError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -65,8 +69,9 @@ class Acceptor:
             pass
         return None
 
-    def _hello(self, peer: Peer, stream: Pooled) -> Wants[tuple[Header, dict[str, Any]]]:
-        """The hello of a process. One that begins many streams and says none keeps its newest: else its key would shut all others out."""
+    @contextlib.contextmanager
+    def _beginning(self, peer: Peer, stream: Pooled) -> Iterator[None]:
+        """A process begins a stream. One that begins many keeps its newest: else its key would shut all others out."""
         with self._lock:
             begun = self._begun.setdefault(peer, {})
             begun[stream] = None
@@ -76,17 +81,28 @@ class Acceptor:
         if oldest is not None:
             oldest.close()
         try:
-            header = yield from stream.next_header(HELLO_SECONDS)
-            if header.kind is not Kind.HELLO or header.run != self.run:
-                raise WireError(f"the first frame is {header.kind.name}, expected HELLO of this run")
-            hello = yield from stream.hello(header)
-            _check(peer, header, hello)
-            return header, hello
+            yield
         finally:
             with self._lock:
                 begun.pop(stream, None)
                 if not begun and self._begun.get(peer) is begun:
                     del self._begun[peer]
+                if self._large.get(peer) is stream:
+                    del self._large[peer]
+
+    def _hello(self, peer: Peer, stream: Pooled) -> Wants[tuple[Header, dict[str, Any]]]:
+        """The hello of a process. Of those with a long table it keeps the newest: they take up to MAX_BODY each."""
+        header = yield from stream.next_header(HELLO_SECONDS)
+        if header.kind is not Kind.HELLO or header.run != self.run:
+            raise WireError(f"the first frame is {header.kind.name}, expected HELLO of this run")
+        if header.flags & Flag.MORE:
+            with self._lock:
+                older, self._large[peer] = self._large.get(peer), stream
+            if older is not None:
+                older.close()
+        hello = yield from stream.hello(header)
+        _check(peer, header, hello)
+        return header, hello
 
     def _key(self, peer: Peer, run: bytes) -> bytes:
         """What `peer` proves itself with. Raises Unproven for who is none of those that dial this shard."""

@@ -29,6 +29,8 @@ SILENCE_SECONDS = 20.0
 """A transfer in which no byte moves for this long has failed; one that moves may take as long as it does."""
 LEAST_RATE = 1024
 """Bytes a second at which a stranger's hello must come at least."""
+HELLO_WHOLE_SECONDS = 300.0
+"""A hello takes no longer than that, however large it is: 64 MiB at 2 Mbit/s."""
 PIECE = 64 << 10
 """Bytes by which a body is allocated whose length only its sender knows."""
 AHEAD = 40 * HEADER_BYTES
@@ -264,8 +266,8 @@ class Reading:
         return self._json(header, SILENCE_SECONDS, None)
 
     def hello(self, header: Header) -> Wants[dict[str, Any]]:
-        """As `json`, from a peer that nothing is known of: it may pause for HELLO_SECONDS, and must send LEAST_RATE."""
-        return self._json(header, HELLO_SECONDS, LEAST_RATE)
+        """As `json`, from a peer that nothing is known of: it may pause for HELLO_SECONDS, must send LEAST_RATE and end in time."""
+        return self._json(header, HELLO_SECONDS, LEAST_RATE, time.monotonic() + HELLO_WHOLE_SECONDS)
 
     def skip(self, header: Header) -> Wants[None]:
         """As `drain`."""
@@ -276,21 +278,22 @@ class Reading:
             yield Filling(self, [part], SILENCE_SECONDS)
             left -= len(part)
 
-    def _json(self, header: Header, silence: float, rate: int | None) -> Wants[dict[str, Any]]:
-        body = yield from self._body(header, MAX_JSON, silence, rate)
+    def _json(self, header: Header, silence: float, rate: int | None, until: float = math.inf) -> Wants[dict[str, Any]]:
+        body = yield from self._body(header, MAX_JSON, silence, rate, until)
         while header.flags & Flag.MORE:
             before, header = header, (yield from self.next_header(silence))
             continues(before, header, len(body))
-            body += yield from self._body(header, MAX_JSON, silence, rate)
+            body += yield from self._body(header, MAX_JSON, silence, rate, until)
         return load(body)
 
-    def _body(self, header: Header, limit: int, silence: float, rate: int | None) -> Wants[bytearray]:
+    def _body(self, header: Header, limit: int, silence: float, rate: int | None, until: float = math.inf) -> Wants[bytearray]:
         if header.length > limit:
             raise WireError(f"{header.kind.name} of {header.length} bytes is above the limit of {limit}")
         body = bytearray()
         while len(body) < header.length:
             piece = bytearray(min(PIECE, header.length - len(body)))
-            yield Filling(self, [memoryview(piece)], silence, None if rate is None else silence + len(piece) / rate)
+            whole = None if rate is None else max(0.0, min(silence + len(piece) / rate, until - time.monotonic()))
+            yield Filling(self, [memoryview(piece)], silence, whole)
             body += piece
         if header.crc and zlib.crc32(body) != header.crc:
             raise WireError(f"{header.kind.name} of {header.length} bytes is damaged: its checksum does not match")
