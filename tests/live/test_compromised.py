@@ -247,6 +247,26 @@ def begins(shards: Shards, flags: Flag) -> Stream:
     return stream
 
 
+@pytest.mark.parametrize(
+    ("body", "says_why"),
+    [
+        ({"none": [], "hyperparameters": [{}] * 70}, "70 parameter groups, the model has 1"),
+        ({"none": [0, 0], "hyperparameters": []}, "2 tensors have no gradient, the model has 1"),
+        ({"none": [], "hyperparameters": [], "long": "x" * (2 * MAX_JSON)}, f"above the limit of {MAX_JSON}"),
+    ],
+    ids=["groups", "none", "frames"],
+)
+def test_what_pushes_are_made_with_is_no_longer_than_the_job(
+    tmp_path: Path, body: dict[str, Any], says_why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(tmp_path, workers=2, shards=1, transport="tcp") as shards:
+        _, bad = attached(shards, 2)
+        lane = bad.session.links[0].main
+        assert lane is not None
+        lane.stream.send_json(bad.session.header(Kind.INFO, info=9), body)
+        assert eventually(lambda: says_why in caplog.text), caplog.text
+
+
 def gone(sock: socket.socket) -> bool:
     """The other side has closed."""
     sock.setblocking(False)

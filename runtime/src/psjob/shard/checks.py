@@ -12,10 +12,14 @@ from psjob.rules.base import check_hyperparameters
 from psjob.shard.cell import Cell
 from psjob.shard.pending import Info
 from psjob.shard.store import Store
-from psjob.wire.frame import Flag, Header, Kind, WireError
+from psjob.wire.frame import MAX_JSON, Flag, Header, Kind, WireError
 
 MOST_AHEAD = 64
 """Clocks that a worker may be ahead of its pushes to shard 0. One or two are usual: records and pushes come by different lanes."""
+SPARE_GROUPS = 64
+"""Parameter groups without a tensor that an optimizer may have after those with one."""
+GROUP_BYTES, INDEX_BYTES = 1024, 16
+"""Of an INFO, most that a group's or a table's hyperparameters take, and the number of a tensor."""
 REACHED = frozenset({Kind.RECORD, Kind.RECORD_DELTA, Kind.RECORD_PIECE, Kind.MARK})
 """Frames whose clock is one that their worker has come to."""
 
@@ -90,11 +94,39 @@ def check_info(store: Store, header: Header, name: str) -> Info:
     return info
 
 
+def most_info(store: Store) -> int:
+    """Bytes of an INFO at most: one frame, or what the job's groups, tables and tensors need."""
+    tensors = 0 if store.layout is None else len(store.layout.table)
+    return max(MAX_JSON, GROUP_BYTES * (_groups(store) + SPARE_GROUPS + len(store.row_cells)) + INDEX_BYTES * tensors)
+
+
+def info_of(store: Store, rank: int, body: Mapping[str, Any]) -> Info:
+    """What an INFO says. Raises WireError where it is not in shape, or says more than the job has."""
+    try:
+        hyperparameters = group_hyperparameters(store, body["hyperparameters"])
+        rows = table_hyperparameters(store, body.get("rows", []))
+        bad = None if body.get("nonFinite") is None else int(body["nonFinite"])
+        if store.layout is not None and len(body["none"]) > len(store.layout.table):
+            raise ValueError(f"{len(body['none'])} tensors have no gradient, the model has {len(store.layout.table)}")
+        none = frozenset(int(t) for t in body["none"])
+        clip, clamp = (clip_limit(store, body.get(what)) for what in ("clip", "clamp"))
+        return Info(hyperparameters, none, rows, clip, clamp, bad)
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError(f"INFO of worker {rank} is not in shape: {error!r}") from None
+
+
+def _groups(store: Store) -> int:
+    """Parameter groups that have a tensor, and those before them."""
+    return 0 if store.layout is None else 1 + max((t.group for t in store.layout.table), default=-1)
+
+
 def group_hyperparameters(store: Store, groups: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """Hyperparameters of every group, whole and finite. Raises ValueError naming what is wrong (an absent rank has none)."""
-    wanted = 0 if store.layout is None or store.rule_name == "reduce" else 1 + max((t.group for t in store.layout.table), default=-1)
+    wanted = 0 if store.rule_name == "reduce" else _groups(store)
     if 0 < len(groups) < wanted:  # the last groups may have no parameter
         raise ValueError(f"hyperparameters of {len(groups)} parameter groups, the model has {wanted}")
+    if store.layout is not None and len(groups) > _groups(store) + SPARE_GROUPS:
+        raise ValueError(f"hyperparameters of {len(groups)} parameter groups, the model has {_groups(store)}")
     return tuple(check_hyperparameters(rules.named(store.rule_name), group) for group in groups)
 
 

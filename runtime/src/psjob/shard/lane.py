@@ -9,7 +9,6 @@ import torch
 
 from psjob.layout import memory
 from psjob.shard.cell import Cell
-from psjob.shard.held import EarlyPushes
 from psjob.shard.rows import RowCell
 from psjob.shard.waiting import MOST_NAMED, Waiter
 from psjob.wire.frame import Flag, Header, Kind, dump
@@ -29,7 +28,7 @@ class ShardLane:
 
     def __init__(self, session: Session, stream: Pooled) -> None:
         self.session, self.store, self.stream = session, session.store, stream
-        self.held = EarlyPushes()
+        self.held = session.held
         self._lent = 0
         """Answers that were put in lent memory."""
         self._body = torch.empty(0, dtype=torch.uint8)

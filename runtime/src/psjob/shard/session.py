@@ -20,22 +20,13 @@ from psjob.modes import written
 from psjob.protocol.records import PIECE
 from psjob.shard.admission import Verdict
 from psjob.shard.cell import Cell, Gradient
-from psjob.shard.checks import (
-    REACHED,
-    check_acked,
-    check_leave,
-    check_pull,
-    check_push,
-    check_reached,
-    clip_limit,
-    group_hyperparameters,
-    table_hyperparameters,
-)
+from psjob.shard.checks import REACHED, check_acked, check_leave, check_pull, check_push, check_reached, info_of, most_info
 from psjob.shard.encoded import Encoded
+from psjob.shard.held import EarlyPushes
 from psjob.shard.lane import ShardLane
 from psjob.shard.lending import Lending, lent_bytes, slots_of, transports_of
 from psjob.shard.letin import let_in
-from psjob.shard.pending import Info, Received
+from psjob.shard.pending import Received
 from psjob.shard.phase import Phase
 from psjob.shard.recordframes import RecordFrames
 from psjob.shard.rowframes import RowFrames
@@ -70,6 +61,7 @@ class Session:
             Kind.PARAM, run=server.run, attempt=self.store.attempt, worker=self.rank, start=header.start, rewinds=header.rewinds
         )
         """What every frame to this worker has in common."""
+        self.held = EarlyPushes(self.store.budget // self.store.workers)
         self.lanes = [ShardLane(self, stream)]
         self.row_frames = RowFrames(self)
         self.records = RecordFrames(self)
@@ -139,6 +131,7 @@ class Session:
 
     def _is_over(self) -> None:
         self.done.set()
+        self.held.clear()
         for act in self.after:
             act()
         if self.server.coordinator is not None:
@@ -321,7 +314,7 @@ class Session:
         grad = lane.held.take(header) if header.flags & Flag.HELD and store.wanted(header, cell) else None
         if header.length:
             grad = yield from self._receive(lane, header, cell, codec)
-        lane.held.drop(header.block)
+        lane.held.drop(header.block, header.clock)
         self.judge(header, store.push(header, cell, grad, lane, self.generation), cell.name, grad)
 
     def judge(self, header: Header, verdict: Verdict, name: str, grad: Received | None) -> None:
@@ -340,7 +333,7 @@ class Session:
         cell = self.store.cell(header.block)
         codec = self.encoded.codec_of(header, cell.block)
         check_push(self.store, header, cell, codec is not None)
-        lane.held.drop(header.block)
+        lane.held.drop(header.block, header.clock - 1)
         grad = yield from self._receive(lane, header, cell, codec)
         with self.store.lock:
             self.store.counters.bytes += header.length
@@ -374,16 +367,8 @@ class Session:
         return grad
 
     def _info(self, lane: ShardLane, header: Header) -> Wants[None]:
-        body = yield from lane.stream.json(header)
-        try:
-            hyperparameters = group_hyperparameters(self.store, body["hyperparameters"])
-            rows = table_hyperparameters(self.store, body.get("rows", []))
-            bad = None if body.get("nonFinite") is None else int(body["nonFinite"])
-            none = frozenset(int(t) for t in body["none"])
-            clip, clamp = (clip_limit(self.store, body.get(what)) for what in ("clip", "clamp"))
-            self.store.infos.learn(self.rank, header.info, Info(hyperparameters, none, rows, clip, clamp, bad))
-        except (KeyError, TypeError, ValueError) as error:
-            raise WireError(f"INFO of worker {self.rank} is not in shape: {error!r}") from None
+        body = yield from lane.stream.json(header, most_info(self.store))
+        self.store.infos.learn(self.rank, header.info, info_of(self.store, self.rank, body))
 
     def _init(self, header: Header) -> Wants[None]:
         cell = self.store.cell(header.block)

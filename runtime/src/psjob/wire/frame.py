@@ -233,14 +233,14 @@ def frames(header: Header, raw: bytes) -> Iterator[tuple[Header, memoryview]]:
         yield header._replace(flags=header.flags | more), view[at : at + MAX_JSON]
 
 
-def continues(before: Header, header: Header, so_far: int) -> None:
+def continues(before: Header, header: Header, so_far: int, most: int = MAX_BODY) -> None:
     """Check that the frame `header` goes on with a body of which `so_far` bytes came, the last of them by `before`. Raises WireError."""
     if header.kind is not before.kind:
         raise WireError(f"a body of {before.kind.name} in several frames was broken off by {header.kind.name}")
     if before.length != MAX_JSON:
         raise WireError(f"{before.kind.name} of {before.length} bytes says that more follows; such a frame has {MAX_JSON}")
-    if so_far + header.length > MAX_BODY:
-        raise WireError(f"{before.kind.name} of at least {so_far + header.length} bytes is above the limit of {MAX_BODY}")
+    if so_far + header.length > most:
+        raise WireError(f"{before.kind.name} of at least {so_far + header.length} bytes is above the limit of {most}")
 
 
 def load(raw: bytes | bytearray | memoryview) -> dict[str, Any]:

@@ -14,7 +14,20 @@ import zlib
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from psjob.wire.frame import HEADER_BYTES, MAX_JSON, ROW_KINDS, Flag, Header, Kind, WireError, continues, extra_header_bytes, load, parse
+from psjob.wire.frame import (
+    HEADER_BYTES,
+    MAX_BODY,
+    MAX_JSON,
+    ROW_KINDS,
+    Flag,
+    Header,
+    Kind,
+    WireError,
+    continues,
+    extra_header_bytes,
+    load,
+    parse,
+)
 from psjob.wire.shared import Region, copy_out
 from psjob.wire.sockets import SLICE_SECONDS, peer_name, timeval
 from psjob.wire.tls import PIECE as ENCRYPTED
@@ -261,9 +274,9 @@ class Reading:
         """As `recv_body`."""
         return self._body(header, limit, SILENCE_SECONDS, None)
 
-    def json(self, header: Header) -> Wants[dict[str, Any]]:
-        """As `recv_json`."""
-        return self._json(header, SILENCE_SECONDS, None)
+    def json(self, header: Header, most: int = MAX_BODY) -> Wants[dict[str, Any]]:
+        """As `recv_json`, of at most `most` bytes."""
+        return self._json(header, SILENCE_SECONDS, None, most=most)
 
     def hello(self, header: Header) -> Wants[dict[str, Any]]:
         """As `json`, from a peer that nothing is known of: it may pause for HELLO_SECONDS, must send LEAST_RATE and end in time."""
@@ -278,11 +291,13 @@ class Reading:
             yield Filling(self, [part], SILENCE_SECONDS)
             left -= len(part)
 
-    def _json(self, header: Header, silence: float, rate: int | None, until: float = math.inf) -> Wants[dict[str, Any]]:
+    def _json(
+        self, header: Header, silence: float, rate: int | None, until: float = math.inf, most: int = MAX_BODY
+    ) -> Wants[dict[str, Any]]:  # fmt: skip
         body = yield from self._body(header, MAX_JSON, silence, rate, until)
         while header.flags & Flag.MORE:
             before, header = header, (yield from self.next_header(silence))
-            continues(before, header, len(body))
+            continues(before, header, len(body), most)
             body += yield from self._body(header, MAX_JSON, silence, rate, until)
         return load(body)
 

@@ -15,6 +15,10 @@ KEPT_RECORDS = 2
 the decided clock on, which are as many as a worker may be ahead of its decisions."""
 
 
+MOST_KEPT = 256 << 20
+"""Bytes of a worker's records in a decided mode: with more, of those between its oldest and its two newest the newest go."""
+
+
 class State(Enum):
     """What a rank is doing."""
 
@@ -52,6 +56,10 @@ class Member:
         for old in sorted(self.records)[:-KEPT_RECORDS]:
             if old != pinned and (since is None or old < since):
                 del self.records[old]
+        size = sum(map(len, self.records.values()))
+        for later in sorted(self.records)[-KEPT_RECORDS - 1 : 0 : -1]:  # decisions come in order of clocks: the oldest are needed first
+            if size > MOST_KEPT and later != pinned:
+                size -= len(self.records.pop(later))
 
     def newest(self, clock: int) -> int | None:
         """The clock of the newest record that is not beyond `clock`."""
