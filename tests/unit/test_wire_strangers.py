@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob.shard.nonces import Nonces
-from psjob.wire.strangers import Strangers
+from psjob.wire.strangers import Strangers, network
 
 
 def test_the_place_is_taken_from_the_oldest_of_the_host_that_has_most() -> None:
@@ -31,7 +32,7 @@ def test_there_are_never_more_than_places(steps: list[tuple[str, bool]], most: i
         elif there:
             assert places.drop(there.pop())
         assert len(places) == len(there) <= most
-        assert sum(places._counts.values()) == len(there)
+        assert sum(places._silent.counts.values()) == len(there)
 
 
 def test_a_flood_of_one_host_leaves_another_its_place() -> None:
@@ -39,6 +40,51 @@ def test_a_flood_of_one_host_leaves_another_its_place() -> None:
     places.add(-1, "peer")
     assert -1 not in [places.add(one, "flood") for one in range(10_000)]
     assert places.drop(-1)
+
+
+def test_who_has_spoken_stays_while_a_thousand_hosts_say_nothing() -> None:
+    places: Strangers[int] = Strangers(8)
+    for one in range(4):
+        places.add(one, "10.0.0.1")
+        places.rename(one, one - 100)
+    gone = [places.add(one, f"10.{one}.0.1") for one in range(200)]
+    assert gone[:4] == [None] * 4 and gone[4:] == list(range(196))
+    assert all(places.drop(one - 100) for one in range(4))
+
+
+def test_where_all_have_spoken_the_place_is_taken_from_the_crowded_network() -> None:
+    places: Strangers[str] = Strangers(4)
+    for name, host in (("a", "10.0.0.1"), ("b", "10.1.0.1"), ("c", "10.1.0.2"), ("d", "10.1.0.3")):
+        places.add(name, host)
+        places.rename(name, name + "!")
+    assert places.add("e", "10.2.0.1") == "b!" and places.add("f", "10.2.0.2") == "c!"
+
+
+def test_first_words_of_one_network_leave_a_newcomer_its_place() -> None:
+    places: Strangers[int] = Strangers(8)
+    for one in range(100):
+        places.add(one, f"10.0.0.{one}")
+        places.rename(one, 1000 + one)
+    places.add(-1, "10.1.0.1")
+    for one in range(100, 200):
+        assert places.add(one, f"10.0.0.{one}") not in (-1, None)
+        places.rename(one, 1000 + one)
+    assert places.drop(-1)
+
+
+@pytest.mark.parametrize(
+    ("host", "counted"),
+    [
+        ("127.1.2.3", "127.1.2.0/24"),
+        ("::ffff:127.1.2.3", "127.1.2.0/24"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+        ("a-name", "a-name"),
+    ],
+)
+def test_hosts_are_counted_by_their_network(host: str, counted: str) -> None:
+    assert network(host) == counted
 
 
 def test_a_nonce_is_good_once_and_for_a_time() -> None:
