@@ -25,6 +25,7 @@ from psjob.shard.cell import Cell
 from psjob.shard.control import Control
 from psjob.shard.coordination import Coordination
 from psjob.shard.letin import WAITING_SECONDS
+from psjob.shard.notices import Notices
 from psjob.shard.peers import PeerStream
 from psjob.shard.phase import Phase
 from psjob.shard.pushnorms import PushNorms
@@ -42,7 +43,6 @@ from psjob.wire.pooled import Pooled
 from psjob.wire.reading import StreamClosed, Wants
 from psjob.wire.words import one_line
 
-NOTICE_SECONDS = 60.0
 ROOM_SECONDS = 1.0
 """Between two tries to make the run's folder."""
 log = logging.getLogger("psjob.shard")
@@ -89,7 +89,7 @@ class Server:
         self.coordinator = Coordination(place, self, folder) if place.index == 0 else None
         self.liveness = Liveness([self.control.pulse, self.control.disk.pulse], config.shard_timeout)
         self._lock = threading.Lock()
-        self._noticed: dict[str, float] = {}
+        self._notices = Notices()
         self._exit: list[int] = []
         self._gone = threading.Event()
         self._told_waiting = 0.0
@@ -209,15 +209,12 @@ class Server:
                 session.hang_up()
 
     def refuse(self, stream: Pooled, error: Exception) -> None:
-        """Count a bad stream, say why (one line a host and minute) and answer; it is closed after."""
+        """Count a bad stream, say why (see Notices) and answer; it is closed after."""
         self.bad_connections += 1
-        host = stream.peer.rsplit(":", 1)[0]
-        now = time.monotonic()
-        if now - self._noticed.get(host, -NOTICE_SECONDS) >= NOTICE_SECONDS:
-            if len(self._noticed) > 1000:
-                self._noticed.clear()
-            self._noticed[host] = now
-            log.warning("closed a stream of %s: %s", stream.peer, one_line(error, 1000))
+        untold = self._notices.told(stream.peer.rsplit(":", 1)[0], time.monotonic())
+        if untold is not None:
+            more = f" ({untold} more were closed since the last such line)" if untold else ""
+            log.warning("closed a stream of %s: %s%s", stream.peer, one_line(error, 1000), more)
         raw = dump({"code": "protocol", "error": str(error)[:500]})
         stream.put_frame(Header(Kind.ERROR, run=self.run, view=self.store.view, attempt=self.store.attempt), raw)
 
