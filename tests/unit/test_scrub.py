@@ -11,7 +11,7 @@ from re._parser import parse as parse_pattern
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from psjob_operator.cluster.pods import parse
@@ -181,6 +181,7 @@ TEXTS = st.lists(
 
 
 @given(TEXTS)
+@example("0f" * 400 + "://" * 400 + next(line for line in PLAIN if line.startswith("forward pass: fused")))
 def test_a_tail_is_bounded_and_to_cut_it_again_changes_nothing(text: str) -> None:
     said = tail(text)
     assert len(said) <= CHARACTERS and len(said.splitlines()) <= LINES

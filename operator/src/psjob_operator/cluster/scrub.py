@@ -118,7 +118,16 @@ def tail(text: str) -> str:
     lines = scrub(text[-READ:]).rstrip().splitlines()
     if cut and len(lines) > 1:
         lines = lines[1:]  # half a line may be half a credential, without the name that tells it
-    words = "\n".join(lines[-LINES:])
+    words = _last("\n".join(lines[-LINES:]))
+    for _ in range(PASSES):  # a cut takes words away that told what stands behind them
+        before, words = words, _last(scrub(words))
+        if words == before:
+            break
+    return words
+
+
+def _last(words: str) -> str:
+    """The last CHARACTERS characters at most, without half a word."""
     if len(words) <= CHARACTERS:
         return words
     begin = re.compile(r"\s").search(words, len(words) - CHARACTERS)
