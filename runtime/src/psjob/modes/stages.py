@@ -6,6 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from math import gcd
 from typing import Final
 
 
@@ -42,6 +43,25 @@ class Stages:
     def ranks(self, stage: int) -> range:
         """The workers of a stage."""
         return range(self._ends[stage] - self.replicas[stage], self._ends[stage])
+
+    def serving(self, stage: int, micro: int) -> int:
+        """The worker of a stage that works on a micro-batch: micro-batches go round its workers, as in PipeDream's runtime.py."""
+        ranks = self.ranks(stage)
+        return ranks[micro % len(ranks)]
+
+    def neighbours(self, rank: int) -> list[int]:
+        """Workers of the stages before and behind with whom a worker shares a micro-batch, in order of their ranks."""
+        stage = self.of(rank)
+        if stage is None:
+            return []
+        mine = self.ranks(stage)
+        found = []
+        for other in (stage - 1, stage + 1):
+            if 0 <= other < len(self.replicas):
+                ranks = self.ranks(other)
+                common = gcd(len(mine), len(ranks))  # n mod r and n mod s are any pair of numbers that are equal modulo gcd(r, s)
+                found += [one for one in ranks if (one - ranks.start) % common == (rank - mine.start) % common]
+        return found
 
     def who(self, stages: tuple[int, ...]) -> frozenset[int] | None:
         """Who pushes what belongs to these stages; None: every worker does. Raises ValueError for a stage that the job does not have."""

@@ -92,6 +92,8 @@ class Kind(IntEnum):
     fields are as in RECORD_PIECE."""
     INPUTS = 30
     """To the coordinator, of a script that makes steps without `ps.shard`: a crc32 of what each of its first steps was made of."""
+    NEIGHBOUR = 31
+    """To a worker of a stage: a worker that it shares micro-batches with, where it listens, and the key of their link."""
     LOOKUP = 40
     """Ids of a table (raw int64, ascending) whose rows are wanted at `version` or later; none: only the word that it is reached."""
     ROWS = 41
@@ -100,6 +102,12 @@ class Kind(IntEnum):
     """A clock's gradients of a table's rows on one shard: ids as in LOOKUP, then one row of float32 for each."""
     ROW_INIT = 43
     """First values of rows, laid out as in ROW_PUSH; the last frame of a table has Flag.STORE."""
+    STANDS = 50
+    """Between workers of neighbouring stages: the sender is at step `clock`, and needs nothing of steps before."""
+    ACTIVATION = 51
+    """What a stage gives the next one of micro-batch `block` of step `clock`: `part` bytes of JSON, then tensors (psjob.wire.structures)."""
+    GRADIENT = 52
+    """Gradients of an ACTIVATION, and of parameters that earlier stages have too; laid out as that is."""
 
 
 class Flag:

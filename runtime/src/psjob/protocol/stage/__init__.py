@@ -1,0 +1,1 @@
+"""What workers of neighbouring stages of a model give each other."""
