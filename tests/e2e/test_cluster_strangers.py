@@ -78,7 +78,7 @@ def test_a_strangers_pod_hears_nothing_and_rolled_keys_are_of_no_use(kube: Kube,
     assert len(heard) >= 28
     told_nothing(heard, run)
     assert heard["no key over TLS"].startswith(auth.MAGIC), "shards speak TLS between nodes"
-    assert b"streams to this shard are encrypted" in heard["version 1 in clear text"]
+    assert b"streams to this process are encrypted" in heard["version 1 in clear text"]
     assert not any(auth.MAGIC in raw for attempt, raw in heard.items() if attempt.endswith("in clear text"))
 
     kube.kubectl("patch", "psj", NAME, "--type=merge", "-p", json.dumps({"spec": {"suspend": True}}))

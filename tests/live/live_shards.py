@@ -121,7 +121,7 @@ class Shards:
         for sock in held:
             sock.close()
 
-    def place(self, rank: int, start: int = 1) -> Place:
+    def place(self, rank: int, start: int = 1, rewinds: int = 0) -> Place:
         """Where a worker of this run stands."""
         return Place(
             "worker",
@@ -129,7 +129,7 @@ class Shards:
             self.config.run,
             start,
             0,
-            0,
+            rewinds,
             f"worker-{rank}-r{start}",
             self.config,
             None,
@@ -266,6 +266,8 @@ class Worker:
         self.session.ended = True
         for link in self.session.links:
             link.close()
+        if self.session.stage_links is not None:
+            self.session.stage_links.close()
 
     def leave(self) -> int:
         """Leave as a script that ends well; the exit status."""

@@ -123,7 +123,7 @@ def test_who_dials_without_is_told_and_learns_nothing(tmp_path: Path) -> None:
     with serving(tmp_path, workers=1, shards=1, encryption="tls") as shards:
         plain = replace(shards.place(0), encryption=Encryption())
         (stream,) = tcp.connect(*shards.address(0), SECONDS)
-        with pytest.raises(Unproven, match=r"streams to this shard are encrypted \(training.encryption\), and this one is not"):
+        with pytest.raises(Unproven, match=r"streams to this process are encrypted \(training.encryption\), and this one is not"):
             greet(stream, plain, 0)
         stream.close()
 

@@ -12,6 +12,7 @@ import torch
 
 from psjob.api.attached import AttachedJob
 from psjob.api.pairs import Pair
+from psjob.api.stagecuts import StageCuts
 from psjob.contract import EXIT_REFUSED
 from psjob.modes.stages import Stages
 from psjob.process.config import CheckpointConfig
@@ -48,7 +49,7 @@ class Staged(Worker):
         net = model()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         super().__init__(shards, rank, net, optimizer, start, overlap=False)
-        self.job = AttachedJob(shards.place(rank, start), (Pair("", net, optimizer, stages=STAGES),), options, False)
+        self.job = AttachedJob(shards.place(rank, start), (Pair("", net, optimizer, cuts=StageCuts(STAGES)),), options, False)
         self.session = self.job.session
         self.stage = shards.config.stages.of(rank)
         self.own = {name for name, stages in STAGES.items() if self.stage in stages}

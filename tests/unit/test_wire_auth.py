@@ -65,7 +65,7 @@ def test_what_one_side_said_does_not_serve_the_other() -> None:
             auth.check_proof(KEY, greeting + challenge, proof)
     with pytest.raises(Unproven):
         auth.read_challenge(KEY, greeting, other, 1)
-    with pytest.raises(Unproven, match="shard 1 answers where shard 0 was dialled"):
+    with pytest.raises(Unproven, match="number 1 answers where number 0 was dialled"):
         auth.read_challenge(KEY, greeting, challenge, 0)
 
 

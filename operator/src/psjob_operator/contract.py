@@ -67,6 +67,7 @@ entries of the same names. No private key of the CA is kept.
 AUTHORITY: Final = "ca.pem"
 CERTIFICATE: Final = "shard-{index}.pem"
 SHARD_NAME: Final = "shard-{index}"
+WORKER_NAME: Final = "worker-{index}"
 
 # -- the config file ---------------------------------------------------------------------------
 CONFIG_FORMAT: Final = 1

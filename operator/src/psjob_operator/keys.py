@@ -35,6 +35,20 @@ def shard(shards: bytes, index: int, attempt: int) -> bytes:
     return mac(shards, f"shard:{index}:{attempt}")
 
 
+def link(workers: bytes, ends: Mapping[int, int]) -> bytes:
+    """The key of the stream between two workers, by the start of each rank."""
+    return mac(workers, _ends(ends))
+
+
+def masked(worker: bytes, link: bytes, ends: Mapping[int, int]) -> bytes:
+    """The key of a stream between workers as one of them is told it, and as it is again once it is masked again. `worker`: its own key."""
+    return bytes(one ^ other for one, other in zip(link, mac(worker, _ends(ends)), strict=True))
+
+
+def _ends(ends: Mapping[int, int]) -> str:
+    return "link:" + ":".join(f"{rank}:{start}" for rank, start in sorted(ends.items()))
+
+
 def question(questions: bytes, nonce: str, path: str) -> str:
     """The proof of who asks for `path`, in hex digits."""
     return mac(questions, f"ask:{nonce}:{path}").hex()

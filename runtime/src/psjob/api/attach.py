@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from psjob.api import clipping, foreign
+from psjob.api import clipping, foreign, stagecuts
 from psjob.api.alone import check_alone
 from psjob.api.attachable import check, stepper
 from psjob.api.attached import AttachedJob
@@ -117,9 +117,12 @@ def _checked(
         raise Refused(f"attach(…, {twice[0]}=…) was given twice; take another name for it")
     supervise.guard()
     rewind.check_possible()
+    cuts = stagecuts.known(model, place.config)
+    if place.config.stages and name is not None:
+        raise Refused("a job of stages trains one model; leave name out")
     added = groups(later, optimizer) if isinstance(optimizer, torch.optim.Optimizer) else []
     check(model, optimizer, stateful, added)
-    return Pair(name or "", model, optimizer, added)
+    return Pair(name or "", model, optimizer, added, cuts)
 
 
 def settle() -> None:

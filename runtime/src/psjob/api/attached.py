@@ -49,7 +49,7 @@ class AttachedJob:
         self._aside: list[torch.Tensor] = []
         place = as_it_runs(place, optimizer)
         self.place, self.model, self.optimizer = place, model, optimizer
-        self.parameters, table = table_of(model, optimizer, pairs[0].stages)
+        self.parameters, table = table_of(model, optimizer, pairs[0].cuts.stages)
         self.choice = chosen(optimizer, place.config)
         self.rule = self.choice.rule
         self.lr = LrScaling.of(place.config, optimizer)
@@ -83,7 +83,10 @@ class AttachedJob:
         self.clipping = clipping.Clipping(place.config.max_grad_norm)
         self.by_hand = WeightGuard(self)
         self.restored: record.ResumeRecord | None = None
-        self.records = Recording(self.session, model, optimizer, self._kept(stateful), ahead=not self.steps_alone and self.half is None)
+        self.buffers = pairs[0].cuts.buffers
+        """Those that this worker's records hold; None: all of the model."""
+        ahead = not self.steps_alone and self.half is None
+        self.records = Recording(self.session, model, optimizer, self._kept(stateful), ahead, self.buffers)
 
     def _kept(self, stateful: dict[str, Any]) -> dict[str, Any]:
         """All objects whose state is in a record, by name."""
@@ -106,7 +109,7 @@ class AttachedJob:
     # -- in and out ----------------------------------------------------------------------------
 
     def join(self) -> None:
-        self.carry_out(lambda: self.session.join(self.parameters, lambda: self.records.make(None), self._hyperparameters()))
+        self.carry_out(lambda: self.session.join(self.parameters, self.records.initial, self._hyperparameters()))
         if self.rounds is not None:
             self.rounds.begin()
         self.tables.bind(Carried(self.session.rows, self.carry_out))
@@ -119,7 +122,7 @@ class AttachedJob:
             self.session.exchange.compression.load(wire if self.session.machine.residual else {**wire, "left": {}})
         elif self.session.initial is not None:
             initial = record.unpack(self.session.initial)
-            self.carry_out(lambda: record.restore_buffers(initial, self.model))
+            self.carry_out(lambda: record.restore_buffers(initial, self.model, self.buffers))
         # Clocks since the record was taken, and without a place in the data those before it too.
         self.replay = self.session.clock
         if self.restored is not None and self.restored.cursor is not None:
@@ -147,7 +150,7 @@ class AttachedJob:
         """The script stands where its record was taken: restore what the record holds."""
         restored, self.restored = self.restored, None
         if restored is not None:
-            self.carry_out(lambda: record.restore(restored, self.model, self.records.kept, self.optimizer))
+            self.carry_out(lambda: record.restore(restored, self.model, self.records.kept, self.optimizer, self.buffers))
 
     @property
     def training(self) -> bool:
@@ -281,6 +284,10 @@ class AttachedJob:
         rows = [None] * len(self.tables.specs) if grads is None else self.tables.gradients(scale)
         skip = self.carry_out(lambda: self.session.exchange.finite.skips(grads, rows, skip))
         clip = self.clipping.take()
+        if self.place.config.stages and clip != Clip():
+            self.refuse(
+                "clipping of gradients in a job of stages: each worker has its stage's alone, and their norm is not taken over all yet"
+            )
         self.session.exchange.clip = Clip() if self.session.reduces else clip
         if self.half is not None and grads is not None and not skip:
             grads, scale = self.half.outgoing(grads, hyperparameters, scale), 1.0

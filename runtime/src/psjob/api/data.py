@@ -31,7 +31,7 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
     Args:
         loader: a torch DataLoader, or what Accelerate's `prepare` made of one. Its order comes from (training.seed, epoch) where it draws
             one; its batches go round the workers. A `DistributedSampler` left in is taken for all of the data. An IterableDataset is
-            read whole by every worker.
+            read whole by every worker. In a job of stages every worker is given every batch.
         prefetch: where the model has `ps.Embedding`s, one batch is read ahead, so that its rows are on their way while the one before is
             trained; of a batch this gives pairs (module, ids). Without it they are found where the ids of a module are a tensor of the
             batch, or a view of one. What is drawn for a batch that is read ahead comes from (seed, epoch, batch).
@@ -51,6 +51,8 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
     job = attaching.current
     place = worker_place() if job is None else job.place  # known before `attach` too
     seed, rank, world = (0, 0, 1) if place is None else (place.config.seed, place.index, place.config.workers)
+    if place is not None and place.config.stages:  # all workers work on each batch
+        rank, world = 0, 1
     try:
         knows = foreign.home(loader)
         if knows is None:

@@ -7,12 +7,13 @@ parameters alone, as in one process.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
 
+from psjob.api.stagecuts import WHOLE, StageCuts
 from psjob.process.errors import Refused
 from psjob.worker.hooks import Hook
 
@@ -28,8 +29,8 @@ class Pair:
     optimizer: torch.optim.Optimizer
     later: Sequence[dict[str, Any]] = ()
     """Groups that the script adds after attach, in their order."""
-    stages: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By name of a parameter, the stages that use it, where the model is cut in stages."""
+    cuts: StageCuts = WHOLE
+    """Which stages have what, where the model is cut in stages."""
     plain: type[torch.optim.Optimizer] = field(init=False)
     """The optimizer's class before attach: its own step and state."""
     told: Any = None

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
+from psjob.api import stagecuts
+from psjob.api.staged import StagedPipeline
 from psjob.embeddings.lookup import Lookup
 from psjob.pipeline.cuts import Cuts, needs_example, split
 from psjob.pipeline.draws import Draw
 from psjob.pipeline.lazy import materialise, on_meta
+from psjob.pipeline.losses import LossFn, accumulate, mean_loss
 from psjob.pipeline.microbatch import Micro, arguments, cut
 from psjob.pipeline.stage import Grads, StageRun
 from psjob.process import config
@@ -22,12 +24,12 @@ from psjob.process.errors import Refused, exit_refused
 
 
 def pipeline(
-    model: nn.Module, loss_fn: Callable[[Any, Any], torch.Tensor], cuts: Cuts = (), microbatches: int = 1, seed: int | None = None
-) -> Pipeline:
+    model: nn.Module, loss_fn: LossFn, cuts: Cuts = (), microbatches: int = 1, seed: int | None = None, example: Any = None
+) -> Pipeline | StagedPipeline:
     """Cut a model into stages that are trained as a pipeline. Outside a job all stages run in this process, in plain torch.
 
-    Losses and gradients are the same bits for any cuts; docs/limits.md has the exceptions. A model built under `psjob.lazy()` gets its
-    memory and first values here.
+    In a job of stages each worker runs its own, and the model is given to `psjob.attach` afterwards. Losses and gradients are the same
+    bits for any cuts; docs/limits.md has the exceptions. A model built under `psjob.lazy()` gets its memory and first values here.
 
     Args:
         model: what is trained. One that is an nn.Sequential, or does no more than call one, is cut as it is; others are exported by
@@ -36,14 +38,14 @@ def pipeline(
         cuts: where stages begin: names of modules, such as "layers.6", or numbers of children of an nn.Sequential. Or a dict of
             `torch.distributed.pipelining.SplitPoint` by name. Empty: one stage.
         microbatches: into how many parts each batch is cut along dimension 0; fewer where it has fewer samples.
-        seed: of first values and of random bits such as Dropout's; torch's initial seed if None.
+        seed: of first values and of random bits such as Dropout's; if None, torch's initial seed, and in a job training.seed.
+        example: what the model takes, of one micro-batch: in a job, for a model that must be exported.
 
     Returns:
         A `Pipeline`: `step` makes forward and backward, `evaluate` a forward alone.
 
     Raises:
-        SystemExit: with status 77 and a sentence, where the script asks for what cannot be done; in a job always, since jobs of this
-            version do not serve stages.
+        SystemExit: with status 77 and a sentence, where the script asks for what cannot be done.
 
     Example:
         >>> import torch, psjob as ps
@@ -54,13 +56,13 @@ def pipeline(
         torch.Size([4, 2])
     """
     try:
-        if config.place() is not None:
-            raise Refused(
-                "ps.pipeline in a job: jobs of this version do not serve stages; run the script without a job, "
-                "or take ps.attach without stages"
-            )
         _check(model, loss_fn)
+        place = config.place()
         try:
+            if place is not None:
+                staged = StagedPipeline(place, model, loss_fn, cuts, microbatches, seed, example)
+                stagecuts.remember(model, staged.cuts)
+                return staged
             return Pipeline(model, loss_fn, cuts, microbatches, torch.initial_seed() if seed is None else seed)
         except ValueError as error:
             raise Refused(f"ps.pipeline: {error}") from error
@@ -93,7 +95,7 @@ def lazy() -> AbstractContextManager[None]:
 class Pipeline:
     """A model in stages, all of them in this process. Made by `psjob.pipeline`."""
 
-    def __init__(self, model: nn.Module, loss_fn: Callable[[Any, Any], torch.Tensor], cuts: Cuts, microbatches: int, seed: int) -> None:
+    def __init__(self, model: nn.Module, loss_fn: LossFn, cuts: Cuts, microbatches: int, seed: int) -> None:
         if microbatches < 1:
             raise ValueError(f"microbatches is {microbatches}, must be 1 or more")
         self._model, self._loss_fn, self._cuts, self._microbatches, self._seed = model, loss_fn, cuts, microbatches, seed
@@ -182,17 +184,7 @@ class Pipeline:
 
     def _forward(self, place: int, micro: Micro) -> torch.Tensor:
         value, target = micro.value
-        draw = Draw(self._seed, self._steps, place)
-
-        def finish(output: Any) -> torch.Tensor:
-            loss = self._loss_fn(output, target)
-            if not isinstance(loss, torch.Tensor) or loss.dim():
-                shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-                raise ValueError(f"loss_fn returned {shape}, must be the mean loss as a tensor without dimensions")
-            if not loss.requires_grad:
-                raise ValueError("the loss has no gradient: no parameter of the model that needs one leads to it")
-            return loss * micro.weight
-
+        draw, finish = Draw(self._seed, self._steps, place), mean_loss(self._loss_fn, target, micro.weight)
         for stage in self._stages[:-1]:
             value = stage.forward(place, value, draw)
         loss: torch.Tensor = self._stages[-1].forward(place, value, draw, finish)
@@ -205,7 +197,7 @@ class Pipeline:
             back, grads = stage.backward(place, back, {name: sums[name] for name in stage.part.parameters if name in sums})
             sums |= grads
         for name, grad in sums.items():
-            _add(parameters[name], grad)
+            accumulate(parameters[name], grad)
 
     def _put_buffers_back(self, held: dict[str, torch.Tensor]) -> None:
         """A forward may have put another tensor into a buffer's place."""
@@ -216,17 +208,7 @@ class Pipeline:
                     self._model.get_submodule(owner)._buffers[attribute] = tensor
 
 
-def _add(p: nn.Parameter, grad: torch.Tensor) -> None:
-    """As autograd adds a gradient to a leaf."""
-    if p.grad is None:
-        p.grad = grad.clone()  # autograd may give one tensor as the gradient of several
-    elif p.grad.layout is torch.strided:
-        p.grad.add_(grad)
-    else:
-        p.grad = p.grad + grad
-
-
-def _check(model: nn.Module, loss_fn: Callable[[Any, Any], torch.Tensor]) -> None:
+def _check(model: nn.Module, loss_fn: LossFn) -> None:
     if not isinstance(model, nn.Module):
         raise Refused(f"ps.pipeline takes a torch Module, got {type(model).__name__}")
     if table := next((name for name, module in model.named_modules() if isinstance(module, Lookup)), None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -16,17 +16,22 @@ class Recording:
     """Of one script, asked at every edge: what has not changed since is not encoded again.
 
     `kept` are the objects whose state is in a record, by name. `ahead`: the shards make the updates, so that a record may be made
-    before its edge.
+    before its edge. `buffers`: names of the model's that a record holds; None: all.
     """
 
     def __init__(
-        self, session: WorkerSession, model: torch.nn.Module, optimizer: torch.optim.Optimizer, kept: Mapping[str, Any], ahead: bool
-    ) -> None:
+        self, session: WorkerSession, model: torch.nn.Module, optimizer: torch.optim.Optimizer, kept: Mapping[str, Any], ahead: bool,
+        buffers: Collection[str] | None = None,
+    ) -> None:  # fmt: skip
         self.kept = kept
-        self._session, self._model, self._optimizer, self._ahead = session, model, optimizer, ahead
+        self._session, self._model, self._optimizer, self._ahead, self._buffers = session, model, optimizer, ahead, buffers
         self._packer, self._generators = record.RecordPacker(), Generators()
         self._ready: tuple[int, bytes] | None = None
         """The record of an edge without a place in the data, by its clock."""
+
+    def initial(self) -> bytes:
+        """What a new run begins with: all buffers of the model. Raises Refused."""
+        return self._packer.pack(record.capture(None, 0, self._model, self.kept, self._optimizer, {}, self._generators.states()))
 
     def make(self, cursor: dict[str, Any] | None, last: bool = False) -> bytes:
         """The record of this moment. `last`: no push will follow, so the residuals of earlier ones are not needed again.
@@ -48,7 +53,8 @@ class Recording:
 
     def _pack(self, cursor: dict[str, Any] | None, clock: int, last: bool) -> bytes:
         wire = {} if last else self._session.exchange.compression.state()
-        return self._packer.pack(record.capture(cursor, clock, self._model, self.kept, self._optimizer, wire, self._generators.states()))
+        rng = self._generators.states()
+        return self._packer.pack(record.capture(cursor, clock, self._model, self.kept, self._optimizer, wire, rng, self._buffers))
 
 
 class PlainState:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -43,14 +43,14 @@ class ResumeRecord:
 
 def capture(
     cursor: Mapping[str, Any] | None, step: int, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer,
-    wire: Mapping[str, Any] | None = None, rng: Mapping[str, Any] | None = None,
+    wire: Mapping[str, Any] | None = None, rng: Mapping[str, Any] | None = None, only: Collection[str] | None = None,
 ) -> ResumeRecord:  # fmt: skip
     """The record of this moment; `rng` holds the generators' states, None: they are asked. It looks at the live tensors: `pack` it before
-    training goes on."""
+    training goes on. `only`: names of the buffers that it holds; None: all."""
     return ResumeRecord(
         cursor=None if cursor is None else dict(cursor),
         step=step,
-        buffers={name: buffer.detach() for name, buffer in model.named_buffers()},
+        buffers={name: buffer.detach() for name, buffer in model.named_buffers() if only is None or name in only},
         stateful={name: thing.state_dict() for name, thing in stateful.items()},
         groups=[{key: value for key, value in group.items() if _is_number(value)} for group in optimizer.param_groups],
         rng=generators() if rng is None else rng,
@@ -58,9 +58,15 @@ def capture(
     )
 
 
-def restore(record: ResumeRecord, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Put everything back, the random generators last. Raises Refused, naming what the script no longer has or has newly."""
-    restore_buffers(record, model)
+def restore(
+    record: ResumeRecord, model: torch.nn.Module, stateful: Mapping[str, Any], optimizer: torch.optim.Optimizer,
+    only: Collection[str] | None = None,
+) -> None:  # fmt: skip
+    """Put everything back, of the buffers `only` these, the random generators last.
+
+    Raises Refused, naming what the script no longer has or has newly.
+    """
+    restore_buffers(record, model, only)
     if set(record.stateful) != set(stateful):
         odd = sorted(set(record.stateful) ^ set(stateful))[0]
         where = "now" if odd in stateful else "when the record was taken"
@@ -78,11 +84,12 @@ def restore(record: ResumeRecord, model: torch.nn.Module, stateful: Mapping[str,
     put_generators(record.rng)
 
 
-def restore_buffers(record: ResumeRecord, model: torch.nn.Module) -> None:
-    """Copy the record's buffers into the model's, in place. Raises Refused, naming the first that differs."""
-    buffers = dict(model.named_buffers())
-    if set(buffers) != set(record.buffers):
-        odd = sorted(set(buffers) ^ set(record.buffers))[0]
+def restore_buffers(record: ResumeRecord, model: torch.nn.Module, only: Collection[str] | None = None) -> None:
+    """Copy the record's buffers into the model's, in place; `only` these, or all. Raises Refused, naming the first that differs."""
+    buffers = {name: buffer for name, buffer in model.named_buffers() if only is None or name in only}
+    told = {name for name in record.buffers if only is None or name in only}
+    if set(buffers) != told:
+        odd = sorted(set(buffers) ^ told)[0]
         raise Refused(f"buffer {odd!r} is only in {'this model' if odd in buffers else 'the job'}; every worker must build the same model")
     with torch.no_grad():
         for name, buffer in buffers.items():

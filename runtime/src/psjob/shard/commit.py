@@ -215,7 +215,7 @@ class DiskWork:
         stem = f"v{job.view:06d}-c{job.cut:06d}"
         if held:
             made = replace(made, records=self._write(f"{stem}-records.safetensors", held, written))
-        buffers = _buffers(job.buffers) if job.buffers else []
+        buffers = _buffers(job.buffers)
         if buffers:
             made = replace(made, buffers=self._write(f"{stem}-buffers.safetensors", buffers, written))
         return made
@@ -225,12 +225,15 @@ class DiskWork:
         return files.write_blocks(self.folder, name, held, {"run": self.place.run})
 
 
-def _buffers(blob: bytes) -> list[tuple[str, torch.Tensor]]:
-    """The model's buffers in rank 0's record, by name. Raises CheckpointProblem where it is none."""
+def _buffers(blobs: Sequence[bytes]) -> list[tuple[str, torch.Tensor]]:
+    """The model's buffers in these records, by name. Raises CheckpointProblem where one is none."""
+    found: dict[str, torch.Tensor] = {}
     try:
-        return sorted(record.unpack(blob).buffers.items())
+        for blob in blobs:
+            found |= record.unpack(blob).buffers
     except ValueError as error:
-        raise CheckpointProblem(f"the resume record of worker 0 is not in shape ({error}); run one version of psjob in all pods") from None
+        raise CheckpointProblem(f"a resume record is not in shape ({error}); run one version of psjob in all pods") from None
+    return sorted(found.items())
 
 
 def row_places(parts: Mapping[int, ShardPart], specs: Sequence[TableSpec], newest: Manifest | None) -> RowPlaces | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from psjob import rules
+from psjob.contract import keys
 from psjob.layout.blocks import MAX_TENSORS, TensorSpec, check_aliases, check_table
 from psjob.modes import written
 from psjob.process import supervise
@@ -168,6 +169,8 @@ class Coordination:
             self.post(events.CheckpointAsked(stream))
         elif kind is Kind.STOP:
             self.post(events.WorkerStops(stream))
+        elif kind is Kind.STEP_LOST:
+            self.post(border.step_lost(stream, body, self.place.config.workers))
         elif kind is Kind.STIRRED:
             self.post(signs.Stirred(stream))
         elif kind is Kind.INPUTS:
@@ -245,6 +248,9 @@ class Coordination:
                     session.hang_up()
             case actions.Welcome():
                 self._welcome(action)
+            case actions.Introduce():
+                if (session := self._sessions.get(action.stream)) is not None:
+                    session.tell(Kind.NEIGHBOUR, self._neighbour(session, action))
             case actions.WishRecords(on):
                 self.server.wishes = on
             case actions.Order(link, body, most_from_here):
@@ -277,6 +283,12 @@ class Coordination:
         session.welcome(**action.body)
         if action.record:
             session.tell(Kind.RECORD, payload=action.record, clock=action.record_clock)
+
+    def _neighbour(self, session: Session, told: actions.Introduce) -> dict[str, Any]:
+        workers, start = self.place.keys.workers, session.incarnation[0]
+        ends = {session.rank: start, told.rank: told.start}
+        key = keys.masked(keys.worker(workers, session.rank, start), keys.link(workers, ends), ends)
+        return {"rank": told.rank, "start": told.start, "host": told.host, "port": told.port, "key": key.hex()}
 
     # -- counts --------------------------------------------------------------------------------
 
@@ -313,8 +325,20 @@ class Coordination:
         return Stream(
             number, session.rank, session.incarnation, bool(hello.get("fresh")), mode[:80], int(hello.get("recovery", 0)),
             str(hello.get("rule"))[:80], table, tables, tuple(sorted(aliases.items())),
-            str(hello.get("layout", ""))[:80], problem, int(hello.get("acked", 0)),
+            str(hello.get("layout", ""))[:80], problem, self._listens(session), int(hello.get("acked", 0)),
         )  # fmt: skip
+
+    def _listens(self, session: Session) -> tuple[str, int] | None:
+        """Where a worker of a stage waits for its neighbours. Raises WireError for what is no port."""
+        port = session.hello.get("port")
+        if port is None:
+            return None
+        if type(port) is not int or not 0 < port < 1 << 16:
+            raise WireError(f"worker {session.rank}: port of its hello is {str(port)[:40]!r}, expected 1 to 65535")
+        try:
+            return str(session.stream.sock.getpeername()[0]), port
+        except OSError as error:
+            raise WireError(f"worker {session.rank}: it has gone: {error}") from None
 
     def _read_model(self, rank: int, hello: Mapping[str, Any]) -> tuple[tuple[TensorSpec, ...], tuple[Mapping[str, Any], ...], str | None]:
         """Parameters and tables, and why they can be no job's."""

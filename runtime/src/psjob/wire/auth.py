@@ -86,7 +86,7 @@ def read_challenge(key: bytes, greeting: bytes, raw: bytes, index: int) -> Stand
     if not hmac.compare_digest(proof, _mac(key, b"shard", greeting + said)):
         raise Unproven("who answers there does not have this run's key")
     if its != index:
-        raise Unproven(f"shard {its} answers where shard {index} was dialled")
+        raise Unproven(f"number {its} answers where number {index} was dialled")
     return Standing(its, attempt, view)
 
 

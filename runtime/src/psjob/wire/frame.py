@@ -94,6 +94,8 @@ class Kind(IntEnum):
     """To the coordinator, of a script that makes steps without `ps.shard`: a crc32 of what each of its first steps was made of."""
     NEIGHBOUR = 31
     """To a worker of a stage: a worker that it shares micro-batches with, where it listens, and the key of their link."""
+    STEP_LOST = 32
+    """To the coordinator: a worker of another stage was lost with what this one needs of its step."""
     LOOKUP = 40
     """Ids of a table (raw int64, ascending) whose rows are wanted at `version` or later; none: only the word that it is reached."""
     ROWS = 41
@@ -103,9 +105,9 @@ class Kind(IntEnum):
     ROW_INIT = 43
     """First values of rows, laid out as in ROW_PUSH; the last frame of a table has Flag.STORE."""
     STANDS = 50
-    """Between workers of neighbouring stages: the sender is at step `clock`, and needs nothing of steps before."""
+    """Between workers of neighbouring stages: the sender is at step `clock`, and needs nothing of steps before. It joined at `part`."""
     ACTIVATION = 51
-    """What a stage gives the next one of micro-batch `block` of step `clock`: `part` bytes of JSON, then tensors (psjob.wire.structures)."""
+    """What a stage gives the next one of micro-batch `block` of step `clock`: `part` bytes of head, then tensors (see wire/structures)."""
     GRADIENT = 52
     """Gradients of an ACTIVATION, and of parameters that earlier stages have too; laid out as that is."""
 

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable
 
-from psjob.contract import SHARD_NAME
+from psjob.contract import SHARD_NAME, WORKER_NAME
 from psjob.process.config import Place
 from psjob.process.encryption import Encryption
 from psjob.wire import auth, tls
@@ -25,14 +25,15 @@ KeyOf = Callable[[Peer, bytes], bytes]
 """The key of who dials, of that run. Raises WireError where no such process may."""
 
 
-def greet(stream: Stream, here: Place, index: int, seconds: float = HELLO_SECONDS) -> Standing:
-    """Prove to shard `index` that this process dials, and hear who answers.
+def greet(stream: Stream, here: Place, index: int, seconds: float = HELLO_SECONDS, link: bytes | None = None) -> Standing:
+    """Prove to shard `index` that this process dials, and hear who answers. `link`: to worker `index`, with the key of that link.
 
     Raises StreamClosed, TimeoutError, WireError where it is not it, and Refused where this process was handed no key.
     """
-    key, context = here.keys.own, here.encryption.dials
+    key, context = link or here.keys.own, here.encryption.dials
     if context is not None and _needed(here.encryption, stream):
-        stream.run(_dialled(stream, Tls(context, SHARD_NAME.format(index=index)), seconds))
+        name = (SHARD_NAME if link is None else WORKER_NAME).format(index=index)
+        stream.run(_dialled(stream, Tls(context, name), seconds))
     greeting = auth.greeting(Peer(here.role, here.index, here.number), run_digest(here.run), secrets.token_bytes(auth.NONCE_BYTES))
     stream.write(greeting)
     said = stream.run(_challenge(stream, seconds))
@@ -52,7 +53,7 @@ def admit(stream: Pooled, key_of: KeyOf, standing: Standing, encryption: Encrypt
         yield from _accepted(stream, Tls(encryption.accepts, None), greeting, until)
         greeting = yield from _read(stream, auth.GREETING_BYTES, _left(until))
     elif _needed(encryption, stream):
-        raise auth.Unproven("streams to this shard are encrypted (training.encryption), and this one is not")
+        raise auth.Unproven("streams to this process are encrypted (training.encryption), and this one is not")
     peer, run = auth.read_greeting(greeting)
     key = key_of(peer, run)
     said = auth.challenge(key, greeting, standing, secrets.token_bytes(auth.NONCE_BYTES))

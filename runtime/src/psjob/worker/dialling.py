@@ -45,12 +45,13 @@ def dial(link: ShardLink) -> Stream | None:
         if stream is not chosen:
             stream.close()
     with link.session.cond:
-        hello = _hello(link)
+        hello = _hello(link, str(chosen.sock.getsockname()[0]))
     chosen.send_json(link.session.header(Kind.HELLO, attempt=link.attempt), hello)
     return chosen
 
 
-def _hello(link: ShardLink) -> dict[str, Any]:
+def _hello(link: ShardLink, host: str) -> dict[str, Any]:
+    """`host`: the address by which this process reaches the shard."""
     session, codecs = link.session, link.session.exchange.compression
     body: dict[str, Any] = {
         "role": "worker", "codecs": codecs.offered(),
@@ -59,6 +60,8 @@ def _hello(link: ShardLink) -> dict[str, Any]:
         "push": codecs.push[link.index], "pull": codecs.pull[link.index],
     } | session.machine.hello(link.index)  # fmt: skip
     if link.index == 0:
+        if session.stage_links is not None:
+            body["port"] = session.stage_links.listen(host)
         body["has"] = None if link.record.id is None else [*link.record.id, link.record.count]
         body["rule"] = session.rule
         body["aliases"] = session.aliases

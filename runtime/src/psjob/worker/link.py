@@ -262,6 +262,8 @@ class ShardLink:
             self._none(header, stream.recv_json(header))
         elif kind is Kind.CODEC:
             session.exchange.compression.told(self.index, stream.recv_json(header))
+        elif kind is Kind.NEIGHBOUR and session.stage_links is not None and self.index == 0:
+            session.stage_links.told(stream.recv_json(header))
         elif kind is Kind.REWIND:
             session.handle(e.Rewound(str((stream.recv_json(header) if header.length else {}).get("mode", ""))))
         elif kind is Kind.STATE:

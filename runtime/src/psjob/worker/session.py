@@ -33,6 +33,7 @@ from psjob.worker.handin import HandIn
 from psjob.worker.idle import Idle
 from psjob.worker.link import ShardLink
 from psjob.worker.rows import Rows
+from psjob.worker.stagelinks import StageLinks
 
 SMALL_RECORD = 64 << 10
 """A record of at most this many bytes goes to the coordinator with every clock, a larger one at cuts only."""
@@ -76,6 +77,8 @@ class WorkerSession:
         os.register_at_fork(after_in_child=self._forget_streams)
         self.rows = Rows(self, tables, first_rows or {})
         self.exchange = Exchange(self)
+        self.stage_links = StageLinks(self) if self.stage is not None else None
+        """Streams to workers of neighbouring stages."""
         self.on_layout: Callable[[], None] = lambda: None
         """Told when `layout` and `exchange` are others than those made first."""
 
@@ -210,10 +213,14 @@ class WorkerSession:
         self.withdraw()
         for link in self.links:
             link.close()
+        if self.stage_links is not None:
+            self.stage_links.close()
         deadline = time.monotonic() + seconds
         for link in self.links:
             link.join(max(0.0, deadline - time.monotonic()))
         self.records.join(max(0.0, deadline - time.monotonic()))
+        if self.stage_links is not None:
+            self.stage_links.join(max(0.0, deadline - time.monotonic()))
 
     def watch(self) -> None:
         """Let this process write its stacks where it hangs, if the job has a limit for steps."""
@@ -304,7 +311,10 @@ class WorkerSession:
     @property
     def transports(self) -> list[str]:
         """Ways by which blocks may go, as a hello names them."""
-        return self.row_transports if self.exchange.lends else ["tcp"]
+        # With replicas a worker that came back makes a step again which its lost process had pushed, while others may end it: weights that
+        # a shard lends would change under it, and its neighbours may need what it makes.
+        again = self.stage is not None and len(self.place.config.stages.ranks(self.stage)) > 1
+        return self.row_transports if self.exchange.lends and not again else ["tcp"]
 
     @property
     def row_transports(self) -> list[str]:
@@ -351,4 +361,6 @@ class WorkerSession:
         for link in self.links:
             for lane in link.lanes:
                 lane.stream.sock.close()
+        if self.stage_links is not None:
+            self.stage_links.forget()
         self.withdraw()

@@ -57,6 +57,17 @@ class Welcome:
 
 
 @dataclass(frozen=True)
+class Introduce:
+    """Tell a worker of one that it shares micro-batches with: its rank, its start, and where it listens. The driver adds their key."""
+
+    stream: int
+    rank: int
+    start: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
 class WishRecords:
     """In a decided mode: every answer of shard 0 asks for its worker's record, or none does."""
 
@@ -125,8 +136,8 @@ class CommitCut:
     """By rank."""
     initial: bytes = b""
     """What rank 0 gave at the beginning, where the manifest is to hold it."""
-    buffers: bytes = b""
-    """The record that has the model's buffers."""
+    buffers: tuple[bytes, ...] = ()
+    """The records that have the model's buffers. What several have, the last one tells."""
     aliases: tuple[tuple[str, str], ...] = ()
 
 
@@ -168,7 +179,7 @@ class LeaveFenced:
 
 
 Action = (
-    Log | Tell | HangUp | Welcome | WishRecords | Order
+    Log | Tell | HangUp | Welcome | Introduce | WishRecords | Order
     | ClaimView | LookForClaim | ReadNewest | CommitCut | SweepOrphans | MeasureRoom | ReadWish
     | Leave | LeaveFenced
 )  # fmt: skip

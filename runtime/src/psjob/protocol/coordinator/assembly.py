@@ -42,7 +42,7 @@ def assemble(c: Coordinator, cut: Cut) -> CommitCut:
     return CommitCut(
         cut.number, recovery.view, step, c.mode.name, cut.final, recovery.layout, recovery.assignment, recovery.rule, recovery.tables,
         workers, {shard: part.content for shard, part in sorted(cut.written.items())}, records, recovery.initial if initial else b"",
-        _buffers(c, workers[0].clock), recovery.aliases,
+        _buffers(c, workers), recovery.aliases,
     )  # fmt: skip
 
 
@@ -80,7 +80,10 @@ def _left(parts: Sequence[CutWritten]) -> dict[int, int]:
     return {rank: max(part.left[rank] for part in parts) for rank in ranks}
 
 
-def _buffers(c: Coordinator, clock: int) -> bytes:
-    """The model's buffers are rank 0's, in its record at the cut (its last one when it has left)."""
-    records = c.members[0].records
-    return records.get(clock) or (records[max(records)] if records else c.recovery.initial)
+def _buffers(c: Coordinator, workers: Sequence[WorkerFacts]) -> tuple[bytes, ...]:
+    """The model's buffers are rank 0's, in its record at the cut (its last one when it has left); those of a stage its first worker's."""
+    found: list[bytes] = []
+    for ranks in c.job.stages.all() or [range(1)]:
+        records = c.members[ranks[0]].records
+        found.append(records.get(workers[ranks[0]].clock) or (records[max(records)] if records else b""))
+    return tuple(record for record in ([] if all(found) else [c.recovery.initial]) + found if record)

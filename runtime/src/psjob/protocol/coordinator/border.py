@@ -113,6 +113,11 @@ def inputs(body: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(value for value in told[:MOST_INPUTS] if type(value) is int) if isinstance(told, list) else ()
 
 
+def step_lost(stream: int, body: Mapping[str, Any], workers: int) -> signs.StepLost:
+    """A worker's STEP_LOST. Raises Malformed."""
+    return signs.StepLost(stream, _rank(body.get("rank"), workers), _number(body, "step"))
+
+
 def _awaited(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> Event:
     seconds = {_rank(int(rank), workers): float(told) for rank, told in body["seconds"].items()}
     return signs.WorkersAwaited(shard, seconds, {_rank(int(rank), workers): int(clock) for rank, clock in body.get("clocks", {}).items()})

@@ -168,10 +168,21 @@ class Joining:
         if recovery.layout is not None and stream.layout not in ("", recovery.layout.digest()):
             body["blocks"] = recovery.layout.to_json()["blocks"]  # a checkpoint of another version may have been cut in another way
         c.emit(actions.Welcome(stream.id, body, clock, record=record, record_clock=at))
+        self._introduce(member)
         c.cutting.ask_mark(member)
         if clock is not None:
             c.hanging.stirred(member.rank)
             c.cutting.passed(member, clock)
+
+    def _introduce(self, member: Member) -> None:
+        """A worker of a stage and those that it shares micro-batches with hear of each other."""
+        c = self.recovery.c
+        for rank in c.job.stages.neighbours(member.rank):
+            other = c.members[rank]
+            if other.here and other.welcomed:
+                for one, told in ((member, other), (other, member)):
+                    if one.stream is not None and told.stream is not None and told.stream.listens is not None:
+                        c.emit(actions.Introduce(one.stream.id, told.rank, told.incarnation[0], *told.stream.listens))
 
     def not_joined(self, event: events.NotJoined) -> None:
         """Its successor was quicker, on another stream; this one must not take training with it."""

@@ -190,7 +190,7 @@ class Coordinator:
                 self.recovery.joining.not_joined(event)
             case (
                 events.RecordCame() | events.Marked() | events.WorkerLeft() | events.Reported() | events.CheckpointAsked()
-                | events.WorkerStops() | signs.Stirred() | signs.InputsSeen()
+                | events.WorkerStops() | signs.Stirred() | signs.InputsSeen() | signs.StepLost()
             ):  # fmt: skip
                 member = self.members.of(event.stream)
                 # What a process says that joined before a restore is of steps that are undone; it begins again.
@@ -243,6 +243,11 @@ class Coordinator:
                 said = self.progress.see_inputs(member.rank, sums, len(self.members.live()))
                 if said is not None:
                     self.log("info", said)
+            case signs.StepLost(_, rank, step):
+                if self.recovery.open:
+                    self.recovery.rewind_all(
+                        f"worker {member.rank} needs what only a lost process of worker {rank} had made in step {step}"
+                    )
             case events.CheckpointAsked():
                 self.cutting.cuts.ask(self.now)
             case events.WorkerStops():

@@ -14,6 +14,15 @@ class Stirred:
 
 
 @dataclass(frozen=True)
+class StepLost:
+    """A worker needs of another stage's worker `rank` what only a lost process of it had made, in that step."""
+
+    stream: int
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True)
 class WorkersAwaited:
     """Answers of a shard wait for a push of these workers, so many seconds already. `clocks`: complete clocks by rank, of shard 0 alone."""
 

@@ -133,7 +133,11 @@ class StageExchange(Generic[P]):
         """A neighbour has said on a new link where it stands: what it may lack is given again."""
         self._since[rank] = since
         self.stands(rank, step)
-        return [*(Give(rank, key, payload) for key, payload in sorted(self._given[rank].items())), *self._check(rank)]
+        return [
+            SayStands(rank, self.step, self.since),
+            *(Give(rank, key, payload) for key, payload in sorted(self._given[rank].items())),
+            *self._check(rank),
+        ]
 
     def stands(self, rank: int, step: int) -> None:
         """A neighbour has come to a step."""
@@ -152,10 +156,14 @@ class StageExchange(Generic[P]):
         Raises WireError for what no such neighbour gives, or gives at another step.
         """
         self.check(rank, key)
-        if key.step < self.step or key in self._came or key in self._taken:
+        if not self.wants(key):
             return False
         self._came[key] = payload
         return True
+
+    def wants(self, key: Key) -> bool:
+        """Is this of a step that is not over, and not here yet?"""
+        return key.step >= self.step and key not in self._came and key not in self._taken
 
     def check(self, rank: int, key: Key) -> None:
         """Raise WireError for what a neighbour cannot give: also before its payload has been read."""

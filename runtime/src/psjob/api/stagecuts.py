@@ -1,0 +1,62 @@
+"""Which parameters and buffers belong to which stage, of the model that `ps.pipeline` has cut: `attach` and its records go by it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from psjob.pipeline.parts import StagePart
+from psjob.process.config import Config
+from psjob.process.errors import Refused
+
+
+@dataclass(frozen=True)
+class StageCuts:
+    """Of one model, as one worker sees it. `buffers` are those of its stage; None: no stages, all of them."""
+
+    stages: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By name of a parameter, the stages that use it."""
+    buffers: Collection[str] | None = None
+
+
+WHOLE = StageCuts()
+_known: list[tuple[nn.Module, StageCuts]] = []
+
+
+def cuts_of(parts: Sequence[StagePart], stage: int) -> StageCuts:
+    """What the parts say to a worker of that stage."""
+    stages: dict[str, tuple[int, ...]] = {}
+    for part in parts:
+        for name in part.parameters:
+            stages[name] = (*stages.get(name, ()), part.index)
+    return StageCuts(stages, frozenset(parts[stage].buffers))
+
+
+def remember(model: nn.Module, cuts: StageCuts) -> None:
+    """`attach` will be given this model. Raises Refused where another one was cut."""
+    if _known:
+        raise Refused("ps.pipeline was called twice; a job of stages trains one model")
+    _known.append((model, cuts))
+
+
+def known(model: nn.Module, job: Config) -> StageCuts:
+    """How the model that is attached was cut. Raises Refused where a job of stages trains it without, or asks for what stages cannot do."""
+    if not job.stages:
+        return WHOLE
+    found = next((cuts for cut, cuts in _known if cut is model), None)
+    if found is None:
+        count = len(job.stages.replicas)
+        raise Refused(f"this job has {count} stages: cut the model with ps.pipeline(model, loss_fn, …) before it is given to attach")
+    for there, what in (
+        (job.mode != "sync", f"training.mode {job.mode}; take sync"),
+        (job.backup_workers > 0, "training.backupWorkers"),
+        (job.update_at == "worker", "training.updateAt worker; take server"),
+        (job.reduction != "mean", f"training.reduction {job.reduction}; take mean"),
+        (job.max_grad_norm is not None, "training.maxGradNorm: the norm of a step is not taken over stages yet"),
+        (job.step_timeout is not None, "workers.stepTimeoutSeconds: a worker that waits for another stage would be taken for hung"),
+    ):
+        if there:
+            raise Refused(f"a job of stages does not go with {what}")
+    return found

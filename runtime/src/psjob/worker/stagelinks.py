@@ -1,0 +1,307 @@
+"""The streams between a worker of a stage and its neighbours: who listens, who dials, what comes and what is sent.
+
+A worker listens at a port that it tells the coordinator, which tells its neighbours, with a key for each link. Of two neighbours the one
+of the earlier stage dials. `StageExchange` decides what is sent; the session's condition guards it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from psjob.contract import MOST_NUMBER, keys
+from psjob.layout import memory
+from psjob.process import supervise
+from psjob.protocol.stage.exchange import Action, AllBack, Give, Key, SayStands, StageExchange
+from psjob.protocol.worker import events as e
+from psjob.wire import structures, tcp
+from psjob.wire.auth import GREETING_BYTES, Peer, Standing, Unproven
+from psjob.wire.frame import MAX_JSON, Header, Kind, WireError
+from psjob.wire.handshake import admit, greet
+from psjob.wire.pool import StreamPool
+from psjob.wire.pooled import Pooled, Sending
+from psjob.wire.reading import HELLO_SECONDS, StreamClosed, Wants
+from psjob.wire.tcp import Stream
+from psjob.wire.words import one_line
+
+if TYPE_CHECKING:
+    from psjob.worker.session import WorkerSession
+
+DIAL_SECONDS: Final = 3.0
+AGAIN_SECONDS: Final = 0.1
+"""Between two tries to reach a neighbour."""
+MOST_BYTES: Final = 16 << 30
+"""Of one payload."""
+EXCHANGED: Final = (Kind.ACTIVATION, Kind.GRADIENT)
+log = logging.getLogger("psjob.worker")
+
+
+class Payload(NamedTuple):
+    """What is given: the head of a structure, and the bytes of its tensors. What came is a structure again."""
+
+    head: bytes
+    parts: list[memoryview]
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """As the coordinator told it."""
+
+    start: int
+    host: str
+    port: int
+    key: bytes
+
+
+class StageLinks:
+    """Of one session, which has a stage."""
+
+    def __init__(self, session: WorkerSession) -> None:
+        self.session = session
+        self.exchange: StageExchange[Any] | None = None
+        """From when it is known at which step this worker joins."""
+        self._known: dict[int, Neighbour] = {}
+        self._links: dict[int, tuple[tuple[int, int], Stream]] = {}
+        """By rank: the stream there, and the incarnation at its end."""
+        self._diallers: dict[int, threading.Thread] = {}
+        self._port: int | None = None
+        self._pool: StreamPool | None = None
+
+    # -- the session's side ------------------------------------------------------------------------
+
+    def listen(self, host: str) -> int:
+        """The port at which neighbours are waited for, on the address by which this process reaches shard 0. Raises StreamClosed."""
+        if self._port is None:
+            try:
+                listener = tcp.listen(host, 0)
+            except OSError as error:
+                raise StreamClosed(str(error)) from error
+            self._port = int(listener.getsockname()[1])
+            self._pool = StreamPool("stage", 1)
+            self._pool.accept(listener, self._serve, 4 * len(self.session.place.config.stages.neighbours(self._rank)) + 8, GREETING_BYTES)
+        return self._port
+
+    def told(self, body: Mapping[str, Any]) -> None:
+        """The coordinator tells of a neighbour. Raises WireError."""
+        place, stages = self.session.place, self.session.place.config.stages
+        try:
+            rank, start, port = int(body["rank"]), int(body["start"]), int(body["port"])
+            ends = {self._rank: place.number, rank: start}
+            key = keys.masked(place.keys.own, bytes.fromhex(body["key"]), ends)
+            if rank not in stages.neighbours(self._rank) or not 0 < start <= MOST_NUMBER:
+                raise ValueError(f"worker {rank}, start {start}")
+            told = Neighbour(start, str(body["host"]), port, key)
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"NEIGHBOUR of shard 0 is not in shape: {error!r}") from None
+        with self.session.cond:
+            if self.exchange is None:
+                self.exchange = StageExchange(stages, self._rank, self.session.machine.clock)
+            before = self._known.get(rank)
+            if before is not None and before.start > start:
+                return
+            self._known[rank] = told
+            older = self._links.get(rank) if before is not None and before.start < start else None
+            if rank > self._rank and rank not in self._diallers:
+                self._diallers[rank] = thread = supervise.thread(lambda: self._dial(rank), f"stage-{rank}")
+                thread.start()
+        if older is not None:
+            older[1].close()
+
+    def begin(self, step: int, microbatches: int) -> None:
+        """The script begins a step."""
+        with self.session.cond:
+            actions = self._exchange().begin(step, microbatches)
+        self._carry_out(actions)
+
+    def give(self, micro: int, kind: Kind, value: Any) -> None:
+        """Give a neighbour what was made of a micro-batch. Raises ValueError for what cannot be sent."""
+        payload = Payload(*structures.write(value))
+        with self.session.cond:
+            actions = self._exchange().give(micro, kind, payload)
+        self._carry_out(actions)
+
+    def take(self, micro: int, kind: Kind) -> Any:
+        """What a neighbour made of a micro-batch, once it has come. Raises SessionEnd."""
+        exchange = self._exchange()
+        other = exchange.partner(micro, kind, gives=False)
+        what = "activations" if kind is Kind.ACTIVATION else "gradients"
+        stage = self.session.place.config.stages.of(other)
+        self.session.wait(
+            lambda: exchange.has(micro, kind), f"{what} of micro-batch {micro} of step {exchange.step} from worker {other} (stage {stage})"
+        )
+        with self.session.cond:
+            return exchange.take(micro, kind)
+
+    def close(self) -> None:
+        """No neighbour is spoken to any more."""
+        with self.session.cond:
+            streams = [stream for _, stream in self._links.values()]
+        for stream in streams:
+            stream.close()
+        if self._pool is not None:
+            self._pool.close()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the threads that dial, which end soon after `close`."""
+        for thread in self._diallers.values():
+            thread.join(seconds)
+
+    def forget(self) -> None:
+        """In a forked process: close the copies, so that a neighbour sees at once when this worker dies."""
+        for _, stream in self._links.values():
+            stream.sock.close()
+
+    # -- streams -----------------------------------------------------------------------------------
+
+    @property
+    def _rank(self) -> int:
+        return self.session.place.index
+
+    def _exchange(self) -> StageExchange[Any]:
+        if self.exchange is None:
+            stages = self.session.place.config.stages
+            self.exchange = StageExchange(stages, self._rank, self.session.machine.clock)
+        return self.exchange
+
+    def _dial(self, rank: int) -> None:
+        """Be linked to a neighbour of the stage behind, whatever process it is."""
+        while not self.session.ended:
+            with self.session.cond:
+                told = self._known[rank]
+            try:
+                for stream in tcp.connect(told.host, told.port, DIAL_SECONDS):
+                    try:
+                        standing = greet(stream, self.session.place, rank, link=told.key)
+                        if standing.attempt == told.start:
+                            stream.run(self._speak(stream, rank, told.start))
+                    finally:
+                        stream.close()
+            except (StreamClosed, TimeoutError) as error:
+                log.debug("link to worker %d: %s", rank, error)
+            except WireError as error:
+                log.warning("link to worker %d: %s", rank, one_line(error, 1000))
+            time.sleep(AGAIN_SECONDS)
+
+    def _serve(self, stream: Pooled) -> Wants[None]:
+        """Somebody has dialled."""
+        place = self.session.place
+        try:
+            peer = yield from admit(stream, self._key, Standing(self._rank, place.number, self.session.machine.view), place.encryption)
+            stream.known()
+            yield from self._speak(stream, peer.index, peer.number)
+        except (StreamClosed, TimeoutError, Unproven) as error:  # a neighbour may dial before this worker has heard of it
+            log.debug("a stream to this worker from %s: %s", stream.peer, error)
+        except WireError as error:
+            log.warning("a stream to this worker from %s: %s", stream.peer, one_line(error, 1000))
+        finally:
+            stream.close()
+
+    def _key(self, peer: Peer, run: bytes) -> bytes:
+        """The key of who dials. Raises Unproven for who is no neighbour of the stage before."""
+        with self.session.cond:
+            told = self._known.get(peer.index)
+        if run != self.session.run or peer.role != "worker" or told is None or told.start != peer.number or peer.index > self._rank:
+            raise Unproven("no such process dials this worker")
+        return told.key
+
+    def _speak(self, stream: Stream, rank: int, start: int) -> Wants[None]:
+        """Say where this worker stands, hear where the neighbour does, and take what it gives until the stream ends."""
+        session, exchange = self.session, self._exchange()
+        with session.cond:
+            for action in exchange.linked_to(rank):
+                assert isinstance(action, SayStands)
+                self._send(stream, self._stands(action))
+        header = yield from stream.next_header(HELLO_SECONDS)
+        self._check(header, rank, start)
+        if header.kind is not Kind.STANDS:
+            raise WireError(f"the first frame of worker {rank} is {header.kind.name}, expected STANDS")
+        if header.view != session.machine.view:
+            raise StreamClosed(f"worker {rank} is in view {header.view}, this one in {session.machine.view}; one of them goes back soon")
+        incarnation = (header.start, header.rewinds)
+        with session.cond:
+            older = self._links.get(rank)
+            if older is not None and older[0] > incarnation:
+                raise StreamClosed(f"worker {rank}: a newer process of it is here")
+            self._links[rank] = incarnation, stream
+            actions = exchange.met(rank, header.clock, header.part)
+        if older is not None:
+            older[1].close()
+        try:
+            self._carry_out(actions)
+            while not session.ended:
+                header = yield from stream.next_header(None)
+                self._check(header, rank, start)
+                if header.kind is Kind.STANDS:
+                    with session.cond:
+                        exchange.stands(rank, header.clock)
+                elif header.kind in EXCHANGED:
+                    yield from self._came(stream, rank, header)
+                else:
+                    raise WireError(f"{header.kind.name} is not what workers say to each other")
+        finally:
+            with session.cond:
+                if self._links.get(rank) == (incarnation, stream):
+                    del self._links[rank]
+                    exchange.lost(rank)
+
+    def _check(self, header: Header, rank: int, start: int) -> None:
+        if header.run != self.session.run or header.worker != rank or header.start != start:
+            raise WireError(f"{header.kind.name} does not carry the run, rank and start of worker {rank}")
+
+    def _came(self, stream: Stream, rank: int, header: Header) -> Wants[None]:
+        session, exchange, key = self.session, self._exchange(), Key(header.clock, header.block, header.kind)
+        with session.cond:
+            exchange.check(rank, key)
+            wanted = exchange.wants(key)
+        if not wanted:
+            yield from stream.skip(header)
+            return
+        if header.part > min(MAX_JSON, header.length) or header.length > MOST_BYTES:
+            raise WireError(f"{header.kind.name} of {header.length} bytes, {header.part} of them its head, is above the limit")
+        head, body = memoryview(bytearray(header.part)), torch.empty(header.length - header.part, dtype=torch.uint8)
+        place = memory.view(body)
+        yield from stream.payload(header, [head, place])
+        value = structures.read(head, place)
+        with session.cond:
+            exchange.came(rank, key, value)
+            session.cond.notify_all()
+
+    # -- out ---------------------------------------------------------------------------------------
+
+    def _carry_out(self, actions: list[Action[Any]]) -> None:
+        for action in actions:
+            match action:
+                case AllBack():
+                    self.session.handle(e.Said(Kind.STEP_LOST, {"rank": action.rank, "step": action.step}))
+                case SayStands():
+                    self._send_to(action.rank, self._stands(action), [])
+                case Give():
+                    key, payload = action.key, action.payload
+                    header = self.session.header(key.kind, clock=key.step, block=key.micro, part=len(payload.head))
+                    self._send_to(action.rank, header, [memoryview(payload.head), *payload.parts])
+
+    def _stands(self, action: SayStands) -> Header:
+        return self.session.header(Kind.STANDS, clock=action.step, part=action.since)
+
+    def _send_to(self, rank: int, header: Header, parts: list[memoryview]) -> None:
+        with self.session.cond:
+            found = self._links.get(rank)
+        if found is not None:
+            self._send(found[1], header, parts)
+
+    def _send(self, stream: Stream, header: Header, parts: list[memoryview] | None = None) -> None:
+        """A stream that has ended is forgotten: what it did not bring is given again on the next one."""
+        if isinstance(stream, Pooled):
+            sending = Sending(stream.framed_parts(header, parts or []))
+            stream.put(lambda: sending, large=True)
+            return
+        try:
+            stream.send_parts(header, parts or [])
+        except StreamClosed:
+            pass

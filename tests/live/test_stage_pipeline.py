@@ -1,0 +1,278 @@
+"""A pipeline of stages on real shards: workers give each other activations and gradients over real streams, and die."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from psjob.api.attached import AttachedJob
+from psjob.api.pairs import Pair
+from psjob.api.pipelining import Pipeline
+from psjob.api.staged import StagedPipeline
+from psjob.contract import FINAL_WEIGHTS
+from psjob.modes.stages import Stages
+from psjob.wire.frame import Kind
+from tests.live.live_shards import SECONDS, Rewound, Shards, Worker, serving
+
+STEPS = 5
+CUTS: dict[int, list[str | int]] = {1: [], 2: [4], 3: [2, 5], 4: [2, 4, 7]}
+SEED = 11
+COMPUTES = threading.RLock()
+"""Threads of this process share torch's generators, from which first values and Dropout draw; processes do not."""
+
+
+def model() -> nn.Module:
+    """With dropout, batch norm, and a weight that the first and the last stage have."""
+    torch.manual_seed(3)
+    net = nn.Sequential(
+        nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12), nn.Dropout(0.3), nn.BatchNorm1d(12), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12)
+    )  # fmt: skip
+    last = net[7]
+    assert isinstance(last, nn.Linear) and isinstance(net[0], nn.Linear)
+    last.weight = net[0].weight
+    return net
+
+
+def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(number)
+    return torch.randn(10, 12, generator=draw), torch.randn(10, 12, generator=draw)
+
+
+def alone(microbatches: int, steps: int = STEPS) -> tuple[nn.Module, list[float]]:
+    """The same training in one process."""
+    net = model()
+    optimizer, losses = optimizer_of(net), []
+    pipe = Pipeline(net, nn.functional.mse_loss, [], microbatches, SEED)
+    for number in range(steps):
+        optimizer.zero_grad()
+        losses.append(float(pipe.step(*batch(number))))
+        optimizer.step()
+    return net, losses
+
+
+class Died(BaseException):
+    """Here a worker's process was killed."""
+
+
+class StageWorker(Worker):
+    """A worker of a stage, in a thread of its own."""
+
+    def __init__(self, shards: Shards, rank: int, start: int, microbatches: int, rewinds: int = 0) -> None:
+        with COMPUTES:
+            net = model()
+        optimizer = optimizer_of(net)
+        super().__init__(shards, rank, net, optimizer, start, overlap=False)
+        place = shards.place(rank, start, rewinds)
+        stages = shards.config.stages
+        self.pipe = StagedPipeline(place, net, nn.functional.mse_loss, CUTS[len(stages.replicas)], microbatches, SEED, None)
+        self.job = AttachedJob(place, (Pair("", net, optimizer, cuts=self.pipe.cuts),), {}, False)
+        self.session = self.job.session
+        self.pipe.attached = lambda: self.job  # type: ignore[method-assign]
+        self.losses: dict[int, float] = {}
+        self.before: Callable[[StageWorker, str, int, int], None] = lambda worker, what, step, micro: None
+        """Called before what this worker does with its neighbours and its shards; where it raises Died the worker is gone."""
+        links = self.session.stage_links
+        assert links is not None
+        give, take, push = links.give, links.take, self.session.exchange.push
+        forward, backward = self.pipe._run.forward, self.pipe._run.backward
+
+        def forwarding(*given: Any) -> Any:
+            with COMPUTES:
+                return forward(*given)
+
+        def going_back(*given: Any) -> Any:
+            with COMPUTES:
+                return backward(*given)
+
+        def giving(micro: int, kind: Kind, value: Any) -> None:
+            self.before(self, f"give {kind.name}", self.session.clock, micro)
+            give(micro, kind, value)
+
+        def taking(micro: int, kind: Kind) -> Any:
+            self.before(self, f"take {kind.name}", self.session.clock, micro)
+            return take(micro, kind)
+
+        def pushing(*given: Any) -> Any:
+            self.before(self, "push", self.session.clock, 0)
+            done = push(*given)
+            self.before(self, "pushed", self.session.clock - 1, 0)
+            return done
+
+        links.give, links.take = giving, taking  # type: ignore[method-assign]
+        self.session.exchange.push = pushing  # type: ignore[method-assign]
+        self.pipe._run.forward, self.pipe._run.backward = forwarding, going_back  # type: ignore[method-assign]
+
+    @property
+    def own(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of its stage."""
+        state = self.model.state_dict()
+        return {name: state[name] for name in (*self.pipe._run.part.parameters, *self.pipe._run.part.buffers)}
+
+
+class Cluster:
+    """Starts each worker again that dies, or is to begin again."""
+
+    def __init__(self, shards: Shards, microbatches: int, before: Callable[[StageWorker, str, int, int], None] | None = None) -> None:
+        self.shards, self.microbatches, self.before = shards, microbatches, before
+        self.ended: dict[int, StageWorker] = {}
+        self.problems: list[BaseException] = []
+        self.rewound = self.died = 0
+
+    def run(self, steps: int = STEPS) -> None:
+        threads = [threading.Thread(target=self._life, args=(rank, steps), daemon=True) for rank in range(self.shards.config.workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SECONDS)
+            assert not thread.is_alive(), (self.problems, "a worker hangs")
+        if self.problems:
+            raise self.problems[0]
+
+    def _life(self, rank: int, steps: int) -> None:
+        torch.set_num_threads(1)
+        start, rewinds = 1, 0
+        try:
+            while True:
+                worker = StageWorker(self.shards, rank, start, self.microbatches, rewinds)
+                if self.before is not None:
+                    worker.before = self.before
+                try:
+                    worker.attach()
+                    for number in range(worker.session.clock, steps):
+                        worker.edge(number)
+                        worker.optimizer.zero_grad()
+                        worker.losses[number] = float(worker.pipe.step(*batch(number)))
+                        worker.optimizer.step()
+                    self.ended[rank] = worker
+                    assert worker.leave() == 0
+                    return
+                except Died:
+                    self.died += 1
+                    worker.die()
+                    start, rewinds = start + 1, 0
+                except Rewound:
+                    self.rewound += 1
+                    worker.die()
+                    rewinds += 1
+        except BaseException as problem:
+            self.problems.append(problem)
+
+
+def compare(cluster: Cluster, microbatches: int, steps: int = STEPS) -> None:
+    """Each stage has the numbers of one process, to the bit."""
+    net, losses = alone(microbatches, steps)
+    expected = net.state_dict()
+    for rank, worker in cluster.ended.items():
+        for name, tensor in worker.own.items():
+            assert torch.equal(tensor, expected[name]), (rank, name, (tensor - expected[name]).abs().max())
+        for number, loss in worker.losses.items():
+            assert loss == losses[number], (rank, number)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_flush_is_the_training_of_one_process(tmp_path: Path, stages: int, microbatches: int, count: int) -> None:
+    with serving(tmp_path, workers=stages, shards=count, stages=Stages((1,) * stages)) as shards:
+        cluster = Cluster(shards, microbatches)
+        cluster.run()
+        assert not cluster.rewound
+        compare(cluster, microbatches)
+
+
+MOMENTS = ("take ACTIVATION", "give ACTIVATION", "take GRADIENT", "give GRADIENT", "push", "pushed")
+
+
+def has(rank: int, stages: int, moment: str) -> bool:
+    """Does a worker of this stage come to that?"""
+    first, last = rank == 0, rank == stages - 1
+    return not (first and moment in ("take ACTIVATION", "give GRADIENT")) and not (last and moment in ("give ACTIVATION", "take GRADIENT"))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_stage_that_dies_changes_no_bit(tmp_path: Path, rank: int, moment: str) -> None:
+    """Its neighbours give its successor again what they gave it."""
+    if not has(rank, 3, moment):
+        return
+    died: list[int] = []
+
+    def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
+        if (worker.rank, what, step) == (rank, moment, 2) and micro == (1 if " " in moment else 0) and not died:
+            died.append(step)
+            raise Died
+
+    with serving(tmp_path, workers=3, shards=2, stages=Stages((1, 1, 1))) as shards:
+        cluster = Cluster(shards, 4, before)
+        cluster.run()
+        assert cluster.died == 1
+        compare(cluster, 4)
+
+
+@pytest.mark.parametrize("replicas", [(2, 1), (1, 2), (2, 1, 1), (3, 2)])
+def test_workers_of_a_stage_share_its_micro_batches(tmp_path: Path, replicas: tuple[int, ...]) -> None:
+    """Sums are of each worker's micro-batches first, so the last bits may be others. Also after one of them died."""
+    died: list[str] = []
+
+    def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
+        if step == 2 and worker.rank == 1 and what == "push" and not died:
+            died.append(what)
+            raise Died
+
+    found: list[dict[int, dict[str, torch.Tensor]]] = []
+    for number, act in enumerate((None, before)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with serving(folder, workers=sum(replicas), shards=2, stages=Stages(replicas)) as shards:
+            cluster = Cluster(shards, 5, act)
+            cluster.run()
+            found.append({rank: worker.own for rank, worker in cluster.ended.items()})
+    expected = alone(5)[0].state_dict()
+    for rank, own in found[0].items():
+        for name, tensor in own.items():
+            if not name.startswith("4."):  # batch norm counts the micro-batches of its own worker
+                torch.testing.assert_close(tensor, expected[name], atol=0.05, rtol=0.05)
+            assert torch.equal(tensor, found[1][rank][name]), (rank, name)
+
+
+def test_two_neighbours_lost_together_let_all_go_back(tmp_path: Path) -> None:
+    """The last stage's weights have moved on when it dies; the first had not heard its gradients."""
+    died: list[int] = []
+
+    def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
+        if step != 2 or len(died) == 2:
+            return
+        if worker.rank == 0 and what == "take GRADIENT" and micro == 1 and 0 not in died:
+            while 1 not in died:
+                threading.Event().wait(0.01)
+            died.append(0)
+            raise Died
+        if worker.rank == 1 and what == "pushed" and 1 not in died:
+            died.append(1)
+            raise Died
+
+    with serving(tmp_path, workers=2, shards=2, stages=Stages((1, 1))) as shards:
+        cluster = Cluster(shards, 4, before)
+        cluster.run()
+        assert cluster.died == 2 and cluster.rewound >= 2
+        compare(cluster, 4)
+
+
+def test_the_last_checkpoint_has_the_buffers_of_all_stages(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=4, shards=2, stages=Stages((1, 1, 1, 1))) as shards:
+        Cluster(shards, 4).run()
+        assert shards.wait_ended() == [0, 0]
+        weights = load_file(shards.folder / FINAL_WEIGHTS)
+    expected = alone(4)[0].state_dict()
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
