@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.unit.api_failure_cases import FAILURES_PASSED, FAILURES_REFUSED
 from tests.unit.api_manifest import REMOVED, Case
+from tests.unit.api_stage_cases import STAGES_PASSED, STAGES_REFUSED
 from tests.unit.api_template_cases import TEMPLATES_PASSED, TEMPLATES_REFUSED
 
 
@@ -397,6 +398,7 @@ REFUSED: list[Case] = [
         )
     ),
     *TEMPLATES_REFUSED,
+    *STAGES_REFUSED,
 ]
 
 PASSED: list[Case] = [
@@ -424,4 +426,5 @@ PASSED: list[Case] = [
     Case("resume", {"spec.checkpoint.resumeFrom": "5f1c9e0a-7f0e-4c55-9d0b-0c5d2b7a6d11"}),
     *FAILURES_PASSED,
     *TEMPLATES_PASSED,
+    *STAGES_PASSED,
 ]

@@ -16,6 +16,7 @@ from psjob_operator.api.immutability import immutability_rules
 from psjob_operator.api.rules import FieldRule, rules
 from psjob_operator.api.schema import Schema, openapi
 from psjob_operator.api.spec import JobSpec
+from psjob_operator.api.stagerules import CUT, STAGES
 from psjob_operator.api.status import JobStatus
 from psjob_operator.api.template import template_rules, template_schema
 from psjob_operator.contract import GROUP, KIND, PLURAL, VERSION
@@ -39,6 +40,9 @@ _KEYED = {"x-kubernetes-list-type": "map"}
 _SHAPES: dict[str, Schema] = {
     "spec.training.ruleOptions": {"maxProperties": 16},
     "spec.checkpoint.interval": {"maxLength": 24},
+    "spec.stages": {"maxItems": STAGES, "x-kubernetes-list-type": "atomic"},
+    "spec.stages[].name": {"maxLength": 63},
+    "spec.stages[].cut": {"maxLength": CUT},
     "spec.runPolicy.failureRules": {"maxItems": FAILURE_RULES, "x-kubernetes-list-type": "atomic"},
     "spec.runPolicy.failureRules[].exitCodes.values": {"maxItems": EXIT_CODES},
     "spec.runPolicy.failureRules[].signals": {"maxItems": SIGNALS},
@@ -125,7 +129,11 @@ def crd_yaml() -> str:
 def schema() -> Schema:
     """openAPIV3Schema of the whole object, rules included."""
     spec = openapi(JobSpec, defaults=True)
-    spec["properties"]["workers"]["properties"]["template"].update(deepcopy(template_schema("worker")))
+    workers, stage = spec["properties"]["workers"], spec["properties"]["stages"]["items"]
+    for part in (workers, stage):
+        part["properties"]["template"].update(deepcopy(template_schema("worker")))
+    # The sum of the stages' replicas stands for it; a rule asks for it where there are none.
+    workers["required"].remove("replicas")
     spec["properties"]["ps"]["properties"]["template"].update(deepcopy(template_schema("shard")))
     volume = spec["properties"]["checkpoint"]["properties"]["volume"]
     volume["properties"]["persistentVolumeClaim"] = {

@@ -11,6 +11,7 @@ import re
 from psjob_operator.api import duration
 from psjob_operator.api.failurerules import failure_rules
 from psjob_operator.api.fieldrule import FieldRule, Json, between, breaches, matching
+from psjob_operator.api.stagerules import COUNTED, stage_rules
 from psjob_operator.contract import ASYNC_OUTER_RULE, UPDATE_RULES
 
 __all__ = ["FieldRule", "Json", "breaches", "rules"]
@@ -26,7 +27,7 @@ SIZE = "^[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)$"
 
 def rules() -> tuple[FieldRule, ...]:
     """Every rule of metadata and spec, templates left out (template.py has those)."""
-    return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS, *failure_rules())
+    return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS, *stage_rules(), *failure_rules())
 
 
 def _interval(text: str) -> bool:
@@ -222,7 +223,7 @@ _ACROSS = (
         ),
         "must be at least 4 times spec.workers.replicas, a block for each",
         "raise it, have fewer workers, or leave it out",
-        cel="!has(self.training.gradientMebibytes) || self.training.gradientMebibytes >= 4 * self.workers.replicas",
+        cel=f"!has(self.training.gradientMebibytes) || self.training.gradientMebibytes >= 4 * ({COUNTED})",
         about="training.gradientMebibytes",
     ),
     FieldRule(
@@ -230,7 +231,7 @@ _ACROSS = (
         lambda spec: spec["workers"]["replicas"] < 1 or (spec.get("training") or {}).get("backupWorkers", 0) < spec["workers"]["replicas"],
         "must be below spec.workers.replicas, so that a worker is left to take",
         "lower it, or have more workers",
-        cel="self.workers.replicas < 1 || self.training.backupWorkers < self.workers.replicas",
+        cel="!has(self.workers.replicas) || self.workers.replicas < 1 || self.training.backupWorkers < self.workers.replicas",
         about="training.backupWorkers",
     ),
     FieldRule(
@@ -241,7 +242,10 @@ _ACROSS = (
         ),
         "must be at most spec.workers.replicas",
         "lower it, or have more workers",
-        cel="self.workers.replicas < 1 || !has(self.training.local) || self.training.local.quorum <= self.workers.replicas",
+        cel=(
+            "!has(self.workers.replicas) || self.workers.replicas < 1 || !has(self.training.local)"
+            " || self.training.local.quorum <= self.workers.replicas"
+        ),
         about="training.local.quorum",
     ),
     FieldRule(

@@ -5,12 +5,15 @@ Ranges and rules across fields are in rules.py, for the API server and `psjob ru
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from psjob_operator.api.base import Model
 from psjob_operator.api.duration import seconds
+from psjob_operator.api.stages import with_replicas
 
 
 class JobSpec(Model):
@@ -22,6 +25,9 @@ class JobSpec(Model):
     """The shards: processes that hold the parameters and apply pushes to them."""
     workers: Workers
     """The processes that run the training script."""
+    stages: list[Stage] | None = None
+    """The parts of a model that is cut in stages, in the order in which they run; 2..64, at most 256 workers together. Ranks are counted
+    through them: with 2, 1 and 1 replicas, ranks 0 and 1 have the first one."""
     checkpoint: Checkpoint = Field(default_factory=lambda: Checkpoint())
     """What is kept on disk, how often, and where."""
     run_policy: RunPolicy = Field(default_factory=lambda: RunPolicy())
@@ -33,6 +39,31 @@ class JobSpec(Model):
     Another value: this operator leaves the job alone."""
     injection: Literal["auto", "none"] = "auto"
     """auto: put the psjob library into the worker's image when the pod starts; none: the image has it installed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_workers(cls, data: Any) -> Any:
+        return with_replicas(data)
+
+    def stage_of(self, rank: int) -> Stage | None:
+        """The stage that a worker has; None without stages, and for a rank of none."""
+        ends = list(accumulate(stage.replicas for stage in self.stages or ()))
+        return self.stages[bisect_right(ends, rank)] if self.stages and 0 <= rank < ends[-1] else None
+
+    def worker_template(self, rank: int) -> dict[str, Any]:
+        """The pod template of a worker: its stage's own, or that of all workers."""
+        stage = self.stage_of(rank)
+        return self.workers.template if stage is None or stage.template is None else stage.template
+
+    def worker_templates(self) -> dict[str, dict[str, Any]]:
+        """By path, each pod template that some worker is made of, in the order of ranks."""
+        found: dict[str, dict[str, Any]] = {}
+        for number, stage in enumerate(self.stages or ()):
+            if stage.template is not None:
+                found[f"spec.stages[{number}].template"] = stage.template
+            else:
+                found.setdefault("spec.workers.template", self.workers.template)
+        return found or {"spec.workers.template": self.workers.template}
 
 
 Mode = Literal["sync", "bounded", "softsync", "async", "threshold", "local"]
@@ -95,6 +126,15 @@ class Training(Model):
     has an equal share, at least the 4 MiB of one block. Absent: 4096, or 4 a worker where that is more. 4..65536."""
     compression: Compression = Field(default_factory=lambda: Compression())
     """In how many bits numbers travel between workers and shards."""
+    pipeline: Pipeline | None = None
+    """How a batch goes through the stages of `spec.stages`. Absent: as the script says."""
+
+
+class Pipeline(Model):
+    """How a batch goes through stages."""
+
+    microbatches: int
+    """Parts that each batch is cut in; 1..1024."""
 
 
 class Local(Model):
@@ -143,13 +183,27 @@ class Workers(Model):
     """The workers."""
 
     replicas: int
-    """Number of workers; 1..4000."""
+    """Number of workers; 1..4000. Required without `spec.stages`; with them it is the sum of their replicas, and may be left out."""
     template: dict[str, Any]
     """Pod template of the workers. The container `worker`, or the only one, is trained in and needs a `command`.
-    Everything in it is passed on as it is."""
+    Everything in it is passed on as it is. A stage may have one of its own; the shards take their image from this one."""
     step_timeout_seconds: int | None = None
     """A worker that has made no step for so long while others wait for it is started again, counted; 5..86400. Longer than the longest
     step, the first one and evaluations included. Absent: never."""
+
+
+class Stage(Model):
+    """One part of a model that is cut in stages, and its workers."""
+
+    name: str
+    """Name of the stage: a DNS label, no other stage's. The pods of its workers have it as label psjob.dev/stage."""
+    cut: str | None = None
+    """Name of the module with which the stage begins, such as layers.6; 1..256 characters. The first stage has none. All others have one,
+    or none has: then the script names the cuts."""
+    replicas: int = 1
+    """Number of workers that have this stage; 1..256."""
+    template: dict[str, Any] | None = None
+    """Pod template of this stage's workers, in place of `spec.workers.template`; nothing of that is laid under it."""
 
 
 class Checkpoint(Model):

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from psjob_operator.api.crd import node
 from psjob_operator.api.crd import schema as make_schema
+from psjob_operator.api.fieldrule import found as places
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.problem import Problem, field_path, shown
 from psjob_operator.api.rules import breaches, rules
@@ -25,7 +26,7 @@ LARGEST_SPEC = 100 * 1024
 """Bytes of the spec as JSON: kubectl keeps a second copy in an annotation, and all annotations share 256 KiB."""
 DEEPEST = 100
 schema = cache(make_schema)
-TEMPLATES = ("spec.workers.template", "spec.ps.template")
+TEMPLATES = ("spec.workers.template", "spec.stages[].template", "spec.ps.template")
 
 
 def validate_job(raw: Any) -> tuple[PSTrainingJob | None, list[Problem]]:
@@ -84,11 +85,9 @@ def _in_templates(raw: Mapping[str, Any]) -> list[Problem]:
     whole = schema()
     found = []
     for at in TEMPLATES:
-        value: Any = raw
-        for step in at.split("."):
-            value = value.get(step) if isinstance(value, Mapping) else None
-        if isinstance(value, Mapping):
-            found += mistakes(node(whole, at), value, at)
+        for path, value in places(raw, at):
+            if isinstance(value, Mapping):
+                found += mistakes(node(whole, at), value, path)
     return found
 
 

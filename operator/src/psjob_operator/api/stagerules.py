@@ -1,0 +1,136 @@
+"""Limits of spec.stages and training.pipeline, as rules.py has those of all else."""
+
+from __future__ import annotations
+
+from psjob_operator.api.fieldrule import FieldRule, Json, between, matching, sized
+
+STAGES, STAGED_WORKERS, CUT = 64, 256, 256
+"""The longest list, the most workers of all stages together, and the longest name of a module."""
+LABEL = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+SUM = "self.stages.map(s, s.replicas).sum()"
+COUNTED = f"has(self.stages) ? {SUM} : has(self.workers.replicas) ? self.workers.replicas : 0"
+"""CEL, below spec: the number of workers."""
+
+
+def stage_rules() -> tuple[FieldRule, ...]:
+    """Every row about them."""
+    return (*_OF_STAGES, *_WITH_STAGES)
+
+
+def _cuts(stages: list[Json]) -> list[bool]:
+    return [stage.get("cut") is not None for stage in stages]
+
+
+_OF_STAGES = (
+    sized("spec.stages", 2, STAGES, "a model that is not cut needs no stages: leave spec.stages out"),
+    matching(
+        "spec.stages[].name",
+        LABEL,
+        "must be a DNS label: 1 to 63 lower-case letters, digits and '-', with a letter or digit at each end",
+        "such as embed or layers-6",
+    ),
+    FieldRule(
+        "spec.stages[].cut",
+        lambda cut: 1 <= len(cut) <= CUT,
+        f"must have 1..{CUT} characters",
+        "name the module with which the stage begins, such as layers.6",
+        cel=f"self.size() >= 1 && self.size() <= {CUT}",
+    ),
+    between("spec.stages[].replicas", 1, STAGED_WORKERS, "leave it out for 1"),
+    FieldRule(
+        "spec.stages",
+        lambda stages: len({stage["name"] for stage in stages}) == len(stages),
+        "must have another name for each stage",
+        "rename one of those that share a name",
+        cel="self.all(one, self.exists_one(other, other.name == one.name))",
+    ),
+    FieldRule(
+        "spec.stages",
+        lambda stages: not any(_cuts(stages)[:1]),
+        "must have no cut in the first stage",
+        "it begins with the model; give the cut to the stage that begins there",
+        cel="self.size() == 0 || !has(self[0].cut)",
+    ),
+    FieldRule(
+        "spec.stages",
+        lambda stages: not stages or _cuts(stages)[0] or sum(_cuts(stages)) in (0, len(stages) - 1),
+        "must have a cut in each stage after the first, or in none",
+        "name the module with which each of them begins, or leave all cuts out and name them in the script",
+        cel="self.size() == 0 || has(self[0].cut) || self.filter(one, has(one.cut)).size() in [0, self.size() - 1]",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: not spec.get("stages") or sum(stage.get("replicas", 1) for stage in spec["stages"]) <= STAGED_WORKERS,
+        f"must have at most {STAGED_WORKERS} replicas in all stages together",
+        "lower spec.stages[].replicas",
+        cel=f"!has(self.stages) || {SUM} <= {STAGED_WORKERS}",
+        about="stages",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: spec["workers"].get("replicas") is not None,
+        "Required value",
+        "write the number of workers, or name stages",
+        cel="has(self.workers.replicas) || has(self.stages)",
+        about="workers.replicas",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: not spec.get("stages") or sum(stage.get("replicas", 1) for stage in spec["stages"]) == spec["workers"].get("replicas"),
+        "must be the sum of spec.stages[].replicas",
+        "leave it out: the stages say how many workers there are",
+        cel=f"!has(self.stages) || !has(self.workers.replicas) || self.workers.replicas == {SUM}",
+        about="workers.replicas",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: len({bool((template.get("spec") or {}).get("hostNetwork")) for template in _templates(spec)}) <= 1,
+        "must all have hostNetwork: true in their template, or none of them",
+        "workers of neighbouring stages open streams to each other, and only in one network a NetworkPolicy tells them from strangers",
+        about="stages",
+    ),
+    between("spec.training.pipeline.microbatches", 1, 1024, "as many as there are stages keep most of them busy"),
+)
+
+
+def _templates(spec: Json) -> list[Json]:
+    """Of the workers of each stage."""
+    return [stage.get("template") or spec["workers"]["template"] for stage in spec.get("stages") or ()]
+
+
+def _with_stages(field: str, absent: Json, wanted: Json, remedy: str) -> FieldRule:
+    """A field that must have one value where the model is cut in stages; `absent`: its value where it says nothing."""
+    part, name = field.split(".")
+    cel = f"self.{field} == {wanted!r}"
+    return FieldRule(
+        "spec",
+        lambda spec: not spec.get("stages") or (spec.get(part) or {}).get(name, absent) == wanted,
+        f"must be {wanted} with spec.stages",
+        remedy,
+        cel=f"!has(self.stages) || {cel}",
+        about=field,
+    )
+
+
+_WITH_STAGES = (
+    _with_stages("training.mode", "sync", "sync", "the workers of a model in stages make each step together; leave it out"),
+    _with_stages("training.backupWorkers", 0, 0, "each stage needs all of its workers; leave it out"),
+    _with_stages("training.reduction", "mean", "mean", "each worker pushes its part of a mean; leave it out"),
+    _with_stages("runPolicy.successPolicy", "AllWorkers", "AllWorkers", "no worker has all of the model; leave it out"),
+    FieldRule(
+        "spec",
+        lambda spec: not spec.get("stages") or (spec.get("training") or {}).get("updateAt") != "worker",
+        "must not be worker with spec.stages",
+        "no worker has all of the optimizer's state; leave it out",
+        cel="!has(self.stages) || !has(self.training.updateAt) || self.training.updateAt != 'worker'",
+        about="training.updateAt",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: bool(spec.get("stages")) or (spec.get("training") or {}).get("pipeline") is None,
+        "must not be given without spec.stages",
+        "a batch is cut for stages alone; leave it out, or name the stages",
+        cel="has(self.stages) || !has(self.training.pipeline)",
+        about="training.pipeline",
+    ),
+)

@@ -1,0 +1,227 @@
+"""Stages to refuse and to take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.unit.api_manifest import REMOVED, Case
+
+_POD: dict[str, Any] = {"spec": {"containers": [{"name": "worker", "image": "me/stage:1", "command": ["python", "stage.py"]}]}}
+_HOST = {"spec": {**_POD["spec"], "hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}
+
+
+def stages(*replicas: int, cuts: bool = True, **laid: Any) -> list[dict[str, Any]]:
+    """Stages of so many workers; `s1={…}` lays something over the second one."""
+    made: list[dict[str, Any]] = [{"name": f"s{k}", "replicas": count, "cut": f"layers.{k}"} for k, count in enumerate(replicas)]
+    for stage in made if not cuts else made[:1]:
+        del stage["cut"]
+    return [{**stage, **laid.get(stage["name"], {})} for stage in made]
+
+
+def _with(**change: Any) -> dict[str, Any]:
+    """Stages 2-1-1, and what is changed beside them: `training_mode` is spec.training.mode."""
+    given = {f"spec.{key.replace('_', '.')}": value for key, value in change.items()}
+    return {"spec.workers.replicas": REMOVED, "spec.stages": stages(2, 1, 1), **given}
+
+
+def _template(**change: Any) -> list[dict[str, Any]]:
+    """Stages of which the second has a template of its own, `change` laid over its pod."""
+    return stages(2, 1, s1={"template": {"spec": {**_POD["spec"], **change}}})
+
+
+def _container(**change: Any) -> list[dict[str, Any]]:
+    return _template(containers=[{**_POD["spec"]["containers"][0], **change}])
+
+
+STAGES_REFUSED: list[Case] = [
+    *(
+        Case(
+            f"stages-{len(given)}",
+            _with(stages=given),
+            "spec.stages",
+            "must have 2..64 items; a model that is not cut",
+            server_sentence=said,
+        )
+        for given, said in ((stages(1), "must have 2..64 items"), (stages(*[1] * 65), "must have at most 64 items"))
+    ),
+    *(
+        Case(
+            f"stage-name-{name!r}",
+            _with(stages=stages(2, 1, s1={"name": name})),
+            "spec.stages[1].name",
+            "must be a DNS label: 1 to 63 lower-case letters, digits and '-'",
+        )
+        for name in ("", "Two", "-a", "a-", "a.b", "a_b", "a\n")
+    ),
+    Case(
+        "stage-name-long",
+        _with(stages=stages(2, 1, s1={"name": "a" * 64})),
+        "spec.stages[1].name",
+        "must be a DNS label: ",
+        server_sentence="may not be more than 63 ",
+    ),
+    Case("stage-twice", _with(stages=stages(2, 1, s1={"name": "s0"})), "spec.stages", "must have another name for each stage; rename"),
+    *(
+        Case(f"stage-replicas-{count}", _with(stages=stages(2, count)), "spec.stages[1].replicas", "must be 1..256; leave it out for 1")
+        for count in (0, -1, 257)
+    ),
+    Case("stage-workers", _with(stages=stages(255, 2)), "spec.stages", "must have at most 256 replicas in all stages together; lower"),
+    Case("cut-empty", _with(stages=stages(2, 1, s1={"cut": ""})), "spec.stages[1].cut", "must have 1..256 characters; name the module"),
+    Case(
+        "cut-long",
+        _with(stages=stages(2, 1, s1={"cut": "a" * 257})),
+        "spec.stages[1].cut",
+        "must have 1..256 characters; ",
+        server_sentence="may not be more than 256 ",
+    ),
+    Case(
+        "cut-of-the-first", _with(stages=stages(2, 1, s0={"cut": "embed"})), "spec.stages", "must have no cut in the first stage; it begins"
+    ),
+    Case(
+        "cuts-of-some",
+        _with(stages=stages(2, 1, 1, cuts=False, s2={"cut": "head"})),
+        "spec.stages",
+        "must have a cut in each stage after the first, or in none; name the module",
+    ),
+    *(
+        Case(
+            f"stages-of-other-{count}",
+            _with(workers_replicas=count),
+            "spec.workers.replicas",
+            "must be the sum of spec.stages[].replicas; leave it out",
+        )
+        for count in (3, 5)
+    ),
+    *(
+        Case(f"stages-{field}", _with(**{f"training_{field}": value}), f"spec.training.{field}", f"must be {wanted} with spec.stages; ")
+        for field, value, wanted in (("mode", "async", "sync"), ("backupWorkers", 1, "0"), ("reduction", "median", "mean"))
+    ),
+    Case(
+        "stages-first-worker",
+        _with(runPolicy_successPolicy="FirstWorker"),
+        "spec.runPolicy.successPolicy",
+        "must be AllWorkers with spec.stages; no worker has all of the model",
+    ),
+    Case(
+        "stages-worker-update",
+        _with(training_updateAt="worker"),
+        "spec.training.updateAt",
+        "must not be worker with spec.stages; no worker has all of the optimizer's state",
+    ),
+    Case(
+        "pipeline-without-stages",
+        {"spec.training.pipeline": {"microbatches": 4}},
+        "spec.training.pipeline",
+        "must not be given without spec.stages; ",
+    ),
+    *(
+        Case(
+            f"microbatches-{count}",
+            _with(training_pipeline={"microbatches": count}),
+            "spec.training.pipeline.microbatches",
+            "must be 1..1024; ",
+        )
+        for count in (0, 1025)
+    ),
+    Case(
+        "microbatches-missing",
+        _with(training_pipeline={}),
+        "spec.training.pipeline.microbatches",
+        "Required value",
+        server_sentence="Required value",
+    ),
+    Case(
+        "a-block-for-each-staged-worker",
+        _with(training_gradientMebibytes=15),
+        "spec.training.gradientMebibytes",
+        "must be at least 4 times spec.workers.replicas, a block for each; ",
+    ),
+    Case("stage-nameless", _with(stages=[{}, {"name": "a"}]), "spec.stages[0].name", "Required value", server_sentence="Required value"),
+    Case(
+        "stage-unknown",
+        _with(stages=stages(2, 1, s1={"gpus": 1})),
+        "spec.stages[1].gpus",
+        'unknown field "spec.stages[1].gpus"; fields here: name, cut, replicas, template',
+        server_sentence='unknown field "spec.stages[1].gpus"',
+    ),
+    Case(
+        "stage-text",
+        _with(stages=stages(2, 1, s1={"replicas": "2"})),
+        "spec.stages[1].replicas",
+        "must be of type integer; write it without quotes",
+        server_sentence="must be of type integer",
+    ),
+    # -- templates of stages
+    Case(
+        "stage-containers-missing",
+        _with(stages=stages(2, 1, s1={"template": {"spec": {}}})),
+        "spec.stages[1].template.spec.containers",
+        "Required value",
+        server_sentence="Required value",
+    ),
+    Case(
+        "stage-command-text",
+        _with(stages=_container(command="python stage.py")),
+        "spec.stages[1].template.spec.containers[0].command",
+        "must be of type array; write it as a list",
+        server_sentence="must be of type array",
+    ),
+    Case(
+        "stage-without-command",
+        _with(stages=_container(command=[])),
+        "spec.stages[1].template.spec.containers",
+        "the container worker, or the only one, must have a command; ",
+    ),
+    Case("stage-hostname", _with(stages=_template(hostname="a")), "spec.stages[1].template.spec.hostname", "must be left out; psjob names"),
+    Case(
+        "stage-label",
+        _with(stages=stages(2, 1, s1={"template": {**_POD, "metadata": {"labels": {"psjob.dev/stage": "x"}}}})),
+        "spec.stages[1].template.metadata.labels",
+        "must not have keys that begin with psjob.dev/; ",
+    ),
+    *(
+        Case(f"stage-{name}", _with(stages=given), f"spec.stages[1].template{at}", sentence, server=False)
+        for name, given, at, sentence in (
+            (
+                "variable",
+                _container(env=[{"name": "PSJOB_X", "value": "1"}]),
+                ".spec.containers[0].env[0].name",
+                "must not begin with PSJOB_",
+            ),
+            (
+                "mount",
+                _container(volumeMounts=[{"name": "a", "mountPath": "/psjob/x"}]),
+                ".spec.containers[0].volume",
+                "must not be in /psjob",
+            ),
+            ("volume", _template(volumes=[{"name": "psjob-keys"}]), ".spec.volumes[0].name", "must not begin with psjob-; "),
+            (
+                "key",
+                _template(volumes=[{"name": "k", "secret": {"secretName": "digits-key-0a1b2c3d-1"}}]),
+                "",
+                "must not name the Secret of",
+            ),
+            ("shell", _container(command=["cd", "/", "&&", "ls"]), ".spec.containers[0].command", "must not hold a word of the shell"),
+        )
+    ),
+    Case(
+        "stages-in-two-networks",
+        _with(stages=stages(2, 1, s1={"template": _HOST})),
+        "spec.stages",
+        "must all have hostNetwork: true in their template, or none of them; ",
+        server=False,
+    ),
+]
+
+STAGES_PASSED: list[Case] = [
+    Case("stages", _with()),
+    Case("stages-counted", _with(workers_replicas=4)),
+    Case("stages-of-the-script", _with(stages=stages(2, 1, 1, cuts=False), training_pipeline={"microbatches": 8})),
+    Case("stages-by-default", _with(stages=[{"name": "a"}, {"name": "b", "cut": "3"}], training_gradientMebibytes=8)),
+    Case("stages-most", _with(stages=stages(*[4] * 64), training_pipeline={"microbatches": 1024})),
+    Case("stages-wide", _with(stages=stages(255, 1), training_pipeline={"microbatches": 1})),
+    Case("stages-longest", _with(stages=stages(1, 1, s1={"name": "a" * 63, "cut": "ü" * 256}))),
+    Case("stages-template", _with(stages=_template(nodeSelector={"gpu": "a100"}))),
+    Case("stages-on-nodes", _with(stages=stages(1, 1, s0={"template": _HOST}, s1={"template": _HOST}))),
+    Case("stages-null", {"spec.stages": None, "spec.training.pipeline": None}),
+]
