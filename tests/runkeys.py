@@ -30,9 +30,9 @@ def key_file(folder: Path, role: str, index: int, number: int = 1) -> str:
     return str(path)
 
 
-def write_certificates(folder: Path, shards: int) -> None:
-    """Those of a run, written to `folder` under the names of psjob.contract."""
-    for name, text in certificates(shards).items():
+def write_certificates(folder: Path, shards: int, workers: int = 0) -> None:
+    """Those of a run, written to `folder` under the names of psjob.contract. `workers`: how many have one."""
+    for name, text in certificates(shards, workers).items():
         (folder / name).write_bytes(text)
 
 

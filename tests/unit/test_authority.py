@@ -36,6 +36,26 @@ def test_each_shard_has_a_certificate_of_its_own_name_that_only_its_runs_authori
                     verifier.verify(certificate, [])
 
 
+def test_workers_have_certificates_of_their_own_names_where_they_listen() -> None:
+    made = certificates(1, 2)
+    assert set(made) == {"ca.pem", "shard-0.pem", "worker-0.pem", "worker-1.pem"}
+    store = Store([x509.load_pem_x509_certificate(made["ca.pem"])])
+    for name, right in (("worker-1", True), ("worker-0", False), ("shard-1", False)):
+        verifier = PolicyBuilder().store(store).build_server_verifier(x509.DNSName(name))
+        certificate = x509.load_pem_x509_certificate(made["worker-1.pem"])
+        if right:
+            assert len(verifier.verify(certificate, [])) == 2
+        else:
+            with pytest.raises(VerificationError):
+                verifier.verify(certificate, [])
+
+
+def test_all_certificates_of_the_largest_job_fit_into_one_secret() -> None:
+    made = certificates(1, 1)
+    sizes = {name: len(text) for name, text in made.items()}
+    assert 256 * (sizes["shard-0.pem"] + sizes["worker-0.pem"] + 64) < 1 << 20, "what a Secret holds at most"
+
+
 def test_the_standard_library_takes_them_and_nothing_before_tls_1_3(tmp_path: Path) -> None:
     for name, text in certificates(1).items():
         (tmp_path / name).write_bytes(text)

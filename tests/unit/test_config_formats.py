@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from psjob import contract
+from psjob.modes.stages import Stages
 from psjob.process import config as reading
+from psjob.process.errors import Refused
 from psjob.wire import frame
 from psjob_operator import contract as operators
 from psjob_operator.plan import config
@@ -65,6 +68,51 @@ def test_what_format_1_says_is_what_it_always_said() -> None:
     holds(config.cluster_config(job(), 1), FORMAT_1)
 
 
+STAGED = {"workers": {"replicas": None}, "stages": [{"name": "a", "replicas": 2}, {"name": "b", "cut": "head"}]}
+
+
+def test_keys_of_stages_are_there_in_a_job_that_has_some_alone() -> None:
+    """A config that changed by a word would be written anew for every run that an upgrade meets."""
+    assert not {"stages", "pipeline"} & config.cluster_config(job()).keys()
+    made = config.cluster_config(job(**STAGED))
+    assert made["stages"] == [{"name": "a", "replicas": 2, "cut": None}, {"name": "b", "replicas": 1, "cut": "head"}]
+    assert (made["workers"], made["pipeline"]) == (3, None)
+    assert config.cluster_config(job(**STAGED, training={"pipeline": {"microbatches": 4}}))["pipeline"] == {"microbatches": 4}
+
+
+def test_stages_decide_which_updates_are_made() -> None:
+    other = [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 2, "cut": "head"}]
+    pipeline = {"training": {"pipeline": {"microbatches": 4}}}
+    hashes = [config.spec_hash(job(**laid).spec) for laid in ({}, STAGED, {**STAGED, "stages": other}, {**STAGED, **pipeline})]
+    assert len(set(hashes)) == 4
+    known = {"training": {**job().spec.training.to_manifest()}, "workers": 3}
+    del known["training"]["encryption"]
+    assert hashes[0] == hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def test_a_process_reads_its_stages() -> None:
+    plain = reading._config(config.cluster_config(job()))
+    assert (plain.stages, plain.stage_names, plain.cuts, plain.microbatches) == (Stages(), (), (), None)
+    read = reading._config(config.cluster_config(job(**STAGED, training={"pipeline": {"microbatches": 4}})))
+    assert (read.stages, read.stage_names, read.cuts, read.microbatches) == (Stages((2, 1)), ("a", "b"), ("head",), 4)
+    assert [read.stages.of(rank) for rank in range(read.workers)] == [0, 0, 1]
+
+
+def test_stages_of_another_number_of_workers_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config.cluster_config(job(**STAGED)), "workers": 4, "encryption": "none"}))
+    environ = {
+        contract.ENV_ROLE: "worker",
+        contract.ENV_INDEX: "0",
+        contract.ENV_START: "1",
+        contract.ENV_RUN: "run-1",
+        contract.ENV_CONFIG: str(path),
+        contract.ENV_KEYS: key_file(tmp_path, "worker", 0),
+    }
+    with pytest.raises(Refused, match=r"the stages of the config have 3 workers together, and the job has 4$"):
+        reading.place(environ)
+
+
 def test_every_format_that_is_served_can_be_written_and_the_newest_is_read() -> None:
     assert set(operators.CONFIG_FORMATS) == set(config.WRITERS) and max(operators.CONFIG_FORMATS) == operators.CONFIG_FORMAT
     assert len(operators.CONFIG_FORMATS) <= 2 and len(operators.WIRES) <= 2 and max(operators.WIRES) == operators.WIRE
@@ -79,17 +127,22 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
+STAGED_CONFIG = config.cluster_config(job(**STAGED, training={"pipeline": {"microbatches": 4}}), 1)
 LOCAL = config.cluster_config(job(training={"mode": "local"}), 1)
 
 
-@pytest.mark.parametrize("at", [at for at in places(LOCAL) if at != ("ruleOptions",)], ids=str)
-def test_a_key_of_a_newer_operator_is_passed_over(at: tuple[Any, ...]) -> None:
-    laid = copy.deepcopy(LOCAL)
+@pytest.mark.parametrize(
+    ("made", "at"),
+    [(made, at) for made in (LOCAL, STAGED_CONFIG) for at in places(made) if at != ("ruleOptions",)],
+    ids=lambda value: str(value) if isinstance(value, tuple) else value["mode"],
+)
+def test_a_key_of_a_newer_operator_is_passed_over(made: dict[str, Any], at: tuple[Any, ...]) -> None:
+    laid = copy.deepcopy(made)
     inner = laid
     for key in at:
         inner = inner[key]
     inner["keyOfTomorrow"] = {"x": 1}
-    assert reading._config(laid) == reading._config(LOCAL)
+    assert reading._config(laid) == reading._config(made)
 
 
 def test_another_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -109,3 +162,18 @@ def test_a_config_does_not_turn_encryption_off_for_a_run_that_has_an_authority(t
     made = reading._encryption(word, Path(key_file(tmp_path, role, 0)), role, 0, problems)
     assert bool(problems) == refused and made.word == ("none" if refused else word)
     assert not refused or "the config says that no stream is encrypted, but this run has an authority" in problems[0]
+
+
+@pytest.mark.parametrize(("role", "linked"), [("worker", False), ("worker", True), ("shard", False), ("shard", True)])
+def test_who_listens_has_a_certificate_of_its_own(tmp_path: Path, role: str, linked: bool) -> None:
+    write_certificates(tmp_path, 1, workers=1)
+    problems: list[str] = []
+    made = reading._encryption("tls", Path(key_file(tmp_path, role, 0)), role, 0, problems, linked)
+    assert not problems and made.dials is not None and (made.accepts is not None) == (role == "shard" or linked)
+
+
+def test_a_worker_of_a_stage_without_its_certificate_says_so(tmp_path: Path) -> None:
+    write_certificates(tmp_path, 1)
+    problems: list[str] = []
+    reading._encryption("tls", Path(key_file(tmp_path, "worker", 2)), "worker", 2, problems, linked=True)
+    assert "worker-2.pem cannot be used" in problems[0] and "suspend and resume" in problems[0]

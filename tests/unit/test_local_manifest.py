@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from psjob_client.cli import main
-from psjob_client.local.command import worker_command
+from psjob_client.local.command import worker_commands
 from psjob_client.local.errors import BadInput
 from psjob_client.local.faults import parse_faults, unfinished
 from psjob_client.local.manifest import read_job
@@ -40,7 +40,7 @@ def write(folder: Path, text: str | None = None) -> Path:
 
 def said(path: Path, *settings: str) -> list[str]:
     with pytest.raises(BadInput) as refused:
-        worker_command(read_job(path, settings), path.parent)
+        worker_commands(read_job(path, settings), path.parent)
     return list(refused.value.lines)
 
 
@@ -126,7 +126,7 @@ def test_python_is_our_own_and_unused_fields_are_named(tmp_path: Path) -> None:
         path, (f"{COMMAND}.resources={{limits: {{nvidia.com/gpu: 1}}}}", "spec.workers.template.spec.volumes=[{name: x, emptyDir: {}}]")
     )
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"managed_by": "example.com/me"})})
-    command = worker_command(job, tmp_path)
+    command = worker_commands(job, tmp_path)[0]
     assert command.argv == (sys.executable, "train.py", "--x")
     assert set(command.unused) >= {"image", "resources", "volumes of the pod", "managedBy"} and "injection" not in command.unused
 
@@ -138,7 +138,7 @@ def test_python_is_our_own_and_unused_fields_are_named(tmp_path: Path) -> None:
 def test_references_expand_as_on_a_cluster(tmp_path: Path, word: str, expanded: str) -> None:
     env = "[{name: A, value: '1'}, {name: B, value: '$(A)+2'}]"
     job: PSTrainingJob = read_job(write(tmp_path), (f"{COMMAND}.env={env}", f"{COMMAND}.args=['{word}']"))
-    assert worker_command(job, tmp_path).argv[-1] == expanded
+    assert worker_commands(job, tmp_path)[0].argv[-1] == expanded
 
 
 @pytest.mark.parametrize(

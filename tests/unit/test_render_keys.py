@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from psjob.process import derive as deriving
 from psjob_operator import contract, keys, render
 from psjob_operator.api.status import Pinned
 from psjob_operator.authority import certificates
@@ -49,8 +50,8 @@ def pod(role: Role, index: int, number: int, **spec: Any) -> dict[str, Any]:
     return render.pod(snapshot, process)
 
 
-def secret(encrypted: bool = False) -> dict[str, bytes]:
-    made = render.key_secret(job(), 1, RUN, certificates(2) if encrypted else {})
+def secret(encrypted: bool = False, workers: int = 0) -> dict[str, bytes]:
+    made = render.key_secret(job(), 1, RUN, certificates(2, workers) if encrypted else {})
     return {name: base64.b64decode(value) for name, value in made["data"].items()}
 
 
@@ -157,6 +158,27 @@ def test_an_encrypted_run_hands_on_the_authority_and_a_shard_its_own_certificate
     assert set(os.listdir(tmp_path)) == {"keys", "secret", "ca.pem"} | own, "no other shard's private key"
     for name in {"ca.pem"} | own:
         assert (tmp_path / name).read_bytes() == data[name] and (tmp_path / name).stat().st_mode & 0o777 == 0o444
+
+
+@pytest.mark.parametrize("who", ROLES, ids=str)
+@pytest.mark.parametrize("way", ["shell", "python"])
+def test_a_worker_that_listens_gets_its_own_certificate_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: tuple[Role, int, int], way: str
+) -> None:
+    data = secret(encrypted=True, workers=5)
+    if way == "shell":
+        done = derive(tmp_path, of(*who), data)
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        (tmp_path / "secret").mkdir()
+        for name, value in data.items():
+            (tmp_path / "secret" / name).write_text(value.hex() if "." in name and "pem" not in name else value.decode())
+        for name, value in of(*who).items():
+            monkeypatch.setenv(name, value)
+        assert deriving.main(["--from", str(tmp_path / "secret"), "--to", str(tmp_path / "keys")]) == 0
+    own = f"{who[0]}-{who[1]}.pem"
+    assert set(os.listdir(tmp_path)) == {"keys", "secret", "ca.pem", own}
+    assert (tmp_path / own).read_bytes() == data[own] and (tmp_path / own).stat().st_mode & 0o777 == 0o444
 
 
 @pytest.mark.parametrize("name", sorted(secret()))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from psjob_client.jobs.problems import JobProblem
-from psjob_client.local.command import worker_command
+from psjob_client.local.command import worker_commands
 from psjob_client.sdk import building
 from psjob_client.sdk.shipping import LARGEST, CannotShip, script_of
 
@@ -115,7 +115,7 @@ def test_the_manifest_runs_the_text_as_a_file_of_its_own(tmp_path: Path) -> None
     )
     (tmp_path / "helper.py").write_text("ONE = 1\n")
     made = building.build(file, packages=["pytest>=1"], env={"N": 1})
-    command = worker_command(building.job_of(made), tmp_path)
+    command = worker_commands(building.job_of(made), tmp_path)[0]
     done = subprocess.run(
         command.argv, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **command.env, "TMPDIR": str(tmp_path)}
     )
@@ -125,7 +125,7 @@ def test_the_manifest_runs_the_text_as_a_file_of_its_own(tmp_path: Path) -> None
 
 def test_what_pip_cannot_install_is_said(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
-    command = worker_command(building.job_of(building.build(tmp_path / "train.py", packages=["pytest<1"])), tmp_path)
+    command = worker_commands(building.job_of(building.build(tmp_path / "train.py", packages=["pytest<1"])), tmp_path)[0]
     env = {**os.environ, "PIP_NO_INDEX": "1", "TMPDIR": str(tmp_path)}
     done = subprocess.run(command.argv, cwd=tmp_path, capture_output=True, text=True, env=env)
     assert done.returncode == 1 and done.stderr.strip().splitlines()[-1].startswith("packages: pip could not install pytest<1")

@@ -18,11 +18,11 @@ from psjob_client.doctor.cluster import judge_cluster
 from psjob_client.doctor.findings import Finding, problem, sick
 from psjob_client.doctor.fitting import judge_fit, pods_of
 from psjob_client.doctor.machine import judge_machine
-from psjob_client.local.command import worker_command
+from psjob_client.local.command import worker_commands
 from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_job
 from psjob_operator.api.job import PSTrainingJob
-from psjob_operator.render.names import LABEL_ROLE
+from psjob_operator.render.names import LABEL_ROLE, LABEL_STAGE
 
 EXIT_WELL, EXIT_SICK = 0, 1
 MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
@@ -64,7 +64,7 @@ def _command(manifest: PSTrainingJob | None, job: Path | None) -> list[Finding]:
     if manifest is None or job is None:
         return []
     try:
-        worker_command(manifest, job.absolute().parent)
+        worker_commands(manifest, job.absolute().parent)
     except BadInput as error:
         return [problem("job: command", line, "", "psjob run refuses it here") for line in error.lines]
     return []
@@ -75,10 +75,11 @@ def _cluster(manifest: PSTrainingJob | None, kubeconfig: str | None, context: st
 
     created = documents(manifest) if manifest is not None else []
     pods = pods_of(manifest, created) if manifest is not None else []
-    roles = {document["metadata"]["labels"][LABEL_ROLE]: document for document in created if document["kind"] == "Pod"}
+    labels = [(document["metadata"]["labels"], document) for document in created if document["kind"] == "Pod"]
+    kinds = {(its[LABEL_ROLE], its.get(LABEL_STAGE)): document for its, document in labels}
     place = namespace or (manifest.metadata.namespace if manifest is not None else None) or "default"
     raw = manifest.to_manifest() if manifest is not None else None
-    facts = asyncio.run(cluster(kubeconfig, context, place, raw, list(roles.values())))
+    facts = asyncio.run(cluster(kubeconfig, context, place, raw, list(kinds.values())))
     return judge_cluster(facts) + (judge_fit(facts, manifest, pods) if manifest is not None else [])
 
 

@@ -12,8 +12,9 @@ from psjob_client.local.manifest import read_job
 from psjob_operator import keys
 from psjob_operator import render as objects
 from psjob_operator.api.job import PSTrainingJob
-from psjob_operator.contract import AUTHORITY, CERTIFICATE
+from psjob_operator.contract import AUTHORITY, CERTIFICATE, WORKER_CERTIFICATE
 from psjob_operator.plan.actions import Action, CreateProcess, EnsureClaim, EnsureConfig, EnsureKey, EnsureService
+from psjob_operator.plan.objects import listening_workers
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Snapshot
 
@@ -77,8 +78,11 @@ def _document(snapshot: Snapshot, action: Action) -> dict[str, Any]:
 
 def _no_certificates(snapshot: Snapshot, action: EnsureKey) -> dict[str, bytes]:
     """Empty files, of the names that they will have."""
-    shards = range(snapshot.spec.ps.shards) if action.certificates else range(0)
-    return dict.fromkeys([AUTHORITY] * action.certificates + [CERTIFICATE.format(index=index) for index in shards], b"")
+    if not action.certificates:
+        return {}
+    shards = [CERTIFICATE.format(index=index) for index in range(snapshot.spec.ps.shards)]
+    workers = [WORKER_CERTIFICATE.format(index=index) for index in range(listening_workers(snapshot.spec))]
+    return dict.fromkeys([AUTHORITY, *shards, *workers], b"")
 
 
 class _Plain(yaml.SafeDumper):

@@ -12,7 +12,7 @@ from psjob_client.doctor.findings import Finding, ok, problem, warning
 from psjob_client.judge.quantity import quantity
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.plan import naming
-from psjob_operator.render.names import LABEL_ROLE
+from psjob_operator.render.names import LABEL_ROLE, LABEL_STAGE
 
 ONE_NODE = frozenset({
     "rancher.io/local-path", "kubernetes.io/no-provisioner", "kubernetes.io/host-path", "k8s.io/minikube-hostpath", "docker.io/hostpath",
@@ -25,7 +25,7 @@ Amounts = Mapping[str, Decimal]
 
 @dataclass(frozen=True)
 class Pods:
-    """Pods of one role."""
+    """Pods of one role, and of one stage."""
 
     role: str
     count: int
@@ -36,15 +36,23 @@ class Pods:
     images: tuple[str, ...]
     secrets: bool
     """Does the template name imagePullSecrets?"""
+    stage: str = ""
+    """Name of the workers' stage, where the model is cut in stages."""
+
+    @property
+    def words(self) -> str:
+        """Which pods."""
+        return f"{self.role} pods of stage {self.stage}" if self.stage else f"{self.role} pods"
 
 
 def pods_of(job: PSTrainingJob, documents: list[dict[str, Any]]) -> list[Pods]:
     """What the pods of `job` ask for, of the objects that the operator would create."""
     found = []
-    for role, count in (("shard", job.spec.ps.shards), ("worker", job.spec.workers.replicas)):
-        pod = next((one for one in documents if one["kind"] == "Pod" and _role(one) == role), None)
+    stages = [(stage.name, stage.replicas) for stage in job.spec.stages or ()] or [("", job.spec.workers.replicas)]
+    for role, stage, count in (("shard", "", job.spec.ps.shards), *(("worker", *it) for it in stages)):
+        pod = next((one for one in documents if one["kind"] == "Pod" and _seat(one) == (role, stage)), None)
         if pod is not None:
-            found.append(_pods(role, count, pod["spec"]))
+            found.append(_pods(role, count, pod["spec"], stage))
     return found
 
 
@@ -57,11 +65,13 @@ def judge_fit(facts: ClusterFacts, job: PSTrainingJob, pods: list[Pods]) -> list
     return found
 
 
-def _role(pod: Mapping[str, Any]) -> str:
-    return str((pod["metadata"].get("labels") or {}).get(LABEL_ROLE, ""))
+def _seat(pod: Mapping[str, Any]) -> tuple[str, str]:
+    """Its role, and its stage where it has one."""
+    labels = pod["metadata"].get("labels") or {}
+    return str(labels.get(LABEL_ROLE, "")), str(labels.get(LABEL_STAGE, ""))
 
 
-def _pods(role: str, count: int, spec: Mapping[str, Any]) -> Pods:
+def _pods(role: str, count: int, spec: Mapping[str, Any], stage: str = "") -> Pods:
     containers = []
     for container in spec["containers"]:
         resources = container.get("resources") or {}
@@ -76,6 +86,7 @@ def _pods(role: str, count: int, spec: Mapping[str, Any]) -> Pods:
         tuple(containers),
         images,
         bool(spec.get("imagePullSecrets")),
+        stage,
     )
 
 
@@ -97,7 +108,7 @@ def _nodes(facts: ClusterFacts, pods: list[Pods]) -> Iterator[Finding]:
         return
     usable = [node for node in facts.nodes if node.usable]
     for one in pods:
-        about = f"job: {one.role} pods"
+        about = f"job: {one.words}"
         fitting = [node for node in usable if _fits(node, one)]
         asked = _said(one.requests) or "nothing asked for"
         if not fitting and usable:
@@ -157,10 +168,10 @@ def _quota(facts: ClusterFacts, pods: list[Pods]) -> Iterator[Finding]:
         elif (kind and name != "storage") or name in ("cpu", "memory"):
             of = [one.limits if kind == "limits" else one.requests for one in pods]
             if name in ("cpu", "memory") and any(name not in amounts for amounts in of) and not _defaulted(facts, name):
-                role = next(one.role for one, amounts in zip(pods, of, strict=True) if name not in amounts)
+                which = next(one.words for one, amounts in zip(pods, of, strict=True) if name not in amounts)
                 yield problem(
                     f"job: quota {quota.quota}",
-                    f"{role} pods have no {quota.resource}",
+                    f"{which} have no {quota.resource}",
                     quota.hard,
                     f"a quota on it wants {kind or 'requests'} of {name}: add them",
                 )

@@ -180,7 +180,8 @@ def _fits(facts: MachineFacts, job: PSTrainingJob) -> Iterator[Finding]:
         yield ok("job: open files", f"{files} a shard", f"{facts.files} at most" if facts.files is not None else "no limit")
     if facts.ports is not None and facts.ports < shards * PORTS_EACH:
         yield problem("job: ports", str(shards * PORTS_EACH), f"{facts.ports}", "widen net.ipv4.ip_local_port_range, or use fewer shards")
-    limits = ((container_of(job.spec.workers.template, TRAINED) or {}).get("resources") or {}).get("limits") or {}
+    trained = [container_of(template, TRAINED) or {} for template in job.spec.worker_templates().values()]
+    limits = {name for container in trained for name in (container.get("resources") or {}).get("limits") or {}}
     if any(str(name).endswith("/gpu") for name in limits) and not facts.gpus:
         yield warning(
             "job: GPU", "workers ask for one", "none here", "psjob run does not give GPUs out: a script that needs one fails here"

@@ -12,7 +12,6 @@ from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.problem import Problem
 from psjob_operator.api.template import TRAINED, container_of
 
-POD = "spec.workers.template.spec"
 LAUNCHERS = re.compile(r"(?:^|[\s/])(torchrun|accelerate|deepspeed|mpirun|horovodrun)(?:\s|$)|torch\.distributed\.(?:run|launch)")
 LAUNCHED = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"})
 GPUS = ("nvidia.com/gpu", "amd.com/gpu")
@@ -89,9 +88,13 @@ def _checkpoints(job: PSTrainingJob) -> Iterator[Problem]:
             )
 
 
-def _container(job: PSTrainingJob) -> Iterator[Problem]:
-    container = container_of(job.spec.workers.template, TRAINED) or {}
-    at = f"{POD}.containers[{job.spec.workers.template['spec']['containers'].index(container)}]"
+def _containers(job: PSTrainingJob) -> Iterator[Problem]:
+    for path, template in job.spec.worker_templates().items():
+        container = container_of(template, TRAINED) or {}
+        yield from _container(container, f"{path}.spec.containers[{template['spec']['containers'].index(container)}]")
+
+
+def _container(container: dict[str, Any], at: str) -> Iterator[Problem]:
     yield from _image(container.get("image"), at)
     words = [*container["command"], *(container.get("args") or [])]
     launcher = next((found for word in words if (found := LAUNCHERS.search(word))), None)
@@ -149,4 +152,4 @@ def _variables(env: list[dict[str, Any]], at: str) -> Iterator[Problem]:
             )
 
 
-LOOKS: tuple[Callable[[PSTrainingJob], Iterator[Problem]], ...] = (_numbers, _policies, _checkpoints, _container)
+LOOKS: tuple[Callable[[PSTrainingJob], Iterator[Problem]], ...] = (_numbers, _policies, _checkpoints, _containers)

@@ -22,7 +22,9 @@ TEXTS = ("str", "datetime")
 def unknown_fields(job: PSTrainingJob) -> list[Problem]:
     """Every name in a pod template that is no field of a pod, with the nearest that is."""
     found: list[Problem] = []
-    for at, template in (("spec.workers.template", job.spec.workers.template), ("spec.ps.template", job.spec.ps.template)):
+    spec = job.spec
+    templates = {"spec.workers.template": spec.workers.template, **spec.worker_templates(), "spec.ps.template": spec.ps.template}
+    for at, template in templates.items():
         if template is not None:
             found += _walk("V1PodTemplateSpec", template, at)
     return found

@@ -51,7 +51,8 @@ class Backend:
 
     job: PSTrainingJob
     folder: Folder
-    command: Command
+    commands: Sequence[Command]
+    """Of each worker, by rank."""
     sites: Sites
     watch: Watch
     tell: Callable[[Event], None]
@@ -223,7 +224,8 @@ class Backend:
                 child.stop(time.time(), grace=0)
                 child.wait()
         self.reap()
-        argv: Sequence[str] = self.command.argv if action.role == "worker" else (sys.executable, "-m", "psjob.shard")
+        command = self.commands[action.index if action.role == "worker" else 0]
+        argv: Sequence[str] = command.argv if action.role == "worker" else (sys.executable, "-m", "psjob.shard")
         argv = self.sites.command(action.role, action.index, argv)
         seat = (action.name, action.role, action.index, action.number)
         try:
@@ -232,7 +234,7 @@ class Backend:
             child = ChildProcess(*seat, None, time.time(), problem=f"its key file cannot be written: {error}")
         else:
             env = self._environment(action) | {contract.ENV_KEYS: str(keys)}
-            child = children.start(*seat, argv, env, self.command.folder, self.folder.log(action.name))
+            child = children.start(*seat, argv, env, command.folder, self.folder.log(action.name))
         child.waited = action.waited
         self.children.append(child)
         self._granted -= {action.name}
@@ -252,7 +254,7 @@ class Backend:
     def _environment(self, action: CreateProcess) -> dict[str, str]:
         env = base_environment()
         if action.role == "worker":
-            env |= self.command.env
+            env |= self.commands[action.index].env
         env |= {
             contract.ENV_ROLE: action.role,
             contract.ENV_INDEX: str(action.index),

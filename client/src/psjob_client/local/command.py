@@ -24,7 +24,7 @@ MEANT = frozenset({"name", "command", "args", "env"})
 
 @dataclass(frozen=True)
 class Command:
-    """How every worker is started."""
+    """How the workers are started that are made of one pod template."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -32,25 +32,31 @@ class Command:
     folder: Path
     """Working folder: the manifest's."""
     unused: tuple[str, ...]
-    """Names of fields that do nothing on this machine."""
+    """Names of fields that do nothing on this machine, of every template."""
 
 
-def worker_command(job: PSTrainingJob, folder: Path, environ: Mapping[str, str] = os.environ) -> Command:
-    """The command of `job`'s workers, started in `folder`.
+def worker_commands(job: PSTrainingJob, folder: Path, environ: Mapping[str, str] = os.environ) -> tuple[Command, ...]:
+    """The command of each of `job`'s workers by rank, started in `folder`; those of one template share theirs.
 
     Raises:
         BadInput: env that comes from the cluster, a program or script that is not here.
     """
-    template = job.spec.workers.template
-    pod, container = template["spec"], container_of(template, TRAINED)
+    spec, unused = job.spec, _unused(job)
+    made = {id(template): _command(template, at, folder, environ, unused) for at, template in spec.worker_templates().items()}
+    return tuple(made[id(spec.worker_template(rank))] for rank in range(spec.workers.replicas))
+
+
+def _command(template: Mapping[str, Any], at: str, folder: Path, environ: Mapping[str, str], unused: tuple[str, ...]) -> Command:
+    """Of the pod template that stands at `at` in the manifest."""
+    container, place = container_of(template, TRAINED), f"{at}.spec.containers"
     if container is None:
-        raise BadInput(f"spec.workers.template.spec.containers: must have a container named {TRAINED}, or only one")
-    env = _env(container)
+        raise BadInput(f"{place}: must have a container named {TRAINED}, or only one")
+    env = _env(container, place)
     known = {**environ, **env}
     argv = [_expand(word, env) for word in [*container["command"], *(container.get("args") or [])]]
     argv[0] = sys.executable if argv[0] in PYTHONS else argv[0]
-    _must_exist(argv, folder, known)
-    return Command(tuple(argv), env, folder, _unused(job, pod, container))
+    _must_exist(argv, folder, known, place)
+    return Command(tuple(argv), env, folder, unused)
 
 
 def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -64,8 +70,8 @@ def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return mine
 
 
-def _env(container: Mapping[str, Any]) -> dict[str, str]:
-    at = "spec.workers.template.spec.containers[].env"
+def _env(container: Mapping[str, Any], place: str) -> dict[str, str]:
+    at = f"{place}[].env"
     problems = []
     if container.get("envFrom"):
         problems.append(
@@ -94,9 +100,9 @@ def _expand(text: str, env: Mapping[str, str]) -> str:
     return re.sub(r"\$\$(?:\([^)]*\))?|\$\(([^)]*)\)", put, text)
 
 
-def _must_exist(argv: list[str], folder: Path, environ: Mapping[str, str]) -> None:
+def _must_exist(argv: list[str], folder: Path, environ: Mapping[str, str], place: str) -> None:
     program = argv[0]
-    at = "spec.workers.template.spec.containers[].command"
+    at = f"{place}[].command"
     beside = str(folder / program) if "/" in program else program
     if shutil.which(beside, path=environ.get("PATH")) is None:
         raise BadInput(f"{at}: {program!r} is no program on this machine; install it, or name one that is in PATH or in {folder}")
@@ -105,15 +111,20 @@ def _must_exist(argv: list[str], folder: Path, environ: Mapping[str, str]) -> No
         raise BadInput(f"{at}: there is no {script} in {folder}; psjob run starts workers in the manifest's folder")
 
 
-def _unused(job: PSTrainingJob, pod: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[str, ...]:
-    names = [name for name in container if name not in MEANT]
-    names += [f"{name} of the pod" for name in pod if name != "containers"]
-    names += ["the other containers"] if len(pod["containers"]) > 1 else []
+def _unused(job: PSTrainingJob) -> tuple[str, ...]:
+    pods = [template["spec"] for template in job.spec.worker_templates().values()]
+    names = [name for pod in pods for name in _chosen(pod) if name not in MEANT]
+    names += [f"{name} of the pod" for pod in pods for name in pod if name != "containers"]
+    names += ["the other containers"] * any(len(pod["containers"]) > 1 for pod in pods)
     names += ["ps.template"] if job.spec.ps.template else []
     names += _given(job.spec.checkpoint, "checkpoint.", ("volume", "size", "accessMode", "retain"))
     names += _given(job.spec.run_policy, "runPolicy.", ("ttlSecondsAfterFinished", "cleanPodPolicy"))
     names += _given(job.spec, "", ("injection", "managedBy"))
-    return tuple(names)
+    return tuple(dict.fromkeys(names))
+
+
+def _chosen(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    return container_of({"spec": pod}, TRAINED) or {}
 
 
 def _given(model: Model, path: str, names: tuple[str, ...]) -> list[str]:

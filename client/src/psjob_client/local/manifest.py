@@ -44,6 +44,8 @@ def read_job(path: Path, settings: tuple[str, ...] = ()) -> PSTrainingJob:
 def as_written(job: PSTrainingJob) -> dict[str, Any]:
     """The manifest with what its author wrote, and no defaults."""
     own = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True, exclude={"status"})
+    if job.spec.stages:
+        own["spec"]["workers"].pop("replicas", None)  # the stages say it
     return {"apiVersion": job.api_version, "kind": job.kind, "metadata": own["metadata"], "spec": own["spec"]}
 
 

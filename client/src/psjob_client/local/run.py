@@ -12,7 +12,7 @@ from pathlib import Path
 
 from psjob_client.local import runkeys
 from psjob_client.local.backend import Backend
-from psjob_client.local.command import worker_command
+from psjob_client.local.command import worker_commands
 from psjob_client.local.display import Display
 from psjob_client.local.errors import BadInput
 from psjob_client.local.faults import Fault, parse_faults
@@ -32,6 +32,7 @@ from psjob_client.local.verdict import never_attached
 from psjob_client.local.watch import Watch
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.api.status import TERMINAL
+from psjob_operator.plan.objects import listening_workers
 
 EXIT_COMPLETE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 TURN = 0.25
@@ -64,7 +65,7 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Faul
         raise BadInput("psjob run needs the runtime beside it; install it into the same environment: pip install psjob")
     if job.spec.suspend:
         raise BadInput("spec.suspend: is true, which means zero processes; train here with --set spec.suspend=false")
-    command = worker_command(job, (request.work_folder or request.manifest.parent).absolute())
+    commands = worker_commands(job, (request.work_folder or request.manifest.parent).absolute())
     faults = parse_faults(request.faults, job.spec.ps.shards, job.spec.workers.replicas)
     resume = resumed(request.resume, job.spec)
     for option, path in (("--summary", request.summary), ("--history", request.history)):
@@ -79,15 +80,16 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, tuple[Faul
     story = Story(
         Display(job.metadata.name, progress=request.progress, unit="round" if job.spec.training.mode == "local" else "step"), folder
     )
-    backend = Backend(job, folder, command, sites, watch, story.event, keys, story.ended, resume)
+    backend = Backend(job, folder, commands, sites, watch, story.event, keys, story.ended, resume)
     backend.prepare()
-    story.opening(job, command, request.words())
+    story.opening(job, commands[0], request.words())
     return backend, faults, story
 
 
 def _keys(folder: Folder, spec: JobSpec) -> RunKeys:
     try:
-        return runkeys.make(folder.path / "keys", spec.ps.shards, spec.workers.replicas, encrypted=encryption(spec) != ONE_HOST)
+        seats = (spec.ps.shards, spec.workers.replicas, encryption(spec) != ONE_HOST, listening_workers(spec))
+        return runkeys.make(folder.path / "keys", *seats)
     except OSError as error:
         raise BadInput(f"{folder.path / 'keys'}: cannot be made: {error.strerror or error}; it holds the keys of this run") from None
 

@@ -40,8 +40,9 @@ def encryption(spec: JobSpec) -> str:
     return pins.encryption(spec, ONE_HOST)
 
 
-def make(folder: Path, shards: int, workers: int, encrypted: bool = False) -> RunKeys:
-    """Fresh keys of a run, and the files of all its seats: its own is `folder`/run. `encrypted`: with certificates.
+def make(folder: Path, shards: int, workers: int, encrypted: bool = False, listening: int = 0) -> RunKeys:
+    """Fresh keys of a run, and the files of all its seats: its own is `folder`/run. `encrypted`: with certificates, also of `listening`
+    workers.
 
     Raises OSError where they cannot be made.
     """
@@ -54,7 +55,7 @@ def make(folder: Path, shards: int, workers: int, encrypted: bool = False) -> Ru
     if encrypted:
         from psjob_operator.authority import certificates  # most runs on one machine need none
 
-        for name, text in certificates(shards).items():
+        for name, text in certificates(shards, listening).items():
             _write(folder / name, text.decode())
     return made
 

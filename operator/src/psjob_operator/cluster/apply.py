@@ -28,6 +28,7 @@ from psjob_operator.plan.actions import (
     EnsurePolicy,
     EnsureService,
 )
+from psjob_operator.plan.objects import listening_workers
 from psjob_operator.plan.snapshot import Role, Snapshot
 from psjob_operator.render import NOBODY
 
@@ -223,7 +224,8 @@ class Apply:
             if questions is None:
                 raise ApiError(403, "NoKey", self._own_key.problem)
             run = keys.fresh() | {"questions": questions}
-            certificates = await asyncio.to_thread(authority.certificates, snapshot.spec.ps.shards) if action.certificates else {}
+            listeners = (snapshot.spec.ps.shards, listening_workers(snapshot.spec))
+            certificates = await asyncio.to_thread(authority.certificates, *listeners) if action.certificates else {}
             try:
                 await self._client.create(SECRETS, snapshot.namespace, render.key_secret(snapshot, action.number, run, certificates))
             except ApiError as error:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from psjob_operator.api.stages import with_replicas
 from psjob_operator.cluster import pods
 from psjob_operator.cluster.kinds import CHILDREN, CLAIMS, CONFIGS, JOBS, PODS, POLICIES, SERVICES, ResourceKind
 from psjob_operator.cluster.queue import Key
@@ -268,6 +269,7 @@ class JobStore:
 
 def _job(raw: Mapping[str, Any]) -> JobEntry:
     metadata, spec = raw["metadata"], raw.get("spec") or {}
+    counted = with_replicas(spec)
     text = json.dumps(spec, separators=(",", ":")).encode()
     return JobEntry(
         namespace=metadata["namespace"],
@@ -279,7 +281,7 @@ def _job(raw: Mapping[str, Any]) -> JobEntry:
         deleting=bool(metadata.get("deletionTimestamp")),
         labels=dict(metadata.get("labels") or {}),
         kept=zlib.compress(text, 1) if len(text) > LARGE else spec,
-        brief={part: {name: found[name]} for part, name in _BRIEF if isinstance(found := spec.get(part), Mapping) and name in found},
+        brief={part: {name: found[name]} for part, name in _BRIEF if isinstance(found := counted.get(part), Mapping) and name in found},
         status=raw.get("status") or {},
     )
 

@@ -43,7 +43,7 @@ class EnsureKey:
     number: int
     """Of status.pinned."""
     certificates: bool = True
-    """With a certificate for each shard."""
+    """With a certificate for each process that listens."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from psjob_operator.api.spec import JobSpec, Local
+from psjob_operator.api.spec import JobSpec, Local, Stage
 from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, GRADIENT_MEBIBYTES, LEAST_SHARE_MEBIBYTES, STATUS_PORT
 from psjob_operator.plan import naming
 
@@ -92,7 +92,20 @@ def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpo
         "shardTimeoutSeconds": float(spec.ps.shard_timeout_seconds),
         "stepTimeoutSeconds": None if spec.workers.step_timeout_seconds is None else float(spec.workers.step_timeout_seconds),
         "connectSeconds": CONNECT_SECONDS,
+        **_staged(spec),
     }
+
+
+def _staged(spec: JobSpec) -> dict[str, Any]:
+    """Keys that a job without stages does not have: the text of its config stays as runs know it that began before there were any."""
+    if not spec.stages:
+        return {}
+    pipeline = spec.training.pipeline
+    return {"stages": [_stage(stage) for stage in spec.stages], "pipeline": None if pipeline is None else pipeline.to_manifest()}
+
+
+def _stage(stage: Stage) -> dict[str, Any]:
+    return {"name": stage.name, "replicas": stage.replicas, "cut": stage.cut}
 
 
 WRITERS: Mapping[int, Callable[[ConfigSource, Sequence[tuple[str, int, int]], str], dict[str, Any]]] = {1: _format_1}
@@ -127,7 +140,9 @@ def text_digest(text: str) -> str:
 
 
 def spec_hash(spec: JobSpec) -> str:
-    """sha256 of what decides which updates are made: training and the number of workers. Shards may differ between runs."""
+    """sha256 of what decides which updates are made: training, the number of workers and the stages. Shards may differ between runs."""
     training = {name: value for name, value in spec.training.to_manifest().items() if name != "encryption"}
     relevant = {"training": training, "workers": spec.workers.replicas}
+    if spec.stages:
+        relevant["stages"] = [_stage(stage) for stage in spec.stages]
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()

@@ -36,6 +36,11 @@ def ensure_key(snapshot: Snapshot, pinned: Pinned) -> tuple[EnsureKey, ...]:
     return (EnsureKey(pinned.key, pinned.encryption in ("auto", "tls")),)
 
 
+def listening_workers(spec: JobSpec) -> int:
+    """Workers that take streams of others, so that they need certificates: those of a model in stages."""
+    return spec.workers.replicas if spec.stages else 0
+
+
 def makes_claim(spec: JobSpec) -> bool:
     """The job has a claim made for it: it keeps checkpoints and names no volume."""
     return spec.checkpoint.volume is None and not spec.checkpoint.disabled

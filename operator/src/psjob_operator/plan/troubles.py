@@ -101,5 +101,5 @@ def explain(facts: Facts, seat: Seat, failures: int, field: str = "backoffLimit"
 def _container(facts: Facts, seat: Seat) -> dict[str, Any]:
     spec = facts.snapshot.spec
     if seat.role == "worker":
-        return container_of(spec.workers.template, TRAINED) or {}
+        return container_of(spec.worker_template(seat.index), TRAINED) or {}
     return (container_of(spec.ps.template, SERVING) if spec.ps.template else None) or {}

@@ -47,11 +47,17 @@ hand() {
   "$busybox" chmod 0444 "$file.part" && "$busybox" mv "$file.part" "$file" || fail "$file cannot be written"
 }
 hand AUTHORITY
-[ "$PSJOB_ROLE" != shard ] || hand "CERTIFICATE"
+case $PSJOB_ROLE in
+  shard) hand "OF_SHARD" ;;
+  worker) hand "OF_WORKER" ;;
+esac
 "$busybox" rm -f "$to.part"
 derive > "$to.part" || fail "the keys of this process cannot be derived from $from"
 "$busybox" chmod 0444 "$to.part" && "$busybox" mv "$to.part" "$to" || fail "$to cannot be written"
-""".replace("AUTHORITY", contract.AUTHORITY).replace("CERTIFICATE", contract.CERTIFICATE.format(index="$PSJOB_INDEX"))
+"""
+DERIVE = DERIVE.replace("AUTHORITY", contract.AUTHORITY)
+DERIVE = DERIVE.replace("OF_SHARD", contract.CERTIFICATE.format(index="$PSJOB_INDEX"))
+DERIVE = DERIVE.replace("OF_WORKER", contract.WORKER_CERTIFICATE.format(index="$PSJOB_INDEX"))
 """For busybox's shell, with `busybox`, `from` (the Secret's folder) and `to` set: HMAC from sha256sum and the blocks of contract.KEYS."""
 
 

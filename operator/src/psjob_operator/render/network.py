@@ -23,7 +23,7 @@ def policy(job: ConfigSource, role: Role, askers: Sequence[Peer]) -> Document:
     """Shards take connections of the run on their data port, and of `askers` on their status port. Workers take those of the run."""
     run = {"from": [{"podSelector": {"matchLabels": run_of(job)}}]}
     # Who is on its node's network comes from the node's address, which no selector of pods finds.
-    on_nodes = (job.spec.workers.template.get("spec") or {}).get("hostNetwork")
+    on_nodes = any((template.get("spec") or {}).get("hostNetwork") for template in job.spec.worker_templates().values())
     data = {} if on_nodes else run
     ingress = [{**data, **_port(DATA_PORT)}, {"from": list(askers), **_port(STATUS_PORT)}] if role == "shard" else [run]
     return {

@@ -23,6 +23,7 @@ from psjob_operator.render.names import (
     LABEL_NUMBER,
     LABEL_PLACEMENT,
     LABEL_ROLE,
+    LABEL_STAGE,
     LABEL_START,
     LABEL_VIEW,
     Document,
@@ -44,16 +45,16 @@ def pod(job: ConfigSource, process: CreateProcess, shard_user: int | None = NOBO
 
 
 class Pods:
-    """The pods of a job: what those of a role have in common is built once, and shared by their documents, which are not to be changed."""
+    """The pods of a job: what those of a role and stage have in common is built once, in documents that are not to be changed."""
 
     def __init__(self, job: ConfigSource, shard_user: int | None = NOBODY) -> None:
         self._job = job
         self._user = shard_user
-        self._common: dict[tuple[Role, int | None, Pinned], _Common] = {}
+        self._common: dict[tuple[Role, str, int | None, Pinned], _Common] = {}
 
     def pod(self, process: CreateProcess) -> Document:
         """The pod of `process`."""
-        place = (process.role, process.placement, process.pinned)
+        place = (process.role, _stage(self._job, process), process.placement, process.pinned)
         common = self._common.get(place)
         if common is None:
             common = self._common[place] = _common(self._job, process, self._user)
@@ -77,7 +78,7 @@ class Pods:
 
 @dataclass(frozen=True)
 class _Common:
-    """What the pods of a role have in common."""
+    """What the pods of a role and a stage have in common."""
 
     template: Document
     position: int
@@ -86,8 +87,10 @@ class _Common:
 
 def _common(job: ConfigSource, process: CreateProcess, shard_user: int | None) -> _Common:
     name = process.pinned.container or TRAINED
-    shard = process.role == "shard"
-    template, container = shard_template(job, process.placement, name, shard_user) if shard else worker_template(job, name)
+    if process.role == "shard":
+        template, container = shard_template(job, process.placement, name, shard_user)
+    else:
+        template, container = worker_template(job, process.index, name)
     spec = template["spec"]
     position = next(number for number, it in enumerate(spec["containers"]) if it is container)
     spec["restartPolicy"] = "Never"
@@ -133,6 +136,12 @@ def environment(job: ConfigSource, process: CreateProcess, ending: str | None = 
     return values
 
 
+def _stage(job: ConfigSource, process: CreateProcess) -> str:
+    """Name of a worker's stage; empty without stages."""
+    stage = job.spec.stage_of(process.index) if process.role == "worker" else None
+    return "" if stage is None else stage.name
+
+
 def _metadata(job: ConfigSource, process: CreateProcess, template: Document, trained: str) -> Document:
     given = template.get("metadata") or {}
     own = {
@@ -143,6 +152,8 @@ def _metadata(job: ConfigSource, process: CreateProcess, template: Document, tra
         LABEL_ATTEMPT if process.role == "shard" else LABEL_START: str(process.number),
         LABEL_VIEW: str(process.view),
     }
+    if stage := _stage(job, process):
+        own[LABEL_STAGE] = stage
     if process.placement:
         own[LABEL_PLACEMENT] = str(process.placement)
     made = metadata(job, process.name, {**(given.get("labels") or {}), **own})

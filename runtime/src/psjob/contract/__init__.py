@@ -60,12 +60,13 @@ On a cluster the keys lie in a Secret that only the init container of a pod moun
 puts before what it hashes (RFC 2104), so that a shell which has sha256 alone can derive a key.
 
 Where streams are encrypted, AUTHORITY lies beside the file of a process, and beside that of a shard CERTIFICATE of its index: PEM files
-of the run's CA, and of the shard's private key and certificate, whose only name is the DNS name SHARD_NAME. The Secret has them as
-entries of the same names. No private key of the CA is kept.
+of the run's CA, and of the shard's private key and certificate, whose only name is the DNS name SHARD_NAME. In a job with stages a worker
+has the same, as WORKER_CERTIFICATE and WORKER_NAME. The Secret has them as entries of the same names. No private key of the CA is kept.
 """
 AUTHORITY: Final = "ca.pem"
 CERTIFICATE: Final = "shard-{index}.pem"
 SHARD_NAME: Final = "shard-{index}"
+WORKER_CERTIFICATE: Final = "worker-{index}.pem"
 WORKER_NAME: Final = "worker-{index}"
 
 # -- the config file ---------------------------------------------------------------------------
@@ -76,7 +77,7 @@ A run keeps the number that it began with (status.pinned), and so do its pods. T
 the version before would refuse or do another thing: a key that goes, or means something else, or has another value where a job says
 nothing. Keys that a reader does not know are passed over, so that one that may be missing comes without a rise.
 
-Keys of the config (all present):
+Keys of the config (all present, but for those of stages):
 
 format: 1 · job: name · run: str · specHash: sha256 hex of the spec's training-relevant part
 mode: one of MODES · seed: int · updateAt: "server" | "worker" | null (null: server where the optimizer is known)
@@ -87,6 +88,9 @@ reduction: "mean" | "sum" | "median" | "trimmed_mean" | "module:function" · lrS
 nonFinite: one of NON_FINITE · maxGradNorm: float | null · maxPushNorm: float | null
 compression: {"push": one of PUSH_CODECS, "pull": one of PULL_CODECS, "ratio": float (share of a gradient that topk and randomk send)}
 workers: int (how many ranks)
+stages: [{"name": str, "replicas": int, "cut": str | null}] | null (a model that is cut in stages: ranks are counted through them in order.
+        cut: the module with which the stage begins, null for the first one, and for all where the script names the cuts)
+pipeline: {"microbatches": int} | null (parts that each batch is cut in; null: the script says). Both are absent in a job without stages.
 shards: [{"host": str, "port": int, "statusPort": int}] in index order
 checkpoint: {"intervalSeconds": float, "everySteps": int | null, "keep": int, "disabled": bool,
              "request": int | null (a checkpoint is taken soon after it has changed while the job runs),

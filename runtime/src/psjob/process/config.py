@@ -104,6 +104,11 @@ class Config:
     """Which streams are encrypted: one of contract.ENCRYPTION."""
     stages: Stages = ALL
     """Workers by stage of the model, where it is cut in stages."""
+    stage_names: tuple[str, ...] = ()
+    cuts: tuple[str, ...] = ()
+    """The module with which each stage after the first begins; empty where the script names the cuts."""
+    microbatches: int | None = None
+    """Parts that each batch is cut in; None: the script says."""
     step_timeout: float | None = None
     """Seconds without a step, while others wait for it, after which a worker is started again; None: never."""
 
@@ -168,12 +173,17 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
         config = _in_mode(config, environ.get(contract.ENV_MODE, ""), problems)
         if run and config.run != run:
             problems.append(f"{contract.ENV_RUN} is {run}, but the config is of run {config.run}")
+        if config.stages and config.stages.workers != config.workers:
+            problems.append(f"the stages of the config have {config.stages.workers} workers together, and the job has {config.workers}")
         limit = len(config.shards) if role == "shard" else config.workers
         if index >= limit:
             problems.append(f"{contract.ENV_INDEX} is {index}, this job has {limit} {role}s")
     handed = _keys(environ.get(contract.ENV_KEYS, ""), role, index, problems)
     key_file = Path(environ.get(contract.ENV_KEYS) or "keys")
-    encrypting = PLAIN if config is None else _encryption(config.encryption, key_file, role, index, problems)
+    if config is None:
+        encrypting = PLAIN
+    else:
+        encrypting = _encryption(config.encryption, key_file, role, index, problems, linked=bool(config.stages))
     if problems or config is None:
         raise Refused("this process was not started as part of a job in the right way: " + "; ".join(problems))
     return Place(
@@ -199,9 +209,11 @@ def _keys(path: str, role: str, index: int, problems: list[str]) -> Keys:
         return NO_KEYS
 
 
-def _encryption(word: str, key_file: Path, role: str, index: int, problems: list[str]) -> Encryption:
+def _encryption(word: str, key_file: Path, role: str, index: int, problems: list[str], linked: bool = False) -> Encryption:
+    """`linked`: workers listen to each other, as those of neighbouring stages do."""
     authority = key_file.with_name(contract.AUTHORITY)
-    certificate = key_file.with_name(contract.CERTIFICATE.format(index=index)) if role == "shard" else None
+    own = contract.CERTIFICATE if role == "shard" else contract.WORKER_CERTIFICATE if linked else None
+    certificate = key_file.with_name(own.format(index=index)) if own else None
     if word == "none" and authority.exists():  # whoever may change the config may not turn this off: keys come by another road
         problems.append(f"the config says that no stream is encrypted, but this run has an authority at {authority}; see who changed it")
         return PLAIN
@@ -244,7 +256,7 @@ def _read(path: str, problems: list[str]) -> Config | None:
 def _config(raw: dict[str, Any]) -> Config:
     if raw["format"] != contract.CONFIG_FORMAT:
         raise ValueError(f"it is of format {raw['format']}; the psjob of this image must be of the version that the run began with")
-    saved = raw["checkpoint"]
+    saved, stages = raw["checkpoint"], raw.get("stages") or ()
     resume = saved.get("resumeFrom")
     return Config(
         job=str(raw["job"]),
@@ -283,7 +295,10 @@ def _config(raw: dict[str, Any]) -> Config:
         max_push_norm=None if raw.get("maxPushNorm") is None else float(raw["maxPushNorm"]),
         non_finite=_word(raw, "nonFinite", *contract.NON_FINITE),
         encryption=_word(raw, "encryption", *contract.ENCRYPTION),
-        stages=Stages(tuple(int(stage["replicas"]) for stage in raw.get("stages") or ())),
+        stages=Stages(tuple(int(stage["replicas"]) for stage in stages)),
+        stage_names=tuple(str(stage["name"]) for stage in stages),
+        cuts=tuple(str(stage["cut"]) for stage in stages if stage.get("cut") is not None),
+        microbatches=int(raw["pipeline"]["microbatches"]) if raw.get("pipeline") else None,
         step_timeout=None if raw.get("stepTimeoutSeconds") is None else float(raw["stepTimeoutSeconds"]),
     )
 

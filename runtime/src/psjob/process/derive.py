@@ -24,8 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
         run = {name: bytes.fromhex((asked.source / name).read_text()) for name in keys.NAMES}
         role, index = os.environ[contract.ENV_ROLE], int(os.environ[contract.ENV_INDEX])
         number = int(os.environ[contract.ENV_START if role == "worker" else contract.ENV_ATTEMPT])
-        names = [contract.AUTHORITY] + [contract.CERTIFICATE.format(index=index)] * (role == "shard")
-        for name in names:
+        own = contract.CERTIFICATE if role == "shard" else contract.WORKER_CERTIFICATE
+        for name in (contract.AUTHORITY, own.format(index=index)):
             if (asked.source / name).exists():
                 _write(asked.target.with_name(name), (asked.source / name).read_text())
         _write(asked.target, keys.written(run, role, index, number))
