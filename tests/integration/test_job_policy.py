@@ -5,9 +5,10 @@ The policies are the chart's, bound to namespaces of this module alone, since ot
 
 from __future__ import annotations
 
+import copy
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tests.integration.job_asks import (
     BEYOND_RESTRICTED,
     HARMLESS,
     JOBS_ASKING,
+    MAIN,
     SINCE_34,
     UNMASKED,
     WITHIN_RESTRICTED,
@@ -36,7 +38,7 @@ from tests.integration.job_asks import (
     volume,
 )
 from tests.integration.operator_harness import NAMESPACED_RULES, world
-from tests.unit.api_manifest import GOOD, changed
+from tests.unit.api_manifest import GOOD, REMOVED, changed
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
@@ -191,6 +193,47 @@ def test_who_may_ask_for_what(place: Place, suspended: dict[str, str], who: str)
             good = code in (200, 201) if passes else code == 403 and told and f"namespace {place.baseline}" in message
             if not good:
                 wrong.append((name, way, code, message))
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def staged(pod: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
+    """A job whose second stage has the template of all workers, with `pod` and `container` laid over it."""
+    template = copy.deepcopy(safe()["spec"]["workers"]["template"])
+    template["spec"] |= pod
+    template["spec"]["containers"][0] |= container
+    return changed(
+        safe(), {"spec.workers.replicas": REMOVED, "spec.stages": [{"name": "a", "replicas": 2}, {"name": "b", "template": template}]}
+    )
+
+
+def test_a_stage_runs_and_is_scheduled_as_it_likes(place: Place) -> None:
+    """In both namespaces, of a user who may make pods and nothing else."""
+    own = {"image": "me/stage:2", "command": ["python", "stage.py"], "env": [{"name": "A", "value": "1"}]}
+    limits = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
+    for body in (staged({}, {}), staged({"nodeSelector": {"gpu": "a100"}, "tolerations": [{"operator": "Exists"}]}, {**own, **limits})):
+        for namespace in (place.baseline, place.restricted):
+            assert place.dry("and create pods", body, namespace)[0] == 201
+
+
+def test_a_stage_asks_for_nothing_that_the_workers_template_does_not_ask_for(place: Place) -> None:
+    asks = {
+        **{name: (ask.pod, ask.container) for name, ask in {**MAIN, **BEYOND_BASELINE}.items()},
+        "account": ({"serviceAccountName": "trainer"}, {}),
+        "node": ({"nodeName": "n1"}, {}),
+        "claim": (volume(persistentVolumeClaim={"claimName": "data"}), {}),
+        "no context": ({"securityContext": {}}, {}),
+        "no context of the container": ({}, {"securityContext": {}}),
+    }
+    wrong = []
+    for name, (pod, container) in asks.items():
+        body = staged(pod, container)
+        for who in ("and create pods", "granted", "privileged"):
+            code, message = place.dry(who, body)
+            if code != 403 or "spec.stages: the template of b is unlike spec.workers.template" not in message:
+                wrong.append((name, who, code, message))
+        code, message = place.dry(CLUSTER_ADMIN, body)
+        if code != 201 and "hostNetwork" not in pod:
+            wrong.append((name, CLUSTER_ADMIN, code, message))
     assert not wrong, "\n".join(map(str, wrong))
 
 

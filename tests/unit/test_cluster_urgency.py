@@ -94,6 +94,15 @@ STEPS = st.tuples(
 )
 
 
+def test_the_workers_of_a_job_in_stages_are_counted() -> None:
+    raw = job("Pending")
+    raw["spec"] |= {"workers": {"template": {}}, "stages": [{"name": "a"}, {"name": "b", "replicas": 2}]}
+    store = JobStore()
+    store.put(JOBS, raw)
+    entry = store.job(KEY)
+    assert entry is not None and entry.brief["workers"] == {"replicas": 3} and "replicas" not in entry.spec["workers"]
+
+
 @given(st.lists(STEPS, max_size=40))
 def test_the_counts_are_those_of_the_pods_that_are_there(steps: list[Any]) -> None:
     store = JobStore()

@@ -136,7 +136,12 @@ def test_what_cannot_be_read_hides_nothing_else(broken: dict[str, Any]) -> None:
     assert (spec.ps.shards, spec.workers.replicas) == (3, 5)
 
 
-@pytest.mark.parametrize("broken", [{"ps": {"shards": "many"}, "workers": {"replicas": []}}, {"ps": "two", "workers": None}])
+BROKEN_STAGES: dict[str, Any] = {"stages": [{"name": 7, "replicas": 3}, {"replicas": "x"}], "workers": {"template": {}}}
+
+
+@pytest.mark.parametrize(
+    "broken", [{"ps": {"shards": "many"}, "workers": {"replicas": []}}, {"ps": "two", "workers": None}, {"ps": 2, **BROKEN_STAGES}]
+)
 def test_a_job_whose_size_cannot_be_read_has_that_of_its_status(broken: dict[str, Any]) -> None:
     spec = _lenient({**SPEC, **broken}, STATUS)
     assert (spec.ps.shards, spec.workers.replicas, spec.suspend) == (2, 4, True)

@@ -13,7 +13,7 @@ from psjob_client.cli import main
 from psjob_client.local.command import worker_commands
 from psjob_client.local.errors import BadInput
 from psjob_client.local.faults import parse_faults, unfinished
-from psjob_client.local.manifest import read_job
+from psjob_client.local.manifest import as_written, read_job
 from psjob_operator.api.job import PSTrainingJob
 
 GOOD: dict[str, Any] = {
@@ -231,3 +231,29 @@ def test_the_command_line_ends_with_2_and_a_line(
 def test_help_has_an_example(command: list[str]) -> None:
     shown = CliRunner().invoke(main.cli, [*command, "--help"])
     assert shown.exit_code == 0 and "Example" in shown.output and "psjob" in shown.output
+
+
+STAGES = """spec.stages=[{name: a, replicas: 2}, {name: b, cut: head, template: {spec: {hostAliases: [], containers: [
+{name: main, command: [python, %s], env: [{name: A, value: "2"}]}]}}}]"""
+
+
+def test_each_stage_has_its_own_command(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    (tmp_path / "stage.py").write_text("")
+    job = read_job(path, (STAGES % "stage.py", "spec.workers.replicas=null"))
+    commands = worker_commands(job, tmp_path)
+    assert [command.argv[1] for command in commands] == ["train.py", "train.py", "stage.py"]
+    assert [command.env.get("A") for command in commands][2] == "2" and commands[0] is commands[1]
+    assert "hostAliases of the pod" in commands[0].unused and len(set(commands[0].unused)) == len(commands[0].unused)
+
+
+def test_what_a_stage_lacks_is_named_in_its_own_template(tmp_path: Path) -> None:
+    job = read_job(write(tmp_path), (STAGES % "gone.py", "spec.workers.replicas=null"))
+    with pytest.raises(BadInput, match=r"spec\.stages\[1\]\.template\.spec\.containers\[\]\.command: there is no gone\.py"):
+        worker_commands(job, tmp_path)
+
+
+def test_the_manifest_as_written_leaves_the_number_of_workers_to_the_stages(tmp_path: Path) -> None:
+    job = read_job(write(tmp_path), (STAGES % "train.py", "spec.workers.replicas=3"))
+    assert job.spec.workers.replicas == 3 and "replicas" not in as_written(job)["spec"]["workers"]
+    assert as_written(read_job(write(tmp_path)))["spec"]["workers"]["replicas"] == 3

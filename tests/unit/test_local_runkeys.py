@@ -20,6 +20,14 @@ def test_each_seat_has_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
     assert keys.read((made.folder / "run").read_text()) == dict(made.named)
 
 
+def test_workers_that_listen_have_a_certificate_where_streams_are_encrypted(tmp_path: Path) -> None:
+    plain = runkeys.make(tmp_path / "plain", shards=1, workers=2, listening=2)
+    assert not list(plain.folder.glob("*.pem"))
+    made = runkeys.make(tmp_path / "keys", shards=1, workers=2, encrypted=True, listening=2)
+    assert {path.name for path in made.folder.glob("*.pem")} == {"ca.pem", "shard-0.pem", "worker-0.pem", "worker-1.pem"}
+    assert made.hand("worker", 1, 2).with_name("worker-1.pem").exists()
+
+
 @pytest.mark.parametrize(("role", "index"), [("shard", 0), ("shard", 1), ("worker", 0)])
 def test_a_start_gets_its_own_keys_in_the_room_of_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, index: int

@@ -5,8 +5,6 @@ Ranges and rules across fields are in rules.py, for the API server and `psjob ru
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from itertools import accumulate
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -47,8 +45,11 @@ class JobSpec(Model):
 
     def stage_of(self, rank: int) -> Stage | None:
         """The stage that a worker has; None without stages, and for a rank of none."""
-        ends = list(accumulate(stage.replicas for stage in self.stages or ()))
-        return self.stages[bisect_right(ends, rank)] if self.stages and 0 <= rank < ends[-1] else None
+        for stage in self.stages or ():
+            if 0 <= rank < stage.replicas:
+                return stage
+            rank -= stage.replicas
+        return None
 
     def worker_template(self, rank: int) -> dict[str, Any]:
         """The pod template of a worker: its stage's own, or that of all workers."""
