@@ -84,7 +84,26 @@ failure_rules = st.lists(
     ),
     max_size=21,
 )
+workers_of_stages = st.sampled_from([0, 1, 2, 64, 255, 256, 257, 2**31])
+stages = st.lists(
+    st.fixed_dictionaries(
+        {"name": st.sampled_from(["a", "b", "c", "A", ""])},
+        optional={
+            "cut": st.sampled_from(["layers.6", "", "a" * 256, "a" * 257, None]),
+            "replicas": st.one_of(st.just(1), workers_of_stages),
+            "template": st.one_of(plain, st.fixed_dictionaries({"spec": pods})),
+        },
+    ),
+    max_size=4,
+)
+plain_stages = st.sampled_from(
+    [[{"name": "a"}, {"name": "b", "cut": "1"}], [{"name": name} for name in "abc"], [{"name": "a", "replicas": 4}] * 65]
+)
 PATHS = {
+    "spec.workers": st.sampled_from([GOOD["spec"]["workers"], {"template": GOOD["spec"]["workers"]["template"]}]),
+    "spec.stages": st.one_of(plain, plain_stages, stages),
+    "spec.training.pipeline": st.one_of(plain, st.fixed_dictionaries({}, optional={"microbatches": numbers})),
+    "spec.runPolicy.successPolicy": st.sampled_from(["AllWorkers", "FirstWorker", None]),
     "spec.training": st.fixed_dictionaries(
         {},
         optional={

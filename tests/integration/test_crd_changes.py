@@ -63,6 +63,8 @@ def job(job_api: Api, namespace: str) -> str:
         ("spec.ps.template", None),
         ("spec.ps.template", {"spec": {"nodeSelector": {"a": "c"}}}),
         ("spec.workers.replicas", 5),
+        ("spec.workers.replicas", None),
+        ("spec.stages", [{"name": "a", "replicas": 2}, {"name": "b", "replicas": 2}]),
         ("spec.workers.template", {"spec": {"tolerations": [{"operator": "Exists"}]}}),
         ("spec.workers.template", {"metadata": {"annotations": {"a": "b"}}}),
         ("spec.checkpoint.interval", "60s"),
@@ -87,6 +89,26 @@ def test_the_spec_is_fixed(job_api: Api, job: str, path: str, value: Any) -> Non
     assert code == 422, answer
     assert f"{path}: Invalid value: " in answer["message"]
     assert FIXED in answer["message"]
+
+
+def test_stages_are_fixed(job_api: Api, namespace: str) -> None:
+    stages = [{"name": "a"}, {"name": "b", "cut": "1", "replicas": 2}]
+    first = {"spec.workers.replicas": REMOVED, "spec.stages": stages, "spec.training.pipeline": {"microbatches": 4}}
+    assert job_api.create(namespace, changed(GOOD, first))[0] == 201
+    for path, value in (
+        ("spec.stages", [{"name": "a", "replicas": 2}, {"name": "b", "cut": "1"}]),
+        ("spec.stages", [stages[0], {**stages[1], "cut": "2"}]),
+        ("spec.stages", None),
+        ("spec.training.pipeline", {"microbatches": 8}),
+        ("spec.training.pipeline", None),
+        ("spec.workers.replicas", 3),
+    ):
+        code, answer = job_api.merge(namespace, "digits", changed({}, {path: value}))
+        assert code == 422 and f"{path}: Invalid value: " in answer["message"] and FIXED in answer["message"], (path, answer)
+    code, answer = job_api.merge(namespace, "digits", {"spec": {"training": {"mode": "async"}}})
+    assert (
+        code == 422 and "spec.training.mode: Invalid value: " in answer["message"] and "must be sync with spec.stages" in answer["message"]
+    )
 
 
 def test_what_may_change(job_api: Api, job: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from psjob_operator.api.rules import FieldRule, Json
@@ -34,13 +33,8 @@ KEY_SECRET = re.compile(r"[a-z][-a-z0-9]*-key-[0-9a-f]{8}-[0-9]+")
 def template_rules() -> tuple[FieldRule, ...]:
     """Every rule of the templates."""
     workers, ps, stage = "spec.workers.template", "spec.ps.template", "spec.stages[].template"
-    stages = tuple(map(_in_a_stage, (*_shared(stage), *_worker(stage))))
-    return (*_shared(workers), *_worker(workers), *stages, *_shared(ps), *_shard(ps), no_key_secret("spec.checkpoint.volume"))
-
-
-def _in_a_stage(rule: FieldRule) -> FieldRule:
-    """The API server takes a rule to cost what it would in the longest lists. In lists of each of 64 stages the operator alone says it."""
-    return replace(rule, cel="") if rule.at.count("[]") > 1 else rule
+    of_workers = (*_shared(workers), *_worker(workers), *_shared(stage), *_worker(stage))
+    return (*of_workers, *_shared(ps), *_shard(ps), no_key_secret("spec.checkpoint.volume"))
 
 
 def template_schema(role: str) -> Schema:
