@@ -112,9 +112,12 @@ class StageWorker(Worker):
             self.before(self, "pushed", self.session.clock - 1, 0)
             return done
 
-        links.give, links.take = giving, taking  # type: ignore[method-assign]
-        self.session.exchange.push = pushing  # type: ignore[method-assign]
-        self.pipe._run.forward, self.pipe._run.backward = forwarding, going_back  # type: ignore[method-assign]
+        mended: Any = links
+        mended.give, mended.take = giving, taking
+        exchange: Any = self.session.exchange
+        exchange.push = pushing
+        run: Any = self.pipe._run
+        run.forward, run.backward = forwarding, going_back
 
     def edge(self, batch: int | None = None) -> None:
         """As a pass over `ps.shard` has it."""

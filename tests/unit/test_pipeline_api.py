@@ -280,7 +280,9 @@ def test_the_lines_beside_attach() -> None:
         alone.forget()
 
 
-def test_a_job_refuses_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_without_stages_refuses_a_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A worker of a job says so before it asks anything of the job."""
     checkpoint = {"intervalSeconds": 30, "everySteps": None, "keep": 3, "disabled": False, "resumeFrom": None}
     config = {
@@ -298,7 +300,7 @@ def test_a_job_refuses_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as end:
         ps.pipeline(row(), LOSS, cuts=[5])
-    says = "ps.pipeline in a job: jobs of this version do not serve stages; run the script without a job, or take ps.attach without stages"
+    says = "ps.pipeline in a job without stages: give the manifest spec.stages, or take ps.attach alone"
     assert end.value.code == contract.EXIT_REFUSED and capsys.readouterr().err == f"psjob: {says}\n"
     assert json.loads((tmp_path / "end").read_text()) == {"error": says}
 

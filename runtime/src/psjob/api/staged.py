@@ -34,7 +34,12 @@ class StagedPipeline:
     ) -> None:
         config, stage = place.config, place.config.stages.of(place.index)
         if stage is None:
-            raise Refused("ps.pipeline in a job without stages; give the manifest stages, or take ps.attach alone")
+            raise Refused("ps.pipeline in a job without stages: give the manifest spec.stages, or take ps.attach alone")
+        if config.cuts and cuts and [str(cut) for cut in cuts] != list(config.cuts):
+            raise Refused(
+                f"the manifest cuts at {', '.join(config.cuts)}, ps.pipeline at {', '.join(map(str, cuts))}; leave one of them out"
+            )
+        cuts, microbatches = cuts or config.cuts, config.microbatches or microbatches
         if not 1 <= microbatches <= MOST_MICROBATCHES:
             raise ValueError(f"microbatches is {microbatches}, must be 1 to {MOST_MICROBATCHES} in a job")
         if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):

@@ -107,7 +107,7 @@ class Kind(IntEnum):
     STANDS = 50
     """Between workers of neighbouring stages: the sender is at step `clock`, and needs nothing of steps before. It joined at `part`."""
     ACTIVATION = 51
-    """What a stage gives the next one of micro-batch `block` of step `clock`: `part` bytes of head, then tensors (see wire/structures)."""
+    """What a stage gives the next one of micro-batch `block` of step `clock`: `part` bytes of head, then tensors (layout/structures)."""
     GRADIENT = 52
     """Gradients of an ACTIVATION, and of parameters that earlier stages have too; laid out as that is."""
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from psjob.contract import MOST_NUMBER, keys
-from psjob.layout import memory
+from psjob.layout import memory, structures
 from psjob.process import supervise
 from psjob.protocol.stage.exchange import Action, AllBack, Give, Key, SayStands, StageExchange
 from psjob.protocol.worker import events as e
-from psjob.wire import structures, tcp
+from psjob.wire import tcp
 from psjob.wire.auth import GREETING_BYTES, Peer, Standing, Unproven
 from psjob.wire.frame import MAX_JSON, Header, Kind, WireError
 from psjob.wire.handshake import admit, greet

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
+from psjob.layout.structures import ALIGNED, read, write
 from psjob.wire.frame import WireError
-from psjob.wire.structures import ALIGNED, read, write
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.uint8, torch.complex64]
 SHAPES = st.lists(st.integers(0, 4), max_size=3)

@@ -1,0 +1,75 @@
+"""A model in stages is trained by `psjob run`, with real processes that are killed: the weights are those of one process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.e2e.workloads.running import HERE, ROOT, Ran, faults, manifest, train
+
+CUTS = ("2", "5")
+
+
+def job(folder: Path, pace: float = 0.0, replicas: tuple[int, ...] = (1, 1, 1), **training: Any) -> Path:
+    """Stages of so many workers each; the manifest says where they are cut."""
+    folder.mkdir(exist_ok=True)
+    stages: list[dict[str, Any]] = [{"name": f"part-{number}", "replicas": count} for number, count in enumerate(replicas)]
+    for stage, cut in zip(stages[1:], CUTS, strict=True):
+        stage["cut"] = cut
+    return manifest(
+        folder, ["stages.py", str(pace)], workers=sum(replicas), shards=2, stages=stages, training={"mode": "sync", **training},
+        checkpoint={"interval": "1h", "everySteps": 10}, ps={"shardTimeoutSeconds": 3},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The same script outside a job."""
+    folder = tmp_path_factory.mktemp("alone")
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, str(HERE / "stages.py"), "0", *CUTS], cwd=folder, env=env, check=True, timeout=300)
+    state: dict[str, torch.Tensor] = torch.load(folder / "alone.pt", weights_only=True)
+    return state
+
+
+def same(ran: Ran, alone: dict[str, torch.Tensor]) -> None:
+    weights = ran.weights()
+    assert weights.keys() == alone.keys()
+    for name, tensor in alone.items():
+        assert torch.equal(weights[name], tensor), (name, (weights[name] - tensor).abs().max())
+
+
+@pytest.mark.parametrize("training", [{}, {"transport": "tcp", "encryption": "tls"}], ids=["usual", "encrypted"])
+def test_three_stages_train_what_one_process_trains(tmp_path: Path, alone: dict[str, torch.Tensor], training: dict[str, Any]) -> None:
+    ran = train(tmp_path, job(tmp_path, **training))
+    assert ran.summary["restarts"] == {}
+    same(ran, alone)
+
+
+@pytest.mark.parametrize("hit", ["worker-0", "worker-1", "worker-2", "ps-0", "ps-1"])
+def test_a_kill_of_a_stage_or_a_shard_changes_no_bit(tmp_path: Path, alone: dict[str, torch.Tensor], hit: str) -> None:
+    ran = train(tmp_path, job(tmp_path, 0.03), *faults(f"kill:{hit}@step=25"))
+    assert [recovery["fault"] for recovery in ran.summary["recoveries"]] == [f"kill:{hit}@step=25"]
+    same(ran, alone)
+
+
+def test_workers_of_a_stage_share_its_micro_batches(tmp_path: Path) -> None:
+    """A kill changes no bit of such a run either."""
+    calm = train(tmp_path / "calm", job(tmp_path / "calm", replicas=(2, 1, 1)))
+    hit = train(tmp_path / "hit", job(tmp_path / "hit", 0.03, (2, 1, 1)), *faults("kill:worker-1@step=25", "kill:worker-2@step=40"))
+    assert hit.sha == calm.sha
+
+
+def test_what_stages_cannot_do_is_refused(tmp_path: Path) -> None:
+    ran = train(tmp_path, job(tmp_path, mode="async"), expect=2)
+    assert "stages" in ran.err
+    (tmp_path / "other").mkdir()
+    path = manifest(tmp_path / "other", ["stages.py", "0", "2"], workers=2, shards=1)
+    ran = train(tmp_path / "other", path, expect=1)
+    assert "a job without stages: give the manifest spec.stages" in ran.err + ran.log("worker-0")
