@@ -307,7 +307,7 @@ def test_a_job_without_stages_refuses_a_pipeline(
 
 def test_the_script_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "pipelines.md"
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     torch.manual_seed(0)
     exec(compile(code, str(page), "exec"), {"__name__": "page"})  # noqa: S102
     assert 0 < float(capsys.readouterr().out.removeprefix("loss ")) < 1.9

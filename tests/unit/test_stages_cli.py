@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from psjob_client.cli.main import cli
 from psjob_client.local.errors import BadInput
 from psjob_client.stages.grid import grid_of
 from psjob_client.stages.profile import read_profile
+from psjob_operator.api.spec import JobSpec
 from tests.unit.stages_cases import MS, chain
 from tests.unit.topology_machines import machine, preset, switched, two_hosts
 
@@ -51,7 +53,13 @@ def test_a_model_is_cut_until_it_fits_and_the_plan_can_be_judged_again(profile: 
     replicas = pick.split("replicas: ")[1]
     again = said("--profile", profile, *FOUR, "--memory", "60MB", "--cuts", cuts, "--replicas", replicas)
     assert [line for line in again.splitlines() if line.startswith("step of 8")] == [line for line in lines if line.startswith("step of 8")]
-    assert "plan: " in again and "A PSTrainingJob has no field for stages yet." in text
+    assert "plan: " in again
+    spec = yaml.safe_load(text.split("in a PSTrainingJob:\n")[1].split("to judge it again")[0])["spec"]
+    assert [stage.get("cut") for stage in spec["stages"]] == [None, *cuts.split(",")]
+    assert ",".join(str(stage["replicas"]) for stage in spec["stages"]) == replicas
+    container = {"name": "worker", "image": "i", "command": ["c"]}
+    job = {"ps": {"shards": 1}, "workers": {"template": {"spec": {"containers": [container]}}}, **spec}
+    assert JobSpec.model_validate(job).workers.replicas == sum(stage["replicas"] for stage in spec["stages"])
     assert text.endswith(f"to judge it again: --cuts {cuts} --replicas {replicas}\n")
 
 

@@ -47,7 +47,7 @@ train.py is run until its first optimizer.step(). train.py:build is a function t
 MOST_DEVICES = 32
 MOST_MICROBATCHES, MOST_ACCUMULATED = 1024, 10_000
 EXIT_TOO_LARGE = 1
-NOT_YET = "A PSTrainingJob has no field for stages yet."
+NOT_YET = "No PSTrainingJob trains so yet: jobs of stages flush after each step, without recompute, and give a device one stage."
 COLUMNS = ("stage", "modules", "devices", "forward", "backward", "sends", "update", "in flight", "memory", "idle")
 
 
@@ -227,9 +227,18 @@ def _show(case: Case, machine: Machine, answer: Prediction, word: str) -> None:
         homes = ",".join(_device(case.grid, stage.devices[0]) for stage in answer.plan)
         typer.echo(f"{word}: {len(answer.plan)} stages; cuts: {','.join(cuts)}; devices: {homes}\n{NOT_YET}")
         return
-    typer.echo(f"{word}: {len(answer.plan)} stages; cuts: {','.join(cuts)}; replicas: {numbers}\n{NOT_YET}")
+    typer.echo(f"{word}: {len(answer.plan)} stages; cuts: {','.join(cuts)}; replicas: {numbers}\n{_manifest(case.way, cuts, replicas)}")
     if word == "pick" and answer.plan == plan_by_hand(profile, cuts, replicas, case.grid.count):
         typer.echo(f"to judge it again: --cuts {','.join(cuts)} --replicas {numbers}")
+
+
+def _manifest(way: Way, cuts: Sequence[str], replicas: Sequence[int]) -> str:
+    """What to paste into the spec of a PSTrainingJob."""
+    if not way.flushes or way.recompute or way.accumulate != 1:
+        return NOT_YET
+    lines = ["in a PSTrainingJob:", "  spec:", "    stages:", f"    - {{name: stage-0, replicas: {replicas[0]}}}"]
+    lines += [f"    - {{name: stage-{k}, cut: {json.dumps(cut)}, replicas: {replicas[k]}}}" for k, cut in enumerate(cuts, 1)]
+    return "\n".join([*lines, f"    training: {{pipeline: {{microbatches: {way.microbatches}}}}}"])
 
 
 def _how(way: Way) -> str:

@@ -87,7 +87,7 @@ def attach(
         for library in foreign.in_use():
             library.mark(place)
         with _attaching:
-            pair = _checked(place, model, optimizer, name, later, stateful)
+            pair = _checked(place, model, optimizer, name, overlap, later, stateful)
             _pending.append(pair)
             _wanted.update(stateful)
             _wanted[OVERLAP] = overlap or _wanted.get(OVERLAP, False)
@@ -105,8 +105,9 @@ OVERLAP = "overlap=True"
 
 
 def _checked(
-    place: config.Place, model: torch.nn.Module, optimizer: torch.optim.Optimizer, name: str | None, later: Later, stateful: dict[str, Any]
-) -> Pair:
+    place: config.Place, model: torch.nn.Module, optimizer: torch.optim.Optimizer, name: str | None, overlap: bool, later: Later,
+    stateful: dict[str, Any],
+) -> Pair:  # fmt: skip
     if name is not None:
         check_name(name, _pending)
     if current is not None or (_pending and name is None):
@@ -118,8 +119,8 @@ def _checked(
     supervise.guard()
     rewind.check_possible()
     cuts = stagecuts.known(model, place.config)
-    if place.config.stages and name is not None:
-        raise Refused("a job of stages trains one model; leave name out")
+    if place.config.stages and (name is not None or overlap):
+        raise Refused(f"a job of stages trains one model without overlap; leave {'overlap' if name is None else 'name'} out")
     added = groups(later, optimizer) if isinstance(optimizer, torch.optim.Optimizer) else []
     check(model, optimizer, stateful, added)
     return Pair(name or "", model, optimizer, added, cuts)
