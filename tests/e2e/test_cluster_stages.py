@@ -44,10 +44,11 @@ def run(kube: Kube, name: str, replicas: tuple[int, ...], delete: int | None = N
         kube.kubectl("delete", "pod", victim["metadata"]["name"], "--wait=false", "--grace-period=0", "--force")
         uid = victim["metadata"]["uid"]
         wait_for("its successor", lambda: any(pod["metadata"]["uid"] != uid for pod in pods_of(kube, name, "worker", delete)), 120)
+    status = complete(kube, name)
     workers = pods_of(kube, name, "worker")
     print(f"\n{name}: workers on {sorted(pod['spec'].get('nodeName', '-') for pod in workers)}")
-    assert {pod["metadata"]["labels"]["psjob.dev/stage"] for pod in workers} <= {f"part-{number}" for number in range(len(replicas))}
-    status = complete(kube, name)
+    assert len({pod["spec"]["nodeName"] for pod in workers}) == 2
+    assert {pod["metadata"]["labels"]["psjob.dev/stage"] for pod in workers} == {f"part-{number}" for number in range(len(replicas))}
     print(f"{name}: restarts {status.get('restarts')}")
     return load_file(final_weights(kube, name))
 
