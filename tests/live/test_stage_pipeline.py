@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -206,6 +207,17 @@ def test_flush_is_the_training_of_one_process(tmp_path: Path, stages: int, micro
         compare(cluster, microbatches)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("microbatches", [0, 1, 2], ids=["M=1", "M=K", "M=2K"])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_a_hundred_steps_are_those_of_one_process(tmp_path: Path, stages: int, microbatches: int, count: int) -> None:
+    with serving(tmp_path, workers=stages, shards=count, stages=Stages((1,) * stages)) as shards:
+        cluster = Cluster(shards, microbatches * stages or 1)
+        cluster.run(100)
+        compare(cluster, microbatches * stages or 1, 100)
+
+
 MOMENTS = ("take ACTIVATION", "give ACTIVATION", "take GRADIENT", "give GRADIENT", "push", "pushed")
 
 
@@ -233,6 +245,41 @@ def test_a_stage_that_dies_changes_no_bit(tmp_path: Path, rank: int, moment: str
         cluster.run()
         assert cluster.died == 1
         compare(cluster, 4)
+
+
+def kill_by_seed(folder: Path, seed: int) -> None:
+    """One or two kills, of a worker, at a moment, step and micro-batch that are drawn."""
+    chance = random.Random(seed)
+    stages, microbatches, steps = chance.choice([2, 3, 4]), chance.choice([1, 2, 4, 5]), 5
+    hits = []
+    for _ in range(chance.choice([1, 1, 2])):
+        rank = chance.randrange(stages)
+        moment = chance.choice([moment for moment in MOMENTS if has(rank, stages, moment)])
+        hits.append((rank, moment, chance.randrange(1, steps), chance.randrange(microbatches) if " " in moment else 0))
+    hits = list(dict.fromkeys(hits))
+    left = list(hits)
+
+    def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
+        if (hit := (worker.rank, what, step, micro)) in left:
+            left.remove(hit)
+            raise Died
+
+    with serving(folder, workers=stages, shards=chance.choice([1, 2, 3]), stages=Stages((1,) * stages)) as shards:
+        cluster = Cluster(shards, microbatches, before)
+        cluster.run(steps)
+        assert not left and cluster.died == len(hits), (seed, hits, left)
+        compare(cluster, microbatches, steps)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kills_drawn_by_chance_change_no_bit(tmp_path: Path, seed: int) -> None:
+    kill_by_seed(tmp_path, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(6, 200))
+def test_more_kills_drawn_by_chance_change_no_bit(tmp_path: Path, seed: int) -> None:
+    kill_by_seed(tmp_path, seed)
 
 
 @pytest.mark.parametrize("replicas", [(2, 1), (1, 2), (2, 1, 1), (3, 2)])

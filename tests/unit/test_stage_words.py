@@ -57,7 +57,7 @@ def test_a_step_that_was_lost_names_a_worker_and_a_step(body: dict[str, Any]) ->
 def test_what_does_not_go_with_stages_is_refused(monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], says: str) -> None:
     monkeypatch.setattr(stagecuts, "_known", [])
     model = nn.Linear(1, 1)
-    with pytest.raises(Refused, match="cut the model with ps.pipeline"):
+    with pytest.raises(Refused, match=r"cut the model with ps\.pipeline"):
         stagecuts.known(model, JOB)
     stagecuts.remember(model, StageCuts({"weight": (0,)}, frozenset()))
     assert stagecuts.known(model, JOB).stages == {"weight": (0,)}
