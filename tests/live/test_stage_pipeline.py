@@ -17,7 +17,7 @@ from psjob.api.attached import AttachedJob
 from psjob.api.pairs import Pair
 from psjob.api.pipelining import Pipeline
 from psjob.api.staged import StagedPipeline
-from psjob.contract import FINAL_WEIGHTS
+from psjob.contract import EXIT_REFUSED, FINAL_WEIGHTS
 from psjob.modes.stages import Stages
 from psjob.wire.frame import Kind
 from tests.live.live_shards import SECONDS, Rewound, Shards, Worker, serving
@@ -349,3 +349,27 @@ def test_the_last_checkpoint_has_the_buffers_of_all_stages(tmp_path: Path) -> No
     expected = alone(4)[0].state_dict()
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+
+
+def test_workers_that_are_given_other_batches_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As by a script that slices its data by rank: targets would be those of other inputs."""
+    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1))) as shards:
+        workers = [StageWorker(shards, rank, 1, 2) for rank in range(2)]
+        ended: list[object] = []
+
+        def train(worker: StageWorker) -> None:
+            try:
+                worker.attach()
+                worker.edge(0)
+                worker.pipe.step(*batch(worker.rank))
+            except SystemExit as end:
+                ended.append(end.code)
+
+        threads = [threading.Thread(target=train, args=(worker,), daemon=True) for worker in workers]
+        for thread in threads:
+            thread.start()
+        threads[1].join(SECONDS)
+        assert ended == [EXIT_REFUSED]
+        for worker in workers:
+            worker.die()
+    assert "worker 0 (stage 0) was given another batch in step 0 than worker 1 (stage 1)" in capfd.readouterr().err

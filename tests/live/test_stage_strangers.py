@@ -22,7 +22,7 @@ from tests.runkeys import RUN
 MICROBATCHES, AT = 4, 2
 LINK = keys.link(RUN["workers"], {0: 1, 1: 1})
 """The key of the link between the two workers, one of which was taken over."""
-HEAD, PARTS = structures.write(((torch.full((3, 16), 7.0),), {}))
+HEAD, PARTS = structures.write((torch.full((3, 16), 7.0), 1))
 BODY = HEAD + b"".join(map(bytes, PARTS))
 
 
@@ -78,8 +78,8 @@ def attacked(folder: Path, act: Callable[[tuple[str, int]], None]) -> None:
     def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
         if (worker.rank, what, step, micro) == (1, "take ACTIVATION", AT, 1) and not reached.is_set():
             links = worker.session.stage_links
-            assert links is not None and links._port is not None
-            address.append(("127.0.0.1", links._port))
+            assert links is not None
+            address.append(("127.0.0.1", links.listen("127.0.0.1")))
             reached.set()
             assert done.wait(SECONDS)
 

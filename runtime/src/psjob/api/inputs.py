@@ -51,5 +51,10 @@ class FirstInputs:
             first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
             if first is not None and first.layout is torch.strided and first.numel():
                 self._first = module
-                part = first.detach().reshape(-1)[: BYTES // first.element_size()].cpu().contiguous()
-                self._open = zlib.crc32(memory.view(part), self._open)
+                self._open = sum_of(first, self._open)
+
+
+def sum_of(tensor: torch.Tensor, before: int = 0) -> int:
+    """A crc32 of the first BYTES of a dense tensor, after that of what came before."""
+    part = tensor.detach().reshape(-1)[: BYTES // tensor.element_size()].cpu().contiguous()
+    return zlib.crc32(memory.view(part), before)

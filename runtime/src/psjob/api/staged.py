@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils import _pytree as pytree
 from psjob.api import attach as attaching
 from psjob.api import stagecuts
 from psjob.api.attached import AttachedJob
+from psjob.api.inputs import sum_of
 from psjob.pipeline.cuts import Cuts, needs_example, split
 from psjob.pipeline.draws import Draw
 from psjob.pipeline.losses import LossFn, accumulate, mean_loss
@@ -79,7 +81,7 @@ class StagedPipeline:
         parameters, buffers = dict(self._model.named_parameters()), dict(self._model.named_buffers())
         self._run.load(clock, parameters)
         self._run.buffers = {name: buffers[name] for name in self._run.part.buffers}
-        turn = _Turn(self, job, links, clock, micros, parameters)
+        turn = _Turn(self, job, links, clock, micros, parameters, _sum((x, y)))
         try:
             loss = turn.run()
         finally:
@@ -118,7 +120,10 @@ class _Turn:
         clock: int,
         micros: list[Micro],
         parameters: Mapping[str, nn.Parameter],
+        batch: int,
     ) -> None:
+        self.batch = batch
+        """A sum over what the script was given, which all workers must be given."""
         self.pipe, self.job, self.links, self.clock, self.micros, self.parameters = pipe, job, links, clock, micros, parameters
         self.device = next((p.device for p in parameters.values()), torch.device("cpu"))
         self.losses: dict[int, torch.Tensor] = {}
@@ -147,7 +152,9 @@ class _Turn:
         pipe, micro = self.pipe, self.micros[place]
         value, target = micro.value
         if pipe._stage:
-            value = self.here(self.links.take(place, Kind.ACTIVATION))
+            value, batch = self.links.take(place, Kind.ACTIVATION)
+            self.check(place, batch)
+            value = self.here(value)
         draw = Draw(pipe._seed, self.clock, place)
         if pipe._last:
             self.losses[place] = pipe._run.forward(place, value, draw, mean_loss(pipe._loss_fn, target, micro.weight)).detach()
@@ -157,7 +164,17 @@ class _Turn:
         # The script may write into its batch for the next step, and the stage into its buffers, while this is held.
         others = {_memory(tensor) for tensor in (*kept, *pipe._run.buffers.values(), *self.parameters.values())}
         output = pytree.tree_map_only(torch.Tensor, lambda leaf: _apart(leaf, others), output)
-        self.links.give(place, Kind.ACTIVATION, output)
+        self.links.give(place, Kind.ACTIVATION, (output, self.batch))
+
+    def check(self, place: int, batch: Any) -> None:
+        """Raise Refused where the stage before was given another batch."""
+        if batch != self.batch:
+            other = self.pipe._place.config.stages.serving(self.pipe._stage - 1, place)
+            raise Refused(
+                f"worker {other} (stage {self.pipe._stage - 1}) was given another batch in step {self.clock} than worker "
+                f"{self.pipe._place.index} (stage {self.pipe._stage}): in a job of stages all workers need the same one. Take ps.shard, do "
+                "not slice data by ps.rank(), and seed what is drawn for a batch"
+            )
 
     def backward(self, place: int) -> None:
         """Gradients of parameters that earlier stages have too go on to these, which add their own, as one process would."""
@@ -180,6 +197,13 @@ class _Turn:
         if self.device.type == "cpu":
             return value
         return pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.detach().to(self.device).requires_grad_(leaf.requires_grad), value)
+
+
+def _sum(batch: Any) -> int:
+    """Over the beginnings of its tensors and their shapes."""
+    leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    shapes = zlib.crc32(repr([tuple(leaf.shape) for leaf in leaves]).encode())
+    return functools.reduce(lambda before, leaf: sum_of(leaf, before), (leaf for leaf in leaves if leaf.layout is torch.strided), shapes)
 
 
 def _memory(tensor: torch.Tensor) -> int:

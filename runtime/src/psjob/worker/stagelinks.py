@@ -7,6 +7,7 @@ of the earlier stage dials. `StageExchange` decides what is sent; the session's 
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -70,22 +71,23 @@ class StageLinks:
         self._links: dict[int, tuple[tuple[int, int], Stream]] = {}
         """By rank: the stream there, and the incarnation at its end."""
         self._diallers: dict[int, threading.Thread] = {}
-        self._port: int | None = None
+        self._listener: socket.socket | None = None
         self._pool: StreamPool | None = None
 
     # -- the session's side ------------------------------------------------------------------------
 
     def listen(self, host: str) -> int:
         """The port at which neighbours are waited for, on the address by which this process reaches shard 0. Raises StreamClosed."""
-        if self._port is None:
+        if self._listener is None:
             try:
-                listener = tcp.listen(host, 0)
+                self._listener = tcp.listen(host, 0)
             except OSError as error:
                 raise StreamClosed(str(error)) from error
-            self._port = int(listener.getsockname()[1])
             self._pool = StreamPool("stage", 1)
-            self._pool.accept(listener, self._serve, 4 * len(self.session.place.config.stages.neighbours(self._rank)) + 8, GREETING_BYTES)
-        return self._port
+            self._pool.accept(
+                self._listener, self._serve, 4 * len(self.session.place.config.stages.neighbours(self._rank)) + 8, GREETING_BYTES
+            )
+        return int(self._listener.getsockname()[1])
 
     def told(self, body: Mapping[str, Any]) -> None:
         """The coordinator tells of a neighbour. Raises WireError."""
@@ -144,8 +146,9 @@ class StageLinks:
             streams = [stream for _, stream in self._links.values()]
         for stream in streams:
             stream.close()
-        if self._pool is not None:
+        if self._pool is not None and self._listener is not None:
             self._pool.close()
+            self._listener.close()
 
     def join(self, seconds: float) -> None:
         """Wait for the threads that dial, which end soon after `close`."""
@@ -156,6 +159,8 @@ class StageLinks:
         """In a forked process: close the copies, so that a neighbour sees at once when this worker dies."""
         for _, stream in self._links.values():
             stream.sock.close()
+        if self._listener is not None:
+            self._listener.close()
 
     # -- streams -----------------------------------------------------------------------------------
 
