@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -178,8 +179,9 @@ def test_answers_that_nobody_reads_are_not_kept_without_end(tmp_path: Path, monk
         lane.stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         session = shards.servers[0].sessions[1]
         with session.lanes[0].stream._send_lock:  # as if the peer had stopped reading
-            for number in range(300):
-                says(bad, Kind.PULL, block=0, request=1000 + number)
+            with contextlib.suppress(StreamClosed):  # it is hung up on, maybe before it has asked for all
+                for number in range(300):
+                    says(bad, Kind.PULL, block=0, request=1000 + number)
             assert eventually(lambda: session.lanes[0].stream.closed)
             assert len(session.lanes[0].stream._queue) <= 200
 

@@ -145,12 +145,12 @@ class Cluster:
         self.problems: list[BaseException] = []
         self.rewound = self.died = 0
 
-    def run(self, steps: int = STEPS) -> None:
+    def run(self, steps: int = STEPS, seconds: float = SECONDS) -> None:
         threads = [threading.Thread(target=self._life, args=(rank, steps), daemon=True) for rank in range(self.shards.config.workers)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(SECONDS)
+            thread.join(seconds)
             assert not thread.is_alive(), (self.problems, "a worker hangs")
         if self.problems:
             raise self.problems[0]
@@ -214,7 +214,7 @@ def test_flush_is_the_training_of_one_process(tmp_path: Path, stages: int, micro
 def test_a_hundred_steps_are_those_of_one_process(tmp_path: Path, stages: int, microbatches: int, count: int) -> None:
     with serving(tmp_path, workers=stages, shards=count, stages=Stages((1,) * stages)) as shards:
         cluster = Cluster(shards, microbatches * stages or 1)
-        cluster.run(100)
+        cluster.run(100, 5 * SECONDS)
         compare(cluster, microbatches * stages or 1, 100)
 
 

@@ -488,9 +488,9 @@ def test_a_hello_that_says_too_much_is_refused_and_nothing_is_missed(
         workers = workers_of(shards)
         say, lies = dialling._hello, [10**9, 1 << 62, 1]
 
-        def lie(link: ShardLink) -> dict[str, Any]:
+        def lie(link: ShardLink, host: str) -> dict[str, Any]:
             lying = lies and link is workers[1].session.links[1]
-            return say(link) | ({"acked": lies.pop()} if lying else {})
+            return say(link, host) | ({"acked": lies.pop()} if lying else {})
 
         monkeypatch.setattr(dialling, "_hello", lie)
 
