@@ -50,7 +50,7 @@ def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
 
 def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     draw = torch.Generator().manual_seed(number)
-    return torch.randn(10, WIDE, generator=draw), torch.randn(10, WIDE, generator=draw)
+    return torch.randn(20, WIDE, generator=draw), torch.randn(20, WIDE, generator=draw)
 
 
 def alone(microbatches: int, steps: int = STEPS) -> tuple[nn.Module, list[float]]:
