@@ -50,6 +50,8 @@ def test_a_step_that_was_lost_names_a_worker_and_a_step(body: dict[str, Any]) ->
         ({"backup_workers": 1}, "training.backupWorkers"),
         ({"update_at": "worker"}, "training.updateAt worker"),
         ({"reduction": "median"}, "training.reduction median"),
+        ({"non_finite": "skip"}, "training.nonFinite skip"),
+        ({"lr_scaling": "linear"}, "training.lrScaling linear"),
         ({"max_grad_norm": 1.0}, "training.maxGradNorm"),
         ({"step_timeout": 1.0}, "workers.stepTimeoutSeconds"),
     ],

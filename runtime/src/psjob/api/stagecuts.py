@@ -54,6 +54,8 @@ def known(model: nn.Module, job: Config) -> StageCuts:
         (job.backup_workers > 0, "training.backupWorkers"),
         (job.update_at == "worker", "training.updateAt worker; take server"),
         (job.reduction != "mean", f"training.reduction {job.reduction}; take mean"),
+        (job.non_finite == "skip", "training.nonFinite skip: a stage would skip a step that another one makes"),
+        (job.lr_scaling != "none", f"training.lrScaling {job.lr_scaling}: all workers work on one batch"),
         (job.max_grad_norm is not None, "training.maxGradNorm: the norm of a step is not taken over stages yet"),
         (job.step_timeout is not None, "workers.stepTimeoutSeconds: a worker that waits for another stage would be taken for hung"),
     ):

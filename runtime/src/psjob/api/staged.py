@@ -22,7 +22,7 @@ from psjob.pipeline.microbatch import Micro, arguments, cut
 from psjob.pipeline.order import Direction, StageWork, without_flush
 from psjob.pipeline.stage import Grads, StageRun
 from psjob.process.config import Place
-from psjob.process.errors import Refused
+from psjob.process.errors import Refused, exit_refused
 from psjob.protocol.stage.exchange import MOST_MICROBATCHES
 from psjob.wire.frame import Kind
 from psjob.worker.stagelinks import StageLinks
@@ -69,13 +69,14 @@ class StagedPipeline:
         """As `Pipeline.step`. Of the batch, which every worker is given, this worker's micro-batches count for the loss."""
         job = self.attached()
         if job is None:
-            raise Refused("ps.pipeline: give the model to ps.attach before the first step")
+            exit_refused("ps.pipeline: give the model to ps.attach before the first step")
+            raise AssertionError("exit_refused does not come back")
         if job.replay or job.places.skipping:
             return torch.zeros(())
         clock, links = job.session.clock, job.session.stage_links
         assert links is not None
         if clock == self._made:
-            raise Refused(f"pipe.step was called twice in step {clock}; call it once for each optimizer.step(), with more microbatches")
+            job.refuse(f"pipe.step was called twice in step {clock}; call it once for each optimizer.step(), with more microbatches")
         self._made = clock
         micros = cut((arguments(x), y), self._microbatches)
         parameters, buffers = dict(self._model.named_parameters()), dict(self._model.named_buffers())
@@ -99,7 +100,7 @@ class StagedPipeline:
 
     def evaluate(self, x: Any) -> Any:
         """Not in a job."""
-        raise Refused("pipe.evaluate in a job: this worker has the weights of its stage alone; evaluate a checkpoint outside the job")
+        exit_refused("pipe.evaluate in a job: this worker has the weights of its stage alone; evaluate a checkpoint outside the job")
 
     def state_dict(self) -> dict[str, int]:
         """Nothing: steps are counted by the job."""
