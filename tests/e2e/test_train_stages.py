@@ -66,6 +66,25 @@ def test_workers_of_a_stage_share_its_micro_batches(tmp_path: Path) -> None:
     assert hit.sha == calm.sha
 
 
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [
+        ("ps.export('weights.safetensors')", "model.state_dict() in a job of stages"),
+        ("model(x)", "a forward of the model in a job of stages"),
+        ("optimizer.state_dict()", "optimizer.state_dict() in a job of stages"),
+        ("pipe.evaluate(x)", "pipe.evaluate in a job"),
+        ("pipe.step(x, y)", "pipe.step was called twice in step 2"),
+    ],
+)
+def test_what_would_show_first_values_of_other_stages_is_refused(tmp_path: Path, does: str, says: str) -> None:
+    text = (HERE / "stages.py").read_text()
+    (tmp_path / "script.py").write_text(text.replace("loss = pipe.step(x, y)", f"loss = pipe.step(x, y); ps.step() < 2 or {does}"))
+    path = job(tmp_path)
+    path.write_text(path.read_text().replace(str(HERE / "stages.py"), "script.py"))
+    ran = train(tmp_path, path, expect=1)
+    assert says in ran.err + ran.log("worker-0") and "Traceback" not in ran.err + ran.log("worker-0")
+
+
 def test_what_stages_cannot_do_is_refused(tmp_path: Path) -> None:
     ran = train(tmp_path, job(tmp_path, mode="async"), expect=2)
     assert "stages" in ran.err

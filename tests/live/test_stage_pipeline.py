@@ -20,7 +20,7 @@ from psjob.api.staged import StagedPipeline
 from psjob.contract import EXIT_REFUSED, FINAL_WEIGHTS
 from psjob.modes.stages import Stages
 from psjob.wire.frame import Kind
-from tests.live.live_shards import SECONDS, Rewound, Shards, Worker, serving
+from tests.live.live_shards import SECONDS, Rewound, Shards, Worker, eventually, serving
 
 STEPS = 5
 WIDE = 16
@@ -351,25 +351,65 @@ def test_the_last_checkpoint_has_the_buffers_of_all_stages(tmp_path: Path) -> No
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
 
 
-def test_workers_that_are_given_other_batches_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """As by a script that slices its data by rank: targets would be those of other inputs."""
+def ended_by(tmp_path: Path, *acts: Callable[[StageWorker], None]) -> list[object]:
+    """How workers of two stages end, each of which does one of these; those that wait are given up once one has ended so."""
     with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1))) as shards:
         workers = [StageWorker(shards, rank, 1, 2) for rank in range(2)]
         ended: list[object] = []
 
-        def train(worker: StageWorker) -> None:
+        def train(worker: StageWorker, act: Callable[[StageWorker], None]) -> None:
             try:
                 worker.attach()
-                worker.edge(0)
-                worker.pipe.step(*batch(worker.rank))
+                act(worker)
             except SystemExit as end:
                 ended.append(end.code)
 
-        threads = [threading.Thread(target=train, args=(worker,), daemon=True) for worker in workers]
-        for thread in threads:
-            thread.start()
-        threads[1].join(SECONDS)
-        assert ended == [EXIT_REFUSED]
+        for worker, act in zip(workers, acts, strict=True):
+            threading.Thread(target=train, args=(worker, act), daemon=True).start()
+        assert eventually(lambda: bool(ended), SECONDS)
         for worker in workers:
             worker.die()
+        return ended
+
+
+def trains(worker: StageWorker, steps: int) -> None:
+    for number in range(steps):
+        worker.edge(number)
+        worker.optimizer.zero_grad()
+        worker.pipe.step(*batch(number))
+        worker.optimizer.step()
+
+
+def test_workers_that_are_given_other_batches_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As by a script that slices its data by rank: targets would be those of other inputs."""
+
+    def act(worker: StageWorker) -> None:
+        worker.edge(0)
+        worker.pipe.step(*batch(worker.rank))
+
+    assert ended_by(tmp_path, act, act) == [EXIT_REFUSED]
     assert "worker 0 (stage 0) was given another batch in step 0 than worker 1 (stage 1)" in capfd.readouterr().err
+
+
+def test_a_script_that_ends_before_the_others_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def short(worker: StageWorker) -> None:
+        trains(worker, 2)
+        worker.leave()
+
+    assert ended_by(tmp_path, short, lambda worker: trains(worker, 3)) == [EXIT_REFUSED]
+    assert "from worker 0 (stage 0) will not come: its script has ended after 2 steps" in capfd.readouterr().err
+
+
+def test_a_step_without_the_pipeline_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A forward of the whole model takes first values for what other stages have."""
+
+    def plain(worker: StageWorker) -> None:
+        trains(worker, 1)
+        worker.edge(1)
+        worker.optimizer.zero_grad()
+        x, y = batch(1)
+        nn.functional.mse_loss(worker.model(x), y).backward()
+        worker.optimizer.step()
+
+    assert ended_by(tmp_path, plain, lambda worker: trains(worker, 1)) == [EXIT_REFUSED]
+    assert "a step of a job of stages without pipe.step" in capfd.readouterr().err

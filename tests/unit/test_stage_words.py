@@ -11,7 +11,9 @@ from torch import nn
 from psjob.api import stagecuts
 from psjob.api.stagecuts import StageCuts
 from psjob.contract import keys
+from psjob.layout.blocks import TensorSpec
 from psjob.modes.stages import Stages
+from psjob.pipeline.cuts import split
 from psjob.process.config import Config
 from psjob.process.errors import Refused
 from psjob.protocol.coordinator.border import Malformed, step_lost
@@ -20,6 +22,16 @@ from tests.live.live_shards import NEVER
 from tests.runkeys import RUN
 
 JOB = Config("job", "run", "0", "sync", 0, None, 2, (), NEVER, "AllWorkers", 10.0, 10.0, stages=Stages((1, 1)))
+
+
+def test_a_stage_has_parameters_and_buffers_of_its_own() -> None:
+    rows = [TensorSpec("a", (1,), "float32", 0, (0,)), TensorSpec("b", (1,), "float32", 0, (0,))]
+    with pytest.raises(Refused, match="stage 1 has no parameter that the optimizer trains"):
+        stagecuts.check_table(JOB, rows)
+    stagecuts.check_table(JOB, [*rows, TensorSpec("c", (1,), "float32", 0, (0, 1))])
+    norm = nn.BatchNorm1d(4)
+    with pytest.raises(Refused, match=r"buffer 1\.running_mean is in stages 0 and 1"):
+        stagecuts.cuts_of(split(nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm), [2]), 0)
 
 
 def test_two_workers_have_one_key_and_each_reads_it_with_its_own() -> None:
@@ -50,6 +62,8 @@ def test_a_step_that_was_lost_names_a_worker_and_a_step(body: dict[str, Any]) ->
         ({"backup_workers": 1}, "training.backupWorkers"),
         ({"update_at": "worker"}, "training.updateAt worker"),
         ({"reduction": "median"}, "training.reduction median"),
+        ({"warmup_steps": 5}, "training.warmupSteps"),
+        ({"max_push_norm": 1.0}, "training.maxPushNorm"),
         ({"non_finite": "skip"}, "training.nonFinite skip"),
         ({"lr_scaling": "linear"}, "training.lrScaling linear"),
         ({"max_grad_norm": 1.0}, "training.maxGradNorm"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from psjob.api import clipping, trackers
+from psjob.api import clipping, stagecuts, trackers
 from psjob.api.attachable import aliases, table_of
 from psjob.api.inputs import FirstInputs
 from psjob.api.later import AddedGroups
@@ -50,6 +50,9 @@ class AttachedJob:
         place = as_it_runs(place, optimizer)
         self.place, self.model, self.optimizer = place, model, optimizer
         self.parameters, table = table_of(model, optimizer, pairs[0].cuts.stages)
+        stagecuts.check_table(place.config, table)
+        self.piped = -1
+        """The clock at which `pipe.step` was called last."""
         self.choice = chosen(optimizer, place.config)
         self.rule = self.choice.rule
         self.lr = LrScaling.of(place.config, optimizer)
@@ -218,6 +221,8 @@ class AttachedJob:
             sparse = next(p for p, g in zip(self.parameters, grads, strict=True) if g is not None and g.layout is not torch.strided)
             self.refuse(f"a parameter of shape {tuple(sparse.shape)} has a sparse gradient; use dense gradients (sparse=False)")
         scale, skip = optimizers.amp(pair.optimizer)
+        if pair.cuts.piped:
+            self._check_piped(pair, grads)
         if self.gradients is not None:
             self.gradients.step(
                 (row for row, g in enumerate(grads) if g is not None), getattr(pair.optimizer, "found_inf", None) is not None
@@ -227,6 +232,15 @@ class AttachedJob:
         if self.tables.counts and (getattr(pair.optimizer, "found_inf", None) is not None or self.place.config.non_finite == "skip"):
             self.refuse("a skipped step loses what a ps.Table was given; train in bfloat16, without GradScaler and nonFinite: skip")
         self._exchange(grads, skip, scale, original)
+
+    def _check_piped(self, pair: Pair, grads: Sequence[torch.Tensor | None]) -> None:
+        if self.piped != self.session.clock and any(g is not None for g in grads):
+            self.refuse(
+                "a step of a job of stages without pipe.step: this worker knows the weights of its stage alone, and a forward of the whole "
+                "model takes first values for all others; take loss = pipe.step(x, y) in place of forward and backward"
+            )
+        if getattr(pair.optimizer, "found_inf", None) is not None or getattr(pair.optimizer, "grad_scale", None) is not None:
+            self.refuse("GradScaler in a job of stages: pipe.step makes the backward itself, without its scale; train in bfloat16")
 
     def _inner_step(self, rounds: LocalRounds, original: Callable[[], Any] | None) -> None:
         """A step of the worker's own; one that a GradScaler skips counts too, so that all end their rounds at the same step."""

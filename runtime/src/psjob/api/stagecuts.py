@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from psjob.layout.blocks import TensorSpec
 from psjob.pipeline.parts import StagePart
 from psjob.process.config import Config
 from psjob.process.errors import Refused
@@ -19,6 +20,8 @@ class StageCuts:
     stages: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By name of a parameter, the stages that use it."""
     buffers: Collection[str] | None = None
+    piped: bool = False
+    """Gradients come from `pipe.step` alone."""
 
 
 WHOLE = StageCuts()
@@ -26,12 +29,20 @@ _known: list[tuple[nn.Module, StageCuts]] = []
 
 
 def cuts_of(parts: Sequence[StagePart], stage: int) -> StageCuts:
-    """What the parts say to a worker of that stage."""
+    """What the parts say to a worker of that stage. Raises Refused for a buffer that two of them have: each would change its own."""
+    owners: dict[str, int] = {}
+    for part in parts:
+        for name in part.buffers:
+            if owners.setdefault(name, part.index) != part.index:
+                raise Refused(
+                    f"buffer {name} is in stages {owners[name]} and {part.index}, whose workers would each change their own; "
+                    "cut the model so that one stage has it, or take two modules"
+                )
     stages: dict[str, tuple[int, ...]] = {}
     for part in parts:
         for name in part.parameters:
             stages[name] = (*stages.get(name, ()), part.index)
-    return StageCuts(stages, frozenset(parts[stage].buffers))
+    return StageCuts(stages, frozenset(parts[stage].buffers), piped=True)
 
 
 def remember(model: nn.Module, cuts: StageCuts) -> None:
@@ -55,6 +66,8 @@ def known(model: nn.Module, job: Config) -> StageCuts:
         (job.update_at == "worker", "training.updateAt worker; take server"),
         (job.reduction != "mean", f"training.reduction {job.reduction}; take mean"),
         (job.non_finite == "skip", "training.nonFinite skip: a stage would skip a step that another one makes"),
+        (job.warmup_steps > 0, "training.warmupSteps: all workers work on one batch"),
+        (job.max_push_norm is not None, "training.maxPushNorm: what a push holds depends on the cuts"),
         (job.lr_scaling != "none", f"training.lrScaling {job.lr_scaling}: all workers work on one batch"),
         (job.max_grad_norm is not None, "training.maxGradNorm: the norm of a step is not taken over stages yet"),
         (job.step_timeout is not None, "workers.stepTimeoutSeconds: a worker that waits for another stage would be taken for hung"),
@@ -62,3 +75,10 @@ def known(model: nn.Module, job: Config) -> StageCuts:
         if there:
             raise Refused(f"a job of stages does not go with {what}")
     return found
+
+
+def check_table(job: Config, table: Sequence[TensorSpec]) -> None:
+    """Raise Refused for a stage that has nothing to push: nothing would tell how far its workers are."""
+    for stage in range(len(job.stages.replicas)):
+        if not any(stage in row.stages or not row.stages for row in table):
+            raise Refused(f"stage {stage} has no parameter that the optimizer trains; cut the model so that each stage has one")

@@ -25,6 +25,7 @@ from psjob.process.config import Place
 from psjob.process.errors import Refused, exit_refused
 from psjob.protocol.stage.exchange import MOST_MICROBATCHES
 from psjob.wire.frame import Kind
+from psjob.worker.hooks import Hook
 from psjob.worker.stagelinks import StageLinks
 
 
@@ -40,6 +41,12 @@ class StagedPipeline:
         if config.cuts and cuts and [str(cut) for cut in cuts] != list(config.cuts):
             raise Refused(
                 f"the manifest cuts at {', '.join(config.cuts)}, ps.pipeline at {', '.join(map(str, cuts))}; leave one of them out"
+            )
+        if config.cuts and isinstance(cuts, Mapping) and cuts:
+            raise Refused("the manifest has cuts, and ps.pipeline was given SplitPoints; leave one of them out")
+        if config.microbatches is not None and microbatches not in (1, config.microbatches):
+            raise Refused(
+                f"training.pipeline.microbatches is {config.microbatches}, and ps.pipeline was given {microbatches}; leave one of them out"
             )
         cuts, microbatches = cuts or config.cuts, config.microbatches or microbatches
         if not 1 <= microbatches <= MOST_MICROBATCHES:
@@ -63,7 +70,12 @@ class StagedPipeline:
         """Parameters whose gradients an earlier stage pushes, the first that has them."""
         self._scale = {name: float(len(config.stages.who(known.stages[name]) or ())) for name in parts[stage].parameters}
         """Shards take the mean over all workers that have a parameter; of the sum over micro-batches each worker has a part."""
-        self._made = -1
+        if len(parts) > 1:
+            model.register_forward_pre_hook(lambda _model, _args: self._only_a_part("a forward of the model"))
+            used = Hook(lambda _model: self._only_a_part("model.state_dict()"))
+            model.register_state_dict_pre_hook(used)  # type: ignore[no-untyped-call]
+        self._inside = False
+        """Is `step` under way? A model that is exported runs then."""
 
     def step(self, x: Any, y: Any) -> torch.Tensor:
         """As `Pipeline.step`. Of the batch, which every worker is given, this worker's micro-batches count for the loss."""
@@ -75,23 +87,33 @@ class StagedPipeline:
             return torch.zeros(())
         clock, links = job.session.clock, job.session.stage_links
         assert links is not None
-        if clock == self._made:
+        if clock == job.piped:
             job.refuse(f"pipe.step was called twice in step {clock}; call it once for each optimizer.step(), with more microbatches")
-        self._made = clock
+        job.piped = clock
         micros = cut((arguments(x), y), self._microbatches)
         parameters, buffers = dict(self._model.named_parameters()), dict(self._model.named_buffers())
         self._run.load(clock, parameters)
         self._run.buffers = {name: buffers[name] for name in self._run.part.buffers}
         turn = _Turn(self, job, links, clock, micros, parameters, _sum((x, y)))
+        self._inside = True
         try:
             loss = turn.run()
         finally:
+            self._inside = False
             self._run.drop()
         for name, tensor in self._run.buffers.items():
             if tensor is not buffers[name]:
                 owner, _, attribute = name.rpartition(".")
                 self._model.get_submodule(owner)._buffers[attribute] = tensor
-        return loss
+        return loss.clone()  # what was sent of it may be sent again
+
+    def _only_a_part(self, what: str) -> None:
+        """Weights of other stages are what they were at the beginning: nobody shall take them for the job's."""
+        if not self._inside and attaching.current is not None:
+            attaching.current.refuse(
+                f"{what} in a job of stages: this worker has the weights of stage {self._stage} alone; the job's are in its checkpoints, "
+                "and in final.safetensors at its end"
+            )
 
     def attached(self) -> AttachedJob | None:
         """The job whose steps these are."""

@@ -41,6 +41,10 @@ def take_over(job: AttachedJob, pair: Pair) -> None:
         if job.steps_alone:
             pair.told = dict(original.state_dict(self))
             return dict(pair.told)
+        if job.place.config.stages:
+            job.refuse(
+                "optimizer.state_dict() in a job of stages: this worker has the state of its stage alone; checkpoints hold all of it"
+            )
         raw = job.carry_out(lambda: block_states(job.session))
         whole = optimizers.assemble_state(original.state_dict(job.optimizer), job.choice.like or job.rule, job.session.layout, raw)
         own = {row - pair.first: state for row, state in whole["state"].items() if pair.has(row)}

@@ -83,8 +83,14 @@ def _told(value: Any, tensors: list[torch.Tensor], level: int) -> Any:
 def _tensor(value: torch.Tensor, tensors: list[torch.Tensor]) -> Mapping[str, Any]:
     if value.layout is not torch.strided or value.is_quantized or value.dtype not in _DTYPES:
         raise ValueError(f"it holds a tensor of layout {value.layout} and dtype {value.dtype}, which cannot be sent; make it a dense one")
-    tensors.append(value.detach().to("cpu").contiguous().resolve_conj().resolve_neg())
-    return {"t": [_DTYPES[value.dtype], list(value.shape), value.requires_grad]}
+    plain = value.detach().to("cpu").resolve_conj().resolve_neg()
+    order = sorted(range(plain.dim()), key=plain.stride, reverse=True)
+    inner = plain.permute(order)
+    if plain.is_contiguous() or not inner.is_contiguous():
+        tensors.append(plain.contiguous())
+        return {"t": [_DTYPES[value.dtype], list(value.shape), value.requires_grad]}
+    tensors.append(inner)  # dense, with its dimensions in another order, which kernels go by
+    return {"t": [_DTYPES[value.dtype], list(inner.shape), value.requires_grad, order]}
 
 
 class _Reader:
@@ -106,7 +112,7 @@ class _Reader:
         values = [self.value(one, level + 1) for one in inner]
         return {"u": tuple, "l": list}[kind](values)
 
-    def _tensor(self, name: str, shape: Sequence[int], needs: bool) -> torch.Tensor:
+    def _tensor(self, name: str, shape: Sequence[int], needs: bool, order: Sequence[int] | None = None) -> torch.Tensor:
         dtype, count = _NAMES[name], 1
         for size in shape:
             if type(size) is not int or size < 0:
@@ -118,4 +124,8 @@ class _Reader:
         raw = self._body[self.at : self.at + length]
         self.at += length + -length % ALIGNED
         made = torch.frombuffer(raw, dtype=dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
+        if order is not None:
+            if sorted(order) != list(range(len(shape))):
+                raise ValueError("an order of dimensions that is none")
+            made = made.permute([order.index(dim) for dim in range(len(order))])
         return made.requires_grad_(bool(needs) and (dtype.is_floating_point or dtype.is_complex))

@@ -105,7 +105,9 @@ class Kind(IntEnum):
     ROW_INIT = 43
     """First values of rows, laid out as in ROW_PUSH; the last frame of a table has Flag.STORE."""
     STANDS = 50
-    """Between workers of neighbouring stages: the sender is at step `clock`, and needs nothing of steps before. It joined at `part`."""
+    """Between workers of neighbouring stages: the sender is at step `clock`, and needs nothing of steps before. It joined at `part`.
+
+    With Flag.ABSENT its script has ended after that many steps."""
     ACTIVATION = 51
     """What a stage gives the next one of micro-batch `block` of step `clock`: `part` bytes of head, then tensors (layout/structures)."""
     GRADIENT = 52

@@ -152,6 +152,8 @@ class WorkerSession:
         self.idle.at(self.clock, time.monotonic())
         record = make_record()
         self._parameters = parameters
+        if self.stage_links is not None:
+            self.stage_links.leave()
         self.exchange.sharing.settle(self.place.config.workers - 1)  # the others may go on as soon as this worker has left
         self.handle(e.Through(record, self.idle.told))
         self.wait(lambda: False, "the checkpoint that holds this worker's end")

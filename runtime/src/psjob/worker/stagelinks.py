@@ -19,11 +19,12 @@ import torch
 from psjob.contract import MOST_NUMBER, keys
 from psjob.layout import memory, structures
 from psjob.process import supervise
+from psjob.process.errors import Refused
 from psjob.protocol.stage.exchange import Action, AllBack, Give, Key, SayStands, StageExchange
 from psjob.protocol.worker import events as e
 from psjob.wire import tcp
 from psjob.wire.auth import GREETING_BYTES, Peer, Standing, Unproven
-from psjob.wire.frame import MAX_JSON, Header, Kind, WireError
+from psjob.wire.frame import MAX_JSON, Flag, Header, Kind, WireError
 from psjob.wire.handshake import admit, greet
 from psjob.wire.pool import StreamPool
 from psjob.wire.pooled import Pooled, Sending
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 DIAL_SECONDS: Final = 3.0
 AGAIN_SECONDS: Final = 0.1
 """Between two tries to reach a neighbour."""
-MOST_BYTES: Final = 16 << 30
+MOST_BYTES: Final = 4 << 30
 """Of one payload."""
 EXCHANGED: Final = (Kind.ACTIVATION, Kind.GRADIENT)
 log = logging.getLogger("psjob.worker")
@@ -129,16 +130,26 @@ class StageLinks:
         self._carry_out(actions)
 
     def take(self, micro: int, kind: Kind) -> Any:
-        """What a neighbour made of a micro-batch, once it has come. Raises SessionEnd."""
+        """What a neighbour made of a micro-batch, once it has come. Raises SessionEnd, and Refused where its script has ended before."""
         exchange = self._exchange()
         other = exchange.partner(micro, kind, gives=False)
         what = "activations" if kind is Kind.ACTIVATION else "gradients"
         stage = self.session.place.config.stages.of(other)
-        self.session.wait(
-            lambda: exchange.has(micro, kind), f"{what} of micro-batch {micro} of step {exchange.step} from worker {other} (stage {stage})"
-        )
+        named = f"{what} of micro-batch {micro} of step {exchange.step} from worker {other} (stage {stage})"
+        self.session.wait(lambda: exchange.has(micro, kind) or exchange.ended.get(other, exchange.step + 1) <= exchange.step, named)
         with self.session.cond:
+            if not exchange.has(micro, kind):
+                raise Refused(
+                    f"{named} will not come: its script has ended after {exchange.ended[other]} steps. All workers of a job of stages make "
+                    "the same number of steps; end them by what all know alike, such as the number of batches"
+                )
             return exchange.take(micro, kind)
+
+    def leave(self) -> None:
+        """The script has ended."""
+        with self.session.cond:
+            actions = self._exchange().leave(self.session.clock)
+        self._carry_out(actions)
 
     def close(self) -> None:
         """No neighbour is spoken to any more."""
@@ -234,7 +245,8 @@ class StageLinks:
             if older is not None and older[0] > incarnation:
                 raise StreamClosed(f"worker {rank}: a newer process of it is here")
             self._links[rank] = incarnation, stream
-            actions = exchange.met(rank, header.clock, header.part)
+            actions = exchange.met(rank, header.clock, header.part, bool(header.flags & Flag.ABSENT))
+            session.cond.notify_all()
         if older is not None:
             older[1].close()
         try:
@@ -244,7 +256,8 @@ class StageLinks:
                 self._check(header, rank, start)
                 if header.kind is Kind.STANDS:
                     with session.cond:
-                        exchange.stands(rank, header.clock)
+                        exchange.stands(rank, header.clock, bool(header.flags & Flag.ABSENT))
+                        session.cond.notify_all()
                 elif header.kind in EXCHANGED:
                     yield from self._came(stream, rank, header)
                 else:
@@ -269,7 +282,12 @@ class StageLinks:
             return
         if header.part > min(MAX_JSON, header.length) or header.length > MOST_BYTES:
             raise WireError(f"{header.kind.name} of {header.length} bytes, {header.part} of them its head, is above the limit")
-        head, body = memoryview(bytearray(header.part)), torch.empty(header.length - header.part, dtype=torch.uint8)
+        try:
+            head, body = memoryview(bytearray(header.part)), torch.empty(header.length - header.part, dtype=torch.uint8)
+        except (RuntimeError, MemoryError) as error:
+            raise StreamClosed(
+                f"worker {rank}: no memory for {header.kind.name} of {header.length} bytes: {one_line(error, 200)}"
+            ) from error
         place = memory.view(body)
         yield from stream.payload(header, [head, place])
         value = structures.read(head, place)
@@ -292,7 +310,8 @@ class StageLinks:
                     self._send_to(action.rank, header, [memoryview(payload.head), *payload.parts])
 
     def _stands(self, action: SayStands) -> Header:
-        return self.session.header(Kind.STANDS, clock=action.step, part=action.since)
+        flags = Flag.ABSENT if action.left else Flag.NONE
+        return self.session.header(Kind.STANDS, clock=action.step, part=action.since, flags=flags)
 
     def _send_to(self, rank: int, header: Header, parts: list[memoryview]) -> None:
         with self.session.cond:

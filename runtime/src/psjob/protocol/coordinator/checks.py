@@ -52,4 +52,5 @@ def table_difference(rank: int, tables: Sequence[Mapping[str, Any]], theirs: Seq
 
 
 def _words(spec: TensorSpec) -> str:
-    return f"{spec.name} {list(spec.shape)} {spec.dtype} in group {spec.group}"
+    stages = f" of stages {', '.join(map(str, spec.stages))}" if spec.stages else ""
+    return f"{spec.name} {list(spec.shape)} {spec.dtype} in group {spec.group}{stages}"

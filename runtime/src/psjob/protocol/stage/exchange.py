@@ -44,11 +44,12 @@ class Give(Generic[P]):
 
 @dataclass(frozen=True)
 class SayStands:
-    """Tell that worker at which step this one stands, and at which step its process has joined."""
+    """Tell that worker at which step this one stands, at which step its process has joined, and whether its script has ended."""
 
     rank: int
     step: int
     since: int
+    left: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,10 @@ class StageExchange(Generic[P]):
         if stage is None:
             raise ValueError("a job without stages exchanges nothing between them")
         self.stages, self.rank, self.stage, self.step, self.since = stages, rank, stage, step, step
+        self.left = False
+        """Has the script ended?"""
+        self.ended: dict[int, int] = {}
+        """Neighbours whose scripts have ended, and after how many steps."""
         self.linked: set[int] = set()
         """Neighbours to whom there is a link now."""
         self._stand: dict[int, int] = dict.fromkeys(stages.neighbours(rank), 0)
@@ -90,8 +95,12 @@ class StageExchange(Generic[P]):
         self.step, self._microbatches = step, microbatches
         self._taken = {key for key in self._taken if key.step >= step}
         self._came = {key: payload for key, payload in self._came.items() if key.step >= step}
-        stands = [SayStands(other, step, self.since) for other in sorted(self.linked)]
-        return [*stands, *(back for other in sorted(self.linked) for back in self._check(other))]
+        return [*self._say(), *(back for other in sorted(self.linked) for back in self._check(other))]
+
+    def leave(self, step: int) -> list[Action[P]]:
+        """The script has ended after so many steps. What neighbours may still need is held."""
+        self.left, self.step, self._microbatches = True, step, 0
+        return self._say()
 
     def give(self, micro: int, kind: Kind, payload: P) -> list[Action[P]]:
         """Give a neighbour what this worker made of a micro-batch in this step."""
@@ -127,21 +136,25 @@ class StageExchange(Generic[P]):
     def linked_to(self, rank: int) -> list[Action[P]]:
         """There is a new link to a neighbour."""
         self.linked.add(rank)
-        return [SayStands(rank, self.step, self.since)]
+        return [SayStands(rank, self.step, self.since, self.left)]
 
-    def met(self, rank: int, step: int, since: int) -> list[Action[P]]:
+    def met(self, rank: int, step: int, since: int, left: bool = False) -> list[Action[P]]:
         """A neighbour has said on a new link where it stands: what it may lack is given again."""
         self._since[rank] = since
-        self.stands(rank, step)
+        self.stands(rank, step, left)
         return [
-            SayStands(rank, self.step, self.since),
+            SayStands(rank, self.step, self.since, self.left),
             *(Give(rank, key, payload) for key, payload in sorted(self._given[rank].items())),
             *self._check(rank),
         ]
 
-    def stands(self, rank: int, step: int) -> None:
-        """A neighbour has come to a step."""
+    def stands(self, rank: int, step: int, left: bool = False) -> None:
+        """A neighbour has come to a step; `left`: its script has ended."""
         self._stand[rank] = step
+        if left:
+            self.ended[rank] = step
+        else:
+            self.ended.pop(rank, None)
         given = self._given[rank]
         for key in [key for key in given if key.step < step]:
             del given[key]
@@ -176,6 +189,9 @@ class StageExchange(Generic[P]):
             raise WireError(f"worker {rank} gave worker {self.rank} {key.kind.name} of micro-batch {key.micro}, which it does not have")
         if key.step > self.step + 1:
             raise WireError(f"worker {rank} gave {key.kind.name} of step {key.step}; worker {self.rank} is at step {self.step}")
+
+    def _say(self) -> list[Action[P]]:
+        return [SayStands(other, self.step, self.since, self.left) for other in sorted(self.linked)]
 
     def _check(self, rank: int) -> list[Action[P]]:
         """Does this worker need anything that the process of a neighbour never made?"""
