@@ -119,6 +119,6 @@ class JobProgress:
             "failure": self.failure,
             "diverged": self.diverged,
             "dataProblem": self.data_problem,
-            "passed": [list(entry) for entry in self.history],
+            "passed": [list(entry) for entry in self.history.copy()],
             **self.comeback.told(now),
         }
