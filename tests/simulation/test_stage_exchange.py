@@ -117,7 +117,7 @@ class World:
             self.wires[one, other], self.wires[other, one] = deque(), deque()
             for rank, there in ((one, other), (other, one)):
                 self.processes[rank].met.discard(there)
-                self.carry_out(rank, self.processes[rank].exchange.linked_to(there))
+                self.carry_out(rank, [self.processes[rank].exchange.linked_to(there)])
 
     def work(self, process: Process) -> None:
         exchange = process.exchange
@@ -263,11 +263,11 @@ def test_what_a_neighbour_cannot_give_is_refused(rank: int, key: Key) -> None:
 def test_what_was_given_is_held_until_the_neighbour_stands_further() -> None:
     exchange: StageExchange[str] = StageExchange(Stages((1, 1)), 0, 0)
     assert exchange.give(0, Kind.ACTIVATION, "a") == []
-    assert exchange.linked_to(1) == [SayStands(1, 0, 0)]
+    assert exchange.linked_to(1) == SayStands(1, 0, 0)
     assert exchange.met(1, 0, 0) == [SayStands(1, 0, 0), Give(1, Key(0, 0, Kind.ACTIVATION), "a")]
     assert exchange.begin(1, 1) == [SayStands(1, 1, 0)] and exchange.held == 1
     exchange.lost(1)
-    assert exchange.linked_to(1) == [SayStands(1, 1, 0)]
+    assert exchange.linked_to(1) == SayStands(1, 1, 0)
     assert exchange.met(1, 0, 0) == [SayStands(1, 1, 0), Give(1, Key(0, 0, Kind.ACTIVATION), "a")]
     exchange.stands(1, 1)
     assert exchange.held == 0

@@ -137,7 +137,8 @@ class Pipeline:
         finally:
             for stage in self._stages:
                 stage.drop()
-        self._put_buffers_back(buffers)
+        for stage in self._stages:
+            stage.put_buffers_back(self._model, buffers)
         self._steps += 1
         return functools.reduce(torch.add, losses)
 
@@ -198,14 +199,6 @@ class Pipeline:
             sums |= grads
         for name, grad in sums.items():
             accumulate(parameters[name], grad)
-
-    def _put_buffers_back(self, held: dict[str, torch.Tensor]) -> None:
-        """A forward may have put another tensor into a buffer's place."""
-        for stage in self._stages:
-            for name, tensor in stage.buffers.items():
-                if tensor is not held[name]:
-                    owner, _, attribute = name.rpartition(".")
-                    self._model.get_submodule(owner)._buffers[attribute] = tensor
 
 
 def _check(model: nn.Module, loss_fn: LossFn) -> None:

@@ -101,10 +101,7 @@ class StagedPipeline:
         finally:
             self._inside = False
             self._run.drop()
-        for name, tensor in self._run.buffers.items():
-            if tensor is not buffers[name]:
-                owner, _, attribute = name.rpartition(".")
-                self._model.get_submodule(owner)._buffers[attribute] = tensor
+        self._run.put_buffers_back(self._model, buffers)
         return loss.clone()  # what was sent of it may be sent again
 
     def _only_a_part(self, what: str) -> None:
@@ -149,6 +146,7 @@ class _Turn:
         """A sum over what the script was given, which all workers must be given."""
         self.pipe, self.job, self.links, self.clock, self.micros, self.parameters = pipe, job, links, clock, micros, parameters
         self.device = next((p.device for p in parameters.values()), torch.device("cpu"))
+        self.weights = {_memory(p) for p in parameters.values()}
         self.losses: dict[int, torch.Tensor] = {}
 
     def run(self) -> torch.Tensor:
@@ -185,7 +183,7 @@ class _Turn:
         kept = [leaf for leaf in pytree.tree_leaves(micro.value) if isinstance(leaf, torch.Tensor)]
         output = pipe._run.forward(place, value, draw)
         # The script may write into its batch for the next step, and the stage into its buffers, while this is held.
-        others = {_memory(tensor) for tensor in (*kept, *pipe._run.buffers.values(), *self.parameters.values())}
+        others = self.weights.union(map(_memory, (*kept, *pipe._run.buffers.values())))
         output = pytree.tree_map_only(torch.Tensor, lambda leaf: _apart(leaf, others), output)
         self.links.give(place, Kind.ACTIVATION, (output, self.batch))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from psjob.pipeline.draws import Calls, Draw
@@ -150,6 +151,13 @@ class StageRun:
                 self._build(one, one.buffers)
             one.calls = calls
         return self._grads(one, grads, later or {})
+
+    def put_buffers_back(self, model: nn.Module, held: Mapping[str, torch.Tensor]) -> None:
+        """Let the model have the buffers of this stage. `held` are those it has: a forward may have put another tensor into one's place."""
+        for name, tensor in self.buffers.items():
+            if tensor is not held[name]:
+                owner, _, attribute = name.rpartition(".")
+                model.get_submodule(owner)._buffers[attribute] = tensor
 
     def drop(self) -> None:
         """Forget all open micro-batches, as after an error."""

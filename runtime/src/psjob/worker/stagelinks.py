@@ -31,11 +31,11 @@ from psjob.wire.pooled import Pooled, Sending
 from psjob.wire.reading import HELLO_SECONDS, StreamClosed, Wants
 from psjob.wire.tcp import Stream
 from psjob.wire.words import one_line
+from psjob.worker.dialling import DIAL_SECONDS
 
 if TYPE_CHECKING:
     from psjob.worker.session import WorkerSession
 
-DIAL_SECONDS: Final = 3.0
 AGAIN_SECONDS: Final = 0.1
 """Between two tries to reach a neighbour."""
 MOST_BYTES: Final = 4 << 30
@@ -103,8 +103,7 @@ class StageLinks:
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"NEIGHBOUR of shard 0 is not in shape: {error!r}") from None
         with self.session.cond:
-            if self.exchange is None:
-                self.exchange = StageExchange(stages, self._rank, self.session.machine.clock)
+            self._exchange()
             before = self._known.get(rank)
             if before is not None and before.start > start:
                 return
@@ -230,9 +229,7 @@ class StageLinks:
         """Say where this worker stands, hear where the neighbour does, and take what it gives until the stream ends."""
         session, exchange = self.session, self._exchange()
         with session.cond:
-            for action in exchange.linked_to(rank):
-                assert isinstance(action, SayStands)
-                self._send(stream, self._stands(action))
+            self._send(stream, self._stands(exchange.linked_to(rank)))
         header = yield from stream.next_header(HELLO_SECONDS)
         self._check(header, rank, start)
         if header.kind is not Kind.STANDS:

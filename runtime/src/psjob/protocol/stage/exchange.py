@@ -133,17 +133,17 @@ class StageExchange(Generic[P]):
 
     # -- the neighbours' side ----------------------------------------------------------------------
 
-    def linked_to(self, rank: int) -> list[Action[P]]:
-        """There is a new link to a neighbour."""
+    def linked_to(self, rank: int) -> SayStands:
+        """There is a new link to a neighbour: the first that is said on it."""
         self.linked.add(rank)
-        return [SayStands(rank, self.step, self.since, self.left)]
+        return self._standing(rank)
 
     def met(self, rank: int, step: int, since: int, left: bool = False) -> list[Action[P]]:
         """A neighbour has said on a new link where it stands: what it may lack is given again."""
         self._since[rank] = since
         self.stands(rank, step, left)
         return [
-            SayStands(rank, self.step, self.since, self.left),
+            self._standing(rank),
             *(Give(rank, key, payload) for key, payload in sorted(self._given[rank].items())),
             *self._check(rank),
         ]
@@ -191,7 +191,10 @@ class StageExchange(Generic[P]):
             raise WireError(f"worker {rank} gave {key.kind.name} of step {key.step}; worker {self.rank} is at step {self.step}")
 
     def _say(self) -> list[Action[P]]:
-        return [SayStands(other, self.step, self.since, self.left) for other in sorted(self.linked)]
+        return [self._standing(other) for other in sorted(self.linked)]
+
+    def _standing(self, rank: int) -> SayStands:
+        return SayStands(rank, self.step, self.since, self.left)
 
     def _check(self, rank: int) -> list[Action[P]]:
         """Does this worker need anything that the process of a neighbour never made?"""
@@ -204,7 +207,7 @@ class StageExchange(Generic[P]):
             for kind in (Kind.ACTIVATION, Kind.GRADIENT) if self.stages.serving(self.stage, micro) == self.rank else ():
                 key = Key(self.step, micro, kind)
                 try:
-                    if self.partner(micro, kind, gives=False) == rank and key not in self._came and key not in self._taken:
+                    if self.partner(micro, kind, gives=False) == rank and self.wants(key):
                         yield key
                 except IndexError:
                     pass
