@@ -19,7 +19,7 @@ from psjob.api.pipelining import Pipeline
 from psjob.api.staged import StagedPipeline
 from psjob.contract import EXIT_REFUSED, FINAL_WEIGHTS
 from psjob.modes.stages import Stages
-from psjob.wire.frame import Kind
+from psjob.protocol.stage.exchange import Key
 from tests.live.live_shards import SECONDS, Rewound, Shards, Worker, eventually, serving
 
 STEPS = 5
@@ -89,7 +89,7 @@ class StageWorker(Worker):
         links = self.session.stage_links
         assert links is not None
         give, take, push = links.give, links.take, self.session.exchange.push
-        forward, backward = self.pipe._run.forward, self.pipe._run.backward
+        forward, backward = self.pipe.run.forward, self.pipe.run.backward
 
         def forwarding(*given: Any) -> Any:
             with COMPUTES:
@@ -99,13 +99,13 @@ class StageWorker(Worker):
             with COMPUTES:
                 return backward(*given)
 
-        def giving(micro: int, kind: Kind, value: Any) -> None:
-            self.before(self, f"give {kind.name}", self.session.clock, micro)
-            give(micro, kind, value)
+        def giving(key: Key, value: Any) -> None:
+            self.before(self, f"give {key.kind.name}", key.step, key.micro)
+            give(key, value)
 
-        def taking(micro: int, kind: Kind) -> Any:
-            self.before(self, f"take {kind.name}", self.session.clock, micro)
-            return take(micro, kind)
+        def taking(key: Key) -> Any:
+            self.before(self, f"take {key.kind.name}", key.step, key.micro)
+            return take(key)
 
         def pushing(*given: Any) -> Any:
             self.before(self, "push", self.session.clock, 0)
@@ -117,7 +117,7 @@ class StageWorker(Worker):
         mended.give, mended.take = giving, taking
         exchange: Any = self.session.exchange
         exchange.push = pushing
-        run: Any = self.pipe._run
+        run: Any = self.pipe.run
         run.forward, run.backward = forwarding, going_back
 
     def edge(self, batch: int | None = None) -> None:
@@ -133,7 +133,7 @@ class StageWorker(Worker):
     def own(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers of its stage."""
         state = self.model.state_dict()
-        return {name: state[name] for name in (*self.pipe._run.part.parameters, *self.pipe._run.part.buffers)}
+        return {name: state[name] for name in (*self.pipe.run.part.parameters, *self.pipe.run.part.buffers)}
 
 
 class Cluster:

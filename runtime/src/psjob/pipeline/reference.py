@@ -71,7 +71,7 @@ def train(
     Raises:
         ValueError: what the way cannot do, such as a weight of several stages whose delays differ.
     """
-    delays = [way.delay(part.index, len(parts), microbatches) for part in parts]
+    delays = [way.delay(part.index, [1] * len(parts), microbatches) for part in parts]
     owner = owners(parts, delays)
     masters = {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in model.named_parameters()}
     buffers = {name: b.clone() for name, b in model.named_buffers()}
