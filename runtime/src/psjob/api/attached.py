@@ -64,6 +64,8 @@ class AttachedJob:
         check_tables(place.config, self.tables.specs)
         check_clipping(place.config, self.tables.specs)
         self.session = WorkerSession(place, table, self.rule, aliases(model, table), self.tables.specs, self.tables.first)
+        if self.session.stage_links is not None:
+            self.session.stage_links.ahead = pairs[0].cuts.ahead
         check_state(self.rule, len(self.session.layout.blocks), place.config.workers)
         self.session.rows.hyperparameters = self.tables.hyperparameters()
         self.rounds = LocalRounds.of(self.session, self.parameters, self._hyperparameters, overlap)

@@ -45,6 +45,8 @@ class StageCuts:
     """Gradients come from `pipe.step` alone."""
     late: Late | None = None
     """Who makes the updates, where a job does not flush."""
+    ahead: int = 0
+    """Steps that a worker of any stage may begin beyond the first whose update it has not made."""
 
 
 WHOLE = StageCuts()
@@ -111,8 +113,8 @@ def check_table(job: Config, table: Sequence[TensorSpec]) -> None:
             raise Refused(f"stage {stage} has no parameter that the optimizer trains; cut the model so that each stage has one")
 
 
-def check_way(way: TrainingWay, owners: Mapping[str, tuple[int, ...]], replicas: Sequence[int], microbatches: int) -> None:
-    """Raise ValueError for a way that cannot train these stages: also for a weight of several whose delays differ."""
+def delays_of(way: TrainingWay, owners: Mapping[str, tuple[int, ...]], replicas: Sequence[int], microbatches: int) -> list[int]:
+    """The delay of each stage. Raises ValueError for a way that cannot train these stages, or their shared weights."""
     delays = [way.delay(stage, replicas, microbatches) for stage in range(len(replicas))]
     for name, stages in owners.items():
         if len({delays[stage] for stage in stages}) > 1:
@@ -121,3 +123,4 @@ def check_way(way: TrainingWay, owners: Mapping[str, tuple[int, ...]], replicas:
                 f"{name} is shared by stages {', '.join(map(str, stages))}, whose delays are {late} updates; take schedule: flush or 2bw, "
                 "or give each stage a weight of its own"
             )
+    return delays

@@ -57,8 +57,8 @@ class StagedPipeline:
             raise Refused(f"the job has {len(config.stages.replicas)} stages and the cuts make {len(parts)}; give one cut less than stages")
         self.way = ways.of(config.schedule, config.stage_weights, config.predict)
         known = stagecuts.cuts_of(parts, stage)
-        stagecuts.check_way(self.way, known.stages, config.stages.replicas, microbatches)
-        self.cuts = known if self.way.flushes else replace(known, late=self)
+        self.delay_by_stage = stagecuts.delays_of(self.way, known.stages, config.stages.replicas, microbatches)
+        self.cuts = known if self.way.flushes else replace(known, late=self, ahead=max(self.delay_by_stage) + 1)
         self.place, self.model, self.loss_fn, self.microbatches = place, model, loss_fn, microbatches
         self.seed = config.seed if seed is None else seed
         self.stage, self.last = stage, stage == len(parts) - 1

@@ -71,7 +71,6 @@ class StageTurns:
         links = job.session.stage_links
         assert links is not None
         self.pipe, self.job, self.links, self.way = pipe, job, links, pipe.way
-        links.ahead = 0 if self.way.flushes else self.way.delay(0, stages.replicas, pipe.microbatches) + 1
         self.parameters = dict(pipe.model.named_parameters())
         self.device = next((p.device for p in self.parameters.values()), torch.device("cpu"))
         self._replica, self._replicas = pipe.place.index - stages.ranks(stage).start, stages.replicas[stage]

@@ -31,7 +31,7 @@ class StageVersions:
         self.rows = [names[id(p)] for p in job.parameters]
         self._groups = dict(zip(self.rows, (spec.group for spec in job.session.layout.table), strict=True))
         self._number = job.session.clock
-        self._late = 0 if self._way.flushes else self._way.delay(pipe.stage, pipe.place.config.stages.replicas, pipe.microbatches)
+        self._late = pipe.delay_by_stage[pipe.stage]
         self._predicts = self._way.predicts and self._late > 0
         if self._predicts and job.rule not in predict.RULES:
             raise Refused(f"training.pipeline.predict nesterov with {job.rule}; known for {', '.join(predict.RULES)}: take predict: none")

@@ -54,6 +54,7 @@ def train(
     optimizer: MakeOptimizer,
     rate: Rate | None = None,
     seed: int = 0,
+    replicas: Sequence[int] = (),
 ) -> Outcome:
     """Train copies of the model's weights; the model stays as it is.
 
@@ -67,11 +68,12 @@ def train(
         optimizer: makes one for each stage.
         rate: sets the learning rate before each update.
         seed: of random draws.
+        replicas: of each stage, on which delays depend; empty: one each.
 
     Raises:
         ValueError: what the way cannot do, such as a weight of several stages whose delays differ.
     """
-    delays = [way.delay(part.index, [1] * len(parts), microbatches) for part in parts]
+    delays = [way.delay(part.index, replicas or [1] * len(parts), microbatches) for part in parts]
     owner = owners(parts, delays)
     masters = {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in model.named_parameters()}
     buffers = {name: b.clone() for name, b in model.named_buffers()}
