@@ -72,23 +72,23 @@ def test_workers_of_a_stage_share_its_micro_batches(tmp_path: Path) -> None:
     assert hit.sha == calm.sha
 
 
-LATE: dict[str, dict[str, str]] = {
-    "2bw": {"schedule": "2bw"},
-    "pipedream": {"schedule": "pipedream"},
-    "recompute": {"schedule": "pipedream", "weights": "recompute"},
+LATE: dict[str, tuple[dict[str, str], list[str]]] = {
+    "2bw": ({"schedule": "2bw"}, []),
+    "pipedream": ({"schedule": "pipedream"}, ["untied"]),
+    "recompute": ({"schedule": "pipedream", "weights": "recompute"}, ["untied"]),
+    "plain": ({"schedule": "2bw"}, ["untied", "plain"]),
 }
+"""Of training.pipeline, and of the model: a weight that two stages share goes with one delay of all alone."""
 
 
 @functools.cache
 def old_weights(name: str) -> dict[str, torch.Tensor]:
     """What the same batches make of the model in one process, on weights as old as the formula says."""
     torch.set_num_threads(1)
-    model = stages.model_of()
-    if name != "2bw":
-        model[7] = torch.nn.Linear(stages.WIDE, stages.WIDE)
-    words = LATE[name]
+    pipeline, words = LATE[name]
+    model = stages.model_of(*words)
     batches = [(x, y) for x, y in DataLoader(stages.data_of(), batch_size=10)]
-    way = ways.of(words["schedule"], words.get("weights", "stash"))
+    way = ways.of(pipeline["schedule"], pipeline.get("weights", "stash"))
     made = reference.train(
         model, torch.nn.functional.mse_loss, batches, parts=split(model, CUTS), way=way,
         microbatches=4, optimizer=lambda parameters, _delay: stages.optimizer_of(parameters), seed=7,
@@ -98,11 +98,11 @@ def old_weights(name: str) -> dict[str, torch.Tensor]:
 
 
 def late(folder: Path, name: str, pace: float = 0.0) -> Path:
-    """A weight that two stages share goes with one delay of all alone."""
-    return job(folder, pace, words=[] if name == "2bw" else ["untied"], pipeline={"microbatches": 4, **LATE[name]})
+    pipeline, words = LATE[name]
+    return job(folder, pace, words=words, pipeline={"microbatches": 4, **pipeline})
 
 
-@pytest.mark.parametrize("name", list(LATE))
+@pytest.mark.parametrize("name", ["2bw", "pipedream", "recompute"])
 def test_without_flush_gradients_are_those_of_old_weights(tmp_path: Path, name: str) -> None:
     ran = train(tmp_path, late(tmp_path, name))
     assert ran.summary["restarts"] == {} and ran.summary["steps"] == stages.STEPS
@@ -111,15 +111,17 @@ def test_without_flush_gradients_are_those_of_old_weights(tmp_path: Path, name: 
         assert torch.equal(tensor, expected[key]), (key, (tensor - expected[key]).abs().max())
 
 
-@pytest.mark.parametrize("hit", ["worker-0", "worker-1", "worker-2", "ps-0"])
+@pytest.mark.parametrize(
+    "hit", ["worker-1", "ps-0", pytest.param("worker-0", marks=pytest.mark.soak), pytest.param("worker-2", marks=pytest.mark.soak)]
+)
 def test_without_flush_a_kill_changes_little(tmp_path: Path, hit: str) -> None:
     """A process that comes back computes on newer weights than the one that was lost would have."""
-    ran = train(tmp_path, late(tmp_path, "2bw", 0.03), *faults(f"kill:{hit}@step=25"))
+    ran = train(tmp_path, late(tmp_path, "plain", 0.03), *faults(f"kill:{hit}@step=25"))
     assert [recovery["fault"] for recovery in ran.summary["recoveries"]] == [f"kill:{hit}@step=25"]
     assert ran.summary["steps"] == stages.STEPS
-    weights, expected = ran.weights(), old_weights("2bw")
+    weights, expected = ran.weights(), old_weights("plain")
     for key, tensor in weights.items():
-        torch.testing.assert_close(tensor.float(), expected[key].float(), atol=0.05, rtol=0.1)
+        torch.testing.assert_close(tensor, expected[key], atol=0.01, rtol=0.1)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A model in stages, with dropout, batch norm and a tied weight: `stages.py PACE [untied] [CUT…]`. Outside a job it is plain torch."""
+"""A model in stages, with dropout, batch norm and a tied weight: `stages.py PACE [WORD…] [CUT…]`. Outside a job it is plain torch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ import psjob as ps
 STEPS, WIDE = 60, 32
 
 
-def model_of() -> nn.Sequential:
+def model_of(*words: str) -> nn.Sequential:
+    """`untied`: no two stages share a weight; `plain`: no batch norm, whose few samples make much of a small difference."""
     torch.manual_seed(3)
     first, last = nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)
     last.weight = first.weight
-    return nn.Sequential(
+    model = nn.Sequential(
         first, nn.Tanh(), nn.Linear(WIDE, WIDE), nn.Dropout(0.2), nn.BatchNorm1d(WIDE), nn.Linear(WIDE, WIDE), nn.Tanh(), last
     )
+    if "untied" in words:
+        model[7] = nn.Linear(WIDE, WIDE)
+    if "plain" in words:
+        model[4] = nn.Identity()
+    return model
 
 
 def data_of() -> TensorDataset:
@@ -33,10 +39,9 @@ def optimizer_of(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, fused=True)
 
 
-def main(pace: float, cuts: list[str | int], tied: bool) -> None:
-    model = model_of()
-    if not tied:
-        model[7] = nn.Linear(WIDE, WIDE)
+def main(pace: float, words: list[str]) -> None:
+    model = model_of(*words)
+    cuts: list[str | int] = [int(word) for word in words if word.isdigit()]
     pipe = ps.pipeline(model, nn.functional.mse_loss, cuts=cuts, microbatches=4, seed=7)
     _, optimizer = ps.attach(model, optimizer_of(model.parameters()))
     for x, y in ps.shard(DataLoader(data_of(), batch_size=10)):
@@ -50,5 +55,4 @@ def main(pace: float, cuts: list[str | int], tied: bool) -> None:
 
 
 if __name__ == "__main__":
-    words = [word for word in sys.argv[2:] if word != "untied"]
-    main(float(sys.argv[1]), [int(word) for word in words], "untied" not in sys.argv)
+    main(float(sys.argv[1]), sys.argv[2:])
