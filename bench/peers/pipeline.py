@@ -1,8 +1,8 @@
 """A job of stages beside torch's Schedule1F1B over gloo: the same stages, which sleep or compute, in turn.
 
 With flush both sides do the same work. With 2BW psjob's stages do not wait for the end of a batch, where torch's idle for
-(K-1)/(M+K-1) of the time. Stages that sleep show the schedule and what is around it, whatever else the machine does. Stages that compute are layers of 512, with one
-thread each. Both sides make a step of SGD; psjob's is on a shard.
+(K-1)/(M+K-1) of the time. Stages that sleep show the schedule and what is around it, whatever else the machine does. Stages that compute
+are layers of 512, with one thread each. Both sides make a step of SGD; psjob's is on a shard.
 """
 
 from __future__ import annotations

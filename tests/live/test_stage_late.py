@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+from psjob.api.stageversions import StageVersions
 from psjob.modes.stages import Stages
 from psjob.pipeline import reference, ways
 from psjob.pipeline.cuts import split
 from psjob.pipeline.reference import Outcome
+from psjob.pipeline.stage import ChangedInPlace
 from tests.live import stage_workers
-from tests.live.live_shards import serving
+from tests.live.live_shards import eventually, serving
 from tests.live.stage_workers import CUTS, SEED, WIDE, Cluster, Kills, StageWorker, batch
 
 STEPS = 12
@@ -137,6 +139,24 @@ def test_two_stages_may_share_a_weight_where_both_are_as_late(tmp_path: Path, mo
         pytest.raises(ValueError, match=r"0\.weight is shared by stages 0, 1, whose delays are 1, 0 updates; take schedule: flush or 2bw"),
     ):
         StageWorker(shards, 0, 1, 1)
+
+
+def test_weights_that_land_in_an_open_version_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a pull writes into the parameters, or a shard changes memory that it lends: gradients would be wrong in silence."""
+
+    def in_place(versions: StageVersions) -> list[torch.Tensor]:
+        return [p.data for p in versions._job.parameters]
+
+    monkeypatch.setattr(StageVersions, "fresh", in_place)
+    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), **WORDS["pipedream"]) as shards:
+        cluster = Cluster(shards, 1)
+        with pytest.raises((AssertionError, ChangedInPlace)):  # the other stage waits
+            cluster.run(STEPS, 3.0)
+        assert eventually(lambda: bool(cluster.problems))
+        found = [str(problem) for problem in cluster.problems if isinstance(problem, ChangedInPlace)]
+        for worker in list(shards.guests):
+            worker.die()
+    assert found and "lies in the memory of version" in found[0], cluster.problems
 
 
 class Add(nn.Module):
