@@ -193,9 +193,9 @@ MEASURES: Sequence[Against | Alone] = (
     Alone("collectives", "4 processes, links of 10 MB/s and 4 ms: sums against their cost model", Program("psjob", "collectives.py")),
     Alone("picks", "3 machines of slow links: the planner's pick against every strategy that runs", Program("psjob", "picks.py")),
     Alone("stages", "4 models in stages by torch's Schedule1F1B: a step as predicted", Program("psjob", "stages.py", seconds=1500)),
-    Alone("pipeline", "a job of 2 and 4 stages, with flush and with 2BW, beside torch's Schedule1F1B", Program("psjob", "pipeline.py", seconds=1800)),
+    Alone("pipeline", "jobs of 2 and 4 stages, flush and 2BW, beside torch's Schedule1F1B", Program("psjob", "pipeline.py", seconds=1800)),
     Alone(
-        "stages-learning", "8 stages learn digits and text in each way of training, 5 seeds", Program("psjob", "learning_stages.py", seconds=3600),
+        "stages-learning", "8 stages learn digits and text in each way of training", Program("psjob", "learning_stages.py", seconds=3600),
         on_request=True,
     ),
     Alone("modes", "4 workers that sleep: each mode's pushes a second over sync's, against the simulator", Program("psjob", "modes.py")),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from torch.utils.data import DataLoader
 from psjob.pipeline import reference, ways
 from psjob.pipeline.cuts import split
 from tests.e2e.workloads import stages
-from tests.e2e.workloads.running import HERE, ROOT, Ran, faults, manifest, train
+from tests.e2e.workloads.gates import steps_of
+from tests.e2e.workloads.running import HERE, ROOT, SECONDS, Ran, faults, finish, manifest, start, train
 
 CUTS = ("2", "5")
 
@@ -122,6 +125,23 @@ def test_without_flush_a_kill_changes_little(tmp_path: Path, hit: str) -> None:
     weights, expected = ran.weights(), old_weights("plain")
     for key, tensor in weights.items():
         torch.testing.assert_close(tensor, expected[key], atol=0.01, rtol=0.1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["2bw", "pipedream"])
+def test_without_flush_a_run_that_was_stopped_goes_on(tmp_path: Path, name: str) -> None:
+    """All stages stop at one step, whose batches before count once each. What was open then is begun anew."""
+    path = late(tmp_path, name, 0.1)
+    process, limit = start(tmp_path, path), time.monotonic() + SECONDS / 2
+    while not any(max(steps_of(run), default=0) >= 20 for run in tmp_path.glob(".psjob/*")) and time.monotonic() < limit:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    stopped = finish(process, tmp_path)
+    at = stopped.summary["checkpoint"]["step"]
+    assert stopped.summary["result"] == "Suspended" and 20 <= at < stages.STEPS, stopped.err
+    ran = train(tmp_path, path, "--resume", str(stopped.folder))
+    assert ran.summary["steps"] == stages.STEPS
+    assert ran.weights()["4.num_batches_tracked"] == 4 * stages.STEPS, "each micro-batch went through once, but for what was open"
 
 
 @pytest.mark.parametrize(
