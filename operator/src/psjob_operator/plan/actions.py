@@ -60,7 +60,7 @@ class CreateProcess:
     """Shards: status.checkpoint.step > 0, so a manifest must be found (contract.ENV_MIN_STEP)."""
     waited: int = 0
     """Seconds since the start before, where that was lost by no fault of its own; the next wait is longer."""
-    placement: int | None = None
+    volume_group: int | None = None
     """Shards: the number that those who share a volume have in common, 0 in a run that has none yet; None where they share none."""
     pinned: Pinned = field(default_factory=Pinned)
     """Of the run."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psjob_operator.api.status import Pinned
-from psjob_operator.plan import placement
+from psjob_operator.plan import volumegroup
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import checkpoint_known
@@ -53,9 +53,9 @@ def create(facts: Facts, raising: Raising, pinned: Pinned) -> Creating:
         waited = round(spacing(seat)) if spaced else 0
         shard = seat.role == "shard"
         if shard and raising.moving:
-            waited = placement.waited(facts)
-        place = (raising.placement or 0) if shard and placement.shared(facts.snapshot) else None
-        actions.append(CreateProcess(seat.role, seat.index, number, raising.view, name, shard and known, waited, place, pinned))
+            waited = volumegroup.waited(facts)
+        group = (raising.volume_group or 0) if shard and volumegroup.shared(facts.snapshot) else None
+        actions.append(CreateProcess(seat.role, seat.index, number, raising.view, name, shard and known, waited, group, pinned))
     return Creating(tuple(actions), tuple(conflicts), min(wakes, default=None))
 
 

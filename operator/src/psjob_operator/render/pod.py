@@ -21,11 +21,11 @@ from psjob_operator.render.names import (
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_NUMBER,
-    LABEL_PLACEMENT,
     LABEL_ROLE,
     LABEL_STAGE,
     LABEL_START,
     LABEL_VIEW,
+    LABEL_VOLUME_GROUP,
     Document,
     labels,
     metadata,
@@ -54,7 +54,7 @@ class Pods:
 
     def pod(self, process: CreateProcess) -> Document:
         """The pod of `process`."""
-        place = (process.role, _stage(self._job, process), process.placement, process.pinned)
+        place = (process.role, _stage(self._job, process), process.volume_group, process.pinned)
         common = self._common.get(place)
         if common is None:
             common = self._common[place] = _common(self._job, process, self._user)
@@ -88,7 +88,7 @@ class _Common:
 def _common(job: ConfigSource, process: CreateProcess, shard_user: int | None) -> _Common:
     name = process.pinned.container or TRAINED
     if process.role == "shard":
-        template, container = shard_template(job, process.placement, name, shard_user)
+        template, container = shard_template(job, process.volume_group, name, shard_user)
     else:
         template, container = worker_template(job, process.index, name)
     spec = template["spec"]
@@ -154,8 +154,8 @@ def _metadata(job: ConfigSource, process: CreateProcess, template: Document, tra
     }
     if stage := _stage(job, process):
         own[LABEL_STAGE] = stage
-    if process.placement:
-        own[LABEL_PLACEMENT] = str(process.placement)
+    if process.volume_group:
+        own[LABEL_VOLUME_GROUP] = str(process.volume_group)
     made = metadata(job, process.name, {**(given.get("labels") or {}), **own})
     waited = {ANNOTATION_WAITED: str(process.waited)} if process.waited else {}
     made["annotations"] = {ANNOTATION_DEFAULT: trained, **(given.get("annotations") or {}), ANNOTATION_CONTAINER: trained, **waited}

@@ -1,7 +1,8 @@
-"""Shards that share a volume which one node can mount are one placement: where one of them cannot stay, all of them move.
+"""Shards that share a volume which one node can mount are one volume group: where one of them cannot stay, all of them move.
 
-A placement is numbered by the view in which its shards began. Their pods' affinity names that number, so that nothing new is drawn to the
-node of pods that end: the scheduler counts a terminating pod, and does not look again when it has gone (kubernetes#141354).
+A volume group is numbered by the view in which its shards began (`status.placement`). Their pods' affinity names that number, so that
+nothing new is drawn to the node of pods that end: the scheduler counts a terminating pod, and does not look again when it has gone
+(kubernetes#141354).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def moves_at(facts: Facts) -> float | None:
 
 
 def waited(facts: Facts) -> int:
-    """Seconds that the shards of this placement were given to find a place: the next one has twice as many."""
+    """Seconds that the shards of this volume group were given to find a place: the next one has twice as many."""
     there = max((seat.process.waited for seat in facts.shards if seat.process is not None), default=0)
     return round(min(2.0 * there, STUCK_MOST) or STUCK_SECONDS)
 
