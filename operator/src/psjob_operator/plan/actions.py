@@ -47,6 +47,15 @@ class EnsureKey:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """The process whose node a pod requires."""
+
+    role: Role
+    index: int
+    number: int
+
+
+@dataclass(frozen=True)
 class CreateProcess:
     """Create once, by POST; the name is unique in (role, index, number)."""
 
@@ -64,6 +73,8 @@ class CreateProcess:
     """Shards: the number that those who share a volume have in common, 0 in a run that has none yet; None where they share none."""
     pinned: Pinned = field(default_factory=Pinned)
     """Of the run."""
+    beside: Beside | None = None
+    """Of shards and workers that go in pairs: the other, where it stands or starts. None: any node."""
 
 
 @dataclass(frozen=True)

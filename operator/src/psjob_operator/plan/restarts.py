@@ -9,7 +9,7 @@ from functools import cached_property
 
 from psjob_operator.api.status import ProcessRestarts, Restarts, RoleCounts
 from psjob_operator.contract import MOST_RISE
-from psjob_operator.plan import naming, volumegroup
+from psjob_operator.plan import naming, pairs, volumegroup
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import last_commit
 from psjob_operator.plan.snapshot import Process, Role
@@ -104,6 +104,7 @@ def _raising(facts: Facts, afresh: bool) -> Raising:
             together = max(ends_at(seat) for seat in leaving)
             losses = [*((together, seat) for seat in leaving), *((at, seat) for at, seat in losses if seat.role == "worker")]
             moving = together <= facts.now
+        losses = pairs.together(facts, losses)
         held = tuple((at, seat) for at, seat in losses if facts.now < at)
         raised = tuple(seat for at, seat in losses if facts.now >= at)
         if facts.too_late or (raised and facts.shards_done):

@@ -25,6 +25,8 @@ STUCK_SECONDS, STUCK_MOST = 10.0, 120.0
 def shared(snapshot: Snapshot) -> bool:
     """The shards write to one volume that one node at a time can mount. A user's claim is taken for one until its modes are known:
     shards on one node work with every claim."""
+    if snapshot.spec.ps.placement == "colocated":  # they follow their workers; where there are several, no such volume is taken
+        return False
     if makes_claim(snapshot.spec):
         return snapshot.spec.checkpoint.access_mode == "ReadWriteOnce"
     return bool(named_claim(snapshot.spec)) and "ReadWriteMany" not in (snapshot.objects.modes or ())

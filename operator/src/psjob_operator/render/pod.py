@@ -14,6 +14,7 @@ from psjob_operator.plan.snapshot import Role
 from psjob_operator.render.around import CONFIG_FILE
 from psjob_operator.render.inject import inject
 from psjob_operator.render.keyfile import KEY_FILE, deriver, hand_keys, who
+from psjob_operator.render.merge import merge
 from psjob_operator.render.names import (
     ANNOTATION_CONTAINER,
     ANNOTATION_DEFAULT,
@@ -27,6 +28,7 @@ from psjob_operator.render.names import (
     LABEL_VIEW,
     LABEL_VOLUME_GROUP,
     Document,
+    beside,
     labels,
     metadata,
 )
@@ -68,6 +70,8 @@ class Pods:
         inits = [{**first, "env": [*who(values), *(first.get("env") or [])]}, *others]
         host = naming.host(self._job.name, process.role, process.index)
         spec = {**common.template["spec"], "initContainers": inits, "containers": containers, "hostname": host}
+        if process.beside is not None:
+            spec["affinity"] = merge(beside(self._job, process.beside), spec.get("affinity") or {})
         return {
             "apiVersion": "v1",
             "kind": "Pod",

@@ -11,7 +11,7 @@ from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
 from psjob_operator.plan.objects import makes_claim
 from psjob_operator.render.interpreter import Interpreter, folder, interpreter, variables
 from psjob_operator.render.merge import merge
-from psjob_operator.render.names import LABEL_VOLUME_GROUP, Document, pods_of
+from psjob_operator.render.names import HOSTNAME, LABEL_VOLUME_GROUP, Document, pods_of
 from psjob_operator.render.security import NOBODY, container_security, keep_restricted, pod_security
 
 VOLUME = "psjob-checkpoints"
@@ -56,6 +56,10 @@ def _spec(job: ConfigSource, worker: Document, trained: Document, volume_group: 
         spec["imagePullSecrets"] = copy.deepcopy(worker["imagePullSecrets"])
     if volume_group is not None:
         spec["affinity"] = _one_node(job, volume_group)
+    elif job.spec.ps.placement == "packed":
+        spec["affinity"] = _few_nodes(job)
+    if job.spec.ps.placement == "spread":
+        spec["topologySpreadConstraints"] = [_many_nodes(job)]
     return spec
 
 
@@ -108,5 +112,21 @@ def _volume(job: ConfigSource) -> Document:
 def _one_node(job: ConfigSource, volume_group: int) -> Document:
     """Beside the other shards of its volume group; of a run that has no number yet (0) beside all of the run's."""
     number = {LABEL_VOLUME_GROUP: str(volume_group)} if volume_group else {}
-    term = {"labelSelector": {"matchLabels": {**pods_of(job, "shard"), **number}}, "topologyKey": "kubernetes.io/hostname"}
+    term = {"labelSelector": {"matchLabels": {**pods_of(job, "shard"), **number}}, "topologyKey": HOSTNAME}
     return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+def _few_nodes(job: ConfigSource) -> Document:
+    """Beside other shards of the run, where there is room."""
+    term = {"labelSelector": {"matchLabels": pods_of(job, "shard")}, "topologyKey": HOSTNAME}
+    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}}
+
+
+def _many_nodes(job: ConfigSource) -> Document:
+    """About as many of the run's shards on each node; a pod that ends is not counted, nor kept from starting."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": HOSTNAME,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": pods_of(job, "shard")},
+    }
