@@ -84,6 +84,8 @@ class Config:
     compression: CompressionConfig = CompressionConfig()
     transport: str = "auto"
     """auto: shared memory where both ends are on one host, else TCP; tcp: only that."""
+    sharing: str = "host"
+    """host: processes of one host may share memory; index: only a worker and a shard of the same index."""
     update_rule: str | None = None
     """None: that of the script's optimizer."""
     rule_options: Mapping[str, float] = field(default_factory=dict)
@@ -282,6 +284,7 @@ def _config(raw: dict[str, Any]) -> Config:
         gradients=int(raw.get("gradientBytes") or contract.GRADIENT_MEBIBYTES << 20),
         compression=_compression(raw.get("compression") or {}),
         transport=_word(raw, "transport", "auto", "tcp"),
+        sharing=_word(raw, "sharing", "host", "index"),
         update_rule=None if raw.get("updateRule") is None else _word(raw, "updateRule", *contract.UPDATE_RULES),
         rule_options={str(name): float(value) for name, value in (raw.get("ruleOptions") or {}).items()},
         backup_workers=int(raw.get("backupWorkers") or 0),
