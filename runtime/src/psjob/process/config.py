@@ -84,8 +84,6 @@ class Config:
     compression: CompressionConfig = CompressionConfig()
     transport: str = "auto"
     """auto: shared memory where both ends are on one host, else TCP; tcp: only that."""
-    sharing: str = "host"
-    """host: processes of one host may share memory; index: only a worker and a shard of the same index."""
     update_rule: str | None = None
     """None: that of the script's optimizer."""
     rule_options: Mapping[str, float] = field(default_factory=dict)
@@ -113,6 +111,8 @@ class Config:
     """Parts that each batch is cut in; None: the script says."""
     step_timeout: float | None = None
     """Seconds without a step, while others wait for it, after which a worker is started again; None: never."""
+    sharing: str = "host"
+    """host: processes of one host may share memory; index: only a worker and a shard of the same index."""
 
 
 @dataclass(frozen=True)
