@@ -98,9 +98,10 @@ def _partners(facts: Facts, pair: Pair, times: Mapping[tuple[Role, int], float])
             continue
         went = lost.fate.cause in LEAVES and _of_one_node(lost.process, other.process)
         pod = other.process
-        # Who has no node yet may require that of the one which is lost.
-        if went or (pod is not None and other.fate.kind == "waiting" and not pod.node):
-            yield at, _moving(other)
+        if went:
+            yield at, replace(other, fate=Fate("lost", lost.fate.cause, message=f"{other} stands where {lost} stood: {lost.fate.message}"))
+        elif pod is not None and other.fate.kind == "waiting" and not pod.node:
+            yield at, _moving(other)  # it may require the node of the one that is lost
 
 
 def _stays(facts: Facts, seat: Seat) -> bool:
