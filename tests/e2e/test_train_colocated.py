@@ -16,6 +16,8 @@ TENSORS, FIRST, LAST = 12, 5, 15
 MODEL = TENSORS << 20
 """Bytes."""
 SLACK = 0.02
+STEPS = 40
+"""Of a run that is hit."""
 
 
 def run(folder: Path, machines: int, *args: str, pace: float = 0.0, steps: int = LAST, placement: str = "colocated") -> Ran:
@@ -68,13 +70,24 @@ def test_each_machine_carries_what_the_formula_says(tmp_path: Path, machines: in
     assert ran.summary["transport"] == "mixed"
 
 
-def test_a_machine_that_dies_costs_one_restart_each_and_no_bit(tmp_path: Path) -> None:
-    """SIGKILL to worker 1 and shard 1 in one moment."""
-    calm = run(tmp_path / "calm", 2, steps=40, placement="packed")
-    hit = run(tmp_path / "hit", 2, *faults("kill:ps-1@step=25", "kill:worker-1@step=25"), pace=0.03, steps=40)
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A run that nothing disturbs, whose blocks all go by shared memory."""
+    ran = run(tmp_path_factory.mktemp("calm"), 2, steps=STEPS, placement="packed")
+    assert ran.summary["transport"] == "shared"
+    return ran
+
+
+@pytest.mark.parametrize("machine", [0, 1])
+def test_a_machine_that_dies_costs_one_restart_each_and_no_bit(tmp_path: Path, calm: Ran, machine: int) -> None:
+    """SIGKILL to its worker and its shard in one moment; shard 0 has the coordinator."""
+    what = (f"kill:ps-{machine}@step=25", f"kill:worker-{machine}@step=25")
+    hit = run(tmp_path, 2, *faults(*what), pace=0.03, steps=STEPS)
     assert hit.sha == calm.sha, "neither the road of a block nor the kill changes a bit"
     first, second = hit.summary["recoveries"]
-    assert abs(first["at"] - second["at"]) < 1.0 and {first["process"], second["process"]} == {"job-ps-1-a1", "job-worker-1-r1"}
+    assert abs(first["at"] - second["at"]) < 1.0 and {first["fault"], second["fault"]} == set(what)
     status = json.loads((hit.folder / "status.json").read_text())
-    assert {(it["role"], it["index"]): it["count"] for it in status["restarts"]["byProcess"]} == {("shard", 1): 1, ("worker", 1): 1}
-    assert hit.summary["attempts"] == [1, 2] and status["restarts"]["total"] == 2 and status["restarts"]["counted"] == 2
+    both = {("shard", machine): 1, ("worker", machine): 1}
+    assert {(it["role"], it["index"]): it["count"] for it in status["restarts"]["byProcess"]} == both
+    assert hit.summary["attempts"] == [1 + (shard == machine) for shard in range(2)]
+    assert status["restarts"]["total"] == status["restarts"]["counted"] == 2
