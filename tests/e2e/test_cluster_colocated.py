@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
+from hack.cluster.options import BRIDGE_ADDRESS
 from tests.cluster_fixtures import Cluster
 from tests.e2e import digits
 from tests.e2e.digits import accuracy, complete, coordinator, final_weights, pod_of, ready_to_kill
@@ -84,3 +87,32 @@ def _moved(kube: Kube, lost: str) -> str | None:
 def _beyond(kube: Kube, step: int) -> int | None:
     said = coordinator(kube, NAME)
     return int(said["step"]) if said and said["step"] > step else None
+
+
+@pytest.mark.timeout(600)
+def test_a_pair_in_the_network_of_its_node_shares_memory(home: Kube, node_cluster: Cluster) -> None:
+    """The way that docs/operations.md names; a pair with a network each goes over TCP."""
+    space = node_cluster.create_namespace("pairs", {"pod-security.kubernetes.io/enforce": "privileged"}, isolated=False)
+    kube = replace(home, namespace=space)
+    # A node of these tests reaches the cluster's DNS at its own address alone, not at that of the Service.
+    wait = [{"name": "timeout", "value": "1"}, {"name": "attempts", "value": "1"}]
+    dns = {"dnsPolicy": "ClusterFirstWithHostNet", "dnsConfig": {"nameservers": [BRIDGE_ADDRESS], "options": wait}}
+    try:
+        for name, network, transport in (("near", {"hostNetwork": True, **dns}, "shared"), ("apart", {}, "tcp")):
+            epochs = [f"--epochs={digits.LONG_EPOCHS}"]
+            made = digits.job(name, workers=1, args=epochs, ps={"shards": 1, "placement": "colocated"}, checkpoint={"interval": "2s"})
+            made["spec"]["workers"]["template"]["spec"] |= network
+            made["spec"]["ps"]["template"]["spec"] |= network
+            kube.apply(made)
+            said = wait_for(f"{name} to train", partial(_trains, kube, name), 120, story=partial(kube.story, name))
+            print(f"\n{name}: blocks go by {said['transport']}")
+            assert said["transport"] == transport, said
+            kube.kubectl("delete", "pstrainingjob", name, "--wait=true")
+    finally:
+        home.kubectl("delete", "namespace", space, "--wait=false")
+        wait_for("the namespace's pods to be gone", lambda: not kube.list("pods"), 60)
+
+
+def _trains(kube: Kube, name: str) -> dict[str, Any] | None:
+    said = coordinator(kube, name)
+    return said if said and said["step"] > 0 else None
