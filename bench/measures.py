@@ -198,6 +198,7 @@ MEASURES: Sequence[Against | Alone] = (
         "stages-learning", "8 stages learn digits and text in each way of training", Program("psjob", "learning_stages.py", seconds=3600),
         on_request=True,
     ),
+    Alone("colocated", "shards beside workers: a machine's network, its own part", Program("psjob", "colocated.py", seconds=900)),
     Alone("modes", "4 workers that sleep: each mode's pushes a second over sync's, against the simulator", Program("psjob", "modes.py")),
     Alone("simulator", "the simulator on one core, 32 workers: thousands of pushes a second", Program("psjob", "simulator.py")),
     *gpt("small", "a GPT of 0.6 M parameters"),

@@ -126,6 +126,16 @@ def test_every_format_that_is_served_can_be_written_and_the_newest_is_read() -> 
     assert reading._config(config.cluster_config(job())).workers == 3
 
 
+def test_who_shares_memory_is_said_by_a_laptop_alone() -> None:
+    """On a cluster machines are machines: two pairs of one node may share memory where they can."""
+    pairs = job(ps={"shards": 2, "placement": "colocated"}, checkpoint={"accessMode": "ReadWriteMany"})
+    made = config.cluster_config(pairs)
+    assert "sharing" not in made and made == config.cluster_config(job(checkpoint={"accessMode": "ReadWriteMany"}))
+    assert reading._config(made).sharing == "host" and reading._config({**made, "sharing": "index"}).sharing == "index"
+    with pytest.raises(ValueError, match="sharing 'node'; it is one of host, index"):
+        reading._config({**made, "sharing": "node"})
+
+
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     found = [at] if isinstance(value, dict) else []
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():

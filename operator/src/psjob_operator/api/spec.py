@@ -182,6 +182,10 @@ class ParameterServers(Model):
 
     shards: int
     """Number of shards; 1..256."""
+    placement: Literal["spread", "packed", "colocated"] | None = None
+    """Machines of the shards. spread: different ones, where there are as many; packed: few, where they have room; colocated: shard i
+    runs on the machine of worker i, and workers.replicas must be at least ps.shards. Absent: one node where they share a volume that
+    one node at a time can mount, else wherever the scheduler puts them."""
     template: dict[str, Any] | None = None
     """Pod template laid over the shard pods: labels, node selection, tolerations, volumes, and resources and env of
     the container `shard`. Image, command and security context come from the workers where it says nothing."""

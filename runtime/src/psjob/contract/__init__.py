@@ -101,6 +101,7 @@ shardTimeoutSeconds: float
 stepTimeoutSeconds: float | null (a worker without a step for so long while others wait for it is started again; null: never)
 encryption: one of ENCRYPTION (absent: none)
 transport: "auto" | "tcp" (auto: shared memory where a worker and a shard can reach each other's, else TCP)
+sharing: "host" | "index" (absent: host. index: only a worker and a shard of one index share memory, as if each index were a machine)
 streams: int (TCP streams between a worker and a shard)
 gradientBytes: int (gradients that a shard may hold of all workers together; each worker has an equal share)
 connectSeconds: float (600; how long a process tries to find its peers before it exits with EXIT_RETRY)

@@ -115,6 +115,8 @@ class Config:
     predict: str = "none"
     step_timeout: float | None = None
     """Seconds without a step, while others wait for it, after which a worker is started again; None: never."""
+    sharing: str = "host"
+    """host: processes of one host may share memory; index: only a worker and a shard of the same index."""
 
     @property
     def flushes(self) -> bool:
@@ -291,6 +293,7 @@ def _config(raw: dict[str, Any]) -> Config:
         gradients=int(raw.get("gradientBytes") or contract.GRADIENT_MEBIBYTES << 20),
         compression=_compression(raw.get("compression") or {}),
         transport=_word(raw, "transport", "auto", "tcp"),
+        sharing=_word(raw, "sharing", "host", "index"),
         update_rule=None if raw.get("updateRule") is None else _word(raw, "updateRule", *contract.UPDATE_RULES),
         rule_options={str(name): float(value) for name, value in (raw.get("ruleOptions") or {}).items()},
         backup_workers=int(raw.get("backupWorkers") or 0),
