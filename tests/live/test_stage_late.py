@@ -159,6 +159,18 @@ def test_weights_that_land_in_an_open_version_are_found(tmp_path: Path, monkeypa
     assert found and "lies in the memory of version" in found[0], cluster.problems
 
 
+def test_what_cannot_be_predicted_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_workers, "optimizer_of", lambda net: torch.optim.AdamW(net.parameters()))
+    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), **WORDS["ftpipe"]) as shards:
+        cluster = Cluster(shards, 1)
+        with pytest.raises((AssertionError, SystemExit)):  # the other stage waits
+            cluster.run(STEPS, 3.0)
+        assert eventually(lambda: len(cluster.problems) > 0)
+        for worker in list(shards.guests):
+            worker.die()
+    assert "predict nesterov: weights of adamw cannot be predicted; known are sgd, adam; or take predict: none" in capfd.readouterr().err
+
+
 class Add(nn.Module):
     """Its gradient does not depend on weights."""
 

@@ -127,6 +127,7 @@ class StageTurns:
                 "a step of a job of stages without pipe.step: take loss = pipe.step(x, y) in place of forward and backward, once for each"
             )
             return
+        self.job.carry_out(lambda: self.versions.check(hyperparameters))
         batch.hyperparameters = hyperparameters
         self._all(self.schedule.step())
 

@@ -33,11 +33,17 @@ class StageVersions:
         self._number = job.session.clock
         self._late = pipe.delay_by_stage[pipe.stage]
         self._predicts = self._way.predicts and self._late > 0
-        if self._predicts and job.rule not in predict.RULES:
-            raise Refused(f"training.pipeline.predict nesterov with {job.rule}; known for {', '.join(predict.RULES)}: take predict: none")
         self._kept = {self._number: {name: _leaf(p, p) for name, p in self._parameters.items()}}
         self._ahead = self._kept[self._number]
         """The newest, as they are expected when the gradient of a forward counts."""
+
+    def check(self, hyperparameters: list[dict[str, float | bool]]) -> None:
+        """Raise Refused for what the script steps with, where weights of it cannot be predicted."""
+        try:
+            for group in hyperparameters if self._way.predicts else ():
+                predict.check_step(self._job.rule, group)
+        except ValueError as error:
+            raise Refused(f"training.pipeline.predict nesterov: {error}; or take predict: none") from error
 
     def taken(self, batch: int) -> tuple[int, Weights]:
         """The version that a batch's forwards take, and its weights."""

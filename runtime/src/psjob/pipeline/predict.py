@@ -189,23 +189,28 @@ def from_step(
         delay: τ, 0 or more.
 
     Raises:
-        ValueError: an option that the formulas leave out, a rule that is not known, or a delay below 0.
+        ValueError: as `check_step`, or a delay below 0.
     """
     _check_delay(delay)
-    if option := next((key for key in UNKNOWN if hyperparameters.get(key)), None):
-        raise ValueError(f"weights of {rule} with {option}={hyperparameters[option]} cannot be predicted; leave {option} out")
+    check_step(rule, hyperparameters)
     if rule == "sgd":
         momentum = float(hyperparameters["momentum"])
         factor = (momentum - momentum ** (delay + 1)) / (1 - momentum)
-    elif rule == "adam":
+    else:
         first, second = float(hyperparameters["beta1"]), float(hyperparameters["beta2"])
         factor = 0.0
         for later in range(1, delay + 1):
             bias = (1 - first**step) / (1 - first ** (step + later))
             factor += first**later * bias * math.sqrt((1 - second ** (step + later)) / (1 - second**step))
-    else:
-        raise ValueError(f"weights of {rule} cannot be predicted; known are {', '.join(RULES)}")
     return after + factor * (after - before)
+
+
+def check_step(rule: str, hyperparameters: Mapping[str, float | bool]) -> None:
+    """Raise ValueError for a rule that `from_step` does not know, and for an option that its formulas leave out."""
+    if rule not in RULES:
+        raise ValueError(f"weights of {rule} cannot be predicted; known are {', '.join(RULES)}")
+    if option := next((key for key in UNKNOWN if hyperparameters.get(key)), None):
+        raise ValueError(f"weights of {rule} with {option}={hyperparameters[option]} cannot be predicted; leave {option} out")
 
 
 UNKNOWN = ("nesterov", "dampening", "weight_decay", "maximize", "amsgrad", "decoupled_weight_decay")

@@ -1,0 +1,124 @@
+"""What a worker of a stage does next: the orders of the papers, over batches that come one by one, of any size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psjob import contract
+from psjob.pipeline import order, predict, ways
+from psjob.pipeline.order import Direction, StageWork
+from psjob.pipeline.schedule import Backward, Forward, StageSchedule, Update, Work
+
+F, B = Direction.FORWARD, Direction.BACKWARD
+
+
+def all_of(schedule: StageSchedule, batches: list[int]) -> list[Work]:
+    """A script of batches that are cut in so many parts."""
+    done: list[Work] = []
+    for microbatches in batches:
+        done += [*schedule.batch(microbatches), *schedule.step()]
+    return [*done, *schedule.drain()]
+
+
+def passes(work: list[Work], microbatches: int) -> list[StageWork]:
+    """Forwards and backwards, micro-batches counted over the run."""
+    return [
+        StageWork(F if isinstance(one, Forward) else B, one.batch * microbatches + one.micro) for one in work if not isinstance(one, Update)
+    ]
+
+
+@pytest.mark.parametrize("replicas", [(1, 1), (1, 1, 1, 1), (2, 1, 1), (1, 3)])
+@pytest.mark.parametrize("each", [1, 2])
+def test_batches_that_come_one_by_one_are_worked_on_as_in_one_run(replicas: tuple[int, ...], each: int) -> None:
+    microbatches = 6 * each
+    for stage, count in enumerate(replicas):
+        for replica in range(count):
+            late = StageSchedule(ways.PipeDream(), stage, replicas, replica)
+            assert passes(all_of(late, [microbatches] * 5), microbatches) == order.without_flush(stage, replicas, 5 * microbatches, replica)
+    flush = StageSchedule(ways.Flush(), 1, (1, 1, 1))
+    both = order.one_forward_one_backward(1, 3, microbatches) + order.one_forward_one_backward(1, 3, microbatches, microbatches)
+    assert passes(all_of(flush, [microbatches] * 2), microbatches) == both
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    st.sampled_from([ways.Flush(), ways.TwoBW(), ways.PipeDream(), ways.FTPipe()]),
+    st.data(),
+)
+def test_whatever_the_batches_each_is_updated_once_and_in_order(
+    batches: list[int], replicas: list[int], way: ways.TrainingWay, data: st.DataObject
+) -> None:
+    """Also where batches have other sizes, or no micro-batch for this replica."""
+    stage = data.draw(st.integers(0, len(replicas) - 1))
+    replica = data.draw(st.integers(0, replicas[stage] - 1))
+    first = data.draw(st.integers(0, 5))
+    work = all_of(StageSchedule(way, stage, replicas, replica, first), batches)
+    assert [one.batch for one in work if isinstance(one, Update)] == [first + number for number in range(len(batches))]
+    opened: set[tuple[int, int]] = set()
+    made = first
+    for one in work:
+        match one:
+            case Forward():
+                assert made >= way.awaits(one.batch) or one.batch == first
+                opened.add((one.batch, one.micro))
+            case Backward():
+                opened.remove((one.batch, one.micro))
+            case Update():
+                assert not any(batch <= one.batch for batch, _ in opened)
+                made += 1
+    assert not opened
+    own = sum(len(range(replica, count, replicas[stage])) for count in batches)
+    assert sum(isinstance(one, Forward) for one in work) == own
+
+
+def test_an_update_waits_for_the_step_of_its_batch() -> None:
+    schedule = StageSchedule(ways.PipeDream(), 1, (1, 1))
+    assert list(schedule.batch(2)) == [Forward(0, 0), Backward(0, 0), Forward(0, 1), Backward(0, 1)]
+    assert schedule.updates == 0
+    assert list(schedule.step()) == [Update(0)] and schedule.updates == 1
+
+
+def test_a_manifest_names_a_way_or_is_refused() -> None:
+    assert ways.of("flush") == ways.Flush() and ways.of("flush", "recompute") == ways.Flush(recompute=True)
+    assert ways.of("2bw") == ways.TwoBW() and ways.of("pipedream") == ways.PipeDream()
+    assert ways.of("pipedream", "recompute", "nesterov") == ways.FTPipe()
+    taken = 0
+    for schedule in contract.SCHEDULES:
+        for weights in contract.STAGE_WEIGHTS:
+            for prediction in contract.PREDICTIONS:
+                if (schedule == "2bw" and (weights, prediction) != ("stash", "none")) or (schedule == "flush" and prediction != "none"):
+                    with pytest.raises(ValueError, match="take schedule: pipedream"):
+                        ways.of(schedule, weights, prediction)
+                    continue
+                way, taken = ways.of(schedule, weights, prediction), taken + 1
+                assert (way.flushes, way.recompute, way.predicts) == (schedule == "flush", weights == "recompute", prediction == "nesterov")
+    assert taken == 7
+    with pytest.raises(ValueError, match="one of them is not known"):
+        ways.of("gpipe")
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3, 7])
+def test_the_last_step_alone_tells_where_momentum_leads(delay: int) -> None:
+    for kind, rule, options in (
+        (torch.optim.SGD, "sgd", {"momentum": 0.9, "nesterov": False, "weight_decay": 0.0}),
+        (torch.optim.Adam, "adam", {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0}),
+    ):
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 64))
+        optimizer = kind([p], lr=0.02, **({"momentum": 0.9} if rule == "sgd" else {}))
+        draw = torch.Generator().manual_seed(1)
+        for step in range(1, 30):
+            before = p.detach().clone()
+            p.grad = torch.randn(64, generator=draw) + 0.5
+            optimizer.step()
+            (wanted,) = predict.of_optimizer(optimizer, delay).values()
+            found = predict.from_step(rule, before, p.detach(), step, options, delay)
+            torch.testing.assert_close(found, wanted, atol=2e-6, rtol=2e-4)
+    with pytest.raises(ValueError, match=r"weight_decay=0\.1 cannot be predicted; leave weight_decay out"):
+        predict.from_step("sgd", p, p, 1, {"momentum": 0.9, "weight_decay": 0.1}, delay)
+    with pytest.raises(ValueError, match="weights of lion cannot be predicted; known are sgd, adam"):
+        predict.from_step("lion", p, p, 1, {}, delay)
