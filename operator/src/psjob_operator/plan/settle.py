@@ -80,6 +80,7 @@ def _counters(status: JobStatus) -> Any:
     return (
         status.shards_ready,
         status.workers_ready,
+        tuple(stage.workers_ready for stage in status.stages),
         workers.ready,
         workers.pending_starts,
         workers.succeeded_indexes,
@@ -96,7 +97,7 @@ def _told(status: JobStatus) -> Any:
     progress = status.progress.model_copy(update={"time": None}) if status.progress else None
     told = tuple((it.type, it.status, it.reason, it.message, it.observed_generation) for it in status.conditions if it.type in TOLD)
     waiting = tuple((it.reason, it.message) for it in status.conditions if it.type == "Ready" and it.reason == WAITING)
-    return progress, status.checkpoint, told, waiting
+    return progress, status.stages, status.checkpoint, told, waiting
 
 
 def _plain(status: JobStatus) -> list[Any]:

@@ -44,6 +44,8 @@ class JobFacts:
     stages: Stages = ALL
     request: int | None = None
     """checkpoint.request as this coordinator found it: another number asks for a checkpoint."""
+    stage_names: tuple[str, ...] = ()
+    """As the manifest names the stages."""
 
 
 @dataclass(frozen=True)
