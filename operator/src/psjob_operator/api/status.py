@@ -194,7 +194,8 @@ class StageStatus(StatusModel):
     peak_device_bytes: int | None = None
     """The most bytes that tensors of one of its workers have held on its CUDA device; absent where none was used."""
     waiting: str | None = None
-    """What one of its workers waits for, from whom, and since when; absent while they go on."""
+    """What one of its workers waits for, from whom, and since when; absent while they go on. The first eight
+    stages that wait say it."""
 
 
 class CheckpointStatus(StatusModel):

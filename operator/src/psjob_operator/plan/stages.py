@@ -11,12 +11,12 @@ from psjob_operator.plan.progress import amount, whole
 from psjob_operator.plan.restarts import Raising
 from psjob_operator.plan.text import short
 
-WAITING = 160
-"""Characters of what a stage waits for: a job has up to 64 stages."""
+WAITS, WAITING = 8, 160
+"""The first stages that wait say for what, each in so many characters: a job has up to 64."""
 
 
 def stages(facts: Facts, raising: Raising) -> tuple[StageStatus, ...]:
-    """One entry a stage; of one that shard 0 does not tell now, the stored numbers."""
+    """One entry a stage; of one that shard 0 does not tell now, the stored numbers, and no wait."""
     told, before = _told(facts), {stage.name: stage for stage in facts.stored.stages}
     entries, first = [], 0
     for place, stage in enumerate(facts.snapshot.spec.stages or ()):
@@ -25,10 +25,11 @@ def stages(facts: Facts, raising: Raising) -> tuple[StageStatus, ...]:
         ready = f"{sum(seat.up and not raising.is_raised(seat) for seat in seats)}/{stage.replicas}"
         said = told[place] if place < len(told) else None
         if said is not None and said.get("name") == stage.name:
-            entries.append(_measured(stage.name, ready, said))
+            waits = sum(entry.waiting is not None for entry in entries) < WAITS
+            entries.append(_measured(stage.name, ready, said, waits))
         else:
             kept = before.get(stage.name, StageStatus(name=stage.name))
-            entries.append(kept.model_copy(update={"workers_ready": ready, "waiting": kept.waiting if not facts.finished else None}))
+            entries.append(kept.model_copy(update={"workers_ready": ready, "waiting": None}))
     return tuple(entries)
 
 
@@ -45,8 +46,8 @@ def _told(facts: Facts) -> list[Mapping[str, Any] | None]:
     return [one if isinstance(one, Mapping) else None for one in told] if isinstance(told, list) else []
 
 
-def _measured(name: str, ready: str, said: Mapping[str, Any]) -> StageStatus:
-    """Nothing that a pod says is believed unread."""
+def _measured(name: str, ready: str, said: Mapping[str, Any], waits: bool) -> StageStatus:
+    """`waits`: what it waits for is told too. Nothing that a pod says is believed unread."""
     idle, delay, waiting = amount(said, "idle"), amount(said, "delay"), said.get("waiting")
     return StageStatus(
         name=name,
@@ -57,5 +58,5 @@ def _measured(name: str, ready: str, said: Mapping[str, Any]) -> StageStatus:
         memory_bytes=whole(said, "rssBytes"),
         peak_memory_bytes=whole(said, "peakBytes"),
         peak_device_bytes=whole(said, "devicePeakBytes"),
-        waiting=short(waiting, WAITING) if isinstance(waiting, str) and waiting.strip() else None,
+        waiting=short(waiting, WAITING) if waits and isinstance(waiting, str) and waiting.strip() else None,
     )
