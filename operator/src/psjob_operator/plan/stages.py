@@ -18,7 +18,8 @@ WAITS, WAITING = 8, 160
 def stages(facts: Facts, raising: Raising) -> tuple[StageStatus, ...]:
     """One entry a stage; of one that shard 0 does not tell now, the stored numbers, and no wait."""
     told, before = _told(facts), {stage.name: stage for stage in facts.stored.stages}
-    entries, first = [], 0
+    entries: list[StageStatus] = []
+    first = 0
     for place, stage in enumerate(facts.snapshot.spec.stages or ()):
         seats = facts.workers[first : first + stage.replicas]
         first += stage.replicas
