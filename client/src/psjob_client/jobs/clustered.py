@@ -32,7 +32,7 @@ def job_view(raw: Mapping[str, Any], context: str, pods: Sequence[Process] = (),
         "checkpoint": _checkpoint(status),
         "codecs": status.progress.codecs if status.progress else None,
         "transport": status.progress.transport if status.progress else None,
-        "stages": tuple(StageView.model_validate(stage.model_dump()) for stage in status.stages),
+        "stages": tuple(StageView.model_validate(stage.model_dump()) for stage in status.stages or ()),
     }
     live = {name: value for name, value in coordinator_facts(coordinator, now).items() if value not in (None, ())}
     own = tuple(str(coordinator[key]) for key in ("checkpointProblem", "failure") if coordinator.get(key))

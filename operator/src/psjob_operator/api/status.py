@@ -56,7 +56,7 @@ class JobStatus(StatusModel):
     """The workers, counted; only those with a problem are named."""
     workers_ready: str | None = None
     """Workers that run or have succeeded, of those declared, such as 4/4."""
-    stages: tuple[StageStatus, ...] = ()
+    stages: tuple[StageStatus, ...] | None = None
     """One entry a stage of spec.stages, in their order; absent without stages."""
     stages_ready: str | None = None
     """Stages whose workers all run or have succeeded, of those declared, such as 2/2; absent without stages."""

@@ -80,7 +80,7 @@ def _counters(status: JobStatus) -> Any:
     return (
         status.shards_ready,
         status.workers_ready,
-        tuple(stage.workers_ready for stage in status.stages),
+        tuple(stage.workers_ready for stage in status.stages or ()),
         workers.ready,
         workers.pending_starts,
         workers.succeeded_indexes,

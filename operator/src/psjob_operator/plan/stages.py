@@ -15,9 +15,9 @@ WAITS, WAITING = 8, 160
 """The first stages that wait say for what, each in so many characters: a job has up to 64."""
 
 
-def stages(facts: Facts, raising: Raising) -> tuple[StageStatus, ...]:
-    """One entry a stage; of one that shard 0 does not tell now, the stored numbers, and no wait."""
-    told, before = _told(facts), {stage.name: stage for stage in facts.stored.stages}
+def stages(facts: Facts, raising: Raising) -> tuple[StageStatus, ...] | None:
+    """One entry a stage, None of a job without stages; of one that shard 0 does not tell now, the stored numbers, and no wait."""
+    told, before = _told(facts), {stage.name: stage for stage in facts.stored.stages or ()}
     entries: list[StageStatus] = []
     first = 0
     for place, stage in enumerate(facts.snapshot.spec.stages or ()):
@@ -31,10 +31,10 @@ def stages(facts: Facts, raising: Raising) -> tuple[StageStatus, ...]:
         else:
             kept = before.get(stage.name, StageStatus(name=stage.name))
             entries.append(kept.model_copy(update={"workers_ready": ready, "waiting": None}))
-    return tuple(entries)
+    return tuple(entries) or None
 
 
-def stages_ready(parts: Sequence[StageStatus]) -> str | None:
+def stages_ready(parts: Sequence[StageStatus] | None) -> str | None:
     """How many of them have all their workers; None of a job without stages."""
     if not parts:
         return None

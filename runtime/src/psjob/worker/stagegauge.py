@@ -27,6 +27,8 @@ class StageGauge:
         self._waited = False
         """Was a wait the last that was told?"""
         self._for: int | None = None
+        self._over = False
+        """Has the script ended? It waits for the others' ends then, which is no part of any step."""
 
     @contextlib.contextmanager
     def waits_for(self, rank: int) -> Iterator[None]:
@@ -39,12 +41,13 @@ class StageGauge:
 
     def edge(self, now: float, last: bool = False) -> None:
         """The script stands between two steps; `last`: after its last one."""
+        self._over = last
         if last or self._waited or now - self._told >= TELL_SECONDS:
             self._tell(now, None, 0.0)
 
     def waits(self, what: str, began: float, now: float) -> None:
         """The script has waited for `what` since `began`, and still does."""
-        if now - began >= WAIT_SECONDS and now - self._told >= TELL_SECONDS:
+        if not self._over and now - began >= WAIT_SECONDS and now - self._told >= TELL_SECONDS:
             self._tell(now, what, now - began)
 
     def _tell(self, now: float, what: str | None, seconds: float) -> None:
