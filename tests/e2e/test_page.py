@@ -197,8 +197,8 @@ def test_a_run_is_watched_while_it_trains(chromium: Browser, tmp_path: Path) -> 
 
 def test_stages_have_a_table_and_a_job_without_them_has_none(chromium: Browser, tmp_path: Path) -> None:
     stages = [
-        {"name": "front", "workers": 2, "ready": 2, "step": 9, "delay": 0.0, "idle": 0.25, "rssBytes": 5 << 20, "peakBytes": 7 << 20},
-        {"name": "<b>back</b>", "workers": 1, "ready": 0, "step": 8, "waiting": "activations of micro-batch 1 of step 8 from worker 1"},
+        {"name": "front", "desired": 2, "ready": 2, "step": 9, "delay": 0.0, "idle": 0.25, "rssBytes": 5 << 20, "peakBytes": 7 << 20},
+        {"name": "<b>back</b>", "desired": 1, "ready": 0, "step": 8, "waiting": "activations of micro-batch 1 of step 8 from worker 1"},
     ]
     pages.a_run(tmp_path, "cut-1124-000002", 50, made=1.79e9 + 100, stages=stages)
     pages.a_run(tmp_path, "whole-1124-000001", 50, made=1.79e9)

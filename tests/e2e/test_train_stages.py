@@ -89,7 +89,7 @@ def test_each_stage_says_how_it_stands(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace(str(HERE / "stages.py"), "script.py"))
     ran = train(tmp_path, path)
     told = json.loads((ran.folder / "live.json").read_text())["coordinator"]["stages"]
-    assert [(one["name"], one["workers"], one["ready"], one["step"], one["delay"]) for one in told] == [
+    assert [(one["name"], one["desired"], one["ready"], one["step"], one["delay"]) for one in told] == [
         (f"part-{number}", 1, 1, 20, 0.0) for number in range(3)
     ]
     slow, *others = (one["idle"] for one in told)

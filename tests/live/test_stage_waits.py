@@ -44,7 +44,7 @@ def test_who_waits_for_a_stage_that_stands_still_says_so_until_it_goes_on(tmp_pa
             assert third["waiting"].startswith("activations of micro-batch 1 of step 2 from worker 1 (stage 1), for ")
             assert 0.5 < second["idle"] <= 1 and 0.5 < third["idle"] <= 1
             for stage in found["stages"]:
-                assert (stage["workers"], stage["ready"], stage["delay"]) == (1, 1, 0.0)
+                assert (stage["desired"], stage["ready"], stage["delay"]) == (1, 1, 0.0)
             assert second["peakBytes"] >= 0.9 * second["rssBytes"] > 0
         finally:
             go.set()

@@ -75,7 +75,7 @@ def test_a_running_run() -> None:
 def test_stages_come_from_the_running_job_or_else_from_its_status() -> None:
     stages: list[Any] = [
         {
-            "index": 0, "name": "front", "workers": 2, "ready": 1, "step": 9, "delay": 0.0, "idle": 0.25,
+            "index": 0, "name": "front", "desired": 2, "ready": 1, "step": 9, "delay": 0.0, "idle": 0.25,
             "rssBytes": 1 << 20, "peakBytes": 3 << 20, "devicePeakBytes": None, "waiting": None,
         },
         {"name": "back", "idle": "x", "waiting": "gradients, for 4 s"}, "odd",

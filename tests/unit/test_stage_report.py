@@ -41,7 +41,7 @@ def test_a_job_without_stages_tells_none() -> None:
 def test_a_stage_is_told_by_its_slowest_idlest_on_average_and_largest() -> None:
     it = world()
     assert stages(it)[0] == {
-        "index": 0, "name": "front", "workers": 2, "ready": 2, "step": 0, "delay": 0.0, "idle": None,
+        "index": 0, "name": "front", "desired": 2, "ready": 2, "step": 0, "delay": 0.0, "idle": None,
         "rssBytes": None, "peakBytes": None, "devicePeakBytes": None, "waiting": None,
     }  # fmt: skip
     it.go(3)
@@ -53,7 +53,7 @@ def test_a_stage_is_told_by_its_slowest_idlest_on_average_and_largest() -> None:
     assert (front["step"], front["idle"], front["rssBytes"], front["peakBytes"], front["devicePeakBytes"]) == (
         3, 0.5, 60 * MIB, 80 * MIB, 5,
     )  # fmt: skip
-    assert (back["name"], back["workers"], back["idle"], back["peakBytes"], back["devicePeakBytes"]) == ("back", 1, 0.0, 2, None)
+    assert (back["name"], back["desired"], back["idle"], back["peakBytes"], back["devicePeakBytes"]) == ("back", 1, 0.0, 2, None)
 
 
 def test_a_mode_that_lets_workers_run_ahead_has_no_known_delay() -> None:

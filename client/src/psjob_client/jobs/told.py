@@ -99,7 +99,7 @@ def stages(told: Mapping[str, Any]) -> tuple[StageView, ...]:
     return tuple(
         StageView(
             name=str(one.get("name")),
-            workers_ready=f"{int(numbers(one, 'ready'))}/{int(numbers(one, 'workers'))}",
+            workers_ready=f"{int(numbers(one, 'ready'))}/{int(numbers(one, 'desired'))}",
             step=_count(one, "step"),
             delay=finite(one.get("delay")),
             idle=finite(one.get("idle")),

@@ -49,7 +49,7 @@ class StageReport:
         longest = max(waits, key=lambda wait: wait[1], default=None)
         idle = [told.idle for _, (_, told) in known if told.idle is not None]
         return {
-            "workers": len(members),
+            "desired": len(members),
             "ready": sum(member.state is State.LEFT or (member.state is State.JOINED and member.here) for member in members),
             "step": min(member.clock for member in members),
             # In a flush an update counts gradients of one version alone, the one that it changes.
