@@ -61,6 +61,15 @@ def test_a_mode_that_lets_workers_run_ahead_has_no_known_delay() -> None:
     assert [stage["delay"] for stage in stages(it)] == [None, None]
 
 
+def test_without_flush_the_delay_is_what_its_workers_measured() -> None:
+    it = world(flushes=False)
+    assert [stage["delay"] for stage in stages(it)] == [None, None]
+    measured(it, 0, delay=1.0)
+    measured(it, 1, delay=2.0)
+    measured(it, 2, delay=0)
+    assert [stage["delay"] for stage in stages(it)] == [1.5, 0]
+
+
 def test_what_a_process_told_is_not_its_successors() -> None:
     it = world()
     measured(it, 2, idle=0.5, rss=9, peak=9, waits="gradients", seconds=3.0)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from psjob.wire.frame import Kind
+from psjob.worker.idle import RECENT
 
 if TYPE_CHECKING:
     from psjob.worker.session import WorkerSession
@@ -27,6 +30,8 @@ class StageGauge:
         self._waited = False
         """Was a wait the last that was told?"""
         self._for: int | None = None
+        self._late: deque[int] = deque(maxlen=RECENT)
+        """By how many updates the last ones were late, without flush."""
         self._over = False
         """Has the script ended? It waits for the others' ends then, which is no part of any step."""
 
@@ -38,6 +43,10 @@ class StageGauge:
             yield
         finally:
             self._for = None
+
+    def updated(self, late: int) -> None:
+        """An update was pushed, on gradients of weights so many updates old. In a flush nobody says it."""
+        self._late.append(late)
 
     def edge(self, now: float, last: bool = False) -> None:
         """The script stands between two steps; `last`: after its last one."""
@@ -56,6 +65,8 @@ class StageGauge:
             return
         self._told, self._waited = now, what is not None
         body: dict[str, Any] = {"idle": session.idle.recent(now, seconds), "rss": resident, "peak": peak, "devicePeak": device_peak()}
+        if self._late:
+            body["delay"] = fmean(self._late)
         if what is not None:
             body |= {"waits": what, "for": self._for, "seconds": seconds}
         session.links[0].send_json(session.header(Kind.MEASURED, clock=session.clock), body)

@@ -128,6 +128,7 @@ def measured(stream: int, clock: int, body: Mapping[str, Any], workers: int) -> 
         _size(body.get("devicePeak")),
         "".join(filter(str.isprintable, waits))[:MOST_WAITS] if isinstance(waits, str) else None,
         awaited if type(awaited) is int and 0 <= awaited < workers else None, _amount(body.get("seconds")) or 0.0,
+        _amount(body.get("delay")),
     )  # fmt: skip
 
 

@@ -45,6 +45,7 @@ class Measured:
 
     `idle`: the part of its last steps in which it waited. `resident`, `peak` and `device_peak`: bytes in RAM now and at most, and at most
     on its device. `waits`: what it has waited for since `seconds`, None: it goes on; `awaited`: the worker that this comes from.
+    `delay`: by how many updates its last ones were late, where stages do not flush.
     """
 
     stream: int
@@ -56,3 +57,4 @@ class Measured:
     waits: str | None = None
     awaited: int | None = None
     seconds: float = 0.0
+    delay: float | None = None

@@ -52,14 +52,19 @@ class StageReport:
             "desired": len(members),
             "ready": sum(member.state is State.LEFT or (member.state is State.JOINED and member.here) for member in members),
             "step": min(member.clock for member in members),
-            # In a flush an update counts gradients of one version alone, the one that it changes.
-            "delay": 0.0 if self._job.mode.ahead == 0 else None,
+            "delay": self._delay([told.delay for _, (_, told) in known if told.delay is not None]),
             "idle": fmean(idle) if idle else None,
             "rssBytes": _most(told.resident for _, (_, told) in known),
             "peakBytes": _most(told.peak for _, (_, told) in known),
             "devicePeakBytes": _most(told.device_peak for _, (_, told) in known),
             "waiting": None if longest is None else _sentence(*longest),
         }
+
+    def _delay(self, told: list[float]) -> float | None:
+        """Of what a stage's workers have measured. In a flush an update counts gradients of one version alone, the one that it changes."""
+        if self._job.flushes and self._job.mode.ahead == 0:
+            return 0.0
+        return fmean(told) if told else None
 
     def _of(self, member: Member) -> tuple[float, Measured] | None:
         """What the process that a worker has now told last, and when."""
