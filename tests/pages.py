@@ -57,8 +57,11 @@ def drawn(page: Page, selector: str) -> int:
     return int(page.locator(f"{selector} canvas").first.evaluate(script))
 
 
-def a_run(folder: Path, name: str, points: int, *, made: float, result: str = "Complete") -> Path:
-    """A run as `psjob run` leaves it (local/record.py), with `points` lines of history and a shard that was restarted."""
+def a_run(folder: Path, name: str, points: int, *, made: float, result: str = "Complete", **told: Any) -> Path:
+    """A run as `psjob run` leaves it (local/record.py), with `points` lines of history and a shard that was restarted.
+
+    The coordinator has `told` this too.
+    """
     run, job = folder / ".psjob" / name, name.partition("-")[0]
     (run / "logs").mkdir(parents=True)
     _write(run / "run.json", {"job": job, "run": name, "pid": 1, "created": made, "ended": made + 70, "result": result, "failure": ""})
@@ -66,9 +69,8 @@ def a_run(folder: Path, name: str, points: int, *, made: float, result: str = "C
     shard = {"index": 0, "attempt": 2, "state": "Finished"}
     _write(run / "status.json", {"run": name, "phase": result, "shards": [shard], "restarts": {"total": 1, "causes": {"Error": 1}}})
     workers = [{"rank": rank, "clock": points - rank, "state": "left", "idle": 0.1 * rank} for rank in range(2)]
-    _write(
-        run / "live.json", {"time": made + 69, "coordinator": {"step": points, "loss": 0.1, "rate": 55.0, "workers": workers}, "shards": []}
-    )
+    coordinator = {"step": points, "loss": 0.1, "rate": 55.0, "workers": workers, **told}
+    _write(run / "live.json", {"time": made + 69, "coordinator": coordinator, "shards": []})
     (run / "history.jsonl").write_text(_history(points))
     shards = [{"role": "shard", "index": 0, "number": number, "name": f"{job}-ps-0-a{number}"} for number in (1, 2)]
     worker = {"role": "worker", "index": 0, "number": 1, "name": f"{job}-worker-0-r1"}

@@ -193,3 +193,26 @@ def test_a_run_is_watched_while_it_trains(chromium: Browser, tmp_path: Path) -> 
         assert process.wait(60) == 0, rest
         expect(page.get_by_role("alert")).to_contain_text("start it again", timeout=10_000)
         assert all("ERR_CONNECTION_REFUSED" in error or "Failed to fetch" in error for error in errors), errors
+
+
+def test_stages_have_a_table_and_a_job_without_them_has_none(chromium: Browser, tmp_path: Path) -> None:
+    stages = [
+        {"name": "front", "desired": 2, "ready": 2, "step": 9, "delay": 0.0, "idle": 0.25, "rssBytes": 5 << 20, "peakBytes": 7 << 20},
+        {"name": "<b>back</b>", "desired": 1, "ready": 0, "step": 8, "waiting": "activations of micro-batch 1 of step 8 from worker 1"},
+    ]
+    pages.a_run(tmp_path, "cut-1124-000002", 50, made=1.79e9 + 100, stages=stages)
+    pages.a_run(tmp_path, "whole-1124-000001", 50, made=1.79e9)
+    with Served((AsyncClient.local(tmp_path),), tmp_path) as served:
+        page, errors = opened(chromium, served)
+        table = page.get_by_role("region", name="Stages:")
+        expect(table.locator("tbody tr")).to_have_count(2)
+        cells = table.locator("tbody tr").nth(0).locator("td")
+        assert cells.all_text_contents() == ["front", "2/2", "9", "0", "25 %", "5.0 MiB", "7.0 MiB", "–", ""]
+        assert table.locator("tbody tr").nth(1).locator("td").all_text_contents() == [
+            "<b>back</b>", "0/1", "8", "–", "–", "–", "–", "–", "activations of micro-batch 1 of step 8 from worker 1",
+        ]  # fmt: skip
+        assert pages.barriers(page) == []
+        page.get_by_role("link", name="whole").click()
+        expect(page.get_by_role("heading", name="whole", exact=True)).to_be_visible()
+        expect(table).to_have_count(0)
+        assert errors == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 import subprocess
@@ -75,6 +76,46 @@ def test_workers_of_a_stage_share_its_micro_batches(tmp_path: Path) -> None:
     assert hit.sha == calm.sha
 
 
+SLOW = """
+HELD = []
+
+
+class Slow(nn.Tanh):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        HELD[:] = HELD or [torch.ones(16 << 20)]
+        return super().forward(x)
+
+
+"""
+
+
+def test_each_stage_says_how_it_stands(tmp_path: Path) -> None:
+    """The first stage is the slow one: the others wait for it, and it waits least. Its process holds more than the others."""
+    text = (HERE / "stages.py").read_text().replace("STEPS, WIDE = 60", "STEPS, WIDE = 20").replace("first, nn.Tanh()", "first, Slow()")
+    (tmp_path / "script.py").write_text(text.replace("def main(", SLOW + "def main(", 1))
+    path = job(tmp_path)
+    path.write_text(path.read_text().replace(str(HERE / "stages.py"), "script.py"))
+    ran = train(tmp_path, path)
+    told = json.loads((ran.folder / "live.json").read_text())["coordinator"]["stages"]
+    assert [(one["name"], one["desired"], one["ready"], one["step"], one["delay"]) for one in told] == [
+        (f"part-{number}", 1, 1, 20, 0.0) for number in range(3)
+    ]
+    slow, *others = (one["idle"] for one in told)
+    assert all(slow < other <= 1 for other in others), told
+    large, *small = (one["peakBytes"] for one in told)
+    assert all(0 < 32 << 20 < large - size for size in small), told
+    status = json.loads((ran.folder / "status.json").read_text())
+    assert status["stagesReady"] == "3/3"
+    assert [(one["name"], one["workersReady"]) for one in status["stages"]] == [(f"part-{number}", "1/1") for number in range(3)]
+    words = [sys.executable, "-m", "psjob_client.cli.main", "get", "job", "--local"]
+    said = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120).stdout.splitlines()
+    head = next(line for line in said if line.startswith("STAGE"))
+    assert head.split()[:7] == ["STAGE", "WORKERS", "STEP", "DELAY", "IDLE", "MEMORY", "PEAK"]
+    (row,) = (line.split() for line in said if line.startswith("part-0"))
+    assert row[:4] == ["part-0", "1/1", "20", "0"] and row[4] == f"{slow:.0%}"
+
+
 LATE: dict[str, tuple[dict[str, str], list[str]]] = {
     "2bw": ({"schedule": "2bw"}, []),
     "pipedream": ({"schedule": "pipedream"}, ["untied"]),
@@ -109,6 +150,8 @@ def late(folder: Path, name: str, pace: float = 0.0) -> Path:
 def test_without_flush_gradients_are_those_of_old_weights(tmp_path: Path, name: str) -> None:
     ran = train(tmp_path, late(tmp_path, name))
     assert ran.summary["restarts"] == {} and ran.summary["steps"] == stages.STEPS
+    told = json.loads((ran.folder / "live.json").read_text())["coordinator"]["stages"]
+    assert all(0 < one["delay"] <= 1 for one in (told if name == "2bw" else told[1:-1])), told
     weights, expected = ran.weights(), old_weights(name)
     for key, tensor in weights.items():
         assert torch.equal(tensor, expected[key]), (key, (tensor - expected[key]).abs().max())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from psjob_operator.api.crd import STATUS_DEFAULT
+from psjob_operator.api.status import JobStatus, StageStatus
 from tests.integration.api_client import Api
 from tests.unit.api_manifest import GOOD, changed
 
@@ -102,9 +103,35 @@ def test_columns_tell_the_story(job_kubectl: Kubectl, job_api: Api, namespace: s
     assert row[:5] == ["digits", "Running", "2/2", "3/4", "120"]
     assert row[6] == "1"
     wide = job_kubectl("get", "psj", "-n", namespace, "-o", "wide").stdout.splitlines()
-    assert wide[0].split()[-4:] == ["MODE", "LOSS", "VIEW", "COUNTED"]
+    assert wide[0].split()[-5:] == ["STAGES", "MODE", "LOSS", "VIEW", "COUNTED"]
     assert "0/3 nodes are available" in wide[1]
     assert "sync" in wide[1].split()
+
+
+def test_stages_stand_in_the_wide_table_and_in_describe(job_kubectl: Kubectl, job_api: Api, namespace: str) -> None:
+    """With every field that the operator writes: the API server drops those that it does not know."""
+    job_api.create(namespace, GOOD)
+    waits = "activations of micro-batch 1 of step 8 from worker 1 (stage 0), for 12 s"
+    stages = [
+        {
+            "name": "front", "workersReady": "2/2", "step": 9, "delay": 0.0, "idle": 0.25, "memoryBytes": 5 << 30,
+            "peakMemoryBytes": 6 << 30, "peakDeviceBytes": 7 << 30,
+        },
+        {"name": "back", "workersReady": "0/1", "waiting": waits},
+    ]  # fmt: skip
+    status = JobStatus(stages=tuple(map(StageStatus.model_validate, stages)), stages_ready="1/2").to_manifest()
+    assert status["stages"] == stages
+    assert job_api.merge(namespace, "digits", {"status": status}, status=True)[0] == 200
+    assert job_api.get(namespace, "digits")["status"]["stages"] == stages
+    wide = job_kubectl("get", "psj", "-n", namespace, "-o", "wide").stdout.splitlines()
+    at = wide[0].index("STAGES")
+    assert wide[1][at:].split()[0] == "1/2"
+    told = job_kubectl("describe", "psj", "digits", "-n", namespace).stdout
+    for words in ("Stages Ready:", "Peak Memory Bytes:", waits, "Workers Ready:"):
+        assert words in told
+    over = {"status": {"stages": [{"name": f"s{number}"} for number in range(65)]}}
+    code, said = job_api.merge(namespace, "digits", over, status=True)
+    assert code == 422 and "64" in str(said)
 
 
 @pytest.mark.parametrize("word", ["all", "psjob", "psj", "pstrainingjob", "pstrainingjobs.psjob.dev"])

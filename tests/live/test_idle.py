@@ -10,7 +10,7 @@ import torch
 
 from psjob.shard.statusport import status
 from psjob.wire.frame import Header, Kind
-from psjob.worker.idle import Idle
+from psjob.worker.idle import RECENT, Idle, share
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.test_shard_training import batch, build, loss_of
 from tests.unit.desk import Desk
@@ -33,6 +33,30 @@ def test_it_counts_from_the_end_of_the_first_step() -> None:
     idle.waited += 9.0
     idle.at(10, 30.0)
     assert idle.told == (10_000, 10_000)
+
+
+def test_the_recent_share_is_of_the_last_steps_and_of_a_wait_under_way() -> None:
+    idle = Idle()
+    idle.at(0, 0.0)
+    assert idle.recent(5.0, 5.0) is None, "until the first step has ended workers wait for each other's imports"
+    idle.waited = 50.0
+    idle.at(1, 60.0)
+    assert idle.recent(60.0) is None
+    assert idle.recent(70.0, 8.0) == 0.8, "a wait counts before it ends"
+    for step in range(2, 2 + RECENT):
+        idle.waited += 0.25
+        idle.at(step, 59.0 + step)
+    assert idle.recent(60.0 + RECENT) == 0.25
+    for step in range(2 + RECENT, 2 + 2 * RECENT):
+        idle.waited += 0.75
+        idle.at(step, 59.0 + step)
+    assert idle.recent(60.0 + 2 * RECENT) == 0.75, "what is older does not count"
+    assert idle.told[1] == 5000
+
+
+@pytest.mark.parametrize(("waited", "counted", "part"), [(0, 0, 0), (1, 0, 0), (1, 4, 0.25), (5, 4, 1), (-1, 4, 0)])
+def test_a_share_is_between_0_and_1(waited: float, counted: float, part: float) -> None:
+    assert share(waited, counted) == part
 
 
 def test_a_record_tells_it_and_one_that_knows_nothing_leaves_it(tmp_path: Path) -> None:

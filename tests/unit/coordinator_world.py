@@ -160,7 +160,8 @@ class World:
         word = body["do"]
         if word in self.deaf:
             return
-        stands = {"lo": self.step, "hi": self.step, "owned": 1, "stored": self.step}
+        stands: dict[str, Any] = {"lo": self.step, "hi": self.step, "owned": 1, "stored": self.step}
+        stands["stages"] = [[self.step, self.step, 1] for _ in self.job.stages.replicas]
         match word:
             case "setup":
                 self.answer(shard, {"did": "initialised", "setup": body["setup"]})
@@ -168,6 +169,7 @@ class World:
                 self.step = self.manifests[-1].step
                 complete = [self.step] * self.job.workers
                 stands |= {"lo": self.step, "hi": self.step, "stored": self.step}
+                stands["stages"] = [[self.step, self.step, 1] for _ in self.job.stages.replicas]
                 self.answer(shard, {"did": "restored", "recovery": body["recovery"], "complete": complete, **stands})
             case "where":
                 self.answer(shard, {"did": "where", "ask": body["ask"], "rows": [[rank, self.step, 0] for rank in body["ranks"]], **stands})

@@ -32,10 +32,14 @@ from tests.unit.plan_given import NOW, UID, ended, job, pod, running
 KEY = bytes(range(32))
 LATE = {"count": 4, "sum": 6.0, "max": 3.0, "buckets": [[0, 1], [1, 2], [3, 4]]}
 CHECKPOINT = {"step": 3, "view": 1, "time": 999_000.0, "age": 3.5, "bytes": 1000, "path": "/checkpoints/run-1", "final": False}
+STAGE = {
+    "index": 0, "name": "front", "desired": 2, "ready": 1, "step": 5, "delay": 0.0, "idle": 0.5, "rssBytes": 1 << 28, "peakBytes": 1 << 29,
+    "devicePeakBytes": 1 << 30, "waiting": "gradients of micro-batch 1 of step 5 from worker 2 (stage 1), for 4 s",
+}  # fmt: skip
 COORDINATOR: dict[str, Any] = {
     "mode": "async", "lag": LATE, "gap": LATE, "step": 5, "loss": 0.5, "rate": 2.0, "eta": 10.0, "totalSteps": 100,
     "metrics": {"loss": 0.5}, "workers": [{"rank": 0, "clock": 5, "state": "joined", "start": 1, "rewinds": 0, "idle": 0.1, "here": True}],
-    "checkpoint": CHECKPOINT,
+    "checkpoint": CHECKPOINT, "stages": [STAGE],
     "checkpointProgress": {"doing": "writing", "shards": [{"index": 0, "doing": "writing", "done": 1, "total": 2}], "done": 1, "total": 2},
     "checkpointProblem": None, "waiting": "workers 1 have not pushed step 5", "hung": [{"rank": 0, "start": 1, "seconds": 9.0}],
     "codecs": None, "weightsSha256": None, "failure": None, "transport": "tcp", "nonFinite": None, "dataProblem": None, "diverged": None,
@@ -73,7 +77,7 @@ class Child:
 @counts(300, 100_000)
 def test_the_operator_plans_whatever_shard_0_tells(cases: int) -> None:
     """On its status port while it lives, and in its last words."""
-    base = running(job(workers={"stepTimeoutSeconds": 5}))
+    base = running(job(workers={"stepTimeoutSeconds": 5}, stages=[{"name": "front", "replicas": 2}, {"name": "back", "cut": "x"}]))
 
     def read(case: Case) -> None:
         body = raw(case)

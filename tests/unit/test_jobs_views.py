@@ -72,6 +72,30 @@ def test_a_running_run() -> None:
     assert JobView.model_validate(json.loads(json.dumps(job.to_manifest()))) == job, "its JSON is whole"
 
 
+def test_stages_come_from_the_running_job_or_else_from_its_status() -> None:
+    stages: list[Any] = [
+        {
+            "index": 0, "name": "front", "desired": 2, "ready": 1, "step": 9, "delay": 0.0, "idle": 0.25,
+            "rssBytes": 1 << 20, "peakBytes": 3 << 20, "devicePeakBytes": None, "waiting": None,
+        },
+        {"name": "back", "idle": "x", "waiting": "gradients, for 4 s"}, "odd",
+    ]  # fmt: skip
+    job = recorded.job_view(files(live={"time": 999.0, "coordinator": {**TOLD, "stages": stages}, "shards": []}))
+    assert rows.stages(job) == [
+        ("front", "1/2", "9", "0", "25%", "1 MiB", "3 MiB", "-", ""),
+        ("back", "0/0", "-", "-", "-", "-", "-", "-", "gradients, for 4 s"),
+    ]
+    assert JobView.model_validate(json.loads(json.dumps(job.to_manifest()))) == job
+    assert recorded.job_view(files()).stages == ()
+    status = {**RAW["status"], "stages": [{"name": "front", "workersReady": "2/2", "idle": 0.5, "peakDeviceBytes": 1 << 30}]}
+    stored = clustered.job_view({**RAW, "status": status}, "kind")
+    assert rows.stages(stored) == [("front", "2/2", "-", "-", "50%", "-", "-", "1 GiB", "")]
+    live = clustered.job_view({**RAW, "status": status}, "kind", (), {0: {"coordinator": {**TOLD, "stages": stages[:1]}}})
+    assert [stage.workers_ready for stage in live.stages] == ["1/2"]
+    quiet = clustered.job_view({**RAW, "status": status}, "kind", (), {0: {"coordinator": TOLD}})
+    assert quiet.stages == stored.stages
+
+
 def test_a_run_that_was_killed_has_failed_and_can_be_resumed() -> None:
     job = recorded.job_view(files(alive=False))
     assert job.phase == "Failed" and job.reason == "Killed" and "psjob resume j-1" in job.message
@@ -124,7 +148,7 @@ def ended(role: str, code: int) -> list[dict[str, Any]]:
     return [{"name": role, "state": {"terminated": {"exitCode": code, "reason": "Error", "finishedAt": "2026-01-01T00:01:00Z"}}}]
 
 
-RAW = {
+RAW: dict[str, Any] = {
     "apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob",
     "metadata": {
         "name": "j", "namespace": "n", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z", "managedFields": [1],

@@ -81,7 +81,8 @@ def value(found: dict[str, Family], name: str, **labels: str) -> float | None:
 
 
 def test_the_table_is_what_is_exposed_and_nothing_else() -> None:
-    found = page(job(answer=told([3], [0.1])))
+    stage = {"name": "front", "step": 7, "idle": 0.25, "delay": 0.0, "peakBytes": 4096}
+    found = page(job(answer=told([3], [0.1], stages=[stage]), stages=[{"name": "front", "workersReady": "1/2"}]))
     wanted = {metric.name.removesuffix("_total"): metric for metric in metrics.METRICS}
     assert {name for name in found if not name.startswith("process_")} == set(wanted)
     for name, metric in wanted.items():
@@ -120,6 +121,31 @@ def test_a_job_as_status_and_shard_0_tell_it() -> None:
     assert value(found, "psjob_push_lag_bucket", **at, le="1024") == 1
     assert value(found, "psjob_push_lag_bucket", **at, le="+Inf") == 2 and value(found, "psjob_push_lag_sum", **at) == 2000
     assert value(found, "psjob_push_gap_bucket", **at, le="0.03") == 1
+
+
+def test_stages_are_told_by_the_names_that_the_status_has() -> None:
+    stages = [
+        {"name": "front", "step": 7, "idle": 0.25, "delay": 0.0, "peakBytes": 4096},
+        {"name": "front", "step": 9},
+        {"name": "of a stranger", "step": 8},
+        {"name": "back", "step": -1, "idle": 3, "delay": "x", "peakBytes": None},
+        {"name": ["back"]},
+        "back",
+    ]
+    status = {"stages": [{"name": "front", "workersReady": "1/2"}, {"name": "back", "workersReady": "odd"}, 3, {"name": 4}]}
+    found = page(job(answer=told(stages=stages), **status))
+
+    def of(name: str, stage: str) -> Any:
+        return value(found, f"psjob_job_stage_{name}", namespace="a", job="one", stage=stage)
+
+    front = {"workers_ready": 1, "step": 7, "idle_share": 0.25, "delay_updates": 0, "peak_memory_bytes": 4096}
+    assert {name: of(name, "front") for name in front} == front
+    assert {name: of(name, "back") for name in front} == dict.fromkeys(front) | {"idle_share": 1}
+    assert of("step", "of a stranger") is None
+    over = page(job(answer=told(stages=stages), **status, phase="Complete"))
+    assert value(over, "psjob_job_stage_idle_share", namespace="a", job="one", stage="front") is None
+    for odd in (None, "x", {"name": "front"}, [None]):
+        page(job(answer=told(stages=odd), stages=odd))
 
 
 def test_what_is_newer_than_the_status_is_believed_of_a_checkpoint() -> None:

@@ -92,6 +92,9 @@ def get(
         return
     for word, text in rows.facts(job, time.time()):
         typer.echo(f"{word + ':':<12} {text}")
+    if job.stages:
+        typer.echo("")
+        table(rows.STAGES, rows.stages(job))
     if job.shards or job.workers:
         typer.echo("")
         table(rows.PROCESSES, rows.processes(job))

@@ -11,6 +11,7 @@ from psjob_client.local.words import amount, number, span
 JOBS = ("NAME", "PHASE", "MODE", "STEP", "LOSS", "RATE", "SHARDS", "WORKERS", "RESTARTS", "CHECKPOINT", "AGE")
 WIDE = (*JOBS, "WHERE", "MESSAGE")
 PROCESSES = ("PROCESS", "STATE", "ATTEMPT", "RESTARTS", "STEPS", "BEHIND", "WAITING", "LAG", "MEMORY", "NODE", "PROBLEM")
+STAGES = ("STAGE", "WORKERS", "STEP", "DELAY", "IDLE", "MEMORY", "PEAK", "DEVICE PEAK", "WAITS FOR")
 CHECKPOINTS = ("STEP", "VIEW", "AGE", "SIZE", "FINAL", "PATH")
 EVENTS = ("TIME", "TYPE", "REASON", "ABOUT", "MESSAGE")
 METRICS = ("NAME", "LAST", "LEAST", "MOST", "POINTS", "STEP", "CURVE")
@@ -56,6 +57,18 @@ def processes(view: JobView) -> list[Sequence[str]]:
         for one in view.workers
     ]  # fmt: skip
     return [*shards, *workers]
+
+
+def stages(view: JobView) -> list[Sequence[str]]:
+    """A row a stage."""
+    return [
+        (
+            one.name, one.workers_ready or NONE, _count(one.step), NONE if one.delay is None else f"{one.delay:g}",
+            NONE if one.idle is None else f"{one.idle:.0%}", amount(one.memory_bytes) or NONE, amount(one.peak_memory_bytes) or NONE,
+            amount(one.peak_device_bytes) or NONE, one.waiting or "",
+        )
+        for one in view.stages
+    ]  # fmt: skip
 
 
 def facts(view: JobView, now: float) -> list[tuple[str, str]]:

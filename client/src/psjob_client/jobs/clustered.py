@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from psjob_client.jobs.told import coordinator_facts, shard_view, worker_view
-from psjob_client.jobs.view import CheckpointView, EventView, JobView, ProgressView, SpanView
+from psjob_client.jobs.view import CheckpointView, EventView, JobView, ProgressView, SpanView, StageView
 from psjob_client.local.probe import numbers, part
 from psjob_operator.api.status import JobStatus
 from psjob_operator.cluster.pods import parse
@@ -32,8 +32,9 @@ def job_view(raw: Mapping[str, Any], context: str, pods: Sequence[Process] = (),
         "checkpoint": _checkpoint(status),
         "codecs": status.progress.codecs if status.progress else None,
         "transport": status.progress.transport if status.progress else None,
+        "stages": tuple(StageView.model_validate(stage.model_dump()) for stage in status.stages or ()),
     }
-    live = {name: value for name, value in coordinator_facts(coordinator, now).items() if value is not None}
+    live = {name: value for name, value in coordinator_facts(coordinator, now).items() if value not in (None, ())}
     own = tuple(str(coordinator[key]) for key in ("checkpointProblem", "failure") if coordinator.get(key))
     namespace = str(metadata.get("namespace") or "")
     return JobView(

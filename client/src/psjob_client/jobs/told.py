@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from psjob_client.jobs.view import CheckpointView, Lateness, ProgressView, ShardView, TransferView, WorkerView
+from psjob_client.jobs.view import CheckpointView, Lateness, ProgressView, ShardView, StageView, TransferView, WorkerView
 from psjob_client.local.probe import WARNINGS, numbers, part
 from psjob_client.local.shapes import is_number
 
@@ -23,6 +23,7 @@ def coordinator_facts(told: Mapping[str, Any], time: float | None) -> dict[str, 
         "transport": _text(told.get("transport")),
         "lag": lag,
         "gap": gap,
+        "stages": stages(told),
         "warnings": tuple(str(told[name]) for name in WARNINGS if told.get(name)),
         "weights_sha256": _text(told.get("weightsSha256")),
     }
@@ -90,6 +91,26 @@ def worker_view(rank: int, state: str, start: int, told: Mapping[str, Any] | Non
         index=rank, state=state, attempt=start or int(numbers(told, "start")), clock=clock, behind=max(0, first - clock),
         idle=finite(told.get("idle")), rewinds=int(numbers(told, "rewinds")),
     )  # fmt: skip
+
+
+def stages(told: Mapping[str, Any]) -> tuple[StageView, ...]:
+    """How each stage stands; none of a job without stages."""
+    said = told.get("stages")
+    return tuple(
+        StageView(
+            name=str(one.get("name")),
+            workers_ready=f"{int(numbers(one, 'ready'))}/{int(numbers(one, 'desired'))}",
+            step=_count(one, "step"),
+            delay=finite(one.get("delay")),
+            idle=finite(one.get("idle")),
+            memory_bytes=int(numbers(one, "rssBytes")) or None,
+            peak_memory_bytes=int(numbers(one, "peakBytes")) or None,
+            peak_device_bytes=int(numbers(one, "devicePeakBytes")) or None,
+            waiting=_text(one.get("waiting")),
+        )
+        for one in (said if isinstance(said, list | tuple) else ())
+        if isinstance(one, Mapping)
+    )
 
 
 def lateness(told: Mapping[str, Any]) -> Lateness | None:

@@ -100,6 +100,29 @@ class WorkerView(ProcessView):
     """How often it went back to a checkpoint in place."""
 
 
+class StageView(View):
+    """One stage of a model that is cut in stages. Numbers are what its workers measured."""
+
+    name: str
+    """As the manifest names it."""
+    workers_ready: str = ""
+    """Its workers that are there or through, of those declared, such as 2/2."""
+    step: int | None = None
+    """Lowest complete step of its workers."""
+    delay: float | None = None
+    """Updates between the weights that a gradient was computed on and those it is applied to; 0 where each step is a flush."""
+    idle: float | None = None
+    """Part of the time of the last 32 steps in which its workers waited, 0..1: their mean."""
+    memory_bytes: int | None = None
+    """RAM that the worker held that held most."""
+    peak_memory_bytes: int | None = None
+    """The most RAM that one worker has held since its process began."""
+    peak_device_bytes: int | None = None
+    """The most that tensors of one worker have held on its CUDA device."""
+    waiting: str | None = None
+    """What one of its workers waits for."""
+
+
 class CheckpointView(View):
     """A committed checkpoint."""
 
@@ -183,6 +206,8 @@ class JobView(View):
     """In index order."""
     workers: tuple[WorkerView, ...] = ()
     """In order of rank. At most those that are known: on a cluster whose pods cannot be listed, only those with a problem."""
+    stages: tuple[StageView, ...] = ()
+    """In order; none of a job without stages."""
     shards_ready: str = ""
     """Such as 2/2."""
     workers_ready: str = ""

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 LARGEST = 1e300
 PAIRS = ("buckets", "passed")
 """Lists of [number, number]."""
-OBJECTS = ("workers", "hung", "shards", "entries")
+OBJECTS = ("workers", "hung", "shards", "entries", "stages")
 """Lists of objects."""
 DEEPEST = 8
 """Levels of objects; the contract has fewer."""

@@ -56,6 +56,10 @@ class JobStatus(StatusModel):
     """The workers, counted; only those with a problem are named."""
     workers_ready: str | None = None
     """Workers that run or have succeeded, of those declared, such as 4/4."""
+    stages: tuple[StageStatus, ...] | None = None
+    """One entry a stage of spec.stages, in their order; absent without stages."""
+    stages_ready: str | None = None
+    """Stages whose workers all run or have succeeded, of those declared, such as 2/2; absent without stages."""
     checkpoint: CheckpointStatus | None = None
     """The last committed checkpoint."""
     progress: Progress | None = None
@@ -168,6 +172,30 @@ class WorkerProblem(StatusModel):
     """One CamelCase word: Unschedulable, ImagePullBackOff, OOMKilled, Error."""
     message: str = ""
     """The words of the kubelet, the scheduler or the API server."""
+
+
+class StageStatus(StatusModel):
+    """One stage of a model that is cut in stages. Numbers are what its workers measured, as shard 0 last told; at most once a minute."""
+
+    name: str
+    """Name of the stage."""
+    workers_ready: str = ""
+    """Its workers that run or have succeeded, of those declared, such as 2/2."""
+    step: int | None = None
+    """Lowest complete step of its workers."""
+    delay: float | None = None
+    """Updates between the weights that a gradient was computed on and those it is applied to; 0 where each step is a flush."""
+    idle: float | None = None
+    """Part of the time of the last 32 steps in which its workers waited for activations, gradients or shards: 0..1, their mean."""
+    memory_bytes: int | None = None
+    """RAM that the worker of this stage held that held most."""
+    peak_memory_bytes: int | None = None
+    """The most RAM that one of its workers has held since its process began."""
+    peak_device_bytes: int | None = None
+    """The most bytes that tensors of one of its workers have held on its CUDA device; absent where none was used."""
+    waiting: str | None = None
+    """What one of its workers waits for, from whom, and since when; absent while they go on. The first eight
+    stages that wait say it."""
 
 
 class CheckpointStatus(StatusModel):

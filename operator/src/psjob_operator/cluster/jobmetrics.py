@@ -91,6 +91,9 @@ def _of_status(page: _Page, job: Seen, now: float) -> None:
         if there.isdecimal() and wanted.isdecimal():
             page.set(ready, labels, int(there))
             page.set(declared, labels, int(wanted))
+    for name, stage in _stages(status):
+        there, _, _ = str(stage.get("workersReady")).partition("/")
+        page.set(m.STAGE_WORKERS_READY, (*labels, name), int(there) if there.isdecimal() else None)
     for cause, count in _map(restarts, "causes").items():
         page.set(m.RESTARTS, (*labels, str(cause)), count)
     page.set(m.FAILURES, labels, restarts.get("counted", 0 if workers else None))
@@ -126,7 +129,21 @@ def _of_told(page: _Page, job: Seen, now: float) -> None:
     told = said.get("workers")
     idle = [number for worker in told if (number := _idle(worker)) is not None] if isinstance(told, list) else []
     page.set(m.WAIT_SHARE, labels, sum(idle) / len(idle) if idle else None)
+    declared = dict(_stages(job.status))
+    for name, stage in _stages(said):
+        if declared.pop(name, None) is not None:  # what is told of a stage that the job does not have is no series
+            page.set(m.STAGE_STEP, (*labels, name), _natural(stage.get("step")))
+            page.set(m.STAGE_IDLE, (*labels, name), _idle(stage))
+            page.set(m.STAGE_DELAY, (*labels, name), _natural(stage.get("delay")))
+            page.set(m.STAGE_MEMORY, (*labels, name), _natural(stage.get("peakBytes")))
     page.set(m.PROGRESS_AGE, labels, None if job.told_at is None else max(0.0, now - job.told_at))
+
+
+def _stages(said: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """By name."""
+    told = said.get("stages")
+    found = [stage for stage in told if isinstance(stage, Mapping)] if isinstance(told, list) else []
+    return [(stage["name"], stage) for stage in found if isinstance(stage.get("name"), str)]
 
 
 def _coordinator(job: Seen) -> Mapping[str, Any]:
@@ -138,8 +155,8 @@ def _phase(job: Seen) -> str:
     return phase if phase in PHASES else "Pending" if phase is None else "Unknown"
 
 
-def _idle(worker: Any) -> float | None:
-    number = _number(worker.get("idle")) if isinstance(worker, Mapping) else None
+def _idle(of: Any) -> float | None:
+    number = _number(of.get("idle")) if isinstance(of, Mapping) else None
     return None if number is None else min(1.0, max(0.0, number))
 
 

@@ -99,6 +99,26 @@ CHECKPOINT_AGE = Metric(
 )
 CHECKPOINT_STEP = Metric("psjob_job_checkpoint_step", "gauge", "Step of the last committed checkpoint.", JOB)
 CHECKPOINT_BYTES = Metric("psjob_job_checkpoint_bytes", "gauge", "Size of its files together.", JOB)
+STAGE_WORKERS_READY = Metric("psjob_job_stage_workers_ready", "gauge", "Workers of a stage that run, or have succeeded.", (*JOB, "stage"))
+STAGE_STEP = Metric("psjob_job_stage_step", "gauge", "Lowest complete step of a stage's workers.", (*JOB, "stage"))
+STAGE_IDLE = Metric(
+    "psjob_job_stage_idle_share",
+    "gauge",
+    "Part of the time of the last 32 steps in which a stage's workers waited for activations, gradients or shards, 0 to 1: their mean.",
+    (*JOB, "stage"),
+)
+STAGE_DELAY = Metric(
+    "psjob_job_stage_delay_updates",
+    "gauge",
+    "Updates between the weights that a stage's gradients were computed on and those they are applied to; 0 where steps are flushes.",
+    (*JOB, "stage"),
+)
+STAGE_MEMORY = Metric(
+    "psjob_job_stage_peak_memory_bytes",
+    "gauge",
+    "The most RAM that one worker of a stage has held since its process began.",
+    (*JOB, "stage"),
+)
 STEP = Metric("psjob_job_step", "gauge", "Lowest complete step of all workers. It goes back where a recovery undoes steps.", JOB)
 RATE = Metric("psjob_job_steps_per_second", "gauge", "Steps a second, pauses such as a restart left out.", JOB)
 LOSS = Metric("psjob_job_loss", "gauge", "Last loss that the script reported.", JOB)
@@ -130,7 +150,9 @@ OF_OPERATOR = (
 OF_ALL_JOBS = (JOBS, RECOVERY)
 OF_A_JOB = (
     PHASE, SHARDS, SHARDS_READY, WORKERS, WORKERS_READY, RESTARTS, FAILURES, INTERRUPTED, LAST_RECOVERY, STEPS_LOST, UPDATES_LOST,
-    CHECKPOINT_AGE, CHECKPOINT_STEP, CHECKPOINT_BYTES,
+    CHECKPOINT_AGE, CHECKPOINT_STEP, CHECKPOINT_BYTES, STAGE_WORKERS_READY,
 )  # fmt: skip
-TOLD_BY_SHARD_0 = (STEP, RATE, LOSS, WAIT_SHARE, PUSH_BYTES, PUSHES, PROGRESS_AGE, LAG, GAP)
+TOLD_BY_SHARD_0 = (
+    STEP, RATE, LOSS, WAIT_SHARE, PUSH_BYTES, PUSHES, PROGRESS_AGE, LAG, GAP, STAGE_STEP, STAGE_IDLE, STAGE_DELAY, STAGE_MEMORY,
+)  # fmt: skip
 METRICS = (*OF_OPERATOR, *OF_ALL_JOBS, *OF_A_JOB, *TOLD_BY_SHARD_0)

@@ -81,6 +81,7 @@ def _counters(status: JobStatus) -> Any:
     return (
         status.shards_ready,
         status.workers_ready,
+        tuple(stage.workers_ready for stage in status.stages or ()),
         workers.ready,
         workers.pending_starts,
         workers.succeeded_indexes,
@@ -97,7 +98,7 @@ def _told(status: JobStatus) -> Any:
     progress = status.progress.model_copy(update={"time": None}) if status.progress else None
     told = tuple((it.type, it.status, it.reason, it.message, it.observed_generation) for it in status.conditions if it.type in TOLD)
     waiting = tuple((it.reason, it.message) for it in status.conditions if it.type == "Ready" and it.reason == WAITING)
-    return progress, status.checkpoint, told, waiting
+    return progress, status.stages, status.checkpoint, told, waiting
 
 
 def _plain(status: JobStatus) -> list[Any]:

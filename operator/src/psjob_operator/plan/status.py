@@ -11,6 +11,7 @@ from psjob_operator.plan.conditions import Say, conditions, running, starting
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import checkpoint, progress, text
 from psjob_operator.plan.restarts import Raising, counted, restarts
+from psjob_operator.plan.stages import stages, stages_ready
 from psjob_operator.plan.text import count, index_text, named, short, stamp, starts_text, unix
 from psjob_operator.plan.troubles import Trouble, explain
 
@@ -45,6 +46,8 @@ def describe(facts: Facts, raising: Raising, phase: Phase, said: Mapping[str, Sa
         shards_ready=f"{sum(seat.up and not raising.is_raised(seat) for seat in facts.shards)}/{spec.ps.shards}",
         workers=_workers(facts, raising, troubles),
         workers_ready=f"{sum(seat.up and not raising.is_raised(seat) for seat in facts.workers)}/{spec.workers.replicas}",
+        stages=(parts := stages(facts, raising)),
+        stages_ready=stages_ready(parts),
         checkpoint=checkpoint(facts),
         progress=progress(facts),
         last_recovery=stored.last_recovery,

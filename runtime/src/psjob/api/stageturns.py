@@ -249,7 +249,9 @@ class StageTurns:
         exchange.clip = Clip()
         exchange.push(grads, batch.hyperparameters, False, 1.0, fresh)
         self.versions.come(fresh, batch.hyperparameters)
-        self.delays[batch.number - batch.version] += 1
+        late = batch.number - batch.version
+        self.delays[late] += 1
+        self.links.gauge.updated(late)
         job.by_hand.stepped()
         del self._open[batch.number]
         self.links.stand(job.session.clock)

@@ -239,6 +239,11 @@ coordinator: {"mode": str (the one that runs, such as "bounded:3"),
   "workers": [{"rank": int, "clock": int, "state": "absent" | "joined" | "left" | "lost", "start": int, "rewinds": int,
     "idle": float (the part of its present process's time in which the script waited for others) | null,
     "here": bool (its process has a stream to shard 0)}],
+  "stages": [{"index": int, "name": str, "desired": int (workers declared), "ready": int (there, or through), "step": int (the lowest of
+    its workers), "delay": float (updates between the weights of a gradient and those it is applied to; 0 with a flush) | null,
+    "idle": float (the part of the last 32 steps' time in which its workers waited for activations, gradients or shards, their mean) | null,
+    "rssBytes", "peakBytes": int (RAM of the worker that holds most, now and at most) | null, "devicePeakBytes": int (of the worker whose
+    tensors held most on its device) | null, "waiting": str (what one of its workers waits for) | null}, ...] | null (without stages),
   "checkpoint": {"step": int, "view": int, "time": float (unix), "age": float (seconds; its node's clock may be another than the reader's),
     "bytes": int, "path": str, "final": bool} | null,
   "checkpointProgress": {"doing": "writing" | "reading", "shards": [{"index", "doing", "done", "total"}], "done", "total"} | null (bytes),

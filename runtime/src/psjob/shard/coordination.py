@@ -171,6 +171,8 @@ class Coordination:
             self.post(events.WorkerStops(stream))
         elif kind is Kind.STEP_LOST:
             self.post(border.step_lost(stream, body, self.place.config.workers))
+        elif kind is Kind.MEASURED:
+            self.post(border.measured(stream, header.clock, body, self.place.config.workers))
         elif kind is Kind.STIRRED:
             self.post(signs.Stirred(stream))
         elif kind is Kind.INPUTS:
@@ -227,7 +229,8 @@ class Coordination:
         said = machine.status(self.clock(), time.time())
         with self._lock:
             self.counts.heard(0, counts.word(self.server.store.counters, self.server.store.attempt))
-        return said | {"waiting": said["waiting"] or self.server.waiting_for} | self.lateness.told() | self.counts.told()
+        waiting = said["waiting"] or self.server.waiting_for or machine.stages.waiting(self.clock())
+        return said | {"waiting": waiting} | self.lateness.told() | self.counts.told()
 
     def missing(self) -> list[int]:
         """In a decided mode: workers of whom no push waits for a decision; empty in any other."""
@@ -391,5 +394,5 @@ def job_of(place: Place, server: Server, folder: Path) -> JobFacts:
         place.run, str(folder), server.store.mode, config.workers, len(config.shards), place.view, place.number, bool(place.min_step),
         saved.interval_seconds, saved.every_steps, saved.keep, not saved.disabled, saved.resume_from, config.success_policy,
         config.update_at, config.update_rule, config.reduction, config.step_timeout, config.stages, saved.request,
-        config.flushes,
+        config.flushes, config.stage_names,
     )  # fmt: skip

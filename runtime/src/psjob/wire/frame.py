@@ -96,6 +96,8 @@ class Kind(IntEnum):
     """To a worker of a stage: a worker that it shares micro-batches with, where it listens, and the key of their link."""
     STEP_LOST = 32
     """To the coordinator: a worker of another stage was lost with what this one needs of its step."""
+    MEASURED = 33
+    """To the coordinator, of a worker of a stage at step `clock`: the part of its time in which it waits, for whom, and its memory."""
     LOOKUP = 40
     """Ids of a table (raw int64, ascending) whose rows are wanted at `version` or later; none: only the word that it is reached."""
     ROWS = 41

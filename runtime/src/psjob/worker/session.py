@@ -117,7 +117,7 @@ class WorkerSession:
         """
         self.check()
         machine, residuals = self.machine, self.exchange.compression
-        self.idle.at(machine.clock, time.monotonic())
+        self._measure()
         if residuals.feeds:
             self.exchange.finish()  # the residual of a push is known when it has been sent
         record = make_record() if residuals.small and not large else None
@@ -131,6 +131,12 @@ class WorkerSession:
             record = make_record()
         self.handle(e.AtEdge(record, settled, self.idle.told), self.exchange.packs)
         self.wait(lambda: machine.may_step, "the last checkpoint" if machine.standing else "all shards to copy a checkpoint")
+
+    def _measure(self, last: bool = False) -> None:
+        now = time.monotonic()
+        self.idle.at(self.clock, now)
+        if self.stage_links is not None:
+            self.stage_links.gauge.edge(now, last)
 
     def inside_round(self) -> None:
         """The script stands between two steps of its own: a stop is asked for, and made where the round ends. Raises SessionEnd."""
@@ -149,7 +155,7 @@ class WorkerSession:
     def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """The script is through: say so, and wait until a checkpoint holds it. Raises SessionEnd (left or finished is the good one)."""
         self.exchange.finish()
-        self.idle.at(self.clock, time.monotonic())
+        self._measure(last=True)
         record = make_record()
         self._parameters = parameters
         if self.stage_links is not None:
@@ -197,6 +203,8 @@ class WorkerSession:
                 if now - ticked >= TICK_SECONDS:
                     ticked = now
                     self.handle(e.Tick())
+                    if self.stage_links is not None:
+                        self.stage_links.gauge.waits(what, began, now)
                 if now - said > SAID_SECONDS:
                     said = now
                     log.warning("waiting for %s, %d s: %s", what, now - began, machine.waiting_for())

@@ -32,6 +32,7 @@ from psjob.wire.reading import HELLO_SECONDS, StreamClosed, Wants
 from psjob.wire.tcp import Stream
 from psjob.wire.words import one_line
 from psjob.worker.dialling import DIAL_SECONDS
+from psjob.worker.stagegauge import StageGauge
 
 if TYPE_CHECKING:
     from psjob.worker.session import WorkerSession
@@ -65,7 +66,7 @@ class StageLinks:
     """Of one session, which has a stage."""
 
     def __init__(self, session: WorkerSession) -> None:
-        self.session = session
+        self.session, self.gauge = session, StageGauge(session)
         self.exchange: StageExchange[Any] | None = None
         """From when it is known at which step this worker joins."""
         self.ahead = 0
@@ -143,7 +144,8 @@ class StageLinks:
         what = "activations" if key.kind is Kind.ACTIVATION else "gradients"
         stage = self.session.place.config.stages.of(other)
         named = f"{what} of micro-batch {key.micro} of step {key.step} from worker {other} (stage {stage})"
-        self.session.wait(lambda: exchange.has(key) or exchange.ended.get(other, key.step + 1) <= key.step, named)
+        with self.gauge.waits_for(other):
+            self.session.wait(lambda: exchange.has(key) or exchange.ended.get(other, key.step + 1) <= key.step, named)
         with self.session.cond:
             if not exchange.has(key):
                 raise Refused(

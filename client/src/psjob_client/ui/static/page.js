@@ -69,16 +69,16 @@ class JobPage {
     this.charts = new Map();
     this.process = "";
     this.following = true;
-    this.parts = Object.fromEntries(["head", "said", "facts", "timeline", "spans", "workers", "shards", "events"].map((name) => [name, h("div")]));
+    this.parts = Object.fromEntries(["head", "said", "facts", "timeline", "spans", "stages", "workers", "shards", "events"].map((name) => [name, h("div")]));
     this.grid = h("div", { class: "charts" });
     this.select = h("select", { id: "process", onchange: () => { this.process = this.select.value; this.log(); } });
     this.text = h("pre", { class: "log", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "What the processes print" });
     this.more = h("p", { class: "soft" });
     this.manifest = h("pre", { class: "manifest", tabindex: "0", "aria-label": "Manifest" });
-    const { head, said, facts, timeline, spans, workers, shards, events } = this.parts;
+    const { head, said, facts, timeline, spans, stages, workers, shards, events } = this.parts;
     main.replaceChildren(head, said, facts, this.grid,
       h("section", {}, h("h3", {}, "Time line"), timeline, h("details", {}, h("summary", {}, "As a table"), spans)),
-      h("section", {}, h("h3", {}, "Workers"), workers), h("section", {}, h("h3", {}, "Shards"), shards), h("section", {}, h("h3", {}, "Events"), events),
+      stages, h("section", {}, h("h3", {}, "Workers"), workers), h("section", {}, h("h3", {}, "Shards"), shards), h("section", {}, h("h3", {}, "Events"), events),
       h("section", {}, h("h3", {}, "Logs"), h("div", { class: "bar" }, h("label", { for: "process" }, "Process"), this.select), this.text, this.more),
       h("section", {}, h("details", {}, h("summary", {}, "Manifest"), this.manifest)));
   }
@@ -93,7 +93,7 @@ class JobPage {
 
   draw(found, curves) {
     const { job } = found;
-    const { head, said, facts, timeline, spans, workers, shards, events } = this.parts;
+    const { head, said, facts, timeline, spans, stages, workers, shards, events } = this.parts;
     head.replaceChildren(h("div", { class: "head" }, h("h2", {}, job.name), view.badge(job.phase), job.reason ? h("span", { class: "soft" }, job.reason) : null),
       h("p", { class: "soft" }, `${job.id} · ${job.place} · ${job.fresh ? "live" : job.limited || "as it was left"}`));
     said.replaceChildren(...view.said(job));
@@ -101,6 +101,8 @@ class JobPage {
     this.curves(curves, job.unit ?? "step");
     timeline.replaceChildren(view.timeline(found));
     spans.replaceChildren(view.spansTable(found));
+    const table = view.stages(job);
+    stages.replaceChildren(...(table ? [h("section", {}, h("h3", {}, "Stages"), table)] : []));
     workers.replaceChildren(view.workers(job));
     shards.replaceChildren(view.shards(job));
     events.replaceChildren(view.events(found));

@@ -93,6 +93,16 @@ export function workers(job) {
     ["worker", "state", "steps", "behind", "waits", "restarts", "rewinds", "node", "problem"], rows, [8]) : h("p", { class: "soft" }, "No worker is known yet.");
 }
 
+export function stages(job) {
+  const rows = (job.stages ?? []).map((one) => [
+    one.name, one.workersReady || "–", number(one.step), number(one.delay),
+    one.idle === undefined || one.idle === null ? "–" : `${(100 * one.idle).toFixed(0)} %`,
+    bytes(one.memoryBytes), bytes(one.peakMemoryBytes), bytes(one.peakDeviceBytes), one.waiting ?? "",
+  ]);
+  return rows.length ? table("Stages: workers that are there, delay in updates, part of the last steps in which workers wait, and memory of the worker that holds most",
+    ["stage", "workers", "step", "delay", "idle", "memory", "peak", "device peak", "waits for"], rows, [0, 8]) : null;
+}
+
 export function shards(job) {
   const late = (one) => (one ? `${number(one.mean ?? 0)} / ${number(one.max ?? 0)}` : "–");
   const rows = (job.shards ?? []).map((one) => [

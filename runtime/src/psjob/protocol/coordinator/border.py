@@ -13,6 +13,8 @@ from psjob.protocol.coordinator.stands import ShardStands
 
 MOST_INPUTS: Final = 64
 MOST: Final = 1 << 63
+MOST_WAITS: Final = 120
+"""Characters of what a worker of a stage waits for."""
 LONGEST: Final = 2000
 """Characters of a sentence."""
 
@@ -116,6 +118,26 @@ def inputs(body: Mapping[str, Any]) -> tuple[int, ...]:
 def step_lost(stream: int, body: Mapping[str, Any], workers: int) -> signs.StepLost:
     """A worker's STEP_LOST. Raises Malformed."""
     return signs.StepLost(stream, _rank(body.get("rank"), workers), _number(body, "step"))
+
+
+def measured(stream: int, clock: int, body: Mapping[str, Any], workers: int) -> signs.Measured:
+    """A worker's MEASURED. What is not in shape is not known: nothing is decided by it."""
+    idle, waits, awaited = _amount(body.get("idle")), body.get("waits"), body.get("for")
+    return signs.Measured(
+        stream, clock, None if idle is None else min(1.0, idle), _size(body.get("rss")), _size(body.get("peak")),
+        _size(body.get("devicePeak")),
+        "".join(filter(str.isprintable, waits))[:MOST_WAITS] if isinstance(waits, str) else None,
+        awaited if type(awaited) is int and 0 <= awaited < workers else None, _amount(body.get("seconds")) or 0.0,
+        _amount(body.get("delay")),
+    )  # fmt: skip
+
+
+def _amount(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MOST else None
+
+
+def _size(value: Any) -> int | None:
+    return None if (told := _amount(value)) is None else int(told)
 
 
 def _awaited(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> Event:

@@ -8,7 +8,7 @@ from typing import Any
 
 from psjob.modes import ServedMode
 from psjob.protocol.coordinator.job import CheckpointFacts
-from psjob.protocol.coordinator.signs import InputsSeen, StepLost, Stirred, WorkersAwaited
+from psjob.protocol.coordinator.signs import InputsSeen, Measured, StepLost, Stirred, WorkersAwaited
 from psjob.protocol.coordinator.stands import ShardStands
 from psjob.protocol.coordinator.stream import Stream
 
@@ -380,7 +380,7 @@ class ModeWished:
 Event = (
     Started | Tick | StepPassed | StopAsked
     | WorkerHello | StreamEnded | NotJoined | RecordCame | Marked | WorkerLeft | Reported | CheckpointAsked | WorkerStops | Stirred
-    | InputsSeen | StepLost
+    | InputsSeen | StepLost | Measured
     | WorkersAwaited
     | ShardHello | ShardAnnounced | ShardLost | Initialised | ShardRestored | Unrestored | AckedDoubted | StandsAt
     | MemoryReady

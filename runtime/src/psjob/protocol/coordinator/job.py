@@ -46,6 +46,8 @@ class JobFacts:
     """checkpoint.request as this coordinator found it: another number asks for a checkpoint."""
     flushes: bool = True
     """False: stages make their updates without waiting for each other, so that they are several steps apart."""
+    stage_names: tuple[str, ...] = ()
+    """As the manifest names the stages."""
 
     @property
     def apart(self) -> int:

@@ -21,6 +21,7 @@ from psjob.protocol.coordinator.members import Member, Members
 from psjob.protocol.coordinator.norms import Norms
 from psjob.protocol.coordinator.progress import JobProgress
 from psjob.protocol.coordinator.recovery import Recovery
+from psjob.protocol.coordinator.stages import StageReport
 from psjob.protocol.coordinator.stream import Stream
 from psjob.protocol.coordinator.switching import Switching
 from psjob.wire.frame import Kind
@@ -46,6 +47,7 @@ class Coordinator:
         self.completion = Completion(self)
         self.switching = Switching(self)
         self.hanging = Hanging(self)
+        self.stages = StageReport(job, self.members)
         self.ended = False
         """This process was told to end: nothing is decided any more."""
         self._looked = now
@@ -190,7 +192,7 @@ class Coordinator:
                 self.recovery.joining.not_joined(event)
             case (
                 events.RecordCame() | events.Marked() | events.WorkerLeft() | events.Reported() | events.CheckpointAsked()
-                | events.WorkerStops() | signs.Stirred() | signs.InputsSeen() | signs.StepLost()
+                | events.WorkerStops() | signs.Stirred() | signs.InputsSeen() | signs.StepLost() | signs.Measured()
             ):  # fmt: skip
                 member = self.members.of(event.stream)
                 # What a process says that joined before a restore is of steps that are undone; it begins again.
@@ -243,6 +245,8 @@ class Coordinator:
                 said = self.progress.see_inputs(member.rank, sums, len(self.members.live()))
                 if said is not None:
                     self.log("info", said)
+            case signs.Measured():
+                self.stages.measured(member, event, self.now)
             case signs.StepLost(_, rank, step):
                 if self.recovery.open:
                     self.recovery.rewind_all(
@@ -292,4 +296,5 @@ class Coordinator:
             "state": self.recovery.state,
             "checkpointProgress": self.cutting.told(),
             "hung": self.hanging.status(now),
+            "stages": self.stages.told(now),
         }

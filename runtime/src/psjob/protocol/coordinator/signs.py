@@ -37,3 +37,24 @@ class InputsSeen:
 
     stream: int
     sums: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a worker of a stage tells of itself at step `clock`; None where it is not known.
+
+    `idle`: the part of its last steps in which it waited. `resident`, `peak` and `device_peak`: bytes in RAM now and at most, and at most
+    on its device. `waits`: what it has waited for since `seconds`, None: it goes on; `awaited`: the worker that this comes from.
+    `delay`: by how many updates its last ones were late, where stages do not flush.
+    """
+
+    stream: int
+    clock: int
+    idle: float | None = None
+    resident: int | None = None
+    peak: int | None = None
+    device_peak: int | None = None
+    waits: str | None = None
+    awaited: int | None = None
+    seconds: float = 0.0
+    delay: float | None = None

@@ -1,0 +1,64 @@
+"""docs/founding.md: its commands are there, and those that are quick give the figures that it names."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.measures import MEASURES
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = (ROOT / "docs/cli.md").read_text()
+"""Generated of the commands."""
+ROWS = [line for line in (ROOT / "docs/founding.md").read_text().splitlines() if line.startswith("| ") and not line.startswith("| ---")]
+CELLS = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in ROWS]
+COMMANDS = sorted(
+    {(words, cells[-1]) for cells in CELLS for words in re.findall(r"`((?:psjob|python -m bench|pytest) [^`]+)`", " ".join(cells[1:]))}
+)
+QUICK = ("plan-topology --preset", "simulate schedule")
+
+
+@functools.cache
+def printed(words: str) -> str:
+    command = [sys.executable, "-m", "psjob_client.cli.main", *shlex.split(words)[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_line_has_a_command_or_says_that_it_is_not_here() -> None:
+    assert len(CELLS) > 90
+    for cells in CELLS[5:]:
+        assert all(cells), cells
+        assert cells[-2] in ("command", "not here") or re.search(r"`[^`]+`|\]\(", cells[-2]), cells
+
+
+@pytest.mark.parametrize(("words", "figure"), [one for one in COMMANDS if one[0].startswith(tuple(f"psjob {way}" for way in QUICK))])
+def test_a_quick_command_prints_the_figures_of_its_line(words: str, figure: str) -> None:
+    wanted = re.findall(r"`([^`]+)`", figure)
+    assert all(one in printed(words) for one in wanted), (wanted, printed(words))
+
+
+def test_commands_name_what_there_is() -> None:
+    for words, _ in COMMANDS:
+        first, *rest = shlex.split(words)
+        if first == "psjob":
+            name = " ".join(["psjob", *rest[: 2 if rest[0] == "simulate" else 1]])
+            page = re.split(rf"^## {name}$", REFERENCE, flags=re.MULTILINE)[1].split("\n## ")[0]
+            options = {word.split("=")[0] for word in rest if word.startswith("--")}
+            assert all(f"{option} " in page or f"{option}`" in page or f"{option}," in page for option in options), words
+            files = [word for word in rest if word.startswith("examples/")]
+            assert all((ROOT / file).is_file() for file in files), words
+        elif first == "pytest":
+            tests = re.findall(r"^def (test_\w+)", (ROOT / rest[0]).read_text(), re.MULTILINE)
+            assert rest[1:] == [] or any(rest[2] in name for name in tests), words
+        else:
+            assert {word for word in rest[2:] if not word.startswith("--") and word != "TensorFlow"} <= {
+                measure.name for measure in MEASURES
+            }, words
