@@ -195,7 +195,8 @@ class Pipeline:
         back: Grads | None = None
         sums: dict[str, torch.Tensor] = {}
         for stage in reversed(self._stages):
-            back, grads = stage.backward(place, back, {name: sums[name] for name in stage.part.parameters if name in sums})
+            later = {name: sums[name] for name in stage.part.parameters if name in sums}
+            back, grads = stage.backward(place, back, later, lambda name, grad: accumulate(parameters[name], grad))
             sums |= grads
         for name, grad in sums.items():
             accumulate(parameters[name], grad)

@@ -15,6 +15,7 @@ from psjob.api import attach as attaching
 from psjob.api import stagecuts
 from psjob.api.attached import AttachedJob
 from psjob.api.inputs import sum_of
+from psjob.api.stagefirst import StageMemory
 from psjob.pipeline.cuts import Cuts, needs_example, split
 from psjob.pipeline.draws import Draw
 from psjob.pipeline.losses import LossFn, accumulate, mean_loss
@@ -51,18 +52,19 @@ class StagedPipeline:
         cuts, microbatches = cuts or config.cuts, config.microbatches or microbatches
         if not 1 <= microbatches <= MOST_MICROBATCHES:
             raise ValueError(f"microbatches is {microbatches}, must be 1 to {MOST_MICROBATCHES} in a job")
-        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-            raise Refused("ps.lazy in a job: stages do not make their part of a model alone yet; build the model without it")
         if needs_example(model, cuts) and example is None:
             raise ValueError(
                 f"{type(model).__name__} is not an nn.Sequential; give example=x of one micro-batch, so that it can be cut before attach"
             )
+        self._seed = config.seed if seed is None else seed
+        memory = StageMemory.of(model, self._seed)
         parts = split(model, cuts, None if example is None else arguments(example))
         if len(parts) != len(config.stages.replicas):
             raise Refused(f"the job has {len(config.stages.replicas)} stages and the cuts make {len(parts)}; give one cut less than stages")
-        self.cuts = known = stagecuts.cuts_of(parts, stage)
+        self.cuts = known = stagecuts.cuts_of(parts, stage, memory)
+        if memory is not None:
+            memory.give(parts[stage])
         self._place, self._model, self._loss_fn, self._microbatches = place, model, loss_fn, microbatches
-        self._seed = config.seed if seed is None else seed
         self._stage, self._last = stage, stage == len(parts) - 1
         shared = frozenset(name for name, stages in known.stages.items() if len(stages) > 1)
         self._run = StageRun(parts[stage], dict(model.named_buffers()), shared=shared)
@@ -91,7 +93,8 @@ class StagedPipeline:
             job.refuse(f"pipe.step was called twice in step {clock}; call it once for each optimizer.step(), with more microbatches")
         job.piped = clock
         micros = cut((arguments(x), y), self._microbatches)
-        parameters, buffers = dict(self._model.named_parameters()), dict(self._model.named_buffers())
+        buffers = dict(self._model.named_buffers())
+        parameters = {name: p for name, p in self._model.named_parameters() if name in self._scale}
         self._run.load(clock, parameters)
         self._run.buffers = {name: buffers[name] for name in self._run.part.buffers}
         turn = _Turn(self, job, links, clock, micros, parameters, _sum((x, y)))
@@ -204,14 +207,20 @@ class _Turn:
         sums: dict[str, torch.Tensor] = {}
         if not pipe._last:
             back, sums, self.losses[place] = self.here(self.links.take(place, Kind.GRADIENT))
-        back, grads = pipe._run.backward(place, back, {name: sums[name] for name in pipe._run.part.parameters if name in sums})
+        later = {name: sums[name] for name in pipe._run.part.parameters if name in sums}
+        back, grads = pipe._run.backward(place, back, later, self.add)
         sums |= grads
         if pipe._stage:
             own = set(pipe._run.part.parameters) - pipe._handed
             self.links.give(place, Kind.GRADIENT, (back, {name: g for name, g in sums.items() if name not in own}, self.losses[place]))
         for name, grad in sums.items():
             if name in pipe._scale and name not in pipe._handed:
-                accumulate(self.parameters[name], grad if pipe._scale[name] == 1.0 else grad * pipe._scale[name])
+                self.add(name, grad)
+
+    def add(self, name: str, grad: torch.Tensor) -> None:
+        """A micro-batch's gradient of a parameter that this worker pushes."""
+        scale = self.pipe._scale[name]
+        accumulate(self.parameters[name], grad if scale == 1.0 else grad * scale)
 
     def here(self, value: Any) -> Any:
         """The structure with its tensors on this worker's device."""

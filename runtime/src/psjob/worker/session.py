@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from psjob.layout.blocks import Block, Layout, TensorSpec
-from psjob.layout.packing import Packs
+from psjob.layout.packing import Pack, Packs
 from psjob.modes import of as mode_of
 from psjob.process.config import Place
 from psjob.protocol.worker import actions as a
@@ -79,6 +79,8 @@ class WorkerSession:
         self.exchange = Exchange(self)
         self.stage_links = StageLinks(self) if self.stage is not None else None
         """Streams to workers of neighbouring stages."""
+        self.first: Callable[[Block, Pack], torch.Tensor] = lambda _block, pack: pack.gather(self._parameters)
+        """Makes the first values of a block, in a buffer of its own or in that of the pack."""
         self.on_layout: Callable[[], None] = lambda: None
         """Told when `layout` and `exchange` are others than those made first."""
 
@@ -103,9 +105,8 @@ class WorkerSession:
         self.wait(lambda: self.machine.welcomed, "all shards")
         asked = self.machine.init
         for block in self.layout.blocks:
-            self.links[self.owner[block.index]].send(
-                self.header(Kind.INIT, block=block.index), self.exchange.packs[block.index].gather(self._parameters)
-            )
+            values = self.first(block, self.exchange.packs[block.index])
+            self.links[self.owner[block.index]].send(self.header(Kind.INIT, block=block.index), values)
         self.rows.initialise()
         self.handle(e.FirstValues(initial()))
         return asked
