@@ -11,6 +11,7 @@ from torch import nn
 
 from psjob.api.attached import AttachedJob
 from psjob.api.pipelining import Pipeline
+from psjob.api.staged import StagedPipeline
 from psjob.layout.blocks import Block
 from psjob.layout.packing import Pack
 from psjob.modes.stages import Stages
@@ -118,3 +119,37 @@ def test_replicas_of_a_lazy_stage_hold_the_same(tmp_path: Path) -> None:
     for rank, own in one.items():
         assert all(torch.equal(tensor, other[rank][name]) for name, tensor in own.items()), rank
     assert all(torch.equal(one[0][name], one[1][name]) for name in ("2.weight", "2.bias"))
+
+
+class Skips(nn.Module):
+    """No nn.Sequential, so that it is exported to be cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = made()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x
+        for layer in self.layers:  # type: ignore[attr-defined]
+            x = layer(x)
+        return x + first
+
+
+def test_a_lazy_model_that_is_exported_is_trained_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def skips() -> nn.Module:
+        with on_meta():
+            return Skips()
+
+    def staged(*given: Any) -> StagedPipeline:
+        with COMPUTES:  # torch.export is one thread's
+            return StagedPipeline(*given[:-1], batch(0)[0][:5])
+
+    monkeypatch.setattr(eager, "model", skips)
+    monkeypatch.setattr(f"{__name__}.model", skips)
+    monkeypatch.setattr(eager, "StagedPipeline", staged)
+    monkeypatch.setattr(eager, "CUTS", {3: ["layers.2", "layers.5"]})
+    with serving(tmp_path, workers=3, shards=2, stages=Stages((1, 1, 1))) as shards:
+        cluster = Cluster(shards, 4)
+        cluster.run()
+        eager.compare(cluster, 4)
+        only_its_stage(cluster)

@@ -16,9 +16,10 @@ from psjob.api import stagecuts
 from psjob.api.attached import AttachedJob
 from psjob.api.inputs import sum_of
 from psjob.api.stagefirst import StageMemory
+from psjob.api.stagegrads import StageGrads
 from psjob.pipeline.cuts import Cuts, needs_example, split
 from psjob.pipeline.draws import Draw
-from psjob.pipeline.losses import LossFn, accumulate, mean_loss
+from psjob.pipeline.losses import LossFn, mean_loss
 from psjob.pipeline.microbatch import Micro, arguments, cut
 from psjob.pipeline.order import Direction, StageWork, without_flush
 from psjob.pipeline.stage import Grads, StageRun
@@ -151,6 +152,7 @@ class _Turn:
         self.device = next((p.device for p in parameters.values()), torch.device("cpu"))
         self.weights = {_memory(p) for p in parameters.values()}
         self.losses: dict[int, torch.Tensor] = {}
+        self.grads = StageGrads(job, parameters, pipe._scale)
 
     def run(self) -> torch.Tensor:
         """All forwards and backwards; the mean loss of this worker's micro-batches."""
@@ -208,19 +210,14 @@ class _Turn:
         if not pipe._last:
             back, sums, self.losses[place] = self.here(self.links.take(place, Kind.GRADIENT))
         later = {name: sums[name] for name in pipe._run.part.parameters if name in sums}
-        back, grads = pipe._run.backward(place, back, later, self.add)
+        back, grads = pipe._run.backward(place, back, later, self.grads.add)
         sums |= grads
         if pipe._stage:
             own = set(pipe._run.part.parameters) - pipe._handed
             self.links.give(place, Kind.GRADIENT, (back, {name: g for name, g in sums.items() if name not in own}, self.losses[place]))
         for name, grad in sums.items():
             if name in pipe._scale and name not in pipe._handed:
-                self.add(name, grad)
-
-    def add(self, name: str, grad: torch.Tensor) -> None:
-        """A micro-batch's gradient of a parameter that this worker pushes."""
-        scale = self.pipe._scale[name]
-        accumulate(self.parameters[name], grad if scale == 1.0 else grad * scale)
+                self.grads.add(name, grad)
 
     def here(self, value: Any) -> Any:
         """The structure with its tensors on this worker's device."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import nn
 
+from psjob.layout import memory
 from psjob.layout.blocks import Block, TensorSpec
 from psjob.layout.packing import Pack
 from psjob.pipeline.firstvalues import FirstValues
@@ -35,6 +36,7 @@ class StageMemory:
     def give(self, part: StagePart) -> None:
         """Let the worker's stage have memory."""
         self._own = tuple(name for name in (*part.parameters, *part.buffers) if name in self._values.names)
+        memory.return_freed()
         tensors = self._tensors()
         give_memory(self._model, [tensors[name] for name in self._own], self._values.device)
         tensors = self._tensors()
@@ -100,6 +102,6 @@ class FirstBlocks:
         return self._drawn
 
 
-def told(buffers: Collection[str] | None, memory: StageMemory | None, initial: Collection[str]) -> Collection[str] | None:
+def told(buffers: Collection[str] | None, of: StageMemory | None, initial: Collection[str]) -> Collection[str] | None:
     """Of the buffers of a worker, those that a run's first record brings it: of a lazy model rank 0 gives its own stage's alone."""
-    return buffers if memory is None or buffers is None else frozenset(buffers) & frozenset(initial)
+    return buffers if of is None or buffers is None else frozenset(buffers) & frozenset(initial)

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from psjob.pipeline.draws import Calls, Draw, drawing, joined
 from psjob.pipeline.graphs import prepare
+from psjob.pipeline.lazy import untouched
 from psjob.pipeline.parts import StagePart, devices_of
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -106,7 +107,8 @@ class _Graphs:
         key = (str(structure), shapes, tuple(module.training for module in self.model.modules()), casts)
         number = self._by_key.get(key)
         if number is None:
-            graph = _export(self.model, self.points, given)
+            with untouched(self.model):
+                graph = _export(self.model, self.points, given)
             if self.known and (names := sorted(self._names(graph) - self._names(self.known[0]))):
                 raise ValueError(
                     f"stage {names[0][0]} of {type(self.model).__name__} uses {names[0][1]} for this micro-batch, not for the first; "

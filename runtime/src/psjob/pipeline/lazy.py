@@ -54,6 +54,30 @@ def materialise(model: nn.Module, seed: int, device: torch.device | None = None,
     draw(named, concerned, tensors, makers, seed, device)
 
 
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Inside, meta tensors of the model seem to have memory, for what looks at devices and shapes: pages that nobody touches take none."""
+    made: dict[int, torch.Tensor] = {}
+    kept: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    for module in model.modules():
+        stores: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for store in stores:
+            for key, tensor in store.items():
+                if tensor is not None and tensor.is_meta:
+                    kept.append((store, key, tensor))
+                    if id(tensor) not in made:
+                        empty = torch.empty_like(tensor, device=torch.get_default_device(), requires_grad=False)
+                        parameter = isinstance(tensor, nn.Parameter)
+                        made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if parameter else empty
+    try:
+        for store, key, tensor in kept:
+            store[key] = made[id(tensor)]
+        yield
+    finally:
+        for store, key, tensor in kept:
+            store[key] = tensor
+
+
 def in_order(named: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:
     """Modules as they are reset: each after those in it."""
     return sorted(named.items(), key=lambda one: -one[0].count(".") if one[0] else 1)

@@ -88,6 +88,7 @@ class Exchange:
         its row. Raises SessionEnd.
         """
         self._ask(self.pushes(grads, hyperparameters, skip, scale), targets)
+        self.sources = ()  # all is answered: nothing is sent again, and the script may drop its gradients
         if self.skipped:
             self.compression.undo()
         self.session.stepped()

@@ -103,9 +103,9 @@ class WorkerSession:
     def _begin_run(self, initial: Callable[[], bytes]) -> int:
         """Rank 0 gives every shard the first values; for which question."""
         self.wait(lambda: self.machine.welcomed, "all shards")
-        asked = self.machine.init
+        asked, packs = self.machine.init, self.exchange.make_packs()
         for block in self.layout.blocks:
-            values = self.first(block, self.exchange.packs[block.index])
+            values = self.first(block, packs[block.index])
             self.links[self.owner[block.index]].send(self.header(Kind.INIT, block=block.index), values)
         self.rows.initialise()
         self.handle(e.FirstValues(initial()))
@@ -155,7 +155,8 @@ class WorkerSession:
         self._parameters = parameters
         if self.stage_links is not None:
             self.stage_links.leave()
-        self.exchange.sharing.settle(self.place.config.workers - 1)  # the others may go on as soon as this worker has left
+        if self.stage is None:  # others push a stage's lent blocks no more
+            self.exchange.sharing.settle(self.place.config.workers - 1)  # the others may go on as soon as this worker has left
         self.handle(e.Through(record, self.idle.told))
         self.wait(lambda: False, "the checkpoint that holds this worker's end")
 
