@@ -2,7 +2,8 @@
 
 What is charged is compared with a run of the same script and a tiny model. What a stage of `layers` wide layers takes beyond that:
 
-    weights (where shards do not lend theirs) + gradients + (K-k) micro-batches' activations + what is kept for the neighbours
+    weights (where shards do not lend theirs) + gradients + one more while it is made + (K-k) micro-batches' activations
+    + what is kept for the neighbours
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MICROBATCHES = 8
 EXACT = 1.1
 """Most of the formula that a worker may take."""
 ROUND = 12 * MIB
-"""Beside the formula: blocks of 4 MiB on their way to and from the shards, the gradient that is being made, the allocator's rest."""
+"""Beside the formula: blocks of 4 MiB on their way to and from the shards, the allocator's rest, streams."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Shape:
 
     def of_stage(self, stage: int) -> int:
         """The formula, in bytes: `kept` are outputs and gradients that a neighbour's next process may ask for again."""
-        held = self.layers * self.layer * (1 if self.transport == "auto" else 2)
+        held = self.layers * self.layer * (1 if self.transport == "auto" else 2) + self.layer
         one = 4 * self.width * self.batch // MICROBATCHES
         activations = (self.layers + 2) * one  # what tanh gives, which the next layer keeps; the stage's input and a copy of it
         kept = MICROBATCHES * one * (1 if stage in (0, self.stages - 1) else 2)
@@ -110,11 +111,12 @@ def same(ran: Ran, expected: dict[str, torch.Tensor]) -> None:
         assert torch.equal(weights[name], tensor), (name, (weights[name] - tensor).abs().max())
 
 
-def check(tmp_path: Path, shape: Shape, hits: Sequence[str], pace: float) -> list[tuple[int, int]]:
-    """Train under limits, each fault in a run of its own; by worker most of what it took, and the formula, both over its base."""
+def check(tmp_path: Path, shape: Shape, hits: Sequence[str], pace: float) -> list[tuple[int, int, int]]:
+    """Train under limits, each fault in a run of its own; by worker most of what it took, the formula and the limit, over its base."""
     base, _ = run(tmp_path / "base", shape, TINY)
     formulas = [shape.of_stage(stage) for stage in range(shape.stages)]
-    limits = [before + int(EXACT * formula) + ROUND for before, formula in zip(base, formulas, strict=True)]
+    allowed = [int(EXACT * formula) + ROUND for formula in formulas]
+    limits = [before + more for before, more in zip(base, allowed, strict=True)]
     expected = alone(tmp_path / "alone", shape)
     most = [0] * shape.stages
     for number, hit in enumerate(hits):
@@ -125,14 +127,14 @@ def check(tmp_path: Path, shape: Shape, hits: Sequence[str], pace: float) -> lis
         print(hit or "undisturbed", "MiB over the base:", [round(one / MIB, 1) for one in took])
         most = [max(pair) for pair in zip(most, took, strict=True)]
     print("MiB by the formula:", [round(one / MIB, 1) for one in formulas])
-    return list(zip(most, formulas, strict=True))
+    return list(zip(most, formulas, allowed, strict=True))
 
 
 def test_a_worker_never_holds_more_than_its_stage(tmp_path: Path) -> None:
     """The model's weights alone have more bytes than any worker may take, those included that come after one was killed."""
     shape = Shape(stages=2, layers=6, width=1024, batch=64, steps=6, transport="auto")
-    for took, formula in check(tmp_path, shape, ["kill:worker-0@step=3"], 0.5):
-        assert took < EXACT * formula + ROUND < shape.weights
+    for took, _, limit in check(tmp_path, shape, ["kill:worker-0@step=3"], 0.5):
+        assert took < limit < shape.weights
 
 
 @pytest.mark.soak
@@ -143,6 +145,6 @@ def test_a_model_of_two_and_a_half_limits_trains_in_four_stages(tmp_path: Path, 
     shape = Shape(stages=4, layers=25, width=1024, batch=256, steps=4, transport=transport)
     hits = ["", *(f"kill:worker-{rank}@step=2" for rank in range(4)), "kill:ps-1@step=3"]
     found = check(tmp_path, shape, hits, 1.0)
-    assert (1 if transport == "auto" else 2) * shape.weights >= 2.5 * max(took for took, _ in found)
-    for took, formula in found:
+    for took, formula, limit in found:
+        assert (1 if transport == "auto" else 2) * shape.weights >= 2.5 * limit
         assert abs(took - formula) < 0.1 * formula

@@ -153,3 +153,21 @@ def test_a_lazy_model_that_is_exported_is_trained_too(tmp_path: Path, monkeypatc
         cluster.run()
         eager.compare(cluster, 4)
         only_its_stage(cluster)
+
+
+def test_all_lazy_stages_go_back_to_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no record yet: each has its own buffers' first values, and no rank gives the others theirs."""
+    tied = made
+
+    def untied() -> nn.Module:
+        net = tied()
+        assert isinstance(net, nn.Sequential)
+        net[7] = nn.Linear(eager.WIDE, eager.WIDE)
+        return net
+
+    monkeypatch.setattr(f"{__name__}.made", untied)
+    eager.lose_two_neighbours(tmp_path)
+
+
+def test_the_last_checkpoint_has_the_buffers_of_all_lazy_stages(tmp_path: Path) -> None:
+    eager.test_the_last_checkpoint_has_the_buffers_of_all_stages(tmp_path)

@@ -322,6 +322,11 @@ def test_two_neighbours_lost_together_let_all_go_back(tmp_path: Path, monkeypatc
         return net
 
     monkeypatch.setattr("tests.live.test_stage_pipeline.model", untied)
+    lose_two_neighbours(tmp_path)
+
+
+def lose_two_neighbours(folder: Path) -> None:
+    """As the test above, of the model as it is."""
     died: list[int] = []
 
     def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
@@ -334,7 +339,7 @@ def test_two_neighbours_lost_together_let_all_go_back(tmp_path: Path, monkeypatc
             died.append(1)
             raise Died
 
-    with serving(tmp_path, workers=2, shards=2, stages=Stages((1, 1))) as shards:
+    with serving(folder, workers=2, shards=2, stages=Stages((1, 1))) as shards:
         cluster = Cluster(shards, 4, before)
         cluster.run()
         assert cluster.died == 2 and cluster.rewound >= 2

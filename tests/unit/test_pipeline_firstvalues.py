@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.api.stagefirst import StageMemory
+from psjob.api.stagefirst import StageMemory, check
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.packing import Pack
 from psjob.pipeline.cuts import split
@@ -126,6 +126,15 @@ def test_values_that_a_script_sets_after_the_cut_are_refused() -> None:
     model[3].bias = nn.Parameter(torch.ones(40))  # type: ignore[index, union-attr, operator]
     with pytest.raises(Refused, match=r"3.bias of a model under ps.lazy was set after ps.pipeline"):
         memory.attached(table_of(model))
+
+
+def test_a_lazy_model_in_a_job_without_stages_is_refused() -> None:
+    model = lazy(tied)
+    with pytest.raises(Refused, match=r"parameter 0.weight is on the meta device and has no values; build the model without ps.lazy\(\)"):
+        check(None, model)
+    check(StageMemory.of(model, 0), model)
+    materialise(model, 0)
+    check(None, model)
 
 
 class Half(Scale):

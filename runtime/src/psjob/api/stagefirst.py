@@ -102,6 +102,16 @@ class FirstBlocks:
         return self._drawn
 
 
+def check(of: StageMemory | None, model: nn.Module) -> None:
+    """Raise Refused for a parameter without memory that no stage will have."""
+    lazy = (name for name, p in model.named_parameters() if p.is_meta) if isinstance(model, nn.Module) else iter(())
+    if of is None and (name := next(lazy, None)):
+        raise Refused(
+            f"parameter {name} is on the meta device and has no values; build the model without ps.lazy(), or give the manifest "
+            "spec.stages and the model to ps.pipeline before attach"
+        )
+
+
 def told(buffers: Collection[str] | None, of: StageMemory | None, initial: Collection[str]) -> Collection[str] | None:
     """Of the buffers of a worker, those that a run's first record brings it: of a lazy model rank 0 gives its own stage's alone."""
     return buffers if of is None or buffers is None else frozenset(buffers) & frozenset(initial)

@@ -53,7 +53,9 @@ class Arena:
         old = self._kept.pop(row, None)
         if old is not None and old.data_ptr() == home.data_ptr() and not _forgotten(old):
             old.data = old.detach().clone()
-        made = memory.lent(self.region, place, spec.numel, spec.dtype).view(spec.shape)
+        lent = memory.lent(self.region, place, spec.numel, spec.dtype)
+        made = torch.empty(0, dtype=lent.dtype, device="cpu")
+        made.set_(lent.untyped_storage(), 0, home.shape, home.stride())  # no view: nothing else holds its storage
         made.copy_(grad)
         self._kept[row] = made
         return made
