@@ -3,7 +3,7 @@
 What is charged is compared with a run of the same script and a tiny model. What a stage of `layers` wide layers takes beyond that:
 
     weights (where shards do not lend theirs) + gradients + one more while it is made + (K-k) micro-batches' activations
-    + what is kept for the neighbours
+    + what is kept for the neighbours + REST
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ TINY = 16
 MICROBATCHES = 8
 EXACT = 1.1
 """Most of the formula that a worker may take."""
-ROUND = 12 * MIB
-"""Beside the formula: blocks of 4 MiB on their way to and from the shards, the allocator's rest, streams."""
+REST = 4 * MIB
+"""Buffers of the kernel for streams, what the allocator does not give back, threads."""
+ROUND = 8 * MIB
+"""Beside the formula a limit leaves room for two blocks on their way to and from the shards."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Shape:
 
     def of_stage(self, stage: int) -> int:
         """The formula, in bytes: `kept` are outputs and gradients that a neighbour's next process may ask for again."""
-        held = self.layers * self.layer * (1 if self.transport == "auto" else 2) + self.layer
+        held = self.layers * self.layer * (1 if self.transport == "auto" else 2) + self.layer + REST
         one = 4 * self.width * self.batch // MICROBATCHES
         activations = (self.layers + 2) * one  # what tanh gives, which the next layer keeps; the stage's input and a copy of it
         kept = MICROBATCHES * one * (1 if stage in (0, self.stages - 1) else 2)

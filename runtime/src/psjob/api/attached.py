@@ -110,7 +110,7 @@ class AttachedJob:
             tree = hooks.tree_of(self.model, self.parameters)
             session.exchange = self.overlap = Overlap(session, self.parameters, tree, Staging(session.layout, device), apart)
         elif device.type == "cuda":
-            session.exchange = Staged(session, Staging(session.layout, device))
+            session.exchange = Staged(session, Staging(session.layout, device, stage=session.stage))
 
     # -- in and out ----------------------------------------------------------------------------
 
