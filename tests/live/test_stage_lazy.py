@@ -15,6 +15,7 @@ from psjob.api.staged import StagedPipeline
 from psjob.layout.blocks import Block
 from psjob.layout.packing import Pack
 from psjob.modes.stages import Stages
+from psjob.pipeline.exported import ExportedPart
 from psjob.pipeline.lazy import on_meta
 from tests.live import test_stage_pipeline as eager
 from tests.live.live_shards import serving
@@ -135,7 +136,10 @@ class Skips(nn.Module):
         return x + first
 
 
-def test_a_lazy_model_that_is_exported_is_trained_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("microbatches", [4, 3], ids=["even", "uneven"])
+def test_a_lazy_model_that_is_exported_is_trained_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, microbatches: int) -> None:
+    """Micro-batches of other shapes than the example's too, of which each stage makes graphs of its own."""
+
     def skips() -> nn.Module:
         with on_meta():
             return Skips()
@@ -147,11 +151,18 @@ def test_a_lazy_model_that_is_exported_is_trained_too(tmp_path: Path, monkeypatc
     monkeypatch.setattr(eager, "model", skips)
     monkeypatch.setattr(f"{__name__}.model", skips)
     monkeypatch.setattr(eager, "StagedPipeline", staged)
+    expect = ExportedPart.expect
+
+    def alone_expecting(part: ExportedPart, given: Any) -> None:
+        with COMPUTES:
+            expect(part, given)
+
+    monkeypatch.setattr(ExportedPart, "expect", alone_expecting)
     monkeypatch.setattr(eager, "CUTS", {3: ["layers.2", "layers.5"]})
     with serving(tmp_path, workers=3, shards=2, stages=Stages((1, 1, 1))) as shards:
-        cluster = Cluster(shards, 4)
+        cluster = Cluster(shards, microbatches)
         cluster.run()
-        eager.compare(cluster, 4)
+        eager.compare(cluster, microbatches)
         only_its_stage(cluster)
 
 

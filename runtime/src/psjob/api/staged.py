@@ -178,6 +178,7 @@ class _Turn:
         pipe, micro = self.pipe, self.micros[place]
         value, target = micro.value
         if pipe._stage:
+            pipe._run.part.expect(value)
             value, batch = self.links.take(place, Kind.ACTIVATION)
             self.check(place, batch)
             value = self.here(value)
