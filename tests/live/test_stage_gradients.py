@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -12,9 +15,12 @@ from psjob.pipeline.cuts import split
 from psjob.pipeline.draws import Draw
 from psjob.pipeline.microbatch import arguments
 from psjob.pipeline.stage import StageRun
+from psjob.wire.frame import Kind
 from psjob.wire.shared import PAGE
 from psjob.worker.arena import Arena
 from psjob.worker.sharing import Sharing
+from tests.live.live_shards import Worker, all_well, serving
+from tests.live.test_shard_training import build
 
 DRAW = Draw(0, 0, 0)
 
@@ -98,3 +104,26 @@ def test_what_has_no_place_is_not_begun_there() -> None:
     arena.withdraw()
     assert arena.lay(0, torch.ones(4, 16)) is None
     assert Sharing(Layout.of(TABLE), steady=True).lay(0, torch.ones(4, 16)) is None
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_gradients_are_let_go_when_their_step_is_answered(tmp_path: Path, transport: str) -> None:
+    """A copy of such a push that waits in a queue still is not sent."""
+    with serving(tmp_path, workers=1, shards=2, transport=transport) as shards:
+        model = build()
+        worker = Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def act(worker: Worker) -> None:
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+            held = [weakref.ref(p.grad) for p in model.parameters() if p.grad is not None]
+            worker.optimizer.step()
+            session, before = worker.session, [p.detach().clone() for p in model.parameters()]
+            worker.optimizer.zero_grad()
+            assert held and (transport == "auto" or not any(ref() is not None for ref in held))
+            for block in session.blocks:
+                session.links[session.owner[block.index]].send_block(session.header(Kind.PUSH, block=block.index, clock=0))
+            worker.optimizer.step()
+            assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+        all_well([worker], act)
