@@ -193,7 +193,12 @@ MEASURES: Sequence[Against | Alone] = (
     Alone("collectives", "4 processes, links of 10 MB/s and 4 ms: sums against their cost model", Program("psjob", "collectives.py")),
     Alone("picks", "3 machines of slow links: the planner's pick against every strategy that runs", Program("psjob", "picks.py")),
     Alone("stages", "4 models in stages by torch's Schedule1F1B: a step as predicted", Program("psjob", "stages.py", seconds=1500)),
-    Alone("pipeline", "a job of 2 and 4 stages that flushes, beside torch's Schedule1F1B", Program("psjob", "pipeline.py", seconds=900)),
+    Alone("pipeline", "jobs of 2 and 4 stages, flush and 2BW, beside torch's Schedule1F1B", Program("psjob", "pipeline.py", seconds=1800)),
+    Alone(
+        "stages-learning", "8 stages learn digits and text in each way of training", Program("psjob", "learning_stages.py", seconds=3600),
+        on_request=True,
+    ),
+    Alone("colocated", "shards beside workers: a machine's network, its own part", Program("psjob", "colocated.py", seconds=900)),
     Alone("modes", "4 workers that sleep: each mode's pushes a second over sync's, against the simulator", Program("psjob", "modes.py")),
     Alone("simulator", "the simulator on one core, 32 workers: thousands of pushes a second", Program("psjob", "simulator.py")),
     *gpt("small", "a GPT of 0.6 M parameters"),

@@ -1,7 +1,8 @@
-"""A job of stages that flushes, beside torch's Schedule1F1B over gloo: the same stages, which sleep or compute, in turn.
+"""A job of stages beside torch's Schedule1F1B over gloo: the same stages, which sleep or compute, in turn.
 
-Stages that sleep show the schedule and what is around it, whatever else the machine does. Stages that compute are layers of 512, with one
-thread each. Both sides make a step of SGD; psjob's is on a shard.
+With flush both sides do the same work. With 2BW psjob's stages do not wait for the end of a batch, where torch's idle for
+(K-1)/(M+K-1) of the time. Stages that sleep show the schedule and what is around it, whatever else the machine does. Stages that compute
+are layers of 512, with one thread each. Both sides make a step of SGD; psjob's is on a shard.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import clock
 import psjob_run
@@ -25,12 +26,16 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 import psjob as ps
 from psjob.api.pipelining import Pipeline
 
-MICROBATCHES, SAMPLES = 8, 4
+SAMPLES = 4
+"""Of a micro-batch."""
 STEPS, WARM_UP, ROUNDS = 20, 4, 3
 SLEEP = 10e-3
 """Seconds of a stage's forward pass; the backward pass takes twice as long."""
-CASES = {"sleep:2": 0.95, "sleep:4": 0.95, "compute:2": 0.95}
-"""Kind and stages, and the least share of torch's rate."""
+CASES = {
+    "sleep:2:8:flush": 0.95, "sleep:4:8:flush": 0.95, "compute:2:8:flush": 0.95,
+    "sleep:2:2:2bw": 1.25, "sleep:4:4:2bw": 1.25, "compute:2:2:2bw": 1.25,
+}  # fmt: skip
+"""Kind, stages, micro-batches and schedule, and the least share of torch's rate."""
 MOST_IDLE = 0.03
 
 
@@ -41,8 +46,27 @@ def model_of(kind: str, stages: int) -> nn.Sequential:
     return nn.Sequential(*(nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(4))) for _ in range(stages)))
 
 
-def batch_of(kind: str) -> torch.Tensor:
-    return torch.ones(MICROBATCHES * SAMPLES, 16) if kind == "sleep" else torch.ones(MICROBATCHES * 64, 512)
+def batch_of(kind: str, microbatches: int) -> torch.Tensor:
+    return torch.ones(microbatches * SAMPLES, 16) if kind == "sleep" else torch.ones(microbatches * 64, 512)
+
+
+class Case(NamedTuple):
+    """A word of CASES."""
+
+    kind: str
+    stages: int
+    microbatches: int
+    schedule: str
+
+    @classmethod
+    def of(cls, word: str) -> Case:
+        kind, stages, microbatches, schedule = word.split(":")
+        return cls(kind, int(stages), int(microbatches), schedule)
+
+    @property
+    def idle(self) -> float:
+        """The share of time that equal stages wait in a flush."""
+        return (self.stages - 1) / (self.microbatches + self.stages - 1)
 
 
 def loss(output: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -52,48 +76,47 @@ def loss(output: torch.Tensor, *_: Any) -> torch.Tensor:
 def main() -> None:
     words = clock.asked(__doc__)
     if words.part:
-        kind, stages = words.what.split(":")
-        (ours if words.part == "ours" else theirs)(words, kind, int(stages))
+        (ours if words.part == "ours" else theirs)(words, Case.of(words.what))
         return
     rows = []
-    for case, least in CASES.items():
-        if words.what not in ("", case):
+    for word, least in CASES.items():
+        if words.what not in ("", word):
             continue
-        kind, _, stages = case.partition(":")
+        case = Case.of(word)
         found: dict[str, list[float]] = {"psjob": [], "torch": []}
         busy: list[float] = []
         for _ in range(ROUNDS):
-            steps, alone = job(case, int(stages))
+            steps, alone = job(word, case)
             found["psjob"].append(statistics.median(steps))
             busy.append(statistics.median(alone))
-            found["torch"].append(statistics.median(torchs(words, case, int(stages))))
+            found["torch"].append(statistics.median(torchs(words, word, case.stages)))
         mine, other = (min(found[side]) for side in ("psjob", "torch"))
-        note = f"steps of {1e3 * mine:.1f} ms and {1e3 * other:.1f}, medians of {STEPS}, the best of {ROUNDS}"
-        rows.append(clock.row(f"{case}: rate over torch's Schedule1F1B", other / mine, "x", least=least, note=note))
-        if kind == "sleep":
-            share = (int(stages) - 1) / (MICROBATCHES + int(stages) - 1)
+        note = f"steps of {1e3 * mine:.1f} ms and {1e3 * other:.1f}, medians of {STEPS}, the best of {ROUNDS}; bubble {case.idle:.2f}"
+        rows.append(clock.row(f"{word}: rate over torch's Schedule1F1B", other / mine, "x", least=least, note=note))
+        if case.kind == "sleep":
+            share = case.idle if case.schedule == "flush" else 0.0
             idle = 1 - min(busy) / mine
-            note = f"idle {idle:.3f}, (K-1)/(M+K-1) {share:.3f}; a stage alone takes {1e3 * min(busy):.1f} ms"
-            rows.append(clock.row(f"{case}: idle share beyond the formula", idle - share, "", most=MOST_IDLE, note=note))
+            note = f"idle {idle:.3f}, by the formula {share:.3f}; a stage alone takes {1e3 * min(busy):.1f} ms"
+            rows.append(clock.row(f"{word}: idle share beyond the formula", idle - share, "", most=MOST_IDLE, note=note))
     clock.answer_rows(rows)
 
 
-def job(case: str, stages: int) -> tuple[list[float], list[float]]:
+def job(word: str, case: Case) -> tuple[list[float], list[float]]:
     """Seconds of each step of a job, as its last worker saw them, and of as many of its stage alone in the same process."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(Path(__file__).resolve()), "--part", "ours", "--what", case]
-        named = [{"name": f"stage-{k}"} for k in range(stages)]
+        command = [str(Path(__file__).resolve()), "--part", "ours", "--what", word]
+        named = [{"name": f"stage-{k}"} for k in range(case.stages)]
         for k, stage in enumerate(named[1:], 1):
             stage["cut"] = str(k)
-        training = {"mode": "sync", "pipeline": {"microbatches": MICROBATCHES}}
-        psjob_run.run(folder, command, 240.0, stages, stages=named, training=training)
+        training = {"mode": "sync", "pipeline": {"microbatches": case.microbatches, "schedule": case.schedule}}
+        psjob_run.run(folder, command, 240.0, case.stages, stages=named, training=training)
         found = json.loads((Path(folder) / "steps.json").read_text())
     return found["steps"], found["alone"]
 
 
-def ours(words: argparse.Namespace, kind: str, stages: int) -> None:
+def ours(words: argparse.Namespace, case: Case) -> None:
     _one_core(ps.rank())
-    model, batch = model_of(kind, stages), batch_of(kind)
+    model, batch = model_of(case.kind, case.stages), batch_of(case.kind, case.microbatches)
     pipe = ps.pipeline(model, loss, seed=7)
     _, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=1e-4))
 
@@ -103,14 +126,14 @@ def ours(words: argparse.Namespace, kind: str, stages: int) -> None:
         optimizer.step()
 
     found = clock.rounds(step, WARM_UP, STEPS)
-    if ps.rank() == stages - 1:
-        alone = Pipeline(model_of(kind, 1), loss, [], MICROBATCHES, 7)
+    if ps.rank() == case.stages - 1:
+        alone = Pipeline(model_of(case.kind, 1), loss, [], case.microbatches, 7)
         seconds = clock.rounds(lambda: alone.step(batch, torch.zeros(len(batch))), 1, STEPS)
         Path("steps.json").write_text(json.dumps({"steps": found, "alone": seconds}))
 
 
-def torchs(words: argparse.Namespace, case: str, stages: int) -> list[float]:
-    words.what = case
+def torchs(words: argparse.Namespace, word: str, stages: int) -> list[float]:
+    words.what = word
     (port,) = clock.free_ports(1)
     parts = [clock.spawn(words, "theirs", rank, port) for rank in range(stages)]
     words.what = ""
@@ -120,12 +143,13 @@ def torchs(words: argparse.Namespace, case: str, stages: int) -> list[float]:
     return found
 
 
-def theirs(words: argparse.Namespace, kind: str, stages: int) -> None:
+def theirs(words: argparse.Namespace, case: Case) -> None:
+    stages = case.stages
     _one_core(words.rank)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(words.port)}
     dist.init_process_group("gloo", rank=words.rank, world_size=stages)
-    part, batch = model_of(kind, stages)[words.rank], batch_of(kind)
-    schedule = Schedule1F1B(PipelineStage(part, words.rank, stages, torch.device("cpu")), MICROBATCHES, loss)
+    part, batch = model_of(case.kind, stages)[words.rank], batch_of(case.kind, case.microbatches)
+    schedule = Schedule1F1B(PipelineStage(part, words.rank, stages, torch.device("cpu")), case.microbatches, loss)
     optimizer = torch.optim.SGD(part.parameters(), lr=1e-4)
 
     def step() -> None:

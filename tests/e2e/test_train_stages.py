@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
-from tests.e2e.workloads.running import HERE, ROOT, Ran, faults, manifest, train
+from psjob.pipeline import reference, ways
+from psjob.pipeline.cuts import split
+from tests.e2e.workloads import stages
+from tests.e2e.workloads.gates import steps_of
+from tests.e2e.workloads.running import HERE, ROOT, SECONDS, Ran, faults, finish, manifest, start, train
 
 CUTS = ("2", "5")
 
 
-def job(folder: Path, pace: float = 0.0, replicas: tuple[int, ...] = (1, 1, 1), **training: Any) -> Path:
+def job(folder: Path, pace: float = 0.0, replicas: tuple[int, ...] = (1, 1, 1), words: Sequence[str] = (), **training: Any) -> Path:
     """Stages of so many workers each; the manifest says where they are cut."""
     folder.mkdir(exist_ok=True)
     stages: list[dict[str, Any]] = [{"name": f"part-{number}", "replicas": count} for number, count in enumerate(replicas)]
     for stage, cut in zip(stages[1:], CUTS, strict=True):
         stage["cut"] = cut
     return manifest(
-        folder, ["stages.py", str(pace)], workers=sum(replicas), shards=2, stages=stages, training={"mode": "sync", **training},
+        folder, ["stages.py", str(pace), *words], workers=sum(replicas), shards=2, stages=stages, training={"mode": "sync", **training},
         checkpoint={"interval": "1h", "everySteps": 10}, ps={"shardTimeoutSeconds": 3},
     )  # fmt: skip
 
@@ -64,6 +73,75 @@ def test_workers_of_a_stage_share_its_micro_batches(tmp_path: Path) -> None:
     calm = train(tmp_path / "calm", job(tmp_path / "calm", replicas=(2, 1, 1)))
     hit = train(tmp_path / "hit", job(tmp_path / "hit", 0.03, (2, 1, 1)), *faults("kill:worker-1@step=25", "kill:worker-2@step=40"))
     assert hit.sha == calm.sha
+
+
+LATE: dict[str, tuple[dict[str, str], list[str]]] = {
+    "2bw": ({"schedule": "2bw"}, []),
+    "pipedream": ({"schedule": "pipedream"}, ["untied"]),
+    "recompute": ({"schedule": "pipedream", "weights": "recompute"}, ["untied"]),
+    "plain": ({"schedule": "2bw"}, ["untied", "plain"]),
+}
+"""Of training.pipeline, and of the model: a weight that two stages share goes with one delay of all alone."""
+
+
+@functools.cache
+def old_weights(name: str) -> dict[str, torch.Tensor]:
+    """What the same batches make of the model in one process, on weights as old as the formula says."""
+    torch.set_num_threads(1)
+    pipeline, words = LATE[name]
+    model = stages.model_of(*words)
+    batches = [(x, y) for x, y in DataLoader(stages.data_of(), batch_size=10)]
+    way = ways.of(pipeline["schedule"], pipeline.get("weights", "stash"))
+    made = reference.train(
+        model, torch.nn.functional.mse_loss, batches, parts=split(model, CUTS), way=way,
+        microbatches=4, optimizer=lambda parameters, _delay: stages.optimizer_of(parameters), seed=7,
+    )  # fmt: skip
+    tied = {"7.weight": made.weights["0.weight"]} if name == "2bw" else {}
+    return made.weights | made.buffers | tied
+
+
+def late(folder: Path, name: str, pace: float = 0.0) -> Path:
+    pipeline, words = LATE[name]
+    return job(folder, pace, words=words, pipeline={"microbatches": 4, **pipeline})
+
+
+@pytest.mark.parametrize("name", ["2bw", "pipedream", "recompute"])
+def test_without_flush_gradients_are_those_of_old_weights(tmp_path: Path, name: str) -> None:
+    ran = train(tmp_path, late(tmp_path, name))
+    assert ran.summary["restarts"] == {} and ran.summary["steps"] == stages.STEPS
+    weights, expected = ran.weights(), old_weights(name)
+    for key, tensor in weights.items():
+        assert torch.equal(tensor, expected[key]), (key, (tensor - expected[key]).abs().max())
+
+
+@pytest.mark.parametrize(
+    "hit", ["worker-1", "ps-0", pytest.param("worker-0", marks=pytest.mark.soak), pytest.param("worker-2", marks=pytest.mark.soak)]
+)
+def test_without_flush_a_kill_changes_little(tmp_path: Path, hit: str) -> None:
+    """A process that comes back computes on newer weights than the one that was lost would have."""
+    ran = train(tmp_path, late(tmp_path, "plain", 0.03), *faults(f"kill:{hit}@step=25"))
+    assert [recovery["fault"] for recovery in ran.summary["recoveries"]] == [f"kill:{hit}@step=25"]
+    assert ran.summary["steps"] == stages.STEPS
+    weights, expected = ran.weights(), old_weights("plain")
+    for key, tensor in weights.items():
+        torch.testing.assert_close(tensor, expected[key], atol=0.01, rtol=0.1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["2bw", "pipedream"])
+def test_without_flush_a_run_that_was_stopped_goes_on(tmp_path: Path, name: str) -> None:
+    """All stages stop at one step, whose batches before count once each. What was open then is begun anew."""
+    path = late(tmp_path, name, 0.1)
+    process, limit = start(tmp_path, path), time.monotonic() + SECONDS / 2
+    while not any(max(steps_of(run), default=0) >= 20 for run in tmp_path.glob(".psjob/*")) and time.monotonic() < limit:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    stopped = finish(process, tmp_path)
+    at = stopped.summary["checkpoint"]["step"]
+    assert stopped.summary["result"] == "Suspended" and 20 <= at < stages.STEPS, stopped.err
+    ran = train(tmp_path, path, "--resume", str(stopped.folder))
+    assert ran.summary["steps"] == stages.STEPS
+    assert ran.weights()["4.num_batches_tracked"] == 4 * stages.STEPS, "each micro-batch went through once, but for what was open"
 
 
 @pytest.mark.parametrize(

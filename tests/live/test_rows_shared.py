@@ -313,3 +313,18 @@ def test_only_what_was_agreed_is_borrowed() -> None:
     sharing = rowsharing.RowSharing(1)
     with pytest.raises(WireError, match=f"lends {LENT_PUSHES} bytes for rows, expected {LENT_ANSWERS}"):
         sharing.take(0, {"name": "x", "token": "y", "bytes": LENT_PUSHES})
+
+
+def test_where_each_index_is_a_machine_only_the_same_index_shares_memory(tmp_path: Path) -> None:
+    """Blocks and rows alike; what is pushed counts all the same."""
+    with serving(tmp_path, workers=2, shards=2, sharing="index") as shards:
+        workers = [worker_of(shards, rank, nn.ModuleDict({"user": one_table()["user"], "dense": nn.Linear(4, 4)})) for rank in range(2)]
+
+        def act(worker: Worker) -> None:
+            for _ in range(3):
+                step(worker, *range(ROWS))
+
+        all_well(workers, act)
+        roads = [[server.sessions[rank].transport for rank in range(2)] for server in shards.servers]
+        assert roads == [["shared", "tcp"], ["tcp", "shared"]]
+        assert torch.equal(held(shards), torch.full((ROWS, DIM), -3.0))

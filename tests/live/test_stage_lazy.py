@@ -17,9 +17,10 @@ from psjob.layout.packing import Pack
 from psjob.modes.stages import Stages
 from psjob.pipeline.exported import ExportedPart
 from psjob.pipeline.lazy import on_meta
+from tests.live import stage_workers as workers
 from tests.live import test_stage_pipeline as eager
 from tests.live.live_shards import serving
-from tests.live.test_stage_pipeline import COMPUTES, SEED, Cluster, Died, StageWorker, batch, has, optimizer_of
+from tests.live.stage_workers import COMPUTES, SEED, Cluster, Died, StageWorker, batch, has, optimizer_of
 
 
 def model() -> nn.Module:
@@ -28,7 +29,7 @@ def model() -> nn.Module:
         return made()
 
 
-made = eager.model
+made = workers.model
 
 
 def alone(microbatches: int, steps: int = eager.STEPS) -> tuple[nn.Module, list[float]]:
@@ -46,7 +47,7 @@ def alone(microbatches: int, steps: int = eager.STEPS) -> tuple[nn.Module, list[
 @pytest.fixture(autouse=True)
 def lazily(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers build the model without memory. One draws at a time: threads share torch's generators."""
-    monkeypatch.setattr(eager, "model", model)
+    monkeypatch.setattr(workers, "model", model)
     monkeypatch.setattr(eager, "alone", alone)
     whole = AttachedJob.__init__
 
@@ -66,7 +67,7 @@ def lazily(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def only_its_stage(cluster: Cluster) -> None:
     for worker in cluster.ended.values():
-        part = worker.pipe._run.part
+        part = worker.pipe.run.part
         held = {name for name, t in [*worker.model.named_parameters(), *worker.model.named_buffers()] if not t.is_meta}
         assert held == {*part.parameters, *part.buffers}
         assert all(p.grad is None for name, p in worker.model.named_parameters() if name not in part.parameters)
@@ -148,9 +149,9 @@ def test_a_lazy_model_that_is_exported_is_trained_too(tmp_path: Path, monkeypatc
         with COMPUTES:  # torch.export is one thread's
             return StagedPipeline(*given[:-1], batch(0)[0][:5])
 
-    monkeypatch.setattr(eager, "model", skips)
+    monkeypatch.setattr(workers, "model", skips)
     monkeypatch.setattr(f"{__name__}.model", skips)
-    monkeypatch.setattr(eager, "StagedPipeline", staged)
+    monkeypatch.setattr(workers, "StagedPipeline", staged)
     expect = ExportedPart.expect
 
     def alone_expecting(part: ExportedPart, given: Any) -> None:
@@ -158,7 +159,7 @@ def test_a_lazy_model_that_is_exported_is_trained_too(tmp_path: Path, monkeypatc
             expect(part, given)
 
     monkeypatch.setattr(ExportedPart, "expect", alone_expecting)
-    monkeypatch.setattr(eager, "CUTS", {3: ["layers.2", "layers.5"]})
+    monkeypatch.setattr(workers, "CUTS", {3: ["layers.2", "layers.5"]})
     with serving(tmp_path, workers=3, shards=2, stages=Stages((1, 1, 1))) as shards:
         cluster = Cluster(shards, microbatches)
         cluster.run()

@@ -6,51 +6,17 @@ import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 from torch import nn
 
-from psjob.api.attached import AttachedJob
-from psjob.api.pairs import Pair
 from psjob.api.pipelining import Pipeline
-from psjob.api.staged import StagedPipeline
 from psjob.contract import EXIT_REFUSED, FINAL_WEIGHTS
 from psjob.modes.stages import Stages
-from psjob.wire.frame import Kind
-from tests.live.live_shards import SECONDS, Rewound, Shards, Worker, eventually, serving
-
-STEPS = 5
-WIDE = 16
-"""So that all blocks are of whole vectors: the fused kernel rounds the elements behind the last one in another way."""
-CUTS: dict[int, list[str | int]] = {1: [], 2: [4], 3: [2, 5], 4: [2, 4, 7]}
-SEED = 11
-COMPUTES = threading.RLock()
-"""Threads of this process share torch's generators, from which first values and Dropout draw; processes do not."""
-
-
-def model() -> nn.Module:
-    """With dropout, batch norm, and a weight that the first and the last stage have."""
-    torch.manual_seed(3)
-    net = nn.Sequential(
-        nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, WIDE), nn.Dropout(0.3),
-        nn.BatchNorm1d(WIDE), nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, WIDE),
-    )  # fmt: skip
-    last = net[7]
-    assert isinstance(last, nn.Linear) and isinstance(net[0], nn.Linear)
-    last.weight = net[0].weight
-    return net
-
-
-def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, fused=True)
-
-
-def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    draw = torch.Generator().manual_seed(number)
-    return torch.randn(20, WIDE, generator=draw), torch.randn(20, WIDE, generator=draw)
+from tests.live.live_shards import SECONDS, eventually, serving
+from tests.live.stage_workers import MOMENTS, SEED, STEPS, WIDE, Cluster, Died, Kills, StageWorker, batch, has, model, optimizer_of
 
 
 def alone(microbatches: int, steps: int = STEPS) -> tuple[nn.Module, list[float]]:
@@ -63,126 +29,6 @@ def alone(microbatches: int, steps: int = STEPS) -> tuple[nn.Module, list[float]
         losses.append(float(pipe.step(*batch(number))))
         optimizer.step()
     return net, losses
-
-
-class Died(BaseException):
-    """Here a worker's process was killed."""
-
-
-class StageWorker(Worker):
-    """A worker of a stage, in a thread of its own."""
-
-    def __init__(self, shards: Shards, rank: int, start: int, microbatches: int, rewinds: int = 0) -> None:
-        with COMPUTES:
-            net = model()
-        optimizer = optimizer_of(net)
-        super().__init__(shards, rank, net, optimizer, start, overlap=False)
-        place = shards.place(rank, start, rewinds)
-        stages = shards.config.stages
-        self.pipe = StagedPipeline(place, net, nn.functional.mse_loss, CUTS[len(stages.replicas)], microbatches, SEED, None)
-        self.job = AttachedJob(place, (Pair("", net, optimizer, cuts=self.pipe.cuts),), {}, False)
-        self.session = self.job.session
-        self.pipe.attached = lambda: self.job  # type: ignore[method-assign]
-        self.losses: dict[int, float] = {}
-        self.before: Callable[[StageWorker, str, int, int], None] = lambda worker, what, step, micro: None
-        """Called before what this worker does with its neighbours and its shards; where it raises Died the worker is gone."""
-        links = self.session.stage_links
-        assert links is not None
-        give, take, push = links.give, links.take, self.session.exchange.push
-        forward, backward = self.pipe._run.forward, self.pipe._run.backward
-
-        def forwarding(*given: Any) -> Any:
-            with COMPUTES:
-                return forward(*given)
-
-        def going_back(*given: Any) -> Any:
-            with COMPUTES:
-                return backward(*given)
-
-        def giving(micro: int, kind: Kind, value: Any) -> None:
-            self.before(self, f"give {kind.name}", self.session.clock, micro)
-            give(micro, kind, value)
-
-        def taking(micro: int, kind: Kind) -> Any:
-            self.before(self, f"take {kind.name}", self.session.clock, micro)
-            return take(micro, kind)
-
-        def pushing(*given: Any) -> Any:
-            self.before(self, "push", self.session.clock, 0)
-            done = push(*given)
-            self.before(self, "pushed", self.session.clock - 1, 0)
-            return done
-
-        mended: Any = links
-        mended.give, mended.take = giving, taking
-        exchange: Any = self.session.exchange
-        exchange.push = pushing
-        run: Any = self.pipe._run
-        run.forward, run.backward = forwarding, going_back
-
-    def edge(self, batch: int | None = None) -> None:
-        """As a pass over `ps.shard` has it."""
-        places = self.job.places
-        if places.begun == 0:
-            places.begin()
-        if places.ask(0, {"round": batch}):
-            self.job.put_back()
-        self.job.edge()
-
-    @property
-    def own(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of its stage."""
-        state = self.model.state_dict()
-        return {name: state[name] for name in (*self.pipe._run.part.parameters, *self.pipe._run.part.buffers)}
-
-
-class Cluster:
-    """Starts each worker again that dies, or is to begin again."""
-
-    def __init__(self, shards: Shards, microbatches: int, before: Callable[[StageWorker, str, int, int], None] | None = None) -> None:
-        self.shards, self.microbatches, self.before = shards, microbatches, before
-        self.ended: dict[int, StageWorker] = {}
-        self.problems: list[BaseException] = []
-        self.rewound = self.died = 0
-
-    def run(self, steps: int = STEPS, seconds: float = SECONDS) -> None:
-        threads = [threading.Thread(target=self._life, args=(rank, steps), daemon=True) for rank in range(self.shards.config.workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(seconds)
-            assert not thread.is_alive(), (self.problems, "a worker hangs")
-        if self.problems:
-            raise self.problems[0]
-
-    def _life(self, rank: int, steps: int) -> None:
-        torch.set_num_threads(1)
-        start, rewinds = 1, 0
-        try:
-            while True:
-                worker = StageWorker(self.shards, rank, start, self.microbatches, rewinds)
-                if self.before is not None:
-                    worker.before = self.before
-                try:
-                    worker.attach()
-                    for number in range(worker.session.clock, steps):
-                        worker.edge(number)
-                        worker.optimizer.zero_grad()
-                        worker.losses[number] = float(worker.pipe.step(*batch(number)))
-                        worker.optimizer.step()
-                    self.ended[rank] = worker
-                    assert worker.leave() == 0
-                    return
-                except Died:
-                    self.died += 1
-                    worker.die()
-                    start, rewinds = start + 1, 0
-                except Rewound:
-                    self.rewound += 1
-                    worker.die()
-                    rewinds += 1
-        except BaseException as problem:
-            self.problems.append(problem)
 
 
 def compare(cluster: Cluster, microbatches: int, steps: int = STEPS) -> None:
@@ -218,15 +64,6 @@ def test_a_hundred_steps_are_those_of_one_process(tmp_path: Path, stages: int, m
         compare(cluster, microbatches * stages or 1, 100)
 
 
-MOMENTS = ("take ACTIVATION", "give ACTIVATION", "take GRADIENT", "give GRADIENT", "push", "pushed")
-
-
-def has(rank: int, stages: int, moment: str) -> bool:
-    """Does a worker of this stage come to that?"""
-    first, last = rank == 0, rank == stages - 1
-    return not (first and moment in ("take ACTIVATION", "give GRADIENT")) and not (last and moment in ("give ACTIVATION", "take GRADIENT"))
-
-
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_stage_that_dies_changes_no_bit(tmp_path: Path, rank: int, moment: str) -> None:
@@ -248,27 +85,14 @@ def test_a_stage_that_dies_changes_no_bit(tmp_path: Path, rank: int, moment: str
 
 
 def kill_by_seed(folder: Path, seed: int) -> None:
-    """One or two kills, of a worker, at a moment, step and micro-batch that are drawn."""
     chance = random.Random(seed)
-    stages, microbatches, steps = chance.choice([2, 3, 4]), chance.choice([1, 2, 4, 5]), 5
-    hits = []
-    for _ in range(chance.choice([1, 1, 2])):
-        rank = chance.randrange(stages)
-        moment = chance.choice([moment for moment in MOMENTS if has(rank, stages, moment)])
-        hits.append((rank, moment, chance.randrange(1, steps), chance.randrange(microbatches) if " " in moment else 0))
-    hits = list(dict.fromkeys(hits))
-    left = list(hits)
-
-    def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
-        if (hit := (worker.rank, what, step, micro)) in left:
-            left.remove(hit)
-            raise Died
-
+    stages, microbatches = chance.choice([2, 3, 4]), chance.choice([1, 2, 4, 5])
+    kills = Kills(chance, stages, microbatches, STEPS)
     with serving(folder, workers=stages, shards=chance.choice([1, 2, 3]), stages=Stages((1,) * stages)) as shards:
-        cluster = Cluster(shards, microbatches, before)
-        cluster.run(steps)
-        assert not left and cluster.died == len(hits), (seed, hits, left)
-        compare(cluster, microbatches, steps)
+        cluster = Cluster(shards, microbatches, kills.before)
+        cluster.run(STEPS)
+        kills.check(cluster, seed)
+        compare(cluster, microbatches, STEPS)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -321,6 +145,7 @@ def test_two_neighbours_lost_together_let_all_go_back(tmp_path: Path, monkeypatc
         net[7] = nn.Linear(WIDE, WIDE)
         return net
 
+    monkeypatch.setattr("tests.live.stage_workers.model", untied)
     monkeypatch.setattr("tests.live.test_stage_pipeline.model", untied)
     lose_two_neighbours(tmp_path)
 

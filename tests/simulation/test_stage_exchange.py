@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import lcm
 
 import pytest
 
 from psjob.modes.stages import Stages
-from psjob.pipeline.order import Direction, StageWork, without_flush
+from psjob.pipeline.schedule import Backward, Forward, StageSchedule, Update, Work
+from psjob.pipeline.ways import Flush, FTPipe, PipeDream, TrainingWay, TwoBW
 from psjob.protocol.stage.exchange import Action, AllBack, Give, Key, SayStands, StageExchange
 from psjob.wire.frame import Kind, WireError
 
 Value = tuple[object, ...]
 Message = Give[Value] | SayStands
-STEPS = 4
+STEPS = 6
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The script is given a batch."""
+
+    batch: int
 
 
 @dataclass
@@ -28,14 +38,27 @@ class Process:
     rank: int
     life: int
     exchange: StageExchange[Value]
-    work: list[StageWork]
-    weights: int
-    """The version that it works with."""
-    done: int = 0
+    schedule: StageSchedule
+    microbatches: int
     pushed: bool = False
-    began: bool = False
+    taken: dict[int, int] = field(default_factory=dict)
+    """By batch, the version that its forwards take."""
     met: set[int] = field(default_factory=set)
     """Neighbours that have spoken on the link of now."""
+
+    def __post_init__(self) -> None:
+        self._work = self._all()
+        self.piece = next(self._work, None)
+
+    def _all(self) -> Iterator[Work | Begin]:
+        for number in range(self.schedule.stepped, STEPS):
+            yield Begin(number)
+            yield from self.schedule.batch(self.microbatches)
+            yield from self.schedule.step()
+        yield from self.schedule.drain()
+
+    def go_on(self) -> None:
+        self.piece, self.pushed = next(self._work, None), False
 
 
 @dataclass
@@ -45,6 +68,7 @@ class World:
     stages: Stages
     microbatches: int
     chance: random.Random
+    way: TrainingWay = field(default_factory=Flush)
     versions: list[int] = field(default_factory=list)
     pushes: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     """By stage and step, who has pushed."""
@@ -57,9 +81,12 @@ class World:
     """The step of the last checkpoint."""
     backs: int = 0
     """How often all went back."""
+    delays: dict[int, list[int]] = field(default_factory=dict)
+    """By rank, of its updates."""
 
     def __post_init__(self) -> None:
         self.versions = [0] * len(self.stages.replicas)
+        self.ahead = 0 if self.way.flushes else self.way.delay(0, self.stages.replicas, self.microbatches) + 1
         for rank in range(self.stages.workers):
             self.start(rank)
 
@@ -67,10 +94,10 @@ class World:
         stage = self.stages.of(rank)
         assert stage is not None
         self.lives[rank] = self.lives.get(rank, 0) + 1
-        replica = rank - self.stages.ranks(stage).start
-        work = without_flush(stage, self.stages.replicas, self.microbatches, replica)
-        version = self.versions[stage]
-        self.processes[rank] = Process(rank, self.lives[rank], StageExchange(self.stages, rank, version), work, version)
+        replica, version = rank - self.stages.ranks(stage).start, self.versions[stage]
+        schedule = StageSchedule(self.way, stage, self.stages.replicas, replica, version)
+        exchange: StageExchange[Value] = StageExchange(self.stages, rank, version, self.ahead)
+        self.processes[rank] = Process(rank, self.lives[rank], exchange, schedule, self.microbatches)
 
     def over(self) -> bool:
         return all(version == STEPS for version in self.versions)
@@ -89,22 +116,21 @@ class World:
         return found
 
     def ready(self, process: Process) -> bool:
-        exchange = process.exchange
-        if process.pushed:
-            return self.versions[exchange.stage] > exchange.step and exchange.step + 1 < STEPS
-        if exchange.step >= STEPS:
-            return False
-        if not process.began or process.done == len(process.work):
-            return True
-        work = process.work[process.done]
-        wanted = self.wanted(exchange, work)
-        return wanted is None or exchange.has(work.micro, wanted)
+        match process.piece:
+            case None:
+                return False
+            case Begin():
+                return True
+            case Update():
+                return not process.pushed or self.versions[process.exchange.stage] > process.piece.batch
+        key = self.wanted(process.exchange, process.piece)
+        return key is None or process.exchange.has(key)
 
     @staticmethod
-    def wanted(exchange: StageExchange[Value], work: StageWork) -> Kind | None:
-        if work.direction is Direction.FORWARD:
-            return Kind.ACTIVATION if exchange.stage else None
-        return Kind.GRADIENT if exchange.stage + 1 < len(exchange.stages.replicas) else None
+    def wanted(exchange: StageExchange[Value], work: Forward | Backward) -> Key | None:
+        if isinstance(work, Forward):
+            return Key(work.batch, work.micro, Kind.ACTIVATION) if exchange.stage else None
+        return Key(work.batch, work.micro, Kind.GRADIENT) if exchange.stage + 1 < len(exchange.stages.replicas) else None
 
     def move(self, what: str, one: int, other: int) -> None:
         if what == "work":
@@ -120,37 +146,43 @@ class World:
                 self.carry_out(rank, [self.processes[rank].exchange.linked_to(there)])
 
     def work(self, process: Process) -> None:
-        exchange = process.exchange
-        if process.pushed:
-            process.done, process.pushed, process.weights = 0, False, self.versions[exchange.stage]
-            self.carry_out(process.rank, exchange.begin(exchange.step + 1, self.microbatches))
-        elif not process.began:
-            process.began = True
-            self.carry_out(process.rank, exchange.begin(exchange.step, self.microbatches))
-        elif process.done == len(process.work):
-            process.pushed = True
-            pushed = self.pushes.setdefault((exchange.stage, exchange.step), set())
-            pushed.add(process.rank)
-            if pushed == set(self.stages.ranks(exchange.stage)) and self.versions[exchange.stage] == exchange.step:
-                self.versions[exchange.stage] += 1
-                if len(set(self.versions)) == 1:
-                    self.saved = self.versions[0]
-        else:
-            self.pass_through(process, process.work[process.done])
-            process.done += 1
+        exchange, piece = process.exchange, process.piece
+        match piece:
+            case Begin():
+                if self.way.flushes:
+                    assert process.schedule.updates == piece.batch
+                self.carry_out(process.rank, exchange.begin(piece.batch, self.microbatches))
+            case Update() if not process.pushed:
+                process.pushed = True
+                if piece.batch in process.taken:  # not where this worker has no micro-batch of it
+                    self.delays.setdefault(process.rank, []).append(piece.batch - process.taken[piece.batch])
+                pushed = self.pushes.setdefault((exchange.stage, piece.batch), set())
+                pushed.add(process.rank)
+                if pushed == set(self.stages.ranks(exchange.stage)) and self.versions[exchange.stage] == piece.batch:
+                    self.versions[exchange.stage] += 1
+                    self.saved = min(self.versions)
+                return
+            case Update():
+                self.carry_out(process.rank, exchange.stand(piece.batch + 1))
+            case Forward() | Backward():
+                self.pass_through(process, piece)
+        if self.processes.get(process.rank) is process:
+            process.go_on()
 
-    def pass_through(self, process: Process, work: StageWork) -> None:
+    def pass_through(self, process: Process, work: Forward | Backward) -> None:
         """A forward or a backward, whose value tells what it was made of."""
-        exchange, last = process.exchange, len(self.stages.replicas) - 1
-        assert process.weights == exchange.step
-        wanted = self.wanted(exchange, work)
-        came: Value = ("begin",) if wanted is None else exchange.take(work.micro, wanted)
-        if wanted is not None:
-            from_stage = exchange.stage + (-1 if wanted is Kind.ACTIVATION else 1)
-            assert came == (wanted, exchange.step, work.micro, from_stage)
-        kind = Kind.ACTIVATION if work.direction is Direction.FORWARD else Kind.GRADIENT
+        exchange, last, key = process.exchange, len(self.stages.replicas) - 1, self.wanted(process.exchange, work)
+        came: Value = ("begin",) if key is None else exchange.take(key)
+        if isinstance(work, Forward):
+            made = process.schedule.updates
+            process.taken.setdefault(work.batch, self.way.version(work.batch, made, made))
+        if key is not None:
+            from_stage = exchange.stage + (-1 if key.kind is Kind.ACTIVATION else 1)
+            assert came == (key.kind, work.batch, work.micro, from_stage)
+        kind = Kind.ACTIVATION if isinstance(work, Forward) else Kind.GRADIENT
         if exchange.stage != (last if kind is Kind.ACTIVATION else 0):
-            self.carry_out(process.rank, exchange.give(work.micro, kind, (kind, exchange.step, work.micro, exchange.stage)))
+            given = (kind, work.batch, work.micro, exchange.stage)
+            self.carry_out(process.rank, exchange.give(Key(work.batch, work.micro, kind), given))
 
     def carry_out(self, rank: int, actions: list[Action[Value]]) -> None:
         for action in actions:
@@ -194,11 +226,12 @@ class World:
             self.break_link(*sorted((rank, other)))
 
 
+WAYS: list[TrainingWay] = [Flush(), TwoBW(), PipeDream(), FTPipe()]
 REPLICAS = [(1, 1), (1, 1, 1, 1), (2, 1), (1, 2), (2, 1, 1), (3, 2), (1, 3, 2), (2, 4)]
 
 
-def run(seed: int, replicas: tuple[int, ...], microbatches: int, faults: float) -> World:
-    world = World(Stages(replicas), microbatches, random.Random(seed))
+def run(seed: int, replicas: tuple[int, ...], microbatches: int, faults: float, way: TrainingWay = WAYS[0]) -> World:
+    world = World(Stages(replicas), microbatches, random.Random(seed), way)
     for _ in range(20_000):
         if world.over():
             return world
@@ -226,22 +259,57 @@ def test_all_go_back_only_where_two_neighbours_are_lost() -> None:
     assert any(run(seed, (1, 1, 1), 2, faults=0.03).backs for seed in range(60))
 
 
+def even(replicas: tuple[int, ...]) -> int:
+    """Micro-batches that suit each way: as many as workers or more, and shared evenly."""
+    return lcm(*replicas) * -(-sum(replicas) // lcm(*replicas))
+
+
+@pytest.mark.parametrize("replicas", REPLICAS)
+@pytest.mark.parametrize("way", WAYS[1:], ids=str)
+def test_without_flush_every_step_has_what_it_needs(way: TrainingWay, replicas: tuple[int, ...]) -> None:
+    for seed in range(12):
+        world = run(seed, replicas, even(replicas), 0.01 if seed % 3 else 0.0, way)
+        assert world.most_held <= 4 * (2 + world.ahead) * even(replicas)
+
+
+@pytest.mark.parametrize("each", [1, 2, 3])
+@pytest.mark.parametrize("replicas", REPLICAS)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_delays_are_those_of_the_formula(way: TrainingWay, replicas: tuple[int, ...], each: int) -> None:
+    """In whatever order workers and frames go on."""
+    microbatches = each * lcm(*replicas)
+    if isinstance(way, TwoBW):
+        microbatches = max(microbatches, even(replicas))
+    world = run(each, replicas, microbatches, 0.0, way)
+    for rank, delays in world.delays.items():
+        late = way.delay(world.stages.of(rank) or 0, replicas, microbatches)
+        assert delays == [min(number, late) for number in range(STEPS)], rank
+
+
 @pytest.mark.soak
 def test_every_step_has_what_it_needs_over_many_seeds() -> None:
     for seed in range(2000):
         run(seed, REPLICAS[seed % len(REPLICAS)], 1 + seed % 6, faults=0.02)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("way", WAYS[1:], ids=str)
+def test_without_flush_every_step_has_what_it_needs_over_many_seeds(way: TrainingWay) -> None:
+    for seed in range(2000):
+        replicas = REPLICAS[seed % len(REPLICAS)]
+        run(seed, replicas, even(replicas), 0.02, way)
+
+
 def test_a_frame_that_comes_twice_is_taken_once() -> None:
     exchange: StageExchange[str] = StageExchange(Stages((1, 1)), 1, 3)
     key = Key(3, 0, Kind.ACTIVATION)
     assert exchange.came(0, key, "a") and not exchange.came(0, key, "b")
-    assert exchange.take(0, Kind.ACTIVATION) == "a"
-    assert not exchange.came(0, key, "c") and not exchange.has(0, Kind.ACTIVATION)
+    assert exchange.take(key) == "a"
+    assert not exchange.came(0, key, "c") and not exchange.has(key)
     assert not exchange.came(0, Key(2, 0, Kind.ACTIVATION), "of a step that is over")
     assert exchange.came(0, Key(4, 0, Kind.ACTIVATION), "of the next step")
-    exchange.begin(4, 1)
-    assert exchange.take(0, Kind.ACTIVATION) == "of the next step"
+    exchange.stand(4)
+    assert exchange.take(Key(4, 0, Kind.ACTIVATION)) == "of the next step"
 
 
 @pytest.mark.parametrize(
@@ -262,10 +330,10 @@ def test_what_a_neighbour_cannot_give_is_refused(rank: int, key: Key) -> None:
 
 def test_what_was_given_is_held_until_the_neighbour_stands_further() -> None:
     exchange: StageExchange[str] = StageExchange(Stages((1, 1)), 0, 0)
-    assert exchange.give(0, Kind.ACTIVATION, "a") == []
+    assert exchange.give(Key(0, 0, Kind.ACTIVATION), "a") == []
     assert exchange.linked_to(1) == SayStands(1, 0, 0)
     assert exchange.met(1, 0, 0) == [SayStands(1, 0, 0), Give(1, Key(0, 0, Kind.ACTIVATION), "a")]
-    assert exchange.begin(1, 1) == [SayStands(1, 1, 0)] and exchange.held == 1
+    assert exchange.stand(1) == [SayStands(1, 1, 0)] and exchange.held == 1
     exchange.lost(1)
     assert exchange.linked_to(1) == SayStands(1, 1, 0)
     assert exchange.met(1, 0, 0) == [SayStands(1, 1, 0), Give(1, Key(0, 0, Kind.ACTIVATION), "a")]
@@ -281,6 +349,7 @@ def test_what_a_lost_process_alone_had_lets_all_go_back(came: bool) -> None:
     if came:
         exchange.came(1, Key(0, 0, Kind.GRADIENT), "g")
     assert exchange.met(1, 1, 1)[1:] == ([] if came else [AllBack(1, 0)])
+    exchange.stand(1)
     assert not came or exchange.begin(1, 1) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.unit.api_failure_cases import FAILURES_PASSED, FAILURES_REFUSED
 from tests.unit.api_manifest import REMOVED, Case
+from tests.unit.api_placement_cases import PLACEMENTS_PASSED, PLACEMENTS_REFUSED
 from tests.unit.api_stage_cases import STAGES_PASSED, STAGES_REFUSED
 from tests.unit.api_template_cases import TEMPLATES_PASSED, TEMPLATES_REFUSED
 
@@ -395,9 +396,11 @@ REFUSED: list[Case] = [
             ("runPolicy.cleanPodPolicy", "none", '"Running", "All", "None"'),
             ("runPolicy.successPolicy", "All", '"AllWorkers", "FirstWorker"'),
             ("injection", "image", '"auto", "none"'),
+            ("ps.placement", "beside", '"spread", "packed", "colocated"'),
         )
     ),
     *TEMPLATES_REFUSED,
+    *PLACEMENTS_REFUSED,
     *STAGES_REFUSED,
 ]
 
@@ -426,5 +429,6 @@ PASSED: list[Case] = [
     Case("resume", {"spec.checkpoint.resumeFrom": "5f1c9e0a-7f0e-4c55-9d0b-0c5d2b7a6d11"}),
     *FAILURES_PASSED,
     *TEMPLATES_PASSED,
+    *PLACEMENTS_PASSED,
     *STAGES_PASSED,
 ]

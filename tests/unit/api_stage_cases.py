@@ -123,6 +123,31 @@ STAGES_REFUSED: list[Case] = [
         )
         for count in (0, 1025)
     ),
+    *(
+        Case(
+            f"pipeline-{'-'.join(words.values())}",
+            _with(training_pipeline={"microbatches": 4, **words}),
+            "spec.training.pipeline",
+            "must have schedule: pipedream for predict: nesterov, and pipedream or flush for weights: recompute; change the schedule",
+        )
+        for words in (
+            {"predict": "nesterov"},
+            {"schedule": "2bw", "predict": "nesterov"},
+            {"schedule": "2bw", "weights": "recompute"},
+        )
+    ),
+    Case(
+        "2bw-of-few",
+        _with(training_pipeline={"microbatches": 2, "schedule": "2bw"}),
+        "spec.training.pipeline.microbatches",
+        "must be the number of stages or more with schedule: 2bw; the first stage",
+    ),
+    Case(
+        "uneven-without-flush",
+        _with(training_pipeline={"microbatches": 3, "schedule": "pipedream"}),
+        "spec.training.pipeline.microbatches",
+        "must be a multiple of the replicas of each stage where the schedule is not flush; the workers",
+    ),
     Case(
         "microbatches-missing",
         _with(training_pipeline={}),
@@ -218,6 +243,14 @@ STAGES_PASSED: list[Case] = [
     Case("stages-counted", _with(workers_replicas=4)),
     Case("stages-of-the-script", _with(stages=stages(2, 1, 1, cuts=False), training_pipeline={"microbatches": 8})),
     Case("stages-by-default", _with(stages=[{"name": "a"}, {"name": "b", "cut": "3"}], training_gradientMebibytes=8)),
+    *(
+        Case(f"pipeline-{'-'.join(words.values())}", _with(training_pipeline={"microbatches": 4, **words}))
+        for words in (
+            {"schedule": "flush", "weights": "recompute"},
+            {"schedule": "2bw"},
+            {"schedule": "pipedream", "weights": "recompute", "predict": "nesterov"},
+        )
+    ),
     Case("stages-most", _with(stages=stages(*[4] * 64), training_pipeline={"microbatches": 1024})),
     Case("stages-wide", _with(stages=stages(255, 1), training_pipeline={"microbatches": 1})),
     Case("stages-longest", _with(stages=stages(1, 1, s1={"name": "a" * 63, "cut": "ü" * 256}))),

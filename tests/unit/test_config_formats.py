@@ -77,7 +77,9 @@ def test_keys_of_stages_are_there_in_a_job_that_has_some_alone() -> None:
     made = config.cluster_config(job(**STAGED))
     assert made["stages"] == [{"name": "a", "replicas": 2, "cut": None}, {"name": "b", "replicas": 1, "cut": "head"}]
     assert (made["workers"], made["pipeline"]) == (3, None)
-    assert config.cluster_config(job(**STAGED, training={"pipeline": {"microbatches": 4}}))["pipeline"] == {"microbatches": 4}
+    assert config.cluster_config(job(**STAGED, training={"pipeline": {"microbatches": 4}}))["pipeline"] == {
+        "microbatches": 4, "schedule": "flush", "weights": "stash", "predict": "none",
+    }  # fmt: skip
 
 
 def test_stages_decide_which_updates_are_made() -> None:
@@ -96,6 +98,10 @@ def test_a_process_reads_its_stages() -> None:
     read = reading._config(config.cluster_config(job(**STAGED, training={"pipeline": {"microbatches": 4}})))
     assert (read.stages, read.stage_names, read.cuts, read.microbatches) == (Stages((2, 1)), ("a", "b"), ("head",), 4)
     assert [read.stages.of(rank) for rank in range(read.workers)] == [0, 0, 1]
+    assert (read.schedule, read.stage_weights, read.predict, read.flushes) == ("flush", "stash", "none", True)
+    words = {"microbatches": 4, "schedule": "pipedream", "weights": "recompute", "predict": "nesterov"}
+    read = reading._config(config.cluster_config(job(**STAGED, training={"pipeline": words})))
+    assert (read.schedule, read.stage_weights, read.predict, read.flushes) == ("pipedream", "recompute", "nesterov", False)
 
 
 def test_stages_of_another_number_of_workers_are_refused(tmp_path: Path) -> None:
@@ -118,6 +124,16 @@ def test_every_format_that_is_served_can_be_written_and_the_newest_is_read() -> 
     assert len(operators.CONFIG_FORMATS) <= 2 and len(operators.WIRES) <= 2 and max(operators.WIRES) == operators.WIRE
     assert frame.VERSION == operators.WIRE == contract.WIRE
     assert reading._config(config.cluster_config(job())).workers == 3
+
+
+def test_who_shares_memory_is_said_by_a_laptop_alone() -> None:
+    """On a cluster machines are machines: two pairs of one node may share memory where they can."""
+    pairs = job(ps={"shards": 2, "placement": "colocated"}, checkpoint={"accessMode": "ReadWriteMany"})
+    made = config.cluster_config(pairs)
+    assert "sharing" not in made and made == config.cluster_config(job(checkpoint={"accessMode": "ReadWriteMany"}))
+    assert reading._config(made).sharing == "host" and reading._config({**made, "sharing": "index"}).sharing == "index"
+    with pytest.raises(ValueError, match="sharing 'node'; it is one of host, index"):
+        reading._config({**made, "sharing": "node"})
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

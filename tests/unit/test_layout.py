@@ -54,6 +54,16 @@ def test_each_block_has_one_shard(rows: list[Any], shards: int) -> None:
     assert all(0 <= shard < shards for shard in owner)
 
 
+@given(SPECS, st.integers(1, 9))
+def test_no_shard_has_a_block_more_than_its_part(rows: list[Any], shards: int) -> None:
+    """What a machine with a shard and a worker sends follows from its shard's bytes S: M + (m - 2) S."""
+    layout = Layout.of(table(rows))
+    owner = assign(layout, shards)
+    loads = [sum(block.nbytes for block in layout.blocks if owner[block.index] == shard) for shard in range(shards)]
+    largest = max((block.nbytes for block in layout.blocks), default=0)
+    assert max(loads) <= layout.nbytes / shards + largest * (1 - 1 / shards) + 1e-6
+
+
 @pytest.mark.parametrize("shards", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("width", [256, 2048])
 def test_shards_are_balanced(shards: int, width: int) -> None:

@@ -122,12 +122,12 @@ def test_the_delay_is_what_the_order_of_work_makes_it(stages: int, microbatches:
 
 
 def test_delays_of_each_way() -> None:
-    assert [ways.PipeDream().delay(k, 4, 1) for k in range(4)] == [3, 2, 1, 0]
-    assert [ways.PipeDream().delay(k, 4, 4) for k in range(4)] == [1, 1, 1, 0]
-    assert [ways.PipeDream(vertical_sync=True).delay(k, 4, 1) for k in range(4)] == [3] * 4
-    assert [ways.TwoBW().delay(k, 4, 4) for k in range(4)] == [1] * 4
-    assert [ways.FTPipe().delay(k, 4, 1) for k in range(4)] == [3, 2, 1, 0]
-    assert [ways.Flush().delay(k, 4, 2) for k in range(4)] == [0] * 4
+    assert [ways.PipeDream().delay(k, [1] * 4, 1) for k in range(4)] == [3, 2, 1, 0]
+    assert [ways.PipeDream().delay(k, [1] * 4, 4) for k in range(4)] == [1, 1, 1, 0]
+    assert [ways.PipeDream(vertical_sync=True).delay(k, [1] * 4, 1) for k in range(4)] == [3] * 4
+    assert [ways.TwoBW().delay(k, [1] * 4, 4) for k in range(4)] == [1] * 4
+    assert [ways.FTPipe().delay(k, [1] * 4, 1) for k in range(4)] == [3, 2, 1, 0]
+    assert [ways.Flush().delay(k, [1] * 4, 2) for k in range(4)] == [0] * 4
     assert [delays.stashed(k, (15, 1)) for k in range(2)] == [1, 0]
     assert [delays.warm_up(k, (9, 5, 1, 1)) for k in range(4)] == [1, 1, 1, 0]
     assert ways.TwoBW() == ways.DEFAULT

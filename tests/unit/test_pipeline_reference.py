@@ -121,7 +121,7 @@ def test_late_gradients_have_the_delay_of_the_formula_and_the_bits_of_the_rule(
         return
     found = both(model, parts, way, microbatches, 8)
     for stage, counted in enumerate(found.delays):
-        late = way.delay(stage, stages, microbatches)
+        late = way.delay(stage, [1] * stages, microbatches)
         assert counted == Counter(min(number, late) for number in range(8))
     assert not same(found.weights, one_stage(microbatches, 8, tied=False).weights)
 

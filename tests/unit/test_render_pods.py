@@ -12,8 +12,8 @@ import yaml
 from psjob_operator import contract, render
 from psjob_operator.api.status import Pinned
 from psjob_operator.plan.actions import CreateProcess
-from psjob_operator.plan.placement import shared
 from psjob_operator.plan.snapshot import Snapshot
+from psjob_operator.plan.volumegroup import shared
 from psjob_operator.render.inject import SHELL
 from psjob_operator.render.names import LABEL_INDEX, LABEL_JOB, LABEL_NUMBER, LABEL_ROLE
 from tests.unit.plan_given import job
@@ -69,7 +69,7 @@ def worker(snapshot: Snapshot, index: int = 1, number: int = 3) -> dict[str, Any
 
 def shard(snapshot: Snapshot, known: bool = False, user: int | None = render.NOBODY) -> dict[str, Any]:
     place = 0 if shared(snapshot) else None
-    return render.pod(snapshot, CreateProcess("shard", 1, 4, 5, "job-ps-1-a4", known, placement=place, pinned=PINNED), user)
+    return render.pod(snapshot, CreateProcess("shard", 1, 4, 5, "job-ps-1-a4", known, volume_group=place, pinned=PINNED), user)
 
 
 def env(container: dict[str, Any]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import lcm
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,7 +48,7 @@ train.py is run until its first optimizer.step(). train.py:build is a function t
 MOST_DEVICES = 32
 MOST_MICROBATCHES, MOST_ACCUMULATED = 1024, 10_000
 EXIT_TOO_LARGE = 1
-NOT_YET = "No PSTrainingJob trains so yet: jobs of stages flush after each step, without recompute, and give a device one stage."
+NOT_YET = "No PSTrainingJob trains so yet: jobs give a device one stage, push once a batch, and do not recompute with 2bw."
 COLUMNS = ("stage", "modules", "devices", "forward", "backward", "sends", "update", "in flight", "memory", "idle")
 
 
@@ -234,11 +235,16 @@ def _show(case: Case, machine: Machine, answer: Prediction, word: str) -> None:
 
 def _manifest(way: Way, cuts: Sequence[str], replicas: Sequence[int]) -> str:
     """What to paste into the spec of a PSTrainingJob."""
-    if not way.flushes or way.recompute or way.accumulate != 1:
+    if (way.flushes and way.accumulate != 1) or (way.name == "2bw" and way.recompute):
         return NOT_YET
+    shared = lcm(*replicas)
+    microbatches = way.microbatches if way.flushes else -(-way.accumulate // shared) * shared
+    words = [f"microbatches: {microbatches}"]
+    words += [] if way.flushes else [f"schedule: {way.name}"]
+    words += ["weights: recompute"] if way.recompute else []
     lines = ["in a PSTrainingJob:", "  spec:", "    stages:", f"    - {{name: stage-0, replicas: {replicas[0]}}}"]
     lines += [f"    - {{name: stage-{k}, cut: {json.dumps(cut)}, replicas: {replicas[k]}}}" for k, cut in enumerate(cuts, 1)]
-    return "\n".join([*lines, f"    training: {{pipeline: {{microbatches: {way.microbatches}}}}}"])
+    return "\n".join([*lines, f"    training: {{pipeline: {{{', '.join(words)}}}}}"])
 
 
 def _how(way: Way) -> str:

@@ -135,7 +135,16 @@ class Pipeline(Model):
     """How a batch goes through stages."""
 
     microbatches: int
-    """Parts that each batch is cut in; 1..1024."""
+    """Parts that each batch is cut in; 1..1024. One batch is one update."""
+    schedule: Literal["flush", "2bw", "pipedream"] = "flush"
+    """When stages make their updates. flush: all at the end of a batch; the gradient is that of one process. 2bw: without waiting for
+    each other, on weights of one update ago at every stage. pipedream: the same on each stage's newest weights, of K-1-k updates ago at
+    stage k of K with one micro-batch a batch."""
+    weights: Literal["stash", "recompute"] = "stash"
+    """The weights of a backward. stash: those of its forward, kept until then. recompute: inputs are kept, and the forward runs again on
+    the newest weights; not with 2bw."""
+    predict: Literal["none", "nesterov"] = "none"
+    """nesterov: a forward takes the weights to which the optimizer's momentum leads until its gradient counts; with pipedream alone."""
 
 
 class Local(Model):
@@ -173,6 +182,10 @@ class ParameterServers(Model):
 
     shards: int
     """Number of shards; 1..256."""
+    placement: Literal["spread", "packed", "colocated"] | None = None
+    """Machines of the shards. spread: different ones, where there are as many; packed: few, where they have room; colocated: shard i
+    runs on the machine of worker i, and workers.replicas must be at least ps.shards. Absent: one node where they share a volume that
+    one node at a time can mount, else wherever the scheduler puts them."""
     template: dict[str, Any] | None = None
     """Pod template laid over the shard pods: labels, node selection, tolerations, volumes, and resources and env of
     the container `shard`. Image, command and security context come from the workers where it says nothing."""

@@ -12,6 +12,9 @@ COUNTED = f"has(self.stages) ? {SUM} : has(self.workers.replicas) ? self.workers
 """CEL, below spec: the number of workers."""
 
 
+_WITH_PIPELINE = "!has(self.stages) || !has(self.training.pipeline)"
+
+
 def stage_rules() -> tuple[FieldRule, ...]:
     """Every row about them."""
     return (*_OF_STAGES, *_WITH_STAGES)
@@ -90,7 +93,42 @@ _OF_STAGES = (
         about="stages",
     ),
     between("spec.training.pipeline.microbatches", 1, 1024, "as many as there are stages keep most of them busy"),
+    FieldRule(
+        "spec.training.pipeline",
+        lambda way: _go_together(way.get("schedule", "flush"), way.get("weights", "stash"), way.get("predict", "none")),
+        "must have schedule: pipedream for predict: nesterov, and pipedream or flush for weights: recompute",
+        "change the schedule, or leave the other out",
+        cel="self.schedule == 'pipedream' || (self.predict == 'none' && (self.weights == 'stash' || self.schedule == 'flush'))",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: _pipeline(spec).get("schedule") != "2bw" or _pipeline(spec)["microbatches"] >= len(spec.get("stages") or ()),
+        "must be the number of stages or more with schedule: 2bw",
+        "the first stage would not have the weights of one update ago in time",
+        cel=f"{_WITH_PIPELINE} || self.training.pipeline.schedule != '2bw' || self.training.pipeline.microbatches >= self.stages.size()",
+        about="training.pipeline.microbatches",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: (
+            _pipeline(spec).get("schedule", "flush") == "flush"
+            or not any(_pipeline(spec)["microbatches"] % stage.get("replicas", 1) for stage in spec.get("stages") or ())
+        ),
+        "must be a multiple of the replicas of each stage where the schedule is not flush",
+        "the workers of a stage share the micro-batches of an update evenly",
+        cel=f"{_WITH_PIPELINE} || self.training.pipeline.schedule == 'flush' || "
+        "self.stages.all(one, self.training.pipeline.microbatches % one.replicas == 0)",
+        about="training.pipeline.microbatches",
+    ),
 )
+
+
+def _go_together(schedule: str, weights: str, predict: str) -> bool:
+    return schedule == "pipedream" or (predict == "none" and (weights == "stash" or schedule == "flush"))
+
+
+def _pipeline(spec: Json) -> dict[str, Json]:
+    return (spec.get("training") or {}).get("pipeline") or {}
 
 
 def _templates(spec: Json) -> list[Json]:

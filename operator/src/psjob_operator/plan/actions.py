@@ -47,6 +47,15 @@ class EnsureKey:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """The process whose node a pod requires."""
+
+    role: Role
+    index: int
+    number: int
+
+
+@dataclass(frozen=True)
 class CreateProcess:
     """Create once, by POST; the name is unique in (role, index, number)."""
 
@@ -60,10 +69,12 @@ class CreateProcess:
     """Shards: status.checkpoint.step > 0, so a manifest must be found (contract.ENV_MIN_STEP)."""
     waited: int = 0
     """Seconds since the start before, where that was lost by no fault of its own; the next wait is longer."""
-    placement: int | None = None
+    volume_group: int | None = None
     """Shards: the number that those who share a volume have in common, 0 in a run that has none yet; None where they share none."""
     pinned: Pinned = field(default_factory=Pinned)
     """Of the run."""
+    beside: Beside | None = None
+    """Of shards and workers that go in pairs: the other, where it stands or starts. None: any node."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any, Literal
 
 from psjob_operator.api.status import JobStatus
+from psjob_operator.plan import pairs
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import progress, text, whole
 from psjob_operator.plan.restarts import counted
@@ -40,8 +41,9 @@ def _once_begun(policy: Callable[[Facts], Ending | None]) -> Callable[[Facts], E
 
 def invalid(facts: Facts) -> Ending | None:
     """A new job whose spec has a fault that only the operator can see."""
-    if facts.first_seen and facts.snapshot.spec_problems:
-        return Ending("Failed", "TemplateInvalid", "; ".join(facts.snapshot.spec_problems))
+    problems = [*facts.snapshot.spec_problems, *filter(None, [pairs.problem(facts.snapshot)])]
+    if facts.first_seen and problems:
+        return Ending("Failed", "TemplateInvalid", "; ".join(problems))
     return None
 
 

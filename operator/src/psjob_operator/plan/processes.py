@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psjob_operator.api.status import Pinned
-from psjob_operator.plan import placement
+from psjob_operator.plan import pairs, volumegroup
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import checkpoint_known
@@ -37,6 +37,8 @@ def create(facts: Facts, raising: Raising, pinned: Pinned) -> Creating:
     taken = {process.name for process in facts.snapshot.processes}
     actions, conflicts, wakes = [], [], []
     known = checkpoint_known(facts)
+    numbers = {(seat.role, seat.index): raising.number(seat) for seat in raising.raised}
+    moved = {(seat.role, seat.index) for seat in raising.raised if pairs.colocated(facts.snapshot) and seat.fate.cause == "Moved"}
     for seat in facts.seats:
         if not raising.is_raised(seat) and not seat.may_create:
             continue
@@ -53,9 +55,12 @@ def create(facts: Facts, raising: Raising, pinned: Pinned) -> Creating:
         waited = round(spacing(seat)) if spaced else 0
         shard = seat.role == "shard"
         if shard and raising.moving:
-            waited = placement.waited(facts)
-        place = (raising.placement or 0) if shard and placement.shared(facts.snapshot) else None
-        actions.append(CreateProcess(seat.role, seat.index, number, raising.view, name, shard and known, waited, place, pinned))
+            waited = volumegroup.waited(facts)
+        if (seat.role, seat.index) in moved:
+            waited = pairs.waited(facts, seat.index)
+        beside = pairs.beside(facts, seat, numbers)
+        group = (raising.volume_group or 0) if shard and volumegroup.shared(facts.snapshot) else None
+        actions.append(CreateProcess(seat.role, seat.index, number, raising.view, name, shard and known, waited, group, pinned, beside))
     return Creating(tuple(actions), tuple(conflicts), min(wakes, default=None))
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from psjob_operator.api.status import ProcessRestarts, Restarts, RoleCounts
 from psjob_operator.contract import MOST_RISE
-from psjob_operator.plan import naming, placement
+from psjob_operator.plan import naming, pairs, volumegroup
 from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.progress import last_commit
 from psjob_operator.plan.snapshot import Process, Role
@@ -47,7 +47,7 @@ class Raising:
     """Seats whose loss waits for its turn, each with its unix time."""
     afresh: bool
     """First sight or resumption: nothing failed."""
-    placement: int | None
+    volume_group: int | None
     """Of status.placement."""
     moving: bool
     """The shards go elsewhere, all of them."""
@@ -99,11 +99,12 @@ def _raising(facts: Facts, afresh: bool) -> Raising:
         raised = tuple(seat for seat in facts.seats if seat.role == "shard" or seat.fate.kind != "done")
     else:
         losses = [(again_at(facts, seat), seat) for seat in facts.seats if _needs(seat, facts)]
-        leaving = placement.moved(facts)
+        leaving = volumegroup.moved(facts)
         if leaving:
             together = max(ends_at(seat) for seat in leaving)
             losses = [*((together, seat) for seat in leaving), *((at, seat) for at, seat in losses if seat.role == "worker")]
             moving = together <= facts.now
+        losses = pairs.together(facts, losses)
         held = tuple((at, seat) for at, seat in losses if facts.now < at)
         raised = tuple(seat for at, seat in losses if facts.now >= at)
         if facts.too_late or (raised and facts.shards_done):
@@ -122,7 +123,7 @@ def _raising(facts: Facts, afresh: bool) -> Raising:
     view = max([view, *(min(seat.fate.fenced_by, view + MOST_RISE) for seat in shards)]) + 1 if shards else view
     return Raising(
         view=view,
-        placement=view if moving or (afresh and shards) else facts.stored.placement,
+        volume_group=view if moving or (afresh and shards) else facts.stored.placement,
         moving=moving,
         attempts=tuple(attempts),
         start=start,
@@ -138,7 +139,7 @@ def unchanged(facts: Facts) -> Raising:
     view = facts.stored.view or 0
     return Raising(
         view=view + 1 if view and facts.first_seen else view,
-        placement=facts.stored.placement,
+        volume_group=facts.stored.placement,
         moving=False,
         attempts=facts.attempts,
         start=facts.stored.workers.start,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from psjob_operator.api.status import JobStatus
-from psjob_operator.plan import endings, placement
+from psjob_operator.plan import endings, pairs, volumegroup
 from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.progress import pull_at
 from psjob_operator.plan.text import unix
@@ -50,7 +50,8 @@ def wake_at(facts: Facts, status: JobStatus, *others: float | None) -> float | N
         endings.pending_until(facts, status),
         slow_at(facts),
         pull_at(facts, status),
-        placement.moves_at(facts),
+        volumegroup.moves_at(facts),
+        pairs.moves_at(facts),
     )
     return min((at for at in times if at is not None and at > facts.now), default=None)
 

@@ -77,7 +77,7 @@ class Process:
     sidecar_crash: str = ""
     """Name and reason of a sidecar in CrashLoopBackOff."""
     waited: int = 0
-    """Of CreateProcess: the seconds that this start was held back, or that its placement is given."""
+    """Of CreateProcess: the seconds that this start was held back, or that its volume group is given."""
     runtime_image: str = ""
     """Image that the library was copied from; empty without injection, and locally."""
     unresponsive: bool = False

@@ -40,7 +40,7 @@ def describe(facts: Facts, raising: Raising, phase: Phase, said: Mapping[str, Sa
         run=facts.snapshot.uid,
         pinned=pins.pinned(facts, raising.afresh),
         view=raising.view or None,
-        placement=raising.placement,
+        placement=raising.volume_group,
         shards=_shards(facts, raising),
         shards_ready=f"{sum(seat.up and not raising.is_raised(seat) for seat in facts.shards)}/{spec.ps.shards}",
         workers=_workers(facts, raising, troubles),

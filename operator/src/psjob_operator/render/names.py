@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from psjob_operator.contract import GROUP, KIND, VERSION
+from psjob_operator.plan.actions import Beside
 from psjob_operator.plan.config import ConfigSource
 from psjob_operator.plan.snapshot import Role
 
@@ -20,7 +21,7 @@ LABEL_START = f"{GROUP}/start"
 LABEL_VIEW = f"{GROUP}/view"
 LABEL_STAGE = f"{GROUP}/stage"
 """Of a worker: the name of its stage, where the model is cut in stages."""
-LABEL_PLACEMENT = f"{GROUP}/placement"
+LABEL_VOLUME_GROUP = f"{GROUP}/placement"
 """Of a shard: the number that those who share a volume have in common."""
 ANNOTATION_CONTAINER = f"{GROUP}/container"
 """Of a pod: the container whose end is the process's end, whatever stands before it."""
@@ -30,6 +31,8 @@ ANNOTATION_DEFAULT = "kubectl.kubernetes.io/default-container"
 """What `kubectl logs` and `kubectl exec` take where no container is named."""
 LABEL_DIGEST = f"{GROUP}/digest"
 """Of the ConfigMap: names its content."""
+HOSTNAME = "kubernetes.io/hostname"
+"""Of a node: its name, by which pods are put on the same one or on others."""
 
 Document = dict[str, Any]
 
@@ -71,3 +74,10 @@ def run_of(job: ConfigSource) -> dict[str, str]:
 def pods_of(job: ConfigSource, role: Role) -> dict[str, str]:
     """Selector of this run's shards or workers."""
     return {**run_of(job), LABEL_ROLE: role}
+
+
+def beside(job: ConfigSource, other: Beside) -> Document:
+    """Affinity of a pod that requires the node of this very process; one before or after it does not match."""
+    number = {LABEL_INDEX: str(other.index), LABEL_NUMBER: str(other.number)}
+    term = {"labelSelector": {"matchLabels": {**pods_of(job, other.role), **number}}, "topologyKey": HOSTNAME}
+    return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}

@@ -14,6 +14,7 @@ from psjob_operator.plan.snapshot import Role
 from psjob_operator.render.around import CONFIG_FILE
 from psjob_operator.render.inject import inject
 from psjob_operator.render.keyfile import KEY_FILE, deriver, hand_keys, who
+from psjob_operator.render.merge import merge
 from psjob_operator.render.names import (
     ANNOTATION_CONTAINER,
     ANNOTATION_DEFAULT,
@@ -21,12 +22,13 @@ from psjob_operator.render.names import (
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_NUMBER,
-    LABEL_PLACEMENT,
     LABEL_ROLE,
     LABEL_STAGE,
     LABEL_START,
     LABEL_VIEW,
+    LABEL_VOLUME_GROUP,
     Document,
+    beside,
     labels,
     metadata,
 )
@@ -54,7 +56,7 @@ class Pods:
 
     def pod(self, process: CreateProcess) -> Document:
         """The pod of `process`."""
-        place = (process.role, _stage(self._job, process), process.placement, process.pinned)
+        place = (process.role, _stage(self._job, process), process.volume_group, process.pinned)
         common = self._common.get(place)
         if common is None:
             common = self._common[place] = _common(self._job, process, self._user)
@@ -68,6 +70,8 @@ class Pods:
         inits = [{**first, "env": [*who(values), *(first.get("env") or [])]}, *others]
         host = naming.host(self._job.name, process.role, process.index)
         spec = {**common.template["spec"], "initContainers": inits, "containers": containers, "hostname": host}
+        if process.beside is not None:
+            spec["affinity"] = merge(beside(self._job, process.beside), spec.get("affinity") or {})
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -88,7 +92,7 @@ class _Common:
 def _common(job: ConfigSource, process: CreateProcess, shard_user: int | None) -> _Common:
     name = process.pinned.container or TRAINED
     if process.role == "shard":
-        template, container = shard_template(job, process.placement, name, shard_user)
+        template, container = shard_template(job, process.volume_group, name, shard_user)
     else:
         template, container = worker_template(job, process.index, name)
     spec = template["spec"]
@@ -154,8 +158,8 @@ def _metadata(job: ConfigSource, process: CreateProcess, template: Document, tra
     }
     if stage := _stage(job, process):
         own[LABEL_STAGE] = stage
-    if process.placement:
-        own[LABEL_PLACEMENT] = str(process.placement)
+    if process.volume_group:
+        own[LABEL_VOLUME_GROUP] = str(process.volume_group)
     made = metadata(job, process.name, {**(given.get("labels") or {}), **own})
     waited = {ANNOTATION_WAITED: str(process.waited)} if process.waited else {}
     made["annotations"] = {ANNOTATION_DEFAULT: trained, **(given.get("annotations") or {}), ANNOTATION_CONTAINER: trained, **waited}

@@ -11,7 +11,7 @@ from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
 from psjob_operator.plan.objects import makes_claim
 from psjob_operator.render.interpreter import Interpreter, folder, interpreter, variables
 from psjob_operator.render.merge import merge
-from psjob_operator.render.names import LABEL_PLACEMENT, Document, pods_of
+from psjob_operator.render.names import HOSTNAME, LABEL_VOLUME_GROUP, Document, pods_of
 from psjob_operator.render.security import NOBODY, container_security, keep_restricted, pod_security
 
 VOLUME = "psjob-checkpoints"
@@ -25,12 +25,12 @@ after, and is watched by the liveness probe, which follows its progress: it may 
 LOST_NODE_SECONDS = 30
 
 
-def shard_template(job: ConfigSource, placement: int | None, trained_name: str, user: int | None = NOBODY) -> tuple[Document, Document]:
-    """The template, and the container in it that serves. `placement`: of CreateProcess; `trained_name`: of the workers' container; `user`:
-    of pod_security."""
+def shard_template(job: ConfigSource, volume_group: int | None, trained_name: str, user: int | None = NOBODY) -> tuple[Document, Document]:
+    """The template, and the container in it that serves. `volume_group`: of CreateProcess; `trained_name`: of the workers' container;
+    `user`: of pod_security."""
     worker = job.spec.workers.template
     trained = container_of(worker, trained_name) or {}
-    base: Document = {"metadata": {}, "spec": _spec(job, worker.get("spec") or {}, trained, placement, user)}
+    base: Document = {"metadata": {}, "spec": _spec(job, worker.get("spec") or {}, trained, volume_group, user)}
     over = copy.deepcopy(job.spec.ps.template or {})
     laid = container_of(over, SERVING)
     name = laid["name"] if laid and laid.get("name") else SERVING
@@ -40,7 +40,7 @@ def shard_template(job: ConfigSource, placement: int | None, trained_name: str, 
     return template, next(container for container in template["spec"]["containers"] if container["name"] == name)
 
 
-def _spec(job: ConfigSource, worker: Document, trained: Document, placement: int | None, user: int | None) -> Document:
+def _spec(job: ConfigSource, worker: Document, trained: Document, volume_group: int | None, user: int | None) -> Document:
     python = interpreter(trained.get("command") or [])
     spec: Document = {
         "containers": [_container(job, trained, python)],
@@ -54,8 +54,12 @@ def _spec(job: ConfigSource, worker: Document, trained: Document, placement: int
     }
     if worker.get("imagePullSecrets"):
         spec["imagePullSecrets"] = copy.deepcopy(worker["imagePullSecrets"])
-    if placement is not None:
-        spec["affinity"] = _one_node(job, placement)
+    if volume_group is not None:
+        spec["affinity"] = _one_node(job, volume_group)
+    elif job.spec.ps.placement == "packed":
+        spec["affinity"] = _few_nodes(job)
+    if job.spec.ps.placement == "spread":
+        spec["topologySpreadConstraints"] = [_many_nodes(job)]
     return spec
 
 
@@ -105,8 +109,24 @@ def _volume(job: ConfigSource) -> Document:
     return {"emptyDir": {}}
 
 
-def _one_node(job: ConfigSource, placement: int) -> Document:
-    """Beside the other shards of its placement; of a run that has no number yet (0) beside all of the run's."""
-    number = {LABEL_PLACEMENT: str(placement)} if placement else {}
-    term = {"labelSelector": {"matchLabels": {**pods_of(job, "shard"), **number}}, "topologyKey": "kubernetes.io/hostname"}
+def _one_node(job: ConfigSource, volume_group: int) -> Document:
+    """Beside the other shards of its volume group; of a run that has no number yet (0) beside all of the run's."""
+    number = {LABEL_VOLUME_GROUP: str(volume_group)} if volume_group else {}
+    term = {"labelSelector": {"matchLabels": {**pods_of(job, "shard"), **number}}, "topologyKey": HOSTNAME}
     return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+def _few_nodes(job: ConfigSource) -> Document:
+    """Beside other shards of the run, where there is room."""
+    term = {"labelSelector": {"matchLabels": pods_of(job, "shard")}, "topologyKey": HOSTNAME}
+    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}}
+
+
+def _many_nodes(job: ConfigSource) -> Document:
+    """About as many of the run's shards on each node; a pod that ends is not counted, nor kept from starting."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": HOSTNAME,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": pods_of(job, "shard")},
+    }

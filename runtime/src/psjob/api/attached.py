@@ -67,6 +67,8 @@ class AttachedJob:
         self.memory = pairs[0].cuts.memory
         if self.memory is not None:
             self.session.first = self.memory.attached(table).fill
+        if self.session.stage_links is not None:
+            self.session.stage_links.ahead = pairs[0].cuts.ahead
         check_state(self.rule, len(self.session.layout.blocks), place.config.workers)
         self.session.rows.hyperparameters = self.tables.hyperparameters()
         self.rounds = LocalRounds.of(self.session, self.parameters, self._hyperparameters, overlap)
@@ -176,6 +178,9 @@ class AttachedJob:
         if self.replay or within:
             self.carry_out(self.session.stir if self.replay else self.session.inside_round)
             return
+        if (late := self.pairs[0].cuts.late) is not None:
+            late.edge(self)
+            return
         self.carry_out(lambda: self.session.edge(lambda: self.records.make(self.places.state), self.half is not None))
 
     def wait(self) -> None:
@@ -186,6 +191,8 @@ class AttachedJob:
 
     def leave(self) -> None:
         self._end_round()
+        if (late := self.pairs[0].cuts.late) is not None and not self.replay:
+            late.drain(self)
         self.by_hand.leave()
         self.carry_out(lambda: self.session.leave(lambda: self.records.make(self.places.state, last=True), self.parameters))
 
@@ -227,6 +234,9 @@ class AttachedJob:
         scale, skip = optimizers.amp(pair.optimizer)
         if pair.cuts.piped:
             self._check_piped(pair, grads)
+        if pair.cuts.late is not None:
+            pair.cuts.late.stepped(self, self.carry_out(self._hyperparameters))
+            return
         if self.gradients is not None:
             self.gradients.step(
                 (row for row, g in enumerate(grads) if g is not None), getattr(pair.optimizer, "found_inf", None) is not None
@@ -238,7 +248,7 @@ class AttachedJob:
         self._exchange(grads, skip, scale, original)
 
     def _check_piped(self, pair: Pair, grads: Sequence[torch.Tensor | None]) -> None:
-        if self.piped != self.session.clock and any(g is not None for g in grads):
+        if (pair.cuts.late is not None or self.piped != self.session.clock) and any(g is not None for g in grads):
             self.refuse(
                 "a step of a job of stages without pipe.step: this worker knows the weights of its stage alone, and a forward of the whole "
                 "model takes first values for all others; take loss = pipe.step(x, y) in place of forward and backward"

@@ -35,13 +35,15 @@ class Recording:
         rng = self._generators.states()
         return self._packer.pack(record.capture(None, 0, self._model, self.kept, self._optimizer, {}, rng, self._first))
 
-    def make(self, cursor: dict[str, Any] | None, last: bool = False) -> bytes:
+    def make(self, cursor: dict[str, Any] | None, last: bool = False, step: int | None = None) -> bytes:
         """The record of this moment. `last`: no push will follow, so the residuals of earlier ones are not needed again.
+
+        `step`: how many steps the script has made, where it is ahead of the updates; None: as many as there were updates.
 
         Raises Refused where it is too large, or a value cannot be kept.
         """
         ready, self._ready = self._ready, None
-        clock = self._session.clock
+        clock = self._session.clock if step is None else step
         if ready is not None and cursor is None and not last and ready[0] == clock:
             return ready[1]
         return self._pack(cursor, clock, last)

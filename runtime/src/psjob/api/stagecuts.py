@@ -4,14 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from torch import nn
 
 from psjob.api.stagefirst import StageMemory
 from psjob.layout.blocks import TensorSpec
 from psjob.pipeline.parts import StagePart
+from psjob.pipeline.ways import TrainingWay
 from psjob.process.config import Config
 from psjob.process.errors import Refused
+
+if TYPE_CHECKING:
+    from psjob.api.attached import AttachedJob
+
+
+class Late(Protocol):
+    """A pipeline whose stages do not wait for each other's updates: it pushes by itself, after the step of the script."""
+
+    def edge(self, job: AttachedJob) -> None:
+        """The script stands between two steps."""
+        ...
+
+    def stepped(self, job: AttachedJob, hyperparameters: list[dict[str, float | bool]]) -> None:
+        """The script has stepped its optimizer, with these hyperparameters by parameter group."""
+        ...
+
+    def drain(self, job: AttachedJob) -> None:
+        """The script has ended: push what is open."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -25,6 +46,10 @@ class StageCuts:
     """Gradients come from `pipe.step` alone."""
     memory: StageMemory | None = None
     """Of a lazy model."""
+    late: Late | None = None
+    """Who makes the updates, where a job does not flush."""
+    ahead: int = 0
+    """Steps that a worker of any stage may begin beyond the first whose update it has not made."""
 
 
 WHOLE = StageCuts()
@@ -73,6 +98,10 @@ def known(model: nn.Module, job: Config) -> StageCuts:
         (job.max_push_norm is not None, "training.maxPushNorm: what a push holds depends on the cuts"),
         (job.lr_scaling != "none", f"training.lrScaling {job.lr_scaling}: all workers work on one batch"),
         (job.max_grad_norm is not None, "training.maxGradNorm: the norm of a step is not taken over stages yet"),
+        (
+            not job.flushes and job.compression.push != "none",
+            f"training.compression.push {job.compression.push} and training.pipeline.schedule {job.schedule}; take schedule: flush",
+        ),
         (job.step_timeout is not None, "workers.stepTimeoutSeconds: a worker that waits for another stage would be taken for hung"),
     ):
         if there:
@@ -85,3 +114,16 @@ def check_table(job: Config, table: Sequence[TensorSpec]) -> None:
     for stage in range(len(job.stages.replicas)):
         if not any(stage in row.stages or not row.stages for row in table):
             raise Refused(f"stage {stage} has no parameter that the optimizer trains; cut the model so that each stage has one")
+
+
+def delays_of(way: TrainingWay, owners: Mapping[str, tuple[int, ...]], replicas: Sequence[int], microbatches: int) -> list[int]:
+    """The delay of each stage. Raises ValueError for a way that cannot train these stages, or their shared weights."""
+    delays = [way.delay(stage, replicas, microbatches) for stage in range(len(replicas))]
+    for name, stages in owners.items():
+        if len({delays[stage] for stage in stages}) > 1:
+            late = ", ".join(str(delays[stage]) for stage in stages)
+            raise ValueError(
+                f"{name} is shared by stages {', '.join(map(str, stages))}, whose delays are {late} updates; take schedule: flush or 2bw, "
+                "or give each stage a weight of its own"
+            )
+    return delays

@@ -90,7 +90,8 @@ compression: {"push": one of PUSH_CODECS, "pull": one of PULL_CODECS, "ratio": f
 workers: int (how many ranks)
 stages: [{"name": str, "replicas": int, "cut": str | null}] | null (a model that is cut in stages: ranks are counted through them in order.
         cut: the module with which the stage begins, null for the first one, and for all where the script names the cuts)
-pipeline: {"microbatches": int} | null (parts that each batch is cut in; null: the script says). Both are absent in a job without stages.
+pipeline: {"microbatches": int (parts that each batch is cut in; absent: the script says), "schedule": one of SCHEDULES,
+           "weights": one of STAGE_WEIGHTS, "predict": one of PREDICTIONS} | null. Both are absent in a job without stages.
 shards: [{"host": str, "port": int, "statusPort": int}] in index order
 checkpoint: {"intervalSeconds": float, "everySteps": int | null, "keep": int, "disabled": bool,
              "request": int | null (a checkpoint is taken soon after it has changed while the job runs),
@@ -100,6 +101,7 @@ shardTimeoutSeconds: float
 stepTimeoutSeconds: float | null (a worker without a step for so long while others wait for it is started again; null: never)
 encryption: one of ENCRYPTION (absent: none)
 transport: "auto" | "tcp" (auto: shared memory where a worker and a shard can reach each other's, else TCP)
+sharing: "host" | "index" (absent: host. index: only a worker and a shard of one index share memory, as if each index were a machine)
 streams: int (TCP streams between a worker and a shard)
 gradientBytes: int (gradients that a shard may hold of all workers together; each worker has an equal share)
 connectSeconds: float (600; how long a process tries to find its peers before it exits with EXIT_RETRY)
@@ -145,6 +147,12 @@ LEAST_SHARE_MEBIBYTES: Final = 4
 """MiB of a shard's gradients that a worker needs: one block."""
 NON_FINITE: Final = ("pass", "skip", "refuse")
 """What becomes of a gradient that holds NaN or inf: it is applied as torch does it, its step is skipped, or it ends the job."""
+SCHEDULES: Final = ("flush", "2bw", "pipedream")
+"""When stages make their updates: with a flush after each batch, or without."""
+STAGE_WEIGHTS: Final = ("stash", "recompute")
+"""The weights of a backward: those of its forward, or the newest, on which the forward runs again."""
+PREDICTIONS: Final = ("none", "nesterov")
+"""The weights of a forward: as they are, or as their momentum leads to until its gradient counts."""
 PUSH_CODECS: Final = ("none", "bf16", "fp16", "int8", "topk", "randomk", "auto")
 """How gradients travel; none: as they are; auto: by the measured speed of the link."""
 AUTO_CODEC: Final = "auto"

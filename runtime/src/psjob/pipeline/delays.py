@@ -13,8 +13,9 @@ from dataclasses import dataclass
 def stashed(stage: int, replicas: Sequence[int], microbatches: int = 1) -> int:
     """Updates by which weights are old at stage `stage` of 1F1B without flush, where the weights of a forward serve its backward too.
 
-    ceil(w / M), where w is `warm_up`: a stage that made w forwards ahead of its backwards has finished w micro-batches less than it
-    has begun. K-1-k for one replica a stage and M = 1 (PipeDream; Narayanan et al., SOSP 2019). Gradients of a stage's replicas are
+    ceil(w / M), where w is `warm_up` and M the micro-batches of an update that one replica makes: a replica that made w forwards ahead
+    of its backwards has finished w micro-batches less than it has begun. K-1-k for one replica a stage and M = 1, and
+    floor((r_k + … + r_{K-1} - 1) / r_k) with replicas (PipeDream; Narayanan et al., SOSP 2019). Gradients of a stage's replicas are
     summed before they are an update.
 
     Raises:
@@ -39,11 +40,6 @@ def warm_up(stage: int, replicas: Sequence[int]) -> int:
     return (sum(replicas[stage:]) - 1) // replicas[stage]
 
 
-def synced(replicas: Sequence[int], microbatches: int = 1) -> int:
-    """The delay of every stage with vertical sync: all stages use the version that stage 0 used, so `stashed` of stage 0."""
-    return stashed(0, replicas, microbatches)
-
-
 def double_buffered(stages: int, microbatches: int) -> int:
     """The delay of every stage of PipeDream-2BW (Narayanan et al. 2020, arXiv 2006.09503): 1 at any depth.
 
@@ -56,6 +52,16 @@ def double_buffered(stages: int, microbatches: int) -> int:
             f"microbatches is {microbatches} with {stages} stages: 2BW needs at least one for each stage; raise it to {stages}"
         )
     return 1
+
+
+def of_each(replicas: int, microbatches: int) -> int:
+    """The micro-batches of an update that each replica of a stage makes, without flush. Raises ValueError where it is no whole number."""
+    if microbatches % replicas:
+        raise ValueError(
+            f"microbatches is {microbatches}, which {replicas} workers of a stage cannot share evenly; without flush it must be a multiple "
+            f"of {replicas}"
+        )
+    return microbatches // replicas
 
 
 def idle_share(stages: int, microbatches: int) -> float:

@@ -60,7 +60,7 @@ class _Running:
             self.micros += (pieces := cut((arguments(x), y), microbatches))
             if len(pieces) < microbatches:
                 raise ValueError(f"minibatch {number} has {len(pieces)} samples for {microbatches} micro-batches; leave it out")
-        delays = [way.delay(part.index, len(parts), microbatches) for part in parts]
+        delays = [way.delay(part.index, [1] * len(parts), microbatches) for part in parts]
         buffers = {name: b.clone() for name, b in model.named_buffers()}
         self.stages = [StageRun(part, buffers, recompute=way.recompute, verify=True) for part in parts]
         self.work = [way.work(part.index, len(parts), microbatches, len(batches)) for part in parts]

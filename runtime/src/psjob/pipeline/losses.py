@@ -20,7 +20,7 @@ def mean_loss(loss_fn: LossFn, target: Any, weight: float) -> Callable[[Any], to
         if not isinstance(loss, torch.Tensor) or loss.dim():
             shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise ValueError(f"loss_fn returned {shape}, must be the mean loss as a tensor without dimensions")
-        if not loss.requires_grad:
+        if torch.is_grad_enabled() and not loss.requires_grad:
             raise ValueError("the loss has no gradient: no parameter of the model that needs one leads to it")
         return loss * weight
 

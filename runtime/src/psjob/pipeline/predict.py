@@ -6,7 +6,7 @@ All take numbers and tensors and return new ones; a delay is a number of updates
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -166,6 +166,46 @@ def of_optimizer(optimizer: torch.optim.Optimizer, delay: int) -> dict[torch.Ten
         for p in group["params"]:
             ahead[p] = _ahead(p.detach(), optimizer.state[p], group, delay)
     return ahead
+
+
+RULES = ("sgd", "adam")
+"""Rules whose last step tells where their momentum leads."""
+
+
+def from_step(
+    rule: str, before: torch.Tensor, after: torch.Tensor, step: int, hyperparameters: Mapping[str, float | bool], delay: int
+) -> torch.Tensor:
+    """As `momentum_ahead` and `adam_ahead`, from the last update alone: for who has the weights and not the optimizer's state.
+
+    SGD's last step is -lr v. Adam's is -lr m / (1 - β1^t) / (sqrt(v / (1 - β2^t)) + ε), and each later one differs by a factor, where ε
+    is small beside the denominator.
+
+    Args:
+        rule: one of RULES.
+        before: weights before the update, of any shape.
+        after: weights after it, of the same shape.
+        step: t, the updates that were made, this one included.
+        hyperparameters: of this update, as the shards' rule has them.
+        delay: τ, 0 or more.
+
+    Raises:
+        ValueError: an option that the formulas leave out, a rule that is not known, or a delay below 0.
+    """
+    _check_delay(delay)
+    if option := next((key for key in UNKNOWN if hyperparameters.get(key)), None):
+        raise ValueError(f"weights of {rule} with {option}={hyperparameters[option]} cannot be predicted; leave {option} out")
+    if rule == "sgd":
+        momentum = float(hyperparameters["momentum"])
+        factor = (momentum - momentum ** (delay + 1)) / (1 - momentum)
+    elif rule == "adam":
+        first, second = float(hyperparameters["beta1"]), float(hyperparameters["beta2"])
+        factor = 0.0
+        for later in range(1, delay + 1):
+            bias = (1 - first**step) / (1 - first ** (step + later))
+            factor += first**later * bias * math.sqrt((1 - second ** (step + later)) / (1 - second**step))
+    else:
+        raise ValueError(f"weights of {rule} cannot be predicted; known are {', '.join(RULES)}")
+    return after + factor * (after - before)
 
 
 UNKNOWN = ("nesterov", "dampening", "weight_decay", "maximize", "amsgrad", "decoupled_weight_decay")

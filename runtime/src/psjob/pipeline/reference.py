@@ -54,6 +54,8 @@ def train(
     optimizer: MakeOptimizer,
     rate: Rate | None = None,
     seed: int = 0,
+    replicas: Sequence[int] = (),
+    stash: bool = True,
 ) -> Outcome:
     """Train copies of the model's weights; the model stays as it is.
 
@@ -67,11 +69,13 @@ def train(
         optimizer: makes one for each stage.
         rate: sets the learning rate before each update.
         seed: of random draws.
+        replicas: of each stage, on which delays depend; empty: one each.
+        stash: False: a backward goes through the weights of now, not those of its forward. No way does so: it shows what a stash is for.
 
     Raises:
         ValueError: what the way cannot do, such as a weight of several stages whose delays differ.
     """
-    delays = [way.delay(part.index, len(parts), microbatches) for part in parts]
+    delays = [way.delay(part.index, replicas or [1] * len(parts), microbatches) for part in parts]
     owner = owners(parts, delays)
     masters = {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in model.named_parameters()}
     buffers = {name: b.clone() for name, b in model.named_buffers()}
@@ -98,7 +102,7 @@ def train(
             def finish(output: Any, target: Any = target, weight: float = micro.weight) -> torch.Tensor:
                 return loss_fn(output, target) * weight
 
-            compute = _recomputed if way.recompute else _at_once
+            compute = _recomputed if way.recompute else _at_once if stash else _unstashed
             part_loss, grads = compute(parts, taken, history[number], buffers, value, draw, finish)
             loss = loss + part_loss
             for name, grad in grads.items():
@@ -121,6 +125,22 @@ def _at_once(
     for part, tensors in zip(parts, taken, strict=True):
         value = part.run(tensors, buffers, value, draw, calls)
     loss = finish(value)
+    wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    return loss.detach(), _found(wanted, torch.autograd.grad(loss, list(wanted.values()), allow_unused=True))
+
+
+def _unstashed(
+    parts: Sequence[StagePart], taken: list[Tensors], now: Tensors, buffers: Tensors, value: Any, draw: Draw, finish: Any
+) -> tuple[torch.Tensor, Tensors]:
+    """As `_at_once`, but weights change in place between forward and backward, where autograd does not see it."""
+    mine = [{name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in tensors.items()} for tensors in taken]
+    leaves = {name: tensor for tensors in mine for name, tensor in tensors.items()}
+    calls = Calls()
+    for part, tensors in zip(parts, mine, strict=True):
+        value = part.run(tensors, buffers, value, draw, calls)
+    loss = finish(value)
+    for name, leaf in leaves.items():
+        leaf.data.copy_(now[name])
     wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
     return loss.detach(), _found(wanted, torch.autograd.grad(loss, list(wanted.values()), allow_unused=True))
 

@@ -5,9 +5,11 @@ Each way is an object without state that a stage, the runs in one process and th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from psjob import contract
 from psjob.pipeline import delays, order
 from psjob.pipeline.order import StageWork
 
@@ -27,7 +29,12 @@ class TrainingWay(Protocol):
         """Does a forward take weights that are expected `delay` updates later?"""
         ...
 
-    def delay(self, stage: int, stages: int, microbatches: int) -> int:
+    @property
+    def flushes(self) -> bool:
+        """Are all micro-batches of a minibatch through before the next one begins?"""
+        ...
+
+    def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
         """Updates by which the weights of a forward are old, where enough updates were made. Raises ValueError for what cannot be."""
         ...
 
@@ -40,6 +47,10 @@ class TrainingWay(Protocol):
 
         `updates` is the number of updates that the stage has made by then, `first` the version that stage 0 took.
         """
+        ...
+
+    def awaits(self, minibatch: int) -> int:
+        """Updates that a stage must have made before the first forward of a minibatch."""
         ...
 
 
@@ -55,12 +66,13 @@ class Flush:
 
     name: ClassVar[str] = "flush"
     predicts: ClassVar[bool] = False
+    flushes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.schedule not in ("1f1b", "gpipe"):
             raise ValueError(f"schedule is {self.schedule!r}, must be '1f1b' or 'gpipe'")
 
-    def delay(self, stage: int, stages: int, microbatches: int) -> int:
+    def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
         return 0
 
     def work(self, stage: int, stages: int, microbatches: int, minibatches: int) -> list[StageWork]:
@@ -75,9 +87,17 @@ class Flush:
     def version(self, minibatch: int, updates: int, first: int) -> int:
         return minibatch
 
+    def awaits(self, minibatch: int) -> int:
+        return minibatch
+
 
 class _NoFlush:
     """1F1B without flush."""
+
+    flushes: ClassVar[bool] = False
+
+    def awaits(self, minibatch: int) -> int:
+        return 0
 
     def work(self, stage: int, stages: int, microbatches: int, minibatches: int) -> list[StageWork]:
         return order.without_flush(stage, [1] * stages, microbatches * minibatches)
@@ -96,9 +116,9 @@ class PipeDream(_NoFlush):
     recompute: ClassVar[bool] = False
     predicts: ClassVar[bool] = False
 
-    def delay(self, stage: int, stages: int, microbatches: int) -> int:
-        replicas = [1] * stages
-        return delays.synced(replicas, microbatches) if self.vertical_sync else delays.stashed(stage, replicas, microbatches)
+    def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
+        counted = 0 if self.vertical_sync else stage
+        return delays.stashed(counted, replicas, delays.of_each(replicas[counted], microbatches))
 
     def version(self, minibatch: int, updates: int, first: int) -> int:
         return first if self.vertical_sync else updates
@@ -112,10 +132,13 @@ class TwoBW(_NoFlush):
     recompute: ClassVar[bool] = False
     predicts: ClassVar[bool] = False
 
-    def delay(self, stage: int, stages: int, microbatches: int) -> int:
-        return delays.double_buffered(stages, microbatches)
+    def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
+        return delays.double_buffered(len(replicas), microbatches)
 
     def version(self, minibatch: int, updates: int, first: int) -> int:
+        return max(minibatch - 1, 0)
+
+    def awaits(self, minibatch: int) -> int:
         return max(minibatch - 1, 0)
 
 
@@ -132,11 +155,27 @@ class FTPipe(_NoFlush):
 
     name: ClassVar[str] = "ftpipe"
 
-    def delay(self, stage: int, stages: int, microbatches: int) -> int:
-        return delays.stashed(stage, [1] * stages, microbatches)
+    def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
+        return delays.stashed(stage, replicas, delays.of_each(replicas[stage], microbatches))
 
     def version(self, minibatch: int, updates: int, first: int) -> int:
         return updates
 
 
 DEFAULT: TrainingWay = TwoBW()
+
+
+def of(schedule: str, weights: str = "stash", predict: str = "none") -> TrainingWay:
+    """The way that a manifest names. Raises ValueError for words that do not go together."""
+    recompute, predicts = weights == "recompute", predict == "nesterov"
+    if schedule not in contract.SCHEDULES or weights not in contract.STAGE_WEIGHTS or predict not in contract.PREDICTIONS:
+        raise ValueError(f"training.pipeline: schedule {schedule}, weights {weights}, predict {predict}; one of them is not known")
+    if schedule == "flush" and not predicts:
+        return Flush(recompute=recompute)
+    if schedule == "2bw" and not (recompute or predicts):
+        return TwoBW()
+    if schedule == "pipedream":
+        return FTPipe(predicts, recompute) if recompute or predicts else PipeDream()
+    raise ValueError(
+        f"training.pipeline.schedule {schedule} does not go with weights: {weights} and predict: {predict}; take schedule: pipedream"
+    )

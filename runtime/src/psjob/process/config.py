@@ -109,8 +109,19 @@ class Config:
     """The module with which each stage after the first begins; empty where the script names the cuts."""
     microbatches: int | None = None
     """Parts that each batch is cut in; None: the script says."""
+    schedule: str = "flush"
+    """How stages are trained: one of contract.SCHEDULES; and below of STAGE_WEIGHTS and PREDICTIONS."""
+    stage_weights: str = "stash"
+    predict: str = "none"
     step_timeout: float | None = None
     """Seconds without a step, while others wait for it, after which a worker is started again; None: never."""
+    sharing: str = "host"
+    """host: processes of one host may share memory; index: only a worker and a shard of the same index."""
+
+    @property
+    def flushes(self) -> bool:
+        """Do all stages make an update before the next batch begins?"""
+        return self.schedule == "flush"
 
 
 @dataclass(frozen=True)
@@ -256,7 +267,7 @@ def _read(path: str, problems: list[str]) -> Config | None:
 def _config(raw: dict[str, Any]) -> Config:
     if raw["format"] != contract.CONFIG_FORMAT:
         raise ValueError(f"it is of format {raw['format']}; the psjob of this image must be of the version that the run began with")
-    saved, stages = raw["checkpoint"], raw.get("stages") or ()
+    saved, stages, pipeline = raw["checkpoint"], raw.get("stages") or (), raw.get("pipeline") or {}
     resume = saved.get("resumeFrom")
     return Config(
         job=str(raw["job"]),
@@ -282,6 +293,7 @@ def _config(raw: dict[str, Any]) -> Config:
         gradients=int(raw.get("gradientBytes") or contract.GRADIENT_MEBIBYTES << 20),
         compression=_compression(raw.get("compression") or {}),
         transport=_word(raw, "transport", "auto", "tcp"),
+        sharing=_word(raw, "sharing", "host", "index"),
         update_rule=None if raw.get("updateRule") is None else _word(raw, "updateRule", *contract.UPDATE_RULES),
         rule_options={str(name): float(value) for name, value in (raw.get("ruleOptions") or {}).items()},
         backup_workers=int(raw.get("backupWorkers") or 0),
@@ -298,7 +310,10 @@ def _config(raw: dict[str, Any]) -> Config:
         stages=Stages(tuple(int(stage["replicas"]) for stage in stages)),
         stage_names=tuple(str(stage["name"]) for stage in stages),
         cuts=tuple(str(stage["cut"]) for stage in stages if stage.get("cut") is not None),
-        microbatches=int(raw["pipeline"]["microbatches"]) if raw.get("pipeline") else None,
+        microbatches=int(pipeline["microbatches"]) if "microbatches" in pipeline else None,
+        schedule=_word(pipeline, "schedule", *contract.SCHEDULES),
+        stage_weights=_word(pipeline, "weights", *contract.STAGE_WEIGHTS),
+        predict=_word(pipeline, "predict", *contract.PREDICTIONS),
         step_timeout=None if raw.get("stepTimeoutSeconds") is None else float(raw["stepTimeoutSeconds"]),
     )
 

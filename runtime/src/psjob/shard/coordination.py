@@ -391,4 +391,5 @@ def job_of(place: Place, server: Server, folder: Path) -> JobFacts:
         place.run, str(folder), server.store.mode, config.workers, len(config.shards), place.view, place.number, bool(place.min_step),
         saved.interval_seconds, saved.every_steps, saved.keep, not saved.disabled, saved.resume_from, config.success_policy,
         config.update_at, config.update_rule, config.reduction, config.step_timeout, config.stages, saved.request,
+        config.flushes,
     )  # fmt: skip

@@ -54,7 +54,7 @@ class RowFrames:
     def offer(self) -> dict[str, Any]:
         """Where a worker of this host may come for memory of rows; nothing for any other, and where there is no table."""
         session, counter = self._session, self._session.server.counter
-        if counter is None or session.stream.apart or not self._store.row_cells or "shared" not in session.row_transports:
+        if counter is None or not session.near or not self._store.row_cells or "shared" not in session.row_transports:
             return {}
         counter.forget(self._ticket)
         self._ticket = counter.expect(self._give)

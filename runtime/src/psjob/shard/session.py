@@ -192,6 +192,12 @@ class Session:
         self.tell(Kind.WELCOME, body | self._offer() | self.row_frames.offer() | extra)
 
     @property
+    def near(self) -> bool:
+        """May this worker and the shard lend each other memory?"""
+        place = self.server.place
+        return not self.stream.apart and (place.config.sharing == "host" or place.index == self.rank)
+
+    @property
     def transport(self) -> str:
         """How this worker's blocks and rows come and go: shared, tcp, or mixed."""
         blocks = "shared" if self._lent else "tcp"
@@ -200,7 +206,7 @@ class Session:
     def _offer(self) -> dict[str, Any]:
         """Where a worker of this host may come for shared memory; nothing for any other."""
         counter, store = self.server.counter, self.store
-        if counter is None or store.places is None or self.stream.apart or "shared" not in self._transports:
+        if counter is None or store.places is None or not self.near or "shared" not in self._transports:
             return {}
         span, region, slots = store.places, store.region, self._slots
 

@@ -159,6 +159,11 @@ class Stream(Reading):
         """As `send_json`, of a body that `dump` has made: in several frames where it is above MAX_JSON."""
         self.write(*self.framed_control(header, raw))
 
+    @property
+    def sent(self) -> int:
+        """Bytes that the kernel has taken, encrypted or not."""
+        return self._written
+
     def moved(self) -> int:
         """Bytes that have come, and those of what was written that the peer's system has confirmed: it changes while the peer is there."""
         try:

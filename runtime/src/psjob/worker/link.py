@@ -79,6 +79,12 @@ class ShardLink:
         """The shard's, as it said last."""
         return self.state.attempt
 
+    @property
+    def carried(self) -> tuple[int, int]:
+        """Bytes that have come from the shard and gone to it, by the streams that are open now; what lies in lent memory is not in them."""
+        streams = [lane.stream for lane in self.lanes]
+        return sum(stream.received for stream in streams), sum(stream.sent for stream in streams)
+
     def dial(self, seconds: float) -> None:
         """Dial in so many seconds, in the link's thread."""
         self._next = seconds

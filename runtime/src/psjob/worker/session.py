@@ -316,9 +316,10 @@ class WorkerSession:
     def transports(self) -> list[str]:
         """Ways by which blocks may go, as a hello names them."""
         # With replicas a worker that came back makes a step again which its lost process had pushed, while others may end it: weights that
-        # a shard lends would change under it, and its neighbours may need what it makes.
+        # a shard lends would change under it, and its neighbours may need what it makes. Without flush graphs outlive an update.
         again = self.stage is not None and len(self.place.config.stages.ranks(self.stage)) > 1
-        return self.row_transports if self.exchange.lends and not again else ["tcp"]
+        kept = again or not self.place.config.flushes
+        return self.row_transports if self.exchange.lends and not kept else ["tcp"]
 
     @property
     def row_transports(self) -> list[str]:

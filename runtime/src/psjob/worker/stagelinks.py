@@ -68,6 +68,8 @@ class StageLinks:
         self.session = session
         self.exchange: StageExchange[Any] | None = None
         """From when it is known at which step this worker joins."""
+        self.ahead = 0
+        """Steps that a worker may begin beyond the one at which it stands: of the job's way of training."""
         self._known: dict[int, Neighbour] = {}
         self._links: dict[int, tuple[tuple[int, int], Stream]] = {}
         """By rank: the stream there, and the incarnation at its end."""
@@ -121,28 +123,34 @@ class StageLinks:
             actions = self._exchange().begin(step, microbatches)
         self._carry_out(actions)
 
-    def give(self, micro: int, kind: Kind, value: Any) -> None:
+    def stand(self, step: int) -> None:
+        """This worker stands at a step: all before are over."""
+        with self.session.cond:
+            actions = self._exchange().stand(step)
+        self._carry_out(actions)
+
+    def give(self, key: Key, value: Any) -> None:
         """Give a neighbour what was made of a micro-batch. Raises ValueError for what cannot be sent."""
         payload = Payload(*structures.write(value))
         with self.session.cond:
-            actions = self._exchange().give(micro, kind, payload)
+            actions = self._exchange().give(key, payload)
         self._carry_out(actions)
 
-    def take(self, micro: int, kind: Kind) -> Any:
+    def take(self, key: Key) -> Any:
         """What a neighbour made of a micro-batch, once it has come. Raises SessionEnd, and Refused where its script has ended before."""
         exchange = self._exchange()
-        other = exchange.partner(micro, kind, gives=False)
-        what = "activations" if kind is Kind.ACTIVATION else "gradients"
+        other = exchange.partner(key.micro, key.kind, gives=False)
+        what = "activations" if key.kind is Kind.ACTIVATION else "gradients"
         stage = self.session.place.config.stages.of(other)
-        named = f"{what} of micro-batch {micro} of step {exchange.step} from worker {other} (stage {stage})"
-        self.session.wait(lambda: exchange.has(micro, kind) or exchange.ended.get(other, exchange.step + 1) <= exchange.step, named)
+        named = f"{what} of micro-batch {key.micro} of step {key.step} from worker {other} (stage {stage})"
+        self.session.wait(lambda: exchange.has(key) or exchange.ended.get(other, key.step + 1) <= key.step, named)
         with self.session.cond:
-            if not exchange.has(micro, kind):
+            if not exchange.has(key):
                 raise Refused(
                     f"{named} will not come: its script has ended after {exchange.ended[other]} steps. All workers of a job of stages make "
                     "the same number of steps; end them by what all know alike, such as the number of batches"
                 )
-            return exchange.take(micro, kind)
+            return exchange.take(key)
 
     def leave(self) -> None:
         """The script has ended."""
@@ -181,7 +189,7 @@ class StageLinks:
     def _exchange(self) -> StageExchange[Any]:
         if self.exchange is None:
             stages = self.session.place.config.stages
-            self.exchange = StageExchange(stages, self._rank, self.session.machine.clock)
+            self.exchange = StageExchange(stages, self._rank, self.session.machine.clock, self.ahead)
         return self.exchange
 
     def _dial(self, rank: int) -> None:

@@ -26,9 +26,8 @@ class Cutting:
         self.c = coordinator
         job = coordinator.job
         places = coordinator.mode.marks() or coordinator.mode.decided  # it is taken where the workers are, not at a step ahead of them
-        self.cuts = Cuts(
-            job.interval if job.checkpoints else None, job.every if job.checkpoints else None, places, job.view, coordinator.mode.ahead
-        )
+        ahead = job.apart or coordinator.mode.ahead
+        self.cuts = Cuts(job.interval if job.checkpoints else None, job.every if job.checkpoints else None, places, job.view, ahead)
         self.base: int | None = None
         self.moved: dict[int, events.BytesMoved] = {}
         """By shard: how far it has written the cut in flight, or read the restore."""

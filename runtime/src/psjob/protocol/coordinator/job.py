@@ -44,6 +44,13 @@ class JobFacts:
     stages: Stages = ALL
     request: int | None = None
     """checkpoint.request as this coordinator found it: another number asks for a checkpoint."""
+    flushes: bool = True
+    """False: stages make their updates without waiting for each other, so that they are several steps apart."""
+
+    @property
+    def apart(self) -> int:
+        """How many steps a stage may be beyond another, at most."""
+        return 0 if self.flushes else self.stages.workers
 
 
 @dataclass(frozen=True)

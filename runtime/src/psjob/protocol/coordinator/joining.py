@@ -133,7 +133,7 @@ class Joining:
         if c.deciding is not None:
             clock = c.deciding.clock(member.rank)
         elif c.mode.rewinds_together:
-            clock = resume_sync([stand.shard for stand in owning], set(member.records))
+            clock = resume_sync([stand.shard for stand in owning], set(member.records), exact=c.job.flushes)
             if self.recovery.rule == "reduce" and any(stand.shard.stored != clock for stand in owning):
                 clock = None  # the workers step by themselves: only they hold the weights of this clock
             if clock is None:
@@ -154,7 +154,8 @@ class Joining:
         self._unplaced.discard(member.rank)
         taken: int | None = None
         if clock is not None:
-            taken = (clock if clock in member.records else None) if c.mode.steady else member.newest(clock)
+            exact = c.mode.steady and c.job.flushes
+            taken = (clock if clock in member.records else None) if exact else member.newest(clock)
             member.clock = clock if c.mode.rewinds_together else max(member.clock, clock)
         record, at = (b"", 0) if taken is None else (member.records[taken], clock or 0)
         if clock is not None and taken is None and recovery.initial:
@@ -196,13 +197,18 @@ class Joining:
         c.emit(actions.HangUp(event.stream))
 
 
-def resume_sync(stands: Sequence[ShardStands], records: set[int]) -> int | None:
-    """The clock a returning sync worker goes on at: the one the whole job waits for, if its record is at hand; else None."""
+def resume_sync(stands: Sequence[ShardStands], records: set[int], exact: bool = True) -> int | None:
+    """The clock a returning sync worker goes on at: the one its blocks wait for, if its record is at hand; else None.
+
+    Where bits need not be those of an undisturbed run (not `exact`) an older record will do: the script makes the steps since then again,
+    without effect.
+    """
     versions = {edge for stand in stands for edge in (stand.lo, stand.hi)}
     if len(versions) > 1:
         return None
     clock = versions.pop() if versions else 0
-    return clock if clock in records or (clock == 0 and not records) else None
+    found = clock in records or (clock == 0 and not records) or (not exact and any(record < clock for record in records))
+    return clock if found else None
 
 
 def resume_async(complete: Sequence[int]) -> int:

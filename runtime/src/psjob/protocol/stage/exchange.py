@@ -2,12 +2,14 @@
 
 Any process may be lost at any moment, and another one takes its place at the step that its stage's blocks are at. So a worker keeps what
 it gave of a step until the neighbour says that it stands at a later one; a new process of the neighbour is given it again. What comes
-twice is dropped: the same step from the same weights gives the same values.
+twice is dropped. With flush the same step from the same weights gives the same values; without, what came first counts.
 
-A worker is one step ahead of a neighbour at most, since a step needs frames of both. Frames of two steps are held, no more.
+A worker *stands* at the first step whose update its stage has not made. Where a job flushes after each step, it works on that step
+alone, is one step ahead of a neighbour at most, and frames of two steps are held. Where it does not, a worker works on up to `ahead`
+steps beyond, and so many more are held.
 
 Where two neighbours are lost together, one may come back at the next step while the other still needs what it gave in this one: its
-weights are others by now. Then all go back to the last checkpoint.
+weights are others by now, and its update of that step is made. Then all go back to the last checkpoint.
 """
 
 from __future__ import annotations
@@ -64,13 +66,16 @@ Action = Give[P] | SayStands | AllBack
 
 
 class StageExchange(Generic[P]):
-    """Of worker `rank`, whose stage's blocks are at `step` when it joins. `P` is what a payload is to the caller."""
+    """Of worker `rank`, whose stage's blocks are at `step` when it joins. `P` is what a payload is to the caller.
 
-    def __init__(self, stages: Stages, rank: int, step: int) -> None:
+    `ahead`: how many steps a worker of any stage may begin beyond the one at which it stands.
+    """
+
+    def __init__(self, stages: Stages, rank: int, step: int, ahead: int = 0) -> None:
         stage = stages.of(rank)
         if stage is None:
             raise ValueError("a job without stages exchanges nothing between them")
-        self.stages, self.rank, self.stage, self.step, self.since = stages, rank, stage, step, step
+        self.stages, self.rank, self.stage, self.step, self.since, self._ahead = stages, rank, stage, step, step, ahead
         self.left = False
         """Has the script ended?"""
         self.ended: dict[int, int] = {}
@@ -81,45 +86,50 @@ class StageExchange(Generic[P]):
         """By neighbour, the step that it said it stands at."""
         self._since = dict.fromkeys(self._stand, 0)
         """By neighbour, the step at which its process has joined."""
-        self._microbatches = 0
-        """Of this step, once it has begun."""
+        self._microbatches: dict[int, int] = {}
+        """Of the steps that have begun and are not over."""
         self._given: dict[int, dict[Key, P]] = {other: {} for other in self._stand}
         self._came: dict[Key, P] = {}
         self._taken: set[Key] = set()
-        """Of this step."""
+        """Of steps that are not over."""
 
     # -- the script's side -------------------------------------------------------------------------
 
     def begin(self, step: int, microbatches: int) -> list[Action[P]]:
-        """This worker begins a step of so many micro-batches, at most MOST_MICROBATCHES: nothing of steps before is needed any more."""
-        self.step, self._microbatches = step, microbatches
+        """This worker begins a step of so many micro-batches, at most MOST_MICROBATCHES."""
+        self._microbatches[step] = microbatches
+        return [back for other in sorted(self.linked) for back in self._check(other)]
+
+    def stand(self, step: int) -> list[Action[P]]:
+        """This worker stands at a step: nothing of steps before is needed any more."""
+        self.step = step
         self._taken = {key for key in self._taken if key.step >= step}
         self._came = {key: payload for key, payload in self._came.items() if key.step >= step}
-        return [*self._say(), *(back for other in sorted(self.linked) for back in self._check(other))]
+        self._microbatches = {begun: count for begun, count in self._microbatches.items() if begun >= step}
+        return self._say()
 
     def leave(self, step: int) -> list[Action[P]]:
         """The script has ended after so many steps. What neighbours may still need is held."""
-        self.left, self.step, self._microbatches = True, step, 0
-        return self._say()
+        self.left = True
+        return self.stand(step)
 
-    def give(self, micro: int, kind: Kind, payload: P) -> list[Action[P]]:
-        """Give a neighbour what this worker made of a micro-batch in this step."""
-        other, key = self.partner(micro, kind, gives=True), Key(self.step, micro, kind)
-        if self._stand[other] > self.step:
+    def give(self, key: Key, payload: P) -> list[Action[P]]:
+        """Give a neighbour what this worker made of a micro-batch."""
+        other = self.partner(key.micro, key.kind, gives=True)
+        if self._stand[other] > key.step:
             return []
         self._given[other][key] = payload
         return [Give(other, key, payload)] if other in self.linked else []
 
-    def take(self, micro: int, kind: Kind) -> P:
-        """What a neighbour gave of a micro-batch in this step. Raises KeyError where it has not come."""
-        key = Key(self.step, micro, kind)
+    def take(self, key: Key) -> P:
+        """What a neighbour gave of a micro-batch. Raises KeyError where it has not come."""
         payload = self._came.pop(key)
         self._taken.add(key)
         return payload
 
-    def has(self, micro: int, kind: Kind) -> bool:
+    def has(self, key: Key) -> bool:
         """Can it be taken?"""
-        return Key(self.step, micro, kind) in self._came
+        return key in self._came
 
     def partner(self, micro: int, kind: Kind, gives: bool) -> int:
         """With whom this worker exchanges activations or gradients of a micro-batch: to whom it gives them, or who gives them to it.
@@ -187,7 +197,7 @@ class StageExchange(Generic[P]):
             right = False
         if not right:
             raise WireError(f"worker {rank} gave worker {self.rank} {key.kind.name} of micro-batch {key.micro}, which it does not have")
-        if key.step > self.step + 1:
+        if key.step > self.step + 1 + self._ahead:
             raise WireError(f"worker {rank} gave {key.kind.name} of step {key.step}; worker {self.rank} is at step {self.step}")
 
     def _say(self) -> list[Action[P]]:
@@ -198,19 +208,19 @@ class StageExchange(Generic[P]):
 
     def _check(self, rank: int) -> list[Action[P]]:
         """Does this worker need anything that the process of a neighbour never made?"""
-        if self._since[rank] <= self.step or not any(self._lacks(rank)):
-            return []
-        return [AllBack(rank, self.step)]
+        lacking = next((key for key in self._lacks(rank) if key.step < self._since[rank]), None)
+        return [] if lacking is None else [AllBack(rank, lacking.step)]
 
     def _lacks(self, rank: int) -> Iterator[Key]:
-        for micro in range(self._microbatches):
-            for kind in (Kind.ACTIVATION, Kind.GRADIENT) if self.stages.serving(self.stage, micro) == self.rank else ():
-                key = Key(self.step, micro, kind)
-                try:
-                    if self.partner(micro, kind, gives=False) == rank and self.wants(key):
-                        yield key
-                except IndexError:
-                    pass
+        for step, count in sorted(self._microbatches.items()):
+            for micro in range(count):
+                for kind in (Kind.ACTIVATION, Kind.GRADIENT) if self.stages.serving(self.stage, micro) == self.rank else ():
+                    key = Key(step, micro, kind)
+                    try:
+                        if self.partner(micro, kind, gives=False) == rank and self.wants(key):
+                            yield key
+                    except IndexError:
+                        pass
 
     @property
     def held(self) -> int:

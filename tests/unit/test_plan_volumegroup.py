@@ -32,16 +32,16 @@ def creates(decided: Plan) -> list[CreateProcess]:
 def test_shards_begin_in_one_placement_and_a_crash_keeps_it() -> None:
     begun = plan(SHARED, NOW)
     assert begun.status.placement == begun.status.view == 1
-    assert {action.placement for action in creates(begun) if action.role == "shard"} == {1}
-    assert {action.placement for action in creates(begun) if action.role == "worker"} == {None}
+    assert {action.volume_group for action in creates(begun) if action.role == "shard"} == {1}
+    assert {action.volume_group for action in creates(begun) if action.role == "worker"} == {None}
     crashed = plan(running(shard_1=pod("shard", 1, **ended(1))), NOW)
     assert (crashed.status.view, crashed.status.placement) == (2, 1)
-    assert [(action.name, action.placement) for action in creates(crashed)] == [("job-ps-1-a2", 1)]
+    assert [(action.name, action.volume_group) for action in creates(crashed)] == [("job-ps-1-a2", 1)]
 
 
 def test_the_affinity_names_the_placement() -> None:
     def selector(snapshot: Snapshot, placement: int | None) -> dict[str, str]:
-        made = render.pod(snapshot, CreateProcess("shard", 0, 2, 3, "job-ps-0-a2", placement=placement))
+        made = render.pod(snapshot, CreateProcess("shard", 0, 2, 3, "job-ps-0-a2", volume_group=placement))
         (term,) = made["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         labels: dict[str, str] = term["labelSelector"]["matchLabels"]
         assert labels.items() <= made["metadata"]["labels"].items(), "the first of a placement may go anywhere only if it matches itself"
@@ -65,7 +65,7 @@ def test_a_drained_shard_is_waited_for_and_then_all_move() -> None:
     moved = plan(running(**left), NOW)
     assert names(moved) == ["job-ps-0-a2", "job-ps-1-a2"]
     assert moved.status.placement == moved.status.view == 2
-    assert {action.placement for action in creates(moved)} == {2}
+    assert {action.volume_group for action in creates(moved)} == {2}
     assert moved.status.restarts.causes == {"Drained": 1, "Retry": 1} and moved.status.restarts.counted == 0
     late = plan(ending, NOW + 41)
     assert names(late) == ["job-ps-0-a2", "job-ps-1-a2"], "who does not end in its time is not waited for longer"
@@ -103,7 +103,7 @@ def test_a_shard_without_a_place_moves_all_and_waits_longer_each_time() -> None:
     assert not names(waiting) and waiting.wake_at == NOW + 6
     moved = plan(replace(stuck, status=waiting.status), NOW + 6)
     assert names(moved) == ["job-ps-0-a2", "job-ps-1-a2"] and deleted(moved) == ["job-ps-0-a1", "job-ps-1-a1"]
-    assert {(action.placement, action.waited) for action in creates(moved)} == {(2, 10)}
+    assert {(action.volume_group, action.waited) for action in creates(moved)} == {(2, 10)}
     assert after(stuck, moved, NOW + 6).status == moved.status
     again = on("n2", "shard", 0, 2, waited=10), pod("shard", 1, 2, **{**STUCK, "created": NOW + 6, "waited": 10})
     others = tuple(process for process in stuck.processes if process.role == "worker")
@@ -142,7 +142,7 @@ def test_a_run_that_began_without_numbers_gets_one_when_it_moves() -> None:
     assert before.status is not None
     old = replace(before, status=before.status.model_copy(update={"placement": None}))
     crash = plan(old, NOW)
-    assert crash.status.placement is None and {action.placement for action in creates(crash)} == {0}
+    assert crash.status.placement is None and {action.volume_group for action in creates(crash)} == {0}
     lost = replace(old, processes=tuple(replace(it, node_lost=it.role == "shard", exit=None, phase="Running") for it in old.processes))
     assert plan(lost, NOW).status.placement == 2
 
@@ -167,7 +167,7 @@ def test_shards_of_a_users_claim_are_one_placement_unless_it_can_be_mounted_by_m
     snapshot = job(checkpoint={"volume": volume})
     snapshot = replace(snapshot, objects=replace(snapshot.objects, modes=modes))
     first = [action for action in creates(plan(snapshot, NOW)) if action.role == "shard"]
-    assert {action.placement for action in first} == ({1} if together else {None})
+    assert {action.volume_group for action in first} == ({1} if together else {None})
     made = render.pod(snapshot, first[1], "runtime")
     assert ("affinity" in made["spec"]) == together
     lost = plan(running(snapshot, shard_0=on("n1", "shard", 0, node_lost=True), shard_1=on("n1", "shard", 1)), NOW)
@@ -176,4 +176,4 @@ def test_shards_of_a_users_claim_are_one_placement_unless_it_can_be_mounted_by_m
 
 @pytest.mark.parametrize("checkpoint", [{"volume": {"nfs": {"server": "s", "path": "/p"}}}, {"disabled": True}])
 def test_shards_of_other_volumes_are_not_bound_together(checkpoint: dict[str, Any]) -> None:
-    assert {action.placement for action in creates(plan(job(checkpoint=checkpoint), NOW))} == {None}
+    assert {action.volume_group for action in creates(plan(job(checkpoint=checkpoint), NOW))} == {None}

@@ -1,7 +1,8 @@
-"""Shards that share a volume which one node can mount are one placement: where one of them cannot stay, all of them move.
+"""Shards that share a volume which one node can mount are one volume group: where one of them cannot stay, all of them move.
 
-A placement is numbered by the view in which its shards began. Their pods' affinity names that number, so that nothing new is drawn to the
-node of pods that end: the scheduler counts a terminating pod, and does not look again when it has gone (kubernetes#141354).
+A volume group is numbered by the view in which its shards began (`status.placement`). Their pods' affinity names that number, so that
+nothing new is drawn to the node of pods that end: the scheduler counts a terminating pod, and does not look again when it has gone
+(kubernetes#141354).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ STUCK_SECONDS, STUCK_MOST = 10.0, 120.0
 def shared(snapshot: Snapshot) -> bool:
     """The shards write to one volume that one node at a time can mount. A user's claim is taken for one until its modes are known:
     shards on one node work with every claim."""
+    if snapshot.spec.ps.placement == "colocated":  # they follow their workers; where there are several, no such volume is taken
+        return False
     if makes_claim(snapshot.spec):
         return snapshot.spec.checkpoint.access_mode == "ReadWriteOnce"
     return bool(named_claim(snapshot.spec)) and "ReadWriteMany" not in (snapshot.objects.modes or ())
@@ -45,7 +48,7 @@ def moves_at(facts: Facts) -> float | None:
 
 
 def waited(facts: Facts) -> int:
-    """Seconds that the shards of this placement were given to find a place: the next one has twice as many."""
+    """Seconds that the shards of this volume group were given to find a place: the next one has twice as many."""
     there = max((seat.process.waited for seat in facts.shards if seat.process is not None), default=0)
     return round(min(2.0 * there, STUCK_MOST) or STUCK_SECONDS)
 

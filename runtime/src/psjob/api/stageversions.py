@@ -1,0 +1,81 @@
+"""Weights of a stage: with flush the parameters themselves, without it each version in memory of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from psjob.pipeline import predict
+from psjob.process.errors import Refused
+
+if TYPE_CHECKING:
+    from psjob.api.attached import AttachedJob
+    from psjob.api.staged import StagedPipeline
+
+Weights = dict[str, torch.Tensor]
+
+
+class StageVersions:
+    """Of one process. What a graph still needs of a version lives on with the graph; here are those that a forward may take.
+
+    Attributes:
+        rows: names of the rows of the job's table, in order.
+    """
+
+    def __init__(self, pipe: StagedPipeline, job: AttachedJob) -> None:
+        self._way, self._job = pipe.way, job
+        parameters = dict(pipe.model.named_parameters())
+        self._parameters = {name: parameters[name] for name in pipe.run.part.parameters}
+        names = {id(p): name for name, p in parameters.items()}
+        self.rows = [names[id(p)] for p in job.parameters]
+        self._groups = dict(zip(self.rows, (spec.group for spec in job.session.layout.table), strict=True))
+        self._number = job.session.clock
+        self._late = pipe.delay_by_stage[pipe.stage]
+        self._predicts = self._way.predicts and self._late > 0
+        if self._predicts and job.rule not in predict.RULES:
+            raise Refused(f"training.pipeline.predict nesterov with {job.rule}; known for {', '.join(predict.RULES)}: take predict: none")
+        self._kept = {self._number: {name: _leaf(p, p) for name, p in self._parameters.items()}}
+        self._ahead = self._kept[self._number]
+        """The newest, as they are expected when the gradient of a forward counts."""
+
+    def taken(self, batch: int) -> tuple[int, Weights]:
+        """The version that a batch's forwards take, and its weights."""
+        if self._way.flushes:
+            return batch, dict(self._parameters)
+        # A process that came back has none that are older than it.
+        number = max(self._way.version(batch, self._number, self._number), min(self._kept))
+        return number, self._ahead if self._predicts else self._kept[number]
+
+    def newest(self) -> tuple[int, Weights]:
+        """The version after the last update, and its weights."""
+        return self._number, dict(self._parameters) if self._way.flushes else self._kept[self._number]
+
+    def fresh(self) -> list[torch.Tensor]:
+        """Memory for the next version, a tensor for each row; rows of other stages are as they are."""
+        return [
+            torch.empty_like(p.detach()) if name in self._parameters else p for name, p in zip(self.rows, self._job.parameters, strict=True)
+        ]
+
+    def come(self, fresh: list[torch.Tensor], hyperparameters: list[dict[str, float | bool]]) -> None:
+        """The next version has come into that memory; the model shows it."""
+        landed = {name: tensor for name, tensor in zip(self.rows, fresh, strict=True) if name in self._parameters}
+        before = self._kept[self._number]
+        for name, tensor in landed.items():
+            self._parameters[name].data = tensor
+        self._number += 1
+        now = self._kept[self._number] = before | {name: _leaf(tensor, self._parameters[name]) for name, tensor in landed.items()}
+        if self._predicts:
+            self._ahead = now | {
+                name: predict.from_step(
+                    self._job.rule, before[name], now[name], self._number, hyperparameters[self._groups[name]], self._late
+                ).requires_grad_(now[name].requires_grad)
+                for name in landed
+            }
+        oldest = self._way.version(self._number, self._number, self._number)
+        self._kept = {number: weights for number, weights in self._kept.items() if number >= oldest}
+
+
+def _leaf(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The same memory under a version counter of its own."""
+    return tensor.data.requires_grad_(like.requires_grad)

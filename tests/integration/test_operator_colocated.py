@@ -1,0 +1,102 @@
+"""Pairs of a shard and a worker on a real API server: what their pods require, and what becomes of it when one or both are lost.
+
+The test plays scheduler and kubelet, as in test_operator_failures.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.integration.operator_harness import World, manifest, stamp
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+MANY = {"accessMode": "ReadWriteMany"}
+
+
+def pairs(place: World, name: str, *nodes: str) -> None:
+    """A job of so many pairs that runs, pair i on node i."""
+    ps = {"shards": len(nodes), "placement": "colocated"}
+    place.create(manifest(name, workers=len(nodes), ps=ps, checkpoint=MANY))
+    for index, node in enumerate(nodes):
+        pods = (f"{name}-ps-{index}-a1", f"{name}-worker-{index}-r1")
+        place.until("its pods", lambda pods=pods: set(pods) <= set(place.pods()))  # type: ignore[misc]
+        place.run(*pods, node=node)
+    place.until_phase("Running", name)
+
+
+def required(pod: dict[str, Any]) -> dict[str, str] | None:
+    """Role, index and number of the process whose node this pod requires, as the API server has it; None: it may go anywhere."""
+    terms = pod["spec"].get("affinity", {}).get("podAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", [])
+    if not terms:
+        return None
+    (term,) = terms
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    labels = term["labelSelector"]["matchLabels"]
+    assert labels["psjob.dev/run"] == pod["metadata"]["labels"]["psjob.dev/run"]
+    return {key: labels[f"psjob.dev/{key}"] for key in ("role", "index", "number")}
+
+
+def worker(index: int, number: int) -> dict[str, str]:
+    return {"role": "worker", "index": str(index), "number": str(number)}
+
+
+def test_a_lost_machine_is_answered_by_one_start_each_and_the_shard_follows(place: World, node: str, name: str) -> None:
+    other = place.node(f"{node}-b")
+    pairs(place, name, node, other)
+    made = place.pods()
+    assert required(made[f"{name}-ps-1-a1"]) == worker(1, 1) and required(made[f"{name}-worker-1-r1"]) is None
+    place.node(other, ready=False)
+    old = [f"{name}-ps-1-a1", f"{name}-worker-1-r1"]
+    for pod in old:
+        place.report(pod, conditions=[{"type": "Ready", "status": "False", "lastTransitionTime": stamp()}])
+    new = [f"{name}-ps-1-a2", f"{name}-worker-1-r2"]
+    place.until("the pair's next starts", lambda: set(new) <= set(place.pods()))
+    made = place.pods()
+    assert required(made[new[0]]) == worker(1, 2), "it does not wait for the pod of a node that is gone"
+    assert required(made[new[1]]) is None
+    place.until("the old pods to be taken off", lambda: not place.pods().keys() & set(old))
+    place.run(*new, node=node)
+    place.until_phase("Running", name)
+    status = place.status(name)
+    assert [shard["attempt"] for shard in status["shards"]] == [1, 2] and status["restarts"]["total"] == 2
+
+
+def test_who_fails_alone_comes_back_and_what_finds_no_place_takes_the_other_along(place: World, node: str, name: str) -> None:
+    other = place.node(f"{node}-b")
+    pairs(place, name, node, other)
+    place.end(f"{name}-worker-1-r1", 1)
+    place.until("the worker's next start", lambda: f"{name}-worker-1-r2" in place.pods())
+    back = place.pods()[f"{name}-worker-1-r2"]
+    assert required(back) == {"role": "shard", "index": "1", "number": "1"} and f"{name}-ps-1-a2" not in place.pods()
+    words = "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) didn't match pod affinity rules."
+    unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words, "lastTransitionTime": stamp()}
+    place.report(f"{name}-worker-1-r2", conditions=[unplaced])
+    new = [f"{name}-ps-1-a2", f"{name}-worker-1-r3"]
+    place.until("the pair to move", lambda: set(new) <= set(place.pods()), seconds=60)
+    made = place.pods()
+    assert required(made[new[0]]) == worker(1, 3) and required(made[new[1]]) is None
+    assert place.status(name)["restarts"]["causes"] == {"Error": 1, "Moved": 2}
+
+
+@pytest.mark.parametrize(("placement", "field"), [("spread", "topologySpreadConstraints"), ("packed", "affinity")])
+def test_what_spread_and_packed_ask_of_the_scheduler_is_taken(place: World, name: str, placement: str, field: str) -> None:
+    place.create(manifest(name, ps={"shards": 2, "placement": placement}, checkpoint=MANY))
+    shard = f"{name}-ps-1-a1"
+    place.until("the shard", lambda: shard in place.pods(name))
+    assert field in place.pods(name)[shard]["spec"] and required(place.pods(name)[shard]) is None
+
+
+def test_a_claim_that_one_node_mounts_fails_the_job_with_a_sentence(place: World, name: str) -> None:
+    body = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": f"{name}-mine"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    place.cluster.api.create(place.path("persistentvolumeclaims"), body)
+    place.create(manifest(name, ps={"shards": 2, "placement": "colocated"}, checkpoint={"volume": {"claim": f"{name}-mine"}}))
+    place.until_phase("Failed", name)
+    assert f"claim {name}-mine has the modes ReadWriteOnce; name a claim with ReadWriteMany" in place.conditions(name)["Failed"]["message"]
+    assert not place.pods(name)

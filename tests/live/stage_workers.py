@@ -1,0 +1,204 @@
+"""Workers of stages, in threads, that may die at each moment: what tests of pipelines on real shards have in common."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from psjob.api.attached import AttachedJob
+from psjob.api.pairs import Pair
+from psjob.api.staged import StagedPipeline
+from psjob.protocol.stage.exchange import Key
+from tests.live.live_shards import SECONDS, Rewound, Shards, Worker
+
+STEPS = 5
+WIDE = 16
+"""So that all blocks are of whole vectors: the fused kernel rounds the elements behind the last one in another way."""
+CUTS: dict[int, list[str | int]] = {1: [], 2: [4], 3: [2, 5], 4: [2, 4, 7]}
+SEED = 11
+COMPUTES = threading.RLock()
+"""Threads of this process share torch's generators, from which first values and Dropout draw; processes do not."""
+
+
+def model() -> nn.Module:
+    """With dropout, batch norm, and a weight that the first and the last stage have."""
+    torch.manual_seed(3)
+    net = nn.Sequential(
+        nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, WIDE), nn.Dropout(0.3),
+        nn.BatchNorm1d(WIDE), nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, WIDE),
+    )  # fmt: skip
+    last = net[7]
+    assert isinstance(last, nn.Linear) and isinstance(net[0], nn.Linear)
+    last.weight = net[0].weight
+    return net
+
+
+def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, fused=True)
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(number)
+    return torch.randn(20, WIDE, generator=draw), torch.randn(20, WIDE, generator=draw)
+
+
+LOSS: Callable[[Any, Any], torch.Tensor] = nn.functional.mse_loss
+
+
+class Died(BaseException):
+    """Here a worker's process was killed."""
+
+
+class StageWorker(Worker):
+    """A worker of a stage, in a thread of its own."""
+
+    def __init__(self, shards: Shards, rank: int, start: int, microbatches: int, rewinds: int = 0) -> None:
+        with COMPUTES:
+            net = model()
+        optimizer = optimizer_of(net)
+        super().__init__(shards, rank, net, optimizer, start, overlap=False)
+        place = shards.place(rank, start, rewinds)
+        stages = shards.config.stages
+        self.pipe = StagedPipeline(place, net, LOSS, CUTS[len(stages.replicas)], microbatches, SEED, None)
+        self.job = AttachedJob(place, (Pair("", net, optimizer, cuts=self.pipe.cuts),), {}, False)
+        self.session = self.job.session
+        self.pipe.attached = lambda: self.job  # type: ignore[method-assign]
+        self.losses: dict[int, float] = {}
+        self.before: Callable[[StageWorker, str, int, int], None] = lambda worker, what, step, micro: None
+        """Called before what this worker does with its neighbours and its shards; where it raises Died the worker is gone."""
+        links = self.session.stage_links
+        assert links is not None
+        give, take, push = links.give, links.take, self.session.exchange.push
+        forward, backward = self.pipe.run.forward, self.pipe.run.backward
+
+        def forwarding(*given: Any) -> Any:
+            with COMPUTES:
+                return forward(*given)
+
+        def going_back(*given: Any) -> Any:
+            with COMPUTES:
+                return backward(*given)
+
+        def giving(key: Key, value: Any) -> None:
+            self.before(self, f"give {key.kind.name}", key.step, key.micro)
+            give(key, value)
+
+        def taking(key: Key) -> Any:
+            self.before(self, f"take {key.kind.name}", key.step, key.micro)
+            return take(key)
+
+        def pushing(*given: Any) -> Any:
+            self.before(self, "push", self.session.clock, 0)
+            done = push(*given)
+            self.before(self, "pushed", self.session.clock - 1, 0)
+            return done
+
+        mended: Any = links
+        mended.give, mended.take = giving, taking
+        exchange: Any = self.session.exchange
+        exchange.push = pushing
+        run: Any = self.pipe.run
+        run.forward, run.backward = forwarding, going_back
+
+    def edge(self, batch: int | None = None) -> None:
+        """As a pass over `ps.shard` has it."""
+        places = self.job.places
+        if places.begun == 0:
+            places.begin()
+        if places.ask(0, {"round": batch}):
+            self.job.put_back()
+        self.job.edge()
+
+    @property
+    def own(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of its stage."""
+        state = self.model.state_dict()
+        return {name: state[name] for name in (*self.pipe.run.part.parameters, *self.pipe.run.part.buffers)}
+
+
+class Cluster:
+    """Starts each worker again that dies, or is to begin again."""
+
+    def __init__(self, shards: Shards, microbatches: int, before: Callable[[StageWorker, str, int, int], None] | None = None) -> None:
+        self.shards, self.microbatches, self.before = shards, microbatches, before
+        self.ended: dict[int, StageWorker] = {}
+        self.problems: list[BaseException] = []
+        self.rewound = self.died = 0
+
+    def run(self, steps: int = STEPS, seconds: float = SECONDS) -> None:
+        threads = [threading.Thread(target=self._life, args=(rank, steps), daemon=True) for rank in range(self.shards.config.workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(seconds)
+            assert not thread.is_alive(), (self.problems, "a worker hangs")
+        if self.problems:
+            raise self.problems[0]
+
+    def _life(self, rank: int, steps: int) -> None:
+        torch.set_num_threads(1)
+        start, rewinds = 1, 0
+        try:
+            while True:
+                worker = StageWorker(self.shards, rank, start, self.microbatches, rewinds)
+                if self.before is not None:
+                    worker.before = self.before
+                try:
+                    worker.attach()
+                    for number in range(worker.session.clock - worker.job.replay, steps):
+                        worker.edge(number)
+                        worker.optimizer.zero_grad()
+                        again, loss = worker.job.replay > 0, float(worker.pipe.step(*batch(number)))
+                        if not again:
+                            worker.losses[number] = loss
+                        worker.optimizer.step()
+                    self.ended[rank] = worker
+                    assert worker.leave() == 0
+                    return
+                except Died:
+                    self.died += 1
+                    worker.die()
+                    start, rewinds = start + 1, 0
+                except Rewound:
+                    self.rewound += 1
+                    worker.die()
+                    rewinds += 1
+        except BaseException as problem:
+            self.problems.append(problem)
+
+
+MOMENTS = ("take ACTIVATION", "give ACTIVATION", "take GRADIENT", "give GRADIENT", "push", "pushed")
+
+
+def has(rank: int, stages: int, moment: str) -> bool:
+    """Does a worker of this stage come to that?"""
+    first, last = rank == 0, rank == stages - 1
+    return not (first and moment in ("take ACTIVATION", "give GRADIENT")) and not (last and moment in ("give ACTIVATION", "take GRADIENT"))
+
+
+class Kills:
+    """One or two, of a worker, at a moment, step and micro-batch that are drawn."""
+
+    def __init__(self, chance: random.Random, stages: int, microbatches: int, steps: int) -> None:
+        hits = []
+        for _ in range(chance.choice([1, 1, 2])):
+            rank = chance.randrange(stages)
+            moment = chance.choice([moment for moment in MOMENTS if has(rank, stages, moment)])
+            hits.append((rank, moment, chance.randrange(1, steps), chance.randrange(microbatches) if " " in moment else 0))
+        self.hits = list(dict.fromkeys(hits))
+        self.left = list(self.hits)
+
+    def before(self, worker: StageWorker, what: str, step: int, micro: int) -> None:
+        """See `Cluster`."""
+        if (hit := (worker.rank, what, step, micro)) in self.left:
+            self.left.remove(hit)
+            raise Died
+
+    def check(self, cluster: Cluster, seed: int) -> None:
+        """All of them came."""
+        assert not self.left and cluster.died == len(self.hits), (seed, self.hits, self.left)
