@@ -32,7 +32,7 @@ def model() -> nn.Module:
 made = workers.model
 
 
-def alone(microbatches: int, steps: int = eager.STEPS) -> tuple[nn.Module, list[float]]:
+def alone(microbatches: int, steps: int = workers.STEPS) -> tuple[nn.Module, list[float]]:
     """The same training in one process, of the lazy model."""
     net = model()
     pipe, losses = Pipeline(net, nn.functional.mse_loss, [], microbatches, SEED), []
@@ -145,9 +145,11 @@ def test_a_lazy_model_that_is_exported_is_trained_too(tmp_path: Path, monkeypatc
         with on_meta():
             return Skips()
 
-    def staged(*given: Any) -> StagedPipeline:
+    staged_pipeline: Any = StagedPipeline
+
+    def staged(*given: Any) -> Any:
         with COMPUTES:  # torch.export is one thread's
-            return StagedPipeline(*given[:-1], batch(0)[0][:5])
+            return staged_pipeline(*given[:-1], batch(0)[0][:5])
 
     monkeypatch.setattr(workers, "model", skips)
     monkeypatch.setattr(f"{__name__}.model", skips)
@@ -174,7 +176,7 @@ def test_all_lazy_stages_go_back_to_the_beginning(tmp_path: Path, monkeypatch: p
     def untied() -> nn.Module:
         net = tied()
         assert isinstance(net, nn.Sequential)
-        net[7] = nn.Linear(eager.WIDE, eager.WIDE)
+        net[7] = nn.Linear(workers.WIDE, workers.WIDE)
         return net
 
     monkeypatch.setattr(f"{__name__}.made", untied)
