@@ -147,6 +147,11 @@ def test_two_neighbours_lost_together_let_all_go_back(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr("tests.live.stage_workers.model", untied)
     monkeypatch.setattr("tests.live.test_stage_pipeline.model", untied)
+    lose_two_neighbours(tmp_path)
+
+
+def lose_two_neighbours(folder: Path) -> None:
+    """As the test above, of the model as it is."""
     died: list[int] = []
 
     def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
@@ -159,7 +164,7 @@ def test_two_neighbours_lost_together_let_all_go_back(tmp_path: Path, monkeypatc
             died.append(1)
             raise Died
 
-    with serving(tmp_path, workers=2, shards=2, stages=Stages((1, 1))) as shards:
+    with serving(folder, workers=2, shards=2, stages=Stages((1, 1))) as shards:
         cluster = Cluster(shards, 4, before)
         cluster.run()
         assert cluster.died == 2 and cluster.rewound >= 2

@@ -70,6 +70,27 @@ def test_gradients_row_by_row_and_block_by_block(device: str) -> None:
 
 
 @every_device
+def test_a_stage_has_memory_for_its_own_blocks(device: str) -> None:
+    table = [
+        TensorSpec(f"t{i}", shape, "float32", 0, stages)
+        for i, (shape, stages) in enumerate(zip(SHAPES, [(0,), (0, 1), (1,), (1,), (0,), (2,)], strict=True))
+    ]
+    of = Layout.of(table, 4096)
+    staging, gradients = Staging(of, torch.device(device), lands=True, stage=1), list(tensors(1, device))
+    own = {block.index for block in of.of_stage(1)}
+    assert set(staging._gradients) == set(staging._weights) == own != set(range(len(of.blocks)))
+    targets: list[torch.Tensor | None] = [torch.full_like(tensor, 9.0) for tensor in gradients]
+    for block in sorted(own):
+        staging.gather(block, gradients)
+        staging.weights(block).copy_(staging.gradient(block))
+        staging.take(block, targets)
+    staging.settle(own)
+    for row, (target, gradient) in enumerate(zip(targets, gradients, strict=True)):
+        assert target is not None
+        assert torch.equal(target, gradient if 1 in table[row].stages else torch.full_like(gradient, 9.0))
+
+
+@every_device
 def test_only_one_block_of_a_cut_tensor(device: str) -> None:
     of = layout()
     staging = Staging(of, torch.device(device))

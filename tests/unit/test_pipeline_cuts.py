@@ -156,7 +156,7 @@ def test_each_draw_of_an_exported_model_has_bits_of_its_own() -> None:
 
 def test_stages_hold_no_weights_of_their_own(nets: dict[int, tuple[Net, Any]]) -> None:
     for part in nets[4][1]:
-        for graph in part._graphs.known:
+        for graph in part._graphs.known.values():
             held = [*graph.stages[part.index].module.parameters(), *graph.stages[part.index].module.buffers()]
             assert held == [] or all(tensor.is_meta for tensor in held)
 

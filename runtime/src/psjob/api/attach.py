@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from psjob.api import clipping, foreign, stagecuts
+from psjob.api import clipping, foreign, stagecuts, stagefirst
 from psjob.api.alone import check_alone
 from psjob.api.attachable import check, stepper
 from psjob.api.attached import AttachedJob
@@ -119,6 +119,7 @@ def _checked(
     supervise.guard()
     rewind.check_possible()
     cuts = stagecuts.known(model, place.config)
+    stagefirst.check(cuts.memory, model)
     if place.config.stages and (name is not None or overlap):
         raise Refused(f"a job of stages trains one model without overlap; leave {'overlap' if name is None else 'name'} out")
     added = groups(later, optimizer) if isinstance(optimizer, torch.optim.Optimizer) else []

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from psjob.api import clipping, stagecuts, trackers
+from psjob.api import clipping, stagecuts, stagefirst, trackers
 from psjob.api.attachable import aliases, table_of
 from psjob.api.inputs import FirstInputs
 from psjob.api.later import AddedGroups
@@ -64,6 +64,9 @@ class AttachedJob:
         check_tables(place.config, self.tables.specs)
         check_clipping(place.config, self.tables.specs)
         self.session = WorkerSession(place, table, self.rule, aliases(model, table), self.tables.specs, self.tables.first)
+        self.memory = pairs[0].cuts.memory
+        if self.memory is not None:
+            self.session.first = self.memory.attached(table).fill
         if self.session.stage_links is not None:
             self.session.stage_links.ahead = pairs[0].cuts.ahead
         check_state(self.rule, len(self.session.layout.blocks), place.config.workers)
@@ -91,7 +94,7 @@ class AttachedJob:
         self.buffers = pairs[0].cuts.buffers
         """Those that this worker's records hold; None: all of the model."""
         ahead = not self.steps_alone and self.half is None
-        self.records = Recording(self.session, model, optimizer, self._kept(stateful), ahead, self.buffers)
+        self.records = Recording(self.session, model, optimizer, self._kept(stateful), ahead, self.buffers, self.memory is not None)
 
     def _kept(self, stateful: dict[str, Any]) -> dict[str, Any]:
         """All objects whose state is in a record, by name."""
@@ -109,7 +112,7 @@ class AttachedJob:
             tree = hooks.tree_of(self.model, self.parameters)
             session.exchange = self.overlap = Overlap(session, self.parameters, tree, Staging(session.layout, device), apart)
         elif device.type == "cuda":
-            session.exchange = Staged(session, Staging(session.layout, device))
+            session.exchange = Staged(session, Staging(session.layout, device, stage=session.stage))
 
     # -- in and out ----------------------------------------------------------------------------
 
@@ -127,7 +130,8 @@ class AttachedJob:
             self.session.exchange.compression.load(wire if self.session.machine.residual else {**wire, "left": {}})
         elif self.session.initial is not None:
             initial = record.unpack(self.session.initial)
-            self.carry_out(lambda: record.restore_buffers(initial, self.model, self.buffers))
+            told = stagefirst.told(self.buffers, self.memory, initial.buffers)
+            self.carry_out(lambda: record.restore_buffers(initial, self.model, told))
         # Clocks since the record was taken, and without a place in the data those before it too.
         self.replay = self.session.clock
         if self.restored is not None and self.restored.cursor is not None:

@@ -29,7 +29,8 @@ def pipeline(
     """Cut a model into stages that are trained as a pipeline. Outside a job all stages run in this process, in plain torch.
 
     In a job of stages each worker runs its own, and the model is given to `psjob.attach` afterwards. Losses and gradients are the same
-    bits for any cuts; docs/limits.md has the exceptions. A model built under `psjob.lazy()` gets its memory and first values here.
+    bits for any cuts; docs/limits.md has the exceptions. A model built under `psjob.lazy()` gets its memory and first values here; in a
+    job a worker gives memory to its stage alone.
 
     Args:
         model: what is trained. One that is an nn.Sequential, or does no more than call one, is cut as it is; others are exported by
@@ -195,7 +196,8 @@ class Pipeline:
         back: Grads | None = None
         sums: dict[str, torch.Tensor] = {}
         for stage in reversed(self._stages):
-            back, grads = stage.backward(place, back, {name: sums[name] for name in stage.part.parameters if name in sums})
+            later = {name: sums[name] for name in stage.part.parameters if name in sums}
+            back, grads = stage.backward(place, back, later, lambda name, grad: accumulate(parameters[name], grad))
             sums |= grads
         for name, grad in sums.items():
             accumulate(parameters[name], grad)

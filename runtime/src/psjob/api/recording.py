@@ -16,22 +16,24 @@ class Recording:
     """Of one script, asked at every edge: what has not changed since is not encoded again.
 
     `kept` are the objects whose state is in a record, by name. `ahead`: the shards make the updates, so that a record may be made
-    before its edge. `buffers`: names of the model's that a record holds; None: all.
+    before its edge. `buffers`: names of the model's that a record holds; None: all. `lazy`: the first one too, others have no memory.
     """
 
     def __init__(
         self, session: WorkerSession, model: torch.nn.Module, optimizer: torch.optim.Optimizer, kept: Mapping[str, Any], ahead: bool,
-        buffers: Collection[str] | None = None,
+        buffers: Collection[str] | None = None, lazy: bool = False,
     ) -> None:  # fmt: skip
         self.kept = kept
         self._session, self._model, self._optimizer, self._ahead, self._buffers = session, model, optimizer, ahead, buffers
+        self._first = buffers if lazy else None
         self._packer, self._generators = record.RecordPacker(), Generators()
         self._ready: tuple[int, bytes] | None = None
         """The record of an edge without a place in the data, by its clock."""
 
     def initial(self) -> bytes:
-        """What a new run begins with: all buffers of the model. Raises Refused."""
-        return self._packer.pack(record.capture(None, 0, self._model, self.kept, self._optimizer, {}, self._generators.states()))
+        """What a new run begins with: all buffers of the model that have memory. Raises Refused."""
+        rng = self._generators.states()
+        return self._packer.pack(record.capture(None, 0, self._model, self.kept, self._optimizer, {}, rng, self._first))
 
     def make(self, cursor: dict[str, Any] | None, last: bool = False, step: int | None = None) -> bytes:
         """The record of this moment. `last`: no push will follow, so the residuals of earlier ones are not needed again.

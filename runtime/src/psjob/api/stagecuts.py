@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import nn
 
+from psjob.api.stagefirst import StageMemory
 from psjob.layout.blocks import TensorSpec
 from psjob.pipeline.parts import StagePart
 from psjob.pipeline.ways import TrainingWay
@@ -43,6 +44,8 @@ class StageCuts:
     buffers: Collection[str] | None = None
     piped: bool = False
     """Gradients come from `pipe.step` alone."""
+    memory: StageMemory | None = None
+    """Of a lazy model."""
     late: Late | None = None
     """Who makes the updates, where a job does not flush."""
     ahead: int = 0
@@ -53,7 +56,7 @@ WHOLE = StageCuts()
 _known: list[tuple[nn.Module, StageCuts]] = []
 
 
-def cuts_of(parts: Sequence[StagePart], stage: int) -> StageCuts:
+def cuts_of(parts: Sequence[StagePart], stage: int, memory: StageMemory | None = None) -> StageCuts:
     """What the parts say to a worker of that stage. Raises Refused for a buffer that two of them have: each would change its own."""
     owners: dict[str, int] = {}
     for part in parts:
@@ -67,7 +70,7 @@ def cuts_of(parts: Sequence[StagePart], stage: int) -> StageCuts:
     for part in parts:
         for name in part.parameters:
             stages[name] = (*stages.get(name, ()), part.index)
-    return StageCuts(stages, frozenset(parts[stage].buffers), piped=True)
+    return StageCuts(stages, frozenset(parts[stage].buffers), piped=True, memory=memory)
 
 
 def remember(model: nn.Module, cuts: StageCuts) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from psjob.api import attach as attaching
 from psjob.api import stagecuts
 from psjob.api.attached import AttachedJob
+from psjob.api.stagefirst import StageMemory
 from psjob.api.stageturns import StageTurns
 from psjob.pipeline import ways
 from psjob.pipeline.cuts import Cuts, needs_example, split
@@ -46,21 +47,22 @@ class StagedPipeline:
         cuts, microbatches = cuts or config.cuts, config.microbatches or microbatches
         if not 1 <= microbatches <= MOST_MICROBATCHES:
             raise ValueError(f"microbatches is {microbatches}, must be 1 to {MOST_MICROBATCHES} in a job")
-        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-            raise Refused("ps.lazy in a job: stages do not make their part of a model alone yet; build the model without it")
         if needs_example(model, cuts) and example is None:
             raise ValueError(
                 f"{type(model).__name__} is not an nn.Sequential; give example=x of one micro-batch, so that it can be cut before attach"
             )
+        self.seed = config.seed if seed is None else seed
+        memory = StageMemory.of(model, self.seed)
         parts = split(model, cuts, None if example is None else arguments(example))
         if len(parts) != len(config.stages.replicas):
             raise Refused(f"the job has {len(config.stages.replicas)} stages and the cuts make {len(parts)}; give one cut less than stages")
         self.way = ways.of(config.schedule, config.stage_weights, config.predict)
-        known = stagecuts.cuts_of(parts, stage)
+        known = stagecuts.cuts_of(parts, stage, memory)
+        if memory is not None:
+            memory.give(parts[stage])
         self.delay_by_stage = stagecuts.delays_of(self.way, known.stages, config.stages.replicas, microbatches)
         self.cuts = known if self.way.flushes else replace(known, late=self, ahead=max(self.delay_by_stage) + 1)
         self.place, self.model, self.loss_fn, self.microbatches = place, model, loss_fn, microbatches
-        self.seed = config.seed if seed is None else seed
         self.stage, self.last = stage, stage == len(parts) - 1
         shared = frozenset(name for name, stages in known.stages.items() if len(stages) > 1)
         self.run = StageRun(parts[stage], dict(model.named_buffers()), shared=shared, recompute=self.way.recompute)

@@ -12,9 +12,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from psjob.api.inputs import sum_of
+from psjob.api.stagegrads import StageGrads
 from psjob.api.stageversions import StageVersions
 from psjob.pipeline.draws import Draw
-from psjob.pipeline.losses import accumulate, mean_loss
+from psjob.pipeline.losses import mean_loss
 from psjob.pipeline.microbatch import Micro, arguments, cut
 from psjob.pipeline.schedule import Backward, Forward, StageSchedule, Update, Work
 from psjob.pipeline.stage import Grads
@@ -71,7 +72,8 @@ class StageTurns:
         links = job.session.stage_links
         assert links is not None
         self.pipe, self.job, self.links, self.way = pipe, job, links, pipe.way
-        self.parameters = dict(pipe.model.named_parameters())
+        self.parameters = {name: p for name, p in pipe.model.named_parameters() if name in pipe.scale}
+        self.grads = StageGrads(job, self.parameters, pipe.scale)
         self.device = next((p.device for p in self.parameters.values()), torch.device("cpu"))
         self._replica, self._replicas = pipe.place.index - stages.ranks(stage).start, stages.replicas[stage]
         self.schedule = StageSchedule(self.way, stage, stages.replicas, self._replica, clock)
@@ -175,6 +177,7 @@ class StageTurns:
         self._load(batch)
         value, target = micro.value
         if pipe.stage:
+            pipe.run.part.expect(value)
             value, sum_ = self.links.take(Key(batch.number, place, Kind.ACTIVATION))
             self._check(batch, place, sum_)
             value = self._here(value)
@@ -214,7 +217,7 @@ class StageTurns:
             self.pipe.run.load(*self.versions.newest())
         names = pipe.run.part.parameters
         later = {name: sums[name] for name in names if name in sums}
-        back, grads = pipe.run.backward(batch.number * MOST_MICROBATCHES + place, back, later)
+        back, grads = pipe.run.backward(batch.number * MOST_MICROBATCHES + place, back, later, functools.partial(self._add, batch))
         sums |= grads
         if pipe.stage:
             own = set(names) - pipe.handed
@@ -222,14 +225,18 @@ class StageTurns:
             self.links.give(Key(batch.number, place, Kind.GRADIENT), (back, up, batch.losses[place]))
         for name, grad in sums.items():
             if name in pipe.scale and name not in pipe.handed:
-                grad = grad if pipe.scale[name] == 1.0 else grad * pipe.scale[name]
-                if self.way.flushes:
-                    accumulate(self.parameters[name], grad)
-                else:
-                    batch.grads[name] = batch.grads[name].add_(grad) if name in batch.grads else grad.clone()
+                self._add(batch, name, grad)
         batch.backwards += 1
         if batch.backwards == len(range(self._replica, len(batch.micros), self._replicas)):
             self._loss = batch.loss
+
+    def _add(self, batch: Batch, name: str, grad: torch.Tensor) -> None:
+        """A micro-batch's gradient of a parameter that this worker pushes."""
+        if self.way.flushes:
+            self.grads.add(name, grad)
+            return
+        grad = grad if self.pipe.scale[name] == 1.0 else grad * self.pipe.scale[name]
+        batch.grads[name] = batch.grads[name].add_(grad) if name in batch.grads else grad.clone()
 
     def _here(self, value: Any) -> Any:
         """The structure with its tensors on this worker's device."""

@@ -18,8 +18,9 @@ from torch.distributed.pipelining import SplitPoint, pipe_split, pipeline
 from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils import _pytree as pytree
 
-from psjob.pipeline.draws import Calls, Draw, drawing, joined
+from psjob.pipeline.draws import Calls, Draw, drawing, joined, seed_for
 from psjob.pipeline.graphs import prepare
+from psjob.pipeline.lazy import untouched
 from psjob.pipeline.parts import StagePart, devices_of
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -58,6 +59,9 @@ class ExportedPart(StagePart):
             return pytree.tree_unflatten(leaves, graph.structure)
         return number, {name: held[name] for name in stage.passes}
 
+    def expect(self, given: Arguments) -> None:
+        self._graphs.of(given)
+
     def repeating(self, draw: Draw, devices: Sequence[torch.device], calls: Calls) -> AbstractContextManager[None]:
         return drawing(draw, {}, devices, calls)
 
@@ -92,8 +96,8 @@ class _Graphs:
 
     model: nn.Module
     points: Points
-    known: list[_Graph] = field(default_factory=list)
-    _by_key: dict[Any, int] = field(default_factory=dict)
+    known: dict[int, _Graph] = field(default_factory=dict)
+    """By number, in the order in which they were made. A number depends on shapes alone, so that workers call one graph by one number."""
 
     def __post_init__(self) -> None:
         self.parameters = frozenset(name for name, _ in self.model.named_parameters())
@@ -104,23 +108,27 @@ class _Graphs:
         shapes = tuple((leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves)
         casts = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
         key = (str(structure), shapes, tuple(module.training for module in self.model.modules()), casts)
-        number = self._by_key.get(key)
-        if number is None:
-            graph = _export(self.model, self.points, given)
-            if self.known and (names := sorted(self._names(graph) - self._names(self.known[0]))):
+        number = seed_for("graph", repr(key))
+        if number not in self.known:
+            with untouched(self.model):
+                graph = _export(self.model, self.points, given)
+            if self.known and (names := sorted(self._names(graph) - self._names(self._first))):
                 raise ValueError(
                     f"stage {names[0][0]} of {type(self.model).__name__} uses {names[0][1]} for this micro-batch, not for the first; "
                     "begin with one that uses all, or cut elsewhere"
                 )
-            number = self._by_key[key] = len(self.known)
-            self.known.append(graph)
+            self.known[number] = graph
         return number, self.known[number]
 
     def tensors(self, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names of the parameters and buffers of a stage."""
-        used = [name for stage, name in sorted(self._names(self.known[0])) if stage == index]
+        used = [name for stage, name in sorted(self._names(self._first)) if stage == index]
         parameters = tuple(name for name, _ in self.model.named_parameters() if name in used)
         return parameters, tuple(name for name, _ in self.model.named_buffers() if name in used)
+
+    @property
+    def _first(self) -> _Graph:
+        return next(iter(self.known.values()))
 
     def _names(self, graph: _Graph) -> set[tuple[int, str]]:
         """By stage, what it uses; and further buffers of the same modules, which another mode may use (BatchNorm's)."""

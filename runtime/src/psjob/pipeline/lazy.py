@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -44,26 +44,99 @@ def materialise(model: nn.Module, seed: int, device: torch.device | None = None,
     device = device or torch.get_default_device()
     named = dict(model.named_modules())
     tensors = {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta and (only is None or name in only)}
+    makers = makers_of(named, tensors)
+    give_memory(model, list(tensors.values()), device)
+    tensors = {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if name in tensors}
+    ids = {id(tensor) for tensor in tensors.values()}
+    concerned = [
+        (name, module) for name, module in in_order(named) if any(id(tensor) in ids for tensor in [*module.parameters(), *module.buffers()])
+    ]
+    draw(named, concerned, tensors, makers, seed, device)
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Inside, meta tensors of the model seem to have memory, for what looks at devices and shapes: pages that nobody touches take none."""
+    made: dict[int, torch.Tensor] = {}
+    kept: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    for module in model.modules():
+        stores: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for store in stores:
+            for key, tensor in store.items():
+                if tensor is not None and tensor.is_meta:
+                    kept.append((store, key, tensor))
+                    if id(tensor) not in made:
+                        empty = torch.empty_like(tensor, device=torch.get_default_device(), requires_grad=False)
+                        parameter = isinstance(tensor, nn.Parameter)
+                        made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if parameter else empty
+    try:
+        for store, key, tensor in kept:
+            store[key] = made[id(tensor)]
+        yield
+    finally:
+        for store, key, tensor in kept:
+            store[key] = tensor
+
+
+def in_order(named: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:
+    """Modules as they are reset: each after those in it."""
+    return sorted(named.items(), key=lambda one: -one[0].count(".") if one[0] else 1)
+
+
+def makers_of(named: Mapping[str, nn.Module], tensors: Mapping[str, torch.Tensor]) -> dict[str, Write | None]:
+    """By name, who set each of these meta tensors while the model was built. Raises ValueError for what `materialise` refuses of that."""
     _refuse_loose(named)
-    wanted = {name: _built.get(_key(tensor)) for name, tensor in tensors.items()}
-    for name, write in wanted.items():
+    makers = {name: _built.get(_key(tensor)) for name, tensor in tensors.items()}
+    for name, write in makers.items():
         if write is not None and write.module() is None:
             raise ValueError(
                 f"{name} is set in {write.where}, which cannot be repeated for one stage alone; set it in reset_parameters of its module, "
                 "or build the model without ps.lazy()"
             )
-    _give_memory(model, list(tensors.values()), device)
-    tensors = {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if name in tensors}
-    ids = {id(tensor) for tensor in tensors.values()}
-    written: dict[int, _Write] = {}
-    for name, module in sorted(named.items(), key=lambda one: -one[0].count(".") if one[0] else 1):  # a module after those in it
-        if any(id(tensor) in ids for tensor in [*module.parameters(), *module.buffers()]):
-            _reset(name, module, seed, device, written)
+    return makers
+
+
+def draw(
+    named: Mapping[str, nn.Module], concerned: Sequence[tuple[str, nn.Module]], tensors: Mapping[str, torch.Tensor],
+    makers: Mapping[str, Write | None], seed: int, device: torch.device,
+) -> None:  # fmt: skip
+    """Give tensors their first values, in place.
+
+    Args:
+        named: all modules of the model.
+        concerned: those that have any of the tensors, `in_order`.
+        tensors: by name, as the modules have them now.
+        makers: of `makers_of`.
+        seed: with the module's name it decides the values.
+        device: where the tensors lie.
+
+    Raises:
+        ValueError: a tensor whose value no `reset_parameters` of its module sets, by name.
+    """
+    written: dict[int, Write] = {}
+    for name, module in concerned:
+        _reset(name, module, seed, device, written)
     for name, tensor in tensors.items():
-        write, by = wanted[name], written.get(_key(tensor))
+        write, by = makers[name], written.get(_key(tensor))
         if write is not None and by is not None and write.module() is not by.module():  # tied: the values are those of the one that made it
             owner = write.module()
             _reset(next(name for name, module in named.items() if module is owner), owner, seed, device, written)
+    _check_written(named, tensors, written)
+
+
+def check_drawn(named: Mapping[str, nn.Module], concerned: Sequence[tuple[str, nn.Module]], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise ValueError as `draw` would, as far as that shows without memory: `tensors` are on the meta device."""
+    written: dict[int, Write] = {}
+    for name, module in concerned:
+        try:
+            _reset(name, module, 0, torch.device("meta"), written)
+        except (RuntimeError, ValueError):  # it looks at values, so it must be seen with them
+            return
+    _check_written(named, tensors, written)
+
+
+def _check_written(named: Mapping[str, nn.Module], tensors: Mapping[str, torch.Tensor], written: Mapping[int, Write]) -> None:
+    for name, tensor in tensors.items():
         if _key(tensor) not in written:
             owner_name, _, attribute = name.rpartition(".")
             raise ValueError(
@@ -72,7 +145,8 @@ def materialise(model: nn.Module, seed: int, device: torch.device | None = None,
             )
 
 
-def _give_memory(model: nn.Module, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+def give_memory(model: nn.Module, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+    """Give these tensors of the model memory without values; parameters stay the same objects."""
     made = {id(tensor): torch.empty_like(tensor, device=device) for tensor in tensors}
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the same objects
@@ -84,8 +158,8 @@ def _give_memory(model: nn.Module, tensors: Sequence[torch.Tensor], device: torc
         torch.__future__.set_swap_module_params_on_conversion(before)
 
 
-def _reset(name: str, module: Any, seed: int, device: torch.device, written: dict[int, _Write]) -> None:
-    reset = next((getattr(module, one) for one in RESETS if callable(getattr(module, one, None))), None)
+def _reset(name: str, module: Any, seed: int, device: torch.device, written: dict[int, Write]) -> None:
+    reset = reset_of(module)
     if reset is None:
         return
     given = generators([device])
@@ -95,10 +169,15 @@ def _reset(name: str, module: Any, seed: int, device: torch.device, written: dic
             generator.manual_seed(seed_for(seed, "first values", name))
         with _Watch(written) as watch, torch.no_grad():
             reset()
-        if watch.meta:
+        if watch.meta and device.type != "meta":
             raise ValueError(f"reset_parameters of {name or type(module).__name__} sets tensors of another stage; cut the model around it")
     finally:
         put_back(given, kept)
+
+
+def reset_of(module: Any) -> Callable[[], Any] | None:
+    """What gives the module's own tensors their first values; None: it has nothing for that."""
+    return next((getattr(module, one) for one in RESETS if callable(getattr(module, one, None))), None)
 
 
 RESETS = ("reset_parameters", "_reset_parameters")
@@ -106,7 +185,7 @@ RESETS = ("reset_parameters", "_reset_parameters")
 
 
 @dataclass(frozen=True)
-class _Write:
+class Write:
     """Who set a tensor last: the module whose `reset_parameters` ran, or none, and in which function."""
 
     storage: StorageWeakRef
@@ -117,7 +196,7 @@ class _Write:
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes by storage who writes into tensors in place."""
 
-    def __init__(self, notes: dict[int, _Write]) -> None:
+    def __init__(self, notes: dict[int, Write]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._notes = notes
         self.meta = False
@@ -131,20 +210,20 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _who(tensor: torch.Tensor) -> _Write:
+def _who(tensor: torch.Tensor) -> Write:
     storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
     frame, where = sys._getframe(2), ""
     while frame is not None:
         module = frame.f_locals.get("self")
         if frame.f_code.co_name in RESETS and isinstance(module, nn.Module):
-            return _Write(storage, weakref.ref(module), where)
+            return Write(storage, weakref.ref(module), where)
         if not where and not frame.f_globals.get("__name__", "").startswith("torch."):
             where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
-    return _Write(storage, lambda: None, where)
+    return Write(storage, lambda: None, where)
 
 
-_built: dict[int, _Write] = {}
+_built: dict[int, Write] = {}
 """Writes into tensors of the meta device, by storage; those of tensors that are gone are dropped."""
 
 

@@ -43,6 +43,10 @@ class StagePart(ABC):
         """
 
     @abstractmethod
+    def expect(self, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        """Be ready for a micro-batch of which the model takes `given`: where the parts before run elsewhere, this one does not see it."""
+
+    @abstractmethod
     def repeating(self, draw: Draw, devices: Sequence[torch.device], calls: Calls) -> Any:
         """A context for the backward of a forward that was run with this draw and counted in `calls`."""
 
@@ -85,6 +89,9 @@ class Pieces(StagePart):
         for name in self.buffers:  # a forward may put another tensor into a buffer's place
             buffers[name] = given[self._local[name]]
         return result
+
+    def expect(self, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        """Modules take any shape."""
 
     @contextmanager
     def repeating(self, draw: Draw, devices: Sequence[torch.device], calls: Calls) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from psjob.pipeline.parts import StagePart, devices_of
 
 Grads = list[torch.Tensor | None]
 """One for each leaf of a structure, in pytree's order; None for what has no gradient."""
+Sink = Callable[[str, torch.Tensor], None]
 Finish = Callable[[Any], torch.Tensor]
 
 
@@ -119,7 +121,7 @@ class StageRun:
         return output
 
     def backward(
-        self, micro: int, grads: Grads | None = None, later: Mapping[str, torch.Tensor] | None = None
+        self, micro: int, grads: Grads | None = None, later: Mapping[str, torch.Tensor] | None = None, sink: Sink | None = None
     ) -> tuple[Grads, dict[str, torch.Tensor]]:
         """The gradients of one micro-batch, which is closed then.
 
@@ -127,10 +129,11 @@ class StageRun:
             micro: an open one.
             grads: of the leaves of what `forward` returned; None after a forward with `finish`.
             later: gradients that later stages have for parameters of this one too, by name. They are added first, as one process would.
+            sink: given the dense gradient of each parameter that is not shared as soon as it is made: they are not held all at once.
 
         Returns:
             Gradients of the leaves of the forward's value, and of the parameters by name, with `later` in them; what has none is None, or
-            left out.
+            left out, and so is what `sink` was given.
 
         Raises:
             ChangedInPlace: the weights of the forward were written into since.
@@ -150,7 +153,7 @@ class StageRun:
             with one.cast():
                 self._build(one, one.buffers)
             one.calls = calls
-        return self._grads(one, grads, later or {})
+        return self._grads(one, grads, later or {}, sink)
 
     def put_buffers_back(self, model: nn.Module, held: Mapping[str, torch.Tensor]) -> None:
         """Let the model have the buffers of this stage. `held` are those it has: a forward may have put another tensor into one's place."""
@@ -163,7 +166,9 @@ class StageRun:
         """Forget all open micro-batches, as after an error."""
         self._open.clear()
 
-    def _grads(self, one: _Open, grads: Grads | None, later: Mapping[str, torch.Tensor]) -> tuple[Grads, dict[str, torch.Tensor]]:
+    def _grads(
+        self, one: _Open, grads: Grads | None, later: Mapping[str, torch.Tensor], sink: Sink | None
+    ) -> tuple[Grads, dict[str, torch.Tensor]]:
         pairs = [
             (output, None if grads is None else grads[place])
             for place, output in enumerate(one.outputs)
@@ -172,16 +177,18 @@ class StageRun:
         pairs += [(one.used[name], grad) for name, grad in later.items()]
         inputs = [leaf for leaf in one.inputs if leaf is not None]
         weights = {name: leaf for name, leaf in one.version.leaves.items() if leaf.requires_grad}
+        gone: set[str] = set()
         found: Sequence[torch.Tensor | None] = [None] * (len(inputs) + len(weights))
         if pairs and found:
-            with self.part.repeating(one.draw, devices_of([weights, inputs]), one.calls), _no_casts():
+            away = {} if sink is None else {name: leaf for name, leaf in weights.items() if name not in self._shared}
+            with self.part.repeating(one.draw, devices_of([weights, inputs]), one.calls), _no_casts(), _sinking(away, sink, gone):
                 found = torch.autograd.grad(
                     [output for output, _ in pairs], [*inputs, *weights.values()], [grad for _, grad in pairs], allow_unused=True
                 )
         of_inputs = iter(found[: len(inputs)])
         back = [None if leaf is None else next(of_inputs) for leaf in one.inputs]
         named = zip(weights, found[len(inputs) :], strict=True)
-        return back, {name: grad for name, grad in named if grad is not None}
+        return back, {name: grad for name, grad in named if grad is not None and name not in gone}
 
     def _build(self, one: _Open, buffers: dict[str, torch.Tensor]) -> Any:
         """Run the forward with a graph, whose ends `one` keeps."""
@@ -273,6 +280,26 @@ def _no_casts() -> Iterator[None]:
             if enabled:
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+@contextmanager
+def _sinking(leaves: Mapping[str, torch.Tensor], sink: Sink | None, gone: set[str]) -> Iterator[None]:
+    """Inside, dense gradients of these leaves go to `sink`, and their names to `gone`; a backward gives zeros without memory for them."""
+
+    def took(name: str, grad: torch.Tensor) -> torch.Tensor:
+        if sink is None or grad.layout is not torch.strided:
+            return grad
+        gone.add(name)
+        with torch.no_grad():
+            sink(name, grad)
+        return grad.new_zeros(()).expand_as(grad)
+
+    handles: list[Any] = [leaf.register_hook(functools.partial(took, name)) for name, leaf in leaves.items()]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ to live there, and then no byte is copied; any other is copied in before its pus
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -39,6 +40,25 @@ class Arena:
         self._lock = threading.Lock()
         self._staged: set[int] = set()
         """Blocks of the clock in hand that are in their places: a shard may be reading them, so what is pushed again stays as it is."""
+
+    def lay(self, row: int, grad: torch.Tensor) -> torch.Tensor | None:
+        """A tensor in the row's place with the values of `grad`, as one that the script keeps; None where it has no place.
+
+        One that was given before, and that the script holds still, is moved out of it.
+        """
+        home, spec = self._homes.get(row), self.span.layout.table[row]
+        place = self.span.place(row)
+        if home is None or place is None or self.region.withdrawn or grad.device != home.device or grad.dtype != home.dtype:
+            return None
+        old = self._kept.pop(row, None)
+        if old is not None and old.data_ptr() == home.data_ptr() and not _forgotten(old):
+            old.data = old.detach().clone()
+        lent = memory.lent(self.region, place, spec.numel, spec.dtype)
+        made = torch.empty(0, dtype=lent.dtype, device="cpu")
+        made.set_(lent.untyped_storage(), 0, home.shape, home.stride())  # no view: nothing else holds its storage
+        made.copy_(grad)
+        self._kept[row] = made
+        return made
 
     def begin(self, grads: Sequence[torch.Tensor | None], scaled: bool) -> frozenset[int]:
         """Rows whose gradient lies in its place already. One that is to be pushed `scaled` may not: the script would see the factor."""
@@ -81,6 +101,12 @@ class Arena:
     def withdraw(self) -> None:
         """Nothing that this process writes from now on reaches a shard, which may still hold a push of the clock in hand."""
         self.region.withdraw()
+
+
+def _forgotten(tensor: torch.Tensor) -> bool:
+    """Does nobody but one caller, who was just given its only reference, hold the tensor or its memory?"""
+    storage: Any = tensor.untyped_storage()
+    return sys.getrefcount(tensor) <= 3 and bool(torch._C._storage_Use_Count(storage._cdata) <= 2)
 
 
 def is_alone(tensor: torch.Tensor, like: torch.Tensor) -> bool:

@@ -88,6 +88,7 @@ class Exchange:
         its row. Raises SessionEnd.
         """
         self._ask(self.pushes(grads, hyperparameters, skip, scale), targets)
+        self.sources = ()  # all is answered: nothing is sent again, and the script may drop its gradients
         if self.skipped:
             self.compression.undo()
         self.session.stepped()
@@ -141,7 +142,7 @@ class Exchange:
     def stage(self, link: ShardLink, header: Header) -> tuple[int, int] | None:
         """Bring what a request carries into lent memory; its place there, of length 0 where it carries nothing. None: send it."""
         beyond = not self.sharing.steady and len(link.outstanding) > SLOTS  # for those answers there is no room
-        if not link.shared or header.kind not in (Kind.PUSH, Kind.PULL) or beyond:
+        if not link.shared or header.kind not in (Kind.PUSH, Kind.PULL) or beyond or self._answered(header):
             return None
         offset, length = self.sharing.place(header.block)
         if header.kind is not Kind.PUSH or header.flags:
@@ -165,7 +166,11 @@ class Exchange:
 
     def outgoing(self, lane: WorkerLane, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None] | None:
         """The frame that a queued request has become, as its lane sends it now; None: it is not wanted any more."""
-        return self.payload(lane.link, header, pack)
+        return None if self._answered(header) else self.payload(lane.link, header, pack)
+
+    def _answered(self, header: Header) -> bool:
+        """Is this a push that was queued twice, and answered meanwhile? Its gradients are gone."""
+        return header.kind is Kind.PUSH and not header.flags and not self.sources
 
     def sent(self, header: Header) -> None:
         """The lane is through with what `outgoing` gave it."""

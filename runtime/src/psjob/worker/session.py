@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from psjob.layout.blocks import Block, Layout, TensorSpec
-from psjob.layout.packing import Packs
+from psjob.layout.packing import Pack, Packs
 from psjob.modes import of as mode_of
 from psjob.process.config import Place
 from psjob.protocol.worker import actions as a
@@ -79,6 +79,8 @@ class WorkerSession:
         self.exchange = Exchange(self)
         self.stage_links = StageLinks(self) if self.stage is not None else None
         """Streams to workers of neighbouring stages."""
+        self.first: Callable[[Block, Pack], torch.Tensor] = lambda _block, pack: pack.gather(self._parameters)
+        """Makes the first values of a block, in a buffer of its own or in that of the pack."""
         self.on_layout: Callable[[], None] = lambda: None
         """Told when `layout` and `exchange` are others than those made first."""
 
@@ -101,11 +103,10 @@ class WorkerSession:
     def _begin_run(self, initial: Callable[[], bytes]) -> int:
         """Rank 0 gives every shard the first values; for which question."""
         self.wait(lambda: self.machine.welcomed, "all shards")
-        asked = self.machine.init
+        asked, packs = self.machine.init, self.exchange.make_packs()
         for block in self.layout.blocks:
-            self.links[self.owner[block.index]].send(
-                self.header(Kind.INIT, block=block.index), self.exchange.packs[block.index].gather(self._parameters)
-            )
+            values = self.first(block, packs[block.index])
+            self.links[self.owner[block.index]].send(self.header(Kind.INIT, block=block.index), values)
         self.rows.initialise()
         self.handle(e.FirstValues(initial()))
         return asked
@@ -160,7 +161,8 @@ class WorkerSession:
         self._parameters = parameters
         if self.stage_links is not None:
             self.stage_links.leave()
-        self.exchange.sharing.settle(self.place.config.workers - 1)  # the others may go on as soon as this worker has left
+        if self.stage is None:  # others push a stage's lent blocks no more
+            self.exchange.sharing.settle(self.place.config.workers - 1)  # the others may go on as soon as this worker has left
         self.handle(e.Through(record, self.idle.told))
         self.wait(lambda: False, "the checkpoint that holds this worker's end")
 

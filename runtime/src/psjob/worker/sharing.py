@@ -53,6 +53,13 @@ class Sharing:
         if self._mirror is not None:
             self._mirror.adopt(parameters)
 
+    def lay(self, row: int, grad: torch.Tensor) -> torch.Tensor | None:
+        """Begin the row's gradient of the next push where the shards read it; None: it does not lie there.
+
+        No push may be under way, and the caller adds to what is given until the next one begins.
+        """
+        return None if self._arena is None or not self.steady else self._arena.lay(row, grad)
+
     def begin(self, grads: Sequence[torch.Tensor | None] | None, scaled: bool) -> None:
         """A clock begins with these gradients (None: this rank is absent)."""
         self._kept = self._arena.begin(grads, scaled) if self._arena is not None and grads is not None else frozenset()

@@ -16,19 +16,26 @@ from psjob.layout.packing import Pack
 
 
 class Staging:
-    """`device` is where the parameters lie. `lands`: answers are staged too (a GPU needs that; else they land in the model itself)."""
+    """`device` is where the parameters lie. `lands`: answers are staged too (a GPU needs that; else they land in the model itself).
 
-    def __init__(self, layout: Layout, device: torch.device, lands: bool | None = None) -> None:
+    `stage`: there is memory for the blocks of this stage alone; None: for all.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device, lands: bool | None = None, stage: int | None = None) -> None:
         self.layout = layout
         self._apart = device.type == "cuda"
         """Copies are only begun by the call that asks for them."""
         self.lands = device.type == "cuda" if lands is None else lands
         self._out, self._into = StagingSide(device), StagingSide(device)
-        self._gradients = _arena(layout, device)
-        self._weights = _arena(layout, device) if self.lands else []
+        self._gradients = _arena(layout, device, stage)
+        self._weights = _arena(layout, device, stage) if self.lands else {}
         self._pieces: list[list[tuple[int, torch.Tensor, int]]] = [
-            [(b.index, self._gradients[b.index].flat[p.block_offset : p.block_offset + p.length], p.tensor_offset) for b, p in places]
-            for places in map(layout.pieces_of, range(len(layout.table)))
+            [
+                (b.index, self._gradients[b.index].flat[p.block_offset : p.block_offset + p.length], p.tensor_offset)
+                for b, p in layout.pieces_of(row)
+                if b.index in self._gradients
+            ]
+            for row in range(len(layout.table))
         ]
         """By row: block, place in its memory, offset in the tensor."""
         self._copied: dict[int, torch.cuda.Event | None] = {}
@@ -129,14 +136,15 @@ class StagingSide:
         return None if self._stream is None else self._stream.record_event()
 
 
-def _arena(layout: Layout, device: torch.device) -> list[Pack]:
-    """A pack a block, each in memory of its own, all in one piece of it; pinned where a GPU copies."""
-    edge = 64
-    sizes = [-(-block.nbytes // edge) * edge for block in layout.blocks]
+def _arena(layout: Layout, device: torch.device, stage: int | None) -> dict[int, Pack]:
+    """A pack a block, by index, each in memory of its own, all in one piece of it; pinned where a GPU copies."""
+    edge, blocks = 64, layout.of_stage(stage)
+    sizes = [-(-block.nbytes // edge) * edge for block in blocks]
     flat = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
-    packs, at = [], 0
-    for block, size in zip(layout.blocks, sizes, strict=True):
-        packs.append(Pack(block, flat[at : at + block.nbytes].view(getattr(torch, block.dtype)), layout.table))
+    packs: dict[int, Pack] = {}
+    at = 0
+    for block, size in zip(blocks, sizes, strict=True):
+        packs[block.index] = Pack(block, flat[at : at + block.nbytes].view(getattr(torch, block.dtype)), layout.table)
         at += size
     return packs
 

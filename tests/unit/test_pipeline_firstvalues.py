@@ -1,0 +1,182 @@
+"""First values made a few modules at a time are those of the whole lazy model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from psjob.api.stagefirst import StageMemory, check
+from psjob.layout.blocks import Layout, TensorSpec
+from psjob.layout.packing import Pack
+from psjob.pipeline.cuts import split
+from psjob.pipeline.firstvalues import FirstValues
+from psjob.pipeline.lazy import materialise, on_meta
+from psjob.process.errors import Refused
+from tests.unit.pipeline_models import Net, row
+from tests.unit.test_pipeline_lazy import Across, Positions, Scale, encoder
+
+torch.set_num_threads(1)
+
+
+def tied() -> nn.Module:
+    """The head has a bias, which is drawn with the weight that it shares with the embedding."""
+    embedding, head = nn.Embedding(40, 16), nn.Linear(16, 40)
+    head.weight = embedding.weight
+    return nn.Sequential(embedding, nn.Linear(16, 16), nn.BatchNorm1d(16), head)
+
+
+MODELS: dict[str, Any] = {
+    "row": row,
+    "net": Net,
+    "encoder": encoder,
+    "transformer": lambda: nn.Transformer(8, 2, 1, 1, 16, batch_first=True),
+    "tied": tied,
+    "across": Across,
+}
+
+
+def lazy(make: Any) -> nn.Module:
+    with on_meta():
+        model: nn.Module = make()
+    return model
+
+
+def table_of(model: nn.Module) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), 0, ()) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_values_are_those_of_the_whole_model(make: Any) -> None:
+    whole = lazy(make)
+    materialise(whole, 5)
+    expected = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
+    model = lazy(make)
+    state = torch.get_rng_state()
+    values = FirstValues(model, 5)
+    before = {name: id(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    assert values.names == expected.keys() == before.keys()
+    for name in sorted(values.names):
+        drawn = values.of(name)
+        assert drawn.keys() == values.beside(name) and name in drawn
+        assert all(torch.equal(tensor, expected[other]) for other, tensor in drawn.items()), name
+    assert torch.equal(torch.get_rng_state(), state)
+    after = dict([*model.named_parameters(), *model.named_buffers()])
+    assert {name: id(tensor) for name, tensor in after.items()} == before and all(tensor.is_meta for tensor in after.values())
+
+
+def test_what_is_drawn_together_is_as_little_as_can_be() -> None:
+    values = FirstValues(lazy(tied), 0)
+    assert values.beside("1.weight") == {"1.weight", "1.bias"}
+    assert values.beside("0.weight") == values.beside("3.bias") == {"0.weight", "3.bias"}
+    assert FirstValues(lazy(Across), 0).beside("a.bias") == {"a.weight", "a.bias", "b.weight", "b.bias"}
+
+
+@pytest.mark.parametrize("block_bytes", [64, 1 << 12, 4 << 20])
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_blocks_hold_the_values_of_the_whole_model(make: Any, block_bytes: int) -> None:
+    """Blocks that hold parts of tensors, and of several modules; rank 0 has memory for its stage meanwhile."""
+    whole = lazy(make)
+    materialise(whole, 5)
+    expected = [p.detach() for p in whole.parameters()]
+    model = lazy(make)
+    memory = StageMemory.of(model, 5)
+    assert memory is not None
+    memory.give(split(model)[0])
+    table = table_of(model)
+    layout = Layout.of(table, block_bytes)
+    first = memory.attached(table)
+    for block in layout.blocks:
+        flat = torch.empty(block.length, dtype=getattr(torch, block.dtype))
+        wanted = Pack(block, torch.empty_like(flat), layout.table).gather(expected)
+        assert torch.equal(first.fill(block, Pack(block, flat.fill_(7), layout.table)), wanted)
+
+
+def test_a_stage_has_memory_for_its_own_and_draws_what_is_not_pulled() -> None:
+    whole = lazy(tied)
+    materialise(whole, 2)
+    model = lazy(tied)
+    memory = StageMemory.of(model, 2)
+    assert memory is not None
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    memory.give(split(model, [1, 3])[1])
+    own = {"1.weight", "1.bias", "2.weight", "2.bias", "2.running_mean", "2.running_var", "2.num_batches_tracked"}
+    assert {name for name, t in [*model.named_parameters(), *model.named_buffers()] if not t.is_meta} == own
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
+    memory.attached([spec for spec in table_of(model) if spec.name != "1.bias"])
+    expected = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
+    for name in own - {"1.weight", "2.weight", "2.bias"}:
+        assert torch.equal({**dict(model.named_parameters()), **dict(model.named_buffers())}[name], expected[name]), name
+
+
+def test_values_that_a_script_sets_after_the_cut_are_refused() -> None:
+    model = lazy(tied)
+    memory = StageMemory.of(model, 2)
+    assert memory is not None
+    memory.give(split(model, [1, 3])[1])
+    model[1].load_state_dict({"weight": torch.ones(16, 16), "bias": torch.ones(16)})  # type: ignore[index, union-attr, operator]
+    with pytest.raises(Refused, match=r"1.bias of a model under ps.lazy was set after ps.pipeline"):
+        memory.attached(table_of(model))
+    model = lazy(tied)
+    memory = StageMemory.of(model, 2)
+    assert memory is not None
+    memory.give(split(model, [1, 3])[1])
+    model[3].bias = nn.Parameter(torch.ones(40))  # type: ignore[index, union-attr, operator]
+    with pytest.raises(Refused, match=r"3.bias of a model under ps.lazy was set after ps.pipeline"):
+        memory.attached(table_of(model))
+
+
+def test_a_lazy_model_in_a_job_without_stages_is_refused() -> None:
+    model = lazy(tied)
+    with pytest.raises(Refused, match=r"parameter 0.weight is on the meta device and has no values; build the model without ps.lazy\(\)"):
+        check(None, model)
+    check(StageMemory.of(model, 0), model)
+    materialise(model, 0)
+    check(None, model)
+
+
+class Half(Scale):
+    """Its `reset_parameters` forgets one of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset_parameters()
+        self.other = nn.Parameter(torch.ones(3))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.scale)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (Scale, "scale gets no value from reset_parameters of Scale"),
+        (Half, "other gets no value from reset_parameters of Half"),
+        (lambda: nn.Sequential(Positions()), "0.table gets no value from reset_parameters of Positions"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_before_anything_is_drawn(make: Any, says: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        FirstValues(lazy(make), 0)
+    assert str(refused.value).startswith(says)
+
+
+class Looks(Scale):
+    """Looks at its values, which the meta device does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Parameter(torch.empty(3))
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.scale)
+        if float(self.scale.sum()) > -1:
+            return
+
+
+def test_what_shows_only_with_values_is_refused_then() -> None:
+    values = FirstValues(lazy(Looks), 0)
+    with pytest.raises(ValueError, match="other gets no value from reset_parameters of Looks"):
+        values.of("scale")
