@@ -23,6 +23,8 @@ def _plain(part: Schema, named: dict[str, Schema], defaults: bool) -> Schema:
     made: Schema = {}
     if "description" in part:
         made["description"] = " ".join(part["description"].split())
+    if "x-kubernetes-int-or-string" in part:
+        return {**made, "x-kubernetes-int-or-string": True}
     made["type"] = part.get("type", "string")
     if "enum" in part or "const" in part:
         made["enum"] = part.get("enum") or [part["const"]]
@@ -62,6 +64,8 @@ def _resolved(part: Schema, named: dict[str, Schema]) -> Schema:
     if "$ref" in part:
         return {**named[part["$ref"].rsplit("/", 1)[1]], **own}
     if "anyOf" in part:
-        (only,) = (choice for choice in part["anyOf"] if choice.get("type") != "null")
-        return {**_resolved(only, named), **own}
+        choices = [choice for choice in part["anyOf"] if choice.get("type") != "null"]
+        if len(choices) > 1:  # a number or a word: the words are a rule's to say
+            return {**own, "x-kubernetes-int-or-string": True}
+        return {**_resolved(choices[0], named), **own}
     return part

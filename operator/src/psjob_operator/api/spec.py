@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from psjob_operator.api.base import Model
 from psjob_operator.api.duration import seconds
+from psjob_operator.api.processes import processes_of
 from psjob_operator.api.stages import with_replicas
 
 
@@ -55,6 +56,10 @@ class JobSpec(Model):
         """The pod template of a worker: its stage's own, or that of all workers."""
         stage = self.stage_of(rank)
         return self.workers.template if stage is None or stage.template is None else stage.template
+
+    def processes(self) -> int:
+        """Processes of each worker."""
+        return processes_of(self.workers.processes, self.workers.template)
 
     def worker_templates(self) -> dict[str, dict[str, Any]]:
         """By path, each pod template that some worker is made of, in the order of ranks."""
@@ -185,6 +190,9 @@ class Workers(Model):
 
     replicas: int
     """Number of workers; 1..4000. Required without `spec.stages`; with them it is the sum of their replicas, and may be left out."""
+    processes: Literal["auto"] | int | None = None
+    """Processes of each worker, which sum their gradients among themselves and push once: a number, 1..64, or auto, the GPU limit of the
+    worker's container. Each has torchrun's names in its environment, such as LOCAL_RANK. Absent: 1."""
     template: dict[str, Any]
     """Pod template of the workers. The container `worker`, or the only one, is trained in and needs a `command`.
     Everything in it is passed on as it is. A stage may have one of its own; the shards take their image from this one."""
