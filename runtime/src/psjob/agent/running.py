@@ -104,8 +104,8 @@ class Agent:
                 file=sys.stderr, flush=True,
             )  # fmt: skip
         end_children()
+        self._hear()
         if self._control is not None:
-            self._hear()
             self._control.close()
         again = self._again or {}
         self._rewinds += 1

@@ -1,8 +1,8 @@
-"""When a process of a worker makes its resume record, and which it has at hand for the step that comes."""
+"""When a process of a worker makes its resume record, and what they are together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from psjob.resume import composite
 
@@ -17,28 +17,35 @@ class Edges:
         self.wanted = False
         """The worker needs a record at the next edge, however large."""
         self._small = True
-        self._made: tuple[int, bytes] | None = None
 
-    def edge(self, clock: int, make: Callable[[], bytes], large: bool) -> None:
-        """The script stands between two steps."""
-        if self.wanted or (self._small and not large):
-            record = make()
-            self._small = len(record) <= SMALL
-            self._made = clock, record
-        else:
-            self._made = None
-
-    def at(self, clock: int) -> bytes | None:
-        """The newest record of this clock."""
-        return self._made[1] if self._made is not None and self._made[0] == clock else None
+    def edge(self, make: Callable[[], bytes], large: bool) -> bytes | None:
+        """The script stands between two steps: its record, or None where none is made."""
+        if not (self.wanted or (self._small and not large)):
+            return None
+        record = make()
+        self._small = len(record) <= SMALL
+        return record
 
 
-def all_of(records: Mapping[int, bytes | None], processes: int) -> bytes | None:
-    """The record of the worker; None where one of its processes has none for this clock."""
-    made = [record for local in range(processes) if (record := records.get(local)) is not None]
-    return composite.joined(made) if len(made) == processes else None
+class Records:
+    """The newest of each process of a worker, by local rank, as process 0 has them."""
 
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self._made: dict[int, tuple[int | None, bytes]] = {}
+        self.handed_in = -1
+        """The clock of the newest one of the worker that was handed in whole, with that clock's step."""
 
-def are_small(records: Mapping[int, bytes | None]) -> bool:
-    """Are these made at every edge?"""
-    return all(record is not None and len(record) <= SMALL for record in records.values())
+    def add(self, local: int, clock: int | None, record: bytes) -> None:
+        """Of a process that stands before step `clock`; None: its script is through, and the record holds from now on."""
+        self._made[local] = clock, record
+
+    def whole(self, clock: int) -> bytes | None:
+        """The record of the worker at this clock; None where one of its processes has none."""
+        made = [record for _, (at, record) in sorted(self._made.items()) if at in (clock, None)]
+        return composite.joined(made) if len(made) == self._processes else None
+
+    @property
+    def small(self) -> bool:
+        """Are they made at every edge?"""
+        return all(len(record) <= SMALL for _, record in self._made.values())

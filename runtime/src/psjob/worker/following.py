@@ -53,9 +53,11 @@ class FollowerSession(WorkerSession):
         self.memory.scatter(parameters)
 
     def edge(self, make_record: Callable[[], bytes], large: bool = False) -> None:
-        """Keep the record for the step that comes. Raises SessionEnd."""
+        """Give the record to process 0. Raises SessionEnd."""
         self.check()
-        self.edges.edge(self.clock, make_record, large)
+        record = self.edges.edge(make_record, large)
+        if record is not None:
+            self._first.say({"record": self.clock}, record)
 
     def inside_round(self) -> None:
         self.check()
@@ -65,8 +67,7 @@ class FollowerSession(WorkerSession):
 
     def meet(self, part: Part) -> None:
         """Make what this process owns of the sum. Raises SessionEnd."""
-        record = self.edges.at(self.clock)
-        self._first.say({"part": part.to_json(), "recorded": record is not None}, record or b"")
+        self._first.say({"part": part.to_json()})
         said = self._next("sum", "the other processes of this worker")
         assert self.memory is not None
         self.memory.sum(said.body["sum"], said.body["active"], self.place.config.reduction == "mean")

@@ -17,7 +17,7 @@ from psjob.protocol.worker.together import Part, Whole, together
 from psjob.resume import composite
 from psjob.wire.frame import Kind
 from psjob.worker import exits, podmemory
-from psjob.worker.edges import Edges, all_of, are_small
+from psjob.worker.edges import Edges, Records
 from psjob.worker.ending import SessionEnd
 from psjob.worker.exchange import Exchange
 from psjob.worker.podmemory import PodMemory
@@ -37,7 +37,8 @@ class LeaderSession(WorkerSession):
         """And a descriptor of it for the others."""
         self._tables: dict[int, list[TensorSpec]] = {}
         """What the others train, by local rank."""
-        self._parts: dict[int, tuple[Part, bytes | None]] = {}
+        self._parts: dict[int, Part] = {}
+        self._records = Records(self.processes)
         self._summed: set[int] = set()
         self._through: dict[int, bytes] = {}
         self._reported: dict[str, int] = {}
@@ -81,19 +82,31 @@ class LeaderSession(WorkerSession):
             )
 
     def edge(self, make_record: Callable[[], bytes], large: bool = False) -> None:
-        """Keep the record for the step that comes: there all processes meet. Raises SessionEnd."""
+        """The worker's record is handed in once all processes have made theirs, and the rest of an edge is made where they meet: at the
+        step that comes. Raises SessionEnd."""
         self.check()
-        self.edges.edge(self.clock, make_record, large)
+        record = self.edges.edge(make_record, large)
+        if record is not None:
+            self._record(0, self.clock, record)
+
+    def _record(self, local: int, clock: int | None, record: bytes) -> None:
+        """A process has made its record. A worker that dies before its next step goes on from the one that is handed in now."""
+        with self.cond:
+            self._records.add(local, clock, record)
+            whole = None if self.reduces else self._records.whole(self.clock)  # with the worker's weights where it steps by itself
+            if whole is None or not self.machine.needs_record(self._records.small):
+                return
+            self._records.handed_in = self.clock
+        self.handle(e.AtEdge(whole, False, self.idle.told), self.exchange.make_packs())
 
     def meet(self, part: Part) -> Whole:
         """All processes stand before a step; what it comes to. Raises SessionEnd."""
         self.wait(self._all_here, self._whom({*self._parts, *self._through}))
         with self.cond:
-            parts = {0: part} | {number: theirs for number, (theirs, _) in self._parts.items()}
-            records = {0: self.edges.at(self.clock)} | {number: record for number, (_, record) in self._parts.items()} | self._through
-            self._parts.clear()
+            parts = {0: part} | self._parts
+            self._parts = {}
             self._summed.clear()
-        self._stand(records)
+        self._stand()
         whole, active = together(parts), sorted(parts)
         self._active = active
         self._tell(active, {"sum": whole.present, "active": active})
@@ -101,12 +114,13 @@ class LeaderSession(WorkerSession):
         self.wait(lambda: len(self._summed) == len(active) - 1, "the sums of the other processes of this worker")
         return whole
 
-    def _stand(self, records: Mapping[int, bytes | None]) -> None:
+    def _stand(self) -> None:
         """The worker is at its edge: nothing of this clock was pushed, all of the one before is answered."""
-        machine = self.machine
-        record = all_of(records, self.processes)
-        if not machine.needs_record(are_small(records)):
-            record = None
+        machine, records = self.machine, self._records
+        with self.cond:
+            record = records.whole(machine.clock) if machine.needs_record(records.small) else None
+            if records.handed_in == machine.clock and not (machine.stops or machine.mark_wanted):
+                record = None
         self.idle.at(machine.clock, time.monotonic())
         self.handle(e.AtEdge(record, True, self.idle.told), self.exchange.packs)
         self.wait(lambda: machine.may_step, "the last checkpoint" if machine.standing else "all shards to copy a checkpoint")
@@ -129,7 +143,7 @@ class LeaderSession(WorkerSession):
                     f"the processes of worker {self.place.index} made different numbers of steps, and each makes the optimizer's own: let "
                     "all of them step as often, or take an optimizer that the shards have a rule for",
                 )
-            self.edges.edge(self.clock, make_record, large=False)
+            self.edge(make_record)
             self.exchange.push(None, self.last_hyperparameters, False, 1.0, parameters)
         own = make_record()
         super().leave(lambda: composite.joined([own, *(self._through[number] for number in sorted(self._through))]), parameters)
@@ -177,12 +191,14 @@ class LeaderSession(WorkerSession):
             if "table" in body:
                 self._tables[number] = [TensorSpec.from_json(row) for row in body["table"]]
             elif "part" in body:
-                self._parts[number] = Part.of(body["part"]), said.data if body["recorded"] else None
+                self._parts[number] = Part.of(body["part"])
             elif "summed" in body:
                 self._summed.add(number)
             elif "through" in body:
                 self._through[number] = said.data
             self.cond.notify_all()
+        if "record" in body or "through" in body:
+            self._record(number, body.get("record"), said.data)
         if "report" in body:
             with self.cond:
                 own = {name: value for name, value in body["report"].items() if self._reported.setdefault(name, number) >= number}

@@ -1,0 +1,77 @@
+"""Workers of several processes: their weights are a sum of sums, they push once, and the death of each process changes no bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from psjob.rules.optimizers import describe
+from tests.e2e.workloads import mlp
+from tests.e2e.workloads.running import Ran, manifest, train
+from tests.reference import reference
+
+STEPS = 40
+pytestmark = pytest.mark.timeout(1500)
+
+
+def job(folder: Path, workers: int, processes: int | None, *words: str, **spec: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    made = manifest(folder, ["local_ranks.py", *words], workers=workers, shards=2, **spec)
+    raw = json.loads(made.read_text())
+    if processes is not None:
+        raw["spec"]["workers"]["processes"] = processes
+    made.write_text(json.dumps(raw))
+    return made
+
+
+def pushed(ran: Ran) -> int:
+    """Bytes of all pushes, as the shards have counted them."""
+    return sum(int(ran.last_words(f"job-ps-{shard}-a1")["status"]["counters"]["pushBytes"]) for shard in range(2))
+
+
+@pytest.mark.parametrize(("workers", "processes", "last"), [(2, 2, 3), (1, 4, 4)])
+def test_weights_are_those_of_a_sum_of_sums(tmp_path: Path, workers: int, processes: int, last: int) -> None:
+    """In local order first, then in the order of the workers; the last round of the first case has one process without a batch."""
+    torch.set_num_threads(1)
+    ran = train(tmp_path, job(tmp_path, workers, processes, str(STEPS), str(last)))
+    world = workers * processes
+    model = mlp.build()
+    rule, hyperparameters = describe(mlp.optimizer_for("sgd", model))
+    assert rule is not None
+    reference(
+        model, rule, hyperparameters, lambda step: mlp.micro_batches(STEPS, world, step, last), mlp.loss_of, STEPS, processes=processes
+    )
+    held = ran.weights()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(held[name], parameter.detach()), f"{name}: {(held[name] != parameter).sum()} of {parameter.numel()} differ"
+    assert pushed(ran) == STEPS * workers * sum(p.nbytes for p in model.parameters())
+    for rank in range(world):
+        names = json.loads((ran.folder / f"names-{rank}.json").read_text())
+        assert names == {
+            "LOCAL_RANK": str(rank % processes), "LOCAL_WORLD_SIZE": str(processes), "RANK": str(rank), "WORLD_SIZE": str(world),
+            "GROUP_RANK": str(rank // processes), "MASTER_ADDR": "127.0.0.1",
+        }  # fmt: skip
+        assert (ran.folder / f"ended-{rank}").read_text() == str(STEPS)
+
+
+def test_each_process_may_die_at_any_step(tmp_path: Path) -> None:
+    """The first death of a start is answered in place, the second one by a new start, which counts."""
+    calm = train(tmp_path / "calm", job(tmp_path / "calm", 1, 4, str(STEPS), "4", "drops"))
+    deaths = ["0:5", "1:12", "2:20", "3:28"]
+    hit = train(tmp_path / "hit", job(tmp_path / "hit", 1, 4, str(STEPS), "4", "drops", *deaths))
+    assert sorted(path.name for path in hit.folder.glob("died-*")) == [f"died-{rank}" for rank in range(4)]
+    assert hit.sha == calm.sha
+    assert hit.summary["restarts"] == {"Error": 2} and hit.summary["duplicates_refused"] == 0
+    assert hit.log("job-worker-0").count("start again") == 2
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_death_beside_another_worker_is_answered_in_place(tmp_path: Path, rank: int) -> None:
+    calm = train(tmp_path / "calm", job(tmp_path / "calm", 2, 2, "30", "4", "drops"))
+    hit = train(tmp_path / "hit", job(tmp_path / "hit", 2, 2, "30", "4", "drops", f"{rank}:11"))
+    assert (hit.folder / f"died-{rank}").exists()
+    assert hit.sha == calm.sha and hit.summary["restarts"] == {}
