@@ -67,6 +67,7 @@ def test_each_process_may_die_at_any_step(tmp_path: Path) -> None:
     assert hit.sha == calm.sha
     assert hit.summary["restarts"] == {"Error": 2} and hit.summary["duplicates_refused"] == 0
     assert hit.log("job-worker-0").count("start again") == 2
+    assert "all rewind" not in hit.log("job-ps-0"), "each time the record of the step under way was at hand"
 
 
 @pytest.mark.parametrize("rank", [2, 3])

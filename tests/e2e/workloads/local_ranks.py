@@ -1,7 +1,7 @@
-"""A script for workers of several processes, with torchrun's names and state that a restart must put back: Dropout, a schedule, shuffled data.
+"""A script for workers of several processes, with torchrun's names, and Dropout, a schedule and shuffled data where it `drops`.
 
-As a script: `python local_ranks.py STEPS LAST [RANK:STEP …]`. Each rank that is named kills itself once at its step. The last round has
-LAST batches.
+As a script: `python local_ranks.py STEPS LAST [drops] [RANK:STEP …]`. Each rank that is named kills itself once in the forward pass of its
+step. The last round has LAST batches.
 """
 
 from __future__ import annotations
@@ -29,14 +29,24 @@ def build(drops: bool) -> nn.Module:
     return nn.Sequential(*model, nn.Dropout(0.25)) if drops else model
 
 
-def die_once(deaths: dict[int, int], folder: Path) -> None:
+def die_once(deaths: dict[str, str], folder: Path) -> None:
+    """Inside the step: once all processes of the worker stand in it, so that its record is handed in."""
+    here = f"{ps.step()}-{os.environ['GROUP_RANK']}"
+    if here not in deaths.values():
+        return
+    (folder / f"inside-{here}-{os.environ['LOCAL_RANK']}").touch()
     mark = folder / f"died-{ps.rank()}"
-    if deaths.get(ps.rank()) == ps.step() and not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+    if deaths.get(str(ps.rank())) != here or mark.exists():
+        return
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob(f"inside-{here}-*"))) < int(os.environ["LOCAL_WORLD_SIZE"]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(1.0)
+    mark.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(steps: int, last: int, deaths: dict[int, int], drops: bool) -> None:
+def main(steps: int, last: int, deaths: dict[str, str], drops: bool) -> None:
     folder = Path(os.environ["PSJOB_CONFIG"]).parent
     (folder / f"names-{os.environ['RANK']}.json").write_text(json.dumps({name: os.environ[name] for name in NAMES}))
     torch.manual_seed(int(os.environ["RANK"]))
@@ -46,17 +56,17 @@ def main(steps: int, last: int, deaths: dict[int, int], drops: bool) -> None:
     model, optimizer = ps.attach(model, optimizer, **({"schedule": schedule} if drops else {}))
     loader = DataLoader(mlp.samples(steps, ps.world(), last), batch_size=mlp.BATCH, shuffle=drops)
     for batch in ps.shard(loader):
+        die_once(deaths, folder)
         mlp.loss_of(model, batch).backward()
         optimizer.step()
         optimizer.zero_grad()
         if drops:
             schedule.step()
-        if deaths:
-            time.sleep(0.01)
-        die_once(deaths, folder)
     (folder / f"ended-{ps.rank()}").write_text(str(ps.step()))
 
 
 if __name__ == "__main__":
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     pairs = [word.split(":") for word in sys.argv[3:] if ":" in word]
-    main(int(sys.argv[1]), int(sys.argv[2]), {int(rank): int(step) for rank, step in pairs}, "drops" in sys.argv[3:])
+    fatal = {rank: f"{step}-{int(rank) // local}" for rank, step in pairs}
+    main(int(sys.argv[1]), int(sys.argv[2]), fatal, "drops" in sys.argv[3:])

@@ -16,7 +16,9 @@ def processes_of(given: int | str | None, template: Mapping[str, Any]) -> int:
     """The number that `spec.workers.processes` stands for; auto is the GPU limit of the container that is trained in, 1 without."""
     if given is None:
         return 1
-    return gpu_limit(template) or 1 if given == AUTO else int(given)
+    if isinstance(given, str):
+        return gpu_limit(template) or 1
+    return given
 
 
 def gpu_limit(template: Any) -> int:

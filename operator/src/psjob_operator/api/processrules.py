@@ -28,9 +28,11 @@ _RULES = (
     ),
     FieldRule(
         "spec",
-        lambda spec: not _asked(spec) or processes_of(spec["workers"]["processes"], spec["workers"].get("template")) <= MOST_PROCESSES,
+        lambda spec: (
+            spec["workers"].get("processes") != AUTO or processes_of(AUTO, spec["workers"].get("template") or {}) <= MOST_PROCESSES
+        ),
         f"must not stand for more than {MOST_PROCESSES} processes",
-        "write a number that divides the GPUs of the container",
+        "the container is limited to more GPUs; write a number that divides them",
         about="workers.processes",
     ),
     FieldRule(

@@ -64,8 +64,6 @@ def _resolved(part: Schema, named: dict[str, Schema]) -> Schema:
     if "$ref" in part:
         return {**named[part["$ref"].rsplit("/", 1)[1]], **own}
     if "anyOf" in part:
-        choices = [choice for choice in part["anyOf"] if choice.get("type") != "null"]
-        if len(choices) > 1:  # a number or a word: the words are a rule's to say
-            return {**own, "x-kubernetes-int-or-string": True}
-        return {**_resolved(choices[0], named), **own}
+        (only,) = (choice for choice in part["anyOf"] if choice.get("type") != "null")
+        return {**_resolved(only, named), **own}
     return part

@@ -5,11 +5,11 @@ Ranges and rules across fields are in rules.py, for the API server and `psjob ru
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from psjob_operator.api.base import Model
+from psjob_operator.api.base import Model, NumberOrWord
 from psjob_operator.api.duration import seconds
 from psjob_operator.api.processes import processes_of
 from psjob_operator.api.stages import with_replicas
@@ -190,7 +190,7 @@ class Workers(Model):
 
     replicas: int
     """Number of workers; 1..4000. Required without `spec.stages`; with them it is the sum of their replicas, and may be left out."""
-    processes: Literal["auto"] | int | None = None
+    processes: Annotated[int | str, NumberOrWord()] | None = None
     """Processes of each worker, which sum their gradients among themselves and push once: a number, 1..64, or auto, the GPU limit of the
     worker's container. Each has torchrun's names in its environment, such as LOCAL_RANK. Absent: 1."""
     template: dict[str, Any]

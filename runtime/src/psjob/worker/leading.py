@@ -168,12 +168,16 @@ class LeaderSession(WorkerSession):
 
     # -- memory --------------------------------------------------------------------------------
 
+    def open_memory(self) -> None:
+        """Make it, now that the layout of the job is known: before any answer lands, which threads of several links do."""
+        fd = podmemory.make(self.layout, self.processes)
+        self._memory = PodMemory(self.layout, self.processes, 0, os.dup(fd)), fd
+
     @property
     def memory(self) -> PodMemory:
-        """Shared with the others; made when the layout of the job is known."""
+        """Shared with the others. Raises RuntimeError before `open_memory`."""
         if self._memory is None:
-            fd = podmemory.make(self.layout, self.processes)
-            self._memory = PodMemory(self.layout, self.processes, 0, os.dup(fd)), fd
+            raise RuntimeError("an answer has landed before this worker pulled")
         return self._memory[0]
 
     # -- the others' threads -------------------------------------------------------------------

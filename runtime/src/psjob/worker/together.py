@@ -46,6 +46,7 @@ class LeaderExchange(Exchange):
         session.answer()
 
     def pull(self, parameters: Sequence[torch.Tensor], hyperparameters: list[dict[str, Any]]) -> None:
+        self._leader.open_memory()
         super().pull(parameters, hyperparameters)
         self._leader.memory.scatter(parameters)
 
