@@ -11,16 +11,16 @@ import torch
 
 from psjob.rules.optimizers import describe
 from tests.e2e.workloads import mlp
-from tests.e2e.workloads.running import Ran, manifest, train
+from tests.e2e.workloads.running import Ran, faults, manifest, train
 from tests.reference import reference
 
 STEPS = 40
 pytestmark = pytest.mark.timeout(1500)
 
 
-def job(folder: Path, workers: int, processes: int | None, *words: str, **spec: Any) -> Path:
+def job(folder: Path, workers: int, processes: int | None, *words: str, script: str = "local_ranks.py", **spec: Any) -> Path:
     folder.mkdir(exist_ok=True)
-    made = manifest(folder, ["local_ranks.py", *words], workers=workers, shards=2, **spec)
+    made = manifest(folder, [script, *words], workers=workers, shards=2, **spec)
     raw = json.loads(made.read_text())
     if processes is not None:
         raw["spec"]["workers"]["processes"] = processes
@@ -56,6 +56,38 @@ def test_weights_are_those_of_a_sum_of_sums(tmp_path: Path, workers: int, proces
             "GROUP_RANK": str(rank // processes), "MASTER_ADDR": "127.0.0.1",
         }  # fmt: skip
         assert (ran.folder / f"ended-{rank}").read_text() == str(STEPS)
+
+
+def test_bytes_to_the_shards_are_a_quarter_of_those_of_four_workers(tmp_path: Path) -> None:
+    ran = []
+    for workers, processes in ((1, 4), (4, None)):
+        folder = tmp_path / str(workers)
+        ran.append(train(folder, job(folder, workers, processes, "sgd", "10", script="mlp.py", training={"transport": "tcp"})))
+    one, four = ran
+    assert one.summary["steps"] == four.summary["steps"] == 10
+    assert 4 * pushed(one) == pushed(four) > 0
+
+
+def test_a_lost_shard_sends_all_processes_back(tmp_path: Path) -> None:
+    """They begin again in place, and no start of a worker counts."""
+    calm = train(tmp_path / "calm", job(tmp_path / "calm", 2, 2, "60", "4", "drops"))
+    hit = train(tmp_path / "hit", job(tmp_path / "hit", 2, 2, "60", "4", "drops", "slow"), *faults("kill:ps-1@step=20"))
+    assert hit.sha == calm.sha
+    assert [worker["start"] for worker in hit.summary["workers"]] == [1, 1] and hit.summary["attempts"] == [1, 2]
+    assert all(worker["rewinds"] == 1 for worker in hit.summary["workers"])
+
+
+@pytest.mark.parametrize("training", [{"mode": "async"}, {"compression": {"push": "int8"}}, {"updateAt": "worker"}], ids=str)
+def test_other_ways_of_training_go_with_several_processes(tmp_path: Path, training: dict[str, Any]) -> None:
+    ran = train(tmp_path, job(tmp_path, 2, 2, "20", "4", training=training))
+    assert ran.summary["steps"] == 20 and ran.summary["updates_lost"] == 0
+    assert sorted(path.name for path in ran.folder.glob("ended-*")) == [f"ended-{rank}" for rank in range(4)]
+
+
+def test_processes_with_different_models_are_refused(tmp_path: Path) -> None:
+    made = job(tmp_path, 1, 2, "5", "2", "odd")
+    ran = train(tmp_path, made, expect=1)
+    assert "process 1 of worker 0 attached another model than process 0: it has 0.weight (8, 16) float32 there" in ran.err
 
 
 def test_each_process_may_die_at_any_step(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -54,8 +56,6 @@ def test_the_sum_is_that_of_the_present_in_their_order(processes: int, seed: int
     torch.manual_seed(seed)
     gradients = [[torch.randn(spec.shape) if row != 2 else None for row, spec in enumerate(TABLE)] for _ in range(processes)]
     fd = podmemory.make(LAYOUT, processes)
-    import os
-
     memories = [PodMemory(LAYOUT, processes, local, os.dup(fd)) for local in range(processes)]
     os.close(fd)
     for local in present:

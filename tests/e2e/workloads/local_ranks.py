@@ -1,7 +1,7 @@
 """A script for workers of several processes, with torchrun's names, and Dropout, a schedule and shuffled data where it `drops`.
 
-As a script: `python local_ranks.py STEPS LAST [drops] [RANK:STEP …]`. Each rank that is named kills itself once in the forward pass of its
-step. The last round has LAST batches.
+As a script: `python local_ranks.py STEPS LAST [drops] [slow] [odd] [RANK:STEP …]`. Each rank that is named kills itself once in the forward
+pass of its step. The last round has LAST batches.
 """
 
 from __future__ import annotations
@@ -46,17 +46,20 @@ def die_once(deaths: dict[str, str], folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(steps: int, last: int, deaths: dict[str, str], drops: bool) -> None:
+def main(steps: int, last: int, deaths: dict[str, str], words: set[str]) -> None:
+    drops = "drops" in words
     folder = Path(os.environ["PSJOB_CONFIG"]).parent
     (folder / f"names-{os.environ['RANK']}.json").write_text(json.dumps({name: os.environ[name] for name in NAMES}))
     torch.manual_seed(int(os.environ["RANK"]))
-    model = build(drops)
+    model = nn.Sequential(nn.Linear(16, 8)) if "odd" in words and ps.rank() else build(drops)
     optimizer: Any = mlp.optimizer_for("sgd", model)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [15, 30], 0.5)
     model, optimizer = ps.attach(model, optimizer, **({"schedule": schedule} if drops else {}))
     loader = DataLoader(mlp.samples(steps, ps.world(), last), batch_size=mlp.BATCH, shuffle=drops)
     for batch in ps.shard(loader):
         die_once(deaths, folder)
+        if "slow" in words and ps.step() > 10:
+            time.sleep(0.05)
         mlp.loss_of(model, batch).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -69,4 +72,4 @@ if __name__ == "__main__":
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     pairs = [word.split(":") for word in sys.argv[3:] if ":" in word]
     fatal = {rank: f"{step}-{int(rank) // local}" for rank, step in pairs}
-    main(int(sys.argv[1]), int(sys.argv[2]), fatal, "drops" in sys.argv[3:])
+    main(int(sys.argv[1]), int(sys.argv[2]), fatal, set(sys.argv[3:]))
