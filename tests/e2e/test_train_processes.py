@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from psjob.rules.optimizers import describe
 from tests.e2e.workloads import mlp
-from tests.e2e.workloads.running import Ran, faults, manifest, train
+from tests.e2e.workloads.running import Ran, faults, finish, manifest, start, train
 from tests.reference import reference
 
 STEPS = 40
@@ -82,6 +83,34 @@ def test_other_ways_of_training_go_with_several_processes(tmp_path: Path, traini
     ran = train(tmp_path, job(tmp_path, 2, 2, "20", "4", training=training))
     assert ran.summary["steps"] == 20 and ran.summary["updates_lost"] == 0
     assert sorted(path.name for path in ran.folder.glob("ended-*")) == [f"ended-{rank}" for rank in range(4)]
+
+
+def test_a_stopped_run_goes_on_at_its_last_step(tmp_path: Path) -> None:
+    calm = train(tmp_path / "calm", job(tmp_path / "calm", 2, 2, "60", "4", "drops"))
+    made = job(tmp_path / "hit", 2, 2, "60", "4", "drops", "slow")
+    process = start(tmp_path / "hit", made)
+    deadline = time.monotonic() + 300
+    while not list((tmp_path / "hit").glob(".psjob/*/inside-slow")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    stopped = finish(process, tmp_path / "hit")
+    assert stopped.summary["result"] == "Suspended" and 10 < stopped.summary["checkpoint"]["step"] < 60
+    again = train(tmp_path / "hit", made, "--resume", str(stopped.folder))
+    assert again.sha == calm.sha
+
+
+def test_rank_0_may_evaluate_alone_and_die_after_that(tmp_path: Path) -> None:
+    """Its passes over data are more than those of the others, which do not wait for them."""
+    calm = train(tmp_path / "calm", job(tmp_path / "calm", 1, 2, "20", "2", "evals"))
+    hit = train(tmp_path / "hit", job(tmp_path / "hit", 1, 2, "20", "2", "evals", "0:12"))
+    assert hit.sha == calm.sha and hit.summary["restarts"] == {} and (hit.folder / "died-0").exists()
+
+
+def test_processes_may_make_different_numbers_of_steps(tmp_path: Path) -> None:
+    """Who is through is absent from then on, as a worker of one process would be."""
+    ran = train(tmp_path, job(tmp_path, 1, 3, "20", "3", "uneven"))
+    assert [(ran.folder / f"ended-{rank}").read_text() for rank in range(3)] == ["10", "11", "12"]
+    assert ran.summary["steps"] == 12
 
 
 def test_processes_with_different_models_are_refused(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A script for workers of several processes, with torchrun's names, and Dropout, a schedule and shuffled data where it `drops`.
 
-As a script: `python local_ranks.py STEPS LAST [drops] [slow] [odd] [RANK:STEP …]`. Each rank that is named kills itself once in the forward
-pass of its step. The last round has LAST batches.
+As a script: `python local_ranks.py STEPS LAST [drops] [slow] [odd] [evals] [uneven] [RANK:STEP …]`. Each rank that is named kills itself
+once in the forward pass of its step. The last round has LAST batches.
 """
 
 from __future__ import annotations
@@ -46,6 +46,15 @@ def die_once(deaths: dict[str, str], folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def look(model: nn.Module) -> None:
+    """As a script evaluates: on rank 0 alone, with a pass of its own."""
+    model.eval()
+    with torch.no_grad():
+        for batch in ps.shard(DataLoader(mlp.samples(2, ps.world()), batch_size=mlp.BATCH)):
+            model(batch[0])
+    model.train()
+
+
 def main(steps: int, last: int, deaths: dict[str, str], words: set[str]) -> None:
     drops = "drops" in words
     folder = Path(os.environ["PSJOB_CONFIG"]).parent
@@ -59,12 +68,17 @@ def main(steps: int, last: int, deaths: dict[str, str], words: set[str]) -> None
     for batch in ps.shard(loader):
         die_once(deaths, folder)
         if "slow" in words and ps.step() > 10:
+            (folder / "inside-slow").touch()
             time.sleep(0.05)
         mlp.loss_of(model, batch).backward()
         optimizer.step()
         optimizer.zero_grad()
         if drops:
             schedule.step()
+        if "evals" in words and ps.is_first() and ps.step() % 7 == 0:
+            look(model)
+        if "uneven" in words and ps.step() == 10 + ps.rank():
+            break
     (folder / f"ended-{ps.rank()}").write_text(str(ps.step()))
 
 

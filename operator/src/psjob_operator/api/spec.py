@@ -108,7 +108,7 @@ class Training(Model):
     lr_scaling: Literal["none", "linear"] = "none"
     """linear: updates use the script's learning rate times replicas - backupWorkers, times the processes of a worker."""
     warmup_steps: int = 0
-    """Steps of a worker in which the learning rate rises from a replicas-th, over the processes of a worker, to the whole; 0..1000000000."""
+    """Steps of a worker in which the learning rate rises to the whole from that of one process of one worker; 0..1000000000."""
     max_grad_norm: float | None = None
     """The largest 2-norm that the mean gradient of all workers may have, over all parameters, as DDP with `clip_grad_norm_` clips it. For
     mode sync; 0.000001..1000000. Absent: any, or what the script's `clip_grad_norm_` asks for."""
