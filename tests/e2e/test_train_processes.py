@@ -131,7 +131,7 @@ def test_each_process_may_die_at_any_step(tmp_path: Path) -> None:
     assert "all rewind" not in hit.log("job-ps-0"), "each time the record of the step under way was at hand"
 
 
-@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("rank", [pytest.param(2, marks=pytest.mark.soak), 3])
 def test_a_death_beside_another_worker_is_answered_in_place(tmp_path: Path, rank: int) -> None:
     calm = train(tmp_path / "calm", job(tmp_path / "calm", 2, 2, "30", "4", "drops"))
     hit = train(tmp_path / "hit", job(tmp_path / "hit", 2, 2, "30", "4", "drops", f"{rank}:11"))
