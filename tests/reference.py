@@ -32,8 +32,9 @@ def reference(
     steps: int,
     layout: Layout | None = None,
     wire: Wire | None = None,
+    processes: int = 1,
 ) -> dict[int, BlockState]:
-    """Train `model` in place for `steps`; returns every block's state.
+    """Train `model` in place for `steps`; returns every block's state. `processes`: so many ranks are one worker, and push once.
 
     `numbers`: a group each, or a function of the step. `micro_batches(step)`: a batch a rank, None where a rank has none.
     The layout, when not given, is that of `model.named_parameters()` in one group.
@@ -60,13 +61,34 @@ def reference(
                 if wire is not None:
                     wire.carry(rank, step, block, flat)
             mean = torch.empty_like(flats[0])
-            mean_in_rank_order(flats, mean)
+            if processes == 1:
+                mean_in_rank_order(flats, mean)
+            else:
+                _mean_of_means([[f for r, f in zip(ranks, flats, strict=True) if r // processes == w] for w in range(max(ranks) + 1)], mean)
             ranges = live_ranges(block, nowhere)
             whole = ranges == [(0, block.length)]
             if ranges:
                 made.apply(states[block.index], mean, now[block.group], None if whole else ranges, lag=0)
             Pack(block, states[block.index].weights, layout.table).scatter(parameters)
     return states
+
+
+def _mean_of_means(workers: Sequence[Sequence[torch.Tensor]], out: torch.Tensor) -> None:
+    """Each worker's mean in local order; then theirs in order, by shares where they are of different numbers of gradients."""
+    there = [flats for flats in workers if flats]
+    means = []
+    for flats in there:
+        total = flats[0].clone()
+        for flat in flats[1:]:
+            total = total + flat
+        means.append(total * (1.0 / len(flats)))
+    counts = [len(flats) for flats in there]
+    if len(set(counts)) == 1:
+        mean_in_rank_order(means, out)
+        return
+    out.copy_(means[0] * (counts[0] / sum(counts)))
+    for mean, count in zip(means[1:], counts[1:], strict=True):
+        out.add_(mean, alpha=count / sum(counts))
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,42 @@ REFUSED: list[Case] = [
         for value in (4, 86_401)
     ),
     *(
+        Case(f"processes-{value}", {"spec.workers.processes": value}, "spec.workers.processes", "must be 1..64 or auto; ")
+        for value in (0, -1, 65, "all", "2", "")
+    ),
+    Case(
+        "processes-of-many-gpus",
+        {"spec.workers.processes": "auto", "spec.workers.template.spec.containers.0.resources": {"limits": {"nvidia.com/gpu": 65}}},
+        "spec.workers.processes",
+        "must not stand for more than 64 processes; ",
+        server=False,
+    ),
+    Case(
+        "processes-local",
+        {"spec.workers.processes": "auto", "spec.training": {"mode": "local"}},
+        "spec.training.mode",
+        "must not be local with spec.workers.processes; ",
+    ),
+    *(
+        Case(
+            f"processes-{reduction}",
+            {"spec.workers.processes": 2, "spec.training": {"reduction": reduction}},
+            "spec.training.reduction",
+            "must be mean or sum with spec.workers.processes; ",
+        )
+        for reduction in ("median", "trimmed_mean", "mine:norm")
+    ),
+    Case(
+        "processes-stages",
+        {
+            "spec.workers.processes": 4,
+            "spec.workers.replicas": 2,
+            "spec.stages": [{"name": "a"}, {"name": "b", "cut": "head"}],
+        },
+        "spec.workers.processes",
+        "must not be given with spec.stages; ",
+    ),
+    *(
         Case(
             f"local-{field}-{value}",
             {"spec.training": {"mode": "local", "local": {"quorum": 1, field: value}}},

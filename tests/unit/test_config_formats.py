@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,61 @@ def test_a_process_reads_its_stages() -> None:
     words = {"microbatches": 4, "schedule": "pipedream", "weights": "recompute", "predict": "nesterov"}
     read = reading._config(config.cluster_config(job(**STAGED, training={"pipeline": words})))
     assert (read.schedule, read.stage_weights, read.predict, read.flushes) == ("pipedream", "recompute", "nesterov", False)
+
+
+def limited(**limits: object) -> dict[str, Any]:
+    """A template of workers whose container has these limits."""
+    container = {"name": "worker", "image": "me/x:1", "command": ["python", "train.py"], "resources": {"limits": limits}}
+    return {"spec": {"containers": [container, {"name": "beside", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 7}}}]}}
+
+
+@pytest.mark.parametrize(
+    ("workers", "processes"),
+    [
+        ({}, 1),
+        ({"processes": 1}, 1),
+        ({"processes": 3, "template": limited(**{"nvidia.com/gpu": 2})}, 3),
+        ({"processes": "auto", "template": limited(**{"nvidia.com/gpu": 2})}, 2),
+        ({"processes": "auto", "template": limited(**{"nvidia.com/gpu": "4"})}, 4),
+        ({"processes": "auto", "template": limited(**{"amd.com/gpu": 8})}, 8),
+        ({"processes": "auto", "template": limited(cpu="4")}, 1),
+        ({"processes": "auto", "template": limited(**{"nvidia.com/gpu": "some"})}, 1),
+    ],
+)
+def test_processes_of_a_worker_are_in_the_config_where_there_are_several(workers: dict[str, Any], processes: int) -> None:
+    given, plain = job(workers=workers), job()
+    made = config.cluster_config(given)
+    assert made.get("processes") == (processes if processes > 1 else None)
+    assert reading._config(made).processes == processes
+    assert (config.spec_hash(given.spec) == config.spec_hash(plain.spec)) == (processes == 1)
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({contract.ENV_LOCAL: "1", contract.ENV_SOCKETS: "7"}, None),
+        ({contract.ENV_LOCAL: "2", contract.ENV_SOCKETS: "7"}, "PSJOB_LOCAL is 2, this job has 2 processes a worker"),
+        ({contract.ENV_SOCKETS: "7"}, "PSJOB_LOCAL is '', expected a whole number"),
+        ({contract.ENV_LOCAL: "0"}, "PSJOB_SOCKETS is '', expected numbers; start the script by python -m psjob.agent"),
+    ],
+)
+def test_a_process_knows_which_one_of_its_worker_it_is(tmp_path: Path, environ: dict[str, str], says: str | None) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config.cluster_config(job(workers={"processes": 2})), "encryption": "none"}))
+    known = {
+        contract.ENV_ROLE: "worker",
+        contract.ENV_INDEX: "2",
+        contract.ENV_START: "1",
+        contract.ENV_RUN: "run-1",
+        contract.ENV_CONFIG: str(path),
+        contract.ENV_KEYS: key_file(tmp_path, "worker", 0),
+    }
+    if says is not None:
+        with pytest.raises(Refused, match=re.escape(says)):
+            reading.place({**known, **environ})
+        return
+    place = reading.place({**known, **environ})
+    assert place is not None and (place.rank, place.world, place.sockets) == (5, 6, (7,))
 
 
 def test_stages_of_another_number_of_workers_are_refused(tmp_path: Path) -> None:

@@ -136,6 +136,22 @@ def test_a_worker_is_told_who_it_is() -> None:
     assert "psjob-checkpoints" not in str(made)
 
 
+@pytest.mark.parametrize(
+    ("processes", "limit", "several"), [(None, 8, 1), (1, 8, 1), ("auto", None, 1), ("auto", 1, 1), ("auto", 8, 8), (3, None, 3)]
+)
+def test_a_worker_of_several_processes_is_started_by_the_agent(processes: int | str | None, limit: int | None, several: int) -> None:
+    template = copy.deepcopy(RICH)
+    template["spec"]["containers"][1]["resources"] = {} if limit is None else {"limits": {"nvidia.com/gpu": limit}}
+    command = list(template["spec"]["containers"][1]["command"])
+    laid = {} if processes is None else {"processes": processes}
+    plain = worker(job(injection="none", workers={"template": template, **laid}))["spec"]["containers"][1]
+    injected = worker(job(workers={"template": template, **laid}))["spec"]["containers"][1]
+    agent = ["/opt/conda/bin/python3.11", "-m", "psjob.agent"] if several > 1 else []
+    assert plain["command"] == [*agent, *command] and injected["command"][4:] == [*agent, *command]
+    assert plain["args"] == template["spec"]["containers"][1]["args"]
+    assert env(plain).get("PSJOB_PROCESSES") == (str(several) if several > 1 else None)
+
+
 def test_what_the_user_says_of_tokens_and_messages_holds() -> None:
     template = copy.deepcopy(RICH)
     template["spec"] |= {"automountServiceAccountToken": True, "enableServiceLinks": True}

@@ -37,6 +37,13 @@ ENV_REWINDS: Final = "PSJOB_REWINDS"
 """Workers: the *rewinds* half of the incarnation; set by the process itself before it execs."""
 ENV_MODE: Final = "PSJOB_MODE"
 """Workers: the mode that the job runs where it is not the config's, such as `bounded:3`; set by the process itself before it execs."""
+ENV_PROCESSES: Final = "PSJOB_PROCESSES"
+"""Workers of several processes: how many; the command is `python -m psjob.agent` with the script's after it. Absent: one."""
+ENV_LOCAL: Final = "PSJOB_LOCAL"
+"""Workers of several processes: which one of them this is, from 0; set by the agent."""
+ENV_SOCKETS: Final = "PSJOB_SOCKETS"
+"""Workers of several processes: numbers of the descriptors that lead to the others, separated by commas; set by the agent.
+Process 0 has the agent's first and then one for each other process, any other has that to process 0 alone."""
 MOST_NUMBER: Final = (1 << 31) - 1
 """The largest view, attempt and start."""
 MOST_RISE: Final = 1000
@@ -78,7 +85,7 @@ A run keeps the number that it began with (status.pinned), and so do its pods. T
 the version before would refuse or do another thing: a key that goes, or means something else, or has another value where a job says
 nothing. Keys that a reader does not know are passed over, so that one that may be missing comes without a rise.
 
-Keys of the config (all present, but for those of stages):
+Keys of the config (all present, but for processes and those of stages):
 
 format: 1 · job: name · run: str · specHash: sha256 hex of the spec's training-relevant part
 mode: one of MODES · seed: int · updateAt: "server" | "worker" | null (null: server where the optimizer is known)
@@ -89,6 +96,7 @@ reduction: "mean" | "sum" | "median" | "trimmed_mean" | "module:function" · lrS
 nonFinite: one of NON_FINITE · maxGradNorm: float | null · maxPushNorm: float | null
 compression: {"push": one of PUSH_CODECS, "pull": one of PULL_CODECS, "ratio": float (share of a gradient that topk and randomk send)}
 workers: int (how many ranks)
+processes: int (processes of each worker; absent: 1)
 stages: [{"name": str, "replicas": int, "cut": str | null}] | null (a model that is cut in stages: ranks are counted through them in order.
         cut: the module with which the stage begins, null for the first one, and for all where the script names the cuts)
 pipeline: {"microbatches": int (parts that each batch is cut in; absent: the script says), "schedule": one of SCHEDULES,

@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from psjob.contract import ENV_INDEX, ENV_ROLE, ENV_RUN
+from psjob.contract import ENV_INDEX, ENV_LOCAL, ENV_PROCESSES, ENV_ROLE, ENV_RUN
 from psjob.process.version import __version__
 
 if TYPE_CHECKING:
@@ -84,10 +84,12 @@ class _Face(ModuleType):
 
 sys.modules[__name__].__class__ = _Face
 
-if os.environ.get(ENV_ROLE) == "worker":
+_agent = ENV_PROCESSES in os.environ and ENV_LOCAL not in os.environ
+"""This process starts those that train, and imports no torch."""
+if os.environ.get(ENV_ROLE) == "worker" and not _agent:
     from psjob.process import began as _began  # noqa: F401 - before anything changes the environment
 
-    if os.environ.get(ENV_INDEX) == "0":
+    if os.environ.get(ENV_INDEX) == "0" and os.environ.get(ENV_LOCAL, "0") == "0":
         from psjob.api.trackers import one_run
 
         one_run(os.environ.get(ENV_RUN, ""), os.environ)

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from psjob_operator.api.containers import TRAINED, container_of
 from psjob_operator.api.duration import seconds
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.problem import Problem
-from psjob_operator.api.template import TRAINED, container_of
 
 LAUNCHERS = re.compile(r"(?:^|[\s/])(torchrun|accelerate|deepspeed|mpirun|horovodrun)(?:\s|$)|torch\.distributed\.(?:run|launch)")
 LAUNCHED = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"})

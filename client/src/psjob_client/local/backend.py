@@ -228,6 +228,8 @@ class Backend:
         self.reap()
         command = self.commands[action.index if action.role == "worker" else 0]
         argv: Sequence[str] = command.argv if action.role == "worker" else (sys.executable, "-m", "psjob.shard")
+        if action.role == "worker" and self._spec.processes() > 1:
+            argv = (sys.executable, "-m", "psjob.agent", *argv)
         argv = self.sites.command(action.role, action.index, argv)
         seat = (action.name, action.role, action.index, action.number)
         try:
@@ -267,6 +269,8 @@ class Backend:
             contract.ENV_TERMINATION_LOG: str(self.folder.ending(action.name)),
         }
         if action.role == "worker":
+            if (processes := self._spec.processes()) > 1:
+                env[contract.ENV_PROCESSES] = str(processes)
             return env | {contract.ENV_START: str(action.number)}
         known = {contract.ENV_MIN_STEP: "1"} if action.checkpoint_known else {}
         return (

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 
 class Model(BaseModel):
@@ -44,6 +44,23 @@ class Model(BaseModel):
     def to_manifest(self) -> dict[str, Any]:
         """This object as it stands in a manifest: camelCase, plain JSON types, absent where None."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+@dataclass(frozen=True)
+class NumberOrWord:
+    """Marks a whole number or a text; which ones, a rule says."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(_number_or_word)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"x-kubernetes-int-or-string": True}
+
+
+def _number_or_word(value: Any) -> int | str:
+    if isinstance(value, int | str) and not isinstance(value, bool):
+        return value
+    raise PydanticCustomError("number_or_word", "must be of type integer or string")
 
 
 @dataclass(frozen=True)

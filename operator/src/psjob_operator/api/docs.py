@@ -61,6 +61,8 @@ def _template(at: str, part: Schema) -> Iterator[tuple[str, str, str, str]]:
 def _type(part: Schema) -> str:
     if "enum" in part:
         return " \\| ".join(str(value) for value in part["enum"])
+    if part.get("x-kubernetes-int-or-string"):
+        return "integer or string"
     if part.get("format") == "date-time":
         return "time"
     if part["type"] == "array":

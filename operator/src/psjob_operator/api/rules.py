@@ -12,6 +12,7 @@ from psjob_operator.api import duration
 from psjob_operator.api.failurerules import failure_rules
 from psjob_operator.api.fieldrule import FieldRule, Json, between, breaches, matching
 from psjob_operator.api.placementrules import placement_rules
+from psjob_operator.api.processrules import process_rules
 from psjob_operator.api.stagerules import COUNTED, stage_rules
 from psjob_operator.contract import ASYNC_OUTER_RULE, UPDATE_RULES
 
@@ -28,7 +29,7 @@ SIZE = "^[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)$"
 
 def rules() -> tuple[FieldRule, ...]:
     """Every rule of metadata and spec, templates left out (template.py has those)."""
-    return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS, *placement_rules(), *stage_rules(), *failure_rules())
+    return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS, *placement_rules(), *stage_rules(), *process_rules(), *failure_rules())
 
 
 def _interval(text: str) -> bool:

@@ -23,6 +23,8 @@ def _plain(part: Schema, named: dict[str, Schema], defaults: bool) -> Schema:
     made: Schema = {}
     if "description" in part:
         made["description"] = " ".join(part["description"].split())
+    if "x-kubernetes-int-or-string" in part:
+        return {**made, "x-kubernetes-int-or-string": True}
     made["type"] = part.get("type", "string")
     if "enum" in part or "const" in part:
         made["enum"] = part.get("enum") or [part["const"]]

@@ -5,12 +5,13 @@ Ranges and rules across fields are in rules.py, for the API server and `psjob ru
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from psjob_operator.api.base import Model
+from psjob_operator.api.base import Model, NumberOrWord
 from psjob_operator.api.duration import seconds
+from psjob_operator.api.processes import processes_of
 from psjob_operator.api.stages import with_replicas
 
 
@@ -55,6 +56,10 @@ class JobSpec(Model):
         """The pod template of a worker: its stage's own, or that of all workers."""
         stage = self.stage_of(rank)
         return self.workers.template if stage is None or stage.template is None else stage.template
+
+    def processes(self) -> int:
+        """Processes of each worker."""
+        return processes_of(self.workers.processes, self.workers.template)
 
     def worker_templates(self) -> dict[str, dict[str, Any]]:
         """By path, each pod template that some worker is made of, in the order of ranks."""
@@ -101,9 +106,9 @@ class Training(Model):
     reduction: str = "mean"
     """How a step's gradients become one in mode sync: mean, sum, median, trimmed_mean, or module:function of the worker's image."""
     lr_scaling: Literal["none", "linear"] = "none"
-    """linear: updates use the script's learning rate times replicas - backupWorkers."""
+    """linear: updates use the script's learning rate times replicas - backupWorkers, times the processes of a worker."""
     warmup_steps: int = 0
-    """Steps of a worker in which the learning rate rises from a replicas-th to the whole; 0..1000000000."""
+    """Steps of a worker in which the learning rate rises to the whole from that of one process of one worker; 0..1000000000."""
     max_grad_norm: float | None = None
     """The largest 2-norm that the mean gradient of all workers may have, over all parameters, as DDP with `clip_grad_norm_` clips it. For
     mode sync; 0.000001..1000000. Absent: any, or what the script's `clip_grad_norm_` asks for."""
@@ -198,6 +203,9 @@ class Workers(Model):
 
     replicas: int
     """Number of workers; 1..4000. Required without `spec.stages`; with them it is the sum of their replicas, and may be left out."""
+    processes: Annotated[int | str, NumberOrWord()] | None = None
+    """Processes of each worker, which sum their gradients among themselves and push once: a number, 1..64, or auto, the GPU limit of the
+    worker's container. Each has torchrun's names in its environment, such as LOCAL_RANK. Absent: 1."""
     template: dict[str, Any]
     """Pod template of the workers. The container `worker`, or the only one, is trained in and needs a `command`.
     Everything in it is passed on as it is. A stage may have one of its own; the shards take their image from this one."""

@@ -9,14 +9,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from psjob_operator.api.containers import SERVING, TRAINED, chosen
 from psjob_operator.api.rules import FieldRule, Json
 from psjob_operator.contract import ENV_PREFIX
 
 Schema = dict[str, Any]
-TRAINED = "worker"
-"""The container that is trained in, where a worker template has several."""
-SERVING = "shard"
-"""The container that serves, where a shard template has several."""
 RESERVED = "psjob-"
 """Names of volumes and containers that begin so are psjob's own."""
 SHELL = frozenset({"&&", "||", ">>", "2>&1"})
@@ -47,18 +44,6 @@ def template_schema(role: str) -> Schema:
     if role == "worker":
         template["required"] = ["spec"]
     return template
-
-
-def container_of(template: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """The container called `name`, or the only one; None where there is neither. The template's own dict, not a copy."""
-    containers = (template.get("spec") or {}).get("containers") or []
-    return _chosen(containers, name)
-
-
-def _chosen(containers: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    if len(containers) == 1:
-        return containers[0]
-    return next((container for container in containers if container.get("name") == name), None)
 
 
 # ---- the part that CEL sees --------------------------------------------------------------------------------------------------------
@@ -235,7 +220,7 @@ def _worker(template: str) -> tuple[FieldRule, ...]:
     return (
         FieldRule(
             pod,
-            lambda spec: _chosen(spec["containers"], TRAINED) is not None,
+            lambda spec: chosen(spec["containers"], TRAINED) is not None,
             f"must have a container named {TRAINED} where there are several",
             "that one is trained in; rename the container that runs the script",
             cel=f"self.containers.size() == 1 || self.containers.exists(c, c.name == '{TRAINED}')",
@@ -243,7 +228,7 @@ def _worker(template: str) -> tuple[FieldRule, ...]:
         ),
         FieldRule(
             pod,
-            lambda spec: bool((_chosen(spec["containers"], TRAINED) or {"command": True}).get("command")),
+            lambda spec: bool((chosen(spec["containers"], TRAINED) or {"command": True}).get("command")),
             f"the container {TRAINED}, or the only one, must have a command",
             "what its image would start cannot be seen from outside; write it, such as command: [python, train.py]",
             cel=f"self.containers.all(c, !{trained} || (has(c.command) && c.command.size() > 0))",
@@ -251,7 +236,7 @@ def _worker(template: str) -> tuple[FieldRule, ...]:
         ),
         FieldRule(
             pod,
-            lambda spec: (_chosen(spec["containers"], TRAINED) or {}).get("restartPolicy") in (None, "Never"),
+            lambda spec: (chosen(spec["containers"], TRAINED) or {}).get("restartPolicy") in (None, "Never"),
             f"the container {TRAINED}, or the only one, must not have a restartPolicy other than Never",
             "psjob starts what failed again itself; leave it out",
             cel=f"self.containers.all(c, !{trained} || !has(c.restartPolicy) || c.restartPolicy == 'Never')",
@@ -281,7 +266,7 @@ def _shard(template: str) -> tuple[FieldRule, ...]:
     return (
         FieldRule(
             pod,
-            lambda spec: not spec.get("containers") or _chosen(spec["containers"], SERVING) is not None,
+            lambda spec: not spec.get("containers") or chosen(spec["containers"], SERVING) is not None,
             f"must have a container named {SERVING} where there are several",
             "that one serves; rename it",
             cel=f"!has(self.containers) || self.containers.size() == 1 || self.containers.exists(c, c.name == '{SERVING}')",
@@ -289,7 +274,7 @@ def _shard(template: str) -> tuple[FieldRule, ...]:
         ),
         FieldRule(
             pod,
-            lambda spec: not any((_chosen(spec.get("containers") or [], SERVING) or {}).get(word) for word in ("command", "args")),
+            lambda spec: not any((chosen(spec.get("containers") or [], SERVING) or {}).get(word) for word in ("command", "args")),
             f"the container {SERVING}, or the only one, must not have command or args",
             "psjob says what a shard runs; leave them out",
             cel=(

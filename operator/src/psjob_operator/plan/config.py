@@ -92,8 +92,14 @@ def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpo
         "shardTimeoutSeconds": float(spec.ps.shard_timeout_seconds),
         "stepTimeoutSeconds": None if spec.workers.step_timeout_seconds is None else float(spec.workers.step_timeout_seconds),
         "connectSeconds": CONNECT_SECONDS,
+        **_several(spec),
         **_staged(spec),
     }
+
+
+def _several(spec: JobSpec) -> dict[str, Any]:
+    """As `_staged`, of a job whose workers have one process."""
+    return {"processes": spec.processes()} if spec.processes() > 1 else {}
 
 
 def _staged(spec: JobSpec) -> dict[str, Any]:
@@ -142,7 +148,8 @@ def text_digest(text: str) -> str:
 def spec_hash(spec: JobSpec) -> str:
     """sha256 of what decides which updates are made: training, the number of workers and the stages. Shards may differ between runs."""
     training = {name: value for name, value in spec.training.to_manifest().items() if name != "encryption"}
-    relevant = {"training": training, "workers": spec.workers.replicas}
+    relevant: dict[str, Any] = {"training": training, "workers": spec.workers.replicas}
+    relevant |= _several(spec)
     if spec.stages:
         relevant["stages"] = [_stage(stage) for stage in spec.stages]
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from psjob_operator import contract
+from psjob_operator.api.containers import TRAINED
 from psjob_operator.api.status import Pinned
-from psjob_operator.api.template import TRAINED
 from psjob_operator.plan import naming
 from psjob_operator.plan.actions import CreateProcess
 from psjob_operator.plan.config import CHECKPOINTS, ConfigSource
@@ -128,6 +128,8 @@ def environment(job: ConfigSource, process: CreateProcess, ending: str | None = 
         contract.ENV_KEYS: KEY_FILE,
     }
     if process.role == "worker":
+        if job.spec.processes() > 1:
+            values[contract.ENV_PROCESSES] = str(job.spec.processes())
         values[contract.ENV_START] = str(process.number)
     else:
         values[contract.ENV_ATTEMPT] = str(process.number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from psjob_operator.api.template import SERVING, container_of
+from psjob_operator.api.containers import SERVING, container_of
 from psjob_operator.contract import DATA_PORT, HEALTH_PATH, STARTED_PATH, STATUS_PORT
 from psjob_operator.plan import naming
 from psjob_operator.plan.config import CHECKPOINTS, ConfigSource

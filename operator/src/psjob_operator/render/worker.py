@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 
-from psjob_operator.api.template import TRAINED, container_of
+from psjob_operator.api.containers import TRAINED, container_of
 from psjob_operator.plan.config import ConfigSource
+from psjob_operator.render.interpreter import interpreter
 from psjob_operator.render.names import Document
 
 
@@ -18,4 +19,7 @@ def worker_template(job: ConfigSource, rank: int, trained: str) -> tuple[Documen
         container = container_of(template, TRAINED)
     if container is None:
         raise ValueError(f"worker {rank}: no container of its template is named {trained}, and there is not exactly one; rename one")
+    if job.spec.processes() > 1:
+        command = container.get("command") or []
+        container["command"] = [*interpreter(command).words, "-m", "psjob.agent", *command]
     return template, container

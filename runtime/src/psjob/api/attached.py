@@ -16,6 +16,7 @@ from psjob.api.lrscaling import LrScaling
 from psjob.api.owngradients import OwnGradients
 from psjob.api.pairs import Models, Pair, check_overlap, joined
 from psjob.api.places import Places
+from psjob.api.processes import check_processes
 from psjob.api.recording import PlainState, Recording
 from psjob.api.rulechoice import as_it_runs, check_clipping, check_reduction, check_several, check_state, check_tables, chosen
 from psjob.api.weightguard import WeightGuard
@@ -24,17 +25,16 @@ from psjob.process import config
 from psjob.process.errors import Refused, exit_refused, leave_message
 from psjob.resume import record
 from psjob.rules import optimizers
-from psjob.worker import hooks, rewind
+from psjob.worker import hooks
 from psjob.worker.clip import Clip
 from psjob.worker.ending import EXIT_OF, SessionEnd
 from psjob.worker.half import Half
 from psjob.worker.overlap import Overlap
 from psjob.worker.rounds import LocalRounds
 from psjob.worker.rows import Carried
-from psjob.worker.session import WorkerSession
+from psjob.worker.sessions import session_at
 from psjob.worker.staged import Staged
 from psjob.worker.staging import Staging
-from psjob.worker.states import without_gradient
 
 JOIN_SECONDS = 5.0
 
@@ -58,12 +58,13 @@ class AttachedJob:
         self.lr = LrScaling.of(place.config, optimizer)
         self.half = Half.of(self.rule, self.parameters, [spec.group for spec in table])
         self.tables = RowTables(model, optimizer, place.config.seed)
+        check_processes(place.config, overlap, self.half is not None, len(self.tables.specs))
         check_overlap(overlap, pairs)
         check_several(place.config, len(pairs), overlap, self.half is not None, len(self.tables.specs))
         check_reduction(place.config, self.tables.specs)
         check_tables(place.config, self.tables.specs)
         check_clipping(place.config, self.tables.specs)
-        self.session = WorkerSession(place, table, self.rule, aliases(model, table), self.tables.specs, self.tables.first)
+        self.session = session_at(place, table, self.rule, aliases(model, table), self.tables.specs, self.tables.first)
         self.memory = pairs[0].cuts.memory
         if self.memory is not None:
             self.session.first = self.memory.attached(table).fill
@@ -86,7 +87,7 @@ class AttachedJob:
         several = place.config.workers > 1 and not place.config.stages
         self.inputs = FirstInputs(pairs[0].model, lambda sums: self.session.inputs(sums)) if several else None
         """None where there is nobody to have the same data, or the script uses `ps.shard`."""
-        told = several and self.clips and not overlap and place.index == 0
+        told = several and self.clips and not overlap and place.rank == 0
         self.gradients = OwnGradients(self.parameters, [spec.name for spec in table]) if told else None
         self.clipping = clipping.Clipping(place.config.max_grad_norm)
         self.by_hand = WeightGuard(self)
@@ -111,7 +112,7 @@ class AttachedJob:
             apart = frozenset(row for row, p in enumerate(self.parameters) if id(p) in self.tables.anchors)
             tree = hooks.tree_of(self.model, self.parameters)
             session.exchange = self.overlap = Overlap(session, self.parameters, tree, Staging(session.layout, device), apart)
-        elif device.type == "cuda":
+        elif device.type == "cuda" and self.place.config.processes == 1:
             session.exchange = Staged(session, Staging(session.layout, device, stage=session.stage))
 
     # -- in and out ----------------------------------------------------------------------------
@@ -331,7 +332,7 @@ class AttachedJob:
         own = [pair.has(row) for row in range(len(self.parameters))]
         means = [p.grad if mine and p.grad is not None else torch.empty_like(p) for p, mine in zip(self.parameters, own, strict=True)]
         self.carry_out(lambda: self.session.exchange.push(grads, hyperparameters, skip, scale, means))
-        nowhere = without_gradient(self.session)
+        nowhere = self.session.nowhere
         for index, (p, mean, mine) in enumerate(zip(self.parameters, means, own, strict=True)):
             if mine:
                 p.grad = mean if p.requires_grad and index not in nowhere else None
@@ -368,7 +369,7 @@ class AttachedJob:
             how, message = "refused", str(refused)
         self.session.close(JOIN_SECONDS)
         if how == "rewind":
-            rewind.again(self.place.rewinds, message, trackers.hand_over())
+            self.session.begin_again(message, trackers.hand_over())
         if how == "refused":
             self.refuse(message)
         if message:

@@ -50,7 +50,7 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
     """
     job = attaching.current
     place = worker_place() if job is None else job.place  # known before `attach` too
-    seed, rank, world = (0, 0, 1) if place is None else (place.config.seed, place.index, place.config.workers)
+    seed, rank, world = (0, 0, 1) if place is None else (place.config.seed, place.rank, place.world)
     if place is not None and place.config.stages:  # all workers work on each batch
         rank, world = 0, 1
     try:

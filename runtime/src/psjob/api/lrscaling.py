@@ -28,7 +28,7 @@ class LrScaling:
     @classmethod
     def of(cls, job: Config, optimizer: torch.optim.Optimizer) -> LrScaling:
         """What the manifest asks for. Raises Refused where the optimizer has no learning rate to scale."""
-        made = cls(job.workers - job.backup_workers, job.lr_scaling == "linear", job.warmup_steps)
+        made = cls((job.workers - job.backup_workers) * job.processes, job.lr_scaling == "linear", job.warmup_steps)
         if (made.linear or made.warmup) and not all("lr" in group for group in optimizer.param_groups):
             raise Refused(
                 f"training.lrScaling and warmupSteps change lr, and {type(optimizer).__name__} has none in its parameter groups; "

@@ -29,14 +29,14 @@ def rank() -> int:
         0
     """
     place = worker_place()
-    return 0 if place is None else place.index
+    return 0 if place is None else place.rank
 
 
 def world() -> int:
     """Tell how many workers the job has.
 
     Returns:
-        spec.workers.replicas; 1 outside a job.
+        spec.workers.replicas, times spec.workers.processes; 1 outside a job.
 
     Example:
         >>> import psjob as ps
@@ -44,7 +44,7 @@ def world() -> int:
         1
     """
     place = worker_place()
-    return 1 if place is None else place.config.workers
+    return 1 if place is None else place.world
 
 
 def is_first() -> bool:

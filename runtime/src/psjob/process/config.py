@@ -113,6 +113,8 @@ class Config:
     """How stages are trained: one of contract.SCHEDULES; and below of STAGE_WEIGHTS and PREDICTIONS."""
     stage_weights: str = "stash"
     predict: str = "none"
+    processes: int = 1
+    """Processes of each worker."""
     step_timeout: float | None = None
     """Seconds without a step, while others wait for it, after which a worker is started again; None: never."""
     sharing: str = "host"
@@ -143,6 +145,20 @@ class Place:
     """Where the config lies: what a running job is told is in it."""
     keys: Keys = NO_KEYS
     encryption: Encryption = PLAIN
+    local: int = 0
+    """Of a worker of several processes: which one of them this is."""
+    sockets: tuple[int, ...] = ()
+    """Of such a worker: see contract.ENV_SOCKETS."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process among those of all workers."""
+        return self.index * self.config.processes + self.local
+
+    @property
+    def world(self) -> int:
+        """How many processes all workers have together."""
+        return self.config.workers * self.config.processes
 
 
 def place(environ: Mapping[str, str] = os.environ) -> Place | None:
@@ -189,6 +205,12 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
         limit = len(config.shards) if role == "shard" else config.workers
         if index >= limit:
             problems.append(f"{contract.ENV_INDEX} is {index}, this job has {limit} {role}s")
+    local = 0
+    sockets: tuple[int, ...] = ()
+    if config is not None and role == "worker" and config.processes > 1:
+        local, sockets = number(contract.ENV_LOCAL, None, 0), _sockets(environ, problems)
+        if local >= config.processes:
+            problems.append(f"{contract.ENV_LOCAL} is {local}, this job has {config.processes} processes a worker")
     handed = _keys(environ.get(contract.ENV_KEYS, ""), role, index, problems)
     key_file = Path(environ.get(contract.ENV_KEYS) or "keys")
     if config is None:
@@ -199,8 +221,18 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
         raise Refused("this process was not started as part of a job in the right way: " + "; ".join(problems))
     return Place(
         role, index, run, count, view, rewinds, environ.get(contract.ENV_POD, f"{role}-{index}"), config,
-        environ.get(contract.ENV_BIND) or None, Path(checkpoints) if checkpoints else None, min_step, path, handed, encrypting,
+        environ.get(contract.ENV_BIND) or None, Path(checkpoints) if checkpoints else None, min_step, path, handed, encrypting, local,
+        sockets,
     )  # fmt: skip
+
+
+def _sockets(environ: Mapping[str, str], problems: list[str]) -> tuple[int, ...]:
+    raw = environ.get(contract.ENV_SOCKETS, "")
+    try:
+        return tuple(int(number) for number in raw.split(","))
+    except ValueError:
+        problems.append(f"{contract.ENV_SOCKETS} is {raw!r}, expected numbers; start the script by python -m psjob.agent")
+        return ()
 
 
 def wished(here: Place) -> Config | None:
@@ -314,6 +346,7 @@ def _config(raw: dict[str, Any]) -> Config:
         schedule=_word(pipeline, "schedule", *contract.SCHEDULES),
         stage_weights=_word(pipeline, "weights", *contract.STAGE_WEIGHTS),
         predict=_word(pipeline, "predict", *contract.PREDICTIONS),
+        processes=int(raw.get("processes") or 1),
         step_timeout=None if raw.get("stepTimeoutSeconds") is None else float(raw["stepTimeoutSeconds"]),
     )
 

@@ -17,7 +17,7 @@ import torch
 from psjob.checkpoint import safetensors
 from psjob.layout import memory
 from psjob.process.errors import Refused
-from psjob.resume import tagged
+from psjob.resume import composite, tagged
 from psjob.resume.generators import generators, put_generators
 
 MAGIC: Final = b"PSJR"
@@ -164,7 +164,11 @@ class RecordPacker:
 
 
 def unpack(blob: bytes) -> ResumeRecord:
-    """The record of a blob; nothing in it can run code. Raises ValueError with a sentence on anything but what `pack` gave."""
+    """The record of a blob, of several processes that of the first; nothing in it can run code.
+
+    Raises ValueError with a sentence on anything but what `pack` gave.
+    """
+    blob = composite.split(blob)[0]
     if len(blob) > MAX_BYTES or len(blob) < 16 or blob[:4] != MAGIC:
         raise ValueError(f"not a resume record: {len(blob)} bytes that begin with {blob[:4]!r}")
     form, length = struct.unpack_from("<IQ", blob, 4)

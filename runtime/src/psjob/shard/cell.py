@@ -24,6 +24,7 @@ from psjob.shard.norms import squares_of
 from psjob.shard.pending import Arrived, PendingPushes
 from psjob.shard.pins import Pin
 from psjob.shard.pushnorms import PushNorms
+from psjob.shard.shares import shares_of
 from psjob.shard.waiting import Replies, Waiter, Waiters
 from psjob.wire.frame import WireError
 
@@ -260,6 +261,7 @@ class Cell:
             self.staleness.counted(batch, self.state.weights, self.n, self.block.group)
         reduced = present[0]
         first = next(a.grad for a in batch if isinstance(a.grad, Gradient))
+        weights = shares_of(batch) if weights is None and self.reduce is reduction.mean_in_rank_order else weights
         if len(present) > 1 or weights is not None or isinstance(self.reduce, reduction.Own):
             reduced = first.flat if first.own and not apart else self._lasting() if apart else self._sum()
             if weights is None:

@@ -14,6 +14,8 @@ from psjob.shard.pending import Info
 from psjob.shard.store import Store
 from psjob.wire.frame import MAX_JSON, Flag, Header, Kind, WireError
 
+MOST_PROCESSES = 1024
+"""Processes of one worker."""
 MOST_AHEAD = 64
 """Clocks that a worker may be ahead of its pushes to shard 0. One or two are usual: records and pushes come by different lanes."""
 SPARE_GROUPS = 64
@@ -110,7 +112,10 @@ def info_of(store: Store, rank: int, body: Mapping[str, Any]) -> Info:
             raise ValueError(f"{len(body['none'])} tensors have no gradient, the model has {len(store.layout.table)}")
         none = frozenset(int(t) for t in body["none"])
         clip, clamp = (clip_limit(store, body.get(what)) for what in ("clip", "clamp"))
-        return Info(hyperparameters, none, rows, clip, clamp, bad)
+        processes = int(body.get("processes", 1))
+        if not 1 <= processes <= MOST_PROCESSES:
+            raise ValueError(f"a push of {processes} processes, at most {MOST_PROCESSES} make one")
+        return Info(hyperparameters, none, rows, clip, clamp, bad, processes)
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"INFO of worker {rank} is not in shape: {error!r}") from None
 

@@ -23,6 +23,8 @@ class Info:
     """The same of each element, from 0."""
     bad: int | None = None
     """The tensor (after the model's: the table) in which the worker has found NaN or inf, so that it skips this step."""
+    processes: int = 1
+    """Gradients whose mean a push is: those of the processes of its worker."""
 
 
 class Received(Protocol):

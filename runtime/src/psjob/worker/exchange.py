@@ -69,6 +69,8 @@ class Exchange:
         self.finite = FiniteCheck(session)
         self.compression = WorkerCompression(session.place, session.layout)
         self.sharing = Sharing(session.layout, session.mode.steady)
+        self.present = 1
+        """Processes of this worker whose gradients are in a push."""
         self._scale = 1.0
         self._info: tuple[int, dict[str, Any]] = (0, {})
 
@@ -281,6 +283,8 @@ class Exchange:
             body["clamp"] = self.clip.value
         if self.finite.found is not None:
             body["nonFinite"] = self.finite.found
+        if self.present > 1:
+            body["processes"] = self.present
         if body != self._info[1]:
             self._info = (self._info[0] + 1, body)
             for link in self.session.links:

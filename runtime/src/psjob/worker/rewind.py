@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from psjob import contract
 from psjob.process import began
+from psjob.process.descendants import end_children
 from psjob.process.errors import Refused
 
 
@@ -44,33 +43,3 @@ def again(rewinds: int, mode: str = "", more: Mapping[str, str] | None = None) -
     if mode:
         environment[contract.ENV_MODE] = mode
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
-
-
-def end_children() -> None:
-    """Kill and reap every descendant: loader processes would survive the exec and keep files and memory."""
-    for _round in range(3):
-        children = _children(os.getpid())
-        for pid in children:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except OSError:
-                pass
-        deadline = time.monotonic() + 2
-        while time.monotonic() < deadline:
-            try:
-                if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                    time.sleep(0.005)
-            except ChildProcessError:
-                return
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            direct = [int(child) for child in listing.read_text().split()]
-        except OSError:
-            continue
-        for child in direct:
-            found.extend([*_children(child), child])
-    return found

@@ -26,7 +26,7 @@ from psjob.protocol.worker.machine import Ending, WorkerMachine
 from psjob.tables import TableSpec
 from psjob.wire import shared
 from psjob.wire.frame import Flag, Header, Kind, WireError, run_digest
-from psjob.worker import watchdog
+from psjob.worker import rewind, watchdog
 from psjob.worker.ending import SessionEnd
 from psjob.worker.exchange import Exchange
 from psjob.worker.handin import HandIn
@@ -76,7 +76,7 @@ class WorkerSession:
         self._over = threading.Event()
         os.register_at_fork(after_in_child=self._forget_streams)
         self.rows = Rows(self, tables, first_rows or {})
-        self.exchange = Exchange(self)
+        self.exchange = self.make_exchange()
         self.stage_links = StageLinks(self) if self.stage is not None else None
         """Streams to workers of neighbouring stages."""
         self.first: Callable[[Block, Pack], torch.Tensor] = lambda _block, pack: pack.gather(self._parameters)
@@ -239,6 +239,14 @@ class WorkerSession:
         if self.place.config.step_timeout is not None:
             watchdog.watch(self.place.config.step_timeout, self._over)
 
+    def begin_again(self, mode: str, more: Mapping[str, str]) -> None:
+        """Let this worker begin again in place, in `mode` where one is named, with `more` in its environment. Does not return."""
+        rewind.again(self.place.rewinds, mode, more)
+
+    def make_exchange(self) -> Exchange:
+        """The data path for the layout of now."""
+        return Exchange(self)
+
     # -- both sides ----------------------------------------------------------------------------
 
     def handle(self, event: e.Event, packs: Packs | None = None) -> None:
@@ -301,6 +309,12 @@ class WorkerSession:
         self.machine.clock += 1
 
     @property
+    def nowhere(self) -> frozenset[int]:
+        """Tensors for which no worker had a gradient at the last clock; told only where the workers step by themselves."""
+        with self.cond:
+            return frozenset().union(*(none for link in self.links for none in link.none.values()))
+
+    @property
     def joined(self) -> bool:
         """Is this worker in the job?"""
         return self.machine.joined
@@ -349,7 +363,7 @@ class WorkerSession:
             raise WireError(f"WELCOME of shard 0: {error}") from None
         with self.cond:
             self.layout = made
-            self.exchange = Exchange(self)
+            self.exchange = self.make_exchange()
         self.on_layout()
 
     def withdraw(self) -> None:

@@ -1,4 +1,4 @@
-"""What the shards tell an optimizer: its state, and what nobody had a gradient for."""
+"""What the shards tell an optimizer of its state."""
 
 from __future__ import annotations
 
@@ -17,9 +17,3 @@ def block_states(session: WorkerSession) -> dict[int, bytes]:
         session.links[session.owner[block.index]].send(session.header(Kind.STATE, block=block.index, request=block.index + 1))
     session.wait(lambda: len(session.states) == len(session.blocks), "the shards' optimizer state", SECONDS)
     return {number - 1: raw for number, raw in session.states.items()}
-
-
-def without_gradient(session: WorkerSession) -> frozenset[int]:
-    """Tensors for which no worker had a gradient at the last clock; told only where the workers step by themselves."""
-    with session.cond:
-        return frozenset().union(*(none for link in session.links for none in link.none.values()))

@@ -1,0 +1,139 @@
+"""Workers of several processes: their weights are a sum of sums, they push once, and the death of each process changes no bit."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from psjob.rules.optimizers import describe
+from tests.e2e.workloads import mlp
+from tests.e2e.workloads.running import Ran, faults, finish, manifest, start, train
+from tests.reference import reference
+
+STEPS = 40
+pytestmark = pytest.mark.timeout(1500)
+
+
+def job(folder: Path, workers: int, processes: int | None, *words: str, script: str = "local_ranks.py", **spec: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    made = manifest(folder, [script, *words], workers=workers, shards=2, **spec)
+    raw = json.loads(made.read_text())
+    if processes is not None:
+        raw["spec"]["workers"]["processes"] = processes
+    made.write_text(json.dumps(raw))
+    return made
+
+
+def pushed(ran: Ran) -> int:
+    """Bytes of all pushes, as the shards have counted them."""
+    return sum(int(ran.last_words(f"job-ps-{shard}-a1")["status"]["counters"]["pushBytes"]) for shard in range(2))
+
+
+@pytest.mark.parametrize(("workers", "processes", "last"), [(2, 2, 3), (1, 4, 4)])
+def test_weights_are_those_of_a_sum_of_sums(tmp_path: Path, workers: int, processes: int, last: int) -> None:
+    """In local order first, then in the order of the workers; the last round of the first case has one process without a batch."""
+    torch.set_num_threads(1)
+    ran = train(tmp_path, job(tmp_path, workers, processes, str(STEPS), str(last)))
+    world = workers * processes
+    model = mlp.build()
+    rule, hyperparameters = describe(mlp.optimizer_for("sgd", model))
+    assert rule is not None
+    reference(
+        model, rule, hyperparameters, lambda step: mlp.micro_batches(STEPS, world, step, last), mlp.loss_of, STEPS, processes=processes
+    )
+    held = ran.weights()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(held[name], parameter.detach()), f"{name}: {(held[name] != parameter).sum()} of {parameter.numel()} differ"
+    assert pushed(ran) == STEPS * workers * sum(p.nbytes for p in model.parameters())
+    for rank in range(world):
+        names = json.loads((ran.folder / f"names-{rank}.json").read_text())
+        assert names == {
+            "LOCAL_RANK": str(rank % processes), "LOCAL_WORLD_SIZE": str(processes), "RANK": str(rank), "WORLD_SIZE": str(world),
+            "GROUP_RANK": str(rank // processes), "MASTER_ADDR": "127.0.0.1",
+        }  # fmt: skip
+        assert (ran.folder / f"ended-{rank}").read_text() == str(STEPS)
+
+
+def test_bytes_to_the_shards_are_a_quarter_of_those_of_four_workers(tmp_path: Path) -> None:
+    ran = []
+    for workers, processes in ((1, 4), (4, None)):
+        folder = tmp_path / str(workers)
+        ran.append(train(folder, job(folder, workers, processes, "sgd", "10", script="mlp.py", training={"transport": "tcp"})))
+    one, four = ran
+    assert one.summary["steps"] == four.summary["steps"] == 10
+    assert 4 * pushed(one) == pushed(four) > 0
+
+
+def test_a_lost_shard_sends_all_processes_back(tmp_path: Path) -> None:
+    """They begin again in place, and no start of a worker counts."""
+    calm = train(tmp_path / "calm", job(tmp_path / "calm", 2, 2, "60", "4", "drops"))
+    hit = train(tmp_path / "hit", job(tmp_path / "hit", 2, 2, "60", "4", "drops", "slow"), *faults("kill:ps-1@step=20"))
+    assert hit.sha == calm.sha
+    assert [worker["start"] for worker in hit.summary["workers"]] == [1, 1] and hit.summary["attempts"] == [1, 2]
+    assert all(worker["rewinds"] == 1 for worker in hit.summary["workers"])
+
+
+@pytest.mark.parametrize("training", [{"mode": "async"}, {"compression": {"push": "int8"}}, {"updateAt": "worker"}], ids=str)
+def test_other_ways_of_training_go_with_several_processes(tmp_path: Path, training: dict[str, Any]) -> None:
+    ran = train(tmp_path, job(tmp_path, 2, 2, "20", "4", training=training))
+    assert ran.summary["steps"] == 20 and ran.summary["updates_lost"] == 0
+    assert sorted(path.name for path in ran.folder.glob("ended-*")) == [f"ended-{rank}" for rank in range(4)]
+
+
+def test_a_stopped_run_goes_on_at_its_last_step(tmp_path: Path) -> None:
+    calm = train(tmp_path / "calm", job(tmp_path / "calm", 2, 2, "60", "4", "drops"))
+    made = job(tmp_path / "hit", 2, 2, "60", "4", "drops", "slow")
+    process = start(tmp_path / "hit", made)
+    deadline = time.monotonic() + 300
+    while not list((tmp_path / "hit").glob(".psjob/*/inside-slow")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    stopped = finish(process, tmp_path / "hit")
+    assert stopped.summary["result"] == "Suspended" and 10 < stopped.summary["checkpoint"]["step"] < 60
+    again = train(tmp_path / "hit", made, "--resume", str(stopped.folder))
+    assert again.sha == calm.sha
+
+
+def test_rank_0_may_evaluate_alone_and_die_after_that(tmp_path: Path) -> None:
+    """Its passes over data are more than those of the others, which do not wait for them."""
+    calm = train(tmp_path / "calm", job(tmp_path / "calm", 1, 2, "20", "2", "evals"))
+    hit = train(tmp_path / "hit", job(tmp_path / "hit", 1, 2, "20", "2", "evals", "0:12"))
+    assert hit.sha == calm.sha and hit.summary["restarts"] == {} and (hit.folder / "died-0").exists()
+
+
+def test_processes_may_make_different_numbers_of_steps(tmp_path: Path) -> None:
+    """Who is through is absent from then on, as a worker of one process would be."""
+    ran = train(tmp_path, job(tmp_path, 1, 3, "20", "3", "uneven"))
+    assert [(ran.folder / f"ended-{rank}").read_text() for rank in range(3)] == ["10", "11", "12"]
+    assert ran.summary["steps"] == 12
+
+
+def test_processes_with_different_models_are_refused(tmp_path: Path) -> None:
+    made = job(tmp_path, 1, 2, "5", "2", "odd")
+    ran = train(tmp_path, made, expect=1)
+    assert "process 1 of worker 0 attached another model than process 0: it has 0.weight (8, 16) float32 there" in ran.err
+
+
+def test_each_process_may_die_at_any_step(tmp_path: Path) -> None:
+    """The first death of a start is answered in place, the second one by a new start, which counts."""
+    calm = train(tmp_path / "calm", job(tmp_path / "calm", 1, 4, str(STEPS), "4", "drops"))
+    deaths = ["0:5", "1:12", "2:20", "3:28"]
+    hit = train(tmp_path / "hit", job(tmp_path / "hit", 1, 4, str(STEPS), "4", "drops", *deaths))
+    assert sorted(path.name for path in hit.folder.glob("died-*")) == [f"died-{rank}" for rank in range(4)]
+    assert hit.sha == calm.sha
+    assert hit.summary["restarts"] == {"Error": 2} and hit.summary["duplicates_refused"] == 0
+    assert hit.log("job-worker-0").count("start again") == 2
+    assert "all rewind" not in hit.log("job-ps-0"), "each time the record of the step under way was at hand"
+
+
+@pytest.mark.parametrize("rank", [pytest.param(2, marks=pytest.mark.soak), 3])
+def test_a_death_beside_another_worker_is_answered_in_place(tmp_path: Path, rank: int) -> None:
+    calm = train(tmp_path / "calm", job(tmp_path / "calm", 2, 2, "30", "4", "drops"))
+    hit = train(tmp_path / "hit", job(tmp_path / "hit", 2, 2, "30", "4", "drops", f"{rank}:11"))
+    assert (hit.folder / f"died-{rank}").exists()
+    assert hit.sha == calm.sha and hit.summary["restarts"] == {}
