@@ -2,7 +2,8 @@
 
 With flush both sides do the same work. With 2BW psjob's stages do not wait for the end of a batch, where torch's idle for
 (K-1)/(M+K-1) of the time. Stages that sleep show the schedule and what is around it, whatever else the machine does. Stages that compute
-are layers of 512, with one thread each. Both sides make a step of SGD; psjob's is on a shard.
+are layers of 512, with one thread each: `compute` of micro-batches of 64 samples, `large` of 512. Both sides make a step of SGD; psjob's is
+on a shard, to which each stage sends 4.2 MB a step, and from which it takes as much.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ STEPS, WARM_UP, ROUNDS = 20, 4, 3
 SLEEP = 10e-3
 """Seconds of a stage's forward pass; the backward pass takes twice as long."""
 CASES = {
-    "sleep:2:8:flush": 0.95, "sleep:4:8:flush": 0.95, "compute:2:8:flush": 0.95,
-    "sleep:2:2:2bw": 1.25, "sleep:4:4:2bw": 1.25, "compute:2:2:2bw": 1.25,
+    "sleep:2:8:flush": 0.95, "sleep:4:8:flush": 0.95, "compute:2:8:flush": 0.95, "large:2:8:flush": 0.95,
+    "sleep:2:2:2bw": 1.25, "sleep:4:4:2bw": 1.25, "compute:2:2:2bw": 1.25, "large:2:2:2bw": 1.25,
 }  # fmt: skip
 """Kind, stages, micro-batches and schedule, and the least share of torch's rate."""
 MOST_IDLE = 0.03
@@ -48,7 +49,9 @@ def model_of(kind: str, stages: int) -> nn.Sequential:
 
 
 def batch_of(kind: str, microbatches: int) -> torch.Tensor:
-    return torch.ones(microbatches * SAMPLES, 16) if kind == "sleep" else torch.ones(microbatches * 64, 512)
+    if kind == "sleep":
+        return torch.ones(microbatches * SAMPLES, 16)
+    return torch.ones(microbatches * (64 if kind == "compute" else 512), 512)
 
 
 class Case(NamedTuple):
