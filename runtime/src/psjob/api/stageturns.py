@@ -93,7 +93,7 @@ class StageTurns:
         """The script is given a batch. Returns the mean loss of the newest batch that is through."""
         pipe, job, flushes = self.pipe, self.job, self.way.flushes
         number = job.session.clock if flushes else self.schedule.stepped
-        if number in self._open:
+        if number == job.piped:
             job.refuse(f"pipe.step was called twice in step {number}; call it once for each optimizer.step(), with more microbatches")
         if self._broken:
             job.refuse("pipe.step was called after one that has failed; without flush what was open then is lost. Let the script end there")
