@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from psjob.process.errors import Refused
@@ -214,6 +214,7 @@ BLOB = record.pack(captured({"s": Holder({1: (2, numpy.arange(3)), "c": Counter(
 
 
 @given(st.integers(0, len(BLOB) - 1), st.integers(1, 255))
+@example(BLOB.index(b"<i8"), ord("<") ^ ord(","))
 @settings(max_examples=300)
 def test_a_flipped_byte_does_no_worse_than_value_error(position: int, change: int) -> None:
     broken = bytearray(BLOB)

@@ -149,7 +149,10 @@ def _array(tag: str, body: Any, tensors: Sequence[torch.Tensor]) -> Any:
     import numpy  # only where a script used it before
 
     kind, shape, number = body
-    dtype = numpy.dtype(str(kind))
+    try:
+        dtype = numpy.dtype(str(kind))
+    except SyntaxError as error:  # numpy lets Python parse a list of several
+        raise ValueError(f"array of {kind!r}") from error
     if dtype.kind not in _ARRAYS:
         raise ValueError(f"array of {kind!r}")
     flat = numpy.frombuffer(bytearray(_bytes(tensors[number])), dtype=dtype).reshape(shape)
