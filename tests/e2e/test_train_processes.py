@@ -119,6 +119,13 @@ def test_processes_with_different_models_are_refused(tmp_path: Path) -> None:
     assert "process 1 of worker 0 attached another model than process 0: it has 0.weight (8, 16) float32 there" in ran.err
 
 
+def test_a_process_that_ends_before_the_others_is_told(tmp_path: Path) -> None:
+    """As by a script in which all but the first process leave at once."""
+    ran = train(tmp_path, job(tmp_path, 1, 2, "5", "2", "early"), expect=1)
+    assert "process 1 of worker 0 has ended before the others; all processes of a worker stay until" in ran.err
+    assert "Traceback" not in ran.err + ran.log("worker-0")
+
+
 def test_each_process_may_die_at_any_step(tmp_path: Path) -> None:
     """The first death of a start is answered in place, the second one by a new start, which counts."""
     calm = train(tmp_path / "calm", job(tmp_path / "calm", 1, 4, str(STEPS), "4", "drops"))

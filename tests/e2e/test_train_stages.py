@@ -206,6 +206,24 @@ def test_what_would_show_first_values_of_other_stages_is_refused(tmp_path: Path,
     assert says in ran.err + ran.log("worker-0") and "Traceback" not in ran.err + ran.log("worker-0")
 
 
+@pytest.mark.parametrize(
+    ("does", "says", "size"),
+    [
+        ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "clipping of gradients in a job of stages", 10),
+        ("[setattr(p, 'grad', torch.ones_like(p)) for p in model.parameters()]", "the script has added gradients of its own", 10),
+        ("None", "has 3 samples, and without flush it needs one for each of 4 micro-batches", 3),
+    ],
+)
+def test_what_would_be_lost_without_flush_is_refused(tmp_path: Path, does: str, says: str, size: int) -> None:
+    text = (HERE / "stages.py").read_text()
+    text = text.replace("batch_size=10", f"batch_size={size}")
+    (tmp_path / "script.py").write_text(text.replace("loss = pipe.step(x, y)", f"loss = pipe.step(x, y); ps.step() < 2 or {does}"))
+    path = job(tmp_path, pipeline={"microbatches": 4, "schedule": "2bw"})
+    path.write_text(path.read_text().replace(str(HERE / "stages.py"), "script.py"))
+    ran = train(tmp_path, path, expect=1)
+    assert says in ran.err + ran.log("worker-0") and "Traceback" not in ran.err + ran.log("worker-0")
+
+
 def test_what_stages_cannot_do_is_refused(tmp_path: Path) -> None:
     ran = train(tmp_path, job(tmp_path, mode="async"), expect=2)
     assert "stages" in ran.err

@@ -64,7 +64,8 @@ class StageWorker(Worker):
         super().__init__(shards, rank, net, optimizer, start, overlap=False)
         place = shards.place(rank, start, rewinds)
         stages = shards.config.stages
-        self.pipe = StagedPipeline(place, net, LOSS, CUTS[len(stages.replicas)], microbatches, SEED, None)
+        with COMPUTES:  # torch has one switch for how modules are converted
+            self.pipe = StagedPipeline(place, net, LOSS, CUTS[len(stages.replicas)], microbatches, SEED, None)
         self.job = AttachedJob(place, (Pair("", net, optimizer, cuts=self.pipe.cuts),), {}, False)
         self.session = self.job.session
         self.pipe.attached = lambda: self.job  # type: ignore[method-assign]

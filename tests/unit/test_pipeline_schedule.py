@@ -120,5 +120,7 @@ def test_the_last_step_alone_tells_where_momentum_leads(delay: int) -> None:
             torch.testing.assert_close(found, wanted, atol=2e-6, rtol=2e-4)
     with pytest.raises(ValueError, match=r"weight_decay=0\.1 cannot be predicted; leave weight_decay out"):
         predict.from_step("sgd", p, p, 1, {"momentum": 0.9, "weight_decay": 0.1}, delay)
+    with pytest.raises(ValueError, match=r"momentum is 1\.0, must be from 0 to below 1"):
+        predict.from_step("sgd", p, p, 1, {"momentum": 1.0, "weight_decay": 0.0}, delay)
     with pytest.raises(ValueError, match="weights of lion cannot be predicted; known are sgd, adam"):
         predict.from_step("lion", p, p, 1, {}, delay)

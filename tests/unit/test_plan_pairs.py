@@ -193,6 +193,17 @@ def test_a_claim_for_one_node_is_refused_where_shards_are_on_several(placement: 
     assert not refused or f"claim mine has the modes {', '.join(modes or ())}; name a claim" in said(decided.status)["Failed"].message
 
 
+@pytest.mark.parametrize("placement", ["colocated", "packed"])
+def test_a_shard_beside_a_worker_tolerates_what_that_tolerates(placement: str) -> None:
+    """It could not follow to a node with the taint of GPUs otherwise, and both would start again for ever."""
+    gpu = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    container = {"name": "worker", "image": "i", "command": ["python", "t.py"]}
+    laid = {"replicas": 3, "template": {"spec": {"containers": [container], "tolerations": [gpu]}}}
+    snapshot = job(ps={"shards": 2, "placement": placement}, workers=laid, **NODES)
+    made = render.pod(snapshot, CreateProcess("shard", 1, 4, 3, "job-ps-1-a4"))
+    assert (gpu in made["spec"]["tolerations"]) == (placement == "colocated") and len(made["spec"]["tolerations"]) >= 2
+
+
 def test_spread_and_packed_say_so_to_the_scheduler_and_bind_nothing() -> None:
     def spec(placement: str | None, **given: Any) -> dict[str, Any]:
         snapshot = job(ps={"shards": 2, **({"placement": placement} if placement else {}), **given}, **NODES)

@@ -1,7 +1,7 @@
 """A script for workers of several processes, with torchrun's names, and Dropout, a schedule and shuffled data where it `drops`.
 
-As a script: `python local_ranks.py STEPS LAST [drops] [slow] [odd] [evals] [uneven] [RANK:STEP …]`. Each rank that is named kills itself
-once in the forward pass of its step. The last round has LAST batches.
+As a script: `python local_ranks.py STEPS LAST [drops] [slow] [odd] [evals] [uneven] [early] [RANK:STEP …]`. Each rank that is named kills
+itself once in the forward pass of its step. The last round has LAST batches.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ def main(steps: int, last: int, deaths: dict[str, str], words: set[str]) -> None
     drops = "drops" in words
     folder = Path(os.environ["PSJOB_CONFIG"]).parent
     (folder / f"names-{os.environ['RANK']}.json").write_text(json.dumps({name: os.environ[name] for name in NAMES}))
+    if "early" in words and ps.rank():
+        sys.exit(0)
     torch.manual_seed(int(os.environ["RANK"]))
     model = nn.Sequential(nn.Linear(16, 8)) if "odd" in words and ps.rank() else build(drops)
     optimizer: Any = mlp.optimizer_for("sgd", model)

@@ -54,6 +54,8 @@ def _spec(job: ConfigSource, worker: Document, trained: Document, volume_group: 
     }
     if worker.get("imagePullSecrets"):
         spec["imagePullSecrets"] = copy.deepcopy(worker["imagePullSecrets"])
+    if job.spec.ps.placement == "colocated":  # it has no other node to go to
+        spec["tolerations"] += copy.deepcopy(worker.get("tolerations") or [])
     if volume_group is not None:
         spec["affinity"] = _one_node(job, volume_group)
     elif job.spec.ps.placement == "packed":

@@ -80,6 +80,8 @@ class Agent:
                 one.close()
         ours.setblocking(False)
         self._control = ours
+        if self._stopping:  # the signal came while they were started, and went to those before them
+            self._on_stop(signal.SIGTERM, None)
 
     def _spawn(self, local: int, port: int, sockets: Sequence[int]) -> bool:
         config = self._place.config

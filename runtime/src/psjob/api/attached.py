@@ -236,6 +236,7 @@ class AttachedJob:
         if pair.cuts.piped:
             self._check_piped(pair, grads)
         if pair.cuts.late is not None:
+            self._check_clip(self.clipping.take())
             pair.cuts.late.stepped(self, self.carry_out(self._hyperparameters))
             return
         if self.gradients is not None:
@@ -249,7 +250,12 @@ class AttachedJob:
         self._exchange(grads, skip, scale, original)
 
     def _check_piped(self, pair: Pair, grads: Sequence[torch.Tensor | None]) -> None:
-        if (pair.cuts.late is not None or self.piped != self.session.clock) and any(g is not None for g in grads):
+        if pair.cuts.late is not None and any(g is not None for g in grads):
+            self.refuse(
+                "the script has added gradients of its own, and a job of stages without flush pushes those of pipe.step alone; make them a "
+                "part of loss_fn, or take training.pipeline.schedule: flush"
+            )
+        if self.piped != self.session.clock and any(g is not None for g in grads):
             self.refuse(
                 "a step of a job of stages without pipe.step: this worker knows the weights of its stage alone, and a forward of the whole "
                 "model takes first values for all others; take loss = pipe.step(x, y) in place of forward and backward"
@@ -313,10 +319,8 @@ class AttachedJob:
         rows = [None] * len(self.tables.specs) if grads is None else self.tables.gradients(scale)
         skip = self.carry_out(lambda: self.session.exchange.finite.skips(grads, rows, skip))
         clip = self.clipping.take()
-        if self.place.config.stages and clip != Clip():
-            self.refuse(
-                "clipping of gradients in a job of stages: each worker has its stage's alone, and their norm is not taken over all yet"
-            )
+        if self.place.config.stages:
+            self._check_clip(clip)
         self.session.exchange.clip = Clip() if self.session.reduces else clip
         if self.half is not None and grads is not None and not skip:
             grads, scale = self.half.outgoing(grads, hyperparameters, scale), 1.0
@@ -341,6 +345,12 @@ class AttachedJob:
         if not self.session.exchange.skipped:
             with self.lr.on(pair.optimizer, clock):
                 original()
+
+    def _check_clip(self, clip: Clip) -> None:
+        if clip != Clip():
+            self.refuse(
+                "clipping of gradients in a job of stages: each worker has its stage's alone, and their norm is not taken over all yet"
+            )
 
     def _taking(self, pair: Pair) -> Sequence[torch.Tensor]:
         """Where the weights go that a step of `pair` is answered with. Those of others are unchanged, and graphs that use them live on."""

@@ -101,7 +101,13 @@ class StageTurns:
             self.schedule.stepped = self.schedule.updates = number
         else:
             x, y = pytree.tree_map_only(torch.Tensor, torch.clone, (x, y))  # the script may write into its batch while this is open
-        batch = Batch(number, cut((arguments(x), y), pipe.microbatches), _sum((x, y)))
+        micros = cut((arguments(x), y), pipe.microbatches)
+        if not flushes and len(micros) < pipe.microbatches:
+            job.refuse(
+                f"the batch of step {number} has {len(micros)} samples, and without flush it needs one for each of {pipe.microbatches} "
+                "micro-batches: stages would wait for each other. Give the DataLoader drop_last=True, or take schedule: flush"
+            )
+        batch = Batch(number, micros, _sum((x, y)))
         buffers = dict(pipe.model.named_buffers())
         pipe.run.buffers = {name: buffers[name] for name in pipe.run.part.buffers}
         self._open[number] = batch

@@ -7,7 +7,6 @@ its part alone, and the values are the same for any number of stages. What a scr
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -146,22 +145,17 @@ def _check_written(named: Mapping[str, nn.Module], tensors: Mapping[str, torch.T
             )
 
 
-_SWITCH = threading.Lock()
-"""torch has one switch for all threads."""
-
-
 def give_memory(model: nn.Module, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
     """Give these tensors of the model memory without values; parameters stay the same objects."""
     made = {id(tensor): torch.empty_like(tensor, device=device) for tensor in tensors}
-    with _SWITCH:
-        before = torch.__future__.get_swap_module_params_on_conversion()
-        torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the same objects
-        try:
-            for module in model.modules():
-                # What `to_empty` does, for some of the tensors; modules such as nn.LSTM know there what else to bring along.
-                module._apply(lambda tensor: made.get(id(tensor), tensor), recurse=False)  # type: ignore[no-untyped-call]
-        finally:
-            torch.__future__.set_swap_module_params_on_conversion(before)
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the same objects
+    try:
+        for module in model.modules():
+            # What `to_empty` does, for some of the tensors; modules such as nn.LSTM know there what else to bring along.
+            module._apply(lambda tensor: made.get(id(tensor), tensor), recurse=False)  # type: ignore[no-untyped-call]
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
 
 
 def _reset(name: str, module: Any, seed: int, device: torch.device, written: dict[int, Write]) -> None:

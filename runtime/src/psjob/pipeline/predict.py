@@ -211,6 +211,9 @@ def check_step(rule: str, hyperparameters: Mapping[str, float | bool]) -> None:
         raise ValueError(f"weights of {rule} cannot be predicted; known are {', '.join(RULES)}")
     if option := next((key for key in UNKNOWN if hyperparameters.get(key)), None):
         raise ValueError(f"weights of {rule} with {option}={hyperparameters[option]} cannot be predicted; leave {option} out")
+    decay = hyperparameters["momentum" if rule == "sgd" else "beta1"]
+    if not 0 <= decay < 1:
+        raise ValueError(f"momentum is {decay}, must be from 0 to below 1 where weights are predicted")
 
 
 UNKNOWN = ("nesterov", "dampening", "weight_decay", "maximize", "amsgrad", "decoupled_weight_decay")

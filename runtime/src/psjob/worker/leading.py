@@ -12,6 +12,7 @@ import torch
 
 from psjob import contract
 from psjob.layout.blocks import TensorSpec
+from psjob.process import supervise
 from psjob.protocol.worker import events as e
 from psjob.protocol.worker.together import Part, Whole, together
 from psjob.resume import composite
@@ -24,6 +25,9 @@ from psjob.worker.podmemory import PodMemory
 from psjob.worker.session import WorkerSession
 from psjob.worker.siblings import Said, Sibling
 from psjob.worker.together import LeaderExchange
+
+GONE_SECONDS = 2.0
+"""So long the agent has to answer the death of a process, before it counts as one that has left."""
 
 
 class LeaderSession(WorkerSession):
@@ -186,8 +190,19 @@ class LeaderSession(WorkerSession):
         def told(said: Said | None) -> None:
             if said is not None:
                 self._take(number, said)
+            elif number not in self._through:
+                supervise.timer(GONE_SECONDS, self._left_alone, "process gone", number)
 
         return told
+
+    def _left_alone(self, number: int) -> None:
+        """A process has ended and had no step left to say so. Where it died the agent has ended this one by now."""
+        if not self.over:
+            sentence = (
+                f"process {number} of worker {self.place.index} has ended before the others; all processes of a worker stay until their "
+                "scripts are through. Let none of them end early, as by sys.exit where LOCAL_RANK is not 0"
+            )
+            self._end(SessionEnd("refused", sentence))
 
     def _take(self, number: int, said: Said) -> None:
         body = said.body
@@ -198,11 +213,13 @@ class LeaderSession(WorkerSession):
                 self._parts[number] = Part.of(body["part"])
             elif "summed" in body:
                 self._summed.add(number)
-            elif "through" in body:
-                self._through[number] = said.data
             self.cond.notify_all()
         if "record" in body or "through" in body:
             self._record(number, body.get("record"), said.data)
+        if "through" in body:  # after its record: the step that follows may come at once
+            with self.cond:
+                self._through[number] = said.data
+                self.cond.notify_all()
         if "report" in body:
             with self.cond:
                 own = {name: value for name, value in body["report"].items() if self._reported.setdefault(name, number) >= number}

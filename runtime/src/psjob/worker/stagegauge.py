@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Iterator
 from statistics import fmean
@@ -43,6 +44,8 @@ class StageGauge:
             yield
         finally:
             self._for = None
+            if self._waited:
+                self._tell(time.monotonic(), None, 0.0)
 
     def updated(self, late: int) -> None:
         """An update was pushed, on gradients of weights so many updates old. In a flush nobody says it."""
