@@ -44,6 +44,8 @@ class Batch:
         self.hyperparameters: list[dict[str, float | bool]] = []
         self.version, self.weights = number, None
         """That its forwards take, once the first one has begun."""
+        self.memory: set[int] = set()
+        """In which those weights lie."""
         self.backwards = 0
         """That are made."""
 
@@ -174,6 +176,7 @@ class StageTurns:
         """The weights for a batch's forwards."""
         if batch.weights is None:
             batch.version, batch.weights = self.versions.taken(batch.number)
+            batch.memory = set(map(_memory, batch.weights.values()))
         if self._loaded is not batch.weights:
             self._loaded = batch.weights
             self.pipe.run.load(batch.version, batch.weights)
@@ -195,8 +198,7 @@ class StageTurns:
         kept = [leaf for leaf in pytree.tree_leaves(micro.value) if isinstance(leaf, torch.Tensor)]
         output = pipe.run.forward(name, value, draw)
         # The script may write into its batch for the next step, and the stage into its buffers, while this is held.
-        weights = {_memory(p) for p in (*self.parameters.values(), *(batch.weights or {}).values())}
-        others = weights.union(map(_memory, (*kept, *pipe.run.buffers.values())))
+        others = batch.memory.union(map(_memory, (*kept, *pipe.run.buffers.values())))
         output = pytree.tree_map_only(torch.Tensor, lambda leaf: _apart(leaf, others), output)
         self.links.give(Key(batch.number, place, Kind.ACTIVATION), (output, batch.sum))
 
