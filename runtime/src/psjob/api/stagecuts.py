@@ -10,6 +10,7 @@ from torch import nn
 
 from psjob.api.stagefirst import StageMemory
 from psjob.layout.blocks import TensorSpec
+from psjob.pipeline.delays import check_shared
 from psjob.pipeline.parts import StagePart
 from psjob.pipeline.ways import TrainingWay
 from psjob.process.config import Config
@@ -119,11 +120,5 @@ def check_table(job: Config, table: Sequence[TensorSpec]) -> None:
 def delays_of(way: TrainingWay, owners: Mapping[str, tuple[int, ...]], replicas: Sequence[int], microbatches: int) -> list[int]:
     """The delay of each stage. Raises ValueError for a way that cannot train these stages, or their shared weights."""
     delays = [way.delay(stage, replicas, microbatches) for stage in range(len(replicas))]
-    for name, stages in owners.items():
-        if len({delays[stage] for stage in stages}) > 1:
-            late = ", ".join(str(delays[stage]) for stage in stages)
-            raise ValueError(
-                f"{name} is shared by stages {', '.join(map(str, stages))}, whose delays are {late} updates; take schedule: flush or 2bw, "
-                "or give each stage a weight of its own"
-            )
+    check_shared(owners, delays, "schedule: flush or 2bw")
     return delays

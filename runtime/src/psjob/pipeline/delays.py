@@ -6,7 +6,7 @@ on the weights that were current d updates before the one it makes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -52,6 +52,20 @@ def double_buffered(stages: int, microbatches: int) -> int:
             f"microbatches is {microbatches} with {stages} stages: 2BW needs at least one for each stage; raise it to {stages}"
         )
     return 1
+
+
+def check_shared(owners: Mapping[str, Sequence[int]], delays: Sequence[int], one_delay: str) -> None:
+    """Raise ValueError where stages that share a parameter have different delays: two updates would mix.
+
+    `owners` are the stages of each parameter by name; `one_delay` says what to take where that is so.
+    """
+    for name, stages in owners.items():
+        if len({delays[stage] for stage in stages}) > 1:
+            late = ", ".join(str(delays[stage]) for stage in stages)
+            raise ValueError(
+                f"{name} is shared by stages {', '.join(map(str, stages))}, whose delays are {late} updates; take {one_delay}, or give "
+                "each stage a weight of its own"
+            )
 
 
 def of_each(replicas: int, microbatches: int) -> int:

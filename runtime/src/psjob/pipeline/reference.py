@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from psjob.pipeline import predict
+from psjob.pipeline.delays import check_shared
 from psjob.pipeline.draws import Calls, Draw
 from psjob.pipeline.microbatch import arguments, cut
 from psjob.pipeline.parts import StagePart
@@ -186,13 +187,7 @@ def owners(parts: Sequence[StagePart], delays: Sequence[int]) -> dict[str, list[
     for part in parts:
         for name in part.parameters:
             found.setdefault(name, []).append(part.index)
-    for name, stages in found.items():
-        if len({delays[stage] for stage in stages}) > 1:
-            late = ", ".join(str(delays[stage]) for stage in stages)
-            raise ValueError(
-                f"{name} is shared by stages {', '.join(map(str, stages))}, whose delays are {late} updates; take "
-                "a way with one delay (flush, 2bw, vertical sync), or give each stage a weight of its own"
-            )
+    check_shared(found, delays, "a way with one delay (flush, 2bw, vertical sync)")
     return found
 
 
