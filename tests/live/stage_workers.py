@@ -182,6 +182,18 @@ def has(rank: int, stages: int, moment: str) -> bool:
     return not (first and moment in ("take ACTIVATION", "give GRADIENT")) and not (last and moment in ("give ACTIVATION", "take GRADIENT"))
 
 
+def kill_once(rank: int, moment: str) -> Callable[[StageWorker, str, int, int], None]:
+    """For `Cluster`: that worker dies at this moment of its second step."""
+    died: list[int] = []
+
+    def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
+        if (worker.rank, what, step) == (rank, moment, 2) and micro == (1 if " " in moment else 0) and not died:
+            died.append(step)
+            raise Died
+
+    return before
+
+
 class Kills:
     """One or two, of a worker, at a moment, step and micro-batch that are drawn."""
 

@@ -20,7 +20,7 @@ from psjob.pipeline.lazy import on_meta
 from tests.live import stage_workers as workers
 from tests.live import test_stage_pipeline as eager
 from tests.live.live_shards import serving
-from tests.live.stage_workers import COMPUTES, SEED, Cluster, Died, StageWorker, batch, has, optimizer_of
+from tests.live.stage_workers import COMPUTES, SEED, Cluster, batch, has, kill_once, optimizer_of
 
 
 def model() -> nn.Module:
@@ -91,15 +91,8 @@ def test_a_lazy_stage_that_dies_changes_no_bit(tmp_path: Path, rank: int, moment
     """At each moment of its second step; its successor makes no values, but pulls them."""
     if not has(rank, 3, moment):
         return
-    died: list[int] = []
-
-    def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
-        if (worker.rank, what, step) == (rank, moment, 2) and micro == (1 if " " in moment else 0) and not died:
-            died.append(step)
-            raise Died
-
     with serving(tmp_path, workers=3, shards=2, stages=Stages((1, 1, 1))) as shards:
-        cluster = Cluster(shards, 4, before)
+        cluster = Cluster(shards, 4, kill_once(rank, moment))
         cluster.run()
         assert cluster.died == 1
         eager.compare(cluster, 4)

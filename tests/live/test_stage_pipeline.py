@@ -16,7 +16,21 @@ from psjob.api.pipelining import Pipeline
 from psjob.contract import EXIT_REFUSED, FINAL_WEIGHTS
 from psjob.modes.stages import Stages
 from tests.live.live_shards import SECONDS, eventually, serving
-from tests.live.stage_workers import MOMENTS, SEED, STEPS, WIDE, Cluster, Died, Kills, StageWorker, batch, has, model, optimizer_of
+from tests.live.stage_workers import (
+    MOMENTS,
+    SEED,
+    STEPS,
+    WIDE,
+    Cluster,
+    Died,
+    Kills,
+    StageWorker,
+    batch,
+    has,
+    kill_once,
+    model,
+    optimizer_of,
+)
 
 
 def alone(microbatches: int, steps: int = STEPS) -> tuple[nn.Module, list[float]]:
@@ -70,15 +84,8 @@ def test_a_stage_that_dies_changes_no_bit(tmp_path: Path, rank: int, moment: str
     """Its neighbours give its successor again what they gave it."""
     if not has(rank, 3, moment):
         return
-    died: list[int] = []
-
-    def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
-        if (worker.rank, what, step) == (rank, moment, 2) and micro == (1 if " " in moment else 0) and not died:
-            died.append(step)
-            raise Died
-
     with serving(tmp_path, workers=3, shards=2, stages=Stages((1, 1, 1))) as shards:
-        cluster = Cluster(shards, 4, before)
+        cluster = Cluster(shards, 4, kill_once(rank, moment))
         cluster.run()
         assert cluster.died == 1
         compare(cluster, 4)
