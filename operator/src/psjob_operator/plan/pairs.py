@@ -15,7 +15,7 @@ from psjob_operator.plan.facts import Facts, Seat
 from psjob_operator.plan.fate import Fate
 from psjob_operator.plan.objects import named_claim
 from psjob_operator.plan.snapshot import Process, Role, Snapshot
-from psjob_operator.plan.volumegroup import AFFINITY, LEAVES, STUCK_MOST, STUCK_SECONDS
+from psjob_operator.plan.volumegroup import AFFINITY, LEAVES, patience
 
 Loss = tuple[float, Seat]
 """When a seat gets a new number, and the seat as it is now."""
@@ -74,7 +74,7 @@ def moves_at(facts: Facts) -> float | None:
 
 def waited(facts: Facts, index: int) -> int:
     """Seconds that this pair was given to find a place together: the next two pods have twice as many."""
-    return round(_patience((facts.shards[index], facts.workers[index])))
+    return round(patience((facts.shards[index], facts.workers[index])))
 
 
 def _pairs(facts: Facts) -> Iterator[Pair]:
@@ -120,13 +120,8 @@ def _stuck_until(pair: Pair) -> float | None:
         pod = waiting.process
         without = pod is not None and waiting.fate.kind == "waiting" and AFFINITY in pod.unschedulable
         if pod is not None and without and (_stands(other) or other.fate.kind == "done"):
-            return pod.created + _patience(pair)
+            return pod.created + patience(pair)
     return None
-
-
-def _patience(pair: Pair) -> float:
-    before = max((seat.process.waited for seat in pair if seat.process is not None), default=0)
-    return min(2.0 * before, STUCK_MOST) or STUCK_SECONDS
 
 
 def _stands(seat: Seat) -> bool:

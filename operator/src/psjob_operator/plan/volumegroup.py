@@ -7,6 +7,7 @@ nothing new is drawn to the node of pods that end: the scheduler counts a termin
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from psjob_operator.plan.facts import Facts, Seat
@@ -49,8 +50,13 @@ def moves_at(facts: Facts) -> float | None:
 
 def waited(facts: Facts) -> int:
     """Seconds that the shards of this volume group were given to find a place: the next one has twice as many."""
-    there = max((seat.process.waited for seat in facts.shards if seat.process is not None), default=0)
-    return round(min(2.0 * there, STUCK_MOST) or STUCK_SECONDS)
+    return round(patience(facts.shards))
+
+
+def patience(seats: Iterable[Seat]) -> float:
+    """Seconds that pods that move together are given to find a place: twice as many as the last time."""
+    before = max((seat.process.waited for seat in seats if seat.process is not None), default=0)
+    return min(2.0 * before, STUCK_MOST) or STUCK_SECONDS
 
 
 def _stuck(facts: Facts) -> tuple[float, ...]:
