@@ -16,6 +16,7 @@ from psjob.pipeline import reference, ways
 from psjob.pipeline.cuts import split
 from psjob.pipeline.reference import Outcome
 from psjob.pipeline.stage import ChangedInPlace
+from psjob.shard.cell import Cell
 from tests.live import stage_workers
 from tests.live.live_shards import eventually, serving
 from tests.live.stage_workers import CUTS, SEED, WIDE, Cluster, Kills, StageWorker, batch
@@ -113,6 +114,27 @@ def test_replicas_sum_before_an_update(tmp_path: Path, monkeypatch: pytest.Monke
             assert max(delays_of(worker)) == -(-((rest - 1) // replicas[stage]) * replicas[stage] // microbatches)
         for key, tensor in worker.own.items():
             torch.testing.assert_close(tensor, plain.weights[key], atol=1e-4, rtol=1e-3)
+
+
+def test_a_stage_computes_while_its_push_is_under_way(tmp_path: Path) -> None:
+    """The shard answers no push of step 4 of the first stage before this has given what it makes next."""
+    given: list[tuple[int, int]] = []
+    held: list[Cell] = []
+
+    def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
+        if worker.rank == 0 and (what, step) == ("push", 4):
+            held.extend(shards.servers[0].store.cells.values())
+            for cell in held:
+                assert cell.lock.acquire(timeout=20)
+            given.append((-1, -1))
+        elif worker.rank == 0 and what == "give ACTIVATION" and given == [(-1, -1)]:
+            given.append((step, micro))
+            for cell in held:
+                cell.lock.release()
+
+    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), **WORDS["2bw"]) as shards:
+        Cluster(shards, 4, before).run(STEPS)
+    assert held and given == [(-1, -1), (5, 1)]
 
 
 def test_two_stages_may_share_a_weight_where_both_are_as_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

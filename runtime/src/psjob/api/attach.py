@@ -130,8 +130,7 @@ def _checked(
 def settle() -> None:
     """Join the job with what was attached; nothing where nothing waits for that."""
     global current
-    place = config.place()
-    if place is None or current is not None or not _pending:
+    if current is not None or not _pending or (place := config.place()) is None:
         return
     _first_use.stop()
     stateful = dict(_wanted)

@@ -27,6 +27,7 @@ from psjob.resume import record
 from psjob.rules import optimizers
 from psjob.worker import hooks
 from psjob.worker.clip import Clip
+from psjob.worker.deferred import Deferred
 from psjob.worker.ending import EXIT_OF, SessionEnd
 from psjob.worker.half import Half
 from psjob.worker.overlap import Overlap
@@ -112,6 +113,8 @@ class AttachedJob:
             apart = frozenset(row for row, p in enumerate(self.parameters) if id(p) in self.tables.anchors)
             tree = hooks.tree_of(self.model, self.parameters)
             session.exchange = self.overlap = Overlap(session, self.parameters, tree, Staging(session.layout, device), apart)
+        elif self.pairs[0].cuts.late is not None and device.type == "cpu":
+            session.exchange = Deferred(session)
         elif device.type == "cuda" and self.place.config.processes == 1:
             session.exchange = Staged(session, Staging(session.layout, device, stage=session.stage))
 

@@ -86,6 +86,8 @@ class StageTurns:
         self._records: dict[int, bytes] = {}
         """By step: what a process begins with that comes back at it. They are handed in when the step's weights are there."""
         self._broken = False
+        self._coming: tuple[Batch, list[torch.Tensor]] | None = None
+        """The batch that was pushed last, and the memory into which the weights that follow come."""
         self._loaded: dict[str, torch.Tensor] | None = None
         """The weights that the next forward would take."""
 
@@ -114,7 +116,8 @@ class StageTurns:
         pipe.run.buffers = {name: buffers[name] for name in pipe.run.part.buffers}
         self._open[number] = batch
         job.piped = number
-        job.carry_out(lambda: self.links.stand(job.session.clock))
+        if self._coming is None:
+            job.carry_out(lambda: self.links.stand(job.session.clock))
         job.carry_out(lambda: self.links.begin(number, len(batch.micros)))
         self._broken = not flushes
         try:
@@ -151,6 +154,7 @@ class StageTurns:
     def drain(self) -> None:
         """The script has ended: nothing stays open."""
         self._all(self.schedule.drain())
+        self.job.carry_out(self._land)
         if self._open:
             number = min(self._open)
             self.job.refuse(f"the script has ended after pipe.step of step {number} without optimizer.step(): no stage has its gradient")
@@ -175,6 +179,9 @@ class StageTurns:
     def _load(self, batch: Batch) -> None:
         """The weights for a batch's forwards."""
         if batch.weights is None:
+            made = self.schedule.updates
+            if self.way.version(batch.number, made, made) > self.versions.number:
+                self._land()
             batch.version, batch.weights = self.versions.taken(batch.number)
             batch.memory = set(map(_memory, batch.weights.values()))
         if self._loaded is not batch.weights:
@@ -187,7 +194,7 @@ class StageTurns:
         value, target = micro.value
         if pipe.stage:
             pipe.run.part.expect(value)
-            value, sum_ = self.links.take(Key(batch.number, place, Kind.ACTIVATION))
+            value, sum_ = self._take(Key(batch.number, place, Kind.ACTIVATION))
             self._check(batch, place, sum_)
             value = self._here(value)
         draw = Draw(pipe.seed, batch.number, place)
@@ -201,6 +208,12 @@ class StageTurns:
         others = batch.memory.union(map(_memory, (*kept, *pipe.run.buffers.values())))
         output = pytree.tree_map_only(torch.Tensor, lambda leaf: _apart(leaf, others), output)
         self.links.give(Key(batch.number, place, Kind.ACTIVATION), (output, batch.sum))
+
+    def _take(self, key: Key) -> Any:
+        """Who would wait for a neighbour takes its own answers first: others may wait for what follows from them."""
+        if not self.links.has(key):
+            self._land()
+        return self.links.take(key)
 
     def _check(self, batch: Batch, place: int, sum_: Any) -> None:
         """Raise Refused where the stage before was given another batch."""
@@ -219,8 +232,9 @@ class StageTurns:
         back: Grads | None = None
         sums: dict[str, torch.Tensor] = {}
         if not pipe.last:
-            back, sums, batch.losses[place] = self._here(self.links.take(Key(batch.number, place, Kind.GRADIENT)))
+            back, sums, batch.losses[place] = self._here(self._take(Key(batch.number, place, Kind.GRADIENT)))
         if self.way.recompute:
+            self._land()
             self._loaded = None
             self.pipe.run.load(*self.versions.newest())
         names = pipe.run.part.parameters
@@ -255,7 +269,8 @@ class StageTurns:
     # -- updates without flush -----------------------------------------------------------------------
 
     def _update(self, batch: Batch) -> None:
-        """Push a batch's gradient, and take the weights that follow into memory of their own."""
+        """Push a batch's gradient. The weights that follow come into memory of their own, meanwhile."""
+        self._land()
         job, exchange = self.job, self.job.session.exchange
         job.by_hand.refuse_before_step()
         grads = [batch.grads.get(name) for name in self.versions.rows]
@@ -263,19 +278,28 @@ class StageTurns:
         exchange.finite.skips(grads, [], False)
         exchange.clip = Clip()
         exchange.push(grads, batch.hyperparameters, False, 1.0, fresh)
+        self._coming = batch, fresh
+        del self._open[batch.number]
+
+    def _land(self) -> None:
+        """Take the weights that follow the last push: its step is over then."""
+        if self._coming is None:
+            return
+        job, (batch, fresh) = self.job, self._coming
+        job.session.exchange.finish()
+        self._coming = None
         self.versions.come(fresh, batch.hyperparameters)
         late = batch.number - batch.version
         self.delays[late] += 1
         self.links.gauge.updated(late)
         job.by_hand.stepped()
-        del self._open[batch.number]
         self.links.stand(job.session.clock)
         self._hand_in()
 
     def _hand_in(self) -> None:
         """The edge of the step at which the weights are, once the script has been there."""
         clock = self.job.session.clock
-        if clock in self._records:
+        if clock in self._records and self._coming is None:
             record = self._records[clock]
             self.job.carry_out(lambda: self.job.session.edge(lambda: record))
             self._records = {step: kept for step, kept in self._records.items() if step > clock}

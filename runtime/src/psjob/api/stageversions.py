@@ -21,6 +21,7 @@ class StageVersions:
 
     Attributes:
         rows: names of the rows of the job's table, in order.
+        number: of the newest version.
     """
 
     def __init__(self, pipe: StagedPipeline, job: AttachedJob) -> None:
@@ -30,11 +31,11 @@ class StageVersions:
         names = {id(p): name for name, p in parameters.items()}
         self.rows = [names[id(p)] for p in job.parameters]
         self._groups = dict(zip(self.rows, (spec.group for spec in job.session.layout.table), strict=True))
-        self._number = job.session.clock
+        self.number = job.session.clock
         self._late = pipe.delay_by_stage[pipe.stage]
         self._predicts = self._way.predicts and self._late > 0
-        self._kept = {self._number: {name: _leaf(p, p) for name, p in self._parameters.items()}}
-        self._ahead = self._kept[self._number]
+        self._kept = {self.number: {name: _leaf(p, p) for name, p in self._parameters.items()}}
+        self._ahead = self._kept[self.number]
         """The newest, as they are expected when the gradient of a forward counts."""
 
     def check(self, hyperparameters: list[dict[str, float | bool]]) -> None:
@@ -50,12 +51,12 @@ class StageVersions:
         if self._way.flushes:
             return batch, dict(self._parameters)
         # A process that came back has none that are older than it.
-        number = max(self._way.version(batch, self._number, self._number), min(self._kept))
+        number = max(self._way.version(batch, self.number, self.number), min(self._kept))
         return number, self._ahead if self._predicts else self._kept[number]
 
     def newest(self) -> tuple[int, Weights]:
         """The version after the last update, and its weights."""
-        return self._number, dict(self._parameters) if self._way.flushes else self._kept[self._number]
+        return self.number, dict(self._parameters) if self._way.flushes else self._kept[self.number]
 
     def fresh(self) -> list[torch.Tensor]:
         """Memory for the next version, a tensor for each row; rows of other stages are as they are."""
@@ -66,19 +67,19 @@ class StageVersions:
     def come(self, fresh: list[torch.Tensor], hyperparameters: list[dict[str, float | bool]]) -> None:
         """The next version has come into that memory; the model shows it."""
         landed = {name: tensor for name, tensor in zip(self.rows, fresh, strict=True) if name in self._parameters}
-        before = self._kept[self._number]
+        before = self._kept[self.number]
         for name, tensor in landed.items():
             self._parameters[name].data = tensor
-        self._number += 1
-        now = self._kept[self._number] = before | {name: _leaf(tensor, self._parameters[name]) for name, tensor in landed.items()}
+        self.number += 1
+        now = self._kept[self.number] = before | {name: _leaf(tensor, self._parameters[name]) for name, tensor in landed.items()}
         if self._predicts:
             self._ahead = now | {
                 name: predict.from_step(
-                    self._job.rule, before[name], now[name], self._number, hyperparameters[self._groups[name]], self._late
+                    self._job.rule, before[name], now[name], self.number, hyperparameters[self._groups[name]], self._late
                 ).requires_grad_(now[name].requires_grad)
                 for name in landed
             }
-        oldest = self._way.version(self._number, self._number, self._number)
+        oldest = self._way.version(self.number, self.number, self.number)
         self._kept = {number: weights for number, weights in self._kept.items() if number >= oldest}
 
 

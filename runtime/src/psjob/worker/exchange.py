@@ -232,6 +232,15 @@ class Exchange:
 
     def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
         """Send a request for each block, as many at a time as a link has credit for, and wait until every one is answered."""
+        self._send(make, targets)
+        if (act := self.meanwhile) is not None:
+            self.meanwhile = None
+            act()
+        Exchange.finish(self)
+        count_change(targets)
+
+    def _send(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
+        """Send a request for each block, as many at a time as a link has credit for."""
         session = self.session
         session.check()
         self.targets = targets
@@ -249,11 +258,6 @@ class Exchange:
             with session.cond:
                 header = link.ask(make(block))
             link.send_block(header)
-        if (act := self.meanwhile) is not None:
-            self.meanwhile = None
-            act()
-        Exchange.finish(self)
-        _count_change(targets)
 
     def _await_credit(self, link: ShardLink, nbytes: int, apart: Set[int] = frozenset()) -> None:
         """Wait until `nbytes` more may be on their way; blocks in `apart` have a credit of their own.
@@ -292,7 +296,7 @@ class Exchange:
         return self._info[0]
 
 
-def _count_change(tensors: Sequence[torch.Tensor]) -> None:
+def count_change(tensors: Sequence[torch.Tensor]) -> None:
     """Let autograd know that these were written to."""
     try:
         torch.autograd.graph.increment_version(list(tensors))

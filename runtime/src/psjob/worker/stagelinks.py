@@ -154,6 +154,11 @@ class StageLinks:
                 )
             return exchange.take(key)
 
+    def has(self, key: Key) -> bool:
+        """Has it come?"""
+        with self.session.cond:
+            return self._exchange().has(key)
+
     def leave(self) -> None:
         """The script has ended."""
         with self.session.cond:
