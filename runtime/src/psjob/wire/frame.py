@@ -113,7 +113,13 @@ class Kind(IntEnum):
     ACTIVATION = 51
     """What a stage gives the next one of micro-batch `block` of step `clock`: `part` bytes of head, then tensors (layout/structures)."""
     GRADIENT = 52
-    """Gradients of an ACTIVATION, and of parameters that earlier stages have too; laid out as that is."""
+    """Gradients of an ACTIVATION, and of parameters that earlier stages have too; laid out as that is.
+
+    With Flag.LENT, of both: head and tensors lie at `part` of lent memory, and `request` of their bytes are the head."""
+    LENDS = 53
+    """Of two neighbours, to the one that dialled: the local socket, and a token, by which they hand each other memory for this stream."""
+    COPIED = 54
+    """What lay at `part` of the memory that the receiver of this lends has been copied, and is not read again."""
 
 
 class Flag:

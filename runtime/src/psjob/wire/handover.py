@@ -1,7 +1,8 @@
 """Two processes of one host give each other the memory they lend, by a local socket that only the kernel knows.
 
-A shard tells a worker the socket's name and a token of one use in WELCOME, on the stream that they speak on already. The name
-is no file and holds 16 random bytes; a process elsewhere cannot reach it, one that lacks the token is hung up on.
+One side tells the other the socket's name and a token of one use, on the stream that they speak on already: a shard tells a worker in
+WELCOME, a worker of a stage tells a neighbour that dialled it in LENDS. The name is no file and holds 16 random bytes; a process
+elsewhere cannot reach it, one that lacks the token is hung up on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LIMIT = 64
 """Handovers at one time."""
 TOKEN_BYTES = 32
 Give = Callable[[int], int]
-"""Takes over the worker's descriptor; returns the one to lend to it. Raises WireError or OSError."""
+"""Takes over the other side's descriptor; returns the one to lend to it. Raises WireError or OSError."""
 
 
 class Counter:
@@ -51,6 +52,10 @@ class Counter:
         self._socket.shutdown(socket.SHUT_RDWR)  # or the thread that accepts would take one more
         self._socket.close()
 
+    def close_copy(self) -> None:
+        """In a forked process: the socket stays its parent's."""
+        self._socket.close()
+
     def _serve(self, caller: Caller) -> None:
         fds: list[int] = []
         try:
@@ -64,7 +69,7 @@ class Counter:
             lent = give(fds.pop())
             socket.send_fds(caller.sock, [b"+"], [lent])
         except (OSError, WireError, ValueError):
-            pass  # the worker hears the end of the stream, and stays with TCP
+            pass  # the other side hears the end of the stream, and stays with TCP
         finally:
             for fd in fds:
                 os.close(fd)
@@ -82,7 +87,7 @@ class Caller:
 
 
 def fetch(address: str, token: str, fd: int) -> int:
-    """Lend `fd` to the shard that listens at `address`; the descriptor that it lends. Raises OSError where it is out of reach."""
+    """Lend `fd` to the process that listens at `address`; the descriptor that it lends. Raises OSError where it is out of reach."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(SECONDS)
         sock.connect("\0" + address)
@@ -91,7 +96,7 @@ def fetch(address: str, token: str, fd: int) -> int:
         if raw != b"+" or len(fds) != 1:
             for got in fds:
                 os.close(got)
-            raise OSError("the shard did not take what was lent")
+            raise OSError("the other side did not take what was lent")
         return fds[0]
 
 

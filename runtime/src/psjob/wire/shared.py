@@ -141,6 +141,16 @@ def copy_out(buffer: Any, target: memoryview) -> None:
         ctypes.memmove((ctypes.c_char * len(target)).from_buffer(target), buffer, len(target))
 
 
+def copy_in(parts: Sequence[memoryview], buffer: Any) -> None:
+    """Copy `parts`, one after the other, into a region's buffer of their length together; other threads run meanwhile."""
+    at = ctypes.addressof(buffer)
+    for part in parts:
+        size = len(part)
+        if size:
+            ctypes.memmove(at, part.tobytes() if part.readonly else (ctypes.c_char * size).from_buffer(part), size)
+            at += size
+
+
 def possible() -> bool:
     """Can this system lend memory at all?"""
     return sys.platform == "linux" and hasattr(os, "memfd_create")

@@ -6,6 +6,7 @@ of the earlier stage dials. `StageExchange` decides what is sent; the session's 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -33,6 +34,7 @@ from psjob.wire.tcp import Stream
 from psjob.wire.words import one_line
 from psjob.worker.dialling import DIAL_SECONDS
 from psjob.worker.stagegauge import StageGauge
+from psjob.worker.stagesharing import MOST_OFFER, StageSharing, head_of
 
 if TYPE_CHECKING:
     from psjob.worker.session import WorkerSession
@@ -75,6 +77,8 @@ class StageLinks:
         self._links: dict[int, tuple[tuple[int, int], Stream]] = {}
         """By rank: the stream there, and the incarnation at its end."""
         self._diallers: dict[int, threading.Thread] = {}
+        config = session.place.config
+        self.sharing = StageSharing(session.place.index, config.sharing == "host" and "shared" in session.row_transports)
         self._listener: socket.socket | None = None
         self._pool: StreamPool | None = None
 
@@ -87,6 +91,7 @@ class StageLinks:
                 self._listener = tcp.listen(host, 0)
             except OSError as error:
                 raise StreamClosed(str(error)) from error
+            self.sharing.open()
             self._pool = StreamPool("stage", 1)
             self._pool.accept(
                 self._listener, self._serve, 4 * len(self.session.place.config.stages.neighbours(self._rank)) + 8, GREETING_BYTES
@@ -174,6 +179,7 @@ class StageLinks:
         if self._pool is not None and self._listener is not None:
             self._pool.close()
             self._listener.close()
+            self.sharing.close()
 
     def join(self, seconds: float) -> None:
         """Wait for the threads that dial, which end soon after `close`."""
@@ -186,6 +192,7 @@ class StageLinks:
             stream.sock.close()
         if self._listener is not None:
             self._listener.close()
+        self.sharing.forget()
 
     # -- streams -----------------------------------------------------------------------------------
 
@@ -262,6 +269,7 @@ class StageLinks:
         if older is not None:
             older[1].close()
         try:
+            self.sharing.offer(stream, session.header(Kind.LENDS), rank)
             self._carry_out(actions)
             while not session.ended:
                 header = yield from stream.next_header(None)
@@ -272,6 +280,10 @@ class StageLinks:
                         session.cond.notify_all()
                 elif header.kind in EXCHANGED:
                     yield from self._came(stream, rank, header)
+                elif header.kind is Kind.LENDS:
+                    self.sharing.take(stream, rank, (yield from stream.json(header, MOST_OFFER)))
+                elif header.kind is Kind.COPIED:
+                    self.sharing.copied(stream, header.part)
                 else:
                     raise WireError(f"{header.kind.name} is not what workers say to each other")
         finally:
@@ -279,6 +291,7 @@ class StageLinks:
                 if self._links.get(rank) == (incarnation, stream):
                     del self._links[rank]
                     exchange.lost(rank)
+            self.sharing.drop(stream)
 
     def _check(self, header: Header, rank: int, start: int) -> None:
         if header.run != self.session.run or header.worker != rank or header.start != start:
@@ -291,21 +304,31 @@ class StageLinks:
             wanted = exchange.wants(key)
         if not wanted:
             yield from stream.skip(header)
+            self._copied(stream, header)
             return
-        if header.part > min(MAX_JSON, header.length) or header.length > MOST_BYTES:
-            raise WireError(f"{header.kind.name} of {header.length} bytes, {header.part} of them its head, is above the limit")
+        size = head_of(header)
+        if size > min(MAX_JSON, header.length) or header.length > MOST_BYTES:
+            raise WireError(f"{header.kind.name} of {header.length} bytes, {size} of them its head, is above the limit")
+        if header.flags & Flag.LENT:
+            stream.lent(header, header.part, header.length)  # before memory is taken for so many bytes
         try:
-            head, body = memoryview(bytearray(header.part)), torch.empty(header.length - header.part, dtype=torch.uint8)
+            head, body = memoryview(bytearray(size)), torch.empty(header.length - size, dtype=torch.uint8)
         except (RuntimeError, MemoryError) as error:
             raise StreamClosed(
                 f"worker {rank}: no memory for {header.kind.name} of {header.length} bytes: {one_line(error, 200)}"
             ) from error
         place = memory.view(body)
         yield from stream.payload(header, [head, place])
+        self._copied(stream, header)
         value = structures.read(head, place)
         with session.cond:
             exchange.came(rank, key, value)
             session.cond.notify_all()
+
+    def _copied(self, stream: Stream, header: Header) -> None:
+        """A payload is not read any more where it lay."""
+        if header.flags & Flag.LENT:
+            self._send(stream, self.session.header(Kind.COPIED, part=header.part))
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -333,11 +356,11 @@ class StageLinks:
 
     def _send(self, stream: Stream, header: Header, parts: list[memoryview] | None = None) -> None:
         """A stream that has ended is forgotten: what it did not bring is given again on the next one."""
-        if isinstance(stream, Pooled):
-            sending = Sending(stream.framed_parts(header, parts or []))
-            stream.put(lambda: sending, large=True)
-            return
-        try:
-            stream.send_parts(header, parts or [])
-        except StreamClosed:
-            pass
+        with contextlib.suppress(StreamClosed):
+            if header.kind in EXCHANGED and self.sharing.send(stream, header, parts or []):
+                return
+            if isinstance(stream, Pooled):
+                sending = Sending(stream.framed_parts(header, parts or []))
+                stream.put(lambda: sending, large=True)
+            else:
+                stream.send_parts(header, parts or [])

@@ -1,0 +1,155 @@
+"""Payloads between workers of neighbouring stages in memory that they lend each other: same bits, also after deaths and bad offsets."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from psjob.modes.stages import Stages
+from psjob.wire import handover
+from psjob.wire.frame import Flag, Header, Kind
+from psjob.wire.shared import PAGE
+from psjob.worker import stagesharing
+from psjob.worker.stagelinks import StageLinks
+from tests.live.live_shards import SECONDS, eventually, serving
+from tests.live.stage_workers import STEPS, Cluster, Kills, StageWorker
+from tests.live.test_stage_pipeline import compare
+
+pytestmark = pytest.mark.usefixtures("last_words")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The payloads of these tests are small."""
+    monkeypatch.setattr(stagesharing, "LEAST", 1)
+
+
+def links_of(worker: StageWorker) -> StageLinks:
+    links = worker.session.stage_links
+    assert links is not None
+    return links
+
+
+def placed(cluster: Cluster) -> list[int]:
+    return [links_of(worker).sharing.placed for _, worker in sorted(cluster.ended.items())]
+
+
+def regions() -> int:
+    """Of those that two workers lend each other, how many this process has mapped."""
+    found = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, _, end = line.split()[0].partition("-")
+        found += "memfd:psjob" in line and int(end, 16) - int(begin, 16) == stagesharing.BYTES
+    return found
+
+
+@pytest.mark.parametrize("encryption", ["none", "auto"])
+def test_payloads_in_lent_memory_have_the_bits_of_one_process(tmp_path: Path, encryption: str) -> None:
+    with serving(tmp_path, workers=3, shards=1, stages=Stages((1, 1, 1)), encryption=encryption) as shards:
+        cluster = Cluster(shards, 4)
+        cluster.run()
+        compare(cluster, 4)
+        assert all(count > 4 for count in placed(cluster)), placed(cluster)
+
+
+@pytest.mark.parametrize("setting", [{"transport": "tcp"}, {"sharing": "index"}], ids=str)
+def test_a_job_that_says_so_lends_nothing_between_stages(tmp_path: Path, setting: dict[str, str]) -> None:
+    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), **setting) as shards:
+        cluster = Cluster(shards, 2)
+        cluster.run()
+        compare(cluster, 2)
+        assert placed(cluster) == [0, 0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kills_change_no_bit_and_leave_no_memory(tmp_path: Path, seed: int) -> None:
+    before, chance = regions(), random.Random(seed)
+    stages, microbatches = chance.choice([2, 3]), chance.choice([2, 4])
+    kills, most = Kills(chance, stages, microbatches, STEPS), [0]
+
+    def before_each(worker: StageWorker, what: str, step: int, micro: int) -> None:
+        most.append(regions())
+        kills.before(worker, what, step, micro)
+
+    with serving(tmp_path, workers=stages, shards=1, stages=Stages((1,) * stages), sharing="host") as shards:
+        cluster = Cluster(shards, microbatches, before_each)
+        cluster.run(STEPS)
+        kills.check(cluster, seed)
+        compare(cluster, microbatches, STEPS)
+        assert max(most) > before
+        lent = [links_of(worker).sharing for worker in cluster.ended.values()]
+        assert eventually(lambda: not any(sharing.open_streams for sharing in lent), SECONDS)
+    assert eventually(lambda: regions() <= before, 10.0), (before, regions())
+
+
+def test_what_finds_no_room_goes_over_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stagesharing, "BYTES", PAGE // 8)
+    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1))) as shards:
+        cluster = Cluster(shards, 4)
+        cluster.run()
+        compare(cluster, 4)
+        assert 0 < sum(placed(cluster)) < 8 * STEPS, placed(cluster)
+
+
+def test_memory_out_of_reach_leaves_all_to_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def fetch(address: str, token: str, fd: int) -> int:
+        asked.append(address)
+        raise OSError("another network namespace")
+
+    monkeypatch.setattr(handover, "fetch", fetch)
+    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), transport="auto") as shards:
+        cluster = Cluster(shards, 2)
+        cluster.run()
+        compare(cluster, 2)
+        assert placed(cluster) == [0, 0] and len(asked) >= 1
+
+
+BAD: dict[str, Callable[[StageLinks], Header]] = {
+    "beyond the end": lambda links: lent(links).lent(stagesharing.BYTES - 64, 4096),
+    "an offset of 64 bits": lambda links: lent(links).lent((1 << 64) - 64, 128),
+    "more than there is": lambda links: lent(links).lent(0, 1 << 40),
+    "a head longer than the frame": lambda links: lent(links)._replace(request=1 << 19).lent(0, 128),
+    "no structure": lambda links: lent(links).lent(stagesharing.BYTES - 4096, 4096),
+    "copied what was not there": lambda links: links.session.header(Kind.COPIED, part=4096 * 7 + 1),
+    "an offer from the one that dialled": lambda links: links.session.header(Kind.LENDS),
+}
+
+
+def lent(links: StageLinks) -> Header:
+    return links.session.header(Kind.ACTIVATION, clock=2, block=1, request=64, flags=Flag.LENT)
+
+
+@pytest.mark.parametrize("name", list(BAD))
+def test_a_neighbour_that_names_other_memory_is_hung_up_on(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It has the key of the link. The stream is closed, the two are linked again, and no bit is another."""
+    workers: dict[int, StageWorker] = {}
+    reached, done = threading.Event(), threading.Event()
+
+    def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
+        workers[worker.rank] = worker
+        if (worker.rank, what, step, micro) == (0, "give ACTIVATION", 2, 1) and not reached.is_set():
+            reached.set()
+            assert done.wait(SECONDS)
+
+    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1))) as shards:
+        cluster = Cluster(shards, 4, before)
+        runner = threading.Thread(target=cluster.run, daemon=True)
+        runner.start()
+        try:
+            assert reached.wait(SECONDS)
+            links = links_of(workers[0])
+            stream = links._links[1][1]
+            stream.write(BAD[name](links))
+            assert eventually(lambda: 1 not in links._links or links._links[1][1] is not stream, SECONDS)
+        finally:
+            done.set()
+        runner.join(SECONDS)
+        assert not runner.is_alive() and len(cluster.ended) == 2 and not (cluster.died or cluster.rewound)
+        compare(cluster, 4)
+    assert "a stream to this worker from" in caplog.text
