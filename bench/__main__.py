@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.measures import MEASURES, Against, Alone
+from bench.measures import MEASURES, Against
 from bench.running import rows_of, verdict
 
 NAMES = tuple(dict.fromkeys(measure.name for measure in MEASURES))
@@ -48,7 +48,7 @@ def main() -> int:
     about = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "pairs": asked.pairs}
     print(f"{about['machine']}, {about['date']}, {asked.pairs} pairs")
     for measure in MEASURES:
-        if measure.name not in asked.measures if asked.measures else isinstance(measure, Alone) and measure.on_request:
+        if measure.name not in asked.measures if asked.measures else measure.on_request:
             continue
         print(f"\n{measure.name}: {measure.about}")
         if isinstance(measure, Against):

@@ -20,12 +20,13 @@ class Program:
 @dataclass(frozen=True)
 class Against:
     """Rows that compare `ours` with each peer in turn. The number beside a peer: how many times faster than it psjob is to be (below 1:
-    how much of the peer's speed it must keep; 0: told only)."""
+    how much of the peer's speed it must keep; 0: told only). `on_request`: measured only where it is named."""
 
     name: str
     about: str
     ours: Program
     peers: tuple[tuple[Program, float], ...]
+    on_request: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,18 @@ MEASURES: Sequence[Against | Alone] = (
         "clip-step", "100 MB of dense layers, batches of 32, 2 workers, 2 shards, shared memory: a step with maxGradNorm",
         Program("psjob", "overlap_ps.py", (*DENSE_STEP, "--set", "maxGradNorm=1e-3")),
         ((Program("psjob without maxGradNorm", "overlap_ps.py", DENSE_STEP), 1 / 1.05),),
+    ),
+    *(
+        Against(
+            "device", f"{megabytes} MB on a GPU, 1 worker, 1 shard: a step of push and pull", ours("--what", "cuda", *words),
+            ((Program("psjob, the model on the CPU, by shared memory", "psjob_ps.py", (*SHARED, *words)), 0.0),
+             (Program("psjob, the model on the CPU, by TCP", "psjob_ps.py", words), 0.0)), on_request=True,
+        )
+        for megabytes, words in ((100, ("--megabytes", "100")), (500, ("--megabytes", "500")))
+    ),
+    Alone("processes", "a worker of 2 processes: a step by the way in which they sum", Program("psjob", "processes.py")),
+    Alone(
+        "processes-device", "the same on a GPU, and 2 stages there", Program("psjob", "processes.py", ("--what", "cuda")), on_request=True
     ),
     Alone("memory", "100 MB, SGD, 1 worker, 1 shard: memory beyond what the work itself holds", Program("psjob", "memory_ps.py")),
     Alone("memory-adam", "the same with Adam", Program("psjob", "memory_ps.py", ("--optimizer", "adam"))),

@@ -1,4 +1,7 @@
-"""psjob itself: shards and workers as processes of this machine, one step of an attached optimizer a cycle."""
+"""psjob itself: shards and workers as processes of this machine, one step of an attached optimizer a cycle.
+
+`--what cuda`: the model lies on the first GPU.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,19 @@ def main() -> None:
 def work(words: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     each = words.megabytes * 250_000 // words.tensors
-    model = torch.nn.ParameterList([torch.zeros(each) for _ in range(words.tensors)])
+    device = words.what or "cpu"
+    model = torch.nn.ParameterList([torch.zeros(each, device=device) for _ in range(words.tensors)])
     kinds: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
     attached, optimizer = psjob.attach(model, kinds[words.optimizer](model.parameters(), lr=clock.RATE))
     for parameter in attached.parameters():
         parameter.grad = torch.ones_like(parameter)
-    found = clock.cycles(optimizer.step, words.seconds) if words.workers == 1 else clock.rounds(optimizer.step)
+
+    def step() -> None:
+        optimizer.step()
+        if device != "cpu":
+            torch.cuda.synchronize()
+
+    found = clock.cycles(step, words.seconds) if words.workers == 1 else clock.rounds(step)
     job.check_road()
     if words.optimizer == "sgd":
         wanted = words.factor * clock.moved(found)

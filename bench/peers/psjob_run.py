@@ -17,9 +17,13 @@ NO_CHECKPOINTS = {"disabled": True}
 
 
 def start(folder: str, command: Sequence[str], workers: int, shards: int = 1, **spec: Any) -> subprocess.Popen[bytes]:
-    """A job whose workers run `python command` in `folder`; `spec` is what the manifest says beside. It leads a session of its own."""
+    """A job whose workers run `python command` in `folder`; `spec` is what the manifest says beside. It leads a session of its own.
+
+    `workers_spec`, where given, stands for all of the manifest's workers.
+    """
     container = {"name": "worker", "image": "none", "command": ["python", *command]}
     pods = {"replicas": workers, "template": {"spec": {"containers": [container]}}}
+    pods = spec.pop("workers_spec", pods)
     job = {
         "apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": "bench"},
         "spec": {"ps": {"shards": shards}, "workers": pods, "checkpoint": NO_CHECKPOINTS, **spec},

@@ -13,18 +13,23 @@ import torch
 from psjob.rules.optimizers import describe
 from tests.e2e.workloads import mlp
 from tests.e2e.workloads.running import Ran, faults, finish, manifest, start, train
+from tests.hardware import DEVICES, repeatable
 from tests.reference import reference
 
 STEPS = 40
 pytestmark = pytest.mark.timeout(1500)
+every_way = pytest.mark.parametrize(("device", "way"), [("cpu", "gloo"), *((device, "shared") for device in DEVICES)])
+"""Where models lie, and how processes of a worker sum. All processes share one GPU here, which NCCL refuses."""
 
 
-def job(folder: Path, workers: int, processes: int | None, *words: str, script: str = "local_ranks.py", **spec: Any) -> Path:
+def job(
+    folder: Path, workers: int, processes: int | None, *words: str, script: str = "local_ranks.py", way: str = "auto", **spec: Any
+) -> Path:
     folder.mkdir(exist_ok=True)
     made = manifest(folder, [script, *words], workers=workers, shards=2, **spec)
     raw = json.loads(made.read_text())
     if processes is not None:
-        raw["spec"]["workers"]["processes"] = processes
+        raw["spec"]["workers"] |= {"processes": processes, "localSum": way}
     made.write_text(json.dumps(raw))
     return made
 
@@ -34,21 +39,25 @@ def pushed(ran: Ran) -> int:
     return sum(int(ran.last_words(f"job-ps-{shard}-a1")["status"]["counters"]["pushBytes"]) for shard in range(2))
 
 
+def batches(world: int, step: int, last: int, device: torch.device) -> list[mlp.Batch | None]:
+    return [batch and (batch[0].to(device), batch[1].to(device)) for batch in mlp.micro_batches(STEPS, world, step, last)]
+
+
+@every_way
 @pytest.mark.parametrize(("workers", "processes", "last"), [(2, 2, 3), (1, 4, 4)])
-def test_weights_are_those_of_a_sum_of_sums(tmp_path: Path, workers: int, processes: int, last: int) -> None:
+def test_weights_are_those_of_a_sum_of_sums(tmp_path: Path, workers: int, processes: int, last: int, device: str, way: str) -> None:
     """In local order first, then in the order of the workers; the last round of the first case has one process without a batch."""
     torch.set_num_threads(1)
-    ran = train(tmp_path, job(tmp_path, workers, processes, str(STEPS), str(last)))
-    world = workers * processes
-    model = mlp.build()
+    ran = train(tmp_path, job(tmp_path, workers, processes, str(STEPS), str(last), device, way=way))
+    world, on = workers * processes, repeatable(device)
+    model = mlp.build().to(on)
     rule, hyperparameters = describe(mlp.optimizer_for("sgd", model))
     assert rule is not None
-    reference(
-        model, rule, hyperparameters, lambda step: mlp.micro_batches(STEPS, world, step, last), mlp.loss_of, STEPS, processes=processes
-    )
+    reference(model, rule, hyperparameters, lambda step: batches(world, step, last, on), mlp.loss_of, STEPS, processes=processes)
     held = ran.weights()
     for name, parameter in model.named_parameters():
-        assert torch.equal(held[name], parameter.detach()), f"{name}: {(held[name] != parameter).sum()} of {parameter.numel()} differ"
+        found = parameter.detach().cpu()
+        assert torch.equal(held[name], found), f"{name}: {(held[name] != found).sum()} of {found.numel()} differ"
     assert pushed(ran) == STEPS * workers * sum(p.nbytes for p in model.parameters())
     for rank in range(world):
         names = json.loads((ran.folder / f"names-{rank}.json").read_text())
@@ -57,6 +66,9 @@ def test_weights_are_those_of_a_sum_of_sums(tmp_path: Path, workers: int, proces
             "GROUP_RANK": str(rank // processes), "MASTER_ADDR": "127.0.0.1",
         }  # fmt: skip
         assert (ran.folder / f"ended-{rank}").read_text() == str(STEPS)
+    for worker in range(workers):
+        told = f"the processes of worker {worker} sum their gradients by {way}: the manifest asks for it"
+        assert told in ran.log(f"job-worker-{worker}")
 
 
 def test_bytes_to_the_shards_are_a_quarter_of_those_of_four_workers(tmp_path: Path) -> None:
@@ -107,10 +119,20 @@ def test_rank_0_may_evaluate_alone_and_die_after_that(tmp_path: Path) -> None:
 
 
 def test_processes_may_make_different_numbers_of_steps(tmp_path: Path) -> None:
-    """Who is through is absent from then on, as a worker of one process would be."""
-    ran = train(tmp_path, job(tmp_path, 1, 3, "20", "3", "uneven"))
-    assert [(ran.folder / f"ended-{rank}").read_text() for rank in range(3)] == ["10", "11", "12"]
-    assert ran.summary["steps"] == 12
+    """Who is through is absent from then on, as a worker of one process would be. The order of sums is the same in each way."""
+    found = set()
+    for way in ("auto", "gloo"):
+        ran = train(tmp_path / way, job(tmp_path / way, 1, 3, "20", "3", "uneven", way=way))
+        assert [(ran.folder / f"ended-{rank}").read_text() for rank in range(3)] == ["10", "11", "12"]
+        assert ran.summary["steps"] == 12
+        found.add(ran.sha)
+    assert len(found) == 1
+
+
+def test_a_way_that_cannot_be_taken_is_refused(tmp_path: Path) -> None:
+    ran = train(tmp_path, job(tmp_path, 1, 2, "5", "2", way="nccl"), expect=1)
+    assert "spec.workers.localSum is nccl, and nccl cannot sum here: models are in host memory" in ran.err
+    assert "Traceback" not in ran.err + ran.log("job-worker-0")
 
 
 def test_processes_with_different_models_are_refused(tmp_path: Path) -> None:
@@ -126,11 +148,12 @@ def test_a_process_that_ends_before_the_others_is_told(tmp_path: Path) -> None:
     assert "Traceback" not in ran.err + ran.log("worker-0")
 
 
-def test_each_process_may_die_at_any_step(tmp_path: Path) -> None:
+@every_way
+def test_each_process_may_die_at_any_step(tmp_path: Path, device: str, way: str) -> None:
     """The first death of a start is answered in place, the second one by a new start, which counts."""
-    calm = train(tmp_path / "calm", job(tmp_path / "calm", 1, 4, str(STEPS), "4", "drops"))
+    calm = train(tmp_path / "calm", job(tmp_path / "calm", 1, 4, str(STEPS), "4", "drops", device, way="shared"))
     deaths = ["0:5", "1:12", "2:20", "3:28"]
-    hit = train(tmp_path / "hit", job(tmp_path / "hit", 1, 4, str(STEPS), "4", "drops", *deaths))
+    hit = train(tmp_path / "hit", job(tmp_path / "hit", 1, 4, str(STEPS), "4", "drops", device, *deaths, way=way))
     assert sorted(path.name for path in hit.folder.glob("died-*")) == [f"died-{rank}" for rank in range(4)]
     assert hit.sha == calm.sha
     assert hit.summary["restarts"] == {"Error": 2} and hit.summary["duplicates_refused"] == 0

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +23,10 @@ from psjob.pipeline.cuts import split
 from tests.e2e.workloads import stages
 from tests.e2e.workloads.gates import steps_of
 from tests.e2e.workloads.running import HERE, ROOT, SECONDS, Ran, faults, finish, manifest, start, train
+from tests.hardware import DEVICES, repeatable
 
 CUTS = ("2", "5")
+every_device = pytest.mark.parametrize("device", DEVICES)
 
 
 def job(folder: Path, pace: float = 0.0, replicas: tuple[int, ...] = (1, 1, 1), words: Sequence[str] = (), **training: Any) -> Path:
@@ -38,35 +41,38 @@ def job(folder: Path, pace: float = 0.0, replicas: tuple[int, ...] = (1, 1, 1), 
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """The same script outside a job."""
-    folder = tmp_path_factory.mktemp("alone")
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, str(HERE / "stages.py"), "0", *CUTS], cwd=folder, env=env, check=True, timeout=300)
-    state: dict[str, torch.Tensor] = torch.load(folder / "alone.pt", weights_only=True)
+@functools.cache
+def alone(device: str = "cpu") -> dict[str, torch.Tensor]:
+    """What the same script outside a job comes to."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, str(HERE / "stages.py"), "0", device, *CUTS], cwd=folder, env=env, check=True, timeout=300)
+        state: dict[str, torch.Tensor] = torch.load(Path(folder) / "alone.pt", weights_only=True)
     return state
 
 
-def same(ran: Ran, alone: dict[str, torch.Tensor]) -> None:
-    weights = ran.weights()
-    assert weights.keys() == alone.keys()
-    for name, tensor in alone.items():
+def same(ran: Ran, device: str = "cpu") -> None:
+    weights, wanted = ran.weights(), alone(device)
+    assert weights.keys() == wanted.keys()
+    for name, tensor in wanted.items():
         assert torch.equal(weights[name], tensor), (name, (weights[name] - tensor).abs().max())
 
 
+@every_device
 @pytest.mark.parametrize("training", [{}, {"transport": "tcp", "encryption": "tls"}], ids=["usual", "encrypted"])
-def test_three_stages_train_what_one_process_trains(tmp_path: Path, alone: dict[str, torch.Tensor], training: dict[str, Any]) -> None:
-    ran = train(tmp_path, job(tmp_path, **training))
+def test_three_stages_train_what_one_process_trains(tmp_path: Path, device: str, training: dict[str, Any]) -> None:
+    ran = train(tmp_path, job(tmp_path, words=[device], **training))
     assert ran.summary["restarts"] == {}
-    same(ran, alone)
+    same(ran, device)
 
 
+@every_device
 @pytest.mark.parametrize("hit", ["worker-0", "worker-1", "worker-2", "ps-0", "ps-1"])
-def test_a_kill_of_a_stage_or_a_shard_changes_no_bit(tmp_path: Path, alone: dict[str, torch.Tensor], hit: str) -> None:
-    ran = train(tmp_path, job(tmp_path, 0.03), *faults(f"kill:{hit}@step=25"))
+def test_a_kill_of_a_stage_or_a_shard_changes_no_bit(tmp_path: Path, hit: str, device: str) -> None:
+    ran = train(tmp_path, job(tmp_path, 0.03, words=[device]), *faults(f"kill:{hit}@step=25"))
     assert [recovery["fault"] for recovery in ran.summary["recoveries"]] == [f"kill:{hit}@step=25"]
-    same(ran, alone)
+    same(ran, device)
 
 
 def test_workers_of_a_stage_share_its_micro_batches(tmp_path: Path) -> None:
@@ -126,33 +132,38 @@ LATE: dict[str, tuple[dict[str, str], list[str]]] = {
 
 
 @functools.cache
-def old_weights(name: str) -> dict[str, torch.Tensor]:
+def old_weights(name: str, device: str = "cpu") -> dict[str, torch.Tensor]:
     """What the same batches make of the model in one process, on weights as old as the formula says."""
     torch.set_num_threads(1)
     pipeline, words = LATE[name]
-    model = stages.model_of(*words)
-    batches = [(x, y) for x, y in DataLoader(stages.data_of(), batch_size=10)]
+    on = repeatable(device)
+    model = stages.model_of(*words).to(on)
+    batches = [(x.to(on), y.to(on)) for x, y in DataLoader(stages.data_of(), batch_size=10)]
+    optimizer = stages.optimizer_of if device == "cpu" else stages.OnHost
     way = ways.of(pipeline["schedule"], pipeline.get("weights", "stash"))
     made = reference.train(
         model, torch.nn.functional.mse_loss, batches, parts=split(model, CUTS), way=way,
-        microbatches=4, optimizer=lambda parameters, _delay: stages.optimizer_of(parameters), seed=7,
+        microbatches=4, optimizer=lambda parameters, _delay: optimizer(parameters), seed=7,
     )  # fmt: skip
     tied = {"7.weight": made.weights["0.weight"]} if name == "2bw" else {}
-    return made.weights | made.buffers | tied
+    return {key: tensor.cpu() for key, tensor in (made.weights | made.buffers | tied).items()}
 
 
-def late(folder: Path, name: str, pace: float = 0.0) -> Path:
+def late(folder: Path, name: str, pace: float = 0.0, device: str = "cpu") -> Path:
     pipeline, words = LATE[name]
-    return job(folder, pace, words=words, pipeline={"microbatches": 4, **pipeline})
+    return job(folder, pace, words=[device, *words], pipeline={"microbatches": 4, **pipeline})
 
 
+@every_device
 @pytest.mark.parametrize("name", ["2bw", "pipedream", "recompute"])
-def test_without_flush_gradients_are_those_of_old_weights(tmp_path: Path, name: str) -> None:
-    ran = train(tmp_path, late(tmp_path, name))
+def test_without_flush_gradients_are_those_of_old_weights(tmp_path: Path, name: str, device: str) -> None:
+    ran = train(tmp_path, late(tmp_path, name, device=device))
     assert ran.summary["restarts"] == {} and ran.summary["steps"] == stages.STEPS
     told = json.loads((ran.folder / "live.json").read_text())["coordinator"]["stages"]
     assert all(0 < one["delay"] <= 1 for one in (told if name == "2bw" else told[1:-1])), told
-    weights, expected = ran.weights(), old_weights(name)
+    weights, expected = ran.weights(), old_weights(name, device)
+    if device == "cuda":
+        assert all(one["devicePeakBytes"] > 0 for one in told), told
     for key, tensor in weights.items():
         assert torch.equal(tensor, expected[key]), (key, (tensor - expected[key]).abs().max())
 

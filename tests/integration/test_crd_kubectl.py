@@ -66,6 +66,7 @@ def test_defaults_that_the_api_server_stores(job_api: Api, namespace: str) -> No
             "compression": {"push": "none", "pull": "none", "ratio": 0.01},
         },
         "ps": {"shards": 2, "shardTimeoutSeconds": 10},
+        "workers": {**GOOD["spec"]["workers"], "localSum": "auto"},
         "checkpoint": {"interval": "30s", "keep": 3, "accessMode": "ReadWriteOnce", "size": "10Gi", "retain": True},
         "runPolicy": {"backoffLimit": 6, "cleanPodPolicy": "Running", "successPolicy": "AllWorkers"},
         "injection": "auto",

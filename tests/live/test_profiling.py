@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from tests.hardware import DEVICES
 
 MACHINE = ("--preset", "ethernet-10", "--json")
 BLOCKS = """
@@ -91,6 +94,17 @@ def test_bytes_are_those_that_the_model_must_have(tmp_path: Path, text: str, tar
     assert found["nodes"][0]["fixed"] == 10 * 4 and found["samples"] == 8 and found["input"] == 8 * 5 * 8
     assert found["estimated"] is bool(words) and all(node["forward"] > 0 for node in found["nodes"][1:])
     assert all(node["backward"] > 0 for node in found["nodes"][1:])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_model_is_timed_on_the_device_where_it_lies(tmp_path: Path, device: str) -> None:
+    text = BLOCKS.replace(
+        "return Net(), torch.randint(0, 100, (8, 5))", f"return Net().to('{device}'), torch.randint(0, 100, (8, 5), device='{device}')"
+    )
+    found = profile(tmp_path, text, "train.py:build")
+    assert found["device"] == torch.cuda.get_device_name() if device == "cuda" else found["device"].startswith("cpu, ")
+    assert [node["saved"] for node in found["nodes"][1:4]] == [3 * 8 * 5 * 32 * 4] * 3
+    assert all(node["forward"] > 0 and node["backward"] > 0 for node in found["nodes"][1:]) and not found["estimated"]
 
 
 def test_a_shared_relu_binds_nothing_and_a_module_that_runs_twice_does(tmp_path: Path) -> None:

@@ -427,6 +427,7 @@ REFUSED: list[Case] = [
             ("training.mode", "backup", '"sync", "bounded", "softsync", "async", "threshold", "local"'),
             ("training.lrScaling", "square", '"none", "linear"'),
             ("training.updateAt", "shard", '"server", "worker"'),
+            ("workers.localSum", "ring", '"auto", "shared", "gloo", "nccl"'),
             ("training.compression.push", "lz4", '"none", "bf16", "fp16", "int8", "topk", "randomk", "auto"'),
             ("checkpoint.accessMode", "ReadOnlyMany", '"ReadWriteOnce", "ReadWriteMany"'),
             ("runPolicy.cleanPodPolicy", "none", '"Running", "All", "None"'),

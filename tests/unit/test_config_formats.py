@@ -111,6 +111,15 @@ def limited(**limits: object) -> dict[str, Any]:
     return {"spec": {"containers": [container, {"name": "beside", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 7}}}]}}
 
 
+@pytest.mark.parametrize(("processes", "way", "said"), [(2, "gloo", "gloo"), (2, "auto", None), (1, "gloo", None)])
+def test_the_way_of_a_local_sum_is_in_the_config_where_it_matters(processes: int, way: str, said: str | None) -> None:
+    given, plain = job(workers={"processes": processes, "localSum": way}), job(workers={"processes": processes})
+    made = config.cluster_config(given)
+    assert made.get("localSum") == said
+    assert reading._config(made).local_sum == (said or "auto")
+    assert config.spec_hash(given.spec) == config.spec_hash(plain.spec)
+
+
 @pytest.mark.parametrize(
     ("workers", "processes"),
     [

@@ -1,7 +1,7 @@
 """A script for workers of several processes, with torchrun's names, and Dropout, a schedule and shuffled data where it `drops`.
 
-As a script: `python local_ranks.py STEPS LAST [drops] [slow] [odd] [evals] [uneven] [early] [RANK:STEP …]`. Each rank that is named kills
-itself once in the forward pass of its step. The last round has LAST batches.
+As a script: `python local_ranks.py STEPS LAST [drops] [slow] [odd] [evals] [uneven] [early] [cuda] [RANK:STEP …]`. Each rank that is named
+kills itself once in the forward pass of its step. The last round has LAST batches. With `cuda` all processes compute on the first GPU.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 import psjob as ps
 from tests.e2e.workloads import mlp
+from tests.hardware import repeatable
 
 NAMES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
 
@@ -61,8 +62,9 @@ def main(steps: int, last: int, deaths: dict[str, str], words: set[str]) -> None
     (folder / f"names-{os.environ['RANK']}.json").write_text(json.dumps({name: os.environ[name] for name in NAMES}))
     if "early" in words and ps.rank():
         sys.exit(0)
+    device = repeatable("cuda" if "cuda" in words else "cpu")
     torch.manual_seed(int(os.environ["RANK"]))
-    model = nn.Sequential(nn.Linear(16, 8)) if "odd" in words and ps.rank() else build(drops)
+    model = (nn.Sequential(nn.Linear(16, 8)) if "odd" in words and ps.rank() else build(drops)).to(device)
     optimizer: Any = mlp.optimizer_for("sgd", model)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [15, 30], 0.5)
     model, optimizer = ps.attach(model, optimizer, **({"schedule": schedule} if drops else {}))
@@ -72,7 +74,7 @@ def main(steps: int, last: int, deaths: dict[str, str], words: set[str]) -> None
         if "slow" in words and ps.step() > 10:
             (folder / "inside-slow").touch()
             time.sleep(0.05)
-        mlp.loss_of(model, batch).backward()
+        mlp.loss_of(model, (batch[0].to(device), batch[1].to(device))).backward()
         optimizer.step()
         optimizer.zero_grad()
         if drops:

@@ -1,10 +1,14 @@
-"""A model in stages, with dropout, batch norm and a tied weight: `stages.py PACE [WORD…] [CUT…]`. Outside a job it is plain torch."""
+"""A model in stages, with dropout, batch norm and a tied weight: `stages.py PACE [WORD…] [CUT…]`. Outside a job it is plain torch.
+
+With `cuda` among the words all stages are on the first GPU. Updates are made on the CPU then too, as the shards of a job make them.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,19 +43,43 @@ def optimizer_of(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, fused=True)
 
 
+class OnHost(torch.optim.SGD):
+    """Steps on the CPU, wherever its parameters lie. A kernel of another device rounds in other places."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        given = list(parameters)
+        super().__init__(given, lr=0.05, momentum=0.9)
+        self._pairs = [(p, nn.Parameter(p.detach().cpu().clone())) for p in given]
+        self._inner = optimizer_of(mine for _, mine in self._pairs)
+
+    def step(self, closure: Any = None) -> None:
+        for theirs, mine in self._pairs:
+            mine.grad = None if theirs.grad is None else theirs.grad.cpu()
+        self._inner.step()
+        with torch.no_grad():
+            for theirs, mine in self._pairs:
+                theirs.copy_(mine)
+
+
 def main(pace: float, words: list[str]) -> None:
-    model = model_of(*words)
+    device = torch.device("cpu")
+    if "cuda" in words:
+        from tests.hardware import repeatable  # a pod has this file alone
+
+        device = repeatable("cuda")
+    model = model_of(*words).to(device)
     cuts: list[str | int] = [int(word) for word in words if word.isdigit()]
     pipe = ps.pipeline(model, nn.functional.mse_loss, cuts=cuts, microbatches=4, seed=7)
-    _, optimizer = ps.attach(model, optimizer_of(model.parameters()))
+    alone = ps.world() == 1
+    _, optimizer = ps.attach(model, (OnHost if alone and device.type == "cuda" else optimizer_of)(model.parameters()))
     for x, y in ps.shard(DataLoader(data_of(), batch_size=10)):
         optimizer.zero_grad()
-        loss = pipe.step(x, y)
+        loss = pipe.step(x.to(device), y.to(device))
         optimizer.step()
         ps.report(loss=float(loss))
         time.sleep(pace)
-    if ps.rank() == 0 and ps.world() == 1:
-        torch.save(model.state_dict(), "alone.pt")
+    if alone:
+        torch.save(model.cpu().state_dict(), "alone.pt")
 
 
 if __name__ == "__main__":

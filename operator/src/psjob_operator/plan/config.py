@@ -93,6 +93,7 @@ def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpo
         "stepTimeoutSeconds": None if spec.workers.step_timeout_seconds is None else float(spec.workers.step_timeout_seconds),
         "connectSeconds": CONNECT_SECONDS,
         **_several(spec),
+        **_summed(spec),
         **_staged(spec),
     }
 
@@ -100,6 +101,11 @@ def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpo
 def _several(spec: JobSpec) -> dict[str, Any]:
     """As `_staged`, of a job whose workers have one process."""
     return {"processes": spec.processes()} if spec.processes() > 1 else {}
+
+
+def _summed(spec: JobSpec) -> dict[str, Any]:
+    """The same. It decides no bit, so a run may go on with another one."""
+    return {"localSum": spec.workers.local_sum} if spec.processes() > 1 and spec.workers.local_sum != "auto" else {}
 
 
 def _staged(spec: JobSpec) -> dict[str, Any]:

@@ -84,7 +84,7 @@ A run keeps the number that it began with (status.pinned), and so do its pods. T
 the version before would refuse or do another thing: a key that goes, or means something else, or has another value where a job says
 nothing. Keys that a reader does not know are passed over, so that one that may be missing comes without a rise.
 
-Keys of the config (all present, but for processes and those of stages):
+Keys of the config (all present, but for processes, localSum and those of stages):
 
 format: 1 · job: name · run: str · specHash: sha256 hex of the spec's training-relevant part
 mode: one of MODES · seed: int · updateAt: "server" | "worker" | null (null: server where the optimizer is known)
@@ -96,6 +96,7 @@ nonFinite: one of NON_FINITE · maxGradNorm: float | null · maxPushNorm: float 
 compression: {"push": one of PUSH_CODECS, "pull": one of PULL_CODECS, "ratio": float (share of a gradient that topk and randomk send)}
 workers: int (how many ranks)
 processes: int (processes of each worker; absent: 1)
+localSum: one of LOCAL_SUMS (how they sum; absent: auto)
 stages: [{"name": str, "replicas": int, "cut": str | null}] | null (a model that is cut in stages: ranks are counted through them in order.
         cut: the module with which the stage begins, null for the first one, and for all where the script names the cuts)
 pipeline: {"microbatches": int (parts that each batch is cut in; absent: the script says), "schedule": one of SCHEDULES,
@@ -164,6 +165,8 @@ PREDICTIONS: Final = ("none", "nesterov")
 PUSH_CODECS: Final = ("none", "bf16", "fp16", "int8", "topk", "randomk", "auto")
 """How gradients travel; none: as they are; auto: by the measured speed of the link."""
 AUTO_CODEC: Final = "auto"
+LOCAL_SUMS: Final = ("auto", "shared", "gloo", "nccl")
+"""How the processes of a worker sum: in shared memory, or after an exchange by a backend of torch.distributed."""
 ENCRYPTION: Final = ("none", "auto", "tls")
 """Which streams of a run are encrypted with TLS 1.3: none, those between two hosts, or all."""
 PULL_CODECS: Final = ("none", "bf16", "fp16", "auto")

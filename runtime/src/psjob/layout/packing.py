@@ -67,14 +67,19 @@ class Pack:
     def _plain(self, tensor: torch.Tensor) -> bool:
         return tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.dtype == self.flat.dtype and tensor.is_contiguous()
 
-    def gather(self, tensors: Sequence[torch.Tensor | None], leave: frozenset[int] = frozenset()) -> torch.Tensor:
-        """Copy the block's elements of `tensors` (by table row; None: zeros) into the buffer, which is given back; rows in `leave` stay."""
+    def gather(
+        self, tensors: Sequence[torch.Tensor | None], leave: frozenset[int] = frozenset(), non_blocking: bool = False
+    ) -> torch.Tensor:
+        """Copy the block's elements of `tensors` (by table row; None: zeros) into the buffer, which is given back; rows in `leave` stay.
+
+        `non_blocking`: as the current stream of a GPU comes to it, for which the buffer is pinned.
+        """
         with torch.no_grad():
-            if leave or self._even is None or not _joined([tensors[row] for row, _ in self._whole], self._even):
-                self._gather_each(tensors, leave)
+            if leave or non_blocking or self._even is None or not _joined([tensors[row] for row, _ in self._whole], self._even):
+                self._gather_each(tensors, leave, non_blocking)
         return self.flat
 
-    def _gather_each(self, tensors: Sequence[torch.Tensor | None], leave: frozenset[int]) -> None:
+    def _gather_each(self, tensors: Sequence[torch.Tensor | None], leave: frozenset[int], non_blocking: bool) -> None:
         views, sources = [], []
         for row, view in self._whole:
             if row in leave:
@@ -86,7 +91,7 @@ class Pack:
                 views.append(view)
                 sources.append(_dense(row, source))
         if views:
-            torch._foreach_copy_(views, sources)
+            torch._foreach_copy_(views, sources, non_blocking)
         for row, span, view in self._parts:
             if row in leave:
                 continue
@@ -94,7 +99,7 @@ class Pack:
             if source is None:
                 view.zero_()
             else:
-                view.copy_(_dense(row, source).reshape(-1)[span])
+                view.copy_(_dense(row, source).reshape(-1)[span], non_blocking)
 
     def scatter(self, tensors: Sequence[torch.Tensor | None], non_blocking: bool = False) -> None:
         """Copy the buffer back into `tensors` in place (None: left out); `non_blocking`: as the current stream of a GPU comes to it."""

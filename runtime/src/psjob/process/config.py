@@ -114,6 +114,8 @@ class Config:
     stage_weights: str = "stash"
     predict: str = "none"
     processes: int = 1
+    local_sum: str = "auto"
+    """How the processes of a worker sum: one of contract.LOCAL_SUMS."""
     """Processes of each worker."""
     step_timeout: float | None = None
     """Seconds without a step, while others wait for it, after which a worker is started again; None: never."""
@@ -347,6 +349,7 @@ def _config(raw: dict[str, Any]) -> Config:
         stage_weights=_word(pipeline, "weights", *contract.STAGE_WEIGHTS),
         predict=_word(pipeline, "predict", *contract.PREDICTIONS),
         processes=int(raw.get("processes") or 1),
+        local_sum=_word(raw, "localSum", *contract.LOCAL_SUMS),
         step_timeout=None if raw.get("stepTimeoutSeconds") is None else float(raw["stepTimeoutSeconds"]),
     )
 

@@ -17,9 +17,13 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
+
+from psjob import contract
 
 CHILD_SECONDS = 30.0
+KILL_SECONDS = 60.0
+"""The agent of a worker of several processes ends them long before."""
 CRASHED = 1
 
 
@@ -100,7 +104,17 @@ def _wait(child: int) -> int:
     return CRASHED
 
 
-def finish(status: int) -> None:
+def wait_for_the_agent(why: str = "") -> NoReturn:
+    """A process of this worker has gone, or all begin again: the agent ends this one, unless that is long in coming."""
+    if why:
+        print(f"psjob: {why}", file=sys.stderr, flush=True)
+    deadline = time.monotonic() + KILL_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+    finish(contract.EXIT_RETRY)
+
+
+def finish(status: int) -> NoReturn:
     """End now, with what was printed and without further handlers."""
     _flush()
     os._exit(status)

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from psjob import contract
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.process.config import Place
 from psjob.protocol.worker.together import Part
-from psjob.worker import exits
+from psjob.worker import agreeing, exits, gpus, podsums
 from psjob.worker.edges import Edges
 from psjob.worker.ending import SessionEnd
 from psjob.worker.exchange import Exchange
 from psjob.worker.podmemory import PodMemory
+from psjob.worker.podsums import PodSum
 from psjob.worker.session import WorkerSession
 from psjob.worker.siblings import Said, Sibling
 from psjob.worker.together import FollowerExchange
-
-KILL_SECONDS = 60.0
-"""The agent ends this process long before, where another has died or all begin again."""
 
 
 class FollowerSession(WorkerSession):
@@ -33,6 +29,7 @@ class FollowerSession(WorkerSession):
         self.links, self.machine.links = [], []
         self.edges = Edges()
         self.memory: PodMemory | None = None
+        self._sums: PodSum | None = None
         self._nowhere: frozenset[int] = frozenset()
         self._news: dict[str, Said] = {}
         """What process 0 said last, by its first word."""
@@ -41,16 +38,18 @@ class FollowerSession(WorkerSession):
     # -- the script's thread -------------------------------------------------------------------
 
     def join(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes], hyperparameters: list[dict[str, Any]]) -> None:
-        self._first.say({"table": [spec.to_json() for spec in self.layout.table]})
-        said = self._next("joined", "process 0 of this worker to join the job")
+        device = gpus.device_of(parameters)
+        self._first.say({"table": [spec.to_json() for spec in self.layout.table], "lying": gpus.lying(device).to_json()})
+        said = self.next("joined", "process 0 of this worker to join the job")
         first = self._news["initial"]
-        self.memory = PodMemory(self.layout, self.place.config.processes, self.place.local, said.fd)
+        self.memory = PodMemory(self.layout, self.place.config.processes, self.place.local, said.fd, device)
         machine = self.machine
         machine.record = said.data if said.body["recorded"] else None
         machine.initial = first.data if first.body["initial"] else None
         machine.residual = bool(said.body["residual"])
         machine.clock, machine.joined = int(said.body["joined"]), True
         self.memory.scatter(parameters)
+        self._sums = agreeing.follow(self, device)
 
     def edge(self, make_record: Callable[[], bytes], large: bool = False) -> None:
         """Give the record to process 0. Raises SessionEnd."""
@@ -68,14 +67,16 @@ class FollowerSession(WorkerSession):
     def meet(self, part: Part) -> None:
         """Make what this process owns of the sum. Raises SessionEnd."""
         self._first.say({"part": part.to_json()})
-        said = self._next("sum", "the other processes of this worker")
-        assert self.memory is not None
-        self.memory.sum(said.body["sum"], said.body["active"], self.place.config.reduction == "mean")
+        self._sum("the other processes of this worker")
+
+    def _sum(self, what: str) -> None:
+        said = self.next("sum", what)
+        podsums.made_sum(self.sums, said.body["sum"], said.body["active"], self.place.config.reduction == "mean")
         self._first.say({"summed": True})
 
     def take(self, targets: Sequence[torch.Tensor]) -> bool:
         """Take the answer to a step; was it skipped? Raises SessionEnd."""
-        body = self._next("answer", "the shards' answer to process 0 of this worker").body
+        body = self.next("answer", "the shards' answer to process 0 of this worker").body
         assert self.memory is not None
         self.memory.scatter(targets)
         self.edges.wanted, self._nowhere = bool(body["wanted"]), frozenset(body["none"])
@@ -83,7 +84,8 @@ class FollowerSession(WorkerSession):
 
     def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         self._first.say({"through": True}, make_record())
-        self.wait(lambda: False, "the checkpoint that holds this worker's end")
+        while True:  # a way in which all take part in sums needs this process too
+            self._sum("the checkpoint that holds this worker's end")
 
     def report(self, numbers: dict[str, float | str]) -> None:
         self._first.say({"report": numbers})
@@ -101,11 +103,18 @@ class FollowerSession(WorkerSession):
         """Process 0 is watched."""
 
     def begin_again(self, mode: str, more: Mapping[str, str]) -> None:
-        self._wait_for_the_agent()
+        exits.wait_for_the_agent()
 
     def close(self, seconds: float) -> None:
         super().close(seconds)
         self._first.close()
+
+    @property
+    def sums(self) -> PodSum:
+        """How gradients get to shared memory. Raises RuntimeError before this worker has joined."""
+        if self._sums is None:
+            raise RuntimeError("a step was made before this worker joined")
+        return self._sums
 
     @property
     def nowhere(self) -> frozenset[int]:
@@ -114,16 +123,17 @@ class FollowerSession(WorkerSession):
     def make_exchange(self) -> Exchange:
         return FollowerExchange(self)
 
-    def _next(self, word: str, what: str) -> Said:
+    def heard(self, word: str) -> bool:
+        return word in self._news
+
+    def tell_first(self, body: Mapping[str, Any]) -> None:
+        self._first.say(body)
+
+    def next(self, word: str, what: str) -> Said:
+        """What process 0 says under this word. Raises SessionEnd."""
         self.wait(lambda: word in self._news, what)
         with self.cond:
             return self._news.pop(word)
-
-    def _wait_for_the_agent(self) -> None:
-        deadline = time.monotonic() + KILL_SECONDS
-        while time.monotonic() < deadline:
-            time.sleep(0.1)
-        exits.finish(contract.EXIT_RETRY)
 
     # -- the line's thread ---------------------------------------------------------------------
 

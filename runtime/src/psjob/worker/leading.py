@@ -17,11 +17,13 @@ from psjob.protocol.worker import events as e
 from psjob.protocol.worker.together import Part, Whole, together
 from psjob.resume import composite
 from psjob.wire.frame import Kind
-from psjob.worker import exits, podmemory
+from psjob.worker import agreeing, exits, gpus, podmemory, podsums
 from psjob.worker.edges import Edges, Records
 from psjob.worker.ending import SessionEnd
 from psjob.worker.exchange import Exchange
+from psjob.worker.gpus import Lying
 from psjob.worker.podmemory import PodMemory
+from psjob.worker.podsums import PodSum
 from psjob.worker.session import WorkerSession
 from psjob.worker.siblings import Said, Sibling
 from psjob.worker.together import LeaderExchange
@@ -41,6 +43,11 @@ class LeaderSession(WorkerSession):
         """And a descriptor of it for the others."""
         self._tables: dict[int, list[TensorSpec]] = {}
         """What the others train, by local rank."""
+        self.lying: dict[int, Lying] = {}
+        """Where their models lie."""
+        self.met: dict[int, str] = {}
+        """What has become of their making a group: empty, or why they could not."""
+        self._sums: PodSum | None = None
         self._parts: dict[int, Part] = {}
         self._records = Records(self.processes)
         self._summed: set[int] = set()
@@ -71,6 +78,7 @@ class LeaderSession(WorkerSession):
             other.say({"initial": self.initial is not None}, self.initial or b"")
             told = {"joined": self.clock, "residual": self.machine.residual, "layout": self.layout.to_json(), "recorded": mine is not None}
             other.say(told, mine or b"", self._memory[1])
+        self._sums = agreeing.lead(self, gpus.device_of(parameters))
 
     def _compare(self) -> None:
         """Raises SessionEnd where a process has another model."""
@@ -111,10 +119,10 @@ class LeaderSession(WorkerSession):
             self._parts = {}
             self._summed.clear()
         self._stand()
-        whole, active = together(parts), sorted(parts)
-        self._active = active
+        whole, self._active = together(parts), sorted(parts)
+        active = list(range(self.processes)) if self.sums.everyone else self._active
         self._tell(active, {"sum": whole.present, "active": active})
-        self.memory.sum(whole.present, active, self.place.config.reduction == "mean")
+        podsums.made_sum(self.sums, whole.present, active, self.place.config.reduction == "mean")
         self.wait(lambda: len(self._summed) == len(active) - 1, "the sums of the other processes of this worker")
         return whole
 
@@ -172,10 +180,10 @@ class LeaderSession(WorkerSession):
 
     # -- memory --------------------------------------------------------------------------------
 
-    def open_memory(self) -> None:
+    def open_memory(self, parameters: Sequence[torch.Tensor]) -> None:
         """Make it, now that the layout of the job is known: before any answer lands, which threads of several links do."""
         fd = podmemory.make(self.layout, self.processes)
-        self._memory = PodMemory(self.layout, self.processes, 0, os.dup(fd)), fd
+        self._memory = PodMemory(self.layout, self.processes, 0, os.dup(fd), gpus.device_of(parameters)), fd
 
     @property
     def memory(self) -> PodMemory:
@@ -183,6 +191,13 @@ class LeaderSession(WorkerSession):
         if self._memory is None:
             raise RuntimeError("an answer has landed before this worker pulled")
         return self._memory[0]
+
+    @property
+    def sums(self) -> PodSum:
+        """How gradients get there. Raises RuntimeError before this worker has joined."""
+        if self._sums is None:
+            raise RuntimeError("a step was made before this worker joined")
+        return self._sums
 
     # -- the others' threads -------------------------------------------------------------------
 
@@ -209,6 +224,9 @@ class LeaderSession(WorkerSession):
         with self.cond:
             if "table" in body:
                 self._tables[number] = [TensorSpec.from_json(row) for row in body["table"]]
+                self.lying[number] = Lying.of(body["lying"])
+            elif "met" in body:
+                self.met[number] = str(body["met"])
             elif "part" in body:
                 self._parts[number] = Part.of(body["part"])
             elif "summed" in body:
@@ -240,6 +258,10 @@ class LeaderSession(WorkerSession):
         for number in numbers:
             if number:
                 self._others[number].say(body)
+
+    def tell_others(self, body: Mapping[str, Any], fd: int = -1) -> None:
+        for other in self._others.values():
+            other.say(body, b"", fd)
 
     def _tell_agent(self, body: Mapping[str, Any]) -> None:
         try:

@@ -46,7 +46,7 @@ class LeaderExchange(Exchange):
         session.answer()
 
     def pull(self, parameters: Sequence[torch.Tensor], hyperparameters: list[dict[str, Any]]) -> None:
-        self._leader.open_memory()
+        self._leader.open_memory(parameters)
         super().pull(parameters, hyperparameters)
         self._leader.memory.scatter(parameters)
 
@@ -93,11 +93,11 @@ class FollowerExchange(Exchange):
 
 
 def _part(exchange: LeaderExchange | FollowerExchange, grads: Sequence[torch.Tensor | None] | None, skip: bool, scale: float) -> Part:
-    """What this process brings; its gradients are in shared memory then."""
+    """What this process brings; its gradients are where they are summed from then."""
     session: Any = exchange.session
     if grads is None:
         return Part(session.clock, absent=True)
     if not skip:
-        session.memory.gather(grads, scale)
+        session.sums.gather(grads, scale)
     none = frozenset(row for row, grad in enumerate(grads) if grad is None)
     return Part(session.clock, skip=skip, none=none, bad=exchange.finite.found)
