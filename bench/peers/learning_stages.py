@@ -19,7 +19,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from psjob.pipeline import reference, ways
+from psjob.pipeline import predict, reference, ways
 from psjob.pipeline.cuts import split
 
 STAGES, SEEDS = 8, 5
@@ -132,13 +132,17 @@ TASKS: dict[str, Callable[[], Task]] = {
 class Way:
     way: ways.TrainingWay
     microbatches: int = 1
-    stash: bool = True
+    anneal: int = 0
+    """Updates in which the learning rate of a late stage comes to the task's; 0: it has it from the first."""
 
 
 WAYS = {
     "flush": Way(ways.Flush()),
     "pipedream": Way(ways.PipeDream()),
-    "no stash": Way(ways.PipeDream(), stash=False),
+    "pipedream, vertical": Way(ways.PipeDream(vertical_sync=True)),
+    "pipedream, lr by delay": Way(ways.PipeDream(), anneal=120),
+    "latest": Way(ways.Latest()),
+    "latest, lr by delay": Way(ways.Latest(), anneal=120),
     "recompute": Way(ways.FTPipe(predicts=False)),
     "predict": Way(ways.FTPipe(recompute=False)),
     "ftpipe": Way(ways.FTPipe()),
@@ -155,7 +159,8 @@ def learnt(task: Task, way: Way, rate: float, seed: int) -> float:
     batches = list(task.batches(seed, task.steps, task.samples * way.microbatches))
     made = reference.train(
         net, nn.functional.cross_entropy, batches, parts=parts, way=way.way, microbatches=way.microbatches,
-        optimizer=lambda p, _delay: task.optimizer(p, rate), seed=seed, stash=way.stash,
+        optimizer=lambda p, _delay: task.optimizer(p, rate), seed=seed,
+        rate=(lambda delay, step: predict.lr_by_delay(rate, delay, step, way.anneal)) if way.anneal else None,
     )  # fmt: skip
     net.load_state_dict(made.weights)
     with torch.no_grad():
@@ -165,6 +170,7 @@ def learnt(task: Task, way: Way, rate: float, seed: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="", choices=["", *TASKS])
+    parser.add_argument("--way", action="append", choices=list(WAYS), help="may be given several times; absent: all")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -174,7 +180,8 @@ def main() -> None:
             continue
         task = make()
         for rate in task.rates:
-            for name, way in WAYS.items():
+            for name in asked.way or WAYS:
+                way = WAYS[name]
                 found = [learnt(task, way, rate, seed) for seed in range(asked.seeds)]
                 note = f"{asked.seeds} seeds, {min(found):.2f} to {max(found):.2f}"
                 row = {"what": f"{task.name}, rate {rate}: {name}", "figure": statistics.median(found), "unit": task.unit, "note": note}

@@ -12,7 +12,7 @@ from torch import nn
 
 from psjob.api.stageversions import StageVersions
 from psjob.modes.stages import Stages
-from psjob.pipeline import reference, ways
+from psjob.pipeline import predict, reference, ways
 from psjob.pipeline.cuts import split
 from psjob.pipeline.reference import Outcome
 from psjob.pipeline.stage import ChangedInPlace
@@ -25,6 +25,8 @@ STEPS = 12
 WORDS: dict[str, dict[str, str]] = {
     "2bw": {"schedule": "2bw"},
     "pipedream": {"schedule": "pipedream"},
+    "vertical": {"schedule": "pipedream", "stage_weights": "vertical"},
+    "latest": {"schedule": "pipedream", "stage_weights": "latest"},
     "recompute": {"schedule": "pipedream", "stage_weights": "recompute"},
     "predict": {"schedule": "pipedream", "predict": "nesterov"},
     "ftpipe": {"schedule": "pipedream", "stage_weights": "recompute", "predict": "nesterov"},
@@ -49,7 +51,7 @@ def way_of(name: str) -> ways.TrainingWay:
     return ways.of(words["schedule"], words.get("stage_weights", "stash"), words.get("predict", "none"))
 
 
-def expected(name: str, stages: int, microbatches: int, replicas: tuple[int, ...] = ()) -> Outcome:
+def expected(name: str, stages: int, microbatches: int, replicas: tuple[int, ...] = (), rate: reference.Rate | None = None) -> Outcome:
     net = stage_workers.model()
     parts = split(net, CUTS[stages])
 
@@ -58,7 +60,7 @@ def expected(name: str, stages: int, microbatches: int, replicas: tuple[int, ...
 
     return reference.train(
         net, nn.functional.mse_loss, [batch(number) for number in range(STEPS)], parts=parts, way=way_of(name),
-        microbatches=microbatches, optimizer=optimizer, seed=SEED, replicas=replicas,
+        microbatches=microbatches, optimizer=optimizer, seed=SEED, replicas=replicas, rate=rate,
     )  # fmt: skip
 
 
@@ -89,7 +91,7 @@ def test_late_gradients_are_those_of_old_weights_in_one_process(
 
 
 @pytest.mark.parametrize("replicas", [(2, 1), (2, 1, 1), (2, 2, 2), (3, 1)])
-@pytest.mark.parametrize("name", ["2bw", "pipedream", "ftpipe"])
+@pytest.mark.parametrize("name", ["2bw", "pipedream", "vertical", "latest", "ftpipe"])
 def test_replicas_sum_before_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, replicas: tuple[int, ...]) -> None:
     """Each has one micro-batch of an update. Their sums are of each replica's micro-batches first, so the last bits may be others."""
 
@@ -109,11 +111,41 @@ def test_replicas_sum_before_an_update(tmp_path: Path, monkeypatch: pytest.Monke
     for rank, worker in cluster.ended.items():
         stage = Stages(replicas).of(rank)
         assert stage is not None and delays_of(worker) == plain.delays[stage]
-        if name != "2bw":
+        if name not in ("2bw", "vertical"):
             rest = sum(replicas[stage:])
             assert max(delays_of(worker)) == -(-((rest - 1) // replicas[stage]) * replicas[stage] // microbatches)
         for key, tensor in worker.own.items():
             torch.testing.assert_close(tensor, plain.weights[key], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["pipedream", "vertical", "latest"])
+def test_a_late_stage_begins_with_a_small_rate(tmp_path: Path, name: str) -> None:
+    """lr / τ^(1 - t/8) at update t: PipeMare's T1, to the bit."""
+    with serving(tmp_path, workers=4, shards=2, stages=Stages((1,) * 4), **WORDS[name], anneal_steps=8) as shards:
+        cluster = Cluster(shards, 1)
+        cluster.run(STEPS)
+        assert not cluster.rewound
+    plain = expected(name, 4, 1, rate=lambda delay, step: predict.lr_by_delay(0.05, delay, step, 8))
+    at_once = expected(name, 4, 1)
+    for worker in cluster.ended.values():
+        for key, tensor in worker.own.items():
+            assert torch.equal(tensor, plain.weights[key] if key in plain.weights else plain.buffers[key]), key
+    assert not torch.equal(plain.weights["0.weight"], at_once.weights["0.weight"])
+
+
+def test_a_stage_without_stash_has_one_memory(tmp_path: Path) -> None:
+    """Of all the versions that its forwards take."""
+    seen: dict[int, set[int]] = {}
+
+    def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
+        if what == "push" and step:
+            seen.setdefault(worker.rank, set()).update(worker.own[name].data_ptr() for name in worker.pipe.run.part.parameters)
+
+    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), **WORDS["latest"]) as shards:
+        cluster = Cluster(shards, 2, before)
+        cluster.run(STEPS)
+    for rank, worker in cluster.ended.items():
+        assert len(seen[rank]) == len(worker.pipe.run.part.parameters)
 
 
 def test_a_stage_computes_while_its_push_is_under_way(tmp_path: Path) -> None:
@@ -158,7 +190,10 @@ def test_two_stages_may_share_a_weight_where_both_are_as_late(tmp_path: Path, mo
     other.mkdir()
     with (
         serving(other, workers=2, shards=1, stages=Stages((1, 1)), **WORDS["pipedream"]) as shards,
-        pytest.raises(ValueError, match=r"0\.weight is shared by stages 0, 1, whose delays are 1, 0 updates; take schedule: flush or 2bw"),
+        pytest.raises(
+            ValueError,
+            match=r"0\.weight is shared by stages 0, 1, whose delays are 1, 0 updates; take schedule: flush or 2bw, or weights: vertical",
+        ),
     ):
         StageWorker(shards, 0, 1, 1)
 
@@ -216,7 +251,7 @@ def kill_by_seed(folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> tu
     monkeypatch.setattr(stage_workers, "LOSS", lambda output, target: (output * target).mean())
     monkeypatch.setattr(stage_workers, "optimizer_of", lambda net: torch.optim.SGD(net.parameters(), lr=1.0))
     chance = random.Random(seed)
-    stages, name = chance.choice([2, 3, 4]), chance.choice(["2bw", "pipedream", "recompute"])
+    stages, name = chance.choice([2, 3, 4]), chance.choice(["2bw", "pipedream", "recompute", "vertical", "latest"])
     microbatches = chance.choice([4, 5] if name == "2bw" else [1, 2, 4])
     kills = Kills(chance, stages, microbatches, STEPS)
     with serving(folder, workers=stages, shards=chance.choice([1, 2, 3]), stages=Stages((1,) * stages), **WORDS[name]) as shards:

@@ -128,13 +128,43 @@ STAGES_REFUSED: list[Case] = [
             f"pipeline-{'-'.join(words.values())}",
             _with(training_pipeline={"microbatches": 4, **words}),
             "spec.training.pipeline",
-            "must have schedule: pipedream for predict: nesterov, and pipedream or flush for weights: recompute; change the schedule",
+            "must have schedule: pipedream for predict: nesterov and for weights: vertical and latest, and pipedream or flush for weights: "
+            "recompute; change the schedule",
         )
         for words in (
             {"predict": "nesterov"},
             {"schedule": "2bw", "predict": "nesterov"},
             {"schedule": "2bw", "weights": "recompute"},
+            {"weights": "vertical"},
+            {"schedule": "2bw", "weights": "latest"},
         )
+    ),
+    *(
+        Case(
+            f"pipeline-{weights}-predicted",
+            _with(training_pipeline={"microbatches": 4, "schedule": "pipedream", "weights": weights, "predict": "nesterov"}),
+            "spec.training.pipeline",
+            "must have weights: stash or recompute for predict: nesterov; change the weights",
+        )
+        for weights in ("vertical", "latest")
+    ),
+    *(
+        Case(
+            f"pipeline-anneal-{count}",
+            _with(training_pipeline={"microbatches": 4, "schedule": "pipedream", "annealSteps": count}),
+            "spec.training.pipeline.annealSteps",
+            "must be 1..1000000000; ",
+        )
+        for count in (0, 1_000_000_001)
+    ),
+    *(
+        Case(
+            f"pipeline-anneal-{schedule}",
+            _with(training_pipeline={"microbatches": 4, "schedule": schedule, "annealSteps": 5}),
+            "spec.training.pipeline",
+            "must have schedule: pipedream for annealSteps; ",
+        )
+        for schedule in ("flush", "2bw")
     ),
     Case(
         "2bw-of-few",
@@ -249,8 +279,11 @@ STAGES_PASSED: list[Case] = [
             {"schedule": "flush", "weights": "recompute"},
             {"schedule": "2bw"},
             {"schedule": "pipedream", "weights": "recompute", "predict": "nesterov"},
+            {"schedule": "pipedream", "weights": "vertical"},
+            {"schedule": "pipedream", "weights": "latest"},
         )
     ),
+    Case("pipeline-anneal-most", _with(training_pipeline={"microbatches": 4, "schedule": "pipedream", "annealSteps": 1_000_000_000})),
     Case("stages-most", _with(stages=stages(*[4] * 64), training_pipeline={"microbatches": 1024})),
     Case("stages-wide", _with(stages=stages(255, 1), training_pipeline={"microbatches": 1})),
     Case("stages-longest", _with(stages=stages(1, 1, s1={"name": "a" * 63, "cut": "ü" * 256}))),

@@ -100,9 +100,13 @@ def test_a_process_reads_its_stages() -> None:
     assert (read.stages, read.stage_names, read.cuts, read.microbatches) == (Stages((2, 1)), ("a", "b"), ("head",), 4)
     assert [read.stages.of(rank) for rank in range(read.workers)] == [0, 0, 1]
     assert (read.schedule, read.stage_weights, read.predict, read.flushes) == ("flush", "stash", "none", True)
+    assert read.anneal_steps is None
     words = {"microbatches": 4, "schedule": "pipedream", "weights": "recompute", "predict": "nesterov"}
     read = reading._config(config.cluster_config(job(**STAGED, training={"pipeline": words})))
     assert (read.schedule, read.stage_weights, read.predict, read.flushes) == ("pipedream", "recompute", "nesterov", False)
+    late = {"microbatches": 4, "schedule": "pipedream", "weights": "latest", "annealSteps": 300}
+    read = reading._config(config.cluster_config(job(**STAGED, training={"pipeline": late})))
+    assert (read.stage_weights, read.anneal_steps) == ("latest", 300)
 
 
 def limited(**limits: object) -> dict[str, Any]:

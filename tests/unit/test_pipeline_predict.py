@@ -118,3 +118,14 @@ def test_numbers_out_of_range_are_refused() -> None:
         predict.momentum_by_stage(0.995, 1, 4)
     with pytest.raises(ValueError, match="step is -1"):
         predict.adam_ahead(w, w, w, -1, [0.1])
+
+
+def test_the_rate_of_each_group_goes_by_the_delay() -> None:
+    groups = [{"lr": 0.1, "momentum": 0.9}, {"lr": 0.4, "momentum": 0.0}]
+    for delay, step, factor in ((0, 0, 1.0), (1, 0, 1.0), (4, 0, 0.25), (4, 5, 0.5), (4, 10, 1.0), (4, 99, 1.0), (9, 5, 1 / 3)):
+        found = predict.annealed(groups, delay, step, 10)
+        assert [group["lr"] for group in found] == pytest.approx([0.1 * factor, 0.4 * factor])
+        assert [group["momentum"] for group in found] == [0.9, 0.0]
+    assert groups[0]["lr"] == 0.1
+    with pytest.raises(ValueError, match="a rule without a hyperparameter lr cannot be annealed"):
+        predict.annealed([{"momentum": 0.9}], 1, 0, 10)

@@ -100,6 +100,7 @@ def test_flush_adds_up_a_weight_of_many_stages_as_one_process_does() -> None:
 ASYNC = [
     ways.PipeDream(),
     ways.PipeDream(vertical_sync=True),
+    ways.Latest(),
     ways.TwoBW(),
     ways.FTPipe(),
     ways.FTPipe(predicts=False),

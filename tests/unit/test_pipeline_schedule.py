@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob import contract
-from psjob.pipeline import order, predict, ways
+from psjob.pipeline import delays, order, predict, ways
 from psjob.pipeline.order import Direction, StageWork
 from psjob.pipeline.schedule import Backward, Forward, StageSchedule, Update, Work
 
@@ -91,13 +91,16 @@ def test_a_manifest_names_a_way_or_is_refused() -> None:
     for schedule in contract.SCHEDULES:
         for weights in contract.STAGE_WEIGHTS:
             for prediction in contract.PREDICTIONS:
-                if (schedule == "2bw" and (weights, prediction) != ("stash", "none")) or (schedule == "flush" and prediction != "none"):
-                    with pytest.raises(ValueError, match="take schedule: pipedream"):
+                kept = weights in {"flush": ("stash", "recompute"), "2bw": ("stash",)}.get(schedule, contract.STAGE_WEIGHTS)
+                predicted = prediction == "none" or (schedule == "pipedream" and weights in ("stash", "recompute"))
+                if not (kept and predicted):
+                    with pytest.raises(ValueError, match=r"take (schedule: pipedream|weights: stash or recompute)"):
                         ways.of(schedule, weights, prediction)
                     continue
                 way, taken = ways.of(schedule, weights, prediction), taken + 1
                 assert (way.flushes, way.recompute, way.predicts) == (schedule == "flush", weights == "recompute", prediction == "nesterov")
-    assert taken == 7
+    assert taken == 9
+    assert ways.of("pipedream", "latest") == ways.Latest() and ways.of("pipedream", "vertical") == ways.PipeDream(vertical_sync=True)
     with pytest.raises(ValueError, match="one of them is not known"):
         ways.of("gpipe")
 
@@ -124,3 +127,18 @@ def test_the_last_step_alone_tells_where_momentum_leads(delay: int) -> None:
         predict.from_step("sgd", p, p, 1, {"momentum": 1.0, "weight_decay": 0.0}, delay)
     with pytest.raises(ValueError, match="weights of lion cannot be predicted; known are sgd, adam"):
         predict.from_step("lion", p, p, 1, {}, delay)
+
+
+@settings(max_examples=100, deadline=None)
+@given(replicas=st.lists(st.integers(1, 3), min_size=1, max_size=5), data=st.data())
+def test_the_formula_counts_the_updates_before_each_forward(replicas: list[int], data: st.DataObject) -> None:
+    stage = data.draw(st.integers(0, len(replicas) - 1))
+    replica = data.draw(st.integers(0, replicas[stage] - 1))
+    microbatches = replicas[stage] * data.draw(st.integers(1, 4))
+    schedule = StageSchedule(ways.Latest(), stage, replicas, replica)
+    updates = 0
+    for one in all_of(schedule, [microbatches] * 8):
+        if isinstance(one, Forward):
+            assert delays.updates_before(stage, replicas, microbatches, one.batch, one.micro) == updates
+        updates += isinstance(one, Update)
+    assert updates == 8

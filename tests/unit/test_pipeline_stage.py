@@ -12,6 +12,7 @@ from torch.distributed.pipelining._backward import stage_backward
 from psjob.pipeline.cuts import split
 from psjob.pipeline.draws import Draw
 from psjob.pipeline.microbatch import arguments
+from psjob.pipeline.onememory import OneMemory
 from psjob.pipeline.stage import ChangedInPlace, StageRun
 from tests.unit.pipeline_models import row, tokens
 
@@ -299,3 +300,31 @@ def test_work_out_of_order_is_refused() -> None:
         run.backward(0)
     with pytest.raises(KeyError, match=r"2\.bias"):
         run.load(1, {name: p for name, p in fresh(model).items() if name != "2.bias"})
+
+
+def test_one_memory_gives_the_newest_weights_to_a_backward_and_nobody_else_may_do_so() -> None:
+    """The gradient of the input of tanh(W0 x) W1 is W0' (1 - tanh²(W0 x)) W1' g: tanh is of old weights, W0 and W1 of new ones."""
+    model = small()
+    old, new = fresh(model), fresh(model, 3.0)
+    x = X.clone().requires_grad_()
+    memory = OneMemory(fresh(model))
+    run = StageRun(split(model)[0], {}, in_place=True)
+    run.load(0, memory.leaves)
+    run.forward(0, arguments(x), DRAW, loss)
+    memory.take(new)
+    run.load(1, memory.leaves)
+    back, grads = run.backward(0)
+    hidden = torch.tanh(nn.functional.linear(X, old["0.weight"], old["0.bias"]))
+    top = 2 * nn.functional.linear(hidden, old["2.weight"], old["2.bias"])
+    inner = (top @ new["2.weight"]) * (1 - hidden**2)
+    torch.testing.assert_close(grads["2.weight"], top.T @ hidden)
+    torch.testing.assert_close(grads["0.weight"], inner.T @ X)
+    torch.testing.assert_close(back[0], inner @ new["0.weight"])
+    with pytest.raises(KeyError):
+        memory.take({"4.weight": X})
+    kept = StageRun(split(model)[0], {})
+    kept.load(0, memory.leaves)
+    kept.forward(0, arguments(x), DRAW, loss)
+    memory.take(old)
+    with pytest.raises(ChangedInPlace):
+        kept.load(1, memory.leaves)

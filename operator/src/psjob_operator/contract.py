@@ -101,7 +101,8 @@ localSum: one of LOCAL_SUMS (how they sum; absent: auto)
 stages: [{"name": str, "replicas": int, "cut": str | null}] | null (a model that is cut in stages: ranks are counted through them in order.
         cut: the module with which the stage begins, null for the first one, and for all where the script names the cuts)
 pipeline: {"microbatches": int (parts that each batch is cut in; absent: the script says), "schedule": one of SCHEDULES,
-           "weights": one of STAGE_WEIGHTS, "predict": one of PREDICTIONS} | null. Both are absent in a job without stages.
+           "weights": one of STAGE_WEIGHTS, "predict": one of PREDICTIONS, "annealSteps": int (updates in which a late stage's
+           learning rate comes to the script's; absent: it has it from the first)} | null. Both are absent in a job without stages.
 shards: [{"host": str, "port": int, "statusPort": int}] in index order
 checkpoint: {"intervalSeconds": float, "everySteps": int | null, "keep": int, "disabled": bool,
              "request": int | null (a checkpoint is taken soon after it has changed while the job runs),
@@ -159,8 +160,9 @@ NON_FINITE: Final = ("pass", "skip", "refuse")
 """What becomes of a gradient that holds NaN or inf: it is applied as torch does it, its step is skipped, or it ends the job."""
 SCHEDULES: Final = ("flush", "2bw", "pipedream")
 """When stages make their updates: with a flush after each batch, or without."""
-STAGE_WEIGHTS: Final = ("stash", "recompute")
-"""The weights of a backward: those of its forward, or the newest, on which the forward runs again."""
+STAGE_WEIGHTS: Final = ("stash", "vertical", "recompute", "latest")
+"""The weights of a backward: those of its forward, the same version at all stages, the newest, on which the forward runs again, or the
+newest under activations of older ones."""
 PREDICTIONS: Final = ("none", "nesterov")
 """The weights of a forward: as they are, or as their momentum leads to until its gradient counts."""
 PUSH_CODECS: Final = ("none", "bf16", "fp16", "int8", "topk", "randomk", "auto")

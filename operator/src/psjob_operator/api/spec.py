@@ -145,11 +145,16 @@ class Pipeline(Model):
     """When stages make their updates. flush: all at the end of a batch; the gradient is that of one process. 2bw: without waiting for
     each other, on weights of one update ago at every stage. pipedream: the same on each stage's newest weights, of K-1-k updates ago at
     stage k of K with one micro-batch a batch."""
-    weights: Literal["stash", "recompute"] = "stash"
-    """The weights of a backward. stash: those of its forward, kept until then. recompute: inputs are kept, and the forward runs again on
-    the newest weights; not with 2bw."""
+    weights: Literal["stash", "vertical", "recompute", "latest"] = "stash"
+    """The weights of a backward. stash: those of its forward, kept until then. vertical: the same, and each stage takes the version that
+    the first stage took for the batch; with pipedream alone. recompute: inputs are kept, and the forward runs again on the newest weights;
+    not with 2bw. latest: a stage has one memory, and the backward takes what is in it; with pipedream alone."""
     predict: Literal["none", "nesterov"] = "none"
-    """nesterov: a forward takes the weights to which the optimizer's momentum leads until its gradient counts; with pipedream alone."""
+    """nesterov: a forward takes the weights to which the optimizer's momentum leads until its gradient counts; with pipedream alone, and
+    with weights: stash or recompute."""
+    anneal_steps: int | None = None
+    """Updates in which the learning rate of a late stage comes from lr / delay to lr; 1..1000000000, with pipedream alone. Absent: lr from
+    the first update on."""
 
 
 class Local(Model):

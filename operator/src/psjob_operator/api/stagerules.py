@@ -96,9 +96,26 @@ _OF_STAGES = (
     FieldRule(
         "spec.training.pipeline",
         lambda way: _go_together(way.get("schedule", "flush"), way.get("weights", "stash"), way.get("predict", "none")),
-        "must have schedule: pipedream for predict: nesterov, and pipedream or flush for weights: recompute",
+        "must have schedule: pipedream for predict: nesterov and for weights: vertical and latest, and pipedream or flush for weights: "
+        "recompute",
         "change the schedule, or leave the other out",
-        cel="self.schedule == 'pipedream' || (self.predict == 'none' && (self.weights == 'stash' || self.schedule == 'flush'))",
+        cel="self.schedule == 'pipedream' || (self.predict == 'none' && "
+        "(self.weights == 'stash' || (self.weights == 'recompute' && self.schedule == 'flush')))",
+    ),
+    FieldRule(
+        "spec.training.pipeline",
+        lambda way: way.get("predict", "none") == "none" or way.get("weights", "stash") in ("stash", "recompute"),
+        "must have weights: stash or recompute for predict: nesterov",
+        "change the weights, or leave predict out",
+        cel="self.predict == 'none' || self.weights in ['stash', 'recompute']",
+    ),
+    between("spec.training.pipeline.annealSteps", 1, 1_000_000_000, "leave it out for the script's learning rate from the first update on"),
+    FieldRule(
+        "spec.training.pipeline",
+        lambda way: way.get("annealSteps") is None or way.get("schedule", "flush") == "pipedream",
+        "must have schedule: pipedream for annealSteps",
+        "with another schedule no stage is more than one update late; leave annealSteps out",
+        cel="!has(self.annealSteps) || self.schedule == 'pipedream'",
     ),
     FieldRule(
         "spec",
@@ -124,7 +141,7 @@ _OF_STAGES = (
 
 
 def _go_together(schedule: str, weights: str, predict: str) -> bool:
-    return schedule == "pipedream" or (predict == "none" and (weights == "stash" or schedule == "flush"))
+    return schedule == "pipedream" or (predict == "none" and (weights == "stash" or (weights, schedule) == ("recompute", "flush")))
 
 
 def _pipeline(spec: Json) -> dict[str, Json]:

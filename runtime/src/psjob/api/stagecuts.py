@@ -120,5 +120,5 @@ def check_table(job: Config, table: Sequence[TensorSpec]) -> None:
 def delays_of(way: TrainingWay, owners: Mapping[str, tuple[int, ...]], replicas: Sequence[int], microbatches: int) -> list[int]:
     """The delay of each stage. Raises ValueError for a way that cannot train these stages, or their shared weights."""
     delays = [way.delay(stage, replicas, microbatches) for stage in range(len(replicas))]
-    check_shared(owners, delays, "schedule: flush or 2bw")
+    check_shared(owners, delays, "schedule: flush or 2bw, or weights: vertical")
     return delays

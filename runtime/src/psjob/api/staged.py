@@ -65,7 +65,9 @@ class StagedPipeline:
         self.place, self.model, self.loss_fn, self.microbatches = place, model, loss_fn, microbatches
         self.stage, self.last = stage, stage == len(parts) - 1
         shared = frozenset(name for name, stages in known.stages.items() if len(stages) > 1)
-        self.run = StageRun(parts[stage], dict(model.named_buffers()), shared=shared, recompute=self.way.recompute)
+        self.run = StageRun(
+            parts[stage], dict(model.named_buffers()), shared=shared, recompute=self.way.recompute, in_place=self.way.in_place
+        )
         self.handed = frozenset(name for name in parts[stage].parameters if known.stages[name][0] < stage)
         """Parameters whose gradients an earlier stage pushes, the first that has them."""
         self.scale = {name: float(len(config.stages.who(known.stages[name]) or ())) for name in parts[stage].parameters}

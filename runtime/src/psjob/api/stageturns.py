@@ -44,6 +44,8 @@ class Batch:
         self.hyperparameters: list[dict[str, float | bool]] = []
         self.version, self.weights = number, None
         """That its forwards take, once the first one has begun."""
+        self.first: int | None = None
+        """The version that the first stage took for it, where this one goes by it."""
         self.memory: set[int] = set()
         """In which those weights lie."""
         self.backwards = 0
@@ -176,27 +178,34 @@ class StageTurns:
                 if not self.way.flushes:
                     self._update(self._open[piece.batch])
 
-    def _load(self, batch: Batch) -> None:
-        """The weights for a batch's forwards."""
-        if batch.weights is None:
+    def _load(self, batch: Batch, first: int | None = None) -> None:
+        """The weights for a batch's forwards. `first`: the version that the first stage took, where it said so."""
+        if self.way.in_place:
+            self._land()
+        if batch.weights is None or first != batch.first:
             made = self.schedule.updates
-            if self.way.version(batch.number, made, made) > self.versions.number:
+            wanted = self.way.version(batch.number, made, made if first is None else first)
+            if wanted > self.versions.number:
                 self._land()
-            batch.version, batch.weights = self.versions.taken(batch.number)
-            batch.memory = set(map(_memory, batch.weights.values()))
+            batch.version, batch.weights = self.versions.taken(wanted)
+            batch.first, batch.memory = first, set(map(_memory, batch.weights.values()))
         if self._loaded is not batch.weights:
             self._loaded = batch.weights
             self.pipe.run.load(batch.version, batch.weights)
 
     def _forward(self, batch: Batch, place: int) -> None:
-        pipe, micro = self.pipe, batch.micros[place]
-        self._load(batch)
+        pipe, micro, vertical = self.pipe, batch.micros[place], self.way.vertical_sync
+        first: list[int] = []
+        if not (vertical and pipe.stage):
+            self._load(batch)
         value, target = micro.value
         if pipe.stage:
             pipe.run.part.expect(value)
-            value, sum_ = self._take(Key(batch.number, place, Kind.ACTIVATION))
+            value, sum_, *first = self._take(Key(batch.number, place, Kind.ACTIVATION))
             self._check(batch, place, sum_)
             value = self._here(value)
+        if vertical and pipe.stage:
+            self._load(batch, *first)
         draw = Draw(pipe.seed, batch.number, place)
         name = batch.number * MOST_MICROBATCHES + place
         if pipe.last:
@@ -207,7 +216,8 @@ class StageTurns:
         # The script may write into its batch for the next step, and the stage into its buffers, while this is held.
         others = batch.memory.union(map(_memory, (*kept, *pipe.run.buffers.values())))
         output = pytree.tree_map_only(torch.Tensor, lambda leaf: _apart(leaf, others), output)
-        self.links.give(Key(batch.number, place, Kind.ACTIVATION), (output, batch.sum))
+        told = [first[0] if first else batch.version] if vertical else []
+        self.links.give(Key(batch.number, place, Kind.ACTIVATION), (output, batch.sum, *told))
 
     def _take(self, key: Key) -> Any:
         """Who would wait for a neighbour takes its own answers first: others may wait for what follows from them."""
@@ -233,6 +243,8 @@ class StageTurns:
         sums: dict[str, torch.Tensor] = {}
         if not pipe.last:
             back, sums, batch.losses[place] = self._here(self._take(Key(batch.number, place, Kind.GRADIENT)))
+        if self.way.in_place:
+            self._land()
         if self.way.recompute:
             self._land()
             self._loaded = None
@@ -277,7 +289,7 @@ class StageTurns:
         fresh = self.versions.fresh()
         exchange.finite.skips(grads, [], False)
         exchange.clip = Clip()
-        exchange.push(grads, batch.hyperparameters, False, 1.0, fresh)
+        exchange.push(grads, self.versions.corrected(batch.hyperparameters, batch.number), False, 1.0, fresh)
         self._coming = batch, fresh
         del self._open[batch.number]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from psjob.pipeline import predict
+from psjob.pipeline.onememory import OneMemory
 from psjob.process.errors import Refused
 
 if TYPE_CHECKING:
@@ -33,25 +34,39 @@ class StageVersions:
         self._groups = dict(zip(self.rows, (spec.group for spec in job.session.layout.table), strict=True))
         self.number = job.session.clock
         self._late = pipe.delay_by_stage[pipe.stage]
+        self._behind = self._late if pipe.stage else 0
+        """Versions by which the first stage's may be older than this stage's own."""
         self._predicts = self._way.predicts and self._late > 0
+        self._anneal = job.place.config.anneal_steps
         self._kept = {self.number: {name: _leaf(p, p) for name, p in self._parameters.items()}}
+        self._memory = OneMemory(self._kept[self.number]) if self._way.in_place else None
         self._ahead = self._kept[self.number]
         """The newest, as they are expected when the gradient of a forward counts."""
 
     def check(self, hyperparameters: list[dict[str, float | bool]]) -> None:
-        """Raise Refused for what the script steps with, where weights of it cannot be predicted."""
+        """Raise Refused for what the script steps with, where weights of it cannot be predicted, or its rate not be annealed."""
         try:
             for group in hyperparameters if self._way.predicts else ():
                 predict.check_step(self._job.rule, group)
         except ValueError as error:
             raise Refused(f"training.pipeline.predict nesterov: {error}; or take predict: none") from error
+        try:
+            self.corrected(hyperparameters, 0)
+        except ValueError as error:
+            raise Refused(f"training.pipeline.annealSteps with training.updateRule {self._job.rule}: {error}; leave it out") from error
 
-    def taken(self, batch: int) -> tuple[int, Weights]:
-        """The version that a batch's forwards take, and its weights."""
+    def corrected(self, hyperparameters: list[dict[str, float | bool]], update: int) -> list[dict[str, float | bool]]:
+        """What the update of that number is pushed with: the learning rate goes by the stage's delay, where the job says so."""
+        if self._anneal is None:
+            return hyperparameters
+        return predict.annealed(hyperparameters, self._late, update, self._anneal)
+
+    def taken(self, wanted: int) -> tuple[int, Weights]:
+        """The version that forwards take which want that one, and its weights."""
         if self._way.flushes:
-            return batch, dict(self._parameters)
-        # A process that came back has none that are older than it.
-        number = max(self._way.version(batch, self.number, self.number), min(self._kept))
+            return wanted, dict(self._parameters)
+        # A process that came back has none that are older than it, and the first stage may have taken one that it is to make again.
+        number = min(max(wanted, min(self._kept)), self.number)
         return number, self._ahead if self._predicts else self._kept[number]
 
     def newest(self) -> tuple[int, Weights]:
@@ -67,6 +82,12 @@ class StageVersions:
     def come(self, fresh: list[torch.Tensor], hyperparameters: list[dict[str, float | bool]]) -> None:
         """The next version has come into that memory; the model shows it."""
         landed = {name: tensor for name, tensor in zip(self.rows, fresh, strict=True) if name in self._parameters}
+        if self._memory is not None:
+            self._memory.take(landed)
+            self.number += 1
+            self._kept = {self.number: self._memory.leaves}
+            self._ahead = self._memory.leaves
+            return
         before = self._kept[self.number]
         for name, tensor in landed.items():
             self._parameters[name].data = tensor
@@ -79,7 +100,7 @@ class StageVersions:
                 ).requires_grad_(now[name].requires_grad)
                 for name in landed
             }
-        oldest = self._way.version(self.number, self.number, self.number)
+        oldest = self._way.version(self.number, self.number, self.number - self._behind)
         self._kept = {number: weights for number, weights in self._kept.items() if number >= oldest}
 
 

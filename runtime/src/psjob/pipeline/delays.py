@@ -40,6 +40,20 @@ def warm_up(stage: int, replicas: Sequence[int]) -> int:
     return (sum(replicas[stage:]) - 1) // replicas[stage]
 
 
+def updates_before(stage: int, replicas: Sequence[int], microbatches: int, minibatch: int, micro: int) -> int:
+    """Updates that stage `stage` has made before the forward of micro-batch `micro` of minibatch `minibatch`, in 1F1B without flush.
+
+    floor(max(i - w, 0) / m): a replica makes m = M / r_k micro-batches of each minibatch, this one is its i-th of all, and before that
+    forward it has made all but w = `warm_up` of the backwards.
+
+    Raises:
+        ValueError: as `warm_up` and `of_each`.
+    """
+    own = of_each(replicas[stage], microbatches)
+    done = minibatch * own + micro // replicas[stage] - warm_up(stage, replicas)
+    return max(done, 0) // own
+
+
 def double_buffered(stages: int, microbatches: int) -> int:
     """The delay of every stage of PipeDream-2BW (Narayanan et al. 2020, arXiv 2006.09503): 1 at any depth.
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from psjob.pipeline.draws import Draw
 from psjob.pipeline.microbatch import Micro, arguments, cut
+from psjob.pipeline.onememory import OneMemory
 from psjob.pipeline.order import Direction, StageWork
 from psjob.pipeline.parts import StagePart
 from psjob.pipeline.reference import Loss, MakeOptimizer, Outcome, Rate, Tensors, expected, owners, update, version_of
@@ -62,9 +63,12 @@ class _Running:
                 raise ValueError(f"minibatch {number} has {len(pieces)} samples for {microbatches} micro-batches; leave it out")
         delays = [way.delay(part.index, [1] * len(parts), microbatches) for part in parts]
         buffers = {name: b.clone() for name, b in model.named_buffers()}
-        self.stages = [StageRun(part, buffers, recompute=way.recompute, verify=True) for part in parts]
+        self.stages = [StageRun(part, buffers, recompute=way.recompute, verify=True, in_place=way.in_place) for part in parts]
         self.work = [way.work(part.index, len(parts), microbatches, len(batches)) for part in parts]
         self.weights = _Weights(model, owners(parts, delays), delays, way, optimizer, rate)
+        first = version_of(self.weights.masters)
+        self.memories = [OneMemory({name: first[name] for name in part.parameters}) for part in parts] if way.in_place else None
+        """Of each stage, where its weights change in place."""
         self.finished = [0] * len(parts)
         """Minibatches of which all backwards are done, by stage."""
         self.taken: dict[tuple[int, int], tuple[int, Tensors]] = {}
@@ -101,6 +105,8 @@ class _Running:
             self.forward(stage, work.micro, minibatch)
             return
         run = self.stages[stage]
+        if self.memories is not None:
+            self.renew(stage)
         if self.way.recompute:
             run.load(self.finished[stage], self.weights.version(self.finished[stage]))
         back, grads = run.backward(work.micro, self.grads.pop((stage, work.micro)))
@@ -113,13 +119,20 @@ class _Running:
             self.finished[stage] += 1
             self.weights.finish(stage, minibatch)
 
+    def renew(self, stage: int) -> Tensors:
+        """The one memory of a stage, with its newest weights in it."""
+        assert self.memories is not None
+        memory, newest = self.memories[stage], self.weights.version(self.finished[stage])
+        memory.take({name: newest[name] for name in memory.leaves})
+        return memory.leaves
+
     def forward(self, stage: int, micro: int, minibatch: int) -> None:
         """One forward, on the version that its minibatch began with."""
         if (stage, minibatch) not in self.taken:
             first = self.taken[0, minibatch][0] if stage else self.finished[0]
             number = self.way.version(minibatch, self.finished[stage], first)
             self.taken[stage, minibatch] = (number, self.weights.version(number, self.way.predicts))
-        number, tensors = self.taken[stage, minibatch]
+        number, tensors = self.taken[stage, minibatch] if self.memories is None else (self.finished[stage], self.renew(stage))
         self.stages[stage].load(number, tensors)
         draw = Draw(self.seed, minibatch, micro % self.microbatches)
         value = self.values.pop((stage, micro))

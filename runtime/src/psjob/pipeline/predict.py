@@ -85,6 +85,17 @@ def lr_by_delay(lr: float, delay: int, step: int, horizon: int) -> float:
     return float(lr / max(delay, 1) ** (1 - min(step / horizon, 1.0)))
 
 
+def annealed(groups: Sequence[Mapping[str, float | bool]], delay: int, step: int, horizon: int) -> list[dict[str, float | bool]]:
+    """Hyperparameters by parameter group, as the shards' rule has them, with `lr_by_delay` in place of each lr.
+
+    Raises:
+        ValueError: as `lr_by_delay`, or a rule without a learning rate.
+    """
+    if any("lr" not in group for group in groups):
+        raise ValueError("a rule without a hyperparameter lr cannot be annealed")
+    return [{**group, "lr": lr_by_delay(float(group["lr"]), delay, step, horizon)} for group in groups]
+
+
 def momentum_by_stage(beta: float, delay: int, stages: int, highest: float = 0.99) -> float:
     """β1 of a stage's NAdam: β + τ (0.99 - β)/K, the latest stage nearest to 0.99 (Ajanthan et al. 2025, arXiv 2505.01099).
 

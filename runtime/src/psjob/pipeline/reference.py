@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from psjob.pipeline import predict
-from psjob.pipeline.delays import check_shared
+from psjob.pipeline.delays import check_shared, updates_before
 from psjob.pipeline.draws import Calls, Draw
 from psjob.pipeline.microbatch import arguments, cut
 from psjob.pipeline.parts import StagePart
@@ -56,7 +56,6 @@ def train(
     rate: Rate | None = None,
     seed: int = 0,
     replicas: Sequence[int] = (),
-    stash: bool = True,
 ) -> Outcome:
     """Train copies of the model's weights; the model stays as it is.
 
@@ -71,12 +70,12 @@ def train(
         rate: sets the learning rate before each update.
         seed: of random draws.
         replicas: of each stage, on which delays depend; empty: one each.
-        stash: False: a backward goes through the weights of now, not those of its forward. No way does so: it shows what a stash is for.
 
     Raises:
         ValueError: what the way cannot do, such as a weight of several stages whose delays differ.
     """
-    delays = [way.delay(part.index, replicas or [1] * len(parts), microbatches) for part in parts]
+    replicas = replicas or [1] * len(parts)
+    delays = [way.delay(part.index, replicas, microbatches) for part in parts]
     owner = owners(parts, delays)
     masters = {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in model.named_parameters()}
     buffers = {name: b.clone() for name, b in model.named_buffers()}
@@ -93,7 +92,7 @@ def train(
         for kept in (history, ahead):
             kept.pop(number - max(delays) - 1, None)
         versions = [number - min(number, delay) for delay in delays]
-        taken = [{name: ahead[version][name] for name in part.parameters} for part, version in zip(parts, versions, strict=True)]
+        taken = _taken(parts, ahead, versions)
         total: Tensors = {}
         loss = torch.zeros(())
         for place, micro in enumerate(cut((arguments(x), y), microbatches)):
@@ -103,7 +102,9 @@ def train(
             def finish(output: Any, target: Any = target, weight: float = micro.weight) -> torch.Tensor:
                 return loss_fn(output, target) * weight
 
-            compute = _recomputed if way.recompute else _at_once if stash else _unstashed
+            if way.in_place:
+                taken = _taken(parts, history, [updates_before(part.index, replicas, microbatches, number, place) for part in parts])
+            compute = _recomputed if way.recompute else _in_place if way.in_place else _at_once
             part_loss, grads = compute(parts, taken, history[number], buffers, value, draw, finish)
             loss = loss + part_loss
             for name, grad in grads.items():
@@ -115,6 +116,11 @@ def train(
         outcome.losses.append(float(loss))
     outcome.weights.update({name: p.detach().clone() for name, p in masters.items()})
     return outcome
+
+
+def _taken(parts: Sequence[StagePart], kept: dict[int, Tensors], versions: Sequence[int]) -> list[Tensors]:
+    """The weights of each part, of that version."""
+    return [{name: kept[version][name] for name in part.parameters} for part, version in zip(parts, versions, strict=True)]
 
 
 def _at_once(
@@ -130,7 +136,7 @@ def _at_once(
     return loss.detach(), _found(wanted, torch.autograd.grad(loss, list(wanted.values()), allow_unused=True))
 
 
-def _unstashed(
+def _in_place(
     parts: Sequence[StagePart], taken: list[Tensors], now: Tensors, buffers: Tensors, value: Any, draw: Draw, finish: Any
 ) -> tuple[torch.Tensor, Tensors]:
     """As `_at_once`, but weights change in place between forward and backward, where autograd does not see it."""

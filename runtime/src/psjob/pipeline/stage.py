@@ -38,6 +38,7 @@ class StageRun:
         shared: names of parameters for which `backward` is given gradients of later stages.
         recompute: as above.
         verify: compare the contents of weights too, before a backward and in `load`: a pass over all weights each time.
+        in_place: weights may change under open graphs, and nothing looks whether they do; see `psjob.pipeline.onememory`.
 
     Attributes:
         buffers: by name, as the forwards left them.
@@ -52,9 +53,10 @@ class StageRun:
         shared: frozenset[str] = frozenset(),
         recompute: bool = False,
         verify: bool = False,
+        in_place: bool = False,
     ) -> None:
         self.part, self.buffers = part, {name: buffers[name] for name in part.buffers}
-        self._shared, self._recompute, self._verify = shared, recompute, verify
+        self._shared, self._recompute, self._verify, self._in_place = shared, recompute, verify and not in_place, in_place
         self._loaded: _Version | None = None
         self._open: dict[int, _Open] = {}
 
@@ -76,7 +78,7 @@ class StageRun:
         """
         leaves = {name: _leaf(tensors[name]) for name in self.part.parameters}
         loaded = _Version(number, leaves, self._verify)
-        if not self._recompute:
+        if not self._recompute and not self._in_place:
             for micro, one in self._open.items():
                 if one.version.number != number and (name := one.version.overlap(loaded)):
                     raise ChangedInPlace(
@@ -143,7 +145,7 @@ class StageRun:
         if one is None or self._loaded is None:
             raise RuntimeError(f"stage {self.part.index}: backward of micro-batch {micro}, which is not open")
         version = self._loaded if self._recompute else one.version
-        if name := version.changed():
+        if not self._in_place and (name := version.changed()):
             raise ChangedInPlace(
                 f"stage {self.part.index}: {name} of version {version.number} was written into before the backward of micro-batch {micro}; "
                 "put new weights into new tensors"

@@ -30,6 +30,16 @@ class TrainingWay(Protocol):
         ...
 
     @property
+    def vertical_sync(self) -> bool:
+        """Do all stages take the version that stage 0 took?"""
+        ...
+
+    @property
+    def in_place(self) -> bool:
+        """Does a stage have one memory of weights, which changes under open graphs?"""
+        ...
+
+    @property
     def flushes(self) -> bool:
         """Are all micro-batches of a minibatch through before the next one begins?"""
         ...
@@ -66,6 +76,8 @@ class Flush:
 
     name: ClassVar[str] = "flush"
     predicts: ClassVar[bool] = False
+    vertical_sync: ClassVar[bool] = False
+    in_place: ClassVar[bool] = False
     flushes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -95,6 +107,7 @@ class _NoFlush:
     """1F1B without flush."""
 
     flushes: ClassVar[bool] = False
+    in_place: ClassVar[bool] = False
 
     def awaits(self, minibatch: int) -> int:
         return 0
@@ -129,6 +142,7 @@ class TwoBW(_NoFlush):
     """Gradients of M >= K micro-batches are one update; two versions; delay 1 at any depth (arXiv 2006.09503)."""
 
     name: ClassVar[str] = "2bw"
+    vertical_sync: ClassVar[bool] = False
     recompute: ClassVar[bool] = False
     predicts: ClassVar[bool] = False
 
@@ -154,8 +168,31 @@ class FTPipe(_NoFlush):
     recompute: bool = True
 
     name: ClassVar[str] = "ftpipe"
+    vertical_sync: ClassVar[bool] = False
 
     def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
+        return delays.stashed(stage, replicas, delays.of_each(replicas[stage], microbatches))
+
+    def version(self, minibatch: int, updates: int, first: int) -> int:
+        return updates
+
+
+@dataclass(frozen=True)
+class Latest(_NoFlush):
+    """PipeDream's order with one memory of weights (the asynchronous way of PipeMare, arXiv 1910.05124).
+
+    Each forward and each backward takes what is in it then: activations of older weights meet the newest ones, and what comes of it is the
+    gradient of neither.
+    """
+
+    name: ClassVar[str] = "latest"
+    recompute: ClassVar[bool] = False
+    predicts: ClassVar[bool] = False
+    vertical_sync: ClassVar[bool] = False
+    in_place: ClassVar[bool] = True
+
+    def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
+        """Of the first micro-batch of a minibatch; `delays.updates_before` has it of each."""
         return delays.stashed(stage, replicas, delays.of_each(replicas[stage], microbatches))
 
     def version(self, minibatch: int, updates: int, first: int) -> int:
@@ -170,10 +207,16 @@ def of(schedule: str, weights: str = "stash", predict: str = "none") -> Training
     recompute, predicts = weights == "recompute", predict == "nesterov"
     if schedule not in contract.SCHEDULES or weights not in contract.STAGE_WEIGHTS or predict not in contract.PREDICTIONS:
         raise ValueError(f"training.pipeline: schedule {schedule}, weights {weights}, predict {predict}; one of them is not known")
-    if schedule == "flush" and not predicts:
+    if schedule == "flush" and weights in ("stash", "recompute") and not predicts:
         return Flush(recompute=recompute)
-    if schedule == "2bw" and not (recompute or predicts):
+    if schedule == "2bw" and weights == "stash" and not predicts:
         return TwoBW()
+    if weights in ("vertical", "latest") and predicts:
+        raise ValueError(f"training.pipeline.predict nesterov does not go with weights: {weights}; take weights: stash or recompute")
+    if schedule == "pipedream" and weights == "latest":
+        return Latest()
+    if schedule == "pipedream" and weights == "vertical":
+        return PipeDream(vertical_sync=True)
     if schedule == "pipedream":
         return FTPipe(predicts, recompute) if recompute or predicts else PipeDream()
     raise ValueError(

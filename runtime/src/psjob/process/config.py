@@ -113,6 +113,8 @@ class Config:
     """How stages are trained: one of contract.SCHEDULES; and below of STAGE_WEIGHTS and PREDICTIONS."""
     stage_weights: str = "stash"
     predict: str = "none"
+    anneal_steps: int | None = None
+    """Updates in which a late stage's learning rate comes to that of the script; None: it has it from the first."""
     processes: int = 1
     local_sum: str = "auto"
     """How the processes of a worker sum: one of contract.LOCAL_SUMS."""
@@ -348,6 +350,7 @@ def _config(raw: dict[str, Any]) -> Config:
         schedule=_word(pipeline, "schedule", *contract.SCHEDULES),
         stage_weights=_word(pipeline, "weights", *contract.STAGE_WEIGHTS),
         predict=_word(pipeline, "predict", *contract.PREDICTIONS),
+        anneal_steps=None if pipeline.get("annealSteps") is None else int(pipeline["annealSteps"]),
         processes=int(raw.get("processes") or 1),
         local_sum=_word(raw, "localSum", *contract.LOCAL_SUMS),
         step_timeout=None if raw.get("stepTimeoutSeconds") is None else float(raw["stepTimeoutSeconds"]),
