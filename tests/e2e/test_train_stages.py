@@ -30,11 +30,12 @@ every_device = pytest.mark.parametrize("device", DEVICES)
 
 
 def job(folder: Path, pace: float = 0.0, replicas: tuple[int, ...] = (1, 1, 1), words: Sequence[str] = (), **training: Any) -> Path:
-    """Stages of so many workers each; the manifest says where they are cut."""
+    """Stages of so many workers each; the manifest says where they are cut, unless the script leaves it to psjob."""
     folder.mkdir(exist_ok=True)
     stages: list[dict[str, Any]] = [{"name": f"part-{number}", "replicas": count} for number, count in enumerate(replicas)]
     for stage, cut in zip(stages[1:], CUTS, strict=True):
-        stage["cut"] = cut
+        if "auto" not in words:
+            stage["cut"] = cut
     return manifest(
         folder, ["stages.py", str(pace), *words], workers=sum(replicas), shards=2, stages=stages, training={"mode": "sync", **training},
         checkpoint={"interval": "1h", "everySteps": 10}, ps={"shardTimeoutSeconds": 3},
@@ -73,6 +74,16 @@ def test_a_kill_of_a_stage_or_a_shard_changes_no_bit(tmp_path: Path, hit: str, d
     ran = train(tmp_path, job(tmp_path, 0.03, words=[device]), *faults(f"kill:{hit}@step=25"))
     assert [recovery["fault"] for recovery in ran.summary["recoveries"]] == [f"kill:{hit}@step=25"]
     same(ran, device)
+
+
+def test_psjob_chooses_the_cuts_once(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
+    """Workers that are started again, the one that chose too, and shard 0 go on with the same cuts."""
+    hits = faults("kill:worker-0@step=20", "kill:worker-1@step=30", "kill:ps-0@step=40")
+    ran = train(tmp_path, job(tmp_path, 0.03, words=["auto"]), *hits)
+    assert len(ran.summary["recoveries"]) == 3
+    said = ran.log("ps-0")
+    assert said.count("cuts: auto cuts the model at") == 1 and "{name: part-1, cut:" in said
+    same(ran, alone)
 
 
 def test_workers_of_a_stage_share_its_micro_batches(tmp_path: Path) -> None:

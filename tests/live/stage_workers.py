@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from psjob.api import autocuts
 from psjob.api.attached import AttachedJob
 from psjob.api.pairs import Pair
 from psjob.api.staged import StagedPipeline
@@ -64,8 +66,10 @@ class StageWorker(Worker):
         super().__init__(shards, rank, net, optimizer, start, overlap=False)
         place = shards.place(rank, start, rewinds)
         stages = shards.config.stages
-        with COMPUTES:  # torch has one switch for how modules are converted
-            self.pipe = StagedPipeline(place, net, LOSS, CUTS[len(stages.replicas)], microbatches, SEED, None)
+        cuts = CUTS[len(stages.replicas)]
+        auto = autocuts.is_auto(cuts)
+        with contextlib.nullcontext() if auto else COMPUTES:  # torch has one switch for how modules are converted
+            self.pipe = StagedPipeline(place, net, LOSS, cuts, microbatches, SEED, batch(0)[0][:5] if auto else None)
         self.job = AttachedJob(place, (Pair("", net, optimizer, cuts=self.pipe.cuts),), {}, False)
         self.session = self.job.session
         self.pipe.attached = lambda: self.job  # type: ignore[method-assign]

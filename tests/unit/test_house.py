@@ -59,7 +59,7 @@ def test_client_has_its_rooms(room: str) -> None:
 
 ROOMS = (
     "api embeddings protocol worker shard wire layout resume modes rules tables codecs checkpoint process contract collectives simulate "
-    "integrations profiling pipeline agent"
+    "integrations profiling planning pipeline agent"
 )
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from psjob_client.cli.main import cli
 from psjob_client.local.errors import BadInput
-from psjob_client.stages.grid import grid_of
+from psjob_client.stages.machine import grid_of
 from psjob_client.stages.profile import read_profile
 from psjob_operator.api.spec import JobSpec
 from tests.unit.stages_cases import MS, chain

@@ -1,4 +1,4 @@
-"""A model in stages, with dropout, batch norm and a tied weight: `stages.py PACE [WORD…] [CUT…]`. Outside a job it is plain torch.
+"""Stages with dropout, batch norm and a tied weight: `stages.py PACE [WORD…] [CUT… | auto]`. Outside a job it is plain torch.
 
 With `cuda` among the words all stages are on the first GPU. Updates are made on the CPU then too, as the shards of a job make them.
 """
@@ -68,8 +68,8 @@ def main(pace: float, words: list[str]) -> None:
 
         device = repeatable("cuda")
     model = model_of(*words).to(device)
-    cuts: list[str | int] = [int(word) for word in words if word.isdigit()]
-    pipe = ps.pipeline(model, nn.functional.mse_loss, cuts=cuts, microbatches=4, seed=7)
+    cuts: list[str | int] | str = "auto" if "auto" in words else [int(word) for word in words if word.isdigit()]
+    pipe = ps.pipeline(model, nn.functional.mse_loss, cuts=cuts, microbatches=4, seed=7, example=torch.randn(2, WIDE).to(device))
     alone = ps.world() == 1
     _, optimizer = ps.attach(model, (OnHost if alone and device.type == "cuda" else optimizer_of)(model.parameters()))
     for x, y in ps.shard(DataLoader(data_of(), batch_size=10)):

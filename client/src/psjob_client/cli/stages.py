@@ -17,7 +17,8 @@ from psjob_client.local.errors import BadInput
 from psjob_client.local.manifest import read_text
 from psjob_client.local.profiling import profile_script
 from psjob_client.stages.bounds import Case, way_fits
-from psjob_client.stages.grid import Grid, grid_of
+from psjob_client.stages.grid import Grid
+from psjob_client.stages.machine import grid_of
 from psjob_client.stages.partition import least_memory
 from psjob_client.stages.plan import Plan, Stage, cuts_of, devices_of, plan_by_hand
 from psjob_client.stages.predict import Figures, Prediction, alone, predict

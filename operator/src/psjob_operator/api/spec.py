@@ -229,7 +229,7 @@ class Stage(Model):
     """Name of the stage: a DNS label, no other stage's. The pods of its workers have it as label psjob.dev/stage."""
     cut: str | None = None
     """Name of the module with which the stage begins, such as layers.6; 1..256 characters. The first stage has none. All others have one,
-    or none has: then the script names the cuts."""
+    or none has: then the script names the cuts, or leaves them to psjob."""
     replicas: int = 1
     """Number of workers that have this stage; 1..256."""
     template: dict[str, Any] | None = None

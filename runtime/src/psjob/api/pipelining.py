@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from psjob.api import stagecuts
+from psjob.api import autocuts, stagecuts
 from psjob.api.staged import StagedPipeline
 from psjob.embeddings.lookup import Lookup
 from psjob.pipeline.cuts import Cuts, needs_example, split
@@ -37,10 +37,11 @@ def pipeline(
             torch.export, once for each shape of a micro-batch.
         loss_fn: from the model's output and the target, the mean loss of the samples, a tensor without dimensions. It has no parameters.
         cuts: where stages begin: names of modules, such as "layers.6", or numbers of children of an nn.Sequential. Or a dict of
-            `torch.distributed.pipelining.SplitPoint` by name. Empty: one stage.
+            `torch.distributed.pipelining.SplitPoint` by name. Empty: one stage. "auto": psjob chooses them at the job's start; see
+            docs/pipelines.md. Outside a job that is one stage.
         microbatches: into how many parts each batch is cut along dimension 0; fewer where it has fewer samples.
         seed: of first values and of random bits such as Dropout's; if None, torch's initial seed, and in a job training.seed.
-        example: what the model takes, of one micro-batch: in a job, for a model that must be exported.
+        example: what the model takes, of one micro-batch: in a job, for a model that must be exported and for `cuts="auto"`.
 
     Returns:
         A `Pipeline`: `step` makes forward and backward, `evaluate` a forward alone.
@@ -64,7 +65,9 @@ def pipeline(
                 staged = StagedPipeline(place, model, loss_fn, cuts, microbatches, seed, example)
                 stagecuts.remember(model, staged.cuts)
                 return staged
-            return Pipeline(model, loss_fn, cuts, microbatches, torch.initial_seed() if seed is None else seed)
+            return Pipeline(
+                model, loss_fn, () if autocuts.is_auto(cuts) else cuts, microbatches, torch.initial_seed() if seed is None else seed
+            )
         except ValueError as error:
             raise Refused(f"ps.pipeline: {error}") from error
     except Refused as refused:

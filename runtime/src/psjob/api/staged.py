@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from psjob.api import attach as attaching
-from psjob.api import stagecuts
+from psjob.api import autocuts, stagecuts
 from psjob.api.attached import AttachedJob
 from psjob.api.stagefirst import StageMemory
 from psjob.api.stageturns import StageTurns
@@ -34,6 +34,8 @@ class StagedPipeline:
         config, stage = place.config, place.config.stages.of(place.index)
         if stage is None:
             raise Refused("ps.pipeline in a job without stages: give the manifest spec.stages, or take ps.attach alone")
+        if auto := autocuts.is_auto(cuts):
+            cuts = ()
         if config.cuts and cuts and [str(cut) for cut in cuts] != list(config.cuts):
             raise Refused(
                 f"the manifest cuts at {', '.join(config.cuts)}, ps.pipeline at {', '.join(map(str, cuts))}; leave one of them out"
@@ -47,6 +49,8 @@ class StagedPipeline:
         cuts, microbatches = cuts or config.cuts, config.microbatches or microbatches
         if not 1 <= microbatches <= MOST_MICROBATCHES:
             raise ValueError(f"microbatches is {microbatches}, must be 1 to {MOST_MICROBATCHES} in a job")
+        if auto and not cuts and len(config.stages.replicas) > 1:
+            cuts = autocuts.decided(place, model, microbatches, None if example is None else arguments(example))
         if needs_example(model, cuts) and example is None:
             raise ValueError(
                 f"{type(model).__name__} is not an nn.Sequential; give example=x of one micro-batch, so that it can be cut before attach"

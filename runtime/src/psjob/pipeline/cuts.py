@@ -53,6 +53,24 @@ def needs_example(model: nn.Module, cuts: Cuts) -> bool:
     return bool(points) and (trunk is None or _pieces(model, trunk, [name for name, _ in points]) is None)
 
 
+def beginnings(model: nn.Module, names: Sequence[str]) -> list[str | None]:
+    """Of modules in their order of execution, the cut with which a stage can begin at each; None where none can."""
+    trunk = _trunk(model)
+    if trunk is None:
+        return list(names)
+    pieces = [name for name, _ in _opened(trunk, model.get_submodule(trunk))]
+    found: list[str | None] = []
+    last = None
+    for name in names:
+        piece = next((one for one in pieces if _within(name, one)), None)
+        if piece is None:
+            found.append(name if any(_within(one, name) for one in pieces) else None)
+        else:
+            found.append(None if piece == last else piece)
+        last = piece
+    return found
+
+
 def _points(model: nn.Module, cuts: Cuts, trunk: str | None) -> list[tuple[str, SplitPoint]]:
     if isinstance(cuts, str):
         raise ValueError(f"cuts is the text {cuts!r}, must be a list of names, such as [{cuts!r}]")

@@ -15,6 +15,7 @@ from psjob import contract
 from psjob.checkpoint import disk, manifest
 from psjob.checkpoint.problems import CheckpointProblem
 from psjob.modes import of as mode_of
+from psjob.pipeline.chosen import ASKS
 from psjob.process.config import Place
 from psjob.process.errors import LONGEST_MESSAGE, Fenced, leave_message
 from psjob.process.pulse import Liveness
@@ -24,6 +25,7 @@ from psjob.shard.awaited import Awaited
 from psjob.shard.cell import Cell
 from psjob.shard.control import Control
 from psjob.shard.coordination import Coordination
+from psjob.shard.keptcuts import KeptCuts
 from psjob.shard.letin import WAITING_SECONDS
 from psjob.shard.notices import Notices
 from psjob.shard.peers import PeerStream
@@ -87,6 +89,7 @@ class Server:
             self.store.decided.arrived = lambda body: self.control.answer(body)
         self.store.norms.measured = lambda body: self.control.answer(body)
         self.coordinator = Coordination(place, self, folder) if place.index == 0 else None
+        self.cuts = KeptCuts(place, folder) if place.index == 0 else None
         self.liveness = Liveness([self.control.pulse, self.control.disk.pulse], config.shard_timeout)
         self._lock = threading.Lock()
         self._notices = Notices()
@@ -146,6 +149,8 @@ class Server:
 
     def meet(self, stream: Pooled, header: Header, hello: dict[str, Any]) -> Wants[Apart | None]:
         """A stream whose hello is of this run: a worker's, or on shard 0 another shard's. Raises WireError for any other."""
+        if self.cuts is not None and hello.get("asks") == ASKS:
+            return self.cuts.meet(stream, header, hello)
         if hello.get("role") == "worker":
             yield from self._worker(stream, header, hello)
             return None

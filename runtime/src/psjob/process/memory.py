@@ -1,0 +1,38 @@
+"""Bytes of memory that this process may have, as the system tells them; None where it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+NO_LIMIT = 1 << 60
+"""The first version of cgroups says so much, less a page, where there is no limit."""
+
+
+def limit() -> int | None:
+    """Of its container; None: no limit."""
+    for path in LIMITS:
+        try:
+            most = int(path.read_text())
+        except (OSError, ValueError):
+            continue
+        return most if most < NO_LIMIT else None
+    return None
+
+
+def resident() -> int | None:
+    """That it has."""
+    return _field(Path("/proc/self/status"), "VmRSS:")
+
+
+def free() -> int | None:
+    """That it could have more: what the machine has left, or its container where that is less."""
+    left, most, own = _field(Path("/proc/meminfo"), "MemAvailable:"), limit(), resident()
+    return left if most is None or own is None else max(0, min(most - own, left if left is not None else most))
+
+
+def _field(path: Path, name: str) -> int | None:
+    try:
+        return next(int(line.split()[1]) * 1024 for line in path.read_text().splitlines() if line.startswith(name))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
