@@ -76,14 +76,14 @@ def test_a_kill_of_a_stage_or_a_shard_changes_no_bit(tmp_path: Path, hit: str, d
     same(ran, device)
 
 
-def test_psjob_chooses_the_cuts_once(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
+def test_psjob_chooses_the_cuts_once(tmp_path: Path) -> None:
     """Workers that are started again, the one that chose too, and shard 0 go on with the same cuts."""
     hits = faults("kill:worker-0@step=20", "kill:worker-1@step=30", "kill:ps-0@step=40")
     ran = train(tmp_path, job(tmp_path, 0.03, words=["auto"]), *hits)
     assert len(ran.summary["recoveries"]) == 3
     said = ran.log("ps-0")
     assert said.count("cuts: auto cuts the model at") == 1 and "{name: part-1, cut:" in said
-    same(ran, alone)
+    same(ran)
 
 
 def test_workers_of_a_stage_share_its_micro_batches(tmp_path: Path) -> None:
