@@ -116,6 +116,9 @@ def made_sum(sums: PodSum, present: Sequence[int], active: Sequence[int], mean: 
 def meet(way: str, fd: int, local: int, processes: int, device: torch.device) -> Any:
     """A group of a worker's processes, beside any that the script makes; they find each other by the file `fd`, which is taken over.
 
+    It stays open as long as this process lives: torch opens the store by its name again, at the group's end too, and would write into
+    whatever has the number then.
+
     Raises RuntimeError where one of them does not come, or the backend cannot be had.
     """
     try:
@@ -135,8 +138,6 @@ def meet(way: str, fd: int, local: int, processes: int, device: torch.device) ->
         _exchange(group, torch.empty_like(ones), ones, [1] * processes, [1] * processes, device, MEET_SECONDS)
     except (RuntimeError, AttributeError, ValueError) as error:  # a torch that was built without the backend lacks its names
         raise RuntimeError(_first_line(error)) from None
-    finally:
-        os.close(fd)
     return group
 
 
