@@ -169,7 +169,7 @@ def fresh_control_plane(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     started: list[Path] = []
 
     def start(**options: Any) -> Cluster:
-        _build("integration")
+        built("integration")
         state = tmp_path / f"plane{len(started)}"
         started.append(state)
         return _start(Options(**{"audit": True, "isolate": True, **options, **_owner(), "state": state}))
@@ -238,7 +238,7 @@ def _load_images(cluster: Cluster) -> None:
 
 def shared(kind: str, options: Options, only: str, prepare: Callable[[Cluster], None] | None = None) -> Cluster:
     """The run's cluster of that kind: the first worker that asks starts it, the others wait for it. Skips, by name, where it cannot be."""
-    _build(only)
+    built(only)
     with options.state.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         cluster = _start(dataclasses.replace(options, **_owner()))
@@ -275,7 +275,8 @@ def _start(options: Options) -> Cluster:
     return Cluster(ready, ready.api())
 
 
-def _build(only: str) -> None:
+def built(only: str) -> None:
+    """Have these parts built; the test is skipped, by name, where this machine cannot."""
     try:
         build.build(only, quiet=True)
     except Unavailable as error:

@@ -49,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
 
     build = commands.add_parser("build", help="build the pinned programs that are missing")
     build.add_argument(
-        "--only", choices=["integration", "e2e", "kwok"], help="integration: control plane and kwok; e2e: everything (default)"
+        "--only",
+        choices=["integration", "e2e", "kwok", "gitops"],
+        help="integration: control plane and kwok; e2e: real nodes too; gitops: the engines of Argo CD and Flux (default: everything)",
     )
     _version(build)
     build.add_argument("--wait", action="store_true", help="wait until everything is there (the default)")

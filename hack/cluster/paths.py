@@ -112,18 +112,22 @@ _OF_EVERY_VERSION = (
     ),
     Part("coredns", "coredns", {"coredns": "github.com/coredns/coredns"}, group="e2e"),
     Part("pause", "pause", {"pause": "psjob.dev/hack/cluster/pause"}, group="e2e"),
+    Part("gitops", "gitops", {"gitops": "psjob.dev/hack/cluster/gitops"}, group="gitops"),
 )
 
 
 def parts(only: str | None = None) -> tuple[Part, ...]:
-    """The parts for `integration` (no root needed), `kwok` alone, or all of them (`e2e`, None), in build order."""
-    etcd, kwok, *rest = _OF_EVERY_VERSION
+    """The parts for `integration` (no root needed), `kwok` or `gitops` alone, all but the last for `e2e`, or all (None), in build order."""
+    etcd, kwok, *rest, gitops = _OF_EVERY_VERSION
     plane = _kubernetes("control-plane", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
     if only == "kwok":
         return (kwok,)
     if only == "integration":
         return etcd, plane, kwok
-    return etcd, plane, kwok, _kubernetes("node", "kubelet", "kube-proxy", group="e2e"), *rest
+    if only == "gitops":
+        return (gitops,)
+    nodes = (etcd, plane, kwok, _kubernetes("node", "kubelet", "kube-proxy", group="e2e"), *rest)
+    return nodes if only == "e2e" else (*nodes, gitops)
 
 
 def program(name: str) -> Path:

@@ -1,0 +1,117 @@
+"""Argo CD's evaluator, Flux's CEL module and kstatus over every recorded status of twelve lives: what the table of docs/gitops.md says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from hack.argocd import ACTIONS, SETTINGS
+from tests.cluster_fixtures import built
+from tests.integration import lives, recording
+from tests.integration.gitops_engines import EXAMPLES, Engines, Judges, row_of, table
+
+pytestmark = pytest.mark.integration
+RECORDED = {life: recording.read(life) for life in lives.ALL}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _program() -> None:
+    built("gitops")
+
+
+@pytest.fixture(scope="module")
+def judges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judges]:
+    made = Judges.of(tmp_path_factory.mktemp("judges"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("life", lives.ALL)
+def test_every_verdict_is_that_of_the_table(judges: Judges, life: str) -> None:
+    rows = table()
+    for number, live in enumerate(RECORDED[life]):
+        row = row_of(live, rows)
+        assert judges.ask(live) == row.verdicts, f"object {number} of {life}, which {row.about}: {live['status']}"
+
+
+def test_every_line_of_the_table_is_lived() -> None:
+    rows = table()
+    assert {row_of(live, rows).about for life in RECORDED.values() for live in life} == {row.about for row in rows}
+
+
+@pytest.mark.parametrize("life", lives.ALL)
+def test_no_recorded_status_differs_from_the_manifest(life: str) -> None:
+    """By gitops-engine's three-way merge, with what kubectl noted as applied last."""
+    engines = Engines(("diff",))
+    try:
+        for live in RECORDED[life]:
+            applied = yaml.safe_load(live["metadata"]["annotations"][recording.LAST_APPLIED])
+            assert engines.ask({"config": applied, "live": live})["modified"] == []
+            changed = {**applied, "spec": {**applied["spec"], "ps": {"shards": 7}}}
+            assert engines.ask({"config": changed, "live": live})["modified"] == ["threeWay"]
+    finally:
+        engines.close()
+
+
+def offered(live: dict[str, Any]) -> set[str]:
+    """The actions that docs/gitops.md offers for this object."""
+    phase, suspended = live["status"].get("phase"), live["spec"].get("suspend") is True
+    going = phase not in ("Complete", "Failed")
+    return {
+        *(["suspend"] if going and not suspended else []),
+        *(["resume"] if going and suspended else []),
+        *(["checkpoint"] if phase == "Running" and not suspended else []),
+    }
+
+
+def test_actions_are_offered_where_they_help_and_change_one_field() -> None:
+    engines = Engines(("actions", str(SETTINGS)))
+    fields = {"suspend": {"suspend": True}, "resume": {"suspend": None}}
+    used = set()
+    try:
+        for live in (live for life in RECORDED.values() for live in life):
+            made = engines.ask(live)
+            assert set(made) == set(ACTIONS)
+            assert {name for name, changed in made.items() if changed is not None} == offered(live), live["status"]
+            for name in offered(live):
+                change = recording.patch(live, made[name])
+                request = change["spec"].get("checkpoint", {}).get("request", 0)
+                assert change == {"spec": fields.get(name, {"checkpoint": {"request": request}})} and (request > 1e9) == (
+                    name == "checkpoint"
+                )
+                used.add(name)
+        trains = next(live for live in RECORDED["complete"] if live["status"].get("phase") == "Running")
+        never = {**trains, "spec": {**trains["spec"], "checkpoint": {"disabled": True}}}
+        assert engines.ask(never)["checkpoint"] is None
+        again = {**trains, "spec": {**trains["spec"], "checkpoint": {"request": 9 * 10**9}}}
+        assert engines.ask(again)["checkpoint"]["spec"]["checkpoint"]["request"] == 9 * 10**9 + 1
+    finally:
+        engines.close()
+    assert used == set(ACTIONS)
+
+
+def test_examples_are_what_their_own_types_take() -> None:
+    engines = Engines(("decode",))
+    found = []
+    try:
+        for file in sorted([*EXAMPLES.glob("argocd/*.yaml"), *EXAMPLES.glob("flux/*.yaml")]):
+            if file != SETTINGS:
+                found += [engines.ask(document) for document in yaml.safe_load_all(file.read_text())]
+    finally:
+        engines.close()
+    kinds = "argoproj.io/v1alpha1 Application", "kustomize.toolkit.fluxcd.io/v1 Kustomization", "source.toolkit.fluxcd.io/v1 GitRepository"
+    assert set(found) == {*kinds, "source.toolkit.fluxcd.io/v1 OCIRepository", "helm.toolkit.fluxcd.io/v2 HelmRelease"}
+
+
+def test_an_unknown_field_of_an_example_is_refused() -> None:
+    document = next(yaml.safe_load_all((EXAMPLES / "argocd" / "jobs.yaml").read_text()))
+    document["spec"]["syncPolicy"]["automatic"] = {}
+    engines = Engines(("decode",))
+    try:
+        with pytest.raises(AssertionError, match='unknown field "automatic"'):
+            engines.ask(document)
+    finally:
+        engines.close()
