@@ -72,12 +72,12 @@ def in_chart(crd: str) -> str:
   name: pstrainingjobs.psjob.dev
   labels:
     {{- include "psjob.labels" . | nindent 4 }}
-  {{- if or .Values.crds.keep .Values.commonAnnotations }}
+  {{- if or .Values.crds.keep .Values.crds.annotations .Values.commonAnnotations }}
   annotations:
     {{- if .Values.crds.keep }}
     helm.sh/resource-policy: keep
     {{- end }}
-    {{- with .Values.commonAnnotations }}
+    {{- with merge (deepCopy .Values.crds.annotations) .Values.commonAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   {{- end }}

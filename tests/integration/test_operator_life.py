@@ -113,6 +113,31 @@ def test_suspend_and_resume(place: World, node: str, name: str) -> None:
     assert (status["restarts"]["counted"], status["view"]) == (0, 2)
 
 
+def test_kubectl_waits_for_conditions(place: World, node: str, name: str) -> None:
+    def waited(condition: str) -> None:
+        place.cluster.run_kubectl("wait", f"psj/{name}", "-n", place.namespace, f"--for=condition={condition}", "--timeout=60s")
+
+    def ended(pods: list[str]) -> None:
+        place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": {"suspend": True}})
+        for pod in pods:
+            place.until(f"{pod} to be told to end", lambda pod=pod: place.pods(name)[pod]["metadata"].get("deletionTimestamp"))
+            place.remove(pod)
+
+    pods = running(place, name, node)
+    waited("Ready")
+    ended(pods)
+    waited("Suspended")
+    place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": {"suspend": None}})
+    again = [f"{name}-worker-0-r2", f"{name}-worker-1-r2", f"{name}-ps-0-a2"]
+    place.run(*again, node=node)
+    waited("Ready")
+    for pod in again:
+        place.end(pod)
+    waited("Complete")
+    running(place, f"{name}b", node, runPolicy={"activeDeadlineSeconds": 2})
+    place.cluster.run_kubectl("wait", f"psj/{name}b", "-n", place.namespace, "--for=condition=Failed", "--timeout=60s")
+
+
 def test_the_active_deadline(place: World, node: str, name: str) -> None:
     running(place, name, node, runPolicy={"activeDeadlineSeconds": 4})
     place.until_phase("Failed", name)

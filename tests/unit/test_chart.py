@@ -123,6 +123,7 @@ def test_values_and_schema_name_the_same_keys_and_describe_each() -> None:
 OTHER_VALUES = {
     "nameOverride": '"other"',
     "fullnameOverride": '"other"',
+    "namespaceOverride": '"other"',
     "commonLabels": '{"team":"a"}',
     "commonAnnotations": '{"team":"a"}',
     "image.registry": '"registry.example"',
@@ -138,6 +139,7 @@ OTHER_VALUES = {
     "shardUser": "1000660000",
     "crds.enabled": "false",
     "crds.keep": "false",
+    "crds.annotations": '{"wave":"-2"}',
     "watchNamespaces": '["a"]',
     "serviceAccount.create": "false",
     "serviceAccount.name": '"other"',
@@ -167,6 +169,9 @@ OTHER_VALUES = {
     "leaderElection.enabled": "false",
     "podDisruptionBudget.enabled": "false",
     "priorityClassName": '"high"',
+    "hostNetwork": "true",
+    "dnsPolicy": '"Default"',
+    "extraObjects": '[{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"}}]',
     "extraEnv": '[{"name":"A","value":"b"}]',
     "extraArgs": '["--debug"]',
     "extraVolumes": '[{"name":"v","emptyDir":{}}]',
@@ -180,6 +185,7 @@ SEEN = {
     "metrics.serviceMonitor.enabled": "true",
     "metrics.prometheusRule.enabled": "true",
     "metrics.dashboard.enabled": "true",
+    "networkPolicy.operator": "true",
 }
 OF_SEEN = {
     "metrics.service.port": "9090",
@@ -188,6 +194,8 @@ OF_SEEN = {
     "metrics.podMonitor.labels": '{"release":"p"}',
     "metrics.serviceMonitor.interval": '"1m30s"',
     "metrics.serviceMonitor.labels": '{"release":"p"}',
+    "networkPolicy.operatorFrom": '[{"podSelector":{}}]',
+    "metrics.prometheusRule.runbookUrl": '""',
     "metrics.prometheusRule.labels": '{"release":"p"}',
     "metrics.prometheusRule.checkpointAgeSeconds": "60",
     "metrics.prometheusRule.restartsPerHour": "3",

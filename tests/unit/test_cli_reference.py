@@ -98,8 +98,9 @@ def test_an_unknown_option_is_one_sentence() -> None:
     assert done.exit_code == 2 and "No such option" in done.output and "Traceback" not in done.output
 
 
-def test_ctrl_c_while_the_command_is_imported_shows_no_traceback() -> None:
-    program = """
+@pytest.mark.parametrize("entry", ["main", "complete"])
+def test_ctrl_c_while_the_command_is_imported_shows_no_traceback(entry: str) -> None:
+    program = f"""
 import os, signal, sys
 
 class Pressed:
@@ -108,10 +109,10 @@ class Pressed:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Pressed())
-from psjob_client.cli.entry import main
-main()
+from psjob_client.cli.entry import {entry}
+{entry}()
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert ended.returncode == -signal.SIGINT and ended.stdout + ended.stderr == ""
     scripts = tomllib.loads((ROOT / "client" / "pyproject.toml").read_text())["project"]["scripts"]
-    assert set(scripts.values()) == {"psjob_client.cli.entry:main"}
+    assert set(scripts.values()) == {f"psjob_client.cli.entry:{name}" for name in ("main", "complete")}

@@ -57,3 +57,21 @@ def test_a_bad_manifest_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as refusal:
         render(path)
     assert "spec.ps.shards" in str(refusal.value)
+
+
+def test_children_have_fixed_metadata_and_that_of_their_template_alone(manifest: Path) -> None:
+    """An engine that finds its own marks on a child takes the child for its own, and prunes it."""
+    marks = {"argocd.argoproj.io/instance": "app", "kustomize.toolkit.fluxcd.io/name": "app", "team": "a"}
+    of_template = {"sidecar.istio.io/inject": "false"}
+    job = read_job(manifest)
+    raw = yaml.safe_load(manifest.read_text())
+    raw["metadata"] |= {"labels": marks, "annotations": marks}
+    raw["spec"]["workers"]["template"]["metadata"] = {"annotations": of_template}
+    manifest.write_text(yaml.safe_dump(raw))
+    plain, marked = documents(job, "image:1"), documents(read_job(manifest), "image:1")
+    assert [one["metadata"]["name"] for one in plain] == [one["metadata"]["name"] for one in marked]
+    for before, after in zip(plain, marked, strict=True):
+        added = of_template if before["metadata"]["name"].startswith("digits-worker-") else {}
+        assert after["metadata"].get("labels") == before["metadata"].get("labels"), before["metadata"]["name"]
+        assert after["metadata"].get("annotations", {}) == before["metadata"].get("annotations", {}) | added, before["metadata"]["name"]
+        assert after["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "psjob-operator"

@@ -1,3 +1,7 @@
+{{- define "psjob.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride -}}
+{{- end -}}
+
 {{- define "psjob.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 53 | trimSuffix "-" -}}
@@ -13,7 +17,7 @@
 
 {{- /* ClusterRoles have no namespace, so two releases of one name would share them. */ -}}
 {{- define "psjob.clusterName" -}}
-{{- printf "%s:%s" .Release.Namespace (include "psjob.fullname" .) -}}
+{{- printf "%s:%s" (include "psjob.namespace" .) (include "psjob.fullname" .) -}}
 {{- end -}}
 
 {{- define "psjob.selectorLabels" -}}
@@ -57,7 +61,7 @@ namespace
 
 {{- /* Who may reach the status port of shards: the operator's pods, and whom values add. */ -}}
 {{- define "psjob.statusPeers" -}}
-{{- $home := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
+{{- $home := dict "matchLabels" (dict "kubernetes.io/metadata.name" (include "psjob.namespace" .)) -}}
 {{- $pods := dict "matchLabels" (include "psjob.selectorLabels" . | fromYaml) -}}
 {{- prepend .Values.networkPolicy.statusFrom (dict "namespaceSelector" $home "podSelector" $pods) | toJson -}}
 {{- end -}}

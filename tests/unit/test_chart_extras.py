@@ -1,0 +1,98 @@
+"""The chart as others use it: inside a parent chart, from a registry of their own, in Artifact Hub, with objects of theirs."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import yaml
+
+from psjob_operator.api.load import load_job
+from tests.unit.test_chart import ALL_SEEN, CHART, ROOT, deployment, objects, of_kind, template
+
+CLUSTER_WIDE = {
+    "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+}  # fmt: skip
+
+
+def listed(annotation: str) -> list[dict[str, Any]]:
+    """What an annotation of Chart.yaml for Artifact Hub lists."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    found = yaml.safe_load(chart["annotations"][f"artifacthub.io/{annotation}"])
+    assert isinstance(found, list) and found
+    return found
+
+
+def test_every_image_comes_from_the_registry_that_is_named() -> None:
+    made = template('image.registry="mirror.example/a"', 'runtimeImage.registry="mirror.example/a"', *ALL_SEEN)
+    containers = [
+        container
+        for document in yaml.safe_load_all(made)
+        if document and document["kind"] in ("Deployment", "Pod", "Job")
+        for spec in [document["spec"].get("template", document)["spec"]]
+        for container in [*spec["containers"], *spec.get("initContainers", [])]
+    ]
+    assert containers and all(container["image"].startswith("mirror.example/a/") for container in containers)
+    words = [word for container in containers for word in container.get("args", ())]
+    (runtime,) = (word for word in words if word.startswith("--runtime-image="))
+    assert runtime.startswith("--runtime-image=mirror.example/a/")
+    assert made.count("image: ") == len(containers), "another image is named somewhere"
+
+
+def test_all_objects_are_in_the_namespace_that_is_named() -> None:
+    found = objects('namespaceOverride="other"', *ALL_SEEN)
+    assert {document["metadata"].get("namespace") for document in found if document["kind"] not in CLUSTER_WIDE} == {"other"}
+    assert {subject["namespace"] for document in found for subject in document.get("subjects", ())} == {"other"}
+    assert "home" not in template('namespaceOverride="other"', *ALL_SEEN).split()
+
+
+def test_further_objects_are_templates() -> None:
+    given = '[{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"{{ .Release.Name }}-more"}}, {"apiVersion":"v1","kind":"Secret"}]'
+    usual, more = objects(), objects(f"extraObjects={given}")
+    added = [document for document in more if document not in usual]
+    assert len(more) == len(usual) + 2 and {document["kind"] for document in added} == {"ConfigMap", "Secret"}
+    assert "x-more" in [document.get("metadata", {}).get("name") for document in added]
+
+
+def test_the_operators_pods_may_be_closed_but_for_probes_and_metrics() -> None:
+    assert not of_kind("NetworkPolicy")
+    peers = '[{"namespaceSelector":{"matchLabels":{"kubernetes.io/metadata.name":"monitoring"}}}]'
+    (policy,) = of_kind("NetworkPolicy", "networkPolicy.operator=true", f"networkPolicy.operatorFrom={peers}")
+    pod = deployment()["spec"]["template"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    (rule,) = policy["spec"]["ingress"]
+    assert rule["from"] == yaml.safe_load(peers) and policy["spec"]["policyTypes"] == ["Ingress"]
+    ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+    assert {port["port"] for port in rule["ports"]} == ports, "every port of the operator and no other"
+    (open_to_all,) = of_kind("NetworkPolicy", "networkPolicy.operator=true")
+    assert "from" not in open_to_all["spec"]["ingress"][0]
+
+
+def test_each_alert_links_to_the_page_that_is_named() -> None:
+    def links(*settings: str) -> list[str | None]:
+        (found,) = of_kind("PrometheusRule", "metrics.prometheusRule.enabled=true", *settings)
+        rules = [rule for group in found["spec"]["groups"] for rule in group["rules"]]
+        assert len(rules) >= 8
+        return [rule["annotations"].get("runbook_url") for rule in rules]
+
+    assert set(links('metrics.prometheusRule.runbookUrl="https://wiki.example/psjob"')) == {"https://wiki.example/psjob"}
+    assert set(links('metrics.prometheusRule.runbookUrl=""')) == {None}
+    assert all(link and link.startswith("https://psjob.dev") for link in links())
+    assert "\n## Alerts\n" in (ROOT / "docs/metrics.md").read_text(), "the page that the default leads to"
+
+
+def test_artifact_hub_is_told_the_images_the_crd_and_examples() -> None:
+    version = tomllib.loads((ROOT / "operator/pyproject.toml").read_text())["project"]["version"]
+    container = deployment()["spec"]["template"]["spec"]["containers"][0]
+    (runtime,) = (word.partition("=")[2] for word in container["args"] if word.startswith("--runtime-image="))
+    assert [one["image"] for one in listed("images")] == [container["image"], runtime]
+    assert container["image"].endswith(f":{version}")
+    (crd,) = of_kind("CustomResourceDefinition")
+    assert [(one["kind"], one["version"], one["name"]) for one in listed("crds")] == [
+        (crd["spec"]["names"]["kind"], crd["spec"]["versions"][0]["name"], crd["metadata"]["name"])
+    ]
+    for example in listed("crdsExamples"):
+        job, problems = load_job(yaml.safe_dump(example))
+        assert job is not None and not problems
+    assert all(one["kind"] in ("added", "changed", "deprecated", "removed", "fixed", "security") for one in listed("changes"))
+    assert all(one["url"].startswith("https://") for one in listed("links"))
