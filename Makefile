@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 PYTEST ?= python -m pytest
 
-.PHONY: help install run test test-unit lint format generate verify wheels sbom bench e2e soak clean
+.PHONY: help install run test test-unit lint format generate verify prose wheels sbom site bench e2e soak clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,12 +23,13 @@ test: install ## every test that this machine can run; names those it cannot
 test-unit: install ## pure code alone: tables, properties, simulation
 	@$(PYTEST) -n 2 tests/unit tests/simulation -m "not soak"
 
-lint: install ## ruff (its security rules too), mypy --strict, import-linter, and checkov over chart, pods and Dockerfile
+lint: install ## ruff (its security rules too), mypy --strict, import-linter, checkov over chart, pods and Dockerfile, and prose
 	ruff check .
 	ruff format --check .
 	mypy
 	lint-imports
 	python -m hack.scan
+	@python -m hack.prose
 
 format: install ## let ruff write the format
 	ruff check --fix .
@@ -40,11 +41,17 @@ generate: install ## write what is generated: CRD, chart copy, references, copie
 verify: install ## fail where a generated file differs from what the models say
 	@python hack/generate.py --check
 
+prose: install ## vale over the documentation, with the rules of hack/prose (Go builds it, once); ARGS names pages, with warnings
+	@python -m hack.prose $(ARGS)
+
 wheels: install ## build wheels and source archives of the three distributions into dist/, and check what they hold
 	@python -m hack.wheels
 
 sbom: install ## wheels, both images (root, Linux) and a CycloneDX list of what is in each, into dist/
 	@python -m hack.sbom
+
+site: install ## the documentation as a site that works from the file system, in dist/site
+	@python -m hack.site
 
 bench: install ## psjob and its peers in turn, as ratios (installs the peers the first time)
 	@python -m bench

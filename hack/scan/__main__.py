@@ -5,9 +5,7 @@ What it finds is an error, unless exceptions.toml says why it is meant to be so.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -18,11 +16,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from hack.cluster.paths import cache
+from hack.environment import output, programs
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-PINS = ROOT / "requirements" / "checkov.txt"
 DIGEST = "sha256:" + "0" * 64
 """Stands for the digests that a release writes into the values."""
 CHARTS = {
@@ -76,7 +73,7 @@ def collect(folder: Path) -> None:
 def scan(folder: Path) -> tuple[list[Finding], int]:
     """What checkov finds in the files of that folder, and how many checks passed."""
     words = ("--framework", "kubernetes", "dockerfile", "--compact", "--quiet", "--skip-download", "--output=json")
-    command = [str(checkov()), "--directory", str(folder), *words]
+    command = [str(programs("checkov") / "checkov"), "--directory", str(folder), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     try:
         reports = json.loads(done.stdout)
@@ -107,36 +104,6 @@ def judge(found: Iterable[Finding], excused: Iterable[Excused]) -> list[str]:
 def exceptions() -> list[Excused]:
     """Those of exceptions.toml."""
     return [Excused(**entry) for entry in tomllib.loads((HERE / "exceptions.toml").read_text())["exception"]]
-
-
-def checkov() -> Path:
-    """The program, in an environment of its own in the cache; installed from its pins where it is not there."""
-    home = cache() / f"checkov-{hashlib.sha256(PINS.read_bytes()).hexdigest()[:12]}"
-    if not home.exists():
-        scratch = Path(tempfile.mkdtemp(dir=cache(), prefix="checkov-"))
-        uv = installer()
-        output(uv, "venv", "-q", "--relocatable", "--python", sys.executable, "--clear", str(scratch))
-        output(uv, "pip", "install", "-q", "--python", str(scratch / "bin" / "python"), "--require-hashes", "-r", str(PINS))
-        try:
-            scratch.rename(home)
-        except OSError:  # somebody else's is there already
-            shutil.rmtree(scratch)
-    return home / "bin" / "checkov"
-
-
-def installer() -> str:
-    """uv, from PATH or where hack/install.sh put it."""
-    found = shutil.which("uv", path=os.pathsep.join([os.environ.get("PATH", ""), *(str(path) for path in cache().glob("uv-*/bin"))]))
-    if found is None:
-        raise SystemExit("uv is neither on PATH nor in the cache; run: make install")
-    return found
-
-
-def output(*command: str) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
-    return done.stdout
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The commands and files of docs/convert.md and docs/doctor.md, run as they stand there: each works, and prints what follows it."""
+"""The commands and files of the PAGES, run as they stand there: each works, and prints what follows it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = ("choose.md", "convert.md", "doctor.md", "port.md")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["convert.md", "doctor.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_does_what_it_says(tmp_path: Path, page: str) -> None:
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     said, ran = "", 0
     for kind, text in BLOCK.findall((DOCS / page).read_text()):
-        if kind == "yaml":
+        if kind in ("yaml", "python") and text.startswith("# "):
             (tmp_path / text.split("\n")[0].removeprefix("# ")).write_text(text)
         elif kind == "sh":
             for line in text.splitlines():
                 done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
                 said, ran = done.stdout + done.stderr, ran + 1
                 assert done.returncode == 0 and "Traceback" not in said, f"{line}\n{said}"
-        else:
+        elif kind == "text":
             assert all(line in said for line in text.splitlines()), f"{text}\nis not in\n{said}"
-    assert ran >= 3
+    assert ran >= 1

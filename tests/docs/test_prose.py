@@ -1,0 +1,65 @@
+"""The prose linter: its rules find what they are for, and no page has more errors than are counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hack.cluster.paths import ClusterError, Unavailable
+from hack.prose.__main__ import Finding, findings, judge, main, vale
+
+LONG = "word " * 30 + "end."
+ERROR = Finding("docs/a.md", 3, "psjob.Long", "too long", True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> Path:
+    try:
+        return vale()
+    except Unavailable as absent:
+        pytest.skip(f"needs vale, which Go builds: {absent}")
+
+
+def told(tmp_path: Path, text: str) -> list[str]:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\n{text}\n")
+    return [f"{one.line} {one.rule}" for one in findings([str(page)])]
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        (LONG + "\n\nShort. So short. Very.", ["3 psjob.Long", "3 psjob.Longish"]),
+        ("word " * 26 + "end. Short one. So is this.", ["3 psjob.Longish"]),
+        ("word " * 17 + "end. " + "word " * 17 + "end.", ["1 psjob.Mean"]),
+        ("Rules for late pushes are there.", ["3 psjob.Riddles"]),
+        ("It tells the truth in status.", ["3 psjob.Riddles"]),
+        ("Every worker has a clock.", ["3 psjob.Clock"]),
+        ("The virtual clock goes on.", []),
+        ("We utilize it.", ["3 psjob.Terms"]),
+        ("A worker pushes a gradient.", []),
+        ("`tells the truth`\n\n```\na clock\n```", []),
+    ],
+)
+def test_a_rule_finds_what_it_is_for(tmp_path: Path, text: str, rules: list[str]) -> None:
+    assert told(tmp_path, text) == rules
+
+
+def test_the_pages_have_no_more_errors_than_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0, capsys.readouterr().out
+
+
+def test_an_error_that_is_not_counted_is_named() -> None:
+    assert judge([ERROR], {}) == ["docs/a.md:3: error: too long (psjob.Long)"]
+    assert judge([ERROR], {"docs/a.md": 1}) == []
+
+
+def test_a_count_that_is_too_high_is_named() -> None:
+    (wrong,) = judge([ERROR], {"docs/a.md": 2})
+    assert wrong == "hack/prose/pending.toml counts 2 errors of docs/a.md, which has 1; lower the number"
+
+
+def test_a_page_that_is_not_there_is_no_success(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="there is no page"):
+        findings([str(tmp_path / "gone.md")])
