@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 PYTEST ?= python -m pytest
 
-.PHONY: help install run test test-unit lint format generate verify prose wheels sbom site bench e2e soak clean
+.PHONY: help install run test test-unit lint format generate verify prose wheels sbom site release rehearsal bench e2e soak clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,12 +18,14 @@ run: install ## train real digits on this machine: 2 shards, 4 workers
 	@psjob run examples/digits/job.yaml
 
 test: install ## every test that this machine can run; names those it cannot
+	@python -m hack.needs test
 	@bash hack/test.sh
 
 test-unit: install ## pure code alone: tables, properties, simulation
 	@$(PYTEST) -n 2 tests/unit tests/simulation -m "not soak"
 
 lint: install ## ruff (its security rules too), mypy --strict, import-linter, checkov over chart, pods and Dockerfile, and prose
+	@python -m hack.needs lint
 	ruff check .
 	ruff format --check .
 	mypy
@@ -45,21 +47,33 @@ prose: install ## vale over the documentation, with the rules of hack/prose (Go 
 	@python -m hack.prose $(ARGS)
 
 wheels: install ## build wheels and source archives of the three distributions into dist/, and check what they hold
+	@python -m hack.needs wheels
 	@python -m hack.wheels
 
 sbom: install ## wheels, both images (root, Linux) and a CycloneDX list of what is in each, into dist/
+	@python -m hack.needs sbom
 	@python -m hack.sbom
 
 site: install ## the documentation as a site that works from the file system, in dist/site
 	@python -m hack.site
 
+release: install ## all that a release publishes, from a tagged commit, into dist/release-VERSION (root, Linux)
+	@python -m hack.needs release
+	@python -m hack.release
+
+rehearsal: install ## the same from any checkout, for a look or a test; it says what is missing for a release
+	@python -m hack.needs release
+	@python -m hack.release --rehearse
+
 bench: install ## psjob and its peers in turn, as ratios (installs the peers the first time)
 	@python -m bench
 
 e2e: install ## real kubelet and containerd, real training pods (root and Linux)
+	@python -m hack.needs e2e
 	@PSJOB_MARKS="e2e or e2e_long" bash hack/test.sh
 
 soak: install ## what is too long for every change
+	@python -m hack.needs soak
 	@PSJOB_MARKS="soak" bash hack/test.sh
 
 clean: ## remove .venv and caches of this checkout

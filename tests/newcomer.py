@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sysconfig
+import venv
 from pathlib import Path
+
+from hack.newcomer import environment
 
 OURS = "psjob"
 
@@ -15,3 +19,20 @@ def third_party(folder: Path) -> Path:
         if not place.name.lstrip("_").startswith(OURS) and place.suffix != ".pth" and place.name != "__pycache__":
             (folder / place.name).symlink_to(place)
     return folder
+
+
+class Machine:
+    """An empty environment and an empty folder; `env` is what commands are started with."""
+
+    def __init__(self, folder: Path, index: str) -> None:
+        venv.create(folder / "venv", with_pip=True)
+        self.bin = folder / "venv" / "bin"
+        self.work = folder / "work"
+        self.work.mkdir()
+        self.env = environment(folder, index, {"PATH": str(self.bin), "PYTHONPATH": str(third_party(folder / "third-party"))})
+
+    def type(self, *words: str, fails: bool = False) -> str:
+        """What a command of the environment prints; the test fails where it does, or does not where it `fails`."""
+        done = subprocess.run([self.bin / words[0], *words[1:]], cwd=self.work, env=self.env, capture_output=True, text=True, timeout=300)
+        assert (done.returncode != 0) == fails, done.stdout + done.stderr
+        return done.stdout + done.stderr

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hack.cluster import deps
 from hack.cluster.paths import MODULES, NEWEST, REPO, ClusterError, Part, Unavailable, cache, kubernetes, parts
 
 GO_CACHE_LIMIT = 500 * 2**20
@@ -19,11 +20,15 @@ NETWORK_WORDS = ("dial tcp", "timeout", "unexpected EOF", "connection reset", "T
 
 
 def build(only: str | None = None, *, quiet: bool = False) -> None:
-    """Build every part that is not there yet and return when all are; raises ClusterError with the compiler's last words."""
+    """Build every part that is not there yet and return when all are.
+
+    Raises Unavailable, before anything is built, where Go or C's compiler is missing; ClusterError with the compiler's last words.
+    """
     missing = [part for part in parts(only) if not part.folder.exists()]
     if not missing:
         return
     go = find_go()
+    check_compiler(missing, deps.missing())
     (cache() / "bin").mkdir(parents=True, exist_ok=True)
     for part in missing:
         with _lock(part, quiet):
@@ -53,6 +58,18 @@ def find_go() -> str:
         "the test cluster is built from pinned Go modules and no go command was found on PATH or in /usr/local/go; "
         "install Go 1.26 or newer (https://go.dev/dl) and run this again"
     )
+
+
+def check_compiler(wanted: list[Part], lacking: list[str]) -> None:
+    """Raise Unavailable where a wanted part is compiled from C and packages for that are `lacking`."""
+    packages = [package for package in lacking if package in deps.COMPILER]
+    names = [part.name for part in wanted if part.cgo]
+    if names and packages:
+        raise Unavailable(
+            f"{', '.join(names)} is compiled from Go and C, and these Debian packages (or their like) are not installed: "
+            f"{' '.join(packages)}; install them with: python -m hack.cluster deps (root); "
+            "what needs no C is built by: python -m hack.cluster build --only integration"
+        )
 
 
 def missing(only: str | None = None) -> list[str]:

@@ -50,8 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser("build", help="build the pinned programs that are missing")
     build.add_argument(
         "--only",
-        choices=["integration", "e2e", "kwok", "gitops"],
-        help="integration: control plane and kwok; e2e: real nodes too; gitops: the engines of Argo CD and Flux (default: everything)",
+        choices=["integration", "e2e", "kwok", "gitops", "release"],
+        help="integration: control plane and kwok; e2e: real nodes too; gitops: the engines of Argo CD and Flux; release: a registry and "
+        "Helm 3 (default: everything but the last)",
     )
     _version(build)
     build.add_argument("--wait", action="store_true", help="wait until everything is there (the default)")

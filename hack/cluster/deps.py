@@ -31,6 +31,10 @@ FONTS = {"/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf": "fonts-dejavu-core"}
 FILES = {"/usr/include/seccomp.h": "libseccomp-dev", "/usr/include/stdlib.h": "libc6-dev"}
 
 
+COMPILER = ("gcc", "libc6-dev", "libseccomp-dev", "pkg-config")
+"""Packages that building runc needs, whose sources are partly C."""
+
+
 def install(check_only: bool = False, browser: bool = True) -> int:
     """Install what is missing, with a `browser` for the tests of the page or without; the exit status.
 

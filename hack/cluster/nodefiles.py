@@ -18,7 +18,7 @@ from hack.cluster.plane import Plane
 def write(options: Options, index: int, plane: Plane, pause: Path) -> Path:
     """Write everything for node `index`; its folder. `node.json` in it is what nodeinit.py reads."""
     folder = options.state / f"node{index}"
-    for name in ("kubelet", "containerd", "cni", "pods", "plugins"):
+    for name in ("kubelet", "containerd", "cni", "pods", "plugins", "registries"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "resolv.conf").write_text(f"nameserver {DNS_SERVICE}\n")
     (folder / "base-spec.json").write_text(_base_spec(options.mounts))
@@ -85,6 +85,9 @@ address = "{folder}/containerd.sock"
 
 [plugins."io.containerd.cri.v1.images"]
 snapshotter = "overlayfs"
+
+[plugins."io.containerd.cri.v1.images".registry]
+config_path = "{folder}/registries"
 
 [plugins."io.containerd.cri.v1.images".pinned_images]
 sandbox = "{PAUSE}"

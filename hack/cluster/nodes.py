@@ -23,13 +23,18 @@ HIDDEN = ("/run", "/var/lib", "/var/log")
 
 def check(options: Options) -> None:
     """Raise Unavailable for what this machine lacks, ClusterError for what was asked wrongly."""
+    check_rights(options)
+    lacking = [tool for tool in ("ip", "nft", "unshare", "nsenter", "mount") if shutil.which(tool) is None]
+    if lacking:
+        raise Unavailable(f"real nodes need the commands {', '.join(lacking)}; install them with: python -m hack.cluster deps")
+
+
+def check_rights(options: Options) -> None:
+    """As `check`, without the commands, which `deps` can install."""
     if not sys.platform.startswith("linux"):
         raise Unavailable(f"real nodes need Linux; this is {sys.platform}")
     if os.geteuid() != 0:
         raise Unavailable("real nodes need root (namespaces, mounts, cgroups); run as root, or use --nodes 0")
-    lacking = [tool for tool in ("ip", "nft", "unshare", "nsenter", "mount") if shutil.which(tool) is None]
-    if lacking:
-        raise Unavailable(f"real nodes need the commands {', '.join(lacking)}; install them with: python -m hack.cluster deps")
     for folder in HIDDEN:
         if options.state.is_relative_to(folder):
             raise ClusterError(f"--state {options.state}: a node hides {folder} behind its own; choose a folder elsewhere")
@@ -94,6 +99,16 @@ def load(state: Path, count: int, archive: Path) -> list[str]:
         if child.returncode != 0:
             raise ClusterError(f"node{index} did not take {archive.name}: {errors.strip()[-500:]}")
     return images.names(archive)
+
+
+def allow_plain_registry(state: Path, count: int, address: str) -> None:
+    """Let every node pull from the registry at `address` (HOST:PORT) without TLS; containerd reads this at each pull."""
+    for index in range(1, count + 1):
+        folder = state / f"node{index}" / "registries" / address
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "hosts.toml").write_text(
+            f'server = "http://{address}"\n\n[host."http://{address}"]\ncapabilities = ["pull", "resolve"]\n'
+        )
 
 
 def clean() -> None:

@@ -114,10 +114,20 @@ _OF_EVERY_VERSION = (
     Part("pause", "pause", {"pause": "psjob.dev/hack/cluster/pause"}, group="e2e"),
     Part("gitops", "gitops", {"gitops": "psjob.dev/hack/cluster/gitops"}, group="gitops"),
 )
+_RELEASE = (
+    Part("registry", "registry", {"registry": "psjob.dev/hack/cluster/registry"}, group="release"),
+    Part("helm3", "helm3", {"helm3": "helm.sh/helm/v3/cmd/helm"}, group="release"),
+)
+"""What the test of a release needs beside a cluster."""
 
 
 def parts(only: str | None = None) -> tuple[Part, ...]:
-    """The parts for `integration` (no root needed), `kwok` or `gitops` alone, all but the last for `e2e`, or all (None), in build order."""
+    """The parts for `integration` (no root needed), `kwok` or `gitops` alone, all but the last for `e2e`, or all (None), in build order.
+
+    `release` are those that test a release: a registry and Helm 3. Nothing else needs them.
+    """
+    if only == "release":
+        return _RELEASE
     etcd, kwok, *rest, gitops = _OF_EVERY_VERSION
     plane = _kubernetes("control-plane", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
     if only == "kwok":
@@ -132,7 +142,8 @@ def parts(only: str | None = None) -> tuple[Part, ...]:
 
 def program(name: str) -> Path:
     """The built program of that name. Raises ClusterError, with the command that builds it, while it is not built."""
-    for part in parts():
+    known = (*parts(), *_RELEASE)
+    for part in known:
         if name in part.programs:
             path = part.folder / name
             if path.exists():
@@ -140,7 +151,7 @@ def program(name: str) -> Path:
             raise ClusterError(
                 f"{name} is not built yet; build it with: {_chosen()}python -m hack.cluster build --only {part.group} --wait"
             )
-    raise ClusterError(f"{name} is not a program of this cluster; known: {', '.join(sorted(p for part in parts() for p in part.programs))}")
+    raise ClusterError(f"{name} is not a program of this cluster; known: {', '.join(sorted(p for part in known for p in part.programs))}")
 
 
 def _chosen() -> str:

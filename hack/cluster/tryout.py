@@ -20,9 +20,11 @@ NAMESPACE = "psjob-system"
 def try_it(state: Path) -> None:
     """Bring all of it up and print how to look at it. Raises ClusterError with the reason of the first step that fails."""
     options = Options(state=state, nodes=2)
-    nodes.check(options)
-    if deps.missing():
+    nodes.check_rights(options)
+    if lacking := deps.missing():
+        print(f"installing {' '.join(lacking)}", flush=True)
         deps.install(browser=False)
+    nodes.check(options)
     print("building what is missing (the first time takes a quarter of an hour)", flush=True)
     build.build()
     print("starting two nodes", flush=True)

@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import venv
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,9 @@ import pytest
 from hack import wheels
 from hack.epoch import epoch
 from hack.index import serving
-from hack.newcomer import environment
 from hack.sbom.__main__ import Unowned, of_wheel
 from tests.bills import assert_bill
-from tests.newcomer import third_party
+from tests.newcomer import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -120,22 +118,6 @@ def test_what_is_vendored_is_a_component_or_an_error(dist: Path, tmp_path: Path)
             assert_bill(told, names)
             (shade,) = [part for part in told["components"] if part["name"] == "shade"]
             assert shade["version"] == "2.0" and shade["licenses"] == [{"license": {"name": "MIT"}}]
-
-
-class Machine:
-    """An empty environment and an empty folder."""
-
-    def __init__(self, folder: Path, index: str) -> None:
-        venv.create(folder / "venv", with_pip=True)
-        self.bin = folder / "venv" / "bin"
-        self.work = folder / "work"
-        self.work.mkdir()
-        self.env = environment(folder, index, {"PATH": str(self.bin), "PYTHONPATH": str(third_party(folder / "third-party"))})
-
-    def type(self, *words: str, fails: bool = False) -> str:
-        done = subprocess.run([self.bin / words[0], *words[1:]], cwd=self.work, env=self.env, capture_output=True, text=True, timeout=300)
-        assert (done.returncode != 0) == fails, done.stdout + done.stderr
-        return done.stdout + done.stderr
 
 
 def test_the_library_alone_installs_by_its_name(tmp_path: Path, index: str) -> None:

@@ -60,9 +60,11 @@ def test_two_renders_are_the_same_bytes() -> None:
     assert template() == template()
 
 
-def test_no_hooks_and_nothing_that_asks_the_cluster() -> None:
+def test_no_hook_but_helm_tests_own_and_nothing_that_asks_the_cluster() -> None:
     sources = "".join(path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file())
-    assert "helm.sh/hook" not in sources
+    hooks = [document["metadata"] for document in objects() if "helm.sh/hook" in document["metadata"].get("annotations", {})]
+    assert [(found["name"], found["annotations"]["helm.sh/hook"]) for found in hooks] == [("x-psjob-test", "test")]
+    assert sources.count("helm.sh/hook:") == 1
     for word in ("randAlpha", "genCA", "genSigned", "now ", "lookup "):
         assert "{{ " + word not in sources and "{{- " + word not in sources, word
 
@@ -426,7 +428,10 @@ def test_the_operators_key_is_mounted_and_never_rendered() -> None:
 def test_watched_namespaces_get_roles_and_nothing_cluster_wide() -> None:
     setting = 'watchNamespaces=["a","b"]'
     found = objects(setting, "crds.enabled=false")
-    assert {document["kind"] for document in found} == {"ServiceAccount", "Role", "RoleBinding", "Deployment", "PodDisruptionBudget"}
+    kinds = {"ServiceAccount", "Role", "RoleBinding", "Deployment", "PodDisruptionBudget", "Pod"}
+    assert {document["kind"] for document in found} == kinds
+    (test,) = (document for document in found if document["kind"] == "Pod")
+    assert test["spec"]["containers"][0]["args"][-2:] == ["--namespace=a", "--namespace=b"]
     roles = {role["metadata"]["namespace"]: role for role in found if role["kind"] == "Role"}
     assert set(roles) == {"a", "b", "home"}
     assert rights(roles["a"]) == rights(roles["b"]) == JOB_RIGHTS

@@ -407,6 +407,16 @@ def test_final_is_one_file_for_plain_torch(tmp_path: Path) -> None:
         final.write_final(target, made, {"x": "nowhere"}, source=tmp_path)
 
 
+def test_final_of_equal_runs_is_the_same_bytes(tmp_path: Path) -> None:
+    found = []
+    for run in ("one", "another"):
+        (tmp_path / run).mkdir()
+        (made,) = committed(tmp_path / run, 10, final=True)
+        final.write_final(tmp_path / run, dataclasses.replace(made, run=run), {"tied.w": "w"})
+        found.append((tmp_path / run / FINAL_WEIGHTS).read_bytes())
+    assert found[0] == found[1]
+
+
 def test_the_folder_is_made_and_a_closed_one_is_a_sentence(tmp_path: Path) -> None:
     disk.make_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hack.cluster import dockerfile, paths
+from hack.cluster import build, dockerfile, paths
 from hack.cluster.paths import REPO, ClusterError, Unavailable
 from hack.cluster.pipsettings import merged
 
@@ -71,3 +71,18 @@ def test_pip_is_told_what_this_machine_s_is(tmp_path: Path) -> None:
         "timeout": "9",
     }
     assert merged({"PIP_INDEX_URL": "https://c.example"}, [site])["index-url"] == "https://c.example"
+
+
+def test_what_is_compiled_from_c_is_refused_before_the_build_with_the_next_step() -> None:
+    runc, etcd = (next(part for part in paths.parts() if part.name == name) for name in ("runc", "etcd"))
+    with pytest.raises(Unavailable, match=r"runc is compiled .* libseccomp-dev pkg-config; install them with: python -m hack.cluster deps"):
+        build.check_compiler([etcd, runc], ["libseccomp-dev", "nftables", "pkg-config"])
+    build.check_compiler([etcd], ["libseccomp-dev"])
+    build.check_compiler([etcd, runc], ["nftables"])
+
+
+def test_parts_of_a_release_are_built_on_demand_alone() -> None:
+    of_release = {part.name for part in paths.parts("release")}
+    assert of_release == {"registry", "helm3"} and not of_release & {part.name for part in paths.parts()}
+    with pytest.raises(ClusterError, match=r"known: .*helm3.*registry"):
+        paths.program("helm4")

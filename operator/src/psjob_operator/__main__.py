@@ -33,7 +33,7 @@ def _version(wanted: bool) -> None:
 def _root(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    """Keeps `run` a command of its own, so that others may come beside it."""
+    """Runs before each command."""
 
 
 @app.command(epilog=EXAMPLES)
@@ -155,6 +155,36 @@ def run(
         typer.echo(f"psjob-operator: --health-port {health_port}: {error.strerror or error}; choose a free port", err=True)
         raise typer.Exit(2) from error
     raise typer.Exit(code)
+
+
+@app.command()
+def check(
+    lease: Annotated[str | None, typer.Option(help="Lease that an operator must renew. None: no Lease is looked at.")] = None,
+    lease_namespace: Annotated[str | None, typer.Option(help="Namespace of --lease; in a pod its own without it.")] = None,
+    kubeconfig: Annotated[str | None, typer.Option(help="Kubeconfig file; in a pod its service account is used without it.")] = None,
+    namespace: Annotated[list[str] | None, typer.Option(help="Namespace that is served; may be given again. None: all of them.")] = None,
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long to wait for a renewal of the Lease.")] = 60.0,
+) -> None:
+    """Say whether an installed operator works: the CRD is served, jobs can be read, the Lease is renewed. `helm test` runs this."""
+    from psjob_operator.cluster import check as checking
+    from psjob_operator.cluster.connect import ConnectError, own_namespace
+
+    place = lease_namespace or own_namespace()
+    if lease and not place:
+        words = "give --lease-namespace too; outside a cluster there is no namespace of its own"
+        typer.echo(f"psjob-operator: --lease {lease}: {words}", err=True)
+        raise typer.Exit(2)
+    asked = checking.Asked(
+        kubeconfig=os.path.expanduser(kubeconfig) if kubeconfig else None,
+        namespaces=tuple(dict.fromkeys(namespace or ())),
+        lease=(place, lease) if lease else None,
+        seconds=seconds,
+    )
+    try:
+        typer.echo("\n".join(asyncio.run(checking.check(asked))))
+    except (ConnectError, checking.CheckFailed) as error:
+        typer.echo(f"psjob-operator: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from psjob.layout.blocks import Layout
 def write_final(folder: Path, made: Manifest, aliases: Mapping[str, str] | None = None, source: Path | None = None) -> FileFact:
     """Write `folder/final.safetensors` from the checkpoint `made` in `source` (default: `folder`): parameters and buffers.
 
+    Equal weights, buffers and steps give the same bytes, whatever the run is called.
     `aliases` gives further names of tied parameters: {name in the state_dict: name in the table}; each is written in full, as the
     format forbids shared bytes. Raises CheckpointProblem or Damage.
     """
@@ -44,7 +45,8 @@ def write_final(folder: Path, made: Manifest, aliases: Mapping[str, str] | None 
             buffers = files.read_blocks(source / made.buffers.name, None, made.buffers)
             entries += [(name, tensor) for name, tensor in buffers.items() if name not in wanted]
         entries += final_rows(source, made)
-        return files.write_blocks(folder, FINAL_WEIGHTS, entries, {"format": "pt", "run": made.run, "step": str(made.step)})
+        # No name of the run and no time: equal weights after equal steps are equal files.
+        return files.write_blocks(folder, FINAL_WEIGHTS, entries, {"format": "pt", "step": str(made.step)})
 
 
 def weights_sha256(layout: Layout, blocks: Mapping[int, torch.Tensor]) -> str:

@@ -1,0 +1,96 @@
+"""`python -m hack.needs TARGET` says what a target of the Makefile needs and whether it is here, before the target starts.
+
+It exits 1 where the target cannot work without what is missing; else the target does what it can, and names the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hack.cluster import deps, dockerfile
+from hack.cluster.build import find_go
+from hack.cluster.paths import Unavailable
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something a target needs, and the next step of who lacks it."""
+
+    name: str
+    there: Callable[[], bool]
+    next_step: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """The needs without which it cannot work, and those without which it does less."""
+
+    must: tuple[Need, ...] = ()
+    may: tuple[Need, ...] = ()
+
+
+def _go() -> bool:
+    try:
+        find_go()
+    except Unavailable:
+        return False
+    return True
+
+
+def _helm() -> bool:
+    return (ROOT / ".venv" / "bin" / "helm").exists() or shutil.which("helm") is not None
+
+
+LINUX = Need("Linux", lambda: sys.platform.startswith("linux"), "use a Linux machine or a virtual one")
+ADMINISTRATOR = Need("root", lambda: os.geteuid() == 0, "run it as root, in a virtual machine where you want this one left alone")
+GO = Need("Go 1.26 or newer", _go, "install it from https://go.dev/dl")
+PACKAGES = Need("Debian packages for clusters", lambda: not deps.missing(), "run: python -m hack.cluster deps")
+BUILDER = Need(" and ".join(dockerfile.TOOLS), lambda: all(map(shutil.which, dockerfile.TOOLS)), "run: python -m hack.cluster deps")
+GIT = Need("git", lambda: shutil.which("git") is not None, "install git, and clone the repository with it")
+HELM = Need("helm", _helm, "run: make install; on another system than Linux install Helm 4 yourself")
+CLUSTERS = (LINUX, ADMINISTRATOR, GO, PACKAGES)
+TARGETS = {
+    "test": Target(may=(*CLUSTERS, BUILDER)),
+    "lint": Target(may=(HELM,)),
+    "wheels": Target((GIT,)),
+    "sbom": Target((GIT,), (LINUX, ADMINISTRATOR, BUILDER)),
+    "release": Target((GIT, HELM, LINUX, ADMINISTRATOR, BUILDER)),
+    "e2e": Target(CLUSTERS, (BUILDER,)),
+    "soak": Target(may=(*CLUSTERS, BUILDER)),
+}
+
+
+def told(name: str, target: Target) -> tuple[list[str], bool]:
+    """Lines for the person who typed `make NAME`, and whether it can work."""
+    lacking_must = [need for need in target.must if not need.there()]
+    lacking_may = [need for need in target.may if not need.there()]
+    lines = [f"make {name} needs {', '.join(need.name for need in target.must)}"] if target.must else []
+    if target.may:
+        lines.append(f"make {name} does all of its work with {', '.join(need.name for need in target.may)}")
+    lines = [". ".join(lines) + (": all there." if not lacking_must and not lacking_may else ".")]
+    lines += [f"missing: {need.name}. Next step: {need.next_step}." for need in lacking_must]
+    lines += [
+        f"not here: {need.name}; what needs it is left out or skipped, by name. To have it, {need.next_step}." for need in lacking_may
+    ]
+    return lines, not lacking_must
+
+
+def main(words: list[str]) -> int:
+    """The exit status."""
+    if len(words) != 1 or words[0] not in TARGETS:
+        print(f"needs: {' '.join(words) or 'no target'}: name one of {', '.join(TARGETS)}", file=sys.stderr)
+        return 2
+    lines, works = told(words[0], TARGETS[words[0]])
+    print("\n".join(lines), file=sys.stdout if works else sys.stderr, flush=True)
+    return 0 if works else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
