@@ -212,8 +212,8 @@ class Workers(Model):
     """Processes of each worker, which sum their gradients among themselves and push once: a number, 1..64, or auto, the GPU limit of the
     worker's container. Each has torchrun's names in its environment, such as LOCAL_RANK. Absent: 1."""
     local_sum: Literal["auto", "shared", "gloo", "nccl"] = "auto"
-    """Where those processes sum. shared: in shared memory; gloo, nccl: each on its device, after an exchange of blocks by that backend;
-    auto: nccl where each has a GPU of its own and the model of its links says that it is faster, else shared. The sums are the same."""
+    """Where those processes sum. shared: in shared memory. gloo, nccl: each on its device, after an exchange of blocks by that backend.
+    auto: nccl where each has a GPU of its own and that is expected to be faster, else shared. The sums are the same."""
     template: dict[str, Any]
     """Pod template of the workers. The container `worker`, or the only one, is trained in and needs a `command`.
     Everything in it is passed on as it is. A stage may have one of its own; the shards take their image from this one."""
