@@ -211,7 +211,7 @@ REFUSED: list[Case] = [
             f"options-of-{rule}-{name}",
             {"spec.training": {"mode": "async", "updateRule": rule, "ruleOptions": {name: 1.0}}},
             "spec.training.ruleOptions",
-            "must name hyperparameters of its rule: lam, decay, adaptive of dana-dc; ",
+            "must name hyperparameters of its rule: lam, decay, adaptive of dana-dc and dc-asgd; ",
             server=False,
         )
         for rule, name in (("dana-zero", "lam"), ("dana-dc", "lr"), ("ftrl", "momentum"))

@@ -62,7 +62,7 @@ def compare(
         float, typer.Option(metavar="SECONDS", help="A side that takes longer is stopped, and counts as far as it came.")
     ] = 600,
     repeat: Annotated[
-        int, typer.Option(metavar="N", min=1, max=100, help="Train each side N times, with a seed each, and tell the spread.")
+        int, typer.Option(metavar="N", min=1, max=100, help="Train each side N times, with a seed each, and show the spread.")
     ] = 1,
     loss: Annotated[
         float | None, typer.Option(metavar="X", help="The loss that 'time to' is about; by default the lowest that all reached.")
@@ -72,8 +72,8 @@ def compare(
     slow: Annotated[list[str] | None, typer.Option(metavar="WORKER=FACTOR", help="Simulated: a slow worker. Repeatable.")] = None,
     stall: Annotated[str | None, typer.Option(metavar="CHANCExFACTOR", help="Simulated: steps that take longer.")] = None,
     crash: Annotated[list[str] | None, typer.Option(metavar="WORKER@TIME+AWAY", help="Simulated: a worker lost. Repeatable.")] = None,
-    up: Annotated[float | None, typer.Option(metavar="T", help="Simulated: time of a push on its way.")] = None,
-    down: Annotated[float | None, typer.Option(metavar="T", help="Simulated: time of weights on their way.")] = None,
+    up: Annotated[float | None, typer.Option(metavar="T", help="Simulated: time that a push takes to the server.")] = None,
+    down: Annotated[float | None, typer.Option(metavar="T", help="Simulated: time that weights take to a worker.")] = None,
     pushes: Annotated[int | None, typer.Option(metavar="N", help="Simulated: gradients in all.")] = None,
     rule: Annotated[str | None, typer.Option(help="Simulated: the rule; by default the manifest's, else nag.")] = None,
 ) -> None:

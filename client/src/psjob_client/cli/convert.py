@@ -25,7 +25,7 @@ EXAMPLES = """Examples:
   psjob convert --image registry.example.com/mnist:1 torchrun --nproc-per-node=4 train.py --epochs 3
 
 What could not be carried over is listed on standard error and at the head of the YAML, with what to do.
-What is written passes psjob validate.
+The written YAML passes psjob validate.
 
 Exit codes: 0 converted, 2 it cannot be."""
 LINE = "psjob.line"

@@ -160,7 +160,7 @@ def checkpoints(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """List a job's committed checkpoints, the newest first; of a cluster the newest alone is known."""
+    """List a job's committed checkpoints, the newest first; on a cluster the newest alone is known."""
     client = Where(local, folder, namespace, context, kubeconfig).of(plain(name))
     found = go(client, client.checkpoints(plain(name)))
     if data(output, found):

@@ -45,8 +45,8 @@ Spread = Annotated[float | None, typer.Option(metavar="V", help="Coefficient of 
 Slow = Annotated[list[str] | None, typer.Option(metavar="W=F", help="Worker W takes F times as long. Repeatable.")]
 Stall = Annotated[str | None, typer.Option(metavar="PxF", help="Of all steps the part P takes F times as long; P+M: M mean steps longer.")]
 Crash = Annotated[list[str] | None, typer.Option(metavar="W@T+A", help="Worker W is lost at T for A (without +A: for good). Repeatable.")]
-Up = Annotated[float, typer.Option(metavar="T", help="Time of a push on its way.")]
-Down = Annotated[float, typer.Option(metavar="T", help="Time of weights on their way.")]
+Up = Annotated[float, typer.Option(metavar="T", help="Time that a push takes to the server.")]
+Down = Annotated[float, typer.Option(metavar="T", help="Time that weights take to a worker.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A trace.")]
 
 
@@ -88,7 +88,7 @@ def train(
     inner: Annotated[str, typer.Option(metavar="RULE", help="The workers' own rule in local mode.")] = "plain",
     inner_set: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A number of that rule. Repeatable.")] = None,
     replayable: Annotated[
-        bool, typer.Option("--replayable", help="On torch, with hyperparameters that stand still, and a --trace that replay can play.")
+        bool, typer.Option("--replayable", help="On torch, with constant hyperparameters, and a --trace that replay can play.")
     ] = False,
     library: Annotated[Library, typer.Option(help="The arrays that the rule runs on.")] = Library.numpy,
     speeds: How = "homogeneous",
@@ -150,7 +150,7 @@ def digits_64(
     down: Down = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Make the table of ten rules with 1 to 64 workers, and ask its gate."""
+    """Make the table of ten rules with 1 to 64 workers, and check its gate."""
     start("digits-64", locals())
 
 

@@ -130,7 +130,7 @@ def suspend(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Take a last checkpoint of a job and go down to no process."""
+    """Take a last checkpoint of a job and end all its processes."""
     client, most = Where(local, folder, namespace, context, kubeconfig).of(plain(name)), seconds(timeout)
 
     async def suspending() -> str:
@@ -175,7 +175,7 @@ def checkpoint(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Have a running job take a checkpoint now, and wait until it is committed. A cluster needs up to two minutes for the request."""
+    """Ask a running job for a checkpoint now, and wait until it is committed. A cluster needs up to two minutes for the request."""
     client = Where(local, folder, namespace, context, kubeconfig).of(plain(name))
     made = go(client, client.checkpoint(plain(name), timeout=seconds(timeout)))
     typer.echo(f"checkpoint of step {made.step} is committed")
@@ -191,7 +191,7 @@ def delete(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """End jobs and remove them: of this machine with their checkpoints, of a cluster without those of a claim that is retained."""
+    """End jobs and remove them: on this machine with their checkpoints, on a cluster without those of a claim that is retained."""
     where, most = Where(local, folder, namespace, context, kubeconfig), seconds(timeout)
     for name in map(plain, found):
         client = where.of(name)
@@ -219,7 +219,7 @@ def clean(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Remove jobs that are Complete or Failed; without options of a cluster, runs of this machine alone."""
+    """Remove jobs that are Complete or Failed. Without an option that names a cluster: runs of this machine alone."""
     where, least, most = Where(local, folder, namespace, context, kubeconfig), seconds(older), seconds(timeout)
     client = gather(where)[0]
     now = time.time()

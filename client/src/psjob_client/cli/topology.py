@@ -51,7 +51,7 @@ def plan_topology(
         ),
     ] = None,
     probe: Annotated[int | None, typer.Option(metavar="N", help="Measure between N processes of this machine, over loopback TCP.")] = None,
-    current: Annotated[str | None, typer.Option(metavar="STRATEGY", help="The strategy in use: left only where it is worth it.")] = None,
+    current: Annotated[str | None, typer.Option(metavar="STRATEGY", help="The strategy in use: changed only where it is worth it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; `machine` in it can be given again.")] = False,
 ) -> None:
     """Compare ways of summing gradients on a machine and pick one, with the reason."""

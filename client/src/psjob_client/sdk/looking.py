@@ -81,8 +81,8 @@ class Looking(ABC):
             name: As for `get`.
 
         Returns:
-            One series a number. Of a cluster what shard 0 remembers while it runs, and what this client has seen; `complete` says
-            whether that is all.
+            One series for each number. On a cluster it has what this client has seen, and while the job runs what shard 0 remembers.
+            `complete` says whether that is all.
 
         Raises:
             NoSuchJob: There is none.
@@ -118,7 +118,7 @@ class Looking(ABC):
             name: As for `get`.
 
         Returns:
-            Of a cluster the newest alone: the others are on its volume.
+            On a cluster the newest alone: the others are on its volume.
 
         Raises:
             NoSuchJob: There is none.

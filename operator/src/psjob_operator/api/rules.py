@@ -50,6 +50,15 @@ def _needs_checkpoints(field: str, remedy: str) -> FieldRule:
     )
 
 
+def _own_options() -> str:
+    """The hyperparameters that each update rule has of its own; rules with equal ones together."""
+    by_names: dict[tuple[str, ...], list[str]] = {}
+    for rule, names in UPDATE_RULES.items():
+        if names:
+            by_names.setdefault(tuple(names), []).append(rule)
+    return "; ".join(f"{', '.join(names)} of {' and '.join(rules)}" for names, rules in by_names.items())
+
+
 def _has(value: Json, *names: str) -> bool:
     return any(value.get(name) is not None for name in names)
 
@@ -212,8 +221,7 @@ _ACROSS = (
             training.get("updateRule") is None
             or set(training.get("ruleOptions") or ()) <= set(UPDATE_RULES.get(training["updateRule"], ()))
         ),
-        "must name hyperparameters of its rule: "
-        + "; ".join(f"{', '.join(names)} of {rule}" for rule, names in UPDATE_RULES.items() if names),
+        f"must name hyperparameters of its rule: {_own_options()}",
         "all others are the script's optimizer's",
         about="ruleOptions",
     ),

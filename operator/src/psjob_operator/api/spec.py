@@ -26,18 +26,18 @@ class JobSpec(Model):
     """The processes that run the training script."""
     stages: list[Stage] | None = None
     """The parts of a model that is cut in stages, in the order in which they run; 2..64, at most 256 workers together. Ranks are counted
-    through them: with 2, 1 and 1 replicas, ranks 0 and 1 have the first one."""
+    through them: with 2, 1 and 1 replicas, ranks 0 and 1 have the first stage."""
     checkpoint: Checkpoint = Field(default_factory=lambda: Checkpoint())
     """What is kept on disk, how often, and where."""
     run_policy: RunPolicy = Field(default_factory=lambda: RunPolicy())
     """When the job counts as done or failed, and what is cleaned up then."""
     suspend: bool | None = None
-    """true: take a last checkpoint and go down to zero pods; false or absent: run. May change at any time; a queue may own it."""
+    """true: take a last checkpoint and end all pods. false or absent: run. May change at any time; a queue may own it."""
     managed_by: str | None = None
     """Name of the controller that runs this job, such as example.com/scheduler. Absent or psjob.dev/operator: this operator.
     Another value: this operator leaves the job alone."""
     injection: Literal["auto", "none"] = "auto"
-    """auto: put the psjob library into the worker's image when the pod starts; none: the image has it installed."""
+    """auto: put the psjob library into the worker's image when the pod starts. none: the image has it installed."""
 
     @model_validator(mode="before")
     @classmethod
@@ -83,9 +83,9 @@ class Training(Model):
     """How pushes become updates."""
 
     mode: Mode = "sync"
-    """sync: each step sums one push of every worker; bounded: nobody runs more than `staleness` steps ahead; softsync: each update takes
-    replicas / `splits` pushes; async: each push counts when it comes; threshold: and is dropped if it lags more than `staleness`;
-    local: workers step by themselves and meet now and then."""
+    """sync: each step sums one push of every worker. bounded: no worker runs more than `staleness` steps ahead. softsync: each update takes
+    replicas / `splits` pushes. async: each push counts when it comes. threshold: as async, but a push that lags more than `staleness` is
+    dropped. local: each worker steps by itself, and all exchange after `local.innerSteps` steps."""
     backup_workers: int = 0
     """sync: a step takes the first replicas - backupWorkers pushes and drops the rest; 0..3999."""
     staleness: int | None = None
@@ -93,43 +93,43 @@ class Training(Model):
     splits: int | None = None
     """softsync (absent: 1); 1..4000."""
     local: Local | None = None
-    """How workers meet in mode local."""
+    """How workers exchange in mode local."""
     seed: int = 0
     """Seed of the order of the data and of the workers' random numbers; 0..2147483647."""
     update_at: Literal["server", "worker"] | None = None
     """Where the optimizer runs. Absent: on the shards where psjob has a rule for it, else on the workers (sync only)."""
     update_rule: UpdateRule | None = None
-    """What a push does to the parameters in mode async. Absent: what the script's optimizer does; dana-slim is for many workers.
-    delayed-nesterov in mode local: a round counts when it comes, and waits for nobody."""
+    """The optimizer rule by which a push changes the parameters in mode async. Absent: that of the script's optimizer. dana-slim is for
+    many workers. delayed-nesterov in mode local: a round counts when it comes, without waiting for other workers."""
     rule_options: dict[str, float] | None = None
     """Hyperparameters of `updateRule` that the script's optimizer does not have, by name."""
     reduction: str = "mean"
     """How a step's gradients become one in mode sync: mean, sum, median, trimmed_mean, or module:function of the worker's image."""
     lr_scaling: Literal["none", "linear"] = "none"
-    """linear: updates use the script's learning rate times replicas - backupWorkers, times the processes of a worker."""
+    """linear: the script's learning rate is multiplied by replicas - backupWorkers, and by the processes of a worker."""
     warmup_steps: int = 0
-    """Steps of a worker in which the learning rate rises to the whole from that of one process of one worker; 0..1000000000."""
+    """Steps of a worker in which the learning rate rises from that of one process of one worker to the full one; 0..1000000000."""
     max_grad_norm: float | None = None
     """The largest 2-norm that the mean gradient of all workers may have, over all parameters, as DDP with `clip_grad_norm_` clips it. For
     mode sync; 0.000001..1000000. Absent: any, or what the script's `clip_grad_norm_` asks for."""
     max_push_norm: float | None = None
     """The largest 2-norm that one worker's push may have, in each block of at most 4 MiB and each table. The shards scale down what is
-    larger, before it is reduced, and take zeros for NaN and inf; the job's status tells. It bounds what a worker that was taken over, or
-    whose loss has exploded, can do in one step. 0.000001..1000000000000. Absent: any."""
+    larger before they reduce it. They take zeros for NaN and inf, and the job's status says so. This bounds what one step of a compromised
+    worker, or of one whose loss has exploded, can do. 0.000001..1000000000000. Absent: any."""
     non_finite: Literal["pass", "skip", "refuse"] = "pass"
-    """What becomes of a step with NaN or inf in a gradient. pass: it is applied, as in torch, and counted; skip: nobody makes it, in
-    sync on all workers; refuse: the job fails with the worker, the step and the tensor. skip and refuse look before each push."""
+    """What becomes of a step with NaN or inf in a gradient. pass: it is applied, as in torch, and counted. skip: it is not made, in
+    sync on all workers. refuse: the job fails and names the worker, the step and the tensor. skip and refuse look before each push."""
     encryption: Literal["auto", "tls", "none"] = "auto"
     """Which streams are encrypted with TLS 1.3, by certificates of a CA of the run. auto: those between two hosts, or none where the
-    operator was told that a mesh encrypts; tls: all; none: they are in clear text, and authenticated."""
+    chart's value mesh.encrypts is true. tls: all. none: all are in clear text, and authenticated."""
     transport: Literal["auto", "tcp"] = "auto"
-    """auto: a worker and a shard in one pod or on one laptop give each other gradients and weights in shared memory, all others
-    over TCP; tcp: all over TCP."""
+    """auto: a worker and a shard in one pod or on one laptop exchange gradients and weights in shared memory. All others use TCP.
+    tcp: all use TCP."""
     streams: int = 1
-    """TCP streams between each worker and each shard, both ways at once; more of them use more cores on both sides. 1..8."""
+    """TCP streams between each worker and each shard. Each goes both ways at once. More of them use more cores on both sides. 1..8."""
     gradient_mebibytes: int | None = None
-    """MiB of gradients that a shard may hold of all workers together, those included that overlap sends before the step. Each worker
-    has an equal share, at least the 4 MiB of one block. Absent: 4096, or 4 a worker where that is more. 4..65536."""
+    """MiB of gradients that a shard may hold of all workers together, including those that overlap sends before the step. Each worker
+    has an equal share, at least the 4 MiB of one block. Absent: 4096, or 4 for each worker where that is more. 4..65536."""
     compression: Compression = Field(default_factory=lambda: Compression())
     """In how many bits numbers travel between workers and shards."""
     pipeline: Pipeline | None = None
@@ -140,36 +140,36 @@ class Pipeline(Model):
     """How a batch goes through stages."""
 
     microbatches: int
-    """Parts that each batch is cut in; 1..1024. One batch is one update."""
+    """Parts into which each batch is cut; 1..1024. One batch is one update."""
     schedule: Literal["flush", "2bw", "pipedream"] = "flush"
     """When stages make their updates. flush: all at the end of a batch; the gradient is that of one process. 2bw: without waiting for
-    each other, on weights of one update ago at every stage. pipedream: the same on each stage's newest weights, of K-1-k updates ago at
-    stage k of K with one micro-batch a batch."""
+    each other, on weights of one update ago at every stage. pipedream: without waiting for each other, on each stage's newest weights.
+    With one micro-batch a batch these are of K-1-k updates ago at stage k of K."""
     weights: Literal["stash", "vertical", "recompute", "latest"] = "stash"
-    """The weights of a backward. stash: those of its forward, kept until then. vertical: the same, and each stage takes the version that
+    """The weights of a backward. stash: those of its forward, kept until then. vertical: as stash, and each stage takes the version that
     the first stage took for the batch; with pipedream alone. recompute: inputs are kept, and the forward runs again on the newest weights;
-    not with 2bw. latest: a stage has one memory, and the backward takes what is in it; with pipedream alone."""
+    not with 2bw. latest: a stage has one copy of its weights, and the backward takes it as it is; with pipedream alone."""
     predict: Literal["none", "nesterov"] = "none"
-    """nesterov: a forward takes the weights to which the optimizer's momentum leads until its gradient counts; with pipedream alone, and
-    with weights: stash or recompute."""
+    """nesterov: a forward takes predicted weights, to which the optimizer's momentum leads until its gradient counts. With pipedream alone,
+    and with weights: stash or recompute."""
     anneal_steps: int | None = None
-    """Updates in which the learning rate of a late stage comes from lr / delay to lr; 1..1000000000, with pipedream alone. Absent: lr from
-    the first update on."""
+    """Updates in which the learning rate of a stage with a delay rises from lr / delay to lr; 1..1000000000, with pipedream alone.
+    Absent: lr from the first update on."""
 
 
 class Local(Model):
-    """Mode local: each worker's own optimizer makes `innerSteps` steps, then Nesterov's rule takes the mean way that all went."""
+    """Mode local: each worker's own optimizer makes `innerSteps` steps, then Nesterov's rule applies the mean change of all workers."""
 
     inner_steps: int = 50
-    """1..1000000."""
+    """Steps of a worker between two exchanges; 1..1000000."""
     quorum: int = 0
-    """Workers that a round needs; 0: all."""
+    """Number of workers that a round needs; 0: all."""
     grace_seconds: float = 0
-    """How long a round waits for the others when its quorum is there; 0..86400."""
+    """Seconds that a round waits for the other workers when its quorum is there; 0..86400."""
     lr: float = 0.7
-    """Of the outer rule; above 0 to 10."""
+    """Learning rate of the outer rule; above 0 to 10."""
     momentum: float = 0.9
-    """Of the outer rule; 0..0.9999."""
+    """Momentum of the outer rule; 0..0.9999."""
 
 
 Wire = Literal["none", "bf16", "fp16", "int8", "topk", "randomk", "auto"]
@@ -179,12 +179,12 @@ class Compression(Model):
     """In how many bits numbers travel. Weights and optimizer state on the shards keep their own."""
 
     push: Wire = "none"
-    """Of gradients. bf16, fp16: half of float32; int8: a quarter, topk and randomk: `ratio` of them, all three with error feedback;
-    auto: by the measured speed of each link, none between processes of one address."""
+    """Codec of gradients. bf16, fp16: half of the bytes of float32. int8: a quarter of them. topk, randomk: `ratio` of the elements. int8,
+    topk and randomk have error feedback. auto: by the measured speed of each link, none between processes of one address."""
     pull: Wire = "none"
-    """Of weights: none, bf16, fp16, or auto (bf16 where the link is slow enough)."""
+    """Codec of weights: none, bf16, fp16, or auto (bf16 where the link is slow enough)."""
     ratio: float = 0.01
-    """Share of a gradient's elements that topk and randomk send at a step; 0.0001..0.5."""
+    """Part of a gradient's elements that topk and randomk send at a step; 0.0001..0.5."""
 
 
 class ParameterServers(Model):
@@ -193,24 +193,24 @@ class ParameterServers(Model):
     shards: int
     """Number of shards; 1..256."""
     placement: Literal["spread", "packed", "colocated"] | None = None
-    """Machines of the shards. spread: different ones, where there are as many; packed: few, where they have room; colocated: shard i
-    runs on the machine of worker i, and workers.replicas must be at least ps.shards. Absent: one node where they share a volume that
-    one node at a time can mount, else wherever the scheduler puts them."""
+    """Machines of the shards. spread: different ones, where there are enough. packed: few, where they have room. colocated: shard i runs
+    on the machine of worker i, and workers.replicas must be at least ps.shards. Absent: the scheduler chooses. Shards that share a volume
+    that only one node at a time can mount then run on one node."""
     template: dict[str, Any] | None = None
     """Pod template laid over the shard pods: labels, node selection, tolerations, volumes, and resources and env of
     the container `shard`. Image, command and security context come from the workers where it says nothing."""
     shard_timeout_seconds: int = 10
-    """A shard without progress for so long counts as lost and is started again from its checkpoint; 2..3600."""
+    """Seconds without progress after which a shard counts as lost and is started again from its checkpoint; 2..3600."""
 
 
 class Workers(Model):
     """The workers."""
 
     replicas: int
-    """Number of workers; 1..4000. Required without `spec.stages`; with them it is the sum of their replicas, and may be left out."""
+    """Number of workers; 1..4000. Required without `spec.stages`. With stages it is the sum of their replicas, and may be left out."""
     processes: Annotated[int | str, NumberOrWord()] | None = None
-    """Processes of each worker, which sum their gradients among themselves and push once: a number, 1..64, or auto, the GPU limit of the
-    worker's container. Each has torchrun's names in its environment, such as LOCAL_RANK. Absent: 1."""
+    """Processes of each worker: a number, 1..64, or auto, the GPU limit of the worker's container. They sum their gradients, and the
+    worker pushes once. Each has torchrun's names in its environment, such as LOCAL_RANK. Absent: 1."""
     local_sum: Literal["auto", "shared", "gloo", "nccl"] = "auto"
     """Where those processes sum. shared: in shared memory. gloo, nccl: each on its device, after an exchange of blocks by that backend.
     auto: nccl where each has a GPU of its own and that is expected to be faster, else shared. The sums are the same."""
@@ -218,8 +218,8 @@ class Workers(Model):
     """Pod template of the workers. The container `worker`, or the only one, is trained in and needs a `command`.
     Everything in it is passed on as it is. A stage may have one of its own; the shards take their image from this one."""
     step_timeout_seconds: int | None = None
-    """A worker that has made no step for so long while others wait for it is started again, counted; 5..86400. Longer than the longest
-    step, the first one and evaluations included. Absent: never."""
+    """Seconds without a step, while others wait for it, after which a worker is started again. This counts as a failure. 5..86400. Make it
+    longer than the longest step, including the first one and evaluations. Absent: never."""
 
 
 class Stage(Model):
@@ -233,7 +233,7 @@ class Stage(Model):
     replicas: int = 1
     """Number of workers that have this stage; 1..256."""
     template: dict[str, Any] | None = None
-    """Pod template of this stage's workers, in place of `spec.workers.template`; nothing of that is laid under it."""
+    """Pod template of this stage's workers. It replaces `spec.workers.template` as a whole."""
 
 
 class Checkpoint(Model):
@@ -248,11 +248,11 @@ class Checkpoint(Model):
     volume: CheckpointVolume | None = None
     """Where checkpoints lie. Absent: a claim <job>-checkpoints is made."""
     access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] = "ReadWriteOnce"
-    """ReadWriteOnce puts all shards on one node, which works on every cluster; ReadWriteMany spreads them."""
+    """ReadWriteOnce puts all shards on one node, which works on every cluster. ReadWriteMany spreads them."""
     size: str = "10Gi"
     """Size of the claim that is made."""
     retain: bool = True
-    """true: the claim that was made outlives the job; false: it is deleted with it."""
+    """true: the claim that was made outlives the job. false: it is deleted with the job."""
     resume_from: str | None = None
     """Start from the last checkpoint of this run (`status.run` of another job) on the same volume. Absent: start anew."""
     request: int | None = None
@@ -285,20 +285,21 @@ class RunPolicy(Model):
     """When the job counts as done or failed, and what is cleaned up then."""
 
     backoff_limit: int = 6
-    """Number of failures that are answered by a restart; one more fails the job. Drained, preempted and lost pods do not count; 0..1000."""
+    """Number of failures after which a process is started again; one more fails the job. Drained, preempted and lost pods do not
+    count; 0..1000."""
     backoff_limit_per_role: RoleLimits | None = None
     """Limits of one role beside `backoffLimit`, which holds for both together."""
     failure_rules: list[FailureRule] | None = None
-    """What becomes of a process that was lost, by how it ended: the first rule that matches holds. Without one, failures of its own doing
-    count and others do not; 20 at most. An end that says of itself that a restart is of no use (exit codes 77 and 78 of the runtime)
-    fails the job whatever the rules say."""
+    """What becomes of a lost process, by how it ended: the first rule that matches decides; 20 at most. Where none matches, failures of the
+    process itself count and others do not. Exit codes 77 and 78 of the runtime mean that a restart is of no use. They fail the job,
+    whatever the rules say."""
     active_deadline_seconds: int | None = None
-    """The job fails when it has been active, not suspended, for so long; 1..2147483647."""
+    """Seconds of activity, without those suspended, after which the job fails; 1..2147483647."""
     pending_timeout_seconds: int | None = None
-    """The job fails when some of its pods have been missing for so long, whatever keeps them: no room, quota, a policy. Left out,
-    it waits; 1..2147483647."""
+    """Seconds after which the job fails if some of its pods are missing, for any reason: no room, quota, a policy. Absent: the job
+    waits. 1..2147483647."""
     ttl_seconds_after_finished: int | None = None
-    """The job object is deleted this long after it finished; 0..2147483647. Leave it out under GitOps: the job would be made
+    """Seconds from the job's end until its object is deleted; 0..2147483647. Leave it out under GitOps: the job would be made
     and trained again."""
     clean_pod_policy: Literal["Running", "All", "None"] = "Running"
     """Pods deleted when the job has finished: those still running, all, or none."""
@@ -310,19 +311,19 @@ class RoleLimits(Model):
     """As `backoffLimit`, of the processes of one role."""
 
     shard: int | None = None
-    """Failures of all shards together that are answered by a restart; 0..1000."""
+    """Failures of all shards together after which one is started again; 0..1000."""
     worker: int | None = None
-    """Failures of all workers together that are answered by a restart; 0..1000."""
+    """Failures of all workers together after which one is started again; 0..1000."""
 
 
 class FailureRule(Model):
     """One rule: a process that meets all of `role`, `exitCodes`, `signals` and `reasons`, as far as they are given, gets `action`."""
 
     action: Literal["Fail", "Restart", "Ignore"]
-    """Fail: the job ends as Failed, reason FailureRule; Restart: it is started again, and that counts against the limits;
-    Ignore: it is started again and does not count, ten seconds to two minutes after its last start."""
+    """Fail: the job ends as Failed, reason FailureRule. Restart: the process is started again, and that counts against the limits.
+    Ignore: it is started again ten seconds to two minutes after its last start, and does not count."""
     role: Literal["shard", "worker", "any"] = "any"
-    """Of which processes."""
+    """Processes that the rule is for."""
     exit_codes: ExitCodes | None = None
     """Exit codes of a process that ended by itself. Those that the runtime gives have the reasons Retry, Fenced and Hung instead."""
     signals: list[int] | None = None
@@ -335,6 +336,6 @@ class ExitCodes(Model):
     """A set of exit codes."""
 
     operator: Literal["In", "NotIn"]
-    """In: it is one of `values`; NotIn: it is none of them."""
+    """In: the exit code is one of `values`. NotIn: it is none of them."""
     values: list[int]
     """1..255, from 1 to 64 of them."""

@@ -43,11 +43,11 @@ class JobStatus(StatusModel):
     """Identity of this training run: the job's uid. Names the folder of its checkpoints. A status of another run
     gives no facts, only minimum numbers."""
     pinned: Pinned | None = None
-    """What this run was begun with. All its pods and its config are made of it until the run ends, whatever operator serves it."""
+    """What this run began with. All its pods and its config are made of it until the run ends, by every version of the operator."""
     view: Number | None = None
     """Number of the present set of attempts; rises with every start of a shard."""
     placement: Number | None = None
-    """View in which all shards last began together, after which their pods keep to one node where their volume asks it."""
+    """View in which all shards last began together. From then on their pods stay on one node where their volume needs that."""
     shards: tuple[ShardStatus, ...] = ()
     """One entry a shard; never shrinks."""
     shards_ready: str | None = None
@@ -63,7 +63,7 @@ class JobStatus(StatusModel):
     checkpoint: CheckpointStatus | None = None
     """The last committed checkpoint."""
     progress: Progress | None = None
-    """How far training is, as shard 0 last told; at most once a minute."""
+    """How far training is, as shard 0 last reported; at most once a minute."""
     interruption: Interruption | None = None
     """What has been started again and has not made a step yet; absent while training goes on."""
     last_recovery: Recovery | None = None
@@ -116,9 +116,9 @@ class Pinned(StatusModel):
     """What a run was begun with."""
 
     runtime_image: str | None = None
-    """Image that its pods copy the library from, as the operator of its beginning was given it. Absent with injection none, and locally."""
+    """Image from which its pods copy the library, as set in the operator that began the run. Absent with injection none, and locally."""
     config_format: int | None = None
-    """Format of its config, and of all else that its processes are handed and answer."""
+    """Format of its config, and of everything else that the operator and its processes exchange."""
     wire: int | None = None
     """Version of the frames between its processes."""
     container: str | None = None
@@ -126,7 +126,7 @@ class Pinned(StatusModel):
     encryption: str | None = None
     """Which streams between its processes are encrypted: none, auto (those between two hosts), tls (all). Absent: none."""
     key: Number | None = None
-    """Number of its keys, from 1, which its Secret's name ends in; it rises when the job is resumed. Absent of a run without keys."""
+    """Number of its keys, from 1. The name of its Secret ends in it. It rises when the job is resumed. Absent in a run without keys."""
 
 
 class ShardStatus(StatusModel):
@@ -175,7 +175,7 @@ class WorkerProblem(StatusModel):
 
 
 class StageStatus(StatusModel):
-    """One stage of a model that is cut in stages. Numbers are what its workers measured, as shard 0 last told; at most once a minute."""
+    """One stage of a model. Its workers measure the numbers, and shard 0 reports them at most once a minute."""
 
     name: str
     """Name of the stage."""
@@ -184,13 +184,13 @@ class StageStatus(StatusModel):
     step: int | None = None
     """Lowest complete step of its workers."""
     delay: float | None = None
-    """Updates between the weights that a gradient was computed on and those it is applied to; 0 where each step is a flush."""
+    """Staleness: updates between the weights of a gradient and those to which it is applied; 0 where each step is a flush."""
     idle: float | None = None
     """Part of the time of the last 32 steps in which its workers waited for activations, gradients or shards: 0..1, their mean."""
     memory_bytes: int | None = None
-    """RAM that the worker of this stage held that held most."""
+    """Bytes of RAM of the worker of this stage that holds most."""
     peak_memory_bytes: int | None = None
-    """The most RAM that one of its workers has held since its process began."""
+    """The most bytes of RAM that one of its workers has held since its process began."""
     peak_device_bytes: int | None = None
     """The most bytes that tensors of one of its workers have held on its CUDA device; absent where none was used."""
     waiting: str | None = None
@@ -217,15 +217,15 @@ class Progress(StatusModel):
     step: int
     """Lowest complete step of all workers."""
     mode: str | None = None
-    """The one that runs."""
+    """The mode in which it trains now."""
     loss: float | None = None
     """Last loss that the script reported; absent where it is not a number."""
     rate: float | None = None
     """Steps a second."""
     eta: float | None = None
-    """Seconds until the last step, where the script told how many there are."""
+    """Seconds until the last step, where the script reported how many there are."""
     codecs: str | None = None
-    """How numbers travel between shard 0 and the workers, such as push int8, pull bf16; absent: as they are."""
+    """Codecs between shard 0 and the workers, such as push int8, pull bf16; absent: none."""
     transport: str | None = None
     """How blocks and rows go between the workers and shard 0: shared, tcp, or mixed."""
     time: str | None = None
@@ -240,13 +240,13 @@ class Interruption(StatusModel):
     cause: str
     """Why the first of the lost processes was started again: one of restarts.causes."""
     step: int | None = None
-    """How far training was known to be."""
+    """Last known step of training."""
     attempt: Number = 0
-    """Of shard 0 at that time."""
+    """Attempt of shard 0 at that time."""
     steps_lost: int = 0
-    """What shard 0 had counted of steps lost until then."""
+    """Steps lost until then, as shard 0 counted them."""
     updates_lost: int = 0
-    """What shard 0 had counted of updates lost until then."""
+    """Updates lost until then, as shard 0 counted them."""
 
 
 class Recovery(StatusModel):
@@ -259,7 +259,7 @@ class Recovery(StatusModel):
     steps_lost: int | None = None
     """Steps that are done again: from the checkpoint to where training was. Absent in async and bounded."""
     updates_lost: int | None = None
-    """Pushes that had been applied and are gone with a lost shard. In async and bounded alone."""
+    """Pushes that had been applied and are lost with a shard. In async and bounded alone."""
     time: str
     """When that first step was passed."""
 
@@ -284,7 +284,7 @@ class Restarts(StatusModel):
     last_reset: str | None = None
     """When `counted` last went back to 0."""
     by_process: tuple[ProcessRestarts, ...] = ()
-    """The eight shards and workers that were started again most often, most first: a process or a node that fails again and again."""
+    """The eight shards and workers that were started again most often, most first. They show a process or a node that fails repeatedly."""
 
 
 class RoleCounts(StatusModel):

@@ -46,20 +46,20 @@ def attach(
     later: Later = (),
     **stateful: Any,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Make this script a worker of the job around it; outside a job both come back as they are, and the same is refused.
+    """Make this script a worker of the job that runs it; outside a job both are returned unchanged, and the same is refused.
 
     Afterwards `model` holds the job's weights and `optimizer.step()` pushes the gradients and takes the new weights.
 
     Args:
         model: what is trained. All parameters that need a gradient are the optimizer's.
-        optimizer: new, without steps of its own. A model of `Table`s alone needs none: what comes back in its place has `step()`, at
-            which pushes count.
-        name: of this model, where a script attaches several, such as the two of a GAN; a word. All are attached before the first of them
-            is run, copied or asked for its state; then the job begins. Their optimizers are of one class.
-        overlap: send gradients while backward goes on, and let `step` return while weights are still on their way: each module waits for
-            its own at its next forward. Whoever reads weights in another way calls `psjob.wait()` first. A gradient must stay as
-            backward left it until `step` (no clipping by hand, no GradScaler).
-        later: what `optimizer.add_param_group` adds after attach, such as a backbone that is trained from the third epoch on: for each
+        optimizer: new, without steps of its own. A model of `Table`s alone needs none. The object that is returned in its place has
+            `step()`, at which pushes count.
+        name: one word for this model, where a script attaches several, such as the two of a GAN. Attach all of them before the first is
+            run, copied or asked for its state: the job begins then. Their optimizers are of one class.
+        overlap: send gradients during backward, and let `step` return before all weights have come. Each module waits for its own weights
+            at its next forward. Code that reads weights in another way must call `psjob.wait()` first. A gradient must stay as backward
+            left it until `step` (no clipping by hand, no GradScaler).
+        later: what `optimizer.add_param_group` adds after attach, such as a backbone that is trained from the third epoch on. Give for each
             group a module or its parameters, in their order. Until then these are parameters of the job without a gradient.
         stateful: what else a restart must put back, by name (schedulers, a GradScaler …): objects with `state_dict` and `load_state_dict`.
 

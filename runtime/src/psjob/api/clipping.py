@@ -50,8 +50,8 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Clip the gradient of the step under way by its norm.
 
-    In a job of mode sync it is the mean gradient over all workers that is clipped, when the step is made: the norm is taken over all
-    parameters on all shards, as DDP takes it. Elsewhere, and for other parameters than the attached ones, this is torch's function.
+    In a job of mode sync the mean gradient over all workers is clipped, when the step is made. Its norm is taken over all parameters on all
+    shards, as in DDP. Elsewhere, and for other parameters than the attached ones, this is torch's function.
 
     Args:
         parameters: all parameters of the attached model, those without a gradient may be missing.

@@ -23,18 +23,18 @@ B = TypeVar("B", covariant=True)
 def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> ShardedLoader[B]:
     """Give a loader of this worker's batches of `loader`; outside a job, of all of them, as they are.
 
-    Each pass over it is the next epoch, whether `shard` is called once or once an epoch. Of a script that was started again, passes
-    that were finished give nothing, and the one under way goes on where it was; `enumerate` counts from 0 there, and `len` is what is
-    left. The batch size is per worker. All workers make the same number of steps an epoch: where the last round has too few batches,
-    a batch is given again in training, whose step counts for nothing.
+    Each pass over it is the next epoch, whether `shard` is called once or once an epoch. When a script was started again, finished passes
+    give nothing, and the pass under way goes on where it was. There `enumerate` counts from 0, and `len` is what is left. The batch size is
+    per worker. All workers make the same number of steps an epoch. Where the last round has too few batches, a worker is given a batch
+    again in training. That step counts for nothing.
 
     Args:
-        loader: a torch DataLoader, or what Accelerate's `prepare` made of one. Its order comes from (training.seed, epoch) where it draws
-            one; its batches go round the workers. A `DistributedSampler` left in is taken for all of the data. An IterableDataset is
+        loader: a torch DataLoader, or what Accelerate's `prepare` made of one. A random order is drawn from (training.seed, epoch). Batches
+            go to the workers in turn. A `DistributedSampler` that is left in counts as a sampler of all of the data. An IterableDataset is
             read whole by every worker. In a job of stages every worker is given every batch.
-        prefetch: where the model has `ps.Embedding`s, one batch is read ahead, so that its rows are on their way while the one before is
-            trained; of a batch this gives pairs (module, ids). Without it they are found where the ids of a module are a tensor of the
-            batch, or a view of one. What is drawn for a batch that is read ahead comes from (seed, epoch, batch).
+        prefetch: a function from a batch to pairs (module, ids). Where the model has `ps.Embedding`s, one batch is read ahead, so that its
+            rows come while the batch before it is trained. Without the function the ids of a module are found where they are a tensor of
+            the batch, or a view of one. Random numbers for a batch that is read ahead come from (seed, epoch, batch).
 
     Returns:
         What `loader` is to a loop: `len`, passes, and its attributes.

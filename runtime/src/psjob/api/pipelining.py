@@ -33,7 +33,7 @@ def pipeline(
     job a worker gives memory to its stage alone.
 
     Args:
-        model: what is trained. One that is an nn.Sequential, or does no more than call one, is cut as it is; others are exported by
+        model: what is trained. An nn.Sequential, or a model that only calls one, is cut without a change. Others are exported by
             torch.export, once for each shape of a micro-batch.
         loss_fn: from the model's output and the target, the mean loss of the samples, a tensor without dimensions. It has no parameters.
         cuts: where stages begin: names of modules, such as "layers.6", or numbers of children of an nn.Sequential. Or a dict of
@@ -78,9 +78,9 @@ def pipeline(
 def lazy() -> AbstractContextManager[None]:
     """Build a model without memory: inside, modules are made on the meta device.
 
-    `psjob.pipeline` gives them memory and first values, by the `reset_parameters` of each module, its name and the seed: the same for any
-    number of stages, and not those of a model that is built at once. Parameters and buffers that are set elsewhere are refused there by
-    name.
+    `psjob.pipeline` gives them memory and first values. These come from the `reset_parameters` of each module, its name and the seed. They
+    are the same for any number of stages, and differ from those of a model that is built at once. `psjob.pipeline` refuses parameters and
+    buffers that are set elsewhere, by name.
 
     Returns:
         A context manager.

@@ -79,13 +79,13 @@ def step() -> int:
 def report(**numbers: float | int | torch.Tensor) -> None:
     """Tell the job numbers for its status and display.
 
-    Rank 0's numbers hold where several ranks report one name. It writes them, as `psjob/NAME`, to what it has open of TensorBoard, MLflow
-    and Weights & Biases too. Costs one small message; outside a job nothing.
+    Where several ranks report one name, rank 0's numbers are taken. Rank 0 also writes them, as `psjob/NAME`, to the runs of TensorBoard,
+    MLflow and Weights & Biases that it has open. A call costs one small message; outside a job nothing.
 
     Args:
         numbers: `loss`, `total` (optimizer steps in all, for an ETA) and metrics of your own: numbers, or tensors of one element. A `loss`
-            that is NaN or inf is told as divergence in status, summary and exit code; others that are not finite are left out. The 256
-            names told last are kept, 64 characters of each.
+            that is NaN or inf is reported as divergence in status, summary and exit code. Others that are not finite are left out. The last
+            256 names are kept, 64 characters of each.
 
     Raises:
         TypeError: what is no number, in a job.
@@ -121,9 +121,9 @@ def checkpoint() -> None:
 def wait() -> None:
     """Wait until the attached model holds the job's weights.
 
-    In mode local it ends the round that is open, and every worker should call it at the same step: before an evaluation, say. Elsewhere
-    it is needed after `attach(…, overlap=True)` only, by who reads parameters in another way than by a forward pass or `state_dict`, and
-    costs nothing without it.
+    In mode local it ends the open round, and every worker should call it at the same step, such as before an evaluation. In other modes it
+    is needed after `attach(…, overlap=True)` only: before a read of parameters that is neither a forward pass nor `state_dict`. Without
+    `overlap` it costs nothing.
 
     Example:
         >>> import psjob as ps

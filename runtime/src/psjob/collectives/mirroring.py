@@ -30,11 +30,11 @@ def mirror(
     order: Sequence[int] | None = None,
     deadline: float = DEADLINE,
 ) -> tuple[M, T]:
-    """Make this process one of the replicas that torchrun (or the script) has started; a lone process goes on as it is.
+    """Make this process one of the replicas that torchrun (or the script) has started; a single process is left unchanged.
 
-    All take rank 0's parameters and buffers; from then on `optimizer.step()` first replaces each gradient by its mean over all ranks,
-    so that every replica makes the same step. With the strategy mirrored the mean is added in rank order, as a sync job adds it.
-    Every rank must make the same number of steps. Buffers are each replica's own afterwards.
+    All take rank 0's parameters and buffers. From then on `optimizer.step()` first replaces each gradient by its mean over all ranks. So
+    every replica makes the same step. With the strategy mirrored the mean is added in rank order, as a sync job adds it. Every rank must
+    make the same number of steps. Buffers are each replica's own afterwards.
 
     Args:
         model: what is trained.

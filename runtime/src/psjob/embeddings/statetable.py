@@ -17,11 +17,11 @@ _DTYPES: Final = {torch.float32: "float32", torch.int32: "int32"}
 
 
 class Table(Lookup):
-    """Rows of numbers on the shards, joined with what is pushed; outside a job they are in this process.
+    """Rows of numbers on the shards, combined with what is pushed; outside a job they are in this process.
 
-    A table is a module, so that a model has it and checkpoints name it. What was pushed counts at the next `step()` of the attached
-    optimizer: at once in async; in sync when all workers have made that step, joined in rank order. No push counts twice,
-    whatever breaks; a shard that is lost takes those since its checkpoint with it, but in sync. A checkpoint holds all rows.
+    A table is a module, so that a model has it and checkpoints name it. A push counts at the next `step()` of the attached optimizer. In
+    async it counts at once. In sync it counts when all workers have made that step, and pushes are joined in rank order. No push counts
+    twice, whatever fails. A shard that is lost loses the pushes since its checkpoint, except in sync. A checkpoint holds all rows.
 
     Args:
         num_rows: rows; None takes any int64 as an id.
