@@ -169,6 +169,21 @@ def test_a_stage_computes_while_its_push_is_under_way(tmp_path: Path) -> None:
     assert held and given == [(-1, -1), (5, 1)]
 
 
+def test_gradients_are_given_back_when_their_push_is_answered(tmp_path: Path) -> None:
+    """Else each stage would hold a gradient as large as its weights while it computes."""
+    held: list[int] = []
+
+    def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
+        if what.startswith("take") and step > 4:
+            exchange = worker.session.exchange
+            waits = any(link.outstanding for link in worker.session.links)
+            held.append(0 if waits else sum(one is not None for one in exchange.sources))
+
+    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), **WORDS["latest"]) as shards:
+        Cluster(shards, 2, before).run(STEPS)
+    assert held and not any(held), held
+
+
 def test_two_stages_may_share_a_weight_where_both_are_as_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def tied() -> nn.Module:
         net = untied()
