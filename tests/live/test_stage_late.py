@@ -174,11 +174,19 @@ def test_a_stage_computes_while_its_push_is_under_way(tmp_path: Path) -> None:
 
 
 STRANGE: dict[str, tuple[str, Callable[[Any], Any], str]] = {
-    "no version": ("vertical", lambda given: given[:2] if type(given[2]) is int else given, "worker 0 (stage 0) gave for micro-batch 0 of "),
+    "no version": (
+        "vertical",
+        lambda given: given[:2] if type(given[2]) is int else given,
+        "worker 0 (stage 0) gave for micro-batch 0 of ",
+    ),
     "a word as version": ("vertical", lambda given: (*given[:2], "1") if type(given[2]) is int else given, "is no activation of a stage"),
     "a version below 0": ("vertical", lambda given: (*given[:2], -1) if type(given[2]) is int else given, "is no activation of a stage"),
     "a number": ("latest", lambda given: 5 if len(given) == 2 else given, "is no activation of a stage"),
-    "no loss": ("latest", lambda given: given[:2] if len(given) == 3 else given, "worker 1 (stage 1) gave for micro-batch 0 of step 0 is no"),
+    "no loss": (
+        "latest",
+        lambda given: given[:2] if len(given) == 3 else given,
+        "worker 1 (stage 1) gave for micro-batch 0 of step 0 is no",
+    ),
 }
 
 
