@@ -12,12 +12,14 @@ import torch
 from torch import nn
 
 from psjob.api import autocuts
+from psjob.checkpoint.problems import CheckpointProblem
 from psjob.modes.stages import Stages
-from psjob.pipeline.chosen import ChosenCuts
+from psjob.pipeline.chosen import ASKS, ChosenCuts
 from psjob.pipeline.lazy import on_meta
 from psjob.process.errors import Refused
 from psjob.shard import keptcuts
 from psjob.shard.keptcuts import KeptCuts
+from psjob.wire.frame import Header, Kind, WireError
 from psjob.worker import cutquestion
 from tests.live import stage_workers as workers
 from tests.live import test_stage_pipeline as eager
@@ -127,11 +129,35 @@ def test_shard_0_keeps_nothing_else(tmp_path: Path, rank: int, offer: ChosenCuts
         assert not (shards.folder / keptcuts.FILE).exists()
 
 
-def test_a_file_that_is_damaged_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["[", "[" * 100_000, "[]", '{"run": 5}'], ids=["short", "deep", "a list", "no cuts"])
+def test_a_file_that_is_damaged_is_told(tmp_path: Path, text: str) -> None:
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards:
-        (shards.folder / keptcuts.FILE).write_text("[")
+        (shards.folder / keptcuts.FILE).write_text(text)
+        if text == '{"run": 5}':  # of another run
+            assert cutquestion._asked(shards.place(0), None) is None
+            return
         with pytest.raises(cutquestion.WireError, match="does not hold the cuts"):
             cutquestion._asked(shards.place(0), None)
+
+
+def test_a_file_that_cannot_be_looked_for_is_not_taken_for_missing(tmp_path: Path) -> None:
+    """Other cuts would take the place of those that it holds."""
+    with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards:
+        (tmp_path / "file").write_text("")
+        kept = KeptCuts(shards.servers[0].place, tmp_path / "file")
+        with pytest.raises(CheckpointProblem, match=r"look for stage-cuts\.json"):
+            kept.kept()
+
+
+def test_a_shard_chooses_no_cuts(tmp_path: Path) -> None:
+    """One that has its own key alone; its hello names worker 0."""
+    hello = {"role": "shard", "index": 1, "attempt": 1, "asks": ASKS, "cuts": ["2", "5"], "seconds": 1.0}
+    with serving(tmp_path, workers=3, shards=2, stages=THREE) as shards:
+        kept = shards.servers[0].cuts
+        assert kept is not None
+        unread: Any = None
+        with pytest.raises(WireError, match="a shard asks for cuts, which workers do"):
+            kept.meet(unread, Header(Kind.HELLO, worker=0), hello)
 
 
 def test_a_lazy_model_is_chosen_for_by_flops(tmp_path: Path, choices: list[ChosenCuts]) -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from psjob.api.stageversions import StageVersions
+from psjob.layout import structures
 from psjob.modes.stages import Stages
 from psjob.pipeline import predict, reference, ways
 from psjob.pipeline.cuts import split
 from psjob.pipeline.reference import Outcome
 from psjob.pipeline.stage import ChangedInPlace
 from psjob.shard.cell import Cell
+from psjob.worker import stagelinks
 from tests.live import stage_workers
 from tests.live.live_shards import eventually, serving
 from tests.live.stage_workers import CUTS, SEED, WIDE, Cluster, Kills, StageWorker, batch
@@ -167,6 +171,57 @@ def test_a_stage_computes_while_its_push_is_under_way(tmp_path: Path) -> None:
     with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), **WORDS["2bw"]) as shards:
         Cluster(shards, 4, before).run(STEPS)
     assert held and given == [(-1, -1), (5, 1)]
+
+
+STRANGE: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "no version": (
+        "vertical",
+        lambda given: given[:2] if type(given[2]) is int else given,
+        "worker 0 (stage 0) gave for micro-batch 0 of ",
+    ),
+    "a word as version": ("vertical", lambda given: (*given[:2], "1") if type(given[2]) is int else given, "is no activation of a stage"),
+    "a version below 0": ("vertical", lambda given: (*given[:2], -1) if type(given[2]) is int else given, "is no activation of a stage"),
+    "a number": ("latest", lambda given: 5 if len(given) == 2 else given, "is no activation of a stage"),
+    "no loss": (
+        "latest",
+        lambda given: given[:2] if len(given) == 3 else given,
+        "worker 1 (stage 1) gave for micro-batch 0 of step 0 is no",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(STRANGE))
+def test_what_a_neighbour_makes_up_is_refused_by_name(
+    tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the key of the link, and a structure of tensors that is none of a stage."""
+    words, made_up, says = STRANGE[name]
+    write = structures.write
+    monkeypatch.setattr(stagelinks.structures, "write", lambda given: write(made_up(given)))
+    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), **WORDS[words]) as shards:
+        cluster = Cluster(shards, 2)
+        with pytest.raises((AssertionError, SystemExit)):  # the other stage waits
+            cluster.run(STEPS, 3.0)
+        assert eventually(lambda: len(cluster.problems) > 0)
+        for worker in list(shards.guests):
+            worker.die()
+    assert all(isinstance(problem, SystemExit) for problem in cluster.problems), cluster.problems
+    assert says in capfd.readouterr().err
+
+
+def test_gradients_are_given_back_when_their_push_is_answered(tmp_path: Path) -> None:
+    """Else each stage would hold a gradient as large as its weights while it computes."""
+    held: list[int] = []
+
+    def before(worker: StageWorker, what: str, step: int, micro: int) -> None:
+        if what.startswith("take") and step > 4:
+            exchange = worker.session.exchange
+            waits = any(link.outstanding for link in worker.session.links)
+            held.append(0 if waits else sum(one is not None for one in exchange.sources))
+
+    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), **WORDS["latest"]) as shards:
+        Cluster(shards, 2, before).run(STEPS)
+    assert held and not any(held), held
 
 
 def test_two_stages_may_share_a_weight_where_both_are_as_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +15,11 @@ import pytest
 from psjob.modes.stages import Stages
 from psjob.wire import handover
 from psjob.wire.frame import Flag, Header, Kind
+from psjob.wire.pooled import Pooled
 from psjob.wire.shared import PAGE
 from psjob.worker import stagesharing
 from psjob.worker.stagelinks import StageLinks
+from psjob.worker.stagesharing import StageSharing
 from tests.live.live_shards import SECONDS, eventually, serving
 from tests.live.stage_workers import STEPS, Cluster, Kills, StageWorker
 from tests.live.test_stage_pipeline import compare
@@ -108,6 +113,29 @@ def test_memory_out_of_reach_leaves_all_to_the_stream(tmp_path: Path, monkeypatc
         cluster.run()
         compare(cluster, 2)
         assert placed(cluster) == [0, 0] and len(asked) >= 1
+
+
+def test_a_descriptor_is_open_until_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream may end meanwhile. Another thread could open a file of that number, and the neighbour would be given it."""
+    sharing, sent, send = StageSharing(0, True), list[int](), socket.send_fds
+    sharing.open()
+
+    def late(sock: socket.socket, raw: list[bytes], fds: list[int]) -> int:
+        if raw == [b"+"]:
+            sharing.drop(stream)
+            gc.collect()
+            sent.append(os.fstat(fds[0]).st_size)
+        return send(sock, raw, fds)
+
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
+        stream = Pooled(sock)
+        sharing.offer(stream, Header(Kind.LENDS), 1)
+        address, token = sharing._counter.address if sharing._counter else "", sharing._offered[stream]
+        monkeypatch.setattr(socket, "send_fds", late)
+        lending = stagesharing.Lending()
+        os.close(handover.fetch(address, token, lending.region.fd))
+        assert sent == [stagesharing.BYTES] and not sharing.open_streams
+    sharing.close()
 
 
 BAD: dict[str, Callable[[StageLinks], Header]] = {

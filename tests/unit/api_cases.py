@@ -141,6 +141,15 @@ REFUSED: list[Case] = [
         "must not stand for more than 64 processes; ",
         server=False,
     ),
+    *(
+        Case(
+            f"local-sum-{way}-of-one",
+            {"spec.workers.localSum": way},
+            "spec.workers.localSum",
+            "must not be given without spec.workers.processes; ",
+        )
+        for way in ("shared", "gloo", "nccl")
+    ),
     Case(
         "processes-local",
         {"spec.workers.processes": "auto", "spec.training": {"mode": "local"}},

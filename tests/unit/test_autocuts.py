@@ -167,6 +167,27 @@ def test_choosing_leaves_the_model_and_the_random_numbers_as_they_were() -> None
     assert all(p.grad is None for p in model.parameters()) and torch.equal(stream, torch.get_rng_state())
 
 
+class Counts(nn.Module):
+    """Its buffer is another tensor after each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        return self.inner(x)
+
+
+def test_choosing_puts_back_a_buffer_that_was_replaced() -> None:
+    """Worker 0 alone chooses: its model would differ from that of all others."""
+    model = nn.Sequential(Counts(), Counts())
+    held = [id(one) for one in model.buffers()]
+    autocuts.choose(config(1, 1), model, 4, ((torch.ones(4, 8),), {}), None)
+    assert [float(one) for one in model.buffers()] == [0.0, 0.0] and [id(one) for one in model.buffers()] == held
+
+
 def test_a_model_that_would_not_fit_is_counted_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net()
     model[5].weight = model[0].weight

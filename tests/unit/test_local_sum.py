@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
-from psjob.collectives.localsum import Given, choose, exchange_seconds, shared_seconds
+from psjob.collectives.localsum import Given, LocalSum, choose, exchange_seconds, shared_seconds
 from psjob.collectives.topomatrix import TopoMatrix, parse
 from psjob.layout.blocks import Layout, TensorSpec
-from psjob.worker import podmemory, podsums
+from psjob.worker import agreeing, podmemory, podsums
+from psjob.worker.ending import SessionEnd
+from psjob.worker.gpus import Lying
 from psjob.worker.podmemory import PodMemory
 from psjob.worker.podsums import PodSum
+from psjob.worker.siblings import Said
 from tests.hardware import DEVICES
+from tests.live.live_shards import eventually
 from tests.unit.topo_outputs import FOUR_GB200, FOUR_H100, FOUR_PCIE, ONE_H100, TWO_5090
 
 
@@ -181,3 +187,70 @@ def test_a_process_that_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(RuntimeError) as told:
         podsums.meet("gloo", podsums.meeting_place(), 0, 2, torch.device("cpu"))
     assert str(told.value)
+
+
+class Line:
+    """Of two processes: what one says to the other, and what each waits for. Stands for both kinds of session."""
+
+    def __init__(self, local: int, way: str, memory: PodMemory) -> None:
+        config = SimpleNamespace(processes=2, local_sum=way)
+        self.place = SimpleNamespace(index=0, local=local, config=config)
+        self.layout, self.memory, self.lying = layout(), memory, {1: Lying("cpu")}
+        self.met: dict[int, str] = {}
+        self.said: dict[str, Said] = {}
+        self.other = self
+
+    def tell_others(self, body: Mapping[str, Any], fd: int = -1) -> None:
+        self.other.said[next(iter(body))] = Said(body, b"", os.dup(fd) if fd >= 0 else -1)
+
+    def tell_first(self, body: Mapping[str, Any]) -> None:
+        self.other.met[1] = str(body["met"])
+
+    def heard(self, word: str) -> bool:
+        return word in self.said
+
+    def wait(self, done: Callable[[], bool], what: str) -> None:
+        assert eventually(done, 60.0), what
+
+    def next(self, word: str, what: str) -> Said:
+        self.wait(lambda: word in self.said, what)
+        return self.said.pop(word)
+
+
+@pytest.mark.parametrize("lacks", [0, 1])
+@pytest.mark.parametrize("asked", ["auto", "gloo"])
+def test_a_process_that_lacks_the_memory_of_an_exchange_is_told(monkeypatch: pytest.MonkeyPatch, asked: str, lacks: int) -> None:
+    """Where psjob has chosen, all take shared memory; where the manifest asks for the way, a sentence says why not."""
+    made = podsums.made
+
+    def short(way: str, of: Layout, memory: PodMemory, local: int, processes: int, device: torch.device, group: Any) -> PodSum:
+        if way != "shared" and local == lacks:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore of it")
+        return made(way, of, memory, local, processes, device, group)
+
+    monkeypatch.setattr(podsums, "made", short)
+    monkeypatch.setattr(agreeing, "_chosen", lambda session, places: LocalSum("gloo", "it is quick"))
+    fd = podmemory.make(layout(), 2)
+    leader, follower = (Line(local, asked, PodMemory(layout(), 2, local, os.dup(fd))) for local in range(2))
+    os.close(fd)
+    leader.other, follower.other = follower, leader
+    found: dict[int, object] = {}
+
+    def work(local: int) -> None:
+        try:
+            act, line = (agreeing.follow, follower) if local else (agreeing.lead, leader)
+            found[local] = act(cast("Any", line), torch.device("cpu"))
+        except SessionEnd as ending:
+            found[local] = ending
+            follower.said["sums"] = Said({"sums": "shared"}, b"", -1)  # the agent would end it
+
+    threads = [threading.Thread(target=work, args=(local,)) for local in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert isinstance(found[1], podsums.SharedSum)
+    if asked == "auto":
+        assert isinstance(found[0], podsums.SharedSum)
+    else:
+        assert isinstance(found[0], SessionEnd) and "CUDA out of memory" in found[0].message and "localSum" in found[0].message

@@ -127,6 +127,14 @@ def test_late_gradients_have_the_delay_of_the_formula_and_the_bits_of_the_rule(
     assert not same(found.weights, one_stage(microbatches, 8, tied=False).weights)
 
 
+@pytest.mark.parametrize("way", [ways.PipeDream(), ways.Latest()], ids=str)
+def test_a_forward_under_autocast_casts_the_weights_of_now(way: ways.TrainingWay) -> None:
+    """Autocast keeps the cast of a leaf as long as it is on, also where the leaf's memory has changed meanwhile."""
+    model = row(tied=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        both(model, split(model, ROW_CUTS[4]), way, 2, 6)
+
+
 def gradient(weights: dict[str, torch.Tensor], batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Of a small model without dropout, by plain torch."""
     leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}

@@ -7,6 +7,7 @@ from psjob_operator.api.processes import AUTO, MOST_PROCESSES, processes_of
 
 GIVEN = "has(self.workers.processes) && (type(self.workers.processes) != int || self.workers.processes > 1)"
 """CEL, below spec: more than one process is asked for, or as many as there are GPUs."""
+NAMED_SUMS = ("shared", "gloo", "nccl")
 
 
 def process_rules() -> tuple[FieldRule, ...]:
@@ -34,6 +35,14 @@ _RULES = (
         f"must not stand for more than {MOST_PROCESSES} processes",
         "the container is limited to more GPUs; write a number that divides them",
         about="workers.processes",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: spec["workers"].get("localSum") not in NAMED_SUMS or spec["workers"].get("processes") is not None,
+        "must not be given without spec.workers.processes",
+        "a worker of one process sums nothing; leave it out, or write the number of processes",
+        cel=f"!(self.workers.localSum in {list(NAMED_SUMS)}) || has(self.workers.processes)",
+        about="workers.localSum",
     ),
     FieldRule(
         "spec",

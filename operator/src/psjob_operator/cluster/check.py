@@ -34,13 +34,22 @@ async def check(asked: Asked) -> list[str]:
     except TimeoutError as error:
         raise CheckFailed(f"the API server did not answer within {asked.seconds + 30:g} s; is it reachable from this pod?") from error
     except ApiError as error:
-        raise CheckFailed(f"the API server refuses: {error}; give the operator the rights of the chart's roles (rbac.create)") from error
+        raise CheckFailed(refused(error)) from error
     finally:
         await client.close()
 
 
 class CheckFailed(Exception):
     """What is wrong, and the next step."""
+
+
+def refused(error: ApiError) -> str:
+    """What an answer of the API server, or none, means, and the next step."""
+    if error.code in (401, 403):
+        return f"the API server refuses: {error}; give the operator the rights of the chart's roles (rbac.create)"
+    if error.code == 0:
+        return f"the API server cannot be asked: {error}; look at the kubeconfig, and at what keeps this pod from the API server"
+    return f"the API server does not answer as expected: {error}; read its log, and try again"
 
 
 def holder(before: dict[str, Any], after: dict[str, Any]) -> str | None:

@@ -160,7 +160,8 @@ def _to_meta(value: Any) -> Any:
 
 @contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """What passes change is put back: buffers, gradients, torch's random numbers."""
+    """What passes change is put back: buffers, also those that a module replaces, gradients, torch's random numbers."""
+    held = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     buffers = [(one, one.clone()) for one in model.buffers()]
     grads = [(one, one.grad) for one in model.parameters()]
     with torch.random.fork_rng():
@@ -169,6 +170,9 @@ def _untouched(model: nn.Module) -> Iterator[None]:
         finally:
             for p, grad in grads:
                 p.grad = grad
+            for own, before in held:
+                own.clear()
+                own.update(before)
             with torch.no_grad():
                 for one, value in buffers:
                     one.copy_(value)

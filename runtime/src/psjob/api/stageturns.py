@@ -195,17 +195,17 @@ class StageTurns:
 
     def _forward(self, batch: Batch, place: int) -> None:
         pipe, micro, vertical = self.pipe, batch.micros[place], self.way.vertical_sync
-        first: list[int] = []
+        first: int | None = None
         if not (vertical and pipe.stage):
             self._load(batch)
         value, target = micro.value
         if pipe.stage:
             pipe.run.part.expect(value)
-            value, sum_, *first = self._take(Key(batch.number, place, Kind.ACTIVATION))
+            value, sum_, first = self._activation(Key(batch.number, place, Kind.ACTIVATION))
             self._check(batch, place, sum_)
             value = self._here(value)
         if vertical and pipe.stage:
-            self._load(batch, *first)
+            self._load(batch, first)
         draw = Draw(pipe.seed, batch.number, place)
         name = batch.number * MOST_MICROBATCHES + place
         if pipe.last:
@@ -216,7 +216,7 @@ class StageTurns:
         # The script may write into its batch for the next step, and the stage into its buffers, while this is held.
         others = batch.memory.union(map(_memory, (*kept, *pipe.run.buffers.values())))
         output = pytree.tree_map_only(torch.Tensor, lambda leaf: _apart(leaf, others), output)
-        told = [first[0] if first else batch.version] if vertical else []
+        told = [batch.version if first is None else first] if vertical else []
         self.links.give(Key(batch.number, place, Kind.ACTIVATION), (output, batch.sum, *told))
 
     def _take(self, key: Key) -> Any:
@@ -224,6 +224,31 @@ class StageTurns:
         if not self.links.has(key):
             self._land()
         return self.links.take(key)
+
+    def _activation(self, key: Key) -> tuple[Any, Any, int | None]:
+        """What a stage hands on, the sum of its batch, and with vertical sync the version that the first stage took. Raises Refused."""
+        match self._take(key):
+            case (value, sum_) if not self.way.vertical_sync:
+                return value, sum_, None
+            case (value, sum_, int(first)) if self.way.vertical_sync and first >= 0:
+                return value, sum_, first
+        raise self._strange(key, -1)
+
+    def _gradient(self, key: Key) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
+        """Gradients of what was handed on, those of parameters by name, and the loss. Raises Refused."""
+        match self._take(key):
+            case (back, dict() as sums, torch.Tensor() as loss) if all(isinstance(one, torch.Tensor) for one in sums.values()):
+                return back, sums, loss
+        raise self._strange(key, 1)
+
+    def _strange(self, key: Key, side: int) -> Refused:
+        pipe = self.pipe
+        other = pipe.stage + side
+        rank = pipe.place.config.stages.serving(other, key.micro)
+        return Refused(
+            f"what worker {rank} (stage {other}) gave for micro-batch {key.micro} of step {key.step} is no {key.kind.name.lower()} of a "
+            "stage; let all workers run the same psjob and the same script"
+        )
 
     def _check(self, batch: Batch, place: int, sum_: Any) -> None:
         """Raise Refused where the stage before was given another batch."""
@@ -242,7 +267,7 @@ class StageTurns:
         back: Grads | None = None
         sums: dict[str, torch.Tensor] = {}
         if not pipe.last:
-            back, sums, batch.losses[place] = self._here(self._take(Key(batch.number, place, Kind.GRADIENT)))
+            back, sums, batch.losses[place] = self._here(self._gradient(Key(batch.number, place, Kind.GRADIENT)))
         if self.way.in_place:
             self._land()
         if self.way.recompute:

@@ -24,3 +24,4 @@ class OneMemory:
         for name, tensor in weights.items():
             # `data` has a version counter of its own: through the leaf, autograd would refuse the backward.
             self.leaves[name].data.copy_(tensor)
+        torch.clear_autocast_cache()  # it keeps a leaf's cast until autocast ends, and nothing tells it that the leaf has changed

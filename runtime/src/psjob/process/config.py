@@ -116,9 +116,9 @@ class Config:
     anneal_steps: int | None = None
     """Updates in which a late stage's learning rate comes to that of the script; None: it has it from the first."""
     processes: int = 1
-    local_sum: str = "auto"
-    """How the processes of a worker sum: one of contract.LOCAL_SUMS."""
     """Processes of each worker."""
+    local_sum: str = "auto"
+    """How these sum: one of contract.LOCAL_SUMS."""
     step_timeout: float | None = None
     """Seconds without a step, while others wait for it, after which a worker is started again; None: never."""
     sharing: str = "host"

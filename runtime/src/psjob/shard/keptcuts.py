@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Mapping
 from functools import partial
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from psjob.checkpoint import claim, disk
-from psjob.checkpoint.problems import CheckpointProblem
+from psjob.checkpoint.problems import CheckpointProblem, explain
 from psjob.pipeline.chosen import ChosenCuts
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
@@ -40,6 +41,8 @@ class KeptCuts:
         What is returned reads and writes files, so it is for a thread of its own.
         """
         stages, offer = len(self._place.config.stages.replicas), None
+        if hello.get("role") != "worker":
+            raise WireError(f"a {str(hello.get('role'))[:40]} asks for cuts, which workers do")
         if not stages:
             raise WireError(f"worker {header.worker} asks for cuts, and this job has no stages")
         if "cuts" in hello:
@@ -66,13 +69,17 @@ class KeptCuts:
 
     def kept(self) -> ChosenCuts | None:
         """What was chosen for this run. Raises CheckpointProblem where that cannot be read."""
-        if not (self._folder / FILE).exists():
+        try:
+            os.stat(self._folder / FILE)
+        except FileNotFoundError:
             return None
+        except OSError as error:  # it may be there: other cuts must not take its place
+            raise explain(error, f"look for {FILE}", self._folder) from error
         raw = disk.read_small(self._folder / FILE, MOST_BYTES)
         try:
             found = json.loads(raw)
             return ChosenCuts.from_json(found, len(self._place.config.stages.replicas)) if found["run"] == self._place.run else None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointProblem(
                 f"{FILE} in {self._folder} does not hold the cuts of this job ({error}); name the cuts in the manifest"
             ) from None

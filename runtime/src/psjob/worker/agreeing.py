@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from psjob.collectives.localsum import AUTO, CPU, SHARED, Given, LocalSum, choose
+from psjob.layout.blocks import Layout
 from psjob.worker import gpus, podsums
 from psjob.worker.ending import SessionEnd
 from psjob.worker.gpus import Lying
+from psjob.worker.podmemory import PodMemory
 from psjob.worker.podsums import PodSum
 
 if TYPE_CHECKING:
@@ -21,36 +23,36 @@ if TYPE_CHECKING:
 def lead(session: LeaderSession, device: torch.device) -> PodSum:
     """As process 0: choose from where all models lie, meet the others where the way needs a group, and tell them what holds.
 
-    Where they cannot meet, shared memory is taken, unless the manifest asks for the way. Raises SessionEnd.
+    Where they cannot meet, or one lacks the memory for it, shared memory is taken, unless the manifest asks for the way. Raises SessionEnd.
     """
     config, places = session.place.config, session.lying
     chosen = _chosen(session, [gpus.lying(device), *(places[local] for local in sorted(places))])
-    group: Any = None
+    sums: PodSum | None = None
     failed = ""
     if chosen.way != SHARED:
         fd = podsums.meeting_place()
         session.tell_others({"way": chosen.way}, fd)
-        group, failed = _met(chosen.way, fd, 0, config.processes, device)
+        sums, failed = _met(chosen.way, session.layout, session.memory, fd, 0, config.processes, device)
         session.wait(lambda: len(session.met) == config.processes - 1, "the other processes of this worker to make a group")
         failed = failed or next((why for _, why in sorted(session.met.items()) if why), "")
         if failed and config.local_sum != AUTO:
             raise SessionEnd("refused", f"the processes of worker {session.place.index} could not make a group for {chosen.way}: {failed}; "
                              "leave out spec.workers.localSum")  # fmt: skip
         if failed:
-            chosen, group = LocalSum(SHARED, f"they could not make a group for {chosen.way}: {failed}"), None
+            chosen, sums = LocalSum(SHARED, f"they could not make a group for {chosen.way}: {failed}"), None
     session.tell_others({"sums": chosen.way})
     print(
         f"psjob: the processes of worker {session.place.index} sum their gradients by {chosen.way}: {chosen.reason}",
         file=sys.stderr, flush=True,
     )  # fmt: skip
-    return podsums.made(chosen.way, session.layout, session.memory, 0, config.processes, device, group)
+    return sums or podsums.made(SHARED, session.layout, session.memory, 0, config.processes, device, None)
 
 
 def follow(session: FollowerSession, device: torch.device) -> PodSum:
     """As another process. Raises SessionEnd."""
     place, memory = session.place, session.memory
     assert memory is not None
-    group: Any = None
+    sums: PodSum | None = None
 
     def told() -> bool:
         return session.heard("way") or session.heard("sums")
@@ -58,10 +60,12 @@ def follow(session: FollowerSession, device: torch.device) -> PodSum:
     session.wait(told, "process 0 of this worker to choose how to sum")
     if session.heard("way"):
         said = session.next("way", "")
-        group, failed = _met(str(said.body["way"]), said.fd, place.local, place.config.processes, device)
+        sums, failed = _met(str(said.body["way"]), session.layout, memory, said.fd, place.local, place.config.processes, device)
         session.tell_first({"met": failed})
     way = str(session.next("sums", "the other processes of this worker to make a group").body["sums"])
-    return podsums.made(way, session.layout, memory, place.local, place.config.processes, device, group)
+    if sums is None or way == SHARED:
+        return podsums.made(SHARED, session.layout, memory, place.local, place.config.processes, device, None)
+    return sums
 
 
 def _chosen(session: LeaderSession, places: list[Lying]) -> LocalSum:
@@ -76,8 +80,12 @@ def _chosen(session: LeaderSession, places: list[Lying]) -> LocalSum:
         raise SessionEnd("refused", sentence) from None
 
 
-def _met(way: str, fd: int, local: int, processes: int, device: torch.device) -> tuple[Any, str]:
+def _met(
+    way: str, layout: Layout, memory: PodMemory, fd: int, local: int, processes: int, device: torch.device
+) -> tuple[PodSum | None, str]:
+    """The sum in a group of all, with its memory taken, or why it cannot be had."""
     try:
-        return podsums.meet(way, fd, local, processes, device), ""
-    except RuntimeError as error:
-        return None, str(error)
+        group = podsums.meet(way, fd, local, processes, device)
+        return podsums.made(way, layout, memory, local, processes, device, group), ""
+    except RuntimeError as error:  # torch.OutOfMemoryError is one too
+        return None, podsums.first_line(error)

@@ -34,4 +34,5 @@ class Deferred(Exchange):
 
     def finish(self) -> None:
         super().finish()
+        self.sources = ()  # all is answered: nothing is sent again
         count_change(self.targets)

@@ -110,7 +110,7 @@ def made_sum(sums: PodSum, present: Sequence[int], active: Sequence[int], mean: 
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        exits.wait_for_the_agent(f"a sum with the other processes of this worker failed: {_first_line(error)}")
+        exits.wait_for_the_agent(f"a sum with the other processes of this worker failed: {first_line(error)}")
 
 
 def meet(way: str, fd: int, local: int, processes: int, device: torch.device) -> Any:
@@ -137,7 +137,7 @@ def meet(way: str, fd: int, local: int, processes: int, device: torch.device) ->
         ones = torch.ones(processes, dtype=torch.uint8, device=device)
         _exchange(group, torch.empty_like(ones), ones, [1] * processes, [1] * processes, device, MEET_SECONDS)
     except (RuntimeError, AttributeError, ValueError) as error:  # a torch that was built without the backend lacks its names
-        raise RuntimeError(_first_line(error)) from None
+        raise RuntimeError(first_line(error)) from None
     return group
 
 
@@ -165,7 +165,8 @@ def _exchange(
         group.alltoall_base(got, sent, taken, given, dist.AllToAllOptions()).wait(timedelta(seconds=seconds))
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """For a log."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 

@@ -78,8 +78,11 @@ class StageSharing:
         if counter is None or stream.apart or not isinstance(stream, Pooled):
             return
 
+        given: list[Lending] = []  # kept until the descriptor is sent: the stream may end before, and its number become another file's
+
         def give(fd: int) -> int:
             region, lending = Region.borrow(fd, BYTES), Lending()
+            given.append(lending)
             with self._lock:
                 if stream not in self._offered:
                     raise WireError(f"the stream of worker {rank} has ended meanwhile")
