@@ -145,7 +145,7 @@ def test_a_process_that_ends_before_the_others_is_told(tmp_path: Path) -> None:
     """As by a script in which all but the first process leave at once."""
     ran = train(tmp_path, job(tmp_path, 1, 2, "5", "2", "early"), expect=1)
     assert "process 1 of worker 0 has ended before the others; all processes of a worker stay until" in ran.err
-    assert "Traceback" not in ran.err + ran.log("worker-0")
+    assert "Traceback" not in ran.err + ran.log("job-worker-0")
 
 
 @every_way

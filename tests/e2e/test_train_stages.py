@@ -81,7 +81,7 @@ def test_psjob_chooses_the_cuts_once(tmp_path: Path) -> None:
     hits = faults("kill:worker-0@step=20", "kill:worker-1@step=30", "kill:ps-0@step=40")
     ran = train(tmp_path, job(tmp_path, 0.03, words=["auto"]), *hits)
     assert len(ran.summary["recoveries"]) == 3
-    said = ran.log("ps-0")
+    said = ran.log("job-ps-0")
     assert said.count("cuts: auto cuts the model at") == 1 and "{name: part-1, cut:" in said
     same(ran)
 
@@ -225,7 +225,7 @@ def test_what_would_show_first_values_of_other_stages_is_refused(tmp_path: Path,
     path = job(tmp_path)
     path.write_text(path.read_text().replace(str(HERE / "stages.py"), "script.py"))
     ran = train(tmp_path, path, expect=1)
-    assert says in ran.err + ran.log("worker-0") and "Traceback" not in ran.err + ran.log("worker-0")
+    assert says in ran.err + ran.log("job-worker-0") and "Traceback" not in ran.err + ran.log("job-worker-0")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_what_would_be_lost_without_flush_is_refused(tmp_path: Path, does: str, 
     path = job(tmp_path, pipeline={"microbatches": 4, "schedule": "2bw"})
     path.write_text(path.read_text().replace(str(HERE / "stages.py"), "script.py"))
     ran = train(tmp_path, path, expect=1)
-    assert says in ran.err + ran.log("worker-0") and "Traceback" not in ran.err + ran.log("worker-0")
+    assert says in ran.err + ran.log("job-worker-0") and "Traceback" not in ran.err + ran.log("job-worker-0")
 
 
 def test_what_stages_cannot_do_is_refused(tmp_path: Path) -> None:
@@ -252,4 +252,4 @@ def test_what_stages_cannot_do_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     path = manifest(tmp_path / "other", ["stages.py", "0", "2"], workers=2, shards=1)
     ran = train(tmp_path / "other", path, expect=1)
-    assert "a job without stages: give the manifest spec.stages" in ran.err + ran.log("worker-0")
+    assert "a job without stages: give the manifest spec.stages" in ran.err + ran.log("job-worker-0")

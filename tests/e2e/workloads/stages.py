@@ -73,8 +73,9 @@ def main(pace: float, words: list[str]) -> None:
     alone = ps.world() == 1
     _, optimizer = ps.attach(model, (OnHost if alone and device.type == "cuda" else optimizer_of)(model.parameters()))
     for x, y in ps.shard(DataLoader(data_of(), batch_size=10)):
+        x, y = x.to(device), y.to(device)
         optimizer.zero_grad()
-        loss = pipe.step(x.to(device), y.to(device))
+        loss = pipe.step(x, y)
         optimizer.step()
         ps.report(loss=float(loss))
         time.sleep(pace)
