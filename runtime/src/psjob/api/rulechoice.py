@@ -84,12 +84,12 @@ def chosen(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
         if not modes.of(job).worker_update:
             wish = f"mode {job.mode}" if job.mode != "sync" else f"backupWorkers {job.backup_workers}"
             raise Refused(
-                f"{name} has no rule on the shards, and training.{wish} needs one; use SGD, Adam, AdamW or Adagrad, "
+                f"{name} has no rule on the shards, and training.{wish} needs one; use SGD, Adam, AdamW, NAdam or Adagrad, "
                 "or training.mode sync without backupWorkers"
             )
         return RuleChoice("reduce", rule)
     if rule is None:
-        raise Refused(f"training.updateAt is server, but {name} has no rule on the shards; use SGD, Adam, AdamW or Adagrad, or drop it")
+        raise Refused(f"training.updateAt is server, but {name} has no rule on the shards; use SGD, Adam, AdamW, NAdam or Adagrad, or drop it")
     return RuleChoice(rule, rule)
 
 
