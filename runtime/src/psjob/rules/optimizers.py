@@ -126,7 +126,11 @@ def _adam(group: Mapping[str, Any]) -> dict[str, float | bool]:
 
 def _nadam(group: Mapping[str, Any]) -> dict[str, float | bool]:
     flags = _flags(group, "decoupled_weight_decay", "maximize")
-    return {name: value for name, value in _adam(group).items() if name != "amsgrad"} | {"momentum_decay": float(group["momentum_decay"])} | flags
+    return (
+        {name: value for name, value in _adam(group).items() if name != "amsgrad"}
+        | {"momentum_decay": float(group["momentum_decay"])}
+        | flags
+    )
 
 
 def _adagrad(group: Mapping[str, Any]) -> dict[str, float | bool]:
