@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,15 +52,20 @@ class StageVersions:
 
     def check(self, hyperparameters: list[dict[str, float | bool]]) -> None:
         """Raise Refused for what the script steps with, where the job's settings for late stages do not go with it."""
+
+        def each(look: Callable[[Mapping[str, float | bool]], None]) -> None:
+            for group in hyperparameters:
+                look(group)
+
         looks: dict[str, Callable[[], object]] = {}
         if self._way.predicts:
-            looks["predict nesterov"] = lambda: [predict.check_step(self._job.rule, group) for group in hyperparameters]
+            looks["predict nesterov"] = partial(each, partial(predict.check_step, self._job.rule))
         if self._anneal is not None:
             looks["annealSteps"] = lambda: predict.annealed(hyperparameters, 0, 0, 1)
         if self._highest is not None:
             looks["highestMomentum"] = lambda: self._with_momentum(hyperparameters)
         if self._word != "none":
-            looks[f"correct {self._word}"] = lambda: [correct.check_step(self._word, group) for group in hyperparameters]
+            looks[f"correct {self._word}"] = partial(each, partial(correct.check_step, self._word))
         for field, look in looks.items():
             try:
                 look()
