@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -36,33 +35,23 @@ STYLE = """
   --box: #232b37; --pure: #243a5e; --one: #f2a35e; --two: #7fb8ff; } }
 text { font-family: system-ui, sans-serif; fill: var(--ink); } .paper { fill: var(--paper); } .frame { fill: var(--frame); }
 .title { font-size: 15px; font-weight: 600; } .note { font-size: 12px; fill: var(--soft); } .name { font-size: 12.5px; }
-.size { font-size: 10.5px; fill: var(--soft); } .box { fill: var(--box); stroke: var(--line); } .pure { fill: var(--pure); }
+.box { fill: var(--box); stroke: var(--line); } .pure { fill: var(--pure); }
 .road1 { stroke: var(--one); stroke-width: 2.5; } .road2 { stroke: var(--two); stroke-width: 2.5; }
 .arrow { fill: none; stroke: var(--line); stroke-width: 1.2; } .tip { fill: var(--line); }
 """
 
 
-@dataclass(frozen=True)
-class House:
-    """Rooms with how many modules each has, and what each imports."""
-
-    modules: dict[str, int]
-    imports: dict[str, set[str]]
-
-
-def house() -> House:
-    """The house as the code has it."""
+def house() -> dict[str, set[str]]:
+    """The rooms of the house as the code has it, and what each imports."""
     graph = grimp.build_graph(*DISTRIBUTIONS, cache_dir=None)
-    modules: dict[str, int] = {}
     imports: dict[str, set[str]] = {}
     for module in sorted(graph.modules):
         room = room_of(module)
         if room is None:
             continue
-        modules[room] = modules.get(room, 0) + 1
         targets = {room_of(target) for target in graph.find_modules_directly_imported_by(module)}
         imports.setdefault(room, set()).update(target for target in targets if target is not None and target != room)
-    return House(modules, imports)
+    return imports
 
 
 def room_of(module: str) -> str | None:
@@ -81,8 +70,7 @@ def pure_rooms() -> set[str]:
 
 def picture() -> str:
     """The map as SVG."""
-    there = house()
-    drawn = needed(there.imports)
+    drawn = needed(house())
     left = {name: targets for name, targets in drawn.items() if _distribution(name) != "psjob"}
     right = {name: targets for name, targets in drawn.items() if _distribution(name) == "psjob"}
     ground = dict.fromkeys(left, 0)
@@ -100,8 +88,8 @@ def picture() -> str:
     ]
     pure = pure_rooms()
     tall = (bottom - HEAD - GAP) / second.layers
-    parts += _drawn(first, there, pure, MARGIN, LEFT, lambda row: HEAD + GAP * (1.5 if row >= clients else 0.7) + (row + 0.5) * step)
-    parts += _drawn(second, there, pure, LEFT + 2 * MARGIN, WIDTH - LEFT - 3 * MARGIN, lambda row: HEAD + GAP * 0.8 + (row + 0.5) * tall)
+    parts += _drawn(first, pure, MARGIN, LEFT, lambda row: HEAD + GAP * (1.5 if row >= clients else 0.7) + (row + 0.5) * step)
+    parts += _drawn(second, pure, LEFT + 2 * MARGIN, WIDTH - LEFT - 3 * MARGIN, lambda row: HEAD + GAP * 0.8 + (row + 0.5) * tall)
     return "\n".join(_around(bottom + 44, parts)) + "\n"
 
 
@@ -109,7 +97,7 @@ def _around(height: float, parts: list[str]) -> list[str]:
     legend = [
         f'<text class="title" x="{MARGIN}" y="24">The house: packages and what they import</text>',
         f'<text class="note" x="{MARGIN}" y="44">An arrow leads from a package to one that it imports. Arrows that follow from others '
-        "are left out. The number is that of modules.</text>",
+        "are left out.</text>",
     ]
     y = height - 20
     marks = (("pure", "pure: no I/O, clock or chance"), ("road1", "road 1: manifest to process"), ("road2", "road 2: gradient to reply"))
@@ -131,12 +119,12 @@ def _around(height: float, parts: list[str]) -> list[str]:
     ]
 
 
-def _drawn(layout: Layout, there: House, pure: set[str], x: float, width: float, y_of: Callable[[int], float]) -> list[str]:
+def _drawn(layout: Layout, pure: set[str], x: float, width: float, y_of: Callable[[int], float]) -> list[str]:
     def place(point: tuple[float, int]) -> tuple[float, float]:
         return x + 6 + point[0] * (width - 12), y_of(point[1])
 
     arrows = [_arrow([place(point) for point in points]) for points in layout.paths.values()]
-    return [*arrows, *(_box(name, there.modules[name], pure, *place(point)) for name, point in layout.boxes.items())]
+    return [*arrows, *(_box(name, pure, *place(point)) for name, point in layout.boxes.items())]
 
 
 def _frame(x: float, y: float, width: float, height: float, title: str) -> str:
@@ -146,14 +134,13 @@ def _frame(x: float, y: float, width: float, height: float, title: str) -> str:
     )
 
 
-def _box(name: str, modules: int, pure: set[str], x: float, y: float) -> str:
+def _box(name: str, pure: set[str], x: float, y: float) -> str:
     kinds = ["box", *(["pure"] if name in pure else []), *(f"road{road}" for road, rooms in ROADS.items() if name in rooms)]
     word = name.partition(".")[2] or name
-    wide = 6.6 * len(word) + 36
+    wide = 7 * len(word) + 24
     return (
         f'<rect class="{" ".join(kinds)}" x="{x - wide / 2:.1f}" y="{y - HIGH / 2:.1f}" width="{wide:.1f}" height="{HIGH}" rx="5"/>'
-        f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle"><tspan class="name">{escape(word)}</tspan>'
-        f'<tspan class="size" dx="4">{modules}</tspan></text>'
+        f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle" class="name">{escape(word)}</text>'
     )
 
 
