@@ -44,9 +44,9 @@ def main() -> int:
 
 
 def picture(history: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
-    """The run as SVG: steps and test accuracy over seconds, from the first step on."""
+    """The run as SVG: steps and test accuracy over seconds, from the end of the first step on."""
     lines = list(history)
-    begun = next(line["time"] for line in lines if line["passed"] or line["step"])
+    begun = min(when for line in lines for _, when in line["passed"])
     steps: Points = [(0.0, 0.0)]
     scores: Points = []
     for line in lines:
@@ -80,13 +80,15 @@ def _drawn(steps: Points, scores: Points, falls: Points, end: float, summary: Ma
     yield f'<text x="{LEFT}" y="42">Restarts: {restarts}. Steps made: {summary["steps"]}. Updates lost: {summary["updates_lost"]}.</text>'
     for share in (0, 0.25, 0.5, 0.75, 1):
         yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(share):.1f}" y2="{y(share):.1f}"/>'
-        yield f'<text class="steps" x="{LEFT - 8}" y="{y(share) + 4:.1f}" text-anchor="end">{top * share:.0f}</text>'
         yield f'<text class="scores" x="{WIDTH - RIGHT + 8}" y="{y(share) + 4:.1f}">{share:.0%}</text>'
+    for step in range(0, int(top) + 1, 100):
+        yield f'<text class="steps" x="{LEFT - 8}" y="{y(step / top) + 4:.1f}" text-anchor="end">{step}</text>'
     for second in range(0, int(end) + 1, _every(end)):
         yield f'<text x="{x(second):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{second} s</text>'
     for at, step in falls[:1]:
         yield f'<line class="kill" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{y(0):.1f}" y2="{y(1):.1f}"/>'
-        yield f'<text class="killed" x="{x(at) - 6:.1f}" y="{y(step / top) - 8:.1f}" text-anchor="end">shard 1 is killed</text>'
+        told = "shard 1 is killed; workers go back to the last checkpoint"
+        yield f'<text class="killed" x="{x(at) + 6:.1f}" y="{y(step / top) - 8:.1f}">{told}</text>'
     yield f'<polyline class="line step" points="{_points([(x(at), y(step / top)) for at, step in steps])}"/>'
     yield f'<polyline class="line score" points="{_points([(x(at), y(score)) for at, score in scores])}"/>'
     yield f'<text class="steps" x="{LEFT}" y="{HEIGHT - 8}">steps that all workers have made</text>'

@@ -16,10 +16,10 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
+from hack import runpicture
 from hack.housemap import picture, pure_rooms
 from hack.layers import heights, laid_out, needed
 from tests.docs import ROOT
@@ -150,7 +150,7 @@ def _defines(tree: ast.Module | ast.ClassDef, parts: list[str]) -> bool:
 
 def test_the_map_shows_every_package_once_in_light_and_dark() -> None:
     text = picture()
-    drawn = [node.text for node in ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text") if node.get("class") == "name"]
+    drawn = re.findall(r'class="name">([^<]+)</text>', text)
     packages = [
         path.name for source, name in (("client", "psjob_client"), ("operator", "psjob_operator"), ("runtime", "psjob"))
         for path in (ROOT / source / "src" / name).iterdir() if (path / "__init__.py").exists()
@@ -158,6 +158,18 @@ def test_the_map_shows_every_package_once_in_light_and_dark() -> None:
     assert sorted(set(packages) - set(drawn)) == [] and sum(drawn.count(name) for name in set(packages)) >= len(packages)
     assert {"psjob_operator.plan", "psjob.modes", "psjob.rules", "psjob.protocol"} <= pure_rooms()
     assert "prefers-color-scheme: dark" in text and picture() == text
+
+
+def test_the_picture_of_a_run_shows_where_steps_were_undone() -> None:
+    history = [
+        {"time": 10.0, "step": 0, "metrics": {}, "passed": []},
+        {"time": 12.0, "step": 100, "metrics": {"test_accuracy": 0.5}, "passed": [[50, 11.0], [100, 12.0]]},
+        {"time": 14.0, "step": 50, "metrics": {"test_accuracy": 0.5}, "passed": []},
+        {"time": 20.0, "step": 200, "metrics": {"test_accuracy": 0.9}, "passed": [[200, 20.0]]},
+    ]
+    text = runpicture.picture(history, {"restarts": {"Signal": 1}, "steps": 200, "updates_lost": 0})
+    assert "Restarts: 1. Steps made: 200." in text and text.count('class="kill"') == 1
+    assert 'class="kill"' not in runpicture.picture(history[:2], {"restarts": {}, "steps": 100, "updates_lost": 0})
 
 
 def test_a_layout_keeps_what_does_not_follow_and_names_a_circle() -> None:
