@@ -42,7 +42,8 @@ class Copy:
     def __init__(self, folder: Path) -> None:
         self.root = folder / "psjob"
         for name in COPIED:
-            shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", ".psjob"))
+            # With what Python has compiled: it fits by the time of its source, and what a block changes is compiled anew.
+            shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("*.egg-info", ".psjob"))
         for name in ("pyproject.toml", "LICENSE", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
             shutil.copy(ROOT / name, self.root / name)
 
