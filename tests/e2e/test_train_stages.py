@@ -43,12 +43,15 @@ def job(folder: Path, pace: float = 0.0, replicas: tuple[int, ...] = (1, 1, 1), 
 
 
 @functools.cache
-def alone(device: str = "cpu") -> dict[str, torch.Tensor]:
-    """What the same script outside a job comes to."""
+def alone(device: str = "cpu", script: str | None = None) -> dict[str, torch.Tensor]:
+    """What the same script outside a job comes to. `script`: its text, where it is another one."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, str(HERE / "stages.py"), "0", device, *CUTS], cwd=folder, env=env, check=True, timeout=300)
+        path = HERE / "stages.py" if script is None else Path(folder) / "script.py"
+        if script is not None:
+            path.write_text(script)
+        subprocess.run([sys.executable, str(path), "0", device, *CUTS], cwd=folder, env=env, check=True, timeout=300)
         state: dict[str, torch.Tensor] = torch.load(Path(folder) / "alone.pt", weights_only=True)
     return state
 
@@ -231,7 +234,6 @@ def test_what_would_show_first_values_of_other_stages_is_refused(tmp_path: Path,
 @pytest.mark.parametrize(
     ("does", "says", "size"),
     [
-        ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "clipping of gradients in a job of stages", 10),
         ("[setattr(p, 'grad', torch.ones_like(p)) for p in model.parameters()]", "the script has added gradients of its own", 10),
         ("None", "has 3 samples, and without flush it needs one for each of 4 micro-batches", 3),
     ],
@@ -244,6 +246,34 @@ def test_what_would_be_lost_without_flush_is_refused(tmp_path: Path, does: str, 
     path.write_text(path.read_text().replace(str(HERE / "stages.py"), "script.py"))
     ran = train(tmp_path, path, expect=1)
     assert says in ran.err + ran.log("job-worker-0") and "Traceback" not in ran.err + ran.log("job-worker-0")
+
+
+def with_line(folder: Path, path: Path, line: str) -> str:
+    """Let the job of this manifest run the script with one more line after each `pipe.step`; the text of it."""
+    text = (HERE / "stages.py").read_text().replace("loss = pipe.step(x, y)", f"loss = pipe.step(x, y); {line}")
+    (folder / "script.py").write_text(text)
+    path.write_text(path.read_text().replace(str(HERE / "stages.py"), "script.py"))
+    return text
+
+
+@pytest.mark.parametrize(
+    "line", ["nn.utils.clip_grad_norm_(model.parameters(), 0.2)", "nn.utils.clip_grad_value_(model.parameters(), 0.01)"]
+)
+def test_a_script_clips_as_one_process_does(tmp_path: Path, line: str) -> None:
+    """By value to the bit. Sums of squares are made by blocks, so that the last bits of a norm may be others than torch's."""
+    path = job(tmp_path)
+    wanted, weights = alone(script=with_line(tmp_path, path, line)), train(tmp_path, path).weights()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(weights[name], tensor, atol=0.0 if "value" in line else 1e-4, rtol=0.0)
+    assert (wanted["2.weight"] - alone()["2.weight"]).abs().max() > 1e-3
+
+
+def test_a_norm_that_the_last_stage_would_wait_for_is_refused(tmp_path: Path) -> None:
+    path = job(tmp_path, words=["untied"], pipeline={"microbatches": 4, "schedule": "pipedream"})
+    with_line(tmp_path, path, "nn.utils.clip_grad_norm_(model.parameters(), 0.2)")
+    ran = train(tmp_path, path, expect=1)
+    said = ran.err + ran.log("job-worker-0")
+    assert "clip_grad_norm_ in a job of stages does not go with training.pipeline.schedule pipedream" in said and "Traceback" not in said
 
 
 def test_what_stages_cannot_do_is_refused(tmp_path: Path) -> None:

@@ -279,9 +279,9 @@ def shared_with() -> tuple[Counter, rowsharing.RowSharing]:
     """A worker's side of memory that was handed over at this counter."""
     counter, theirs = Counter("test"), Region.lend(LENT_ANSWERS)
 
-    def give(fd: int) -> int:
+    def give(fd: int) -> Region:
         os.close(fd)
-        return theirs.fd
+        return theirs
 
     sharing = rowsharing.RowSharing(1)
     sharing.take(0, {"name": counter.address, "token": counter.expect(give), "bytes": LENT_ANSWERS})

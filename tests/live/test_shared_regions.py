@@ -78,10 +78,10 @@ def test_a_token_opens_one_handover() -> None:
     ours, theirs = Region.lend(PAGE), Region.lend(2 * PAGE)
     got: list[int] = []
 
-    def give(fd: int) -> int:
+    def give(fd: int) -> Region:
         got.append(os.fstat(fd).st_size)
         os.close(fd)
-        return theirs.fd
+        return theirs
 
     token = counter.expect(give)
     with pytest.raises(OSError):
@@ -105,10 +105,10 @@ def test_shards_that_offer_at_once_are_lent_one_memory(monkeypatch: pytest.Monke
         time.sleep(0.05)
         return Arena(span)
 
-    def give(fd: int) -> int:
+    def give(fd: int) -> Region:
         got.add(os.fstat(fd).st_ino)
         os.close(fd)
-        return theirs.fd
+        return theirs
 
     monkeypatch.setattr("psjob.worker.sharing.Arena", slow)
     sharing = Sharing(span.layout, steady=True)

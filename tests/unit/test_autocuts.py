@@ -220,6 +220,12 @@ def test_an_example_that_does_not_go_through_is_refused() -> None:
         autocuts.choose(config(1, 1), net(), 4, ((torch.ones(4, 9),), {}), None)
 
 
+def test_a_name_that_shard_0_would_not_keep_is_refused_at_once() -> None:
+    layers = OrderedDict((letter * 600, nn.Linear(8, 8)) for letter in "ab")
+    with pytest.raises(Refused, match=r'cuts="auto": cuts are .*expected a list of different names of modules; name the cuts'):
+        autocuts.choose(config(1, 1), nn.Sequential(layers), 4, ((torch.ones(4, 8),), {}), None)
+
+
 @pytest.mark.parametrize(
     ("more", "way"),
     [

@@ -141,12 +141,12 @@ def test_no_body_breaks_the_report(body: dict[str, Any]) -> None:
 
 
 ALONE = """
-from psjob.worker.stagegauge import footprint
-before, _ = footprint()
+from psjob.process import memory
+before = memory.resident()
 held = bytearray(b"x") * (64 << 20)
-now, peak = footprint()
+now, peak = memory.resident(), memory.peak()
 del held
-print(before, now, peak, *footprint())
+print(before, now, peak, memory.resident(), memory.peak())
 """
 
 

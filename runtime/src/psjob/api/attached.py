@@ -239,8 +239,7 @@ class AttachedJob:
         if pair.cuts.piped:
             self._check_piped(pair, grads)
         if pair.cuts.late is not None:
-            self._check_clip(self.clipping.take())
-            pair.cuts.late.stepped(self, self.carry_out(self._hyperparameters))
+            pair.cuts.late.stepped(self, self.carry_out(self._hyperparameters), self._taken_clip())
             return
         if self.gradients is not None:
             self.gradients.step(
@@ -321,9 +320,7 @@ class AttachedJob:
         clock, hyperparameters = self.session.clock, self.carry_out(self._hyperparameters)
         rows = [None] * len(self.tables.specs) if grads is None else self.tables.gradients(scale)
         skip = self.carry_out(lambda: self.session.exchange.finite.skips(grads, rows, skip))
-        clip = self.clipping.take()
-        if self.place.config.stages:
-            self._check_clip(clip)
+        clip = self._taken_clip()
         self.session.exchange.clip = Clip() if self.session.reduces else clip
         if self.half is not None and grads is not None and not skip:
             grads, scale = self.half.outgoing(grads, hyperparameters, scale), 1.0
@@ -349,11 +346,12 @@ class AttachedJob:
             with self.lr.on(pair.optimizer, clock):
                 original()
 
-    def _check_clip(self, clip: Clip) -> None:
-        if clip != Clip():
-            self.refuse(
-                "clipping of gradients in a job of stages: each worker has its stage's alone, and their norm is not taken over all yet"
-            )
+    def _taken_clip(self) -> Clip:
+        """How the script, or the manifest, clips the step that is made now."""
+        clip = self.clipping.take()
+        if clip.norm is not None and (problem := stagecuts.norm_problem(self.place.config)):
+            self.refuse(f"clip_grad_norm_ in a job of stages does not go with {problem}")
+        return clip
 
     def _taking(self, pair: Pair) -> Sequence[torch.Tensor]:
         """Where the weights go that a step of `pair` is answered with. Those of others are unchanged, and graphs that use them live on."""

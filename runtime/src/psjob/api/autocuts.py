@@ -69,7 +69,10 @@ def choose(config: Config, model: nn.Module, microbatches: int, example: Example
         split(model, found, example)
     except ValueError as error:
         raise Refused(f'cuts="auto" would cut at {", ".join(found)}, and that cannot be: {error}; {PIN}') from error
-    return ChosenCuts(found, answer.microbatch * microbatches)
+    try:
+        return ChosenCuts.from_json(ChosenCuts(found, answer.microbatch * microbatches).to_json(), len(config.stages.replicas))
+    except ValueError as error:  # shard 0 would not keep them
+        raise Refused(f'cuts="auto": {error}; {PIN}') from error
 
 
 def solved(profile: Profile, replicas: tuple[int, ...], way: Way, room: float | None) -> Prediction:

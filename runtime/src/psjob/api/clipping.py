@@ -61,7 +61,8 @@ def clip_grad_norm_(
         foreach: as torch has it.
 
     Returns:
-        The norm: in a job of mode sync that of this worker's own gradient, since that of the mean is not known yet.
+        The norm: in a job of mode sync that of this worker's own gradient, since that of the mean is not known yet. In a job of stages that
+        is its stage's, and 0 without flush.
 
     Raises:
         SystemExit: with status 77 and a sentence, for another norm, or a part of the parameters, in a job of mode sync.

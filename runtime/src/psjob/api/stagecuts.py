@@ -15,6 +15,7 @@ from psjob.pipeline.parts import StagePart
 from psjob.pipeline.ways import TrainingWay
 from psjob.process.config import Config
 from psjob.process.errors import Refused
+from psjob.worker.clip import Clip
 
 if TYPE_CHECKING:
     from psjob.api.attached import AttachedJob
@@ -27,8 +28,8 @@ class Late(Protocol):
         """The script stands between two steps."""
         ...
 
-    def stepped(self, job: AttachedJob, hyperparameters: list[dict[str, float | bool]]) -> None:
-        """The script has stepped its optimizer, with these hyperparameters by parameter group."""
+    def stepped(self, job: AttachedJob, hyperparameters: list[dict[str, float | bool]], clip: Clip) -> None:
+        """The script has stepped its optimizer, with these hyperparameters by parameter group, and clips this step so."""
         ...
 
     def drain(self, job: AttachedJob) -> None:
@@ -98,7 +99,7 @@ def known(model: nn.Module, job: Config) -> StageCuts:
         (job.warmup_steps > 0, "training.warmupSteps: all workers work on one batch"),
         (job.max_push_norm is not None, "training.maxPushNorm: what a push holds depends on the cuts"),
         (job.lr_scaling != "none", f"training.lrScaling {job.lr_scaling}: all workers work on one batch"),
-        (job.max_grad_norm is not None, "training.maxGradNorm: the norm of a step is not taken over stages yet"),
+        (job.max_grad_norm is not None and bool(norm_problem(job)), f"training.maxGradNorm under {norm_problem(job)}"),
         (
             not job.flushes and job.compression.push != "none",
             f"training.compression.push {job.compression.push} and training.pipeline.schedule {job.schedule}; take schedule: flush",
@@ -108,6 +109,16 @@ def known(model: nn.Module, job: Config) -> StageCuts:
         if there:
             raise Refused(f"a job of stages does not go with {what}")
     return found
+
+
+def norm_problem(job: Config) -> str:
+    """Why the norm of a step cannot be taken over the stages of this job, and what to take; empty where it can."""
+    if not job.stages or job.schedule != "pipedream":
+        return ""
+    return (
+        "training.pipeline.schedule pipedream: the last stage would wait for the first one's gradient of each step; "
+        "take schedule: flush or 2bw, or clip_grad_value_"
+    )
 
 
 def check_table(job: Config, table: Sequence[TensorSpec]) -> None:

@@ -22,6 +22,7 @@ from psjob.pipeline.stage import StageRun
 from psjob.process.config import Place
 from psjob.process.errors import Refused, exit_refused
 from psjob.protocol.stage.exchange import MOST_MICROBATCHES
+from psjob.worker.clip import Clip
 from psjob.worker.hooks import Hook
 
 
@@ -111,9 +112,9 @@ class StagedPipeline:
         """See `stagecuts.Late`."""
         self.turns(job).edge()
 
-    def stepped(self, job: AttachedJob, hyperparameters: list[dict[str, float | bool]]) -> None:
+    def stepped(self, job: AttachedJob, hyperparameters: list[dict[str, float | bool]], clip: Clip) -> None:
         """See `stagecuts.Late`."""
-        self.turns(job).stepped(hyperparameters)
+        self.turns(job).stepped(hyperparameters, clip)
 
     def drain(self, job: AttachedJob) -> None:
         """See `stagecuts.Late`."""

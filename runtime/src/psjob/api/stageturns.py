@@ -42,6 +42,7 @@ class Batch:
         self.grads: dict[str, torch.Tensor] = {}
         """Of its backwards so far, by name; with flush they are the parameters' own."""
         self.hyperparameters: list[dict[str, float | bool]] = []
+        self.clip = Clip()
         self.version, self.weights = number, None
         """That its forwards take, once the first one has begun."""
         self.first: int | None = None
@@ -134,7 +135,7 @@ class StageTurns:
             self._loss = batch.loss
         return self._loss
 
-    def stepped(self, hyperparameters: list[dict[str, float | bool]]) -> None:
+    def stepped(self, hyperparameters: list[dict[str, float | bool]], clip: Clip) -> None:
         """The script has stepped its optimizer, without flush: each batch is updated with what held at its own step."""
         batch = self._open.get(self.schedule.stepped)
         if batch is None:
@@ -143,7 +144,7 @@ class StageTurns:
             )
             return
         self.job.carry_out(lambda: self.versions.check(hyperparameters))
-        batch.hyperparameters = hyperparameters
+        batch.hyperparameters, batch.clip = hyperparameters, clip
         self._all(self.schedule.step())
 
     def edge(self) -> None:
@@ -313,7 +314,7 @@ class StageTurns:
         grads = [batch.grads.get(name) for name in self.versions.rows]
         fresh = self.versions.fresh()
         exchange.finite.skips(grads, [], False)
-        exchange.clip = Clip()
+        exchange.clip = batch.clip
         exchange.push(grads, self.versions.corrected(batch.hyperparameters, batch.number), False, 1.0, fresh)
         self._coming = batch, fresh
         del self._open[batch.number]

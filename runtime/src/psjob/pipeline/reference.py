@@ -56,6 +56,7 @@ def train(
     rate: Rate | None = None,
     seed: int = 0,
     replicas: Sequence[int] = (),
+    clip: float | None = None,
 ) -> Outcome:
     """Train copies of the model's weights; the model stays as it is.
 
@@ -70,6 +71,7 @@ def train(
         rate: sets the learning rate before each update.
         seed: of random draws.
         replicas: of each stage, on which delays depend; empty: one each.
+        clip: the largest norm of a minibatch's gradient over all stages.
 
     Raises:
         ValueError: what the way cannot do, such as a weight of several stages whose delays differ.
@@ -109,6 +111,9 @@ def train(
             loss = loss + part_loss
             for name, grad in grads.items():
                 total[name] = total[name] + grad if name in total else grad
+        if clip is not None:
+            norm = float(nn.utils.get_total_norm(total.values()))
+            total = {name: grad * min(1.0, clip / (norm + 1e-6)) for name, grad in total.items()}
         for names, optimizer_, delay, version, counted in zip(trained, optimizers, delays, versions, outcome.delays, strict=True):
             counted[number - version] += 1
             if optimizer_ is not None:

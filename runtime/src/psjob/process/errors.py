@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from psjob import contract
 
@@ -46,7 +47,7 @@ def leave_message(body: dict[str, object]) -> None:
         pass
 
 
-def exit_refused(message: str) -> None:
+def exit_refused(message: str) -> NoReturn:
     """Print the sentence, leave it for the planner and end this process with EXIT_REFUSED."""
     print(f"psjob: {message}", file=sys.stderr, flush=True)
     leave_message({"error": message})

@@ -1,4 +1,4 @@
-"""Bytes of memory that this process may have, as the system tells them; None where it does not."""
+"""Bytes of memory that this process has and may have, as the system tells them; None where it does not."""
 
 from __future__ import annotations
 
@@ -21,13 +21,23 @@ def limit() -> int | None:
 
 
 def resident() -> int | None:
-    """That it has."""
+    """That it has in RAM."""
     return _field(Path("/proc/self/status"), "VmRSS:")
+
+
+def peak() -> int | None:
+    """The most that it has had in RAM since it began."""
+    return _field(Path("/proc/self/status"), "VmHWM:")
+
+
+def available() -> int | None:
+    """That programs of this machine can still have without driving others out."""
+    return _field(Path("/proc/meminfo"), "MemAvailable:")
 
 
 def free() -> int | None:
     """That it could have more: what the machine has left, or its container where that is less."""
-    left, most, own = _field(Path("/proc/meminfo"), "MemAvailable:"), limit(), resident()
+    left, most, own = available(), limit(), resident()
     return left if most is None or own is None else max(0, min(most - own, left if left is not None else most))
 
 

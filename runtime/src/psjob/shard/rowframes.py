@@ -17,6 +17,7 @@ from psjob.wire.frame import Flag, Header, Kind, WireError
 from psjob.wire.pooled import LARGE, Sending
 from psjob.wire.reading import Pause, Wants
 from psjob.wire.rows import ID_BYTES, LENT_ANSWERS, lookup_limit, push_limit, row_bytes
+from psjob.wire.shared import Region
 
 if TYPE_CHECKING:
     from psjob.shard.session import Session
@@ -66,13 +67,13 @@ class RowFrames:
             self._session.server.counter.forget(self._ticket)
         self._lending = None
 
-    def _give(self, fd: int) -> int:
+    def _give(self, fd: int) -> Region:
         lending = RowLending(fd)
         self._lending, self._came = lending, True
         if self._session.done.is_set():
             self._lending = None
             raise WireError(f"worker {self._session.rank} has gone meanwhile")
-        return lending.answers.fd
+        return lending.answers
 
     def _lent(self, header: Header, cell: RowCell) -> RowLending:
         if self._lending is None:

@@ -34,6 +34,7 @@ from psjob.shard.stateframes import StateFrames
 from psjob.wire.frame import ROW_KINDS, Flag, Header, Kind, WireError, dump
 from psjob.wire.pooled import Pooled
 from psjob.wire.reading import StreamClosed, Wants
+from psjob.wire.shared import Region
 
 if TYPE_CHECKING:
     from psjob.shard.server import Server
@@ -210,7 +211,7 @@ class Session:
             return {}
         span, region, slots = store.places, store.region, self._slots
 
-        def give(fd: int) -> int:
+        def give(fd: int) -> Region:
             lending = Lending(store, span, fd, slots)
             if store.region is not region:
                 raise WireError("this shard has taken other memory meanwhile")
@@ -218,7 +219,7 @@ class Session:
                 if self.done.is_set():
                     raise WireError(f"worker {self.rank} has gone meanwhile")
                 self.lending, self._lent = lending, True
-            return lending.answers.fd
+            return lending.answers
 
         counter.forget(self._ticket)
         self._ticket = counter.expect(give)

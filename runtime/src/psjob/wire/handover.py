@@ -14,14 +14,15 @@ import threading
 from collections.abc import Callable
 
 from psjob.wire.frame import WireError
+from psjob.wire.shared import Region
 from psjob.wire.tcp import accept_forever
 
 SECONDS = 5.0
 LIMIT = 64
 """Handovers at one time."""
 TOKEN_BYTES = 32
-Give = Callable[[int], int]
-"""Takes over the other side's descriptor; returns the one to lend to it. Raises WireError or OSError."""
+Give = Callable[[int], Region]
+"""Takes over the other side's descriptor; returns the memory to lend, which stays open until it is sent. Raises WireError or OSError."""
 
 
 class Counter:
@@ -67,7 +68,7 @@ class Counter:
             if give is None:
                 return
             lent = give(fds.pop())
-            socket.send_fds(caller.sock, [b"+"], [lent])
+            socket.send_fds(caller.sock, [b"+"], [lent.fd])
         except (OSError, WireError, ValueError):
             pass  # the other side hears the end of the stream, and stays with TCP
         finally:

@@ -126,15 +126,6 @@ def populate(address: int, size: int) -> bool:
     return sys.platform == "linux" and not _libc().madvise(address, size, _POPULATE_WRITE)
 
 
-def available() -> int:
-    """Bytes that programs can still have without driving others out; 0 where the system does not tell."""
-    try:
-        with open("/proc/meminfo") as file:
-            return next((int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:")), 0)
-    except OSError:
-        return 0
-
-
 def copy_out(buffer: Any, target: memoryview) -> None:
     """Copy a region's buffer into `target` of the same length; other threads run meanwhile."""
     if len(target):

@@ -14,8 +14,9 @@ import torch
 from psjob.layout import memory
 from psjob.layout.lentspan import LentSpan
 from psjob.layout.packing import Pack
+from psjob.process.memory import available
 from psjob.wire.frame import WireError
-from psjob.wire.shared import Region, Window, available
+from psjob.wire.shared import Region, Window
 from psjob.worker.arena import is_alone
 from psjob.worker.pagemap import Pagemap, joined
 
@@ -88,7 +89,7 @@ class Mirror:
     def settle(self, others: int) -> None:
         """The model stays as it is: what lives here becomes this process's own, where there is memory for that and for `others` alike."""
         pages = [self.span.pages(block) for block in self._blocks] if self._homes else []
-        if (1 + others) * sum(size for _, size in pages) < available():
+        if (1 + others) * sum(size for _, size in pages) < (available() or 0):
             for begin, size in pages:
                 self.window.keep(begin, size)
 

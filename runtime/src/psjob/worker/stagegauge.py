@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from psjob.process import memory
 from psjob.wire.frame import Kind
 from psjob.worker.idle import RECENT
 
@@ -63,7 +64,7 @@ class StageGauge:
             self._tell(now, what, now - began)
 
     def _tell(self, now: float, what: str | None, seconds: float) -> None:
-        session, (resident, peak) = self._session, footprint()
+        session, resident, peak = self._session, memory.resident(), memory.peak()
         if not session.joined:
             return
         self._told, self._waited = now, what is not None
@@ -73,17 +74,6 @@ class StageGauge:
         if what is not None:
             body |= {"waits": what, "for": self._for, "seconds": seconds}
         session.links[0].send_json(session.header(Kind.MEASURED, clock=session.clock), body)
-
-
-def footprint() -> tuple[int | None, int | None]:
-    """Memory that this process holds in RAM, in bytes: now, and the most since it began. None where the system does not tell."""
-    found: dict[str, int] = {}
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/status") as file:
-        for line in file:
-            name, _, rest = line.partition(":")
-            if name in ("VmRSS", "VmHWM"):
-                found[name] = 1024 * int(rest.split()[0])
-    return found.get("VmRSS"), found.get("VmHWM")
 
 
 def device_peak() -> int | None:

@@ -78,16 +78,13 @@ class StageSharing:
         if counter is None or stream.apart or not isinstance(stream, Pooled):
             return
 
-        given: list[Lending] = []  # kept until the descriptor is sent: the stream may end before, and its number become another file's
-
-        def give(fd: int) -> int:
+        def give(fd: int) -> Region:
             region, lending = Region.borrow(fd, BYTES), Lending()
-            given.append(lending)
             with self._lock:
                 if stream not in self._offered:
                     raise WireError(f"the stream of worker {rank} has ended meanwhile")
                 self._lend(stream, rank, lending, region)
-            return lending.region.fd
+            return lending.region
 
         token = counter.expect(give)
         with self._lock:

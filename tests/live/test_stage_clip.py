@@ -1,0 +1,105 @@
+"""The gradient of a step is clipped by its norm over all stages, as one process clips it; kills change no bit of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from psjob.api import stagecuts
+from psjob.api.pipelining import Pipeline
+from psjob.modes.stages import Stages
+from psjob.pipeline import reference, ways
+from psjob.pipeline.cuts import split
+from psjob.process.errors import Refused
+from tests.live import stage_workers
+from tests.live.live_shards import serving
+from tests.live.stage_workers import CUTS, SEED, STEPS, Cluster, StageWorker, batch, kill_once, model, optimizer_of
+from tests.live.test_stage_late import untied
+
+LIMIT = 0.2
+"""Below the norm of each step."""
+Weights = dict[str, torch.Tensor]
+
+
+def alone(microbatches: int, limit: float | None) -> Weights:
+    """The same training in one process, clipped by torch."""
+    net = model()
+    optimizer = optimizer_of(net)
+    pipe = Pipeline(net, nn.functional.mse_loss, [], microbatches, SEED)
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        pipe.step(*batch(number))
+        if limit is not None:
+            assert nn.utils.clip_grad_norm_(net.parameters(), limit) > 1.1 * limit
+        optimizer.step()
+    return net.state_dict()
+
+
+def trained(
+    folder: Path, replicas: tuple[int, ...], count: int, act: Callable[[StageWorker, str, int, int], None] | None = None
+) -> Cluster:
+    folder.mkdir(exist_ok=True)
+    with serving(folder, workers=sum(replicas), shards=count, stages=Stages(replicas), max_grad_norm=LIMIT) as shards:
+        cluster = Cluster(shards, 4, act)
+        cluster.run()
+    assert act or not cluster.rewound
+    return cluster
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("replicas", [(1,), (1, 1), (1, 1, 1, 1), (2, 1)])
+def test_flush_is_clipped_as_one_process_clips(tmp_path: Path, replicas: tuple[int, ...], count: int) -> None:
+    cluster, wanted, free = trained(tmp_path, replicas, count), alone(4, LIMIT), alone(4, None)
+    for worker in cluster.ended.values():
+        for name in worker.pipe.run.part.parameters:
+            if not (sum(replicas) > len(replicas) and name.startswith("4.")):  # each replica has batch norm's statistics of its own
+                torch.testing.assert_close(worker.own[name], wanted[name], atol=1e-6 if max(replicas) == 1 else 5e-3, rtol=0.0)
+    assert (free["0.weight"] - wanted["0.weight"]).abs().max() > 0.02
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("moment", ["push", "pushed"])
+def test_a_stage_that_dies_around_its_push_changes_no_bit(tmp_path: Path, rank: int, moment: str) -> None:
+    """The others' blocks are measured and wait for its own."""
+    calm, hit = trained(tmp_path / "calm", (1, 1, 1), 2), trained(tmp_path / "hit", (1, 1, 1), 2, kill_once(rank, moment))
+    assert hit.died == 1
+    for number, worker in hit.ended.items():
+        for name, tensor in worker.own.items():
+            assert torch.equal(tensor, calm.ended[number].own[name]), (number, name)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_2bw_is_clipped_as_old_weights_in_one_process_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stages: int) -> None:
+    monkeypatch.setattr(stage_workers, "model", untied)
+    steps = 12
+    with serving(tmp_path, workers=stages, shards=2, stages=Stages((1,) * stages), max_grad_norm=LIMIT, schedule="2bw") as shards:
+        cluster = Cluster(shards, 4)
+        cluster.run(steps)
+        assert not cluster.rewound
+    net = untied()
+
+    def optimizer(parameters: list[nn.Parameter], _delay: int) -> torch.optim.Optimizer:
+        return optimizer_of(nn.ParameterList(parameters))
+
+    plain = reference.train(
+        net, nn.functional.mse_loss, [batch(number) for number in range(steps)], parts=split(net, CUTS[stages]), way=ways.of("2bw"),
+        microbatches=4, optimizer=optimizer, seed=SEED, clip=LIMIT,
+    )  # fmt: skip
+    for rank, worker in cluster.ended.items():
+        assert dict(worker.pipe.delays) == plain.delays[rank], "a step waits for no norm that is not there yet"
+        for name in worker.pipe.run.part.parameters:
+            torch.testing.assert_close(worker.own[name], plain.weights[name], atol=1e-6, rtol=0.0)
+
+
+def test_a_last_stage_that_would_wait_for_the_first_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = untied()
+    monkeypatch.setattr(stagecuts, "_known", [(net, stagecuts.cuts_of(split(net, CUTS[2]), 0))])
+    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), max_grad_norm=LIMIT, schedule="pipedream") as shards:
+        with pytest.raises(Refused, match=r"maxGradNorm under training.pipeline.schedule pipedream: .*take schedule: flush or 2bw"):
+            stagecuts.known(net, shards.config)
+        assert stagecuts.known(net, replace(shards.config, schedule="2bw")).piped
