@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 PYTEST ?= python -m pytest
 
-.PHONY: help install run test test-unit lint format generate verify prose wheels sbom site release rehearsal bench e2e soak clean
+.PHONY: help install run test test-unit lint format generate docs verify prose wheels sbom site release rehearsal bench e2e soak clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ format: install ## let ruff write the format
 
 generate: install ## write what is generated: CRD, chart copy, references, copies of contract and licence
 	@python hack/generate.py
+
+docs: install ## what of the documentation is generated: references, the map of the packages, and a picture of a run of the digits example
+	@python hack/generate.py
+	@python -m hack.runpicture
 
 verify: install ## fail where a generated file differs from what the models say
 	@python hack/generate.py --check

@@ -37,6 +37,8 @@ RUN = {
     "docs/scripts.md": "tests/scripts/test_page.py",
     "docs/topology.md": "tests/unit/test_topology_cli.py",
     "docs/stages.md": "tests/unit/test_stages_cli.py",
+    "docs/contributing/add-a-rule.md": "tests/docs/test_contribute.py",
+    "docs/contributing/add-a-mode.md": "tests/docs/test_contribute.py",
     "docs/pipelines.md": "tests/unit/test_pipeline_api.py",
 }
 """The test that runs or reads the blocks of a page. It names the page."""
@@ -50,7 +52,6 @@ PARSED = {
     "docs/embeddings.md": "model and loader are the reader's own; examples/clicks is run",
     "docs/tables.md": "loader is the reader's own; examples/lda is run",
     "docs/rules/reductions.md": "a function to name in a manifest, without a script around it",
-    "CONTRIBUTING.md": "a rule to write, not there before the walk is done",
     "docs/design/0001-protocol-machine.md": "signatures of a decision",
 }
 """Pages whose Python is compiled and not run, and why."""
@@ -93,7 +94,7 @@ def of(*kinds: str) -> list[Any]:
 
 def test_every_block_has_a_kind_that_is_checked() -> None:
     assert len(ALL) > 100
-    known = ("", "sh", "python", "pycon", "yaml", "json", "text", "console", "mermaid")
+    known = ("", "sh", "python", "pycon", "yaml", "json", "text", "console", "mermaid", "diff", "markdown")
     assert [f"{block.page}:{block.line} {block.kind!r}" for block in ALL if block.kind not in known] == []
 
 

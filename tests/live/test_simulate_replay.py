@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from psjob import contract, rules
-from psjob.modes import Async, Backup, Bounded, LocalAsync, LocalSGD, Mode, Push, Softsync, Sync, Threshold
+from psjob import contract, modes, rules
+from psjob.modes import Async, Bounded, LocalAsync, LocalSGD, Mode, Push, Softsync, Threshold
 from psjob.process.config import LocalConfig, Place
 from psjob.rules.base import Hyperparameters, check_hyperparameters
 from psjob.simulate import protocol
@@ -30,15 +30,16 @@ pytestmark = pytest.mark.usefixtures("last_words")
 WORKERS, PUSHES = 4, 60
 UNEVEN = Speeds(spread=0.6)
 MODES: dict[str, Mode] = {
-    "async": Async(), "sync": Sync(), "backup": Backup(1), "bounded": Bounded(2), "softsync": Softsync(2), "threshold": Threshold(3),
-    "local": LocalSGD(3), "local-async": LocalAsync(3),
+    **{name: made() for name, made in modes.MODES.items()},
+    "bounded": Bounded(2), "softsync": Softsync(2), "threshold": Threshold(3), "local": LocalSGD(3), "local-async": LocalAsync(3),
 }  # fmt: skip
+"""Numbers with which the few pushes of a test lag, wait and are dropped; any other mode has those that it begins with."""
 INNER = dict.fromkeys(("local", "local-async"), Inner(rules.named("adam"), {**rules.named("adam").hyperparameters, "lr": 0.002}, 3))
 """What workers do by themselves."""
 OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad")
 ROWS = [
     *(("async", rule) for rule in (*OPTIMIZERS, *contract.UPDATE_RULES)),
-    *((mode, rule) for mode in ("sync", "backup", "bounded", "softsync", "threshold") for rule in OPTIMIZERS),
+    *((mode, rule) for mode in MODES if mode not in ("async", *INNER) for rule in OPTIMIZERS),
     ("local", "outer-nesterov"),
     ("local-async", "delayed-nesterov"),
 ]

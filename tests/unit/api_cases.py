@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from psjob_operator.contract import MODES
 from tests.unit.api_failure_cases import FAILURES_PASSED, FAILURES_REFUSED
 from tests.unit.api_manifest import REMOVED, Case
 from tests.unit.api_placement_cases import PLACEMENTS_PASSED, PLACEMENTS_REFUSED
@@ -433,7 +434,7 @@ REFUSED: list[Case] = [
             server_sentence=f'Unsupported value: "{value}"',
         )
         for path, value, choices in (
-            ("training.mode", "backup", '"sync", "bounded", "softsync", "async", "threshold", "local"'),
+            ("training.mode", "backup", ", ".join(f'"{mode}"' for mode in MODES)),
             ("training.lrScaling", "square", '"none", "linear"'),
             ("training.updateAt", "shard", '"server", "worker"'),
             ("workers.localSum", "ring", '"auto", "shared", "gloo", "nccl"'),

@@ -143,7 +143,7 @@ PUSHES = st.lists(
 
 
 @given(
-    st.sampled_from([Sync(), Backup(2), Bounded(0), Bounded(2), Softsync(2), Async(), Threshold(1), LocalSGD(4, 2, 3.0), LocalSGD(4)]),
+    st.sampled_from([*(made() for made in MODES.values()), Backup(2), Bounded(0), Softsync(2), Threshold(1), LocalSGD(4, 2, 3.0)]),
     PUSHES,
     st.frozensets(st.integers(0, 5)),
     st.integers(9, 12),

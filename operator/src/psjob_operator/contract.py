@@ -125,8 +125,15 @@ WIRE: Final = 2
 """Version of the frames between the processes of a run. Both ends have the same: all pods of a run keep one runtime image."""
 WIRES: Final = (2,)
 """Those of the runs that this version's operator serves."""
-MODES: Final = ("sync", "bounded", "softsync", "async", "threshold", "local")
-"""Modes that a job may name."""
+MODES: Final[dict[str, tuple[str, ...]]] = {
+    "sync": ("backupWorkers", "reduction", "staleness"),
+    "bounded": ("staleness",),
+    "softsync": ("splits",),
+    "async": ("staleness",),
+    "threshold": ("staleness",),
+    "local": ("local",),
+}
+"""Modes that a job may name, each with the fields of spec.training that are its own: no mode takes such a field that is not named there."""
 UPDATE_RULES: Final[dict[str, tuple[str, ...]]] = {
     "plain": (),
     "heavy-ball": (),

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from psjob_client.local.errors import BadInput
 from psjob_operator.api.spec import Training
-from psjob_operator.contract import ASYNC_OUTER_RULE
+from psjob_operator.contract import ASYNC_OUTER_RULE, MODES
 
 FIELDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "sync": ("sync", {}),
     "backup": ("sync", {"backup_workers": "backupWorkers"}),
-    "bounded": ("bounded", {"staleness": "staleness"}),
-    "softsync": ("softsync", {"splits": "splits"}),
+    **{mode: (mode, {field: field for field in fields}) for mode, fields in MODES.items() if mode != "sync"},
     "async": ("async", {}),
     "threshold": ("threshold", {"lag": "staleness"}),
     "local": ("local", {"inner_steps": "local.innerSteps", "quorum": "local.quorum", "grace": "local.graceSeconds"}),

@@ -14,7 +14,7 @@ from psjob_operator.api.fieldrule import FieldRule, Json, between, breaches, mat
 from psjob_operator.api.placementrules import placement_rules
 from psjob_operator.api.processrules import process_rules
 from psjob_operator.api.stagerules import COUNTED, stage_rules
-from psjob_operator.contract import ASYNC_OUTER_RULE, UPDATE_RULES
+from psjob_operator.contract import ASYNC_OUTER_RULE, MODES, UPDATE_RULES
 
 __all__ = ["FieldRule", "Json", "breaches", "rules"]
 LARGEST = 2_147_483_647
@@ -136,8 +136,9 @@ _TEXTS = (
 )
 
 
-def _only_in(field: str, modes: tuple[str, ...], remedy: str, none: Json = None) -> FieldRule:
-    """A field that other modes do not read; `none` is its value where it says nothing."""
+def _only_in(field: str, remedy: str, none: Json = None) -> FieldRule:
+    """A field that is some modes' own; `none` is its value where it says nothing."""
+    modes = tuple(mode for mode, own in MODES.items() if field in own)
     # The API server asks this of the default of spec.training too, before it puts defaults into that.
     there = f"self.?{field}.orValue({none!r}) == {none!r}" if none is not None else f"!has(self.{field})"
     named = modes[0] if len(modes) == 1 else f"{', '.join(modes[:-1])} or {modes[-1]}"
@@ -152,11 +153,11 @@ def _only_in(field: str, modes: tuple[str, ...], remedy: str, none: Json = None)
 
 
 _ACROSS = (
-    _only_in("backupWorkers", ("sync",), "other modes wait for nobody, or choose by themselves; leave it out", 0),
-    _only_in("reduction", ("sync",), "other modes join pushes in their own way; leave it out", "mean"),
-    _only_in("staleness", ("sync", "bounded", "async", "threshold"), "leave it out"),
-    _only_in("splits", ("softsync",), "leave it out"),
-    _only_in("local", ("local",), "leave it out"),
+    _only_in("backupWorkers", "other modes wait for nobody, or choose by themselves; leave it out", 0),
+    _only_in("reduction", "other modes join pushes in their own way; leave it out", "mean"),
+    _only_in("staleness", "leave it out"),
+    _only_in("splits", "leave it out"),
+    _only_in("local", "leave it out"),
     FieldRule(
         "spec.training",
         lambda training: (

@@ -5,7 +5,7 @@ Ranges and rules across fields are in rules.py, for the API server and `psjob ru
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,7 @@ from psjob_operator.api.base import Model, NumberOrWord
 from psjob_operator.api.duration import seconds
 from psjob_operator.api.processes import processes_of
 from psjob_operator.api.stages import with_replicas
+from psjob_operator.contract import MODES, UPDATE_RULES
 
 
 class JobSpec(Model):
@@ -72,11 +73,12 @@ class JobSpec(Model):
         return found or {"spec.workers.template": self.workers.template}
 
 
-Mode = Literal["sync", "bounded", "softsync", "async", "threshold", "local"]
-UpdateRule = Literal[
-    "plain", "heavy-ball", "nag", "multi-momentum", "dana-zero", "dana-slim", "dana-dc", "dc-asgd", "gap-aware", "gap-aware-dana",
-    "lr-over-lag", "adam-async", "ftrl", "delayed-nesterov",
-]  # fmt: skip
+if TYPE_CHECKING:
+    Mode = str
+    UpdateRule = str
+else:  # The words of the contract, which mypy cannot read as literals.
+    Mode = Literal[tuple(MODES)]
+    UpdateRule = Literal[tuple(UPDATE_RULES)]
 
 
 class Training(Model):

@@ -1,6 +1,6 @@
 """Modes: which pushes count, and who may go on. Pure."""
 
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from psjob import contract
 from psjob.modes.asynchronous import Async
@@ -14,7 +14,7 @@ from psjob.modes.threshold import Threshold
 
 __all__ = [
     "Async", "Backup", "Batch", "Bounded", "LocalSGD", "LocalAsync", "MODES", "Mode", "Push", "Quorum", "ServedMode", "Softsync", "Sync",
-    "Threshold", "of", "read", "written",
+    "Threshold", "config_of", "of", "read", "written",
 ]  # fmt: skip
 
 MODES: Final[dict[str, type[Mode]]] = {
@@ -78,6 +78,26 @@ def of(job: ModeConfig) -> ServedMode:
         case "threshold":
             return Threshold() if job.staleness is None else Threshold(job.staleness)
     raise ValueError(f"training.mode is {job.mode!r}; this version has {', '.join(contract.MODES)}")
+
+
+def config_of(mode: Mode) -> dict[str, Any] | None:
+    """What a job's config file says for this mode: `of`, read backwards. None: no job can have it."""
+    match mode:
+        case Sync() | Async():
+            return {"mode": mode.name}
+        case Backup():
+            return {"mode": "sync", "backupWorkers": mode.backup_workers}
+        case Bounded():
+            return {"mode": mode.name, "staleness": mode.staleness}
+        case Threshold():
+            return {"mode": mode.name, "staleness": mode.lag}
+        case Softsync() if mode.by_lag:
+            return {"mode": mode.name, "splits": mode.splits}
+        case LocalSGD() if not mode.quorum:
+            return {"mode": mode.name, "local": {"innerSteps": mode.inner_steps}}
+        case LocalAsync():
+            return {"mode": "local", "local": {"innerSteps": mode.inner_steps}, "updateRule": contract.ASYNC_OUTER_RULE}
+    return None
 
 
 def written(mode: ServedMode) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from psjob import contract
-from psjob.modes import Async, Backup, Bounded, LocalAsync, Mode, Softsync, Sync, Threshold
+from psjob.modes import Async, Backup, Bounded, Mode, Softsync, Sync, Threshold, config_of
 from psjob.simulate import show
 from psjob.simulate.engine import SimulationOutcome, simulate
 from psjob.simulate.speeds import Speeds
@@ -106,6 +105,4 @@ def as_json(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 
 def _jobs_have(mode: Mode) -> bool:
-    if isinstance(mode, Softsync):
-        return mode.by_lag
-    return mode.name in contract.MODES or isinstance(mode, Backup | LocalAsync)
+    return config_of(mode) is not None

@@ -16,11 +16,11 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from psjob import contract
+from psjob import contract, modes
 from psjob.checkpoint import files
 from psjob.contract import keys
 from psjob.layout.blocks import TensorSpec
-from psjob.modes import Async, Backup, Batch, Bounded, LocalAsync, LocalSGD, Mode, Push, Softsync, Sync, Threshold
+from psjob.modes import Batch, Mode, Push
 from psjob.process import config
 from psjob.process.asking import ask
 from psjob.resume import record
@@ -279,23 +279,10 @@ def running(folder: Path, workers: int, shards: int, mode: Mode) -> Iterator[Sha
 
 def settings(mode: Mode) -> dict[str, Any]:
     """The mode in the words of the config file. Raises ValueError for one that no job can name."""
-    words: dict[str, Any] = {"mode": mode.name, "transport": "tcp"}
-    match mode:
-        case Sync() | Async():
-            return words
-        case Backup():
-            return words | {"mode": "sync", "backupWorkers": mode.backup_workers}
-        case Bounded():
-            return words | {"staleness": mode.staleness}
-        case Threshold():
-            return words | {"staleness": mode.lag}
-        case Softsync() if mode.by_lag:
-            return words | {"splits": mode.splits}
-        case LocalSGD() if not mode.quorum:
-            return words | {"local": {"innerSteps": mode.inner_steps}}
-        case LocalAsync():
-            return words | {"mode": "local", "local": {"innerSteps": mode.inner_steps}, "updateRule": contract.ASYNC_OUTER_RULE}
-    raise ValueError(f"--mode {label(mode)}: no job can have it; leave its options out")
+    words = modes.config_of(mode)
+    if words is None:
+        raise ValueError(f"--mode {label(mode)}: no job can have it; leave its options out")
+    return words | {"transport": "tcp"}
 
 
 def _record(step: int) -> bytes:
