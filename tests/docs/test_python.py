@@ -20,6 +20,8 @@ from tests.frameworks import OFFLINE
 BLOCKS = python_blocks()
 AROUND: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "tests/docs/around.toml").read_text())
 WHOLE = {
+    "docs/tutorials/embeddings.md": "tests/live/test_docs_commands.py",
+    "docs/tutorials/first-async.md": "tests/live/test_docs_commands.py",
     "docs/data.md": "tests/live/test_docs_python.py",
     "docs/port.md": "tests/live/test_docs_commands.py",
     "docs/python.md": "tests/live/test_docs_python.py",
