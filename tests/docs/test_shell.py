@@ -6,6 +6,7 @@ What is cheap and needs no cluster is run: charts are rendered, kustomizations b
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import subprocess
@@ -89,7 +90,7 @@ def python(words: list[str]) -> None:
 
 def pytest_finds(words: list[str]) -> None:
     marks = re.findall(r'^  "(\w+): ', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    for flag, value in zip(words, words[1:], strict=False):
+    for flag, value in itertools.pairwise(words):
         assert flag != "-m" or value.removeprefix("not ") in marks, f"there is no marker {value}"
     files = [word for word in words[1:] if word.startswith("tests/")]
     assert files, words
