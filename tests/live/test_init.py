@@ -19,8 +19,7 @@ from psjob_client.cli.init import TESTED
 from psjob_client.judge.files import judged
 from psjob_client.local.errors import BadInput
 from tests import warm
-
-OFFLINE = {"OMP_NUM_THREADS": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
+from tests.frameworks import OFFLINE
 
 
 def init(*words: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -303,11 +302,3 @@ def test_a_job_without_stages_refuses_a_pipeline(
     says = "ps.pipeline in a job without stages: give the manifest spec.stages, or take ps.attach alone"
     assert end.value.code == contract.EXIT_REFUSED and capsys.readouterr().err == f"psjob: {says}\n"
     assert json.loads((tmp_path / "end").read_text()) == {"error": says}
-
-
-def test_the_script_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "pipelines.md"
-    code, *_ = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    torch.manual_seed(0)
-    exec(compile(code, str(page), "exec"), {"__name__": "page"})  # noqa: S102
-    assert 0 < float(capsys.readouterr().out.removeprefix("loss ")) < 1.9
