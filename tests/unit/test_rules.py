@@ -205,7 +205,7 @@ def test_the_mean_is_summed_in_rank_order_and_multiplied_once(count: int) -> Non
 
 
 def test_refusals_say_what_there_is() -> None:
-    with pytest.raises(ValueError, match="no rule 'lion'; the rules are sgd, adam, adamw, adagrad, reduce, "):
+    with pytest.raises(ValueError, match="no rule 'lion'; the rules are sgd, adam, adamw, nadam, adagrad, reduce, "):
         rules.named("lion")
     with pytest.raises(ValueError, match="rule adam updates floating point weights"):
         rules.named("adam").init(torch.zeros(2, dtype=torch.int64))

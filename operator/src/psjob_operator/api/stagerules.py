@@ -29,13 +29,6 @@ def _own_options() -> str:
     return "; ".join(f"{', '.join(UPDATE_RULES[word])} of {word}" for word in CORRECTIONS[1:])
 
 
-def _known_options() -> str:
-    """CEL, at a pipeline that corrects."""
-    first, second = CORRECTIONS[1:]
-    names = f"(self.correct == '{first}' ? {list(UPDATE_RULES[first])} : {list(UPDATE_RULES[second])})"
-    return f"self.correctOptions.all(name, name in {names})"
-
-
 def stage_rules() -> tuple[FieldRule, ...]:
     """Every row about them."""
     return (*_OF_STAGES, *_WITH_STAGES)
@@ -157,7 +150,6 @@ _OF_STAGES = (
         lambda way: not _corrects(way) or set(way.get("correctOptions") or ()) <= set(UPDATE_RULES[way["correct"]]),
         f"must have correctOptions of its correct: {_own_options()}",
         "all other numbers are the script's optimizer's",
-        cel=f"{_CORRECTS_NOT} || !has(self.correctOptions) || " + _known_options(),
     ),
     between("spec.training.pipeline.highestMomentum", 0, 0.9999, "leave it out for the script's beta1 at all stages"),
     FieldRule(
