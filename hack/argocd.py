@@ -6,7 +6,9 @@ import textwrap
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples" / "gitops" / "argocd"
-CUSTOMIZATION = FOLDER / "resource_customizations" / "psjob.dev" / "PSTrainingJob"
+CUSTOMIZATIONS = FOLDER / "resource_customizations"
+CUSTOMIZATION = CUSTOMIZATIONS / "psjob.dev" / "PSTrainingJob"
+APPLICATION = CUSTOMIZATIONS / "argoproj.io" / "Application"
 SETTINGS = FOLDER / "argocd-cm.yaml"
 ACTIONS = ("suspend", "resume", "checkpoint")
 
@@ -26,13 +28,14 @@ def settings() -> str:
         "  namespace: argocd\n"
         "  labels: {app.kubernetes.io/name: argocd-cm, app.kubernetes.io/part-of: argocd}\n"
         "data:\n"
+        f"  resource.customizations.health.argoproj.io_Application: |\n{indented(APPLICATION.joinpath('health.lua').read_text(), 4)}"
         f"  resource.customizations.health.psjob.dev_PSTrainingJob: |\n{indented(lua('health.lua'), 4)}"
         f"  resource.customizations.actions.psjob.dev_PSTrainingJob: |\n{indented(actions, 4)}"
     )
 
 
 def lua(*parts: str) -> str:
-    """One of the scripts."""
+    """One of the scripts about jobs."""
     return CUSTOMIZATION.joinpath(*parts).read_text()
 
 

@@ -57,6 +57,12 @@ class Older:
         return self._processes[pid].wait(timeout=60)
 
 
+def release_before(repository: Path = REPO) -> str:
+    """The newest tag of a release behind this commit; BEFORE while there is none."""
+    words = ["git", "-C", str(repository), "describe", "--tags", "--abbrev=0", "--match=v[0-9]*", "HEAD^"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip() or BEFORE
+
+
 def unpacked(folder: Path, commit: str = BEFORE) -> Older:
     """That commit's operator, runtime, CRD and chart under `folder`. Skips, by the commit's name, where this clone does not hold it."""
     words = ["git", "-C", str(REPO), "archive", "--format=tar", commit, "operator/src", "runtime/src", "crds", "charts"]

@@ -20,16 +20,16 @@ from hack.cluster import build, nodes
 from hack.cluster.images import write
 from hack.cluster.options import BRIDGE_ADDRESS
 from hack.cluster.pack import operator_image, runtime_image, version
-from hack.cluster.paths import Unavailable, program
+from hack.cluster.paths import Unavailable
 from hack.index import serving
 from tests import older, registry
 from tests.cluster_fixtures import Cluster
 from tests.e2e import digits
 from tests.e2e.kube import Kube, install, own_namespace, wait_for
+from tests.helms import CRD, helm3, objects
 from tests.newcomer import Machine
 
 pytestmark = [pytest.mark.cluster, pytest.mark.serial, pytest.mark.soak, pytest.mark.timeout(3000)]
-CRD = "pstrainingjobs.psjob.dev"
 OLD_OPERATOR, OLD_RUNTIME = "psjob.local/psjob-operator:last", "psjob.local/psjob-runtime:last"
 
 
@@ -91,13 +91,6 @@ def free(home: Kube) -> Iterator[Kube]:
     install(home, "--take-ownership", "--force-conflicts")
 
 
-def helm3(home: Kube, *words: str) -> str:
-    command = [str(program("helm3")), f"--kubeconfig={home.kubeconfig}", f"--namespace={home.namespace}", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, f"helm 3 {' '.join(words)}: {done.stdout}{done.stderr}"
-    return done.stdout
-
-
 def rolled_out(home: Kube, image: str) -> None:
     """Every pod of the operator runs that image, and is ready."""
     home.kubectl("rollout", "status", "deployment/psjob", "--timeout=240s", timeout=270)
@@ -142,7 +135,7 @@ def test_it_installs_from_a_registry_and_an_index_alone(
     assert f"psjob-{version()}" in machine.type("pip", "install", "psjob[client]")
 
     # Helm 3: the release before, then this one.
-    before = older.unpacked(tmp_path / "before")
+    before = older.unpacked(tmp_path / "before", older.release_before())
     archive = write(tmp_path / "before.tar", runtime_image(OLD_RUNTIME, before.folder), operator_image(OLD_OPERATOR, source=before.folder))
     node_cluster.load(archive)
     old = [f"--set-string={key}={value}" for key, value in (
@@ -156,8 +149,11 @@ def test_it_installs_from_a_registry_and_an_index_alone(
     said = helm3(free, "test", "psjob", "--timeout=180s")
     assert "Phase:          Succeeded" in said, said
     trains(kube, machine, "first", runtime)
+    by_helm3 = objects(free)
 
     # Helm 4 takes over what Helm 3 installed.
+    free.helm("upgrade", "psjob", *served.words())
+    assert objects(free) == by_helm3
     free.helm("upgrade", "psjob", *served.words(), "--set=logLevel=debug")
     rolled_out(free, operator)
     free.helm("test", "psjob", "--timeout=180s", timeout=240)
@@ -180,6 +176,7 @@ def test_it_installs_from_a_registry_and_an_index_alone(
     # Helm 4 anew, from the registry.
     free.helm("upgrade", "--install", "psjob", *served.words(), "--take-ownership", "--force-conflicts")
     rolled_out(free, operator)
+    assert objects(free) == by_helm3
     free.kubectl("delete", "namespace", kube.namespace, "--wait=false")
     wait_for("the job's pods to go", lambda: not replace(free, namespace=kube.namespace).list("pods"), 120)
 

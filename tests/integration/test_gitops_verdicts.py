@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import yaml
 from hack.argocd import ACTIONS, SETTINGS
 from tests.cluster_fixtures import built
 from tests.integration import lives, recording
-from tests.integration.gitops_engines import EXAMPLES, Engines, Judges, row_of, table
+from tests.integration.gitops_engines import EXAMPLES, JOBS, Engines, Judges, health_checks, row_of, table
 
 pytestmark = pytest.mark.integration
 RECORDED = {life: recording.read(life) for life in lives.ALL}
@@ -91,6 +92,51 @@ def test_actions_are_offered_where_they_help_and_change_one_field() -> None:
     finally:
         engines.close()
     assert used == set(ACTIONS)
+
+
+def test_jobs_wait_for_the_operator(judges: Judges, tmp_path: Path) -> None:
+    """Argo CD's waves are an order of what one Application holds, and wait for an object whose kind has a health script. A Kustomization of
+    Flux waits for what kstatus calls Current; what depends on it comes after."""
+    (operator,), (jobs,) = documents("argocd/operator.yaml"), documents("argocd/jobs.yaml")
+    (apps,) = documents("argocd/apps.yaml")
+    assert apps["spec"]["destination"]["namespace"] == operator["metadata"]["namespace"] == jobs["metadata"]["namespace"] == "argocd"
+    first, then = (int(one["metadata"]["annotations"]["argocd.argoproj.io/sync-wave"]) for one in (operator, jobs))
+    assert first < then
+    for status in ("Progressing", "Degraded", "Missing", "Healthy"):
+        assert judges.running.ask({**operator, "status": {"health": {"status": status}}})["argo"] == status
+    assert judges.running.ask({**operator, "status": {}})["argo"] == "Progressing"
+    assert_argo_cd_has_no_script_of_its_own(operator, tmp_path)
+
+    platform, *others = (
+        one
+        for name in ("platform", "jobs", "jobs-until-complete")
+        for one in documents(f"flux/{name}.yaml")
+        if one["kind"] == "Kustomization"
+    )
+    assert platform["spec"]["wait"] is True and "dependsOn" not in platform["spec"]
+    assert [one["spec"]["dependsOn"] for one in others] == [[{"name": platform["metadata"]["name"]}]] * 2
+    assert {one["metadata"]["namespace"] for one in others} == {platform["metadata"]["namespace"]}
+    (release,) = (one for one in documents("flux/operator.yaml") if one["kind"] == "HelmRelease")
+    release["metadata"]["generation"] = 1
+    assert judges.running.ask({**release, "status": {"observedGeneration": -1}})["kstatus"] == "InProgress"
+    for ready, verdict in {"Unknown": "InProgress", "False": "InProgress", "True": "Current"}.items():
+        told = {"observedGeneration": 1, "conditions": [{"type": "Ready", "status": ready, "reason": "any"}]}
+        assert judges.running.ask({**release, "status": told})["kstatus"] == verdict
+
+
+def assert_argo_cd_has_no_script_of_its_own(application: dict[str, Any], folder: Path) -> None:
+    settings = yaml.safe_load(SETTINGS.read_text())
+    del settings["data"]["resource.customizations.health.argoproj.io_Application"]
+    without = folder / "argocd-cm.yaml"
+    without.write_text(yaml.safe_dump(settings))
+    engines = Engines(("verdicts", str(without), str(health_checks(JOBS, folder / "checks.yaml"))))
+    with pytest.raises(AssertionError, match=r"no health for argoproj\.io/v1alpha1, Kind=Application"):
+        engines.ask(application)
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    """Those of an example."""
+    return [document for document in yaml.safe_load_all((EXAMPLES / name).read_text()) if document]
 
 
 def test_examples_are_what_their_own_types_take() -> None:

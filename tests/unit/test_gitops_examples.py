@@ -44,6 +44,7 @@ def test_examples_name_the_chart_and_its_version() -> None:
 
 def test_the_settings_hold_the_scripts() -> None:
     data = yaml.safe_load(argocd.SETTINGS.read_text())["data"]
+    assert data["resource.customizations.health.argoproj.io_Application"] == (argocd.APPLICATION / "health.lua").read_text()
     kind = "psjob.dev_PSTrainingJob"
     assert data[f"resource.customizations.health.{kind}"] == argocd.lua("health.lua")
     actions = yaml.safe_load(data[f"resource.customizations.actions.{kind}"])

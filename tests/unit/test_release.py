@@ -16,6 +16,7 @@ import yaml
 from hack import release
 from hack.cluster.pack import version
 from hack.cluster.paths import Unavailable
+from tests import older
 
 CHANGELOG = "# Changelog\n\n## [Unreleased]\n\n## [1.2.0] - 2026-11-26\n"
 READY = ("1.2.0", CHANGELOG, "", ["v1.2.0"])
@@ -95,3 +96,18 @@ def test_sums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
     assert subprocess.run(["sha256sum", "--check", "--quiet", release.SUMS], cwd=tmp_path).returncode == 0
     (tmp_path / "a").write_bytes(b"3")
     assert subprocess.run(["sha256sum", "--check", "--quiet", release.SUMS], cwd=tmp_path, capture_output=True).returncode == 1
+
+
+def test_the_release_before_is_the_newest_tag_behind_this_commit(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=any", "-c", "user.email=any@example.com", "-c", "commit.gpgSign=false", "-c", "tag.gpgSign=false")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+
+    git("init")
+    found = []
+    for tag in (None, "v0.1.0", "nightly", "v0.2.0"):
+        git("commit", "--allow-empty", "--message=any")
+        if tag:
+            git("tag", tag)
+        found.append(older.release_before(tmp_path))
+    assert found == [older.BEFORE, older.BEFORE, "v0.1.0", "v0.1.0"]
