@@ -57,8 +57,9 @@ class KubeClient(Client):
         return await self._call("PATCH", kind.path(namespace, name), query, body, content="application/merge-patch+json")
 
     async def told_by(self, pod: str, path: str, questions: bytes, seconds: float) -> dict[str, Any] | None:
-        """The JSON object that the status port of this pod proves to be its answer to `path`, read as a stranger's; None where there is
-        none, or no answer in so many seconds."""
+        """The JSON object that the status port of this pod proves to be its answer to `path`, read as a stranger's.
+
+        None where there is none, or no answer in so many seconds."""
         base = f"{pod}:{STATUS_PORT}/proxy"
         try:
             async with asyncio.timeout(seconds):

@@ -1,4 +1,4 @@
-"""Who may read the page: whoever was given its address, from this machine alone."""
+"""Who may read the page: a browser of this machine that has the page's address."""
 
 from __future__ import annotations
 
