@@ -212,7 +212,7 @@ def test_a_run_of_another_version_is_held_and_not_broken(fields: dict[str, int])
     assert decided.actions == () and not decided.intent and decided.status.phase == "Running"
     ready = said(decided.status)["Ready"]
     assert (ready.status, ready.reason) == ("False", "RunOfAnotherVersion") and said(decided.status)["Stalled"].status == "True"
-    assert str(next(iter(fields.values()))) in ready.message and "install an operator" in ready.message and len(ready.message) <= 256
+    assert str(next(iter(fields.values()))) in ready.message and "Install an operator" in ready.message and len(ready.message) <= 256
     assert [event.reason for event in decided.events] == ["RunOfAnotherVersion"]
     assert decided.status.pinned == snapshot.status.pinned  # type: ignore[union-attr]
     assert not after(snapshot, decided).events

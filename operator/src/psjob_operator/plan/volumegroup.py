@@ -1,7 +1,7 @@
 """Shards that share a volume which one node can mount are one volume group: where one of them cannot stay, all of them move.
 
-A volume group is numbered by the view in which its shards began (`status.placement`). Their pods' affinity names that number, so that
-nothing new is drawn to the node of pods that end: the scheduler counts a terminating pod, and does not look again when it has gone
+A volume group is numbered by the view in which its shards began (`status.placement`). Their pods' affinity names that number, so no new
+pod is drawn to the node of pods that end. The scheduler counts a terminating pod, and does not look again when it has gone
 (kubernetes#141354).
 """
 
