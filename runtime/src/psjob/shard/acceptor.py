@@ -1,7 +1,7 @@
 """Who comes in: each stream proves whose it is, also before this process has imported torch; then it goes to the server.
 
-A new shard 0 is known to its workers the moment it listens: in a mode where all rewind together, a worker of an older view
-is told so at once and restarts while this shard still imports and restores. All others wait at the acceptor.
+A new shard 0 is known to its workers the moment it listens. In a mode where all rewind together, a worker of an older view
+hears of it at once and restarts while this shard still imports and restores. All others wait at the acceptor.
 """
 
 from __future__ import annotations

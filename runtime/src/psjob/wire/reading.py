@@ -143,7 +143,7 @@ class Pause:
 
 T = TypeVar("T")
 Wants = Generator[Filling | Pause, None, T]
-"""What reads a stream: it goes on when what it wants is there. Whoever drives it throws StreamClosed and TimeoutError into it."""
+"""What reads a stream: it goes on when what it wants is there. What drives it throws StreamClosed and TimeoutError into it."""
 
 
 class Reading:

@@ -173,7 +173,7 @@ def _stands(body: Mapping[str, Any]) -> ShardStands:
 
 def _clocks(told: Any, workers: int) -> tuple[int, ...]:
     if not isinstance(told, list) or len(told) != workers:
-        raise Malformed(f"clocks of {workers} workers are told as {str(told)[:80]}")
+        raise Malformed(f"steps of {workers} workers are {str(told)[:80]}, expected a list of one for each")
     return tuple(_whole(clock, "complete") for clock in told)
 
 

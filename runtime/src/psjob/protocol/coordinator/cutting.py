@@ -233,7 +233,7 @@ class Cutting:
         c.emit(made)
 
     def committed(self, event: events.ManifestCommitted) -> None:
-        """A cut is a checkpoint: whoever waited for it goes on."""
+        """A cut is a checkpoint: what waited for it goes on."""
         c, cut, made = self.c, self.cuts.current, event.made
         self.base, self._tries, self._full = event.cut, 0, None
         c.progress.checkpoint_problem = None

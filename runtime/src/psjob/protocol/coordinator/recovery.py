@@ -1,8 +1,7 @@
 """Bringing all shards and workers to one view: a new run's initialisation, restores, rewinds, and workers that join.
 
-States: `reading` (the view is claimed, the newest manifest looked for), `electing` (not all shards are here), `fresh` (a new run waits
-for rank 0), `initialising` (rank 0 sends its values), `restoring` (a manifest is looked for, then shards read it), `open` (training),
-`finished`.
+States. `reading`: the view is claimed, the newest manifest looked for. `electing`: not all shards are here. `fresh`: a new run waits for
+rank 0. `initialising`: rank 0 sends its values. `restoring`: a manifest is looked for, then shards read it. `open`: training. `finished`.
 """
 
 from __future__ import annotations
@@ -394,5 +393,5 @@ class Recovery:
         self.finding.stop()
 
     def leave_lost(self, why: str) -> None:
-        """There is no checkpoint to go on from, though there was one."""
+        """No checkpoint is left to go on from, though there was one."""
         self.c.emit(actions.Leave(contract.EXIT_CHECKPOINT_LOST, why))
