@@ -113,7 +113,7 @@ def run(
         ),
     ],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Lay a value, typed as YAML, over the manifest. Repeatable.")
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a value of the manifest, typed as YAML. Repeatable.")
     ] = None,
     fault: Annotated[
         list[str] | None,

@@ -105,7 +105,7 @@ async def reach(context: str | None, namespace: str | None, config: str | None =
     try:
         configuration = await connect.configure(config, context)
     except connect.ConnectError as error:
-        raise Unreachable(f"there is no way to a cluster: {error}; runs of this machine: add --local") from None
+        raise Unreachable(f"no cluster can be reached: {error}; runs of this machine: add --local") from None
     name, own = ("in-cluster", _own_namespace()) if connect.in_cluster(config) else _context(connect.kubeconfig_path(config), context)
     client = KubeClient(configuration, Limits(qps=50.0, burst=100, timeout=SECONDS), f"psjob/{__version__}", MANAGER)
     return client, Reach(name, (own or "default") if namespace is None else namespace, str(configuration.host))

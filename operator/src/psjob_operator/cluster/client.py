@@ -172,7 +172,7 @@ class Client:
                     for line in lines:
                         yield _event(line, path)
         except TimeoutError as error:
-            raise ApiError(0, "Timeout", f"nothing was heard of the watch of {path} for {WATCH_SILENCE:g} s") from error
+            raise ApiError(0, "Timeout", f"the watch of {path} has sent nothing for {WATCH_SILENCE:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, "Connection", f"watch {path}: {error}") from error
 

@@ -68,4 +68,4 @@ def _stuck(facts: Facts) -> tuple[float, ...]:
 
 
 def _leaving(seat: Seat) -> Fate:
-    return Fate("lost", "Moved", message=f"{seat} goes where the other shards go: one node at a time can mount their volume")
+    return Fate("lost", "Moved", message=f"{seat} moves to the node of the other shards: one node at a time can mount their volume")

@@ -334,7 +334,7 @@ class Reading:
         if self.opening is None:
             place = place[: max(0, STRANGER_BYTES - self.received)]
             if not place:
-                raise ConnectionAbortedError(f"{STRANGER_BYTES} bytes came and proved nothing")
+                raise ConnectionAbortedError(f"{STRANGER_BYTES} bytes came without a proof of this run's key")
         came = self.sock.recv_into(place, 0, flags & ~socket.MSG_WAITALL)
         if not came:
             return 0

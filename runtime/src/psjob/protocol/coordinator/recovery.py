@@ -133,7 +133,7 @@ class Recovery:
         peer = ShardPeer(hello.link, hello.attempt, hello.serving, hello.recovery, hello.mode, hello.carried)
         self.peers[index] = peer
         self._blank.discard(index)
-        self.c.cutting.drop(f"shard {index} came anew")
+        self.c.cutting.drop(f"shard {index} was started again")
         if hello.view > self.view:
             self._rise(hello.view)
         if self.state == "finished":
@@ -160,7 +160,7 @@ class Recovery:
         if view > self.view and self.state != "finished":
             self._rise(view)
             if self.open and self.c.mode.rewinds_together:
-                self.c.cutting.drop("a shard begins anew")  # it would commit steps that are undone
+                self.c.cutting.drop("a shard starts again")  # it would commit steps that are undone
                 self.enter("electing")
                 self._rewind_workers()
 
