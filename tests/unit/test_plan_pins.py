@@ -86,7 +86,7 @@ def test_a_run_that_began_without_authentication_goes_on_and_what_is_lost_is_not
     assert decided.actions == () and not decided.intent and decided.status.phase == "Running"
     ready = said(decided.status)["Ready"]
     assert (ready.status, ready.reason) == ("False", "RunOfAnotherVersion")
-    assert "began without authentication" in ready.message and "suspend and resume the job" in ready.message
+    assert "began without authentication" in ready.message and "Suspend and resume the job" in ready.message
     stopped = replace(snapshot, spec=snapshot.spec.model_copy(update={"suspend": True}), status=decided.status)
     told_to_end = plan(stopped, NOW)
     assert len(deleted(told_to_end)) == len(snapshot.processes)
