@@ -19,7 +19,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from psjob.pipeline import predict, reference, ways
+from psjob.pipeline import correct, predict, reference, ways
 from psjob.pipeline.cuts import split
 
 STAGES, SEEDS = 8, 5
@@ -134,6 +134,10 @@ class Way:
     microbatches: int = 1
     anneal: int = 0
     """Updates in which the learning rate of a late stage comes to the task's; 0: it has it from the first."""
+    correct: str = "none"
+    """Of gradients of old weights, with the numbers that the rule of this name has."""
+    highest: float | None = None
+    """NAdam in place of the task's optimizer: what its momentum of 0.9 comes near to at late stages."""
 
 
 WAYS = {
@@ -148,6 +152,14 @@ WAYS = {
     "ftpipe": Way(ways.FTPipe()),
     "flush of 8": Way(ways.Flush(), STAGES),
     "2bw of 8": Way(ways.TwoBW(), STAGES),
+    "pipedream, dc-asgd": Way(ways.PipeDream(), correct="dc-asgd"),
+    "pipedream, gap-aware": Way(ways.PipeDream(), correct="gap-aware"),
+    "predict, gap-aware": Way(ways.FTPipe(recompute=False), correct="gap-aware"),
+    "2bw of 8, dc-asgd": Way(ways.TwoBW(), STAGES, correct="dc-asgd"),
+    "2bw of 8, gap-aware": Way(ways.TwoBW(), STAGES, correct="gap-aware"),
+    "flush, NAdam": Way(ways.Flush(), highest=0.9),
+    "pipedream, NAdam": Way(ways.PipeDream(), highest=0.9),
+    "pipedream, NAdam by stage": Way(ways.PipeDream(), highest=0.99),
 }
 
 
@@ -157,9 +169,15 @@ def learnt(task: Task, way: Way, rate: float, seed: int) -> float:
     net = task.model()
     parts = split(net, list(range(1, STAGES)))
     batches = list(task.batches(seed, task.steps, task.samples * way.microbatches))
+
+    def optimizer(parameters: list[nn.Parameter], delay: int) -> torch.optim.Optimizer:
+        if way.highest is None:
+            return task.optimizer(parameters, rate)
+        return torch.optim.NAdam(parameters, lr=rate, betas=(predict.momentum_by_stage(0.9, delay, STAGES, way.highest), 0.999))
+
     made = reference.train(
         net, nn.functional.cross_entropy, batches, parts=parts, way=way.way, microbatches=way.microbatches,
-        optimizer=lambda p, _delay: task.optimizer(p, rate), seed=seed,
+        optimizer=optimizer, seed=seed, correct=correct.of(way.way, way.correct, {}),
         rate=(lambda delay, step: predict.lr_by_delay(rate, delay, step, way.anneal)) if way.anneal else None,
     )  # fmt: skip
     net.load_state_dict(made.weights)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from psjob.pipeline import reference, ways
+from psjob.pipeline import correct, reference, ways
 from psjob.pipeline.cuts import split
 from tests.e2e.workloads import stages
 from tests.e2e.workloads.gates import steps_of
@@ -140,6 +140,8 @@ LATE: dict[str, tuple[dict[str, str], list[str]]] = {
     "2bw": ({"schedule": "2bw"}, []),
     "pipedream": ({"schedule": "pipedream"}, ["untied"]),
     "recompute": ({"schedule": "pipedream", "weights": "recompute"}, ["untied"]),
+    "dc-asgd": ({"schedule": "2bw", "correct": "dc-asgd"}, []),
+    "gap-aware": ({"schedule": "pipedream", "correct": "gap-aware"}, ["untied"]),
     "plain": ({"schedule": "2bw"}, ["untied", "plain"]),
 }
 """Of training.pipeline, and of the model: a weight that two stages share goes with one delay of all alone."""
@@ -158,8 +160,9 @@ def old_weights(name: str, device: str = "cpu") -> dict[str, torch.Tensor]:
     made = reference.train(
         model, torch.nn.functional.mse_loss, batches, parts=split(model, CUTS), way=way,
         microbatches=4, optimizer=lambda parameters, _delay: optimizer(parameters), seed=7,
+        correct=correct.of(way, pipeline.get("correct", "none"), {}),
     )  # fmt: skip
-    tied = {"7.weight": made.weights["0.weight"]} if name == "2bw" else {}
+    tied = {"7.weight": made.weights["0.weight"]} if "untied" not in words else {}
     return {key: tensor.cpu() for key, tensor in (made.weights | made.buffers | tied).items()}
 
 
@@ -169,12 +172,12 @@ def late(folder: Path, name: str, pace: float = 0.0, device: str = "cpu") -> Pat
 
 
 @every_device
-@pytest.mark.parametrize("name", ["2bw", "pipedream", "recompute"])
+@pytest.mark.parametrize("name", ["2bw", "pipedream", "recompute", "dc-asgd", "gap-aware"])
 def test_without_flush_gradients_are_those_of_old_weights(tmp_path: Path, name: str, device: str) -> None:
     ran = train(tmp_path, late(tmp_path, name, device=device))
     assert ran.summary["restarts"] == {} and ran.summary["steps"] == stages.STEPS
     told = json.loads((ran.folder / "live.json").read_text())["coordinator"]["stages"]
-    assert all(0 < one["delay"] <= 1 for one in (told if name == "2bw" else told[1:-1])), told
+    assert all(0 < one["delay"] <= 1 for one in (told if name in ("2bw", "dc-asgd") else told[1:-1])), told
     weights, expected = ran.weights(), old_weights(name, device)
     if device == "cuda":
         assert all(one["devicePeakBytes"] > 0 for one in told), told

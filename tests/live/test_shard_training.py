@@ -91,6 +91,7 @@ OPTIMIZERS: dict[str, Make] = {
     "nesterov": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
     "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
     "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01),
+    "nadam": lambda m: torch.optim.NAdam(m.parameters(), lr=0.01, weight_decay=1e-2),
     "adagrad": lambda m: torch.optim.Adagrad(m.parameters(), lr=0.05),
     "rmsprop": lambda m: torch.optim.RMSprop(m.parameters(), lr=0.005, momentum=0.5, weight_decay=1e-2),
     "groups": lambda m: torch.optim.SGD(

@@ -280,7 +280,7 @@ def test_what_cannot_be_predicted_is_refused(tmp_path: Path, capfd: pytest.Captu
         assert eventually(lambda: len(cluster.problems) > 0)
         for worker in list(shards.guests):
             worker.die()
-    assert "predict nesterov: weights of adamw cannot be predicted; known are sgd, adam; or take predict: none" in capfd.readouterr().err
+    assert "predict nesterov: weights of adamw cannot be predicted; known are sgd, adam; or leave predict out" in capfd.readouterr().err
 
 
 class Add(nn.Module):

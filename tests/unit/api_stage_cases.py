@@ -166,6 +166,63 @@ STAGES_REFUSED: list[Case] = [
         )
         for schedule in ("flush", "2bw")
     ),
+    *(
+        Case(
+            f"pipeline-correct-{'-'.join(words.values())}",
+            _with(training_pipeline={"microbatches": 4, "correct": "dc-asgd", **words}),
+            "spec.training.pipeline",
+            "must have schedule: 2bw or pipedream and weights: stash or vertical for correct; ",
+        )
+        for words in (
+            {},
+            {"schedule": "flush", "weights": "recompute"},
+            {"schedule": "pipedream", "weights": "recompute", "predict": "nesterov"},
+            {"schedule": "pipedream", "weights": "latest"},
+        )
+    ),
+    *(
+        Case(
+            f"pipeline-options-{word}",
+            _with(training_pipeline={"microbatches": 4, "schedule": "2bw", "correctOptions": {"lam": 1.0}, **word}),
+            "spec.training.pipeline",
+            "must not have correctOptions without correct; ",
+        )
+        for word in ({}, {"correct": "none"})
+    ),
+    *(
+        Case(
+            f"pipeline-options-{word}-{name}",
+            _with(training_pipeline={"microbatches": 4, "schedule": "2bw", "correct": word, "correctOptions": {name: 1.0}}),
+            "spec.training.pipeline",
+            "must have correctOptions of its correct: lam, decay, adaptive of dc-asgd; average, max_lr of gap-aware; all other numbers",
+        )
+        for word, name in (("dc-asgd", "average"), ("gap-aware", "lam"), ("dc-asgd", "lr"))
+    ),
+    Case(
+        "pipeline-correct-unknown",
+        _with(training_pipeline={"microbatches": 4, "schedule": "2bw", "correct": "dana-dc"}),
+        "spec.training.pipeline.correct",
+        'Unsupported value: "dana-dc": supported values: "none", "dc-asgd", "gap-aware"',
+        server_sentence='Unsupported value: "dana-dc"',
+    ),
+    *(
+        Case(
+            f"pipeline-momentum-{number}",
+            _with(training_pipeline={"microbatches": 4, "schedule": "pipedream", "highestMomentum": number}),
+            "spec.training.pipeline.highestMomentum",
+            "must be 0..0.9999; ",
+        )
+        for number in (-0.1, 1)
+    ),
+    *(
+        Case(
+            f"pipeline-momentum-{schedule}",
+            _with(training_pipeline={"microbatches": 4, "schedule": schedule, "highestMomentum": 0.99}),
+            "spec.training.pipeline",
+            "must have schedule: pipedream for highestMomentum; ",
+        )
+        for schedule in ("flush", "2bw")
+    ),
     Case(
         "2bw-of-few",
         _with(training_pipeline={"microbatches": 2, "schedule": "2bw"}),
@@ -284,6 +341,20 @@ STAGES_PASSED: list[Case] = [
         )
     ),
     Case("pipeline-anneal-most", _with(training_pipeline={"microbatches": 4, "schedule": "pipedream", "annealSteps": 1_000_000_000})),
+    *(
+        Case(f"pipeline-corrected-{number}", _with(training_pipeline={"microbatches": 4, **words}))
+        for number, words in enumerate(
+            (
+                {"correct": "none"},
+                {"correct": "none", "schedule": "pipedream", "weights": "latest", "correctOptions": {}},
+                {"correct": "dc-asgd", "schedule": "2bw", "correctOptions": {"lam": 1, "decay": 0.9, "adaptive": 0}},
+                {"correct": "gap-aware", "schedule": "pipedream", "weights": "vertical", "correctOptions": {"average": 0.9, "max_lr": 0.1}},
+                {"correct": "gap-aware", "schedule": "pipedream", "predict": "nesterov"},
+                {"schedule": "pipedream", "highestMomentum": 0},
+                {"schedule": "pipedream", "highestMomentum": 0.9999},
+            )
+        )
+    ),
     Case("stages-most", _with(stages=stages(*[4] * 64), training_pipeline={"microbatches": 1024})),
     Case("stages-wide", _with(stages=stages(255, 1), training_pipeline={"microbatches": 1})),
     Case("stages-longest", _with(stages=stages(1, 1, s1={"name": "a" * 63, "cut": "ü" * 256}))),

@@ -107,6 +107,10 @@ def test_a_process_reads_its_stages() -> None:
     late = {"microbatches": 4, "schedule": "pipedream", "weights": "latest", "annealSteps": 300}
     read = reading._config(config.cluster_config(job(**STAGED, training={"pipeline": late})))
     assert (read.stage_weights, read.anneal_steps) == ("latest", 300)
+    assert (read.correct, read.correct_options, read.highest_momentum) == ("none", {}, None)
+    late = {"microbatches": 4, "schedule": "pipedream", "correct": "dc-asgd", "correctOptions": {"lam": 3}, "highestMomentum": 0.99}
+    read = reading._config(config.cluster_config(job(**STAGED, training={"pipeline": late})))
+    assert (read.correct, read.correct_options, read.highest_momentum) == ("dc-asgd", {"lam": 3.0}, 0.99)
 
 
 def limited(**limits: object) -> dict[str, Any]:

@@ -39,6 +39,13 @@ class Mine(torch.optim.SGD):
             "adagrad",
             {"lr_decay": 0.1, "initial_accumulator_value": 2.0},
         ),
+        (torch.optim.NAdam, {"betas": (0.5, 0.6), "momentum_decay": 0.1}, "nadam", {"beta1": 0.5, "beta2": 0.6, "momentum_decay": 0.1}),
+        (
+            torch.optim.NAdam,
+            {"decoupled_weight_decay": True, "weight_decay": 0.1},
+            "nadam",
+            {"decoupled_weight_decay": True, "weight_decay": 0.1},
+        ),
         (torch.optim.RMSprop, {}, None, {}),
         (Mine, {"lr": 0.1}, None, {}),
     ],
@@ -83,6 +90,7 @@ def body(state: BlockState) -> bytes:
         (torch.optim.SGD, {"lr": 0.1}),
         (torch.optim.Adam, {"amsgrad": True}),
         (torch.optim.AdamW, {}),
+        (torch.optim.NAdam, {"lr": 0.1}),
         (torch.optim.Adagrad, {"initial_accumulator_value": 0.5}),
     ],
 )

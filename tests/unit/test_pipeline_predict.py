@@ -65,20 +65,6 @@ def test_nothing_is_predicted_before_the_first_update() -> None:
     assert torch.equal(predict.of_optimizer(optimizer, 3)[p], p.detach())
 
 
-@pytest.mark.parametrize(("decay", "beta"), [(0.0, 0.9), (0.1, 0.99)])
-def test_nadam_is_torchs(decay: float, beta: float) -> None:
-    generator = torch.Generator().manual_seed(3)
-    p = nn.Parameter(torch.randn(50, generator=generator, dtype=torch.float64))
-    optimizer = torch.optim.NAdam([p], lr=0.02, betas=(beta, 0.97), weight_decay=decay, decoupled_weight_decay=True)
-    state = predict.NAdamState(p.detach().clone(), torch.zeros_like(p), torch.zeros_like(p))
-    for _ in range(30):
-        p.grad = torch.randn(50, generator=generator, dtype=torch.float64)
-        optimizer.step()
-        state = predict.nadam(state, p.grad, 0.02, (beta, 0.97), decay)
-    torch.testing.assert_close(state.weights, p.detach(), rtol=1e-6, atol=1e-7)  # torch keeps the product of momenta in float32
-    assert state.step == 30
-
-
 def test_momentum_grows_with_delay_towards_the_highest() -> None:
     betas = [predict.momentum_by_stage(0.9, delay, 8) for delay in range(8)]
     assert betas[0] == 0.9 and betas == sorted(betas) and betas[4] == pytest.approx(0.945) and betas[-1] < 0.99
@@ -129,3 +115,16 @@ def test_the_rate_of_each_group_goes_by_the_delay() -> None:
     assert groups[0]["lr"] == 0.1
     with pytest.raises(ValueError, match="a rule without a hyperparameter lr cannot be annealed"):
         predict.annealed([{"momentum": 0.9}], 1, 0, 10)
+
+
+def test_the_momentum_of_each_group_goes_by_the_delay() -> None:
+    groups = [{"lr": 0.1, "beta1": 0.9}, {"lr": 0.4, "beta1": 0.5}]
+    for delay in range(4):
+        found = predict.with_momentum("nadam", groups, delay, 4, 0.98)
+        assert [group["beta1"] for group in found] == pytest.approx([0.9 + 0.02 * delay, 0.5 + 0.12 * delay])
+        assert [group["lr"] for group in found] == [0.1, 0.4]
+    assert groups[0]["beta1"] == 0.9
+    with pytest.raises(ValueError, match=r"the momentum of adam does not go by stage; take torch\.optim\.NAdam"):
+        predict.with_momentum("adam", groups, 1, 4, 0.98)
+    with pytest.raises(ValueError, match=r"beta is 0\.9, highest 0\.8, stages 4"):
+        predict.with_momentum("nadam", groups, 1, 4, 0.8)

@@ -16,7 +16,7 @@ from psjob.rules.lr_over_lag import share
 torch.set_num_threads(1)
 Slope = Callable[[Any], Any]
 KINDS: dict[str, Callable[[Any], Any]] = {"torch": lambda values: torch.tensor(np.asarray(values)), "numpy": np.array}
-ON_TORCH = {"adam", "adamw", "adagrad", "adam-async"}
+ON_TORCH = {"adam", "adamw", "nadam", "adagrad", "adam-async"}
 """These are torch's own kernels."""
 
 
@@ -122,6 +122,7 @@ SEQUENTIAL: dict[str, tuple[dict[str, float], Callable[[Any, Slope, int], Any]]]
     "adam": ({"lr": 0.01}, torchs(torch.optim.Adam, lr=0.01)),
     "adamw": ({"lr": 0.01}, torchs(torch.optim.AdamW, lr=0.01)),
     "adam-async": ({"lr": 0.01}, torchs(torch.optim.Adam, lr=0.01)),
+    "nadam": ({"lr": 0.01}, torchs(torch.optim.NAdam, lr=0.01)),
     "adagrad": ({"lr": 0.1}, torchs(torch.optim.Adagrad, lr=0.1)),
     "ftrl": ({"lr": 0.05}, adagrad),
     "outer-nesterov": ({"lr": 0.1}, torchs(SGD, lr=0.1, momentum=0.9, nesterov=True)),

@@ -39,6 +39,7 @@ STATUS_DEFAULT: dict[str, Any] = {
 _KEYED = {"x-kubernetes-list-type": "map"}
 _SHAPES: dict[str, Schema] = {
     "spec.training.ruleOptions": {"maxProperties": 16},
+    "spec.training.pipeline.correctOptions": {"maxProperties": 16},
     "spec.checkpoint.interval": {"maxLength": 24},
     "spec.stages": {"maxItems": STAGES, "x-kubernetes-list-type": "atomic"},
     "spec.stages[].name": {"maxLength": 63},

@@ -155,6 +155,14 @@ class Pipeline(Model):
     anneal_steps: int | None = None
     """Updates in which the learning rate of a stage with a delay rises from lr / delay to lr; 1..1000000000, with pipedream alone.
     Absent: lr from the first update on."""
+    correct: Literal["none", "dc-asgd", "gap-aware"] | None = None
+    """What a stage makes of gradients of old weights, by how far its weights have moved since. dc-asgd: adds lam g² times that way.
+    gap-aware: divides them by it. With 2bw and pipedream, and weights: stash or vertical. Absent or none: they are pushed as they are."""
+    correct_options: dict[str, float] | None = None
+    """Hyperparameters of `correct` by name: lam, decay and adaptive of dc-asgd; average and max_lr of gap-aware."""
+    highest_momentum: float | None = None
+    """What beta1 of torch.optim.NAdam comes near to at stages with a delay; 0..0.9999, with pipedream alone. Stage k of K, late by d
+    updates, has beta1 + d (highestMomentum - beta1) / K. Absent: beta1 of the script at all stages."""
 
 
 class Local(Model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from psjob_operator.api.fieldrule import FieldRule, Json, between, matching, sized
+from psjob_operator.contract import CORRECTIONS, UPDATE_RULES
 
 STAGES, STAGED_WORKERS, CUT = 64, 256, 256
 """The longest list, the most workers of all stages together, and the longest name of a module."""
@@ -13,6 +14,26 @@ COUNTED = f"has(self.stages) ? {SUM} : has(self.workers.replicas) ? self.workers
 
 
 _WITH_PIPELINE = "!has(self.stages) || !has(self.training.pipeline)"
+
+
+_KEEPING = {(schedule, weights) for schedule in ("2bw", "pipedream") for weights in ("stash", "vertical")}
+"""A stage has the weights of a gradient until it pushes it."""
+_CORRECTS_NOT = "!has(self.correct) || self.correct == 'none'"
+
+
+def _corrects(way: dict[str, Json]) -> bool:
+    return way.get("correct") in CORRECTIONS[1:]
+
+
+def _own_options() -> str:
+    return "; ".join(f"{', '.join(UPDATE_RULES[word])} of {word}" for word in CORRECTIONS[1:])
+
+
+def _known_options() -> str:
+    """CEL, at a pipeline that corrects."""
+    first, second = CORRECTIONS[1:]
+    names = f"(self.correct == '{first}' ? {list(UPDATE_RULES[first])} : {list(UPDATE_RULES[second])})"
+    return f"self.correctOptions.all(name, name in {names})"
 
 
 def stage_rules() -> tuple[FieldRule, ...]:
@@ -116,6 +137,35 @@ _OF_STAGES = (
         "must have schedule: pipedream for annealSteps",
         "with another schedule no stage is more than one update late; leave annealSteps out",
         cel="!has(self.annealSteps) || self.schedule == 'pipedream'",
+    ),
+    FieldRule(
+        "spec.training.pipeline",
+        lambda way: not _corrects(way) or (way.get("schedule", "flush"), way.get("weights", "stash")) in _KEEPING,
+        "must have schedule: 2bw or pipedream and weights: stash or vertical for correct",
+        "with others no gradient is of an older version that is kept; change them, or leave correct out",
+        cel=f"{_CORRECTS_NOT} || (self.schedule != 'flush' && self.weights in ['stash', 'vertical'])",
+    ),
+    FieldRule(
+        "spec.training.pipeline",
+        lambda way: not way.get("correctOptions") or _corrects(way),
+        "must not have correctOptions without correct",
+        "they are numbers of a correction; leave correctOptions out, or name one",
+        cel=f"!has(self.correctOptions) || self.correctOptions.size() == 0 || !({_CORRECTS_NOT})",
+    ),
+    FieldRule(
+        "spec.training.pipeline",
+        lambda way: not _corrects(way) or set(way.get("correctOptions") or ()) <= set(UPDATE_RULES[way["correct"]]),
+        f"must have correctOptions of its correct: {_own_options()}",
+        "all other numbers are the script's optimizer's",
+        cel=f"{_CORRECTS_NOT} || !has(self.correctOptions) || " + _known_options(),
+    ),
+    between("spec.training.pipeline.highestMomentum", 0, 0.9999, "leave it out for the script's beta1 at all stages"),
+    FieldRule(
+        "spec.training.pipeline",
+        lambda way: way.get("highestMomentum") is None or way.get("schedule", "flush") == "pipedream",
+        "must have schedule: pipedream for highestMomentum",
+        "with another schedule all stages are equally late; leave highestMomentum out, and set beta1 in the script",
+        cel="!has(self.highestMomentum) || self.schedule == 'pipedream'",
     ),
     FieldRule(
         "spec",

@@ -13,6 +13,7 @@ from psjob.process.config import Config, Place
 from psjob.process.errors import Refused
 from psjob.rules import optimizers
 from psjob.rules.base import Hyperparameters, check_hyperparameters
+from psjob.rules.options import checked_options, listed
 from psjob.tables import TableSpec
 from psjob.tables import rules as row_rules
 
@@ -54,7 +55,7 @@ class _Goes:
     def words(self) -> str:
         given = [f"a {name}" for name, there in self.hyperparameters.items() if there]
         left_out = [name for name, there in self.hyperparameters.items() if not there]
-        parts = [f"with {_listed(given)}"] * bool(given) + [f"without {_listed(left_out)}"] * bool(left_out)
+        parts = [f"with {listed(given)}"] * bool(given) + [f"without {listed(left_out)}"] * bool(left_out)
         return f"torch.optim.{'Adam' if self.like == 'adam' else 'SGD'} {', '.join(parts)}".rstrip()
 
 
@@ -84,12 +85,14 @@ def chosen(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
         if not modes.of(job).worker_update:
             wish = f"mode {job.mode}" if job.mode != "sync" else f"backupWorkers {job.backup_workers}"
             raise Refused(
-                f"{name} has no rule on the shards, and training.{wish} needs one; use SGD, Adam, AdamW or Adagrad, "
+                f"{name} has no rule on the shards, and training.{wish} needs one; use SGD, Adam, AdamW, NAdam or Adagrad, "
                 "or training.mode sync without backupWorkers"
             )
         return RuleChoice("reduce", rule)
     if rule is None:
-        raise Refused(f"training.updateAt is server, but {name} has no rule on the shards; use SGD, Adam, AdamW or Adagrad, or drop it")
+        raise Refused(
+            f"training.updateAt is server, but {name} has no rule on the shards; use SGD, Adam, AdamW, NAdam or Adagrad, or drop it"
+        )
     return RuleChoice(rule, rule)
 
 
@@ -196,7 +199,7 @@ def _named(wanted: str, like: str | None, optimizer: torch.optim.Optimizer, job:
     if odd or not groups:
         taken = [name for name in rules.named(wanted).hyperparameters if name not in _own(wanted)]
         raise Refused(
-            f"training.updateRule {wanted} takes {_listed(taken)} from {goes.words()}; "
+            f"training.updateRule {wanted} takes {listed(taken)} from {goes.words()}; "
             f"the script has {type(optimizer).__name__}{_told(odd[0], goes) if odd else ''}"
         )
     own = {"workers": float(job.workers)} if wanted == "adam-async" else {}
@@ -214,24 +217,10 @@ def _options(wanted: str, job: Config) -> Hyperparameters:
     """training.ruleOptions as the rule takes them; Refused names one that it does not know, or whose value cannot be."""
     rule, known = rules.named(wanted), contract.UPDATE_RULES[wanted]
     given = {**({"every": float(job.workers)} if "every" in known else {}), **job.rule_options}
-    for name in sorted(set(given) - set(known)):
-        taken = "; that is the script's optimizer's" if name in rule.hyperparameters else ""
-        raise Refused(
-            f"training.ruleOptions has {name}, which updateRule {wanted} does not take{taken}; it takes {_listed(known) or 'none'}"
-        )
-    flags = {name for name in given if isinstance(rule.hyperparameters[name], bool)}
-    for name in sorted(flags):
-        if given[name] not in (0, 1):
-            raise Refused(f"training.ruleOptions: {name} of updateRule {wanted} is 0 or 1, got {given[name]:g}")
     try:
-        checked = check_hyperparameters(rule, {name: bool(value) if name in flags else value for name, value in given.items()})
+        return checked_options(rule, known, given, "training.ruleOptions", "updateRule")
     except ValueError as error:
-        raise Refused(f"training.ruleOptions: {error}") from None
-    return {name: checked[name] for name in given}
-
-
-def _listed(names: list[str] | tuple[str, ...]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+        raise Refused(str(error)) from None
 
 
 def _told(group: Mapping[str, float | bool], goes: _Goes) -> str:

@@ -14,7 +14,7 @@ from psjob.api import autocuts, stagecuts
 from psjob.api.attached import AttachedJob
 from psjob.api.stagefirst import StageMemory
 from psjob.api.stageturns import StageTurns
-from psjob.pipeline import ways
+from psjob.pipeline import correct, ways
 from psjob.pipeline.cuts import Cuts, needs_example, split
 from psjob.pipeline.losses import LossFn
 from psjob.pipeline.microbatch import arguments
@@ -62,6 +62,10 @@ class StagedPipeline:
         if len(parts) != len(config.stages.replicas):
             raise Refused(f"the job has {len(config.stages.replicas)} stages and the cuts make {len(parts)}; give one cut less than stages")
         self.way = ways.of(config.schedule, config.stage_weights, config.predict)
+        try:
+            self.correct = correct.of(self.way, config.correct, config.correct_options)
+        except ValueError as error:
+            raise Refused(str(error)) from error
         known = stagecuts.cuts_of(parts, stage, memory)
         if memory is not None:
             memory.give(parts[stage])

@@ -311,11 +311,13 @@ class StageTurns:
         self._land()
         job, exchange = self.job, self.job.session.exchange
         job.by_hand.refuse_before_step()
-        grads = [batch.grads.get(name) for name in self.versions.rows]
+        assert batch.weights is not None
+        pushed_with = self.versions.pushed_with(batch.hyperparameters, batch.number)
+        grads = self.versions.outgoing(batch.grads, batch.weights, pushed_with)
         fresh = self.versions.fresh()
         exchange.finite.skips(grads, [], False)
         exchange.clip = batch.clip
-        exchange.push(grads, self.versions.corrected(batch.hyperparameters, batch.number), False, 1.0, fresh)
+        exchange.push(grads, pushed_with, False, 1.0, fresh)
         self._coming = batch, fresh
         del self._open[batch.number]
 

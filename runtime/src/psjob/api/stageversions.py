@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from psjob.pipeline import predict
+from psjob.pipeline import correct, predict
 from psjob.pipeline.onememory import OneMemory
 from psjob.process.errors import Refused
 
@@ -26,7 +28,7 @@ class StageVersions:
     """
 
     def __init__(self, pipe: StagedPipeline, job: AttachedJob) -> None:
-        self._way, self._job = pipe.way, job
+        self._way, self._job, config = pipe.way, job, job.place.config
         parameters = dict(pipe.model.named_parameters())
         self._parameters = {name: parameters[name] for name in pipe.run.part.parameters}
         names = {id(p): name for name, p in parameters.items()}
@@ -37,29 +39,73 @@ class StageVersions:
         self._behind = self._late if pipe.stage else 0
         """Versions by which the first stage's may be older than this stage's own."""
         self._predicts = self._way.predicts and self._late > 0
-        self._anneal = job.place.config.anneal_steps
+        self._word, self._anneal, self._highest = config.correct, config.anneal_steps, config.highest_momentum
+        self._stages = len(config.stages.replicas)
+        self._corrector = pipe.correct() if pipe.correct is not None and self._late else None
+        own = config.stages.replicas[pipe.stage]
+        self._parts = {name: pipe.scale[name] / own for name in self._parameters}
+        """A worker's gradient by its part in the mean of the shards: what is left is the mean over its own samples."""
         self._kept = {self.number: {name: _leaf(p, p) for name, p in self._parameters.items()}}
         self._memory = OneMemory(self._kept[self.number]) if self._way.in_place else None
         self._ahead = self._kept[self.number]
         """The newest, as they are expected when the gradient of a forward counts."""
 
     def check(self, hyperparameters: list[dict[str, float | bool]]) -> None:
-        """Raise Refused for what the script steps with, where weights of it cannot be predicted, or its rate not be annealed."""
-        try:
-            for group in hyperparameters if self._way.predicts else ():
-                predict.check_step(self._job.rule, group)
-        except ValueError as error:
-            raise Refused(f"training.pipeline.predict nesterov: {error}; or take predict: none") from error
-        try:
-            self.corrected(hyperparameters, 0)
-        except ValueError as error:
-            raise Refused(f"training.pipeline.annealSteps with training.updateRule {self._job.rule}: {error}; leave it out") from error
+        """Raise Refused for what the script steps with, where the job's settings for late stages do not go with it."""
 
-    def corrected(self, hyperparameters: list[dict[str, float | bool]], update: int) -> list[dict[str, float | bool]]:
-        """What the update of that number is pushed with: the learning rate goes by the stage's delay, where the job says so."""
-        if self._anneal is None:
-            return hyperparameters
-        return predict.annealed(hyperparameters, self._late, update, self._anneal)
+        def each(look: Callable[[Mapping[str, float | bool]], None]) -> None:
+            for group in hyperparameters:
+                look(group)
+
+        looks: dict[str, Callable[[], object]] = {}
+        if self._way.predicts:
+            looks["predict nesterov"] = partial(each, partial(predict.check_step, self._job.rule))
+        if self._anneal is not None:
+            looks["annealSteps"] = lambda: predict.annealed(hyperparameters, 0, 0, 1)
+        if self._highest is not None:
+            looks["highestMomentum"] = lambda: self._with_momentum(hyperparameters)
+        if self._word != "none":
+            looks[f"correct {self._word}"] = partial(each, partial(correct.check_step, self._word))
+        for field, look in looks.items():
+            try:
+                look()
+            except ValueError as error:
+                raise Refused(f"training.pipeline.{field}: {error}; or leave {field.split()[0]} out") from error
+
+    def pushed_with(self, hyperparameters: list[dict[str, float | bool]], update: int) -> list[dict[str, float | bool]]:
+        """Those of the update of that number: learning rate and momentum go by the stage's delay, where the job says so."""
+        if self._anneal is not None:
+            hyperparameters = predict.annealed(hyperparameters, self._late, update, self._anneal)
+        if self._highest is not None:
+            hyperparameters = self._with_momentum(hyperparameters)
+        return hyperparameters
+
+    def _with_momentum(self, hyperparameters: list[dict[str, float | bool]]) -> list[dict[str, float | bool]]:
+        assert self._highest is not None
+        return predict.with_momentum(self._job.rule, hyperparameters, self._late, self._stages, self._highest)
+
+    def outgoing(
+        self, grads: Mapping[str, torch.Tensor], opened: Weights, hyperparameters: list[dict[str, float | bool]]
+    ) -> list[torch.Tensor | None]:
+        """What is pushed, for each row: these gradients by name, corrected where the job says so.
+
+        Args:
+            grads: of an update, as the shards take their mean.
+            opened: the weights that they were computed on.
+            hyperparameters: that they are pushed with.
+        """
+        if self._corrector is None:
+            return [grads.get(name) for name in self.rows]
+        now = self._kept[self.number]
+        made: list[torch.Tensor | None] = []
+        for name in self.rows:
+            grad, lr = grads.get(name), float(hyperparameters[self._groups[name]]["lr"])
+            if grad is not None:
+                part = self._parts[name]
+                grad = self._corrector.corrected(name, grad if part == 1 else grad / part, now[name], opened[name], lr)
+                grad = grad if part == 1 else grad.mul_(part)
+            made.append(grad)
+        return made
 
     def taken(self, wanted: int) -> tuple[int, Weights]:
         """The version that forwards take which want that one, and its weights."""
@@ -91,6 +137,10 @@ class StageVersions:
         before = self._kept[self.number]
         for name, tensor in landed.items():
             self._parameters[name].data = tensor
+        if self._corrector is not None:
+            used = self.pushed_with(hyperparameters, self.number)
+            for name, tensor in landed.items():
+                self._corrector.moved(name, before[name], tensor, float(used[self._groups[name]]["lr"]))
         self.number += 1
         now = self._kept[self.number] = before | {name: _leaf(tensor, self._parameters[name]) for name, tensor in landed.items()}
         if self._predicts:

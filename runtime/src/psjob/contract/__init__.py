@@ -102,7 +102,9 @@ stages: [{"name": str, "replicas": int, "cut": str | null}] | null (a model that
         cut: the module with which the stage begins, null for the first one, and for all where the script names the cuts)
 pipeline: {"microbatches": int (parts that each batch is cut in; absent: the script says), "schedule": one of SCHEDULES,
            "weights": one of STAGE_WEIGHTS, "predict": one of PREDICTIONS, "annealSteps": int (updates in which a late stage's
-           learning rate comes to the script's; absent: it has it from the first)} | null. Both are absent in a job without stages.
+           learning rate comes to the script's; absent: it has it from the first), "correct": one of CORRECTIONS (absent: none),
+           "correctOptions": {name: float} (absent: none), "highestMomentum": float (that NAdam's beta1 of a late stage comes near to;
+           absent: beta1 is the script's at all stages)} | null. Both are absent in a job without stages.
 shards: [{"host": str, "port": int, "statusPort": int}] in index order
 checkpoint: {"intervalSeconds": float, "everySteps": int | null, "keep": int, "disabled": bool,
              "request": int | null (a checkpoint is taken soon after it has changed while the job runs),
@@ -165,6 +167,8 @@ STAGE_WEIGHTS: Final = ("stash", "vertical", "recompute", "latest")
 again on the newest, with `latest` the activations are of older ones."""
 PREDICTIONS: Final = ("none", "nesterov")
 """The weights of a forward: as they are, or as their momentum leads to until its gradient counts."""
+CORRECTIONS: Final = ("none", "dc-asgd", "gap-aware")
+"""What a stage does with gradients of old weights before it pushes them; each is a rule of UPDATE_RULES too, with its numbers."""
 PUSH_CODECS: Final = ("none", "bf16", "fp16", "int8", "topk", "randomk", "auto")
 """How gradients travel; none: as they are; auto: by the measured speed of the link."""
 AUTO_CODEC: Final = "auto"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from psjob.pipeline.correct import Begin
 from psjob.pipeline.draws import Draw
 from psjob.pipeline.microbatch import Micro, arguments, cut
 from psjob.pipeline.onememory import OneMemory
@@ -30,6 +31,7 @@ def train(
     optimizer: MakeOptimizer,
     rate: Rate | None = None,
     seed: int = 0,
+    correct: Begin | None = None,
 ) -> Outcome:
     """Train as `psjob.pipeline.reference.train` does and with the same arguments, by running the stages' schedules against each other.
 
@@ -39,7 +41,7 @@ def train(
         ValueError: what the way cannot do; a minibatch of fewer samples than micro-batches.
         RuntimeError: the schedules wait for each other.
     """
-    return _Running(model, loss_fn, batches, parts, way, microbatches, optimizer, rate, seed).run()
+    return _Running(model, loss_fn, batches, parts, way, microbatches, optimizer, rate, seed, correct).run()
 
 
 class _Running:
@@ -54,6 +56,7 @@ class _Running:
         optimizer: MakeOptimizer,
         rate: Rate | None,
         seed: int,
+        correct: Begin | None,
     ) -> None:
         self.loss_fn, self.parts, self.way, self.microbatches, self.seed = loss_fn, parts, way, microbatches, seed
         self.micros: list[Micro] = []
@@ -65,7 +68,7 @@ class _Running:
         buffers = {name: b.clone() for name, b in model.named_buffers()}
         self.stages = [StageRun(part, buffers, recompute=way.recompute, verify=True, in_place=way.in_place) for part in parts]
         self.work = [way.work(part.index, len(parts), microbatches, len(batches)) for part in parts]
-        self.weights = _Weights(model, owners(parts, delays), delays, way, optimizer, rate)
+        self.weights = _Weights(model, owners(parts, delays), delays, way, optimizer, rate, correct)
         first = version_of(self.weights.masters)
         self.memories = [OneMemory({name: first[name] for name in part.parameters}) for part in parts] if way.in_place else None
         """Of each stage, where its weights change in place."""
@@ -114,10 +117,10 @@ class _Running:
             self.grads[stage - 1, work.micro] = back
         self.weights.add(stage, work.micro, minibatch, grads)
         if (work.micro + 1) % self.microbatches == 0:
-            version, _ = self.taken.pop((stage, minibatch))
+            version, opened = self.taken.pop((stage, minibatch))
             self.outcome.delays[stage][self.finished[stage] - version] += 1
             self.finished[stage] += 1
-            self.weights.finish(stage, minibatch)
+            self.weights.finish(stage, minibatch, opened)
 
     def renew(self, stage: int) -> Tensors:
         """The one memory of a stage, with its newest weights in it."""
@@ -156,7 +159,9 @@ class _Weights:
         way: TrainingWay,
         optimizer: MakeOptimizer,
         rate: Rate | None,
+        correct: Begin | None,
     ) -> None:
+        self.correctors = [correct()] if correct else []
         self.masters = {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in model.named_parameters()}
         self.groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
         for name, owning in owner.items():
@@ -189,15 +194,17 @@ class _Weights:
         for name, grad in grads.items():
             self.grads[name, minibatch][micro].append((stage, grad))
 
-    def finish(self, stage: int, minibatch: int) -> None:
-        """A stage has added all of a minibatch: update what waits for no other."""
+    def finish(self, stage: int, minibatch: int, opened: Tensors) -> None:
+        """A stage has added all of a minibatch, which it computed on these weights: update what waits for no other."""
         for stages, names in self.groups.items():
             if stage not in stages:
                 continue
             self.done[stages, minibatch] += 1
             if self.done[stages, minibatch] == len(stages):
-                sums = {self.masters[name]: _in_order(self.grads.pop((name, minibatch), {})) for name in names}
-                update(self.optimizers[stages], sums, self.rate and self.rate(self.delays[stages], minibatch))
+                sums = {name: _in_order(self.grads.pop((name, minibatch), {})) for name in names}
+                masters = {name: self.masters[name] for name in names}
+                rate = self.rate and self.rate(self.delays[stages], minibatch)
+                update(self.optimizers[stages], masters, [sums], rate, self.correctors, opened)
                 self._keep(stages, minibatch + 1)
 
     def _keep(self, stages: tuple[int, ...], number: int) -> None:

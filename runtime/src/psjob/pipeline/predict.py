@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -114,49 +113,17 @@ def momentum_by_stage(beta: float, delay: int, stages: int, highest: float = 0.9
     return beta + delay * (highest - beta) / stages
 
 
-@dataclass(frozen=True, eq=False)
-class NAdamState:
-    """Weights and state after `step` updates; tensors of one shape. `product` is that of the momentum of all updates."""
+def with_momentum(
+    rule: str, groups: Sequence[Mapping[str, float | bool]], delay: int, stages: int, highest: float
+) -> list[dict[str, float | bool]]:
+    """Hyperparameters by parameter group, as the shards' rule nadam has them, with `momentum_by_stage` in place of each beta1.
 
-    weights: torch.Tensor
-    exp_avg: torch.Tensor
-    exp_avg_sq: torch.Tensor
-    step: int = 0
-    product: float = 1.0
-
-
-def nadam(
-    state: NAdamState,
-    grad: torch.Tensor,
-    lr: float,
-    betas: tuple[float, float],
-    weight_decay: float = 0.0,
-    eps: float = 1e-8,
-    momentum_decay: float = 4e-3,
-) -> NAdamState:
-    """One update of NAdam with decoupled weight decay, which looks one step ahead along its momentum.
-
-    The rule of 2505.01099, with `momentum_by_stage` as betas[0]; the numbers of torch's NAdam(decoupled_weight_decay=True).
-
-    Args:
-        state: before.
-        grad: of the shape of the weights.
-        lr: learning rate.
-        betas: β1 and β2.
-        weight_decay: the share of lr · weights that goes.
-        eps: added to the denominator.
-        momentum_decay: how fast the momentum grows towards β1.
+    Raises:
+        ValueError: another rule, or as `momentum_by_stage`.
     """
-    step = state.step + 1
-    now, later = (betas[0] * (1 - 0.5 * 0.96 ** (n * momentum_decay)) for n in (step, step + 1))
-    product = state.product * now
-    exp_avg = torch.lerp(state.exp_avg, grad, 1 - betas[0])
-    exp_avg_sq = state.exp_avg_sq * betas[1] + (1 - betas[1]) * grad * grad
-    denominator = (exp_avg_sq / (1 - betas[1] ** step)).sqrt() + eps
-    weights = state.weights * (1 - lr * weight_decay)
-    weights = weights - lr * (1 - now) / (1 - product) * grad / denominator
-    weights = weights - lr * later / (1 - product * later) * exp_avg / denominator
-    return NAdamState(weights, exp_avg, exp_avg_sq, step, product)
+    if rule != "nadam":
+        raise ValueError(f"the momentum of {rule} does not go by stage; take torch.optim.NAdam")
+    return [{**group, "beta1": momentum_by_stage(float(group["beta1"]), delay, stages, highest)} for group in groups]
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer, delay: int) -> dict[torch.Tensor, torch.Tensor]:

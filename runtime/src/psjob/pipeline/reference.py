@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from psjob.pipeline import predict
+from psjob.pipeline.correct import Begin, Corrector
 from psjob.pipeline.delays import check_shared, updates_before
 from psjob.pipeline.draws import Calls, Draw
 from psjob.pipeline.microbatch import arguments, cut
@@ -56,6 +57,7 @@ def train(
     rate: Rate | None = None,
     seed: int = 0,
     replicas: Sequence[int] = (),
+    correct: Begin | None = None,
     clip: float | None = None,
 ) -> Outcome:
     """Train copies of the model's weights; the model stays as it is.
@@ -71,11 +73,14 @@ def train(
         rate: sets the learning rate before each update.
         seed: of random draws.
         replicas: of each stage, on which delays depend; empty: one each.
-        clip: the largest norm of a minibatch's gradient over all stages.
+        correct: makes what corrects gradients before an update; each replica of a stage corrects the mean of its own micro-batches.
+        clip: the largest norm of a minibatch's gradient over all stages; not with `correct`.
 
     Raises:
-        ValueError: what the way cannot do, such as a weight of several stages whose delays differ.
+        ValueError: what the way cannot do, such as a weight of several stages whose delays differ; `clip` with `correct`.
     """
+    if correct and clip is not None:
+        raise ValueError("a gradient that is corrected is not clipped here; leave clip or correct out")
     replicas = replicas or [1] * len(parts)
     delays = [way.delay(part.index, replicas, microbatches) for part in parts]
     owner = owners(parts, delays)
@@ -85,6 +90,8 @@ def train(
     optimizers = [
         optimizer([masters[name] for name in names], delay) if names else None for names, delay in zip(trained, delays, strict=True)
     ]
+    counts = {name: replicas[stages[0]] if correct else 1 for name, stages in owner.items()}
+    correctors = [correct() for _ in range(max(replicas))] if correct else []
     history: dict[int, Tensors] = {}
     ahead: dict[int, Tensors] = {}
     outcome = Outcome([], {}, buffers, [Counter() for _ in parts])
@@ -95,7 +102,7 @@ def train(
             kept.pop(number - max(delays) - 1, None)
         versions = [number - min(number, delay) for delay in delays]
         taken = _taken(parts, ahead, versions)
-        total: Tensors = {}
+        sums: list[Tensors] = [{} for _ in range(max(len(correctors), 1))]
         loss = torch.zeros(())
         for place, micro in enumerate(cut((arguments(x), y), microbatches)):
             value, target = micro.value
@@ -110,14 +117,17 @@ def train(
             part_loss, grads = compute(parts, taken, history[number], buffers, value, draw, finish)
             loss = loss + part_loss
             for name, grad in grads.items():
+                total = sums[place % counts[name]]
                 total[name] = total[name] + grad if name in total else grad
         if clip is not None:
-            norm = float(nn.utils.get_total_norm(total.values()))
-            total = {name: grad * min(1.0, clip / (norm + 1e-6)) for name, grad in total.items()}
+            norm = float(nn.utils.get_total_norm(sums[0].values()))
+            sums = [{name: grad * min(1.0, clip / (norm + 1e-6)) for name, grad in sums[0].items()}]
         for names, optimizer_, delay, version, counted in zip(trained, optimizers, delays, versions, outcome.delays, strict=True):
             counted[number - version] += 1
             if optimizer_ is not None:
-                update(optimizer_, {masters[name]: total.get(name) for name in names}, rate and rate(delay, number))
+                parts_of = [{name: total.get(name) for name in names} for total in sums[: counts[names[0]]]]
+                opened = {name: taken[owner[name][0]][name] for name in names}
+                update(optimizer_, {name: masters[name] for name in names}, parts_of, rate and rate(delay, number), correctors, opened)
         outcome.losses.append(float(loss))
     outcome.weights.update({name: p.detach().clone() for name, p in masters.items()})
     return outcome
@@ -202,14 +212,47 @@ def owners(parts: Sequence[StagePart], delays: Sequence[int]) -> dict[str, list[
     return found
 
 
-def update(optimizer: torch.optim.Optimizer, grads: dict[nn.Parameter, torch.Tensor | None], rate: float | None) -> None:
-    """One step of an optimizer with these gradients, at this learning rate where one is given."""
+def update(
+    optimizer: torch.optim.Optimizer,
+    masters: dict[str, nn.Parameter],
+    parts: Sequence[dict[str, torch.Tensor | None]],
+    rate: float | None,
+    correctors: Sequence[Corrector],
+    opened: Tensors,
+) -> None:
+    """One step of an optimizer.
+
+    Args:
+        optimizer: of these parameters.
+        masters: by name.
+        parts: of each replica, the sum of its micro-batches' gradients by name; without correctors all is one part.
+        rate: the learning rate where one is given.
+        correctors: of each replica; none: gradients stay as they are.
+        opened: the weights that these gradients were computed on, by name.
+    """
     if rate is not None:
         for group in optimizer.param_groups:
             group["lr"] = rate
-    for p, grad in grads.items():
-        p.grad = grad
+    if not correctors:
+        (total,) = parts
+    else:
+        rates = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+        before = {name: p.detach().clone() for name, p in masters.items()}
+        total = {}
+        for name, now in before.items():
+            mine = [part[name] for part in parts]
+            made = [
+                corrector.corrected(name, grad * len(parts), now, opened[name], rates[id(masters[name])])
+                for corrector, grad in zip(correctors, mine, strict=False)
+                if grad is not None
+            ]
+            total[name] = sum(made[1:], made[0]) / len(parts) if made else None
+    for name, p in masters.items():
+        p.grad = total[name]
     optimizer.step()
+    for corrector in correctors[: len(parts)]:
+        for name, p in masters.items():
+            corrector.moved(name, before[name], p.detach(), rates[id(p)])
 
 
 def version_of(masters: dict[str, nn.Parameter]) -> Tensors:

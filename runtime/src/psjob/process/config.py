@@ -115,6 +115,11 @@ class Config:
     predict: str = "none"
     anneal_steps: int | None = None
     """Updates in which a late stage's learning rate comes to that of the script; None: it has it from the first."""
+    correct: str = "none"
+    """How a stage corrects gradients of old weights: one of contract.CORRECTIONS."""
+    correct_options: Mapping[str, float] = field(default_factory=dict)
+    highest_momentum: float | None = None
+    """What NAdam's beta1 of a late stage comes near to; None: it is the script's at all stages."""
     processes: int = 1
     """Processes of each worker."""
     local_sum: str = "auto"
@@ -351,6 +356,9 @@ def _config(raw: dict[str, Any]) -> Config:
         stage_weights=_word(pipeline, "weights", *contract.STAGE_WEIGHTS),
         predict=_word(pipeline, "predict", *contract.PREDICTIONS),
         anneal_steps=None if pipeline.get("annealSteps") is None else int(pipeline["annealSteps"]),
+        correct=_word(pipeline, "correct", *contract.CORRECTIONS),
+        correct_options={str(name): float(value) for name, value in (pipeline.get("correctOptions") or {}).items()},
+        highest_momentum=None if pipeline.get("highestMomentum") is None else float(pipeline["highestMomentum"]),
         processes=int(raw.get("processes") or 1),
         local_sum=_word(raw, "localSum", *contract.LOCAL_SUMS),
         step_timeout=None if raw.get("stepTimeoutSeconds") is None else float(raw["stepTimeoutSeconds"]),

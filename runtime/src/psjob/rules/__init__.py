@@ -15,11 +15,12 @@ from psjob.rules.ftrl import Ftrl
 from psjob.rules.gap_aware import GapAware
 from psjob.rules.lr_over_lag import LrOverLag
 from psjob.rules.multi import MultiMomentum
+from psjob.rules.nadam import NAdam
 from psjob.rules.outer import DelayedNesterov, OuterNesterov
 from psjob.rules.reduce import Reduce
 from psjob.rules.sgd import SGD, HeavyBall, Nag, Plain
 
-_OPTIMIZERS: Final[tuple[Rule, ...]] = (SGD(), Adam(), AdamW(), Adagrad(), Reduce())
+_OPTIMIZERS: Final[tuple[Rule, ...]] = (SGD(), Adam(), AdamW(), NAdam(), Adagrad(), Reduce())
 """What a script's optimizer can be on the shards."""
 _ASYNC: Final[tuple[Rule, ...]] = (
     Plain(),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from psjob.layout.blocks import FLOATS
 from psjob.rules import arrays
@@ -14,6 +14,8 @@ from psjob.rules.arrays import Array
 
 Hyperparameters = Mapping[str, float | bool]
 Range = tuple[int, int]
+Segment: TypeAlias = tuple[int, int, *tuple[float, ...]]
+"""Length and count of a stretch of elements, and the numbers that a rule keeps once for all of them."""
 
 
 @dataclass
@@ -22,13 +24,14 @@ class BlockState:
 
     `segments` are (length, count) from the first element to the last: a tensor without a gradient is skipped, so its
     count may stay behind; neighbours with equal counts are one segment. `count` is what a rule's own step number is.
+    Behind it are numbers of the rule's own, of which most rules have none.
     A state tensor that belongs to worker 3 has the name `v@3` (`of_worker`).
     """
 
     weights: Array
     slots: dict[str, Array] = field(default_factory=dict)
     steps: int = 0
-    segments: list[tuple[int, int]] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.segments:
@@ -45,7 +48,7 @@ class BlockState:
         return BlockState(self.weights, slots, self.steps, self.segments)
 
     def counts(self) -> dict[str, Any]:
-        """What is not a tensor, as JSON: {"steps": int, "segments": [[length, count], ...]}."""
+        """What is not a tensor, as JSON: {"steps": int, "segments": [[length, count, numbers...], ...]}."""
         return {"steps": self.steps, "segments": [list(segment) for segment in self.segments]}
 
     @classmethod
@@ -58,10 +61,10 @@ class BlockState:
                 )
         steps, rows = counts.get("steps"), counts.get("segments")
         if type(steps) is not int or steps < 0 or not isinstance(rows, list) or not all(_is_segment(row) for row in rows):
-            raise ValueError("counts of a block are {steps, segments: [[length, count], ...]} in whole numbers")
+            raise ValueError("counts of a block are {steps, segments: [[length, count, ...], ...]}, lengths and counts whole numbers")
         if sum(row[0] for row in rows) != len(weights):
             raise ValueError(f"segments of a block have {sum(row[0] for row in rows)} elements, its weights {len(weights)}")
-        return cls(weights, dict(slots), steps, [(row[0], row[1]) for row in rows])
+        return cls(weights, dict(slots), steps, [(row[0], row[1], *map(float, row[2:])) for row in rows])
 
     def slot(self, name: str, fill: float = 0.0) -> Array:
         """State tensor `name`, made full of `fill` at its first use."""
@@ -71,26 +74,43 @@ class BlockState:
 
     def advance(self, ranges: Sequence[Range] | None) -> Iterator[tuple[slice, int]]:
         """Count one update of `ranges` (None: all); give each stretch of equal count as (elements, its new count)."""
+        for at, (_, count, *_) in self.advance_with(ranges, lambda _, numbers: numbers):
+            yield at, count
+
+    def advance_with(
+        self, ranges: Sequence[Range] | None, follow: Callable[[int, tuple[float, ...]], tuple[float, ...]]
+    ) -> Iterator[tuple[slice, Segment]]:
+        """As `advance`, with the rule's own numbers: give each stretch that is alike as (elements, what it is after the update).
+
+        `follow`: from a stretch's new count and its numbers before the update, none before the first, those after it.
+        """
         self.steps += 1
         if ranges is None and len(self.segments) == 1:
-            length, count = self.segments[0]
-            self.segments[0] = (length, count + 1)
-            yield slice(0, length), count + 1
+            length, count, *numbers = self.segments[0]
+            self.segments[0] = (length, count + 1, *follow(count + 1, tuple(numbers)))
+            yield slice(0, length), self.segments[0]
             return
-        stretches = list(_split(self.segments, [(0, len(self.weights))] if ranges is None else ranges))
-        self.segments = _merge((length, count) for _, length, count, _ in stretches)
-        for offset, length, count, live in stretches:
+        stretches = [
+            (offset, (length, count, *(follow(count, tuple(numbers)) if live else numbers)), live)
+            for offset, (length, count, *numbers), live in _split(self.segments, [(0, len(self.weights))] if ranges is None else ranges)
+        ]
+        self.segments = _merge(segment for _, segment, _ in stretches)
+        for offset, segment, live in stretches:
             if live:
-                yield slice(offset, offset + length), count
+                yield slice(offset, offset + segment[0]), segment
+
+    def segment_at(self, offset: int) -> Segment:
+        """The segment in which the element at `offset` is: its count is how many updates the element has had."""
+        at = 0
+        for segment in self.segments:
+            at += segment[0]
+            if offset < at:
+                return segment
+        raise ValueError(f"element {offset} is outside a block of {at}")
 
     def count_at(self, offset: int) -> int:
         """How many updates the element at `offset` has had."""
-        at = 0
-        for length, count in self.segments:
-            at += length
-            if offset < at:
-                return count
-        raise ValueError(f"element {offset} is outside a block of {at}")
+        return self.segment_at(offset)[1]
 
 
 class HasHyperparameters(Protocol):
@@ -252,7 +272,7 @@ def check_hyperparameters(rule: HasHyperparameters, hyperparameters: Mapping[str
 _ANY: Final[tuple[Callable[[float], bool], str]] = (lambda _: True, "")
 _LIMITS: Final[Mapping[str, tuple[Callable[[float], bool], str]]] = {
     **dict.fromkeys(("beta1", "beta2", "average", "decay"), (lambda x: 0 <= x < 1, "0 or more and below 1")),
-    **dict.fromkeys(("lr", "l1", "l2", "max_lr"), (lambda x: x >= 0, "0 or more")),
+    **dict.fromkeys(("lr", "l1", "l2", "max_lr", "momentum_decay"), (lambda x: x >= 0, "0 or more")),
     **dict.fromkeys(("beta", "ftrl lr"), (lambda x: x > 0, "above 0, since it divides")),
     "workers": (lambda x: x >= 1, "1 or more"),
     "every": (lambda x: x >= 1 and x == int(x), "a whole number of 1 or more"),
@@ -261,35 +281,38 @@ _LIMITS: Final[Mapping[str, tuple[Callable[[float], bool], str]]] = {
 """By number, or by rule and number: outside of these a formula divides by zero or takes the root of what is negative."""
 
 
-def _split(segments: Sequence[tuple[int, int]], ranges: Sequence[Range]) -> Iterator[tuple[int, int, int, bool]]:
-    """Cut segments at the edges of ranges: (offset, length, count after the update, whether it takes part)."""
+def _split(segments: Sequence[Segment], ranges: Sequence[Range]) -> Iterator[tuple[int, Segment, bool]]:
+    """Cut segments at the edges of ranges: (offset, the piece with the count after the update, whether it takes part)."""
     edges = {0}
     at = 0
-    for length, _ in segments:
-        at += length
+    for segment in segments:
+        at += segment[0]
         edges.add(at)
     starts = {offset for offset, length in ranges if length}
     ends = {offset + length for offset, length in ranges if length}
-    counts = iter(segments)
+    rest = iter(segments)
     left = count = 0
+    numbers: list[float] = []
     live = False
     for offset, end in pairwise(sorted(edges | starts | ends)):
         if left == 0:
-            left, count = next(counts)
+            left, count, *numbers = next(rest)
         live = offset in starts or (live and offset not in ends)
-        yield offset, end - offset, count + live, live
+        yield offset, (end - offset, count + live, *numbers), live
         left -= end - offset
 
 
-def _merge(segments: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for length, count in segments:
-        if merged and merged[-1][1] == count:
-            merged[-1] = (merged[-1][0] + length, count)
-        else:
-            merged.append((length, count))
+def _merge(segments: Iterator[Segment]) -> list[Segment]:
+    merged: list[Segment] = []
+    for length, count, *numbers in segments:
+        if merged and merged[-1][1:] == (count, *numbers):
+            length += merged.pop()[0]
+        merged.append((length, count, *numbers))
     return merged
 
 
 def _is_segment(row: object) -> bool:
-    return isinstance(row, list) and len(row) == 2 and all(type(value) is int and value >= 0 for value in row)
+    if not isinstance(row, list) or len(row) < 2:
+        return False
+    numbers = all(type(number) in (int, float) and math.isfinite(number) for number in row[2:])
+    return numbers and all(type(value) is int and value >= 0 for value in row[:2])

@@ -36,11 +36,23 @@ class DelayCompensated(Noted):
         lam, decay = float(hyperparameters["lam"]), float(hyperparameters["decay"])
         mean_square = state.slot(of_worker("mean_square", rank)) if hyperparameters["adaptive"] else sent
         for weights, at, mean, part in pieces(ranges, state.weights, sent, mean_square, corrected):
-            drift = weights - at
-            drift *= part
-            if hyperparameters["adaptive"]:
-                mean *= decay
-                arrays.add_product(mean, part, part, 1 - decay)
-                drift /= arrays.sqrt(mean + 1e-7)
-            arrays.add_product(part, part, drift, lam)
+            compensate(part, weights - at, lam, (mean, decay) if hyperparameters["adaptive"] else None)
         self.inner.apply(state, corrected, hyperparameters, ranges, lag, worker)
+
+
+def compensate(grad: Array, drift: Array, lam: float, adaptive: tuple[Array, float] | None) -> None:
+    """grad += strength grad² drift, in place.
+
+    Args:
+        grad: computed on older weights.
+        drift: by how much the weights have moved since, of the same shape; it is overwritten.
+        lam: of DelayCompensated, as what follows.
+        adaptive: the running mean of squares, which becomes that with this gradient, and its decay; None: strength is lam.
+    """
+    drift *= grad
+    if adaptive is not None:
+        mean, decay = adaptive
+        mean *= decay
+        arrays.add_product(mean, grad, grad, 1 - decay)
+        drift /= arrays.sqrt(mean + 1e-7)
+    arrays.add_product(grad, grad, drift, lam)

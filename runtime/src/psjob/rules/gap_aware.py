@@ -38,19 +38,37 @@ class GapAware(Noted):
         lr = float(hyperparameters["max_lr"]) or float(hyperparameters["lr"])
         divided = decayed(grad, state.weights, hyperparameters)
         if lr and state.steps:
-            free = lr / (1 - average**state.steps) ** 0.5
             divided = arrays.copy(grad) if divided is grad else divided
             for weights, at, mean, part in pieces(ranges, state.weights, sent, mean_square, divided):
-                usual = arrays.sqrt(mean)
-                usual *= free
-                usual += lr * 1e-8
-                gap = arrays.absolute(weights - at)
-                gap /= usual
-                gap += 1
-                part /= gap
+                divide_by_gap(part, weights - at, mean, average, state.steps, lr)
         self.inner.apply(state, divided, {**hyperparameters, "weight_decay": 0.0}, ranges, lag, worker)
         name = self.momentum if self.momentum in self.inner.slots else of_worker(self.momentum, rank)
         step = state.slots[name] if hyperparameters["momentum"] else divided
         for v, mean in pieces(ranges, step, mean_square):
-            mean *= average
-            arrays.add_product(mean, v, v, 1 - average)
+            follow(mean, v, average)
+
+
+def divide_by_gap(grad: Array, drift: Array, mean_square: Array, average: float, steps: int, lr: float) -> None:
+    """grad /= 1 + |drift| / C, in place.
+
+    Args:
+        grad: computed on older weights.
+        drift: by how much the weights have moved since, of the same shape.
+        mean_square: m of GapAware, of that many steps, and with `average`; 1 step or more.
+        average: of it.
+        steps: as above.
+        lr: learning rate, above 0.
+    """
+    usual = arrays.sqrt(mean_square)
+    usual *= lr / (1 - average**steps) ** 0.5
+    usual += lr * 1e-8
+    gap = arrays.absolute(drift)
+    gap /= usual
+    gap += 1
+    grad /= gap
+
+
+def follow(mean_square: Array, step: Array, average: float) -> None:
+    """Let the running mean of squares have one step more, in place."""
+    mean_square *= average
+    arrays.add_product(mean_square, step, step, 1 - average)

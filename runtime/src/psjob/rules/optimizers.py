@@ -18,7 +18,7 @@ from psjob.rules.base import BlockState
 def describe(optimizer: torch.optim.Optimizer) -> tuple[str | None, list[dict[str, float | bool]]]:
     """(name of the rule, hyperparameters a parameter group), or (None, []) where no rule does exactly what this optimizer does.
 
-    Only torch's own SGD, Adam, AdamW and Adagrad have one, not their subclasses. `foreach`, `fused`, `capturable` and
+    Only torch's own SGD, Adam, AdamW, NAdam and Adagrad have one, not their subclasses. `foreach`, `fused`, `capturable` and
     `differentiable` say how to compute, not what, and are not looked at.
     """
     kind = type(optimizer)
@@ -65,11 +65,13 @@ def _entry(rule: str, layout: Layout, row: int, states: Mapping[int, BlockState]
     if not places:
         return {}
     block, piece = places[0]
-    count = states[block.index].count_at(piece.block_offset)
+    _, count, *numbers = states[block.index].segment_at(piece.block_offset)
     if count == 0:
         return {}
     spec = layout.table[row]
     entry: dict[str, Any] = {} if rule == "sgd" else {"step": torch.tensor(float(count))}
+    if rule == "nadam" and numbers:
+        entry["mu_product"] = torch.tensor(numbers[0])
     for slot in [name for name in states[block.index].slots if name in rules.named(rule).slots]:
         flat = torch.empty(spec.numel, dtype=getattr(torch, spec.dtype))
         for block, piece in places:
@@ -106,8 +108,8 @@ def updatable(parameter: torch.Tensor) -> bool:
 def _name(kind: type, group: Mapping[str, Any]) -> str:
     if kind is torch.optim.SGD:
         return "sgd"
-    if kind is torch.optim.Adagrad:
-        return "adagrad"
+    if kind in (torch.optim.Adagrad, torch.optim.NAdam):
+        return kind.__name__.lower()
     return "adamw" if group.get("decoupled_weight_decay", kind is torch.optim.AdamW) else "adam"
 
 
@@ -120,6 +122,15 @@ def _adam(group: Mapping[str, Any]) -> dict[str, float | bool]:
     first, second = group["betas"]
     betas = {"beta1": float(first), "beta2": float(second)}
     return {name: float(group[name]) for name in ("lr", "eps", "weight_decay")} | betas | _flags(group, "amsgrad", "maximize")
+
+
+def _nadam(group: Mapping[str, Any]) -> dict[str, float | bool]:
+    flags = _flags(group, "decoupled_weight_decay", "maximize")
+    return (
+        {name: value for name, value in _adam(group).items() if name != "amsgrad"}
+        | {"momentum_decay": float(group["momentum_decay"])}
+        | flags
+    )
 
 
 def _adagrad(group: Mapping[str, Any]) -> dict[str, float | bool]:
@@ -135,6 +146,7 @@ _READERS: Final[dict[type, Callable[[Mapping[str, Any]], dict[str, float | bool]
     torch.optim.SGD: _sgd,
     torch.optim.Adam: _adam,
     torch.optim.AdamW: _adam,
+    torch.optim.NAdam: _nadam,
     torch.optim.Adagrad: _adagrad,
 }
 
