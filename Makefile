@@ -47,7 +47,7 @@ docs: install ## what of the documentation is generated: references, the map of 
 verify: install ## fail where a generated file differs from what the models say
 	@python hack/generate.py --check
 
-prose: install ## vale over the documentation, with the rules of hack/prose (Go builds it, once); ARGS names pages, with warnings
+prose: install ## vale over documentation, docstrings and messages, with the rules of hack/prose (Go builds it, once); ARGS names files, with warnings
 	@python -m hack.prose $(ARGS)
 
 wheels: install ## build wheels and source archives of the three distributions into dist/, and check what they hold

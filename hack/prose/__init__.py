@@ -1,1 +1,1 @@
-"""The prose linter of the documentation: vale with the rules and word lists of this folder."""
+"""The prose linter of documentation, docstrings and messages: vale with the rules and word lists of this folder."""

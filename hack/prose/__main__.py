@@ -1,7 +1,7 @@
-"""`python -m hack.prose [PAGE …]`: vale over README, docs and examples, with the rules of hack/prose/styles.
+"""`python -m hack.prose [PAGE or SOURCE …]`: vale over the documentation, and over docstrings and messages of the sources.
 
-An error of a page that pending.toml does not count is an error here. That file may only shrink: a page with fewer errors than it counts
-is named too. Warnings are printed where pages are named, and never fail.
+The rules are in hack/prose/styles. An error of a page that pending.toml does not count is an error here. That file may only shrink: a
+page with fewer errors than it counts is named too. Warnings are printed where pages are named, and never fail.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hack.cluster.build import find_go
 from hack.cluster.paths import ClusterError, cache
+from hack.prose.extract import Said, extract
+from hack.prose.lag import bare
+from hack.prose.sources import lags, sources, written
 from hack.site.stage import pages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +33,8 @@ MODULE = HERE / "module"
 PACKAGE = "github.com/vale-cli/vale/v3/cmd/vale"
 SECONDS = 900
 TRIES = 3
+MEAN = "psjob.Mean"
+LAG = "Say staleness beside lag, psjob's word, where it is used first."
 SLOW = "did not finish within"
 """What vale says of a rule that took more than its 2 s, as on a busy machine."""
 
@@ -48,7 +54,7 @@ class Finding:
 
 
 def main(arguments: list[str]) -> int:
-    named = arguments or sorted(pages(ROOT))
+    named = arguments or [*sorted(pages(ROOT)), *sources(ROOT)]
     try:
         found = findings(named)
     except ClusterError as error:
@@ -59,25 +65,57 @@ def main(arguments: list[str]) -> int:
         return 1 if any(one.error for one in found) else 0
     wrong = judge(found, pending())
     waiting = sum(pending().values())
-    print("\n".join(wrong) if wrong else f"vale: {len(named)} pages, {waiting} errors that hack/prose/pending.toml counts")
+    print("\n".join(wrong) if wrong else f"vale: {len(named)} pages and sources, {waiting} errors that hack/prose/pending.toml counts")
     return 1 if wrong else 0
 
 
-def findings(named: list[str]) -> list[Finding]:
-    """What vale finds in those pages, by page and line. Raises ClusterError where one is not there or vale cannot be built."""
+def findings(named: Sequence[str]) -> list[Finding]:
+    """What vale and the rule of lag find in those pages and sources, by page and line.
+
+    Raises ClusterError where one is not there or vale cannot be built.
+    """
     if absent := [page for page in named if not (ROOT / page).is_file()]:
         raise ClusterError(f"there is no page {absent[0]}; give paths as from the root of the repository")
+    texts = [page for page in named if not page.endswith(".py")]
+    code = [page for page in named if page.endswith(".py")]
+    found = _asked(texts, ROOT) if texts else []
+    found += [_lag(page, line) for page in texts if (line := bare((ROOT / page).read_text(encoding="utf-8"))) is not None]
+    if code:
+        found += of_sources({path: extract((ROOT / path).read_text(encoding="utf-8")) for path in code})
+    return sorted(found, key=lambda one: (one.page, one.line, one.rule))
+
+
+def of_sources(texts: Mapping[str, list[Said]]) -> list[Finding]:
+    """What is found in docstrings and messages, each with the line of its source; a mean belongs to all of a folder."""
+    made = written(texts)
+    found = [_lag(one.path, one.line) for path, several in texts.items() for one in lags(path, several)]
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, page in made.items():
+            (Path(scratch) / name).parent.mkdir(parents=True, exist_ok=True)
+            (Path(scratch) / name).write_text("\n".join(page.lines) + "\n", encoding="utf-8")
+        for one in _asked(list(made), Path(scratch)):
+            origin = made[one.page].origins[one.line - 1]
+            found.append(one if one.rule == MEAN else replace(one, page=origin.path, line=origin.line))
+    return found
+
+
+def _lag(page: str, line: int) -> Finding:
+    return Finding(page, line, "psjob.Lag", LAG, True)
+
+
+def _asked(named: Sequence[str], folder: Path) -> list[Finding]:
+    """What vale finds in pages below a folder."""
     command = [str(vale()), "--config", str(HERE / "vale.ini"), "--output", "JSON", "--no-exit", *named]
     for _ in range(TRIES):
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS)
         if done.returncode == 0 or SLOW not in done.stdout + done.stderr:
             break
     if done.returncode != 0:
         raise ClusterError(f"vale ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-2000:]}")
     return [
         Finding(page, said["Line"], said["Check"], said["Message"], said["Severity"] == "error")
-        for page, told in sorted(json.loads(done.stdout).items())
-        for said in sorted(told, key=lambda one: (one["Line"], one["Check"]))
+        for page, told in json.loads(done.stdout).items()
+        for said in told
     ]
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hack.cluster.paths import ClusterError, Unavailable
-from hack.prose.__main__ import Finding, findings, judge, main, vale
+from hack.prose.__main__ import Finding, findings, judge, main, of_sources, vale
+from hack.prose.extract import extract
 
 LONG = "word " * 30 + "end."
 ERROR = Finding("docs/a.md", 3, "psjob.Long", "too long", True)
@@ -44,6 +45,22 @@ def told(tmp_path: Path, text: str) -> list[str]:
 )
 def test_a_rule_finds_what_it_is_for(tmp_path: Path, text: str, rules: list[str]) -> None:
     assert told(tmp_path, text) == rules
+
+
+def test_a_source_is_read_by_the_rules_of_pages() -> None:
+    source = f'''"""Short.\n\n{LONG}\n"""\n\nraise E("the message tells the truth " f"of {{n}} values")\n'''
+    calm = '"""Short. So short. Very. It is. So it is. It has to be."""\n'
+    found = of_sources({"house/a.py": extract(source), "house/b.py": extract(calm)})
+    assert [f"{one.page}:{one.line} {one.rule}" for one in found if one.error] == ["house/a.py:3 psjob.Long", "house/a.py:6 psjob.Riddles"]
+
+
+def test_the_mean_of_sentences_is_that_of_a_folder() -> None:
+    (found,) = of_sources({"house/a.py": extract(f'"""{"word " * 17}end."""\n')})
+    assert (found.page, found.line, found.rule) == ("house/docstrings.md", 1, "psjob.Mean")
+
+
+def test_lag_is_looked_at_in_pages_too(tmp_path: Path) -> None:
+    assert told(tmp_path, "The lag of it.") == ["3 psjob.Lag"]
 
 
 def test_the_pages_have_no_more_errors_than_are_counted(capsys: pytest.CaptureFixture[str]) -> None:

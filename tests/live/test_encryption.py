@@ -145,7 +145,7 @@ def test_a_shard_of_another_run_is_not_believed(tmp_path: Path) -> None:
     with serving(tmp_path, workers=1, shards=1, encryption="tls") as shards:
         me = replace(shards.place(0), encryption=encryption("tls", tmp_path / "other" / "ca.pem", None))
         (stream,) = tcp.connect(*shards.address(0), SECONDS)
-        with pytest.raises(Unproven, match="the certificate of who answers there is not that of shard-0"):
+        with pytest.raises(Unproven, match="the certificate of the process that answers there is not that of shard-0"):
             greet(stream, me, 0)
         stream.close()
 

@@ -186,4 +186,4 @@ def test_a_job_is_submitted_to_the_background(home: Path) -> None:
     assert "is suspended" in psjob(home, "suspend", name).stdout
     assert "goes on from the last checkpoint" in psjob(home, "resume", name).stdout
     assert "is removed" in psjob(home, "delete", "tiny", "--yes").stdout, "the newest run of the name, while it runs"
-    assert "there is no way to a cluster" in psjob(home, "submit", str(path), fails=True).stderr
+    assert "no cluster can be reached" in psjob(home, "submit", str(path), fails=True).stderr

@@ -46,5 +46,5 @@ def test_workers_with_a_table_of_many_frames_train(tmp_path: Path) -> None:
 def test_a_table_that_no_hello_can_carry_is_refused_with_the_remedy() -> None:
     model = Many(60, "x" * (MOST_TOLD // 50))
     _, table = table_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(Refused, match=rf"of 60 parameters are \d+ bytes, at most {MOST_TOLD} can be told .*shorter names"):
+    with pytest.raises(Refused, match=rf"of 60 parameters are \d+ bytes, at most {MOST_TOLD} can be sent .*shorter names"):
         aliases(model, table)

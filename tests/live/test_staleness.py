@@ -157,7 +157,7 @@ def test_no_number_of_a_script_or_a_push_breaks_the_guard(momentum: float, dampe
 def test_a_rate_that_spoils_digits_is_warned_of_and_one_that_does_not_is_not(workers: int) -> None:
     """Row C3: lr 1.0 comes to 41.7 / 15.4 % with 16 / 32 workers, lr 0.05 to 97.4 %."""
     high, low = looked(1.0, workers, seed=1), looked(0.05, workers, 30, seed=1)
-    assert high.guard.warning is not None and "training may diverge; lower lr" in high.guard.warning
+    assert high.guard.warning is not None and "training may diverge. Lower lr" in high.guard.warning
     assert len(high.guard.warning) <= 200, "a condition on a cluster would cut it"
     assert low.guard.warning is None and low.score() > 0.95
 

@@ -36,7 +36,7 @@ def assert_ends_with_sentence(run: Processes, index: int, thread: str) -> None:
     assert eventually(lambda: process.poll() is not None, 60.0), f"a shard without its thread {thread} goes on"
     assert process.returncode == 1
     problem = run.said(index)["problem"]
-    assert problem.startswith(f"thread {thread}") and "broke: LookupError: injected (" in problem and "broken)" in problem, problem
+    assert problem.startswith(f"thread {thread}") and "failed: LookupError: injected (" in problem and "broken)" in problem, problem
     assert "Traceback" in run.log(index) or thread.startswith("shard-streams"), "the whole trace is in the log"
 
 

@@ -26,7 +26,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "complex_parameters": ("take torch.view_as_complex of it in forward", "complex_as_real"),
     "ema_not_swapped_back": ("put them back before a step", "ema_swapped_for_evaluation"),
     "embedding_max_norm": ("max_norm", "embedding_normed_in_forward"),
-    "initialised_after_attach": ("change them before attach", "initialised_before_attach"),
+    "initialised_after_attach": ("Change them before attach", "initialised_before_attach"),
     "kfold_in_one_process": ("attach was called twice; give each model a name", "kfold"),
     "lbfgs": ("LBFGS evaluates the loss several times", "mlp"),
     "renormalises_weights": ("or under a parametrization", "parametrized weight_norm"),
@@ -35,7 +35,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "steps_by_hand": ("no step of the attached optimizer was made", "mlp"),
     "steps_by_hand_without_optimizer": ("which needs one", "mlp"),
     "two_models_unnamed": ("give each model a name, such as attach(model, optimizer, name='generator')", "gan"),
-    "weights_loaded_after_attach": ("change them before attach", "begins_from_a_checkpoint"),
+    "weights_loaded_after_attach": ("Change them before attach", "begins_from_a_checkpoint"),
 }
 """By script: words of the sentence, and the script of its remedy."""
 TOLD: dict[str, tuple[str, str]] = {"clamps_gradients": ("the gradient of 0.weight was changed by hand", "clip_value")}

@@ -107,7 +107,7 @@ REFUSED: list[Case] = [
             f"pull-{name}",
             {"spec.training.compression": {"pull": name}},
             "spec.training.compression.pull",
-            "must not be int8, topk or randomk; what they leave out of weights no later pull makes good; take bf16",
+            "must not be int8, topk or randomk; they leave out parts of the weights, and no later pull sends those; take bf16",
         )
         for name in ("int8", "topk", "randomk")
     ),

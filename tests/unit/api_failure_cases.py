@@ -23,7 +23,7 @@ _MANY = "Too many"
 
 FAILURES_REFUSED: list[Case] = [
     Case("rules-21", {RULES: [_ANY] * 21}, RULES, "must have 0..20 items; ", server_sentence=_MANY),
-    Case("rule-of-all", _rule(), FIRST, "must have exitCodes, signals or reasons; a rule that every end meets"),
+    Case("rule-of-all", _rule(), FIRST, "must have exitCodes, signals or reasons; a rule that matches every failure"),
     Case("rule-of-nothing", _rule(signals=[], reasons=[]), FIRST, "must have exitCodes, signals or reasons; "),
     *(Case(f"rule-code-{code}", _codes(code), f"{FIRST}.exitCodes.values[0]", "must be 1..255; ") for code in (-1, 0, 256)),
     Case("rule-no-codes", _codes(), f"{FIRST}.exitCodes.values", "must have 1..64 items; "),

@@ -264,7 +264,7 @@ def test_a_bug_in_the_coordinator_ends_its_process_with_the_reason(tmp_path: Pat
         coordination.machine.members.all.clear()
         coordination.post(events.WorkerHello(Stream(7, 0, (1, 0), True, "sync")))
         assert eventually(lambda: bool(told))
-    assert "thread coordinator broke: KeyError" in told[0]
+    assert "thread coordinator failed: KeyError" in told[0]
 
 
 def test_workers_that_come_while_the_newest_is_looked_for_are_let_in_afterwards(tmp_path: Path) -> None:

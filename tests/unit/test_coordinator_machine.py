@@ -69,7 +69,7 @@ def test_a_shard_that_tells_nothing_of_its_writing_voids_the_cut() -> None:
     moved(world, cut.number, 0, shard=1)
     world.tick(2.0)
     assert world.c.cutting.cuts.current is None and world.sent["void"] == 2
-    assert "shard 0 has told nothing of its writing" in str(world.c.progress.checkpoint_problem)
+    assert "shard 0 has not reported on its writing" in str(world.c.progress.checkpoint_problem)
     assert world.sent["voided"] == 2, "each shard deletes what it wrote"
 
 

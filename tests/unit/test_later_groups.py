@@ -41,7 +41,7 @@ def test_parameters_that_are_given_once_can_be_read_again() -> None:
     [
         (0, LAST, r"2 parameters of shapes \(2, 2\), \(2,\); the group that comes next .* has 2 of shapes \(4, 3\), \(4,\)"),
         (1, BODY, r"has 2 of shapes \(2, 2\), \(2,\)"),
-        (2, BODY, "attach was told of no such group"),
+        (2, BODY, "attach was given no such group"),
     ],
 )
 def test_another_group_than_the_next_is_refused(expected: int, given: nn.Module, words: str) -> None:
@@ -54,5 +54,5 @@ def test_a_script_that_has_not_added_them_again_is_refused() -> None:
     one.added = 2
     kept = AddedGroups([one]).state_dict()
     AddedGroups([one]).load_state_dict(kept)
-    with pytest.raises(Refused, match=r"had added 2 parameter groups .* and now 0; add a group by the number of the epoch"):
+    with pytest.raises(Refused, match=r"had added 2 parameter groups .* and now 0\. Add a group by the number of the epoch"):
         AddedGroups([pair()]).load_state_dict(kept)

@@ -156,7 +156,7 @@ class Across(nn.Module):
         (lambda: nn.Sequential(Positions()), "0.table gets no value from reset_parameters of Positions; set table there"),
         (lambda: ByHand(lambda fc: nn.init.normal_(fc.weight)), "fc.weight is set in "),
         (lambda: ByHand(lambda fc: fc.bias.data.zero_()), "fc.bias is set in "),
-        (Loose, "mask of Loose is a tensor that is neither parameter nor buffer and has no value; register it as a buffer"),
+        (Loose, "mask of Loose is a tensor that is neither parameter nor buffer and has no value. Register it as a buffer"),
     ],
 )
 def test_values_that_a_stage_could_not_make_are_refused(make: Any, says: str) -> None:

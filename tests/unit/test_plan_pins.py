@@ -86,7 +86,7 @@ def test_a_run_that_began_without_authentication_goes_on_and_what_is_lost_is_not
     assert decided.actions == () and not decided.intent and decided.status.phase == "Running"
     ready = said(decided.status)["Ready"]
     assert (ready.status, ready.reason) == ("False", "RunOfAnotherVersion")
-    assert "began without authentication" in ready.message and "suspend and resume the job" in ready.message
+    assert "began without authentication" in ready.message and "Suspend and resume the job" in ready.message
     stopped = replace(snapshot, spec=snapshot.spec.model_copy(update={"suspend": True}), status=decided.status)
     told_to_end = plan(stopped, NOW)
     assert len(deleted(told_to_end)) == len(snapshot.processes)
@@ -212,7 +212,7 @@ def test_a_run_of_another_version_is_held_and_not_broken(fields: dict[str, int])
     assert decided.actions == () and not decided.intent and decided.status.phase == "Running"
     ready = said(decided.status)["Ready"]
     assert (ready.status, ready.reason) == ("False", "RunOfAnotherVersion") and said(decided.status)["Stalled"].status == "True"
-    assert str(next(iter(fields.values()))) in ready.message and "install an operator" in ready.message and len(ready.message) <= 256
+    assert str(next(iter(fields.values()))) in ready.message and "Install an operator" in ready.message and len(ready.message) <= 256
     assert [event.reason for event in decided.events] == ["RunOfAnotherVersion"]
     assert decided.status.pinned == snapshot.status.pinned  # type: ignore[union-attr]
     assert not after(snapshot, decided).events

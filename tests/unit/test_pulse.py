@@ -35,7 +35,7 @@ def test_a_thread_that_works_and_gives_no_sign_hangs() -> None:
     watched = Watched()
     watched.pulse.beat()
     assert watched.later(TIMEOUT - 2) is None
-    assert "thread disk gave no sign of life for" in (watched.later(4) or "")
+    assert "thread disk has not reported progress for" in (watched.later(4) or "")
     assert not watched.liveness.alive()
     watched.pulse._beaten = watched.now
     assert watched.later(1) is None, "it went on"

@@ -250,7 +250,7 @@ def test_a_mean_of_several_is_refused_where_workers_have_state(name: str) -> Non
 def test_a_push_of_an_unknown_base_is_refused_where_it_matters(name: str) -> None:
     rule = rules.named(name)
     with pytest.raises(
-        ValueError, match=f"rule {name} needs the lag of a push; it is not known of one that is based on an earlier attempt"
+        ValueError, match=rf"rule {name} needs the staleness \(lag\) of a push; it is not known of one that is based on an earlier attempt"
     ):
         rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.hyperparameters, worker=0)
 

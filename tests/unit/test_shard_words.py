@@ -28,7 +28,7 @@ def trained(tmp_path: Path, mode: str) -> tuple[Desk, list[Clerk]]:
 def test_nobody_leaves_at_another_clock_than_it_has_come_to(tmp_path: Path, mode: str, clock: int) -> None:
     desk, _ = trained(tmp_path, mode)
     for server in desk.servers:
-        with pytest.raises(WireError, match=f"worker 1 leaves at clock {clock}; this shard has 3 complete clocks of it"):
+        with pytest.raises(WireError, match=f"worker 1 leaves at step {clock}; this shard has 3 complete steps of it"):
             check_leave(server.store, Header(Kind.LEAVE, worker=1, clock=clock))
         check_leave(server.store, Header(Kind.LEAVE, worker=1, clock=3))
 
@@ -41,7 +41,7 @@ def hello(desk: Desk, shard: int, acked: int, start: int = 2, **more: object) ->
 @pytest.mark.parametrize("mode", ["sync", "async", "bounded", "threshold"])
 def test_a_shard_that_lost_nothing_believes_no_more_than_it_has(tmp_path: Path, mode: str) -> None:
     desk, _ = trained(tmp_path, mode)
-    with pytest.raises(WireError, match="says that 4 of its clocks were acknowledged here; it can have been 3 at most"):
+    with pytest.raises(WireError, match="says that 4 of its steps were acknowledged here; it can have been 3 at most"):
         hello(desk, 1, 4).join()
     store = desk.servers[1].store
     assert store.admission.rows[1].complete == 3 and store.counters.lost == 0
@@ -58,7 +58,7 @@ def test_a_shard_that_comes_back_alone_believes_what_the_coordinators_has_and_on
     desk.settle()
     assert store.clocks() == {0: 0, 1: 0} and store.most == {0: 4, 1: 4}
     known = {"fresh": False, "attempt": 1}
-    with pytest.raises(WireError, match="says that 5 of its clocks were acknowledged here; it can have been 4 at most"):
+    with pytest.raises(WireError, match="says that 5 of its steps were acknowledged here; it can have been 4 at most"):
         hello(desk, 1, 5, start=1, **known).join()
     assert store.clocks()[1] == 0
     hello(desk, 1, 4, start=1, **known).join()
@@ -75,11 +75,11 @@ def test_what_a_process_that_lived_on_acknowledged_is_believed_once_the_coordina
     known = {"fresh": False, "attempt": 1}
     for clock in (3, 4):
         desk.push(clerks[1], clock, shards=[0], version=clock)
-    with pytest.raises(WireError, match="says that 6 of its clocks were acknowledged here; it can have been 4 at most"):
+    with pytest.raises(WireError, match="says that 6 of its steps were acknowledged here; it can have been 4 at most"):
         hello(desk, 1, 6, start=1, **known).join()
     desk.settle()
     assert store.most == {0: 4, 1: 6}, "one more than shard 0 has of each now"
-    with pytest.raises(WireError, match="says that 7 of its clocks were acknowledged here; it can have been 6 at most"):
+    with pytest.raises(WireError, match="says that 7 of its steps were acknowledged here; it can have been 6 at most"):
         hello(desk, 1, 7, start=1, **known).join()
     hello(desk, 1, 6, start=1, **known).join()
     assert store.clocks()[1] == 6

@@ -41,7 +41,7 @@ def test_a_clock_that_nobody_has_come_to_ends_the_stream(tmp_path: Path, clock: 
             return [hello, near, far, frame(Kind.RECORD, RECORD, base, clock=2)]
 
         heard = shard.converse(Peer("worker", 0, 1), say)
-        assert f"worker 0 tells of clock {clock}; this shard has 0 complete clocks".encode() in heard
+        assert f"worker 0 names step {clock}; this shard has 0 complete steps".encode() in heard
         member = shard.coordinator.machine.members[0]
         assert member.clock == 1 and 1 in member.records
     finally:

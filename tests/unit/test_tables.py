@@ -302,7 +302,7 @@ def test_planes_that_do_not_fit_are_refused() -> None:
         table.load({name: plane for name, plane in rows.items() if name != "exp_avg"})
     with pytest.raises(ValueError, match="plane weights is"):
         table.load(rows | {"weights": torch.zeros(1, 4)})
-    with pytest.raises(ValueError, match="last seen at a clock below 0"):
+    with pytest.raises(ValueError, match="last seen at a step below 0"):
         table.load(rows | {"seen": ids(-1)})
 
 

@@ -104,7 +104,7 @@ def test_what_is_no_tls_is_refused_in_a_sentence(run: Ends, raw: bytes) -> None:
         assert context is not None
         end = Tls(context, name)
         end.shake(b"")
-        with pytest.raises(Unproven, match=r"no TLS 1\.3 with who is there"):
+        with pytest.raises(Unproven, match=r"no TLS 1\.3 with the process that is there"):
             end.shake(raw)
 
 

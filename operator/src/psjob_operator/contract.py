@@ -64,12 +64,13 @@ shards: of shard 0, which derives the key of each shard that dials it
 questions: of every shard, for the status port
 
 On a cluster the keys lie in a Secret that only the init container of a pod mounts. It has the entries `workers`, `shards` and
-`questions` as hex digits, and `workers.inner`, `workers.outer`, `shards.inner`, `shards.outer`: the two blocks of 64 bytes that HMAC
-puts before what it hashes (RFC 2104), so that a shell which has sha256 alone can derive a key.
+`questions` as hex digits, and `workers.inner`, `workers.outer`, `shards.inner`, `shards.outer`. Those are the two blocks of 64 bytes
+that HMAC puts before what it hashes (RFC 2104). With them a shell which has sha256 alone can derive a key.
 
-Where streams are encrypted, AUTHORITY lies beside the file of a process, and beside that of a shard CERTIFICATE of its index: PEM files
-of the run's CA, and of the shard's private key and certificate, whose only name is the DNS name SHARD_NAME. In a job with stages a worker
-has the same, as WORKER_CERTIFICATE and WORKER_NAME. The Secret has them as entries of the same names. No private key of the CA is kept.
+Where streams are encrypted, AUTHORITY lies beside the file of a process, and beside that of a shard CERTIFICATE of its index. They are
+PEM files of the run's CA, and of the shard's private key and certificate. Its only name is the DNS name SHARD_NAME. In a job with
+stages a worker has the same, as WORKER_CERTIFICATE and WORKER_NAME. The Secret has them as entries of the same names. No private key of
+the CA is kept.
 """
 AUTHORITY: Final = "ca.pem"
 CERTIFICATE: Final = "shard-{index}.pem"
@@ -82,8 +83,8 @@ CONFIG_FORMAT: Final = 1
 """Number of what a process is handed and answers: its command, environment and config, its exit codes, last message and status port.
 
 A run keeps the number that it began with (status.pinned), and so do its pods. The number rises with every change by which a runtime of
-the version before would refuse or do another thing: a key that goes, or means something else, or has another value where a job says
-nothing. Keys that a reader does not know are passed over, so that one that may be missing comes without a rise.
+the version before would refuse or do another thing. Such changes are a key that goes, one that means something else, or one with another
+default. Keys that a reader does not know are passed over, so that one that may be missing comes without a rise.
 
 Keys of the config (all present, but for processes, localSum and those of stages):
 
@@ -170,8 +171,8 @@ NON_FINITE: Final = ("pass", "skip", "refuse")
 SCHEDULES: Final = ("flush", "2bw", "pipedream")
 """When stages make their updates: with a flush after each batch, or without."""
 STAGE_WEIGHTS: Final = ("stash", "vertical", "recompute", "latest")
-"""The weights of a backward: those of its forward, the same version at all stages, the newest, on which the forward runs again, or the
-newest under activations of older ones."""
+"""The weights of a backward: those of its forward, or the same version at all stages, or the newest. With `recompute` the forward runs
+again on the newest, with `latest` the activations are of older ones."""
 PREDICTIONS: Final = ("none", "nesterov")
 """The weights of a forward: as they are, or as their momentum leads to until its gradient counts."""
 CORRECTIONS: Final = ("none", "dc-asgd", "gap-aware")

@@ -54,12 +54,12 @@ def compare(
         typer.Option(metavar="MODE,…", help="sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async."),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Lay a value over every manifest. Repeatable.")
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a value of every manifest, typed as YAML. Repeatable.")
     ] = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("report.html"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of the table.")] = False,
     deadline: Annotated[
-        float, typer.Option(metavar="SECONDS", help="A side that takes longer is stopped, and counts as far as it came.")
+        float, typer.Option(metavar="SECONDS", help="A side that takes longer is stopped; the steps that it made count.")
     ] = 600,
     repeat: Annotated[
         int, typer.Option(metavar="N", min=1, max=100, help="Train each side N times, with a seed each, and show the spread.")

@@ -42,7 +42,7 @@ Exit codes: 0 no problem (warnings are none), 1 a problem, 2 nothing was looked 
 
 
 def doctor(
-    job: Annotated[Path | None, typer.Argument(metavar="[JOB.yaml]", help="A job: would it fit?")] = None,
+    job: Annotated[Path | None, typer.Argument(metavar="[JOB.yaml]", help="A manifest: say too whether its job fits.")] = None,
     cluster: Annotated[bool, typer.Option("--cluster", help="Look at the cluster of the current context.")] = False,
     context: Annotated[str | None, typer.Option(help="Look at the cluster of this context.")] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="In this namespace of the cluster; absent: default.")] = None,

@@ -146,7 +146,7 @@ def events(
     if data(output, found):
         return
     if not found:
-        say(f"psjob: nothing is told of {name}; a cluster forgets after an hour")
+        say(f"psjob: there are no events of {name}; a cluster keeps events for an hour")
         return
     table(rows.EVENTS, [rows.event(one) for one in found])
 

@@ -113,7 +113,7 @@ def run(
         ),
     ],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Lay a value, typed as YAML, over the manifest. Repeatable.")
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a value of the manifest, typed as YAML. Repeatable.")
     ] = None,
     fault: Annotated[
         list[str] | None,
@@ -127,7 +127,9 @@ def run(
     progress: Annotated[bool, typer.Option("--progress/--no-progress", help="Show how far training is.")] = True,
     history: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write steps and metrics while they come, as JSON lines; the last has lag, gap and idle time."),
+        typer.Option(
+            metavar="FILE", help="Write steps and metrics while they come, as JSON lines; the last has staleness (lag, gap) and idle time."
+        ),
     ] = None,
     ui: Annotated[bool, typer.Option("--ui", help="Serve the page of `psjob ui` while it trains, and print its address.")] = False,
     name: Annotated[str | None, typer.Option("--run", hidden=True)] = None,

@@ -156,7 +156,7 @@ def digits_64(
 
 @cli.command(epilog="Example: psjob simulate trace trace.csv")
 def trace(file: File, as_json: Json = False) -> None:
-    """Print mean lag, histogram and SHA-256 of a trace file."""
+    """Print mean staleness (lag), histogram and SHA-256 of a trace file."""
     start("trace", locals())
 
 

@@ -63,7 +63,7 @@ Wait = Annotated[bool | None, typer.Option("--wait/--no-wait", help="Wait until 
 def submit(
     job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="Manifest of one PSTrainingJob; -: from standard input.")],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Lay a value, typed as YAML, over the manifest. Repeatable.")
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a value of the manifest, typed as YAML. Repeatable.")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job is Complete.")] = False,
     timeout: Timeout = "24h",

@@ -39,7 +39,7 @@ def ui(
     where = Where(local, folder, namespace, context, kubeconfig)
 
     with Page(gather(where), where.here, port) as page:
-        say("psjob: the page is at this address, for whoever has it, on this machine alone; Ctrl-C ends it")
+        say("psjob: the page is at this address, on this machine alone; anyone here who has the address can read it; Ctrl-C ends it")
         typer.echo(page.address)
         sys.stdout.flush()
         if browser:

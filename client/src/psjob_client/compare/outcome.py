@@ -32,7 +32,7 @@ class SideOutcome:
     final: Mapping[str, float] = field(default_factory=dict)
     """The last value of each metric."""
     lags: Sequence[tuple[float | None, float]] = ()
-    """(largest lag, pushes) of each bucket; None: above all; empty: not known. Without `mean_lag` a bucket is one lag."""
+    """Staleness: (largest lag, pushes) of each bucket; None: above all; empty: not known. Without `mean_lag` a bucket is one lag."""
     gaps: Sequence[tuple[float | None, float]] = ()
     """(upper bound, pushes) of each bucket; None: above all."""
     idle: Sequence[float] = ()

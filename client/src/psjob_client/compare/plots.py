@@ -55,7 +55,7 @@ def plots(comparison: Comparison) -> list[Plot]:
             draw = _curves(name, place, axis, comparison)
             found.append(Plot(f"{word} against {'steps' if place else 'time'}", _svg(len(found), draw)))
     if any(one.lags for one in sides):
-        found.append(Plot("lag of the pushes that count", _svg(len(found), lambda axes: _lags(axes, sides))))
+        found.append(Plot("staleness (lag) of the pushes that count", _svg(len(found), lambda axes: _lags(axes, sides))))
     if any(one.gaps for one in sides):
         found.append(Plot("gap of the pushes", _svg(len(found), lambda axes: _gaps(axes, sides))))
     if any(one.idle for one in sides):

@@ -26,11 +26,11 @@ def simulate(modes: Sequence[str], options: Sequence[str], deadline: float) -> l
         try:
             said, _ = process.communicate(timeout=deadline)
         except subprocess.TimeoutExpired:
-            raise BadInput(f"--deadline {deadline:g}: the simulator was not through; give it more seconds, or fewer --pushes") from None
+            raise BadInput(f"--deadline {deadline:g}: the simulator did not finish; give it more seconds, or fewer --pushes") from None
         finally:
             process.kill()
     if process.returncode:
-        raise BadInput("the simulator made no comparison; what it says stands above")
+        raise BadInput("the simulator made no comparison; its own message is above")
     return [_outcome(found, options) for found in json.loads(said)]
 
 

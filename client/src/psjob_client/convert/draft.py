@@ -74,7 +74,7 @@ class Draft:
     notes: list[Note] = field(default_factory=list)
 
     def note(self, at: str, value: Any, remedy: str) -> None:
-        """Tell of something that is not carried over; `value` as it stands in the source, None where nothing does."""
+        """Note something that is not carried over; `value` is the source's own text, None where it has none."""
         self.notes.append(Note(at, "" if value is None else value if isinstance(value, str) else shown(value), remedy))
 
     def note_shards(self) -> None:
@@ -122,7 +122,7 @@ class Draft:
             self.note(f"metadata.{key}", metadata[key], "is left out")
 
     def finish(self) -> Converted:
-        """The manifest as it stands now."""
+        """The manifest as it is now."""
         ps: dict[str, Any] = {"shards": self.shards if self.wishes.shards is None else self.wishes.shards}
         if self.ps_template:
             ps["template"] = self.ps_template

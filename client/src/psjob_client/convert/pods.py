@@ -35,7 +35,7 @@ def worker_template(draft: Draft, template: Mapping[str, Any], at: str, trained:
     chosen = next((item for item in containers if item.get("name") == trained), containers[0])
     place = f"{at}.spec.containers[{containers.index(chosen)}]"
     if len(containers) > 1 and chosen.get("name") != trained:
-        draft.note(f"{at}.spec.containers", None, f"none is called {trained}; the first is trained in")
+        draft.note(f"{at}.spec.containers", None, f"none is called {trained}; training runs in the first")
     chosen["name"] = TRAINED
     _trained(draft, chosen, place)
     return made
@@ -77,7 +77,7 @@ def divide(draft: Draft, template: Mapping[str, Any], by: int, at: str) -> None:
         for name, value in given.items():
             part = _share(value, by, entire="/" in name)
             if part is None:
-                draft.note(f"{at}.resources.{kind}.{name}", value, f"is not shared out to {by} workers: write what one process needs")
+                draft.note(f"{at}.resources.{kind}.{name}", value, f"is not divided among {by} workers: write what one process needs")
             else:
                 given[name] = part
 

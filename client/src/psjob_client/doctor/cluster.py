@@ -145,7 +145,7 @@ def _crd(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _operator(facts: ClusterFacts) -> Iterator[Finding]:
     if facts.operators is None:
-        yield warning("operator", "Deployments cannot be seen by this user", "", "ask who runs the cluster whether psjob's operator runs")
+        yield warning("operator", "Deployments cannot be seen by this user", "", "ask its administrator whether psjob's operator runs")
         return
     if not facts.operators:
         yield problem("operator", "no Deployment of it", "1", "helm install psjob charts/psjob -n psjob-system --create-namespace")
@@ -205,7 +205,7 @@ def _room(facts: ClusterFacts) -> Iterator[Finding]:
     for limit in facts.limits or ():
         yield ok(f"limit range {limit.range}", f"{limit.bound} {limit.resource} of a container", limit.value)
     if facts.nodes is None:
-        yield warning("nodes", "cannot be seen by this user", "", "ask who runs the cluster how large nodes are, and which have GPUs")
+        yield warning("nodes", "cannot be seen by this user", "", "ask its administrator how large nodes are, and which have GPUs")
         return
     usable = [node for node in facts.nodes if node.usable]
     if not usable:

@@ -57,8 +57,9 @@ class KubeClient(Client):
         return await self._call("PATCH", kind.path(namespace, name), query, body, content="application/merge-patch+json")
 
     async def told_by(self, pod: str, path: str, questions: bytes, seconds: float) -> dict[str, Any] | None:
-        """The JSON object that the status port of this pod proves to be its answer to `path`, read as a stranger's; None where there is
-        none, or no answer in so many seconds."""
+        """The JSON object that the status port of this pod proves to be its answer to `path`, read as a stranger's.
+
+        None where there is none, or no answer in so many seconds."""
         base = f"{pod}:{STATUS_PORT}/proxy"
         try:
             async with asyncio.timeout(seconds):
@@ -104,7 +105,7 @@ async def reach(context: str | None, namespace: str | None, config: str | None =
     try:
         configuration = await connect.configure(config, context)
     except connect.ConnectError as error:
-        raise Unreachable(f"there is no way to a cluster: {error}; runs of this machine: add --local") from None
+        raise Unreachable(f"no cluster can be reached: {error}; runs of this machine: add --local") from None
     name, own = ("in-cluster", _own_namespace()) if connect.in_cluster(config) else _context(connect.kubeconfig_path(config), context)
     client = KubeClient(configuration, Limits(qps=50.0, burst=100, timeout=SECONDS), f"psjob/{__version__}", MANAGER)
     return client, Reach(name, (own or "default") if namespace is None else namespace, str(configuration.host))

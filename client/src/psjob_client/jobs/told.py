@@ -80,7 +80,7 @@ def shard_view(index: int, state: str, attempt: int, told: Mapping[str, Any] | N
 
 
 def worker_view(rank: int, state: str, start: int, told: Mapping[str, Any] | None, first: int) -> WorkerView:
-    """A worker of which the plan knows `state` and `start`; `first` is the highest clock of all."""
+    """A worker of which the plan knows `state` and `start`; `first` is the highest step of all."""
     if told is None:
         return WorkerView(index=rank, state=state, attempt=start)
     clock = int(numbers(told, "clock"))

@@ -22,7 +22,7 @@ class View(Model):
 
 
 class Lateness(View):
-    """How late pushes were: a number a push that counted, over all shards."""
+    """Staleness of pushes: a number for each push that counted, over all shards."""
 
     count: int = 0
     """Pushes."""

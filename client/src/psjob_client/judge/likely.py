@@ -140,7 +140,7 @@ def _variables(env: list[dict[str, Any]], at: str) -> Iterator[Problem]:
     for i, entry in enumerate(env):
         name = entry["name"]
         if counted[name] > 1 and not any(earlier["name"] == name for earlier in env[:i]):
-            yield Problem(f"{at}.env[{i}].name", name, f"is given {counted[name]} times", "the last one holds; keep one of them")
+            yield Problem(f"{at}.env[{i}].name", name, f"is given {counted[name]} times", "the last one counts; keep one of them")
         if name in LAUNCHED:
             yield Problem(f"{at}.env[{i}].name", name, "is for torch.distributed", "ps.rank() and ps.world() say who is who; leave it out")
         if entry.get("valueFrom") is not None:

@@ -103,7 +103,7 @@ class Backend:
             acted = self.act(decided)
             if not acted and not decided.intent:
                 return decided.wake_at
-        raise RuntimeError(f"the job did not come to rest after {MOST_ROUNDS} plans; please report {self.folder.path / 'status.json'}")
+        raise RuntimeError(f"the job still changes after {MOST_ROUNDS} plans; please report {self.folder.path / 'status.json'}")
 
     @property
     def phase(self) -> str:

@@ -68,7 +68,7 @@ def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault
         elif when == "cut" and kind == "worker":
             problems.append(f"--fault {text}: a worker writes no part of a checkpoint; name a shard, or a step")
         elif number < 1:
-            first = "first clock is complete then" if when == "step" else "first checkpoint above step 0 has this number"
+            first = "first step is complete then" if when == "step" else "first checkpoint above step 0 has this number"
             problems.append(f"--fault {text}: the {when} must be 1 or more; the {first}")
         else:
             faults.append(Fault(text, what, "shard" if kind == "ps" else "worker", index, when, number))
@@ -123,7 +123,7 @@ class Recovery:
             self.passed = _first_after(part(told, "coordinator").get("passed"), self.step, self.at, after)
 
     def as_json(self) -> dict[str, Any]:
-        """As it stands in the summary."""
+        """Its entry in the summary."""
         return {
             "fault": self.fault.text,
             "process": self.process,

@@ -10,7 +10,7 @@ from psjob_client.local.probe import numbers, part
 
 
 def lateness(statuses: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]] | None:
-    """Lag {median, p95, max, mean} in updates and gap {mean, max} over what shards told (contract.STATUS_KEYS); None: no push was seen.
+    """Staleness: lag {median, p95, max, mean} in updates and gap {mean, max} of shards (contract.STATUS_KEYS). None: no push was seen.
 
     A push counts once on each shard. Quantiles are rounded up to the edge of their bucket.
     """

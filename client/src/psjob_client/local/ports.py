@@ -17,8 +17,8 @@ ADDRESS = "127.0.0.1"
 class Ports:
     """A data port and a status port for each shard.
 
-    Each is held by a socket that is bound and never listens: nobody else is given the port, not even between two attempts of a
-    shard, while a shard that sets SO_REUSEADDR may bind and listen on it.
+    Each is held by a socket that is bound and never listens. Nobody else is given the port, not even between two attempts of a
+    shard. A shard that sets SO_REUSEADDR may bind and listen on it.
     """
 
     data: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder for whoever looks at it, while it runs and afterwards: `psjob list`, `get`, `logs`, the page.
+"""What a run leaves in its folder for `psjob list`, `get`, `logs` and the page, while it runs and afterwards.
 
 Nothing here may end a job: a file that cannot be written is left out, and tried again with the next news.
 """

@@ -166,8 +166,8 @@ class Job:
         Args:
             phases: Ends at any of these.
             timeout: Seconds, a day unless told otherwise.
-            on_interrupt: What becomes of the job when you stop waiting with Ctrl-C or the notebook's stop: it goes on (detach), it makes
-                a last checkpoint and ends (suspend), or it is removed (delete). KeyboardInterrupt is raised in each case.
+            on_interrupt: What becomes of the job when you stop waiting with Ctrl-C or the notebook's stop. With detach it goes on, with
+                suspend it makes a last checkpoint and ends, with delete it is removed. KeyboardInterrupt is raised in each case.
             show: Show it in a notebook.
 
         Returns:

@@ -1,4 +1,4 @@
-"""This machine as a place for jobs: each is a `psjob run` of its own, which goes on when whoever started it has gone."""
+"""This machine as a place for jobs: each is a `psjob run` of its own, which goes on when the process that started it has ended."""
 
 from __future__ import annotations
 

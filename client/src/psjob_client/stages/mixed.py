@@ -2,8 +2,8 @@
 """FTPipe's mixed pipe: a device may run blocks of the model that are not neighbours, each a stage of its own.
 
 S. Eliad et al., *Fine-tuning giant neural networks on commodity hardware with automatic pipeline model parallelism*, USENIX ATC 2021;
-`partition_mixed_pipe_v2.py` of its repository: coarsen the model to L blocks, 2P ≤ L ≤ 8P for P devices; put the heaviest block on the
-least loaded device that has the memory; un-coarsen and refine; take the best L. Here refinement is by the formulas of `bounds`, and the
+`partition_mixed_pipe_v2.py` of its repository. Coarsen the model to L blocks, 2P ≤ L ≤ 8P for P devices. Put the heaviest block on the
+least loaded device that has the memory. Un-coarsen and refine, and take the best L. Here refinement is by the formulas of `bounds`, and the
 best straight pipeline is one more place to begin at. No stage has replicas.
 """
 

@@ -67,7 +67,7 @@ class Profile(Model):
     device: Annotated[str, Field(max_length=500)] = ""
     """For people: what the times were measured on."""
     estimated: bool = False
-    """Times come from FLOPs, not from a clock."""
+    """Times are computed from FLOPs, not measured."""
     samples: int | None = Field(default=None, ge=1)
     """Samples of the micro-batch."""
     input: Bytes = 0

@@ -76,11 +76,11 @@ def tree_one_way(size: float, n: int, bandwidth: float, latency: float = 0.0, *,
 def pipelined_tree(size: float, n: int, bandwidth: float, latency: float = 0.0, *, chunks: int | None = None, ports: int = 3) -> float:
     """A binary tree, c chunks one behind the other, sums still rising while the first ones come down: (2d + c - 1)(α + M/(cB))·k/p.
 
-    d = ⌊log₂ n⌋ is the tree's depth. k/p, at least 1: a device with two children and a parent sends k = 3 chunks a step, and receives
-    as many (2 where n is 3 or 4, 1 where it is 2); `ports` is how many it can at once. `chunks=None` takes `best_chunks`.
+    d = ⌊log₂ n⌋ is the tree's depth. k/p is at least 1. A device with two children and a parent sends k = 3 chunks a step, and receives
+    as many. With n of 3 or 4 k is 2, with n of 2 it is 1. `ports` is how many it can at once. `chunks=None` takes `best_chunks`.
 
-    Two mirrored trees (P. Sanders, J. Speck, J. L. Träff, *Two-tree algorithms for full bandwidth broadcast, reduction and scan*, 2009)
-    carry half of the bytes each; inner devices of one are leaves of the other, so that a port holds 3 + 1 links: M/2 at B/4.
+    Source of two mirrored trees: Sanders, Speck, Träff, *Two-tree algorithms for full bandwidth broadcast, reduction and scan*, 2009.
+    Each carries half of the bytes. Inner devices of one are leaves of the other, so a port holds 3 + 1 links: M/2 at B/4.
     """
     count = best_chunks(size, n, bandwidth, latency) if chunks is None else chunks
     crowd = max(1.0, tree_edges(n) / ports)

@@ -49,8 +49,8 @@ def widest_ring(n: int, width: Width) -> tuple[int, ...] | None:
 def disjoint_rings(n: int, lanes: Mapping[frozenset[int], int]) -> tuple[Ring, ...]:
     """Rings of all n devices that share no lane, those of the most lanes first, until those that are left make none.
 
-    `lanes` counts those between each pair. Eight V100 with 24 NVLinks give a ring of 2 lanes and one of 1 (*Dive into Deep Learning*,
-    "Parameter Servers", after Wang et al., *Blink*, 2018): the payload is divided 2:1.
+    `lanes` counts those between each pair. Eight V100 with 24 NVLinks give a ring of 2 lanes and one of 1: the payload is divided 2:1.
+    Source: *Dive into Deep Learning*, "Parameter Servers", after Wang et al., *Blink*, 2018.
     """
     if n < 3:
         return ()  # out and back over one link is no ring

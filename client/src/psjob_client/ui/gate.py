@@ -1,4 +1,4 @@
-"""Who may read the page: whoever was given its address, from this machine alone."""
+"""Who may read the page: a browser of this machine that has the page's address."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 """Nothing is loaded from elsewhere, no other page may show this one, and nothing of it is kept."""
-WORDS = "open the address that `psjob ui` has printed: it holds a token that is another at each start"
+WORDS = "open the address that `psjob ui` has printed: it holds a token that changes at each start"
 
 
 class Gate:
@@ -43,7 +43,7 @@ class Gate:
     def _answer(self, scope: Scope) -> Response | None:
         """A refusal, or the cookie; None where the request is let through."""
         if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("this page only reads: GET alone is answered\n", 405, {"Allow": "GET, HEAD"})
+            return PlainTextResponse("this page is read-only: only GET is answered\n", 405, {"Allow": "GET, HEAD"})
         port = self._port()
         headers = Headers(scope=scope)
         if headers.get("host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):

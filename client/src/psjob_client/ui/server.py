@@ -37,7 +37,7 @@ STATIC = {
     "views.js": ("views.js", "text/javascript"),
 }  # fmt: skip
 SECONDS = 15.0
-"""A place that has not answered by then is told as a problem."""
+"""A place that has not answered by then is shown as a problem."""
 POINTS = 600
 LINES, LONGEST_LINE = 400, 2000
 """Of a process's log: so many lines, each with so many characters."""
@@ -60,7 +60,7 @@ class Page:
 
     @property
     def address(self) -> str:
-        """What is opened in a browser; whoever has it may read."""
+        """What is opened in a browser; anyone who has it may read."""
         return f"http://{HOST}:{self.port}/?token={self._token}"
 
     def __enter__(self) -> Page:

@@ -42,7 +42,7 @@ class Model(BaseModel):
         return any(key in (name, field.alias) for name, field in cls.model_fields.items())
 
     def to_manifest(self) -> dict[str, Any]:
-        """This object as it stands in a manifest: camelCase, plain JSON types, absent where None."""
+        """This object as in a manifest: camelCase, plain JSON types, absent where None."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
@@ -65,7 +65,7 @@ def _number_or_word(value: Any) -> int | str:
 
 @dataclass(frozen=True)
 class Open:
-    """Marks a Literal of `words` that is read leniently: the schema lists them, and any other word is kept as it stands."""
+    """Marks a Literal of `words` that is read leniently: the schema lists them, and any other word is kept unchanged."""
 
     words: tuple[str, ...]
 

@@ -1,7 +1,7 @@
 """The CustomResourceDefinition, made of the models and the rules.
 
-kube-custom-resource was tried first: it drops all defaults or keeps all, lets a class's docstring win over the field's own text, orders
-short names by chance, and has no place for a default or rules of the whole object. What is needed here is shorter than its corrections.
+kube-custom-resource does not fit: it drops all defaults or keeps all, and takes a class's docstring before the field's own text. It
+orders short names by chance, and has no place for a default or rules of the whole object. This file is shorter than its corrections.
 """
 
 from __future__ import annotations

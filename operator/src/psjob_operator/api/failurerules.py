@@ -28,7 +28,7 @@ def failure_rules() -> tuple[FieldRule, ...]:
             "spec.runPolicy.failureRules[]",
             lambda rule: bool(rule.get("exitCodes") or rule.get("signals") or rule.get("reasons")),
             "must have exitCodes, signals or reasons",
-            "a rule that every end meets would hide those after it; say which ends it is for",
+            "a rule that matches every failure would hide those after it; say which failures it is for",
             cel=("has(self.exitCodes) || (has(self.signals) && self.signals.size() > 0) || (has(self.reasons) && self.reasons.size() > 0)"),
         ),
     )

@@ -282,7 +282,7 @@ _ACROSS = (
         "spec.training.compression.pull",
         lambda codec: codec not in ("int8", "topk", "randomk"),
         "must not be int8, topk or randomk",
-        "what they leave out of weights no later pull makes good; take bf16, fp16, auto or none",
+        "they leave out parts of the weights, and no later pull sends those; take bf16, fp16, auto or none",
         cel="!(self in ['int8', 'topk', 'randomk'])",
     ),
     FieldRule(

@@ -77,7 +77,7 @@ class JobStatus(StatusModel):
 
     @classmethod
     def read(cls, raw: Mapping[str, Any]) -> JobStatus:
-        """What of `raw` can be read; never an exception. A word of a newer operator is read as it stands."""
+        """What of `raw` can be read; never an exception. A word of a newer operator is kept unchanged."""
         for _ in range(READINGS):
             try:
                 return cls.model_validate(raw)

@@ -171,7 +171,7 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
             f"{pod}.containers[].env[].name",
             lambda name: name.isprintable() and name.isascii() and name != "" and "=" not in name,
             "must be printable ASCII without '=', and not empty",
-            "a container with another name of a variable cannot be started; rename it",
+            "a container cannot be started with any other name of a variable; rename it",
         ),
         FieldRule(
             f"{pod}.containers[].env[].value",
@@ -222,7 +222,7 @@ def _worker(template: str) -> tuple[FieldRule, ...]:
             pod,
             lambda spec: chosen(spec["containers"], TRAINED) is not None,
             f"must have a container named {TRAINED} where there are several",
-            "that one is trained in; rename the container that runs the script",
+            "training runs in that one; rename the container that runs the script",
             cel=f"self.containers.size() == 1 || self.containers.exists(c, c.name == '{TRAINED}')",
             about="containers",
         ),
@@ -246,7 +246,7 @@ def _worker(template: str) -> tuple[FieldRule, ...]:
             f"{pod}.containers[].command",
             lambda words: not words or " " not in words[0] or words[0].startswith(("/", "./")),
             "must begin with a program, each argument an item of its own",
-            "no shell takes it apart: write [python, train.py], not ['python train.py']",
+            "no shell splits it: write [python, train.py], not ['python train.py']",
         ),
         *(
             FieldRule(
@@ -294,7 +294,7 @@ def _shard(template: str) -> tuple[FieldRule, ...]:
             pod,
             lambda spec: not any(spec.get(word) for word in ("hostPID", "hostIPC")),
             "must not have hostPID or hostIPC",
-            "a shard reaches nobody's processes or memory but its own; leave them out",
+            "a shard needs only its own processes and memory; leave them out",
         ),
         *(
             FieldRule(

@@ -40,8 +40,8 @@ OTHER_UID = ("UID in", "precondition")
 class ApiError(Exception):
     """A call that did not succeed.
 
-    `code` is the HTTP status, or 0 where no answer came that can be read (the call may or may not have been carried out);
-    `reason` is the API server's word (AlreadyExists, Conflict, Invalid, …) or ours (Timeout, Connection, Unreadable);
+    `code` is the HTTP status, or 0 where no answer came that can be read (the call may or may not have been carried out).
+    `reason` is the API server's word (AlreadyExists, Conflict, Invalid, …) or ours (Timeout, Connection, Unreadable).
     `message` is its sentence; `retry_after` seconds, where it named them; `fields`: it names fields that are wrong.
     """
 
@@ -88,7 +88,7 @@ class Limits:
 
 
 class Observer(Protocol):
-    """Who is told of every request."""
+    """Is called after every request."""
 
     def answered(self, verb: str, path: str, code: int, seconds: float) -> None:
         """The API server answered."""
@@ -172,7 +172,7 @@ class Client:
                     for line in lines:
                         yield _event(line, path)
         except TimeoutError as error:
-            raise ApiError(0, "Timeout", f"nothing was heard of the watch of {path} for {WATCH_SILENCE:g} s") from error
+            raise ApiError(0, "Timeout", f"the watch of {path} has sent nothing for {WATCH_SILENCE:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, "Connection", f"watch {path}: {error}") from error
 

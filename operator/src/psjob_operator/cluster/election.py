@@ -1,8 +1,8 @@
 """Who of several operators takes turns, decided from a Lease: the rules of client-go's leader election, pure.
 
 Times are of this process's own monotonic clock, in seconds. What other machines wrote as a time is compared for a change and never
-read as one. A holder counts from when it *sent* its last stored renewal, a candidate from when it *saw* it: so the holder gives up first,
-as long as no clock runs 1.5 times as fast as another.
+read as one. A holder counts from when it *sent* its last stored renewal, a candidate from when it *saw* it. So the holder gives up first,
+as long as no machine's clock runs 1.5 times as fast as another's.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def failed(standing: Standing, now: float) -> Standing:
 
 
 def step_down(standing: Standing) -> Standing:
-    """We act no longer; whoever holds the Lease, it is looked at next."""
+    """We act no longer; the Lease is looked at next, its holder too."""
     return replace(standing, known=False, renewed_at=None, looked_at=-math.inf)
 
 

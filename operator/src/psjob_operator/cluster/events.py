@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Teller:
-    """Writes Events beside the turns, one after the other, and seldom while jobs wait: whoever waits for a pod does not wait for them.
+    """Writes Events beside the turns, one after the other, and seldom while jobs wait: a job that waits for a pod does not wait for them.
 
     One that cannot be written, or for which there is no room, is lost, which hurts nobody: the status has the news.
     """

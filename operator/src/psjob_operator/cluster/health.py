@@ -13,7 +13,7 @@ from psjob_operator.cluster.meter import CONTENT_TYPE
 BEAT = 1.0
 STUCK = 60.0
 CONNECTIONS = 32
-"""At a time; whoever connects then has the place of the one that has been there longest."""
+"""At a time; the next to connect takes the place of the oldest connection."""
 LINE_BYTES = 2048
 """Most bytes of one line of a request; of its headers there may be a hundred or so."""
 

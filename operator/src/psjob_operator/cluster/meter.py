@@ -71,7 +71,7 @@ class Meter:
     # -- told by others ----------------------------------------------------------------------------
 
     def leads(self, leading: bool) -> None:
-        """Whether this operator acts on jobs, and tells of them; a lone one does from the beginning."""
+        """Whether this operator acts on jobs, and tells of them; without other replicas it does from the beginning."""
         self._leading = leading
         self._leader.set(leading)
 

@@ -1,7 +1,7 @@
 """The operator's own key, from which it derives what it asks the status ports of all runs with: it need not read a run's Secret.
 
-It lies in a file. In a cluster that is a Secret which the operator's pods mount; the operator that takes turns makes the Secret where
-there is none, and has its key at once, while the kubelets of the others show it some time later.
+It lies in a file. In a cluster that is a Secret which the operator's pods mount. The operator that takes turns makes the Secret where
+there is none, and has its key at once. The kubelets of the others show it some time later.
 """
 
 from __future__ import annotations

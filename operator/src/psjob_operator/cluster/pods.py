@@ -48,7 +48,7 @@ class PodView:
 def parse(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
     """The view of a pod that carries our labels; None where they are not those of a process. `tails`: of scrub.told.
 
-    Whoever makes pods can write labels. An index or a number that no job has is not of our making, and a status could not hold it.
+    Anyone who makes pods can write labels. An index or a number that no job has is not of our making, and a status could not hold it.
     """
     metadata = raw["metadata"]
     labels = metadata.get("labels") or {}

@@ -1,6 +1,6 @@
 """Which job is looked at next: keys without doubles, one turn a key at a time, the most urgent first, later times in a heap.
 
-No I/O; the clock is an argument. `Queue.next()` is the only thing that waits.
+No I/O; the time is an argument. `Queue.next()` is the only thing that waits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Key(NamedTuple):
 
 
 FAIR = 8
-"""Each so many-th turn goes to whoever waits longest: a key with n older ones before it begins within FAIR * (n + 1) turns."""
+"""Each so many-th turn goes to the key that waits longest: a key with n older ones before it begins within FAIR * (n + 1) turns."""
 
 
 class Queue:

@@ -2,7 +2,7 @@
 
 A pod whose process had ended goes with its node too: nobody else would take its volume off. Beyond that a kubelet out of reach proves
 nothing of the pods there. A shard that takes a connection lives, and so does a worker that has joined and has a stream to shard 0.
-Whoever is taken for lost and lives is fenced by the number of its successor.
+A process that is taken for lost and lives is fenced by the number of its successor.
 """
 
 from __future__ import annotations

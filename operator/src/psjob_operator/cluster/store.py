@@ -1,6 +1,6 @@
 """What was last heard of jobs and their children: a small projection, fed by watch events, re-lists and our own replies.
 
-It may be stale, never wrong for long: an older word never replaces a newer one, what is gone stays gone, and every write that rests on
+It may be stale, never wrong for long. An older word never replaces a newer one, and what is gone stays gone. Every write that rests on
 it carries a precondition. No I/O.
 """
 

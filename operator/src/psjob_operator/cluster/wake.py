@@ -1,8 +1,8 @@
 """kopf, used for one thing: to hear that a job changed (their children are watched by cluster/watch.py).
 
 Its handlers are `on.event` only, return nothing and touch nothing, so kopf writes no annotation, no finalizer and no patch.
-Two facts that kopf does not hand to handlers are read from its own requests, by a trace of its session: that it has (re-)listed a
-kind, after which objects may have vanished unseen, and that its watch of that kind is open.
+Two facts that kopf does not hand to handlers are read from its own requests, by a trace of its session. One is that it has (re-)listed a
+kind, after which objects may have vanished unseen. The other is that its watch of that kind is open.
 """
 
 from __future__ import annotations

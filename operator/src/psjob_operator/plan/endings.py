@@ -73,7 +73,7 @@ def fatal(facts: Facts) -> Ending | None:
         if refused and seat.refusal is not None and not facts.has_run and seat.role not in taken:
             return Ending("Failed", "TemplateInvalid", f"the API server refuses the pod of {seat}: {seat.refusal.message}")
         if seat.fate.kind == "fatal":
-            return Ending("Failed", seat.fate.cause, f"{seat}: {seat.fate.message or 'said so by its exit code'}")
+            return Ending("Failed", seat.fate.cause, f"{seat}: {seat.fate.message or 'its exit code says not to try again'}")
     return None
 
 
@@ -92,8 +92,8 @@ def lost_for_good(facts: Facts) -> Ending | None:
             return Ending("Failed", "ShardLost", words)
     late = [*(seat for seat in facts.workers if seat.fate.kind == "lost"), *facts.too_late] if facts.shards_done else []
     if late:
-        words = f"{late[0]} ({_why(late[0]) or 'started again'}) is not through, the shards are, and spec.checkpoint.disabled is true: "
-        return Ending("Failed", "WorkerFailed", words + "nothing is left that could tell it so")
+        words = f"{late[0]} ({_why(late[0]) or 'started again'}) has not finished, the shards have, and spec.checkpoint.disabled is true: "
+        return Ending("Failed", "WorkerFailed", words + "no checkpoint is left to finish from")
     return None
 
 

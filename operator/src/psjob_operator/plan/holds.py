@@ -54,7 +54,7 @@ def unreadable(facts: Facts) -> Hold | None:
 
 
 def another_version(facts: Facts) -> Ending | Hold | None:
-    """Begun by a version that this operator does not know: nothing that its processes say is read, so only the clocks may end it."""
+    """Begun by a version that this operator does not know: nothing that its processes say is read, so only deadlines may end it."""
     words = pins.another_version(facts)
     if not words:
         return None

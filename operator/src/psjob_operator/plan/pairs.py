@@ -99,7 +99,7 @@ def _partners(facts: Facts, pair: Pair, times: Mapping[tuple[Role, int], float])
         went = lost.fate.cause in LEAVES and _of_one_node(lost.process, other.process)
         pod = other.process
         if went:
-            yield at, replace(other, fate=Fate("lost", lost.fate.cause, message=f"{other} stands where {lost} stood: {lost.fate.message}"))
+            yield at, replace(other, fate=Fate("lost", lost.fate.cause, message=f"{other} is on the node of {lost}: {lost.fate.message}"))
         elif pod is not None and other.fate.kind == "waiting" and not pod.node:
             yield at, _moving(other)  # it may require the node of the one that is lost
 
@@ -131,4 +131,4 @@ def _stands(seat: Seat) -> bool:
 
 def _moving(seat: Seat) -> Seat:
     other = "worker" if seat.role == "shard" else "shard"
-    return replace(seat, fate=Fate("lost", "Moved", message=f"{seat} goes where {other} {seat.index} goes"))
+    return replace(seat, fate=Fate("lost", "Moved", message=f"{seat} moves to the node of {other} {seat.index}"))

@@ -47,13 +47,13 @@ def another_version(facts: Facts) -> str:
         return ""
     if now.wire is not None and now.wire < AUTHENTICATED_WIRE:
         return (
-            "this run began without authentication: what runs goes on, nothing lost is replaced; suspend and resume the job,"
+            "this run began without authentication: what runs goes on, nothing lost is replaced. Suspend and resume the job,"
             " and it goes on from its checkpoint with keys"
         )
     theirs, ours = _named((now.config_format or CONFIG_FORMAT,), (now.wire or WIRE,)), _named(CONFIG_FORMATS, WIRES)
     return (
-        f"this run has {theirs}, this operator serves {ours}: what runs goes on, nothing lost is replaced;"
-        " install an operator of the version that began it, or suspend and resume the job"
+        f"this run has {theirs}, this operator serves {ours}: what runs goes on, nothing lost is replaced."
+        " Install an operator of the version that began it, or suspend and resume the job"
     )
 
 

@@ -135,7 +135,7 @@ def _raising(facts: Facts, afresh: bool) -> Raising:
 
 
 def unchanged(facts: Facts) -> Raising:
-    """No number changes, but for the view where the run does: the API server asks it of whoever takes a status over."""
+    """No number changes, but for the view where the run does: the API server asks it of a writer that takes a status over."""
     view = facts.stored.view or 0
     return Raising(
         view=view + 1 if view and facts.first_seen else view,

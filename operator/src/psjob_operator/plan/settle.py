@@ -42,8 +42,9 @@ def settle(facts: Facts, fresh: JobStatus) -> tuple[JobStatus, float | None]:
 
 
 def wake_at(facts: Facts, status: JobStatus, *others: float | None) -> float | None:
-    """The next unix time at which the plan of a job that has not ended would come out differently though nothing happened: of `others`
-    (None: none), and of all that time alone brings about."""
+    """The next unix time at which the plan of a job that has not ended would come out differently though nothing happened.
+
+    It is the least of `others` (None: none) and of all that time alone brings about."""
     times = (
         *others,
         endings.deadline(facts, status.start_time),

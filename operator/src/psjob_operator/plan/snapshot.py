@@ -93,7 +93,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Claim:
-    """The checkpoint claim as it stands."""
+    """The checkpoint claim as the API server has it."""
 
     name: str
     ours: bool

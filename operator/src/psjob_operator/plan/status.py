@@ -17,7 +17,7 @@ from psjob_operator.plan.troubles import Trouble, explain
 
 PROBLEMS = 8
 ATTACH_SECONDS = 20.0
-"""Whoever is waited for within this time after all came up is just starting."""
+"""A process that is waited for within this time after all came up is just starting."""
 KEPT = ("WaitingForMember", "LearningRateHigh", "NonFiniteGradients", "LargePushes", "Diverged", "DataNotSharded")
 """Reasons of a running job that hold while shard 0 is out of reach."""
 

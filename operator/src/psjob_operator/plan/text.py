@@ -54,8 +54,8 @@ def index_set(text: str, below: int) -> frozenset[int]:
 def starts_text(pending: Mapping[int, int]) -> str:
     """Which workers were given a start number and were not seen with it yet, as text: `3:0-2,7 4:5`.
 
-    Without it a failure would count twice when the operator dies between raising the number and creating the pod: the next one finds the
-    failed pod of the start before, and the one number for all workers does not tell whose failure it answered.
+    Without it a failure would count twice when the operator dies between raising the number and creating the pod. The next operator finds
+    the failed pod of the start before, and the one number for all workers does not tell whose failure it answered.
     """
     groups: dict[int, list[int]] = {}
     for index, number in pending.items():

@@ -1,7 +1,7 @@
 """Shards that share a volume which one node can mount are one volume group: where one of them cannot stay, all of them move.
 
-A volume group is numbered by the view in which its shards began (`status.placement`). Their pods' affinity names that number, so that
-nothing new is drawn to the node of pods that end: the scheduler counts a terminating pod, and does not look again when it has gone
+A volume group is numbered by the view in which its shards began (`status.placement`). Their pods' affinity names that number, so no new
+pod is drawn to the node of pods that end. The scheduler counts a terminating pod, and does not look again when it has gone
 (kubernetes#141354).
 """
 
@@ -68,4 +68,4 @@ def _stuck(facts: Facts) -> tuple[float, ...]:
 
 
 def _leaving(seat: Seat) -> Fate:
-    return Fate("lost", "Moved", message=f"{seat} goes where the other shards go: one node at a time can mount their volume")
+    return Fate("lost", "Moved", message=f"{seat} moves to the node of the other shards: one node at a time can mount their volume")

@@ -15,7 +15,7 @@ KEYS = {
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
 }
-"""Lists whose items are told apart by a key, as in the Kubernetes API."""
+"""Lists whose items differ by a key, as in the Kubernetes API."""
 ADDED = ("tolerations", "requiredDuringSchedulingIgnoredDuringExecution", "preferredDuringSchedulingIgnoredDuringExecution")
 """Lists to which items are only added: leaving out ours would break what they are for."""
 

@@ -29,16 +29,16 @@ def check(
     trained = {p for group in (*optimizer.param_groups, *later) for p in group["params"]}
     for name, p in model.named_parameters():
         if p.requires_grad and p not in trained:
-            raise Refused(f"parameter {name} needs a gradient but is in no group of the optimizer; add it, or set requires_grad to False")
+            raise Refused(f"parameter {name} needs a gradient but is in no group of the optimizer. Add it, or set requires_grad to False")
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.max_norm is not None and module.weight.requires_grad:
             raise Refused(
                 f"{type(module).__name__} {name or '(the model)'} has max_norm {module.max_norm:g}: each worker would change the rows that "
-                "it looks up; leave max_norm out and bring the rows to their norm in forward"
+                "it looks up. Leave max_norm out and bring the rows to their norm in forward"
             )
     if any(_steps(state) for state in optimizer.state.values()):
         raise Refused(
-            "the optimizer holds state from steps before attach, which the shards could not take over; attach it new, "
+            "the optimizer holds state from steps before attach, which the shards could not take over. Attach it new, "
             "and begin from a checkpoint with checkpoint.resumeFrom"
         )
     for name, thing in stateful.items():
@@ -102,7 +102,7 @@ def aliases(model: torch.nn.Module, table: list[TensorSpec]) -> dict[str, str]:
     size = len(json.dumps([[spec.to_json() for spec in table], found]))
     if size > MOST_TOLD:
         raise Refused(
-            f"the names and shapes of {len(table)} parameters are {size} bytes, at most {MOST_TOLD} can be told to the shards; "
-            "give modules shorter names, or keep many small parameters in one tensor"
+            f"the names and shapes of {len(table)} parameters are {size} bytes, at most {MOST_TOLD} can be sent to the shards; "
+            "give modules shorter names, or join small parameters in one tensor"
         )
     return found

@@ -203,7 +203,7 @@ class AttachedJob:
     # -- steps ---------------------------------------------------------------------------------
 
     def step(self, pair: Pair, original: Callable[[], Any] | None) -> None:
-        """One clock, of the parameters of `pair`. `original` makes the optimizer's own step (worker-side update)."""
+        """One step, of the parameters of `pair`. `original` makes the optimizer's own step (worker-side update)."""
         if self.places.skipping:
             return
         self._stepping, pair.told = pair, None
@@ -254,16 +254,16 @@ class AttachedJob:
     def _check_piped(self, pair: Pair, grads: Sequence[torch.Tensor | None]) -> None:
         if pair.cuts.late is not None and any(g is not None for g in grads):
             self.refuse(
-                "the script has added gradients of its own, and a job of stages without flush pushes those of pipe.step alone; make them a "
+                "the script has added gradients of its own, and a job of stages without flush pushes those of pipe.step alone. Make them a "
                 "part of loss_fn, or take training.pipeline.schedule: flush"
             )
         if self.piped != self.session.clock and any(g is not None for g in grads):
             self.refuse(
-                "a step of a job of stages without pipe.step: this worker knows the weights of its stage alone, and a forward of the whole "
-                "model takes first values for all others; take loss = pipe.step(x, y) in place of forward and backward"
+                "a step of a job of stages without pipe.step. This worker has the weights of its stage alone, and a forward of the whole "
+                "model takes first values for all others. Take loss = pipe.step(x, y) in place of forward and backward"
             )
         if getattr(pair.optimizer, "found_inf", None) is not None or getattr(pair.optimizer, "grad_scale", None) is not None:
-            self.refuse("GradScaler in a job of stages: pipe.step makes the backward itself, without its scale; train in bfloat16")
+            self.refuse("GradScaler in a job of stages: pipe.step makes the backward itself, without its scale. Train in bfloat16")
 
     def _inner_step(self, rounds: LocalRounds, original: Callable[[], Any] | None) -> None:
         """A step of the worker's own; one that a GradScaler skips counts too, so that all end their rounds at the same step."""

@@ -93,7 +93,7 @@ def solved(profile: Profile, replicas: tuple[int, ...], way: Way, room: float | 
         raise Refused(f'cuts="auto" has found no cuts into {stages} stages; {PIN}')
     raise Refused(
         f'cuts="auto": no cuts into {stages} stages fit workers with {room / 2**20:.0f} MiB for the model, and the fastest ones need '
-        f"{least.memory / 2**20:.0f} MiB; take more stages, more micro-batches or a larger limit, or {PIN}"
+        f"{least.memory / 2**20:.0f} MiB. Take more stages, more micro-batches or a larger limit, or {PIN}"
     )
 
 

@@ -33,7 +33,7 @@ class Clipping:
     def ask(self, clip: Clip) -> None:
         """The script clips the step under way. Raises Refused where it has clipped it in another way already."""
         if self._asked is not None and (self._asked.norm is None) != (clip.norm is None):
-            raise Refused("a step is clipped by norm and by value, and which comes first is lost on the way to the shards; clip in one way")
+            raise Refused("a step is clipped by norm and by value, and the shards are not told which comes first. Clip in one way")
         self._asked = clip
 
     def take(self) -> Clip:
@@ -101,7 +101,7 @@ def _by_norm(job: AttachedJob) -> Callable[[Any], Any]:
                 return plain(given, max_norm, norm_type, error_if_nonfinite, foreach)
             if norm_type != 2:
                 job.refuse(
-                    f"norm_type is {norm_type}, and the mean gradient of all workers is clipped by its 2-norm; take 2, or clip by value"
+                    f"norm_type is {norm_type}, and the mean gradient of all workers is clipped by its 2-norm. Take 2, or clip by value"
                 )
             if float(max_norm) != math.inf:  # else the script wants to know the norm, and clips nothing
                 _ask(job, given, "clip_grad_norm_", Clip(norm=_above_zero(job, "max_norm", max_norm)))

@@ -39,13 +39,13 @@ def next_added(expected: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) 
     added = [params] if isinstance(params, torch.Tensor) else list(params)
     if not expected:
         raise Refused(
-            "add_param_group after attach: attach was told of no such group; name its parameters there: attach(…, later=[model.backbone])"
+            "add_param_group after attach: attach was given no such group. Name its parameters there: attach(…, later=[model.backbone])"
         )
     wanted = expected[0]["params"]
     if [id(p) for p in added] != [id(p) for p in wanted]:
         raise Refused(
             f"add_param_group after attach has {len(added)} parameters of shapes {_shapes(added)}; the group that comes next of attach(…, "
-            f"later=…) has {len(wanted)} of shapes {_shapes(wanted)}; add the groups in that order, each with the same parameters"
+            f"later=…) has {len(wanted)} of shapes {_shapes(wanted)}. Add the groups in that order, each with the same parameters"
         )
     return {**given, "params": added}
 
@@ -70,6 +70,6 @@ class AddedGroups:
         now = [pair.added for pair in self._pairs]
         if list(state["added"]) != now:
             raise Refused(
-                f"the script had added {sum(state['added'])} parameter groups after attach when its record was taken, and now {sum(now)}; "
-                "add a group by the number of the epoch, before the loop over its batches: epochs that are done are passed through again"
+                f"the script had added {sum(state['added'])} parameter groups after attach when its record was taken, and now {sum(now)}. "
+                "Add a group by the number of the epoch, before the loop over its batches: epochs that are done are passed through again"
             )

@@ -17,8 +17,8 @@ from psjob.process.errors import Refused
 class LrScaling:
     """`pushes` is how many make an update, k. With `linear` the rate is k times the script's.
 
-    In the first `warmup` clocks it rises, the same amount at each, from a k-th of what it is afterwards: with `linear` from the script's
-    own. It follows from the clock alone, so a worker that starts again has the same.
+    In the first `warmup` steps it rises, the same amount at each, from a k-th of what it is afterwards: with `linear` from the script's
+    own. It follows from the step alone, so a worker that starts again has the same.
     """
 
     pushes: int = 1
@@ -37,7 +37,7 @@ class LrScaling:
         return made
 
     def factor(self, clock: int) -> float:
-        """What the script's learning rate is multiplied with at this clock of a worker's."""
+        """What the script's learning rate is multiplied with at this step of a worker's."""
         whole = float(self.pushes if self.linear else 1)
         if clock >= self.warmup:
             return whole

@@ -34,7 +34,7 @@ class OwnGradients:
         self._steps += 1
         if changed is not None:
             print(
-                f"psjob: the gradient of {self._names[changed]} was changed by hand before optimizer.step(); it is this worker's own, and "
+                f"psjob: the gradient of {self._names[changed]} was changed by hand before optimizer.step(). It is this worker's own, and "
                 "the mean is taken after the change; clip_grad_norm_ and clip_grad_value_ clip the mean",
                 file=sys.stderr, flush=True,
             )  # fmt: skip

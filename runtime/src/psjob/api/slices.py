@@ -1,8 +1,8 @@
 """Slices of a dataset with `__getitem__`: which samples make which batch, and which batch goes to which worker.
 
-Of an epoch there is one order of samples, from (seed, epoch). The loader's batches are cut from it, and batch j goes to rank
-j mod W of W workers, so that every sample is seen once an epoch whatever W is. Where the last round has too few batches, the
-ranks without one are given a batch of that epoch again, which counts for nothing (see `data.py`).
+Of an epoch there is one order of samples, from (seed, epoch). The loader's batches are cut from it. Batch j goes to rank j mod W
+of W workers, so every sample is seen once an epoch whatever W is. Where the last round has too few batches, the ranks without one
+are given a batch of that epoch again, which counts for nothing (see `data.py`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Slices:
             if drawn(source, (self._seed, epoch)) != order:
                 raise Refused(
                     f"{type(source).__name__} gives another order each time it is asked, with the same seeds too, so a restart could not "
-                    "find its place again; draw from torch's, numpy's or Python's own generator, or from set_epoch(epoch)"
+                    "find its place again. Draw from torch's, numpy's or Python's own generator, or from set_epoch(epoch)"
                 )
             self._checked = True
         return order
@@ -116,7 +116,7 @@ def _orders(loader: Any) -> tuple[Any, Any]:
     for thing in (batches, samples):
         if hasattr(thing, "num_replicas") and hasattr(thing, "rank"):
             raise Refused(
-                f"{type(thing).__name__} gives each rank its part, and ps.shard does so too; give the DataLoader a sampler of all samples"
+                f"{type(thing).__name__} gives each rank its part, and ps.shard does so too. Give the DataLoader a sampler of all samples"
             )
     source = samples if batches is None else batches
     if not isinstance(source, Sized):

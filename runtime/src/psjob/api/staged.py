@@ -133,7 +133,7 @@ class StagedPipeline:
         """Weights of other stages are what they were at the beginning: nobody shall take them for the job's."""
         if not self.inside and attaching.current is not None:
             attaching.current.refuse(
-                f"{what} in a job of stages: this worker has the weights of stage {self.stage} alone; the job's are in its checkpoints, "
+                f"{what} in a job of stages: this worker has the weights of stage {self.stage} alone. The job's are in its checkpoints, "
                 "and in final.safetensors at its end"
             )
 
@@ -144,7 +144,7 @@ class StagedPipeline:
 
     def evaluate(self, x: Any) -> Any:
         """Not in a job."""
-        exit_refused("pipe.evaluate in a job: this worker has the weights of its stage alone; evaluate a checkpoint outside the job")
+        exit_refused("pipe.evaluate in a job: this worker has the weights of its stage alone. Evaluate a checkpoint outside the job")
 
     def state_dict(self) -> dict[str, int]:
         """Nothing: steps are counted by the job."""

@@ -107,7 +107,7 @@ def check(of: StageMemory | None, model: nn.Module) -> None:
     lazy = (name for name, p in model.named_parameters() if p.is_meta) if isinstance(model, nn.Module) else iter(())
     if of is None and (name := next(lazy, None)):
         raise Refused(
-            f"parameter {name} is on the meta device and has no values; build the model without ps.lazy(), or give the manifest "
+            f"parameter {name} is on the meta device and has no values. Build the model without ps.lazy(), or give the manifest "
             "spec.stages and the model to ps.pipeline before attach"
         )
 

@@ -101,9 +101,9 @@ class StageTurns:
         pipe, job, flushes = self.pipe, self.job, self.way.flushes
         number = job.session.clock if flushes else self.schedule.stepped
         if number == job.piped:
-            job.refuse(f"pipe.step was called twice in step {number}; call it once for each optimizer.step(), with more microbatches")
+            job.refuse(f"pipe.step was called twice in step {number}. Call it once for each optimizer.step(), with more microbatches")
         if self._broken:
-            job.refuse("pipe.step was called after one that has failed; without flush what was open then is lost. Let the script end there")
+            job.refuse("pipe.step was called after one that has failed. Without flush what was open then is lost. Let the script end there")
         if flushes:
             self.schedule.stepped = self.schedule.updates = number
         else:
@@ -248,7 +248,7 @@ class StageTurns:
         rank = pipe.place.config.stages.serving(other, key.micro)
         return Refused(
             f"what worker {rank} (stage {other}) gave for micro-batch {key.micro} of step {key.step} is no {key.kind.name.lower()} of a "
-            "stage; let all workers run the same psjob and the same script"
+            "stage. Let all workers run the same psjob and the same script"
         )
 
     def _check(self, batch: Batch, place: int, sum_: Any) -> None:

@@ -43,12 +43,12 @@ def take_over(job: AttachedJob, pair: Pair) -> None:
             return dict(pair.told)
         if job.place.config.stages:
             job.refuse(
-                "optimizer.state_dict() in a job of stages: this worker has the state of its stage alone; checkpoints hold all of it"
+                "optimizer.state_dict() in a job of stages: this worker has the state of its stage alone. Checkpoints hold all of it"
             )
         if job.place.local:
             job.refuse(
-                f"optimizer.state_dict() in process {job.place.local} of worker {job.place.index}: process 0 alone asks the shards for it; "
-                "call it where ps.is_first() is true"
+                f"optimizer.state_dict() in process {job.place.local} of worker {job.place.index}: process 0 alone asks the shards for it. "
+                "Call it where ps.is_first() is true"
             )
         raw = job.carry_out(lambda: block_states(job.session))
         whole = optimizers.assemble_state(original.state_dict(job.optimizer), job.choice.like or job.rule, job.session.layout, raw)

@@ -37,7 +37,7 @@ class WeightGuard:
         if not self._job.steps_alone and (found := self._change()) is not None:
             self._job.refuse(
                 f"parameter {found[0]} was changed by hand after step {self._job.session.clock} ({found[1].seen}), and the shards hold "
-                "the weights; change them before attach or under a parametrization, put them back before a step, or set "
+                "the weights. Change them before attach or under a parametrization, put them back before a step, or set "
                 "training.updateAt: worker"
             )
         self._weights.forget()
@@ -46,8 +46,8 @@ class WeightGuard:
         """The script trains in another way than by the attached optimizer."""
         if self._job.made == 0 and (found := self._change()) is not None:
             self._job.refuse(
-                f"parameter {found[0]} was changed by hand ({found[1].seen}), and no step of the attached optimizer was made; "
-                "train with optimizer.step() of the one that was given to attach"
+                f"parameter {found[0]} was changed by hand ({found[1].seen}), and no step of the attached optimizer was made. "
+                "Train with optimizer.step() of the one that was given to attach"
             )
 
     def leave(self) -> None:
@@ -56,7 +56,7 @@ class WeightGuard:
         if not self._job.steps_alone and (found := self._change()) is not None:
             print(
                 f"psjob: parameter {found[0]} was changed by hand after the last step ({found[1].seen}); final.safetensors holds the "
-                "weights of that step; keep others by torch.save",
+                "weights of that step. Keep others by torch.save",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
         self._weights.forget()
@@ -71,7 +71,7 @@ class WeightGuard:
             if asked or self._weights.change() is not None:
                 self._job.refuse(
                     f"{name} evaluates its closure at other weights inside its step, whose gradients a job does not "
-                    "average; move the weights in the script, put them back, and step torch's optimizer"
+                    "average. Move the weights in the script, put them back, and step torch's optimizer"
                 )
             asked = True
             return loss

@@ -95,7 +95,7 @@ def write_blocks(
     folder: Path, name: str, tensors: Iterable[tuple[str, torch.Tensor | DeferredTensor]], metadata: Mapping[str, str] | None = None,
     moved: disk.Moved | None = None,
 ) -> FileFact:  # fmt: skip
-    """Write one safetensors file, whole or not at all, and make it durable. `moved` is told of tensors' bytes.
+    """Write one safetensors file, whole or not at all, and make it durable. `moved` is called with the bytes of tensors written.
 
     Raises CheckpointProblem and what `moved` raises.
     """

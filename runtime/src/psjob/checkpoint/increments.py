@@ -33,8 +33,8 @@ EMPTY: Final = Base({}, {})
 def staying(base: Base, contents: Mapping[int, object]) -> frozenset[int]:
     """The blocks whose bytes are still those of `base`, and that the next checkpoint names there; all others are written.
 
-    A file of which no more than half is still needed is given up, and so are the least needed ones beyond MAX_FILES: what a checkpoint
-    names is less than twice what it needs.
+    A file of which no more than half is still needed is given up, and so are the least needed ones beyond MAX_FILES. So a checkpoint
+    names less than twice what it needs.
     """
     needed: dict[str, int] = {}
     same = {index: lies for index, lies in base.blocks.items() if index in contents and contents[index] is lies.content}

@@ -99,8 +99,8 @@ class Manifest:
 def commit(folder: Path, made: Manifest, owner: str | None = None) -> Path:
     """Make `made` the run's newest checkpoint; its files must be written. Returns the manifest's path.
 
-    Raises CheckpointProblem, and Fenced where a higher view (or this one by another pod than `owner`) has claimed the run: before
-    the rename, or after it, when the newer view may not have seen this manifest.
+    Raises CheckpointProblem, and Fenced where a higher view (or this one by another pod than `owner`) has claimed the run. That is seen
+    before the rename, or after it, when the newer view may not have seen this manifest.
     """
     claim.check(folder, made.view, owner)
     raw = encode(made)

@@ -105,7 +105,7 @@ def _entry(name: str, value: object) -> TensorEntry:
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"tensor {name[:80]} of dtype {str(dtype)[:20]}")
     if not isinstance(shape, list) or len(shape) > 64 or not all(type(n) is int and 0 <= n <= MAX_SIZE for n in shape):
-        raise ValueError(f"tensor {name[:80]} of a shape that is none")
+        raise ValueError(f"tensor {name[:80]} of a shape that is not a list of whole numbers")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):
         raise ValueError(f"tensor {name[:80]} with offsets that are none")
     return TensorEntry(DTYPES[dtype], tuple(shape), offsets[0], offsets[1])

@@ -1,6 +1,6 @@
 """bfloat16: the upper half of a float32, rounded to nearest even. 2 bytes an element.
 
-8 bits of mantissa stay, so the relative error is at most 2⁻⁹; the exponent is float32's own, so nothing below 3.39e38 overflows
+8 bits of mantissa stay, so the relative error is at most 2⁻⁹. The exponent is float32's own, so nothing below 3.39e38 overflows
 and inf and NaN stay what they are. Source of the form: Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training" (2019).
 """
 

@@ -1,6 +1,6 @@
 """k = ⌈ratio · length⌉ elements chosen by chance, 4 bytes each: both ends know the places, so only values are sent.
 
-The block is cut in k stretches, and one element of each is chosen by a hash of (seed, clock, block, rank, stretch); over the clocks every
+The block is cut in k stretches, and one element of each is chosen by a hash of (seed, clock, block, rank, stretch). Over the clocks every
 element has the same chance. The residual is added to the next gradient. Sources: Stich, Cordonnier, Jaggi, "Sparsified SGD with
 Memory" (2018); the hash is SplitMix64 (Steele, Lea, Flood, 2014), in whole numbers only, so that it is the same everywhere.
 """

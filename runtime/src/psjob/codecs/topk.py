@@ -1,7 +1,7 @@
 """The largest magnitudes of a block, by place: k = ⌈ratio · length⌉ at most, 8 bytes each.
 
-The threshold is the k-th largest of a sample spread evenly over the block, and of what lies above it the k largest are taken, so one
-pass over the block stands in for a sort of it. The residual is added to the next gradient. Sources: Stich, Cordonnier, Jaggi,
+The threshold is the k-th largest of a sample spread evenly over the block. Of what lies above it the k largest are taken, so one pass
+over the block replaces a sort of it. The residual is added to the next gradient. Sources: Stich, Cordonnier, Jaggi,
 "Sparsified SGD with Memory" (2018); Lin et al., "Deep Gradient Compression" (2018), for the sampled threshold.
 """
 

@@ -3,11 +3,13 @@
 All ways make the same bits: a block is added in the order of the processes, then multiplied once by 1/n. They differ in what moves.
 
 - shared: each process copies all of its gradients to shared memory, and the CPU adds.
-- gloo, nccl: each process sends every other one the blocks that it owns (the bytes of a reduce-scatter), adds what comes on its own
+- gloo, nccl: each process sends every other one the blocks that it owns (the bytes of a reduce-scatter). It adds what comes on its own
   device, and copies its part to shared memory.
 
 For M bytes and n processes, host bandwidth H, additions of A bytes a second, and links that take t for the exchange:
-shared M/H + (n-1)/n·M/A; nccl t + (n-1)α + M/(nH).
+
+- shared: M/H + (n-1)/n·M/A;
+- nccl: t + (n-1)α + M/(nH).
 """
 
 from __future__ import annotations

@@ -76,14 +76,14 @@ def all_reduce(
 
 
 def check(strategy: str, deadline: float) -> None:
-    """Raises ValueError for what is wrong with any number of ranks, so that a lone process finds it too."""
+    """Raises ValueError for what is wrong with any number of ranks, so that a single process finds it too."""
     known(strategy)
     if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 < deadline <= LONGEST:
         raise ValueError(f"deadline is {deadline!r}; it must be a number of seconds above 0, {LONGEST:.0f} at most")
 
 
 def connected(deadline: float) -> dist.ProcessGroup | None:
-    """The group of all processes: the script's own, or one that the variables of torchrun describe; None for a lone process.
+    """The group of all processes: the script's own, or one that the variables of torchrun describe; None for a single process.
 
     Raises ValueError where the group cannot move host memory, PeerLost where the others do not come.
     """
@@ -116,7 +116,7 @@ def local_ranks() -> int:
 
 
 def flattened(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The elements of tensors of one dtype, one after the other, in host memory: a lone tensor's own where it lies so, else a copy."""
+    """The elements of tensors of one dtype, one after the other, in host memory: a single tensor's own where it lies so, else a copy."""
     if len(tensors) == 1 and tensors[0].is_contiguous() and tensors[0].device.type == "cpu":
         return tensors[0].view(-1)
     return torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()

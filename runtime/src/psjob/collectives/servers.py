@@ -1,8 +1,9 @@
 """Every rank the parameter server of a share of the vector: shares are pushed to their servers, and pulled from them when they are summed.
 
-Time (Li et al. 2014, with as many servers as workers, on the same machines): 2(α + M/(nB)) for M bytes where each pair of n ranks has a
-link of B bytes a second each way; 2(n-1)(α + M/(nB)) where B is all that a rank can send. Then as many bytes as in a ring, each straight
-to its goal.
+Time (Li et al. 2014, with as many servers as workers, on the same machines) for M bytes:
+
+- 2(α + M/(nB)) where each pair of n ranks has a link of B bytes a second each way;
+- 2(n-1)(α + M/(nB)) where B is all that a rank can send. Then as many bytes as in a ring, each straight to its goal.
 """
 
 from __future__ import annotations

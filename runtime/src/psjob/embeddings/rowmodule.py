@@ -1,6 +1,6 @@
 """What `Embedding` and `EmbeddingBag` share: rows fetched for a forward pass, their gradients kept until the step.
 
-The rows are not a parameter. In their place stands the `anchor`, one number in the optimizer's group that these rows follow: its
+The rows are not a parameter. In their place stands the `anchor`, one number in the optimizer's group that these rows follow. Its
 gradient is the norm of the rows' gradient, so that clipping by norm, a GradScaler and `zero_grad` reach the rows too.
 """
 

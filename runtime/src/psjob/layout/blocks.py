@@ -339,7 +339,7 @@ def _check_cover(layout: Layout) -> None:
             if (spec.dtype, spec.group, spec.stages) != (block.dtype, block.group, layout.stages_of(block)):
                 raise ValueError(f"layout: block {block.index} mixes {block.dtype} of group {block.group} with {spec.name!r}")
             if piece.block_offset != at or piece.length < 1 or piece.tensor_offset % EDGE:
-                raise ValueError(f"layout: block {block.index} has a gap, an overlap or a crooked edge at element {at}")
+                raise ValueError(f"layout: block {block.index} has a gap, an overlap or a piece at a wrong offset at element {at}")
             at += piece.length
             spans[piece.tensor].append((piece.tensor_offset, piece.tensor_offset + piece.length))
         if at == 0 or at != block.length:

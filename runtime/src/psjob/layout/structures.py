@@ -126,6 +126,6 @@ class _Reader:
         made = torch.frombuffer(raw, dtype=dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
         if order is not None:
             if sorted(order) != list(range(len(shape))):
-                raise ValueError("an order of dimensions that is none")
+                raise ValueError(f"an order of dimensions {order}, expected each of 0 to {len(shape) - 1} once")
             made = made.permute([order.index(dim) for dim in range(len(order))])
         return made.requires_grad_(bool(needs) and (dtype.is_floating_point or dtype.is_complex))

@@ -1,7 +1,7 @@
 """What a mode decides: which pushes count, together and now, and who may go on. Pure; one object serves shard, simulator and reference.
 
-A mode decides for whole pushes (every block of a worker's clock), once: so an update by some of the workers is an update by the same ones
-in every block. A *version* is a number of updates; the *lag* of a push is the updates between the weights it was computed on and now.
+A mode decides once for a whole push (every block of a worker's clock). So an update by some of the workers is by the same ones in every
+block. A *version* is a number of updates. The *lag* (staleness) of a push is the updates between the weights it was computed on and now.
 """
 
 from __future__ import annotations

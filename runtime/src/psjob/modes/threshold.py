@@ -1,4 +1,4 @@
-"""Delay-thresholded async: as async, but a push that lags too far behind is dropped (Ringmaster ASGD; Maranjyan et al. 2025)."""
+"""Delay-thresholded async: as async, but a push of too high a staleness (lag) is dropped (Ringmaster ASGD; Maranjyan et al. 2025)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Threshold(DecidedMode):
 
     def __post_init__(self) -> None:
         if self.lag < 0:
-            raise ValueError(f"threshold: lag is {self.lag}, must be 0 or more")
+            raise ValueError(f"threshold: staleness (lag) is {self.lag}, must be 0 or more")
 
     def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
         if not arrived:

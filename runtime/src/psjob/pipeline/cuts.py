@@ -30,8 +30,8 @@ def split(model: nn.Module, cuts: Cuts = (), example: tuple[tuple[Any, ...], dic
         example: `(args, kwargs)` of a micro-batch, for a model that must be exported.
 
     Raises:
-        ValueError: a cut that is no module, is out of order or leaves a part empty; a model that must be exported and cannot be, or
-            for which no example is given.
+        ValueError: a cut that is no module, is out of order or leaves a part empty. Also a model that must be exported and cannot be,
+            or for which no example is given.
     """
     trunk = _trunk(model)
     points = _points(model, cuts, trunk)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 def stashed(stage: int, replicas: Sequence[int], microbatches: int = 1) -> int:
     """Updates by which weights are old at stage `stage` of 1F1B without flush, where the weights of a forward serve its backward too.
 
-    ceil(w / M), where w is `warm_up` and M the micro-batches of an update that one replica makes: a replica that made w forwards ahead
+    ceil(w / M), where w is `warm_up` and M the micro-batches of an update that one replica makes. A replica that made w forwards ahead
     of its backwards has finished w micro-batches less than it has begun. K-1-k for one replica a stage and M = 1, and
     floor((r_k + … + r_{K-1} - 1) / r_k) with replicas (PipeDream; Narayanan et al., SOSP 2019). Gradients of a stage's replicas are
     summed before they are an update.
@@ -43,7 +43,7 @@ def warm_up(stage: int, replicas: Sequence[int]) -> int:
 def updates_before(stage: int, replicas: Sequence[int], microbatches: int, minibatch: int, micro: int) -> int:
     """Updates that stage `stage` has made before the forward of micro-batch `micro` of minibatch `minibatch`, in 1F1B without flush.
 
-    floor(max(i - w, 0) / m): a replica makes m = M / r_k micro-batches of each minibatch, this one is its i-th of all, and before that
+    floor(max(i - w, 0) / m): a replica makes m = M / r_k micro-batches of each minibatch, and this one is its i-th of all. Before that
     forward it has made all but w = `warm_up` of the backwards.
 
     Raises:

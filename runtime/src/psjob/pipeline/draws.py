@@ -62,7 +62,7 @@ def drawing(
         if again and calls[path] > 1:
             raise RuntimeError(
                 f"{path or type(module).__name__} is called {calls[path]} times in a forward, and activation checkpointing calls it again: "
-                "which of its draws are wanted is not known; give each call a module of its own"
+                "which of its draws are wanted is not known. Give each call a module of its own"
             )
         active.outer.append([generator.get_state() for generator in active.generators])
         active.seed(path, 0 if again else calls[path], 0)

@@ -242,6 +242,6 @@ def _refuse_loose(named: Mapping[str, nn.Module]) -> None:
         for attribute, value in vars(module).items():
             if isinstance(value, torch.Tensor) and value.is_meta:
                 raise ValueError(
-                    f"{attribute} of {name or type(module).__name__} is a tensor that is neither parameter nor buffer and has no value; "
-                    "register it as a buffer and set it in reset_parameters, or build the model without ps.lazy()"
+                    f"{attribute} of {name or type(module).__name__} is a tensor that is neither parameter nor buffer and has no value. "
+                    "Register it as a buffer and set it in reset_parameters, or build the model without ps.lazy()"
                 )

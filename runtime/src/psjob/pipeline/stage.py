@@ -28,9 +28,9 @@ class ChangedInPlace(RuntimeError):
 class StageRun:
     """One stage. `load` gives it weights, `forward` and `backward` use them.
 
-    The graph of a forward is what keeps its weights: `load` takes fresh tensors for each version, and nothing writes into them until
+    The graph of a forward is what keeps its weights. `load` takes fresh tensors for each version, and nothing writes into them until
     the backwards of all forwards on them are done. With `recompute` a forward keeps its inputs alone, and its backward runs it again on
-    the weights that were loaded last; buffers such as BatchNorm's statistics change in the first run alone.
+    the weights that were loaded last. Buffers such as BatchNorm's statistics change in the first run alone.
 
     Args:
         part: what is run.
@@ -134,7 +134,7 @@ class StageRun:
             sink: given the dense gradient of each parameter that is not shared as soon as it is made: they are not held all at once.
 
         Returns:
-            Gradients of the leaves of the forward's value, and of the parameters by name, with `later` in them; what has none is None, or
+            Gradients of the leaves of the forward's value, and of the parameters by name, with `later` in them. What has none is None, or
             left out, and so is what `sink` was given.
 
         Raises:

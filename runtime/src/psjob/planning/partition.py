@@ -1,11 +1,11 @@
 """PipeDream's dynamic programme: cuts, replicas and hosts of the stages that take the least time and fit the memory.
 
-D. Narayanan et al., *PipeDream: Generalized Pipeline Parallelism for DNN Training*, SOSP 2019 (arXiv 1806.03377 §3.3, §3.4): the best
+D. Narayanan et al., *PipeDream: Generalized Pipeline Parallelism for DNN Training*, SOSP 2019 (arXiv 1806.03377 §3.3, §3.4). The best
 pipeline of some modules on some machines is one last stage and the best pipeline of what is before it. Here it is one first stage and
-the best pipeline behind it: how many micro-batches a stage holds depends on the devices behind it, so memory is then exact, where the
+the best pipeline behind it. How many micro-batches a stage holds depends on the devices behind it, so memory is then exact. The
 paper's `optimizer_graph_hierarchical.py` has ⌈(n-(m+1))/m'⌉·(activations + weights).
 
-Two levels: stages are made of groups. A group takes some hosts and lines up a pipeline on the devices of each; a stage of the group
+Two levels: stages are made of groups. A group takes some hosts and lines up a pipeline on the devices of each. A stage of the group
 has its replicas on all its hosts, so what passes inside a group stays inside hosts. That is PipeDream's hierarchy for two levels.
 """
 

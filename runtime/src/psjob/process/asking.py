@@ -30,7 +30,7 @@ def ask(host: str, port: int, questions: bytes, path: str = contract.STATUS_PATH
     if answer.status != 200:
         raise OSError(f"{host}:{port}{path} answers {answer.status}")
     if not keys.same(answer.headers.get(contract.ANSWER_HEADER, ""), keys.answer(questions, nonce, path, body)):
-        raise OSError(f"{host}:{port}{path}: who answers does not have the key of this run")
+        raise OSError(f"{host}:{port}{path}: the process that answers does not have the key of this run")
     return _object(body)
 
 

@@ -104,8 +104,8 @@ class Liveness:
             self.hung = None
         else:
             if self.hung is None:
-                log.warning("thread %s gives no sign of life; this shard says that it is not alive", worst[1].name)
-            self.hung = f"thread {worst[1].name} gave no sign of life for {worst[0]:.0f} s"
+                log.warning("thread %s reports no progress; this shard answers that it is not alive", worst[1].name)
+            self.hung = f"thread {worst[1].name} has not reported progress for {worst[0]:.0f} s"
 
     def _watch(self) -> None:
         while True:

@@ -1,6 +1,6 @@
 """Making a script's start cheaper: what a restart costs is mostly imports.
 
-torch wraps methods of its optimizers so that its compiler leaves them alone, and the first call of one imports the whole
+torch wraps methods of its optimizers so that its compiler leaves them alone. The first call of one imports the whole
 compiler, which takes about as long as importing torch. Where the compiler is not loaded there is nothing to leave alone.
 """
 

@@ -71,7 +71,7 @@ def broken(name: str, error: BaseException) -> None:
 
 def told(name: str, error: BaseException) -> str:
     """The sentence: thread, exception, and the last frame."""
-    return f"thread {name} broke: {type(error).__name__}: {str(error)[:300]}{_at(error.__traceback__)}"
+    return f"thread {name} failed: {type(error).__name__}: {str(error)[:300]}{_at(error.__traceback__)}"
 
 
 def _at(trace: TracebackType | None) -> str:

@@ -12,9 +12,9 @@ from psjob.rules.base import BlockState, Hyperparameters, Range
 class AsyncAdam(Adam):
     """Adam with beta1^(1/m) and beta2^(1/m), where m is `workers`.
 
-    A round of m pushes makes m updates; with betas to the power 1/m it fades the past by beta1 and beta2 as one update by their mean
-    would, and the bias correction 1 - beta^(updates/m) counts rounds (the rule rho^kappa for a batch kappa times as large, of Busbridge
-    et al. 2023, arXiv 2307.13813). Weight decay is added to the gradient.
+    A round of m pushes makes m updates. With betas to the power 1/m it fades the past by beta1 and beta2 as one update by their mean
+    would. The bias correction 1 - beta^(updates/m) counts rounds. This is the rule rho^kappa for a batch kappa times as large, of
+    Busbridge et al. 2023, arXiv 2307.13813. Weight decay is added to the gradient.
     """
 
     name = "adam-async"

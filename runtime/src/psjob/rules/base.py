@@ -219,10 +219,10 @@ def one_worker(rule: HasHyperparameters, worker: int | None) -> int:
 
 
 def known_lag(rule: HasHyperparameters, lag: int | None) -> int:
-    """The lag. Raises ValueError where it is not known."""
+    """The staleness (lag). Raises ValueError where it is not known."""
     if lag is None:
         raise ValueError(
-            f"rule {rule.name} needs the lag of a push; it is not known of one that is based on an earlier attempt of the shard"
+            f"rule {rule.name} needs the staleness (lag) of a push; it is not known of one that is based on an earlier attempt of the shard"
         )
     return lag
 

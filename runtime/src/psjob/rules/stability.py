@@ -13,7 +13,7 @@ RULES: Final[Mapping[str, Mapping[str, bool]]] = {"sgd": {}, "plain": {}, "heavy
 """Rules that `bound` is about, with the hyperparameters that stand in their names: one sum over all pushes, the same for every element.
 Others scale elements, or keep a momentum for each worker."""
 KEPT = 512
-"""Pushes whose lag is looked back on."""
+"""Pushes whose staleness (lag) is looked back on."""
 MEMORY = 0.99
 """What is left of an older pair of gradients at the next one."""
 LEAST_PAIRS = 16
@@ -26,9 +26,9 @@ ASKED_EVERY = 8
 class Guard:
     """Judges the learning rate of a job by the lag and the curvature that its own pushes show.
 
-    The curvature is an exponential mean of ⟨Δg, Δw⟩ / ⟨Δw, Δw⟩ over pairs of gradients, less `SURE` standard errors: Rayleigh quotients
-    of the Hessian along the path of training, so never above its largest eigenvalue but for noise. Both gradients of a pair were computed
-    before either was applied: the noise of their batches has no part in Δw, and the mean of what it adds is 0.
+    The curvature is an exponential mean of ⟨Δg, Δw⟩ / ⟨Δw, Δw⟩ over pairs of gradients, less `SURE` standard errors. These are Rayleigh
+    quotients of the Hessian along the path of training, so never above its largest eigenvalue but for noise. Both gradients of a pair were
+    computed before either was applied: the noise of their batches has no part in Δw, and the mean of what it adds is 0.
     """
 
     def __init__(self, rule: str) -> None:
@@ -61,7 +61,7 @@ class Guard:
         self._said = lr / largest
         self.warning = (
             f"lr {lr:.3g} is {self._said:.1f} times the {largest:.3g} that gradients {late} updates old tolerate at the curvature seen"
-            f" ({curvature:.2g}): training may diverge; lower lr, take fewer workers, mode sync, or updateRule dana-slim"
+            f" ({curvature:.2g}): training may diverge. Lower lr, take fewer workers, mode sync, or updateRule dana-slim"
         )
         return self.warning
 

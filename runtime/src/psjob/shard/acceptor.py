@@ -1,7 +1,7 @@
 """Who comes in: each stream proves whose it is, also before this process has imported torch; then it goes to the server.
 
-A new shard 0 is known to its workers the moment it listens: in a mode where all rewind together, a worker of an older view
-is told so at once and restarts while this shard still imports and restores. All others wait at the acceptor.
+A new shard 0 is known to its workers the moment it listens. In a mode where all rewind together, a worker of an older view
+hears of it at once and restarts while this shard still imports and restores. All others wait at the acceptor.
 """
 
 from __future__ import annotations
@@ -108,12 +108,12 @@ class Acceptor:
         """What `peer` proves itself with. Raises Unproven for who is none of those that dial this shard."""
         here, own = self.here, self.here.keys
         if run != self.run:
-            raise Unproven("this process is of another run than who listens here")
+            raise Unproven("this process is of another run than the shard that listens here")
         if peer.role == "worker" and peer.index < here.config.workers:
             return keys.worker(own.workers, peer.index, peer.number)
         if peer.role == "shard" and here.index == 0 and 0 < peer.index < len(here.config.shards):
             return keys.shard(own.shards, peer.index, peer.number)
-        raise Unproven(f"{peer.role} {peer.index} has no business with shard {here.index}")
+        raise Unproven(f"{peer.role} {peer.index} is not served by shard {here.index}")
 
     def _opened(self, stream: Pooled) -> Wants[Meet]:
         self._waiting[stream] = None

@@ -1,7 +1,7 @@
 """Once only: which pushes this shard has taken, per worker. Pure.
 
 The key of a push is (run, worker, clock, block). A row holds the highest complete clock and one bit a block of the open
-one; it is saved in the same snapshot as the blocks it describes, so a restored shard refuses what its blocks contain and
+one. It is saved in the same snapshot as the blocks it describes. So a restored shard refuses what its blocks contain and
 takes again what they lost. The incarnation is only a fence: it orders processes, it never resets a clock.
 
 What a push asks of all workers is counted as rows change, so that its cost does not grow with their number: rows change by the

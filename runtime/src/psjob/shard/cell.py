@@ -214,9 +214,9 @@ class Cell:
             self._pin_if_due()
 
     def order_cut(self, step: int, pin: Callable[[Cell], Pin], stored: int = 0) -> bool:
-        """Hold on to this block with `pin` when it is at `step` (where that is negative: as it stands). False: too late.
+        """Hold on to this block with `pin` when it is at `step` (where that is negative: as it is now). False: too late.
 
-        Where the workers step by themselves, a block that is held as it stands has the weights of clock `stored` at least.
+        Where the workers step by themselves, a block that is held as it is now has the weights of clock `stored` at least.
         """
         if step >= 0 and (self.n > step if self.bound is None else self.bound.beyond(step)):
             return False
@@ -368,7 +368,7 @@ def take(pending: PendingPushes, decision: Decision) -> tuple[list[Arrived], lis
     try:
         return pending.take(decision.kept), pending.take(decision.dropped)
     except KeyError as missing:
-        raise WireError(f"the coordinator decides on push {missing} (worker, clock), which is not here") from None
+        raise WireError(f"the coordinator decides on push {missing} (worker, step), which is not here") from None
 
 
 def free(batch: Sequence[Arrived]) -> None:

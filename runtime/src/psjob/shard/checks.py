@@ -55,7 +55,7 @@ def check_leave(store: Store, header: Header) -> None:
     """Refuse a LEAVE of another clock than its worker has come to here: it would be waited for, or missed, at the wrong step."""
     complete = store.complete(header.worker)
     if header.clock < 0 or (store.admission.rows[header.worker].owned and header.clock != complete):
-        raise WireError(f"worker {header.worker} leaves at clock {header.clock}; this shard has {complete} complete clocks of it")
+        raise WireError(f"worker {header.worker} leaves at step {header.clock}; this shard has {complete} complete steps of it")
 
 
 def check_reached(store: Store, header: Header) -> None:
@@ -63,7 +63,7 @@ def check_reached(store: Store, header: Header) -> None:
     complete = store.complete(header.worker)
     if store.admission.rows[header.worker].owned and header.clock > complete + MOST_AHEAD:
         raise WireError(
-            f"worker {header.worker} tells of clock {header.clock}; this shard has {complete} complete clocks of it, "
+            f"worker {header.worker} names step {header.clock}; this shard has {complete} complete steps of it, "
             f"and it can be {MOST_AHEAD} ahead of them at most"
         )
 
@@ -82,7 +82,7 @@ def check_acked(store: Store, rank: int, acked: int) -> None:
     most = complete if store.attempt == 1 or store.mode.rewinds_together else store.most.get(rank, acked)
     most = min(max(complete, most), MOST_NUMBER)
     if acked > most:
-        raise WireError(f"worker {rank} says that {acked} of its clocks were acknowledged here; it can have been {most} at most")
+        raise WireError(f"worker {rank} says that {acked} of its steps were acknowledged here; it can have been {most} at most")
 
 
 def check_info(store: Store, header: Header, name: str) -> Info:

@@ -1,7 +1,7 @@
 """Carries out what the machine of a shard's control side decides, and brings back what came of it.
 
-Events come from any thread and are handled one at a time, in order: by the shard's main thread, and by the coordinator's, which finds its
-orders carried out here when it goes on. Nothing waits for a socket or a disk.
+Events come from any thread and are handled one at a time, in order. The shard's main thread handles them, and the coordinator's, which
+finds its orders carried out here when it goes on. Nothing waits for a socket or a disk.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 TICK_SECONDS = 0.25
 STALENESS_SECONDS = 2.0
-"""So often the coordinator is told how late pushes are."""
+"""So often the staleness of pushes goes to the coordinator."""
 log = logging.getLogger("psjob.shard")
 
 
@@ -160,7 +160,7 @@ class Control:
             self._carriers[type(action)](action)
 
     def tell_counts(self, now: float, at_once: bool = False) -> None:
-        """What was counted, and how late pushes are, now and then: the coordinator adds up what all shards see."""
+        """What was counted, and the staleness of pushes, now and then: the coordinator adds up what all shards see."""
         store = self.server.store
         counted = counts.word(store.counters, store.attempt)
         lost = counted["updatesLost"] != self._counted.get("updatesLost")

@@ -12,7 +12,7 @@ WORDS = {"pushBytes": "bytes", "updatesLost": "lost"}
 
 
 def word(counters: Counters, attempt: int) -> dict[str, Any]:
-    """What the coordinator is told of a shard's counters."""
+    """What goes to the coordinator of a shard's counters."""
     return {"did": "counts", "attempt": attempt, **{said: getattr(counters, name) for said, name in WORDS.items()}}
 
 

@@ -35,7 +35,7 @@ class EarlyPushes:
             clock, number, gradient = self._by_block.pop(header.block, (-1, 0, None))
             self._bytes -= 0 if gradient is None else _nbytes(gradient)
         if gradient is None or (clock, number) != (header.clock, header.part):
-            raise WireError(f"push of block {header.block} names early data {header.part} of clock {header.clock}, which is not held here")
+            raise WireError(f"push of block {header.block} names early data {header.part} of step {header.clock}, which is not held here")
         return gradient
 
     def drop(self, block: int, clock: int) -> None:

@@ -21,9 +21,9 @@ MOST_SLOTS = 64
 class Lending:
     """Made when a worker has come for the handover. `gradients` is what it lends.
 
-    In a steady mode every answer lies where the block itself lives, for all workers alike: in sync no block moves before every worker
-    has pushed again, and a worker pushes when its script is done with the weights; so they need no second buffer. Otherwise an
-    answer is copied to one of a lane's slots, in turn: the worker takes a lane's answers in the order in which they are sent and asks
+    In a steady mode every answer lies where the block itself lives, for all workers alike. In sync no block moves before every worker
+    has pushed again, and a worker pushes when its script is done with the weights. So they need no second buffer. Otherwise an
+    answer is copied to one of a lane's slots, in turn. The worker takes a lane's answers in the order in which they are sent. It asks
     for no more at a time than there are slots, so the one that comes next is one that it has read.
     """
 

@@ -1,8 +1,8 @@
 """A shard's part in clipping by the norm of the mean gradient (`training.maxGradNorm`).
 
 A block whose pushes are all here is reduced and measured, and waits. When all blocks of an update are, the coordinator is told the sum
-of their squares, in the order of the blocks. Once it has those of all shards it orders one factor, by which every block multiplies its
-reduced gradient before the update: the gradient is clipped as if it lay in one process.
+of their squares, in the order of the blocks. Once it has those of all shards it orders one factor. Every block multiplies its reduced
+gradient by it before the update: the gradient is clipped as if it lay in one process.
 """
 
 from __future__ import annotations

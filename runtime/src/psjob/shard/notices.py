@@ -1,4 +1,4 @@
-"""Which refusals are told in the log: one a host and minute, and of all hosts together no more than a person reads."""
+"""Which refusals the log has: one a host and minute, and of all hosts together no more than a person reads."""
 
 from __future__ import annotations
 

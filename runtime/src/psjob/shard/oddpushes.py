@@ -36,4 +36,4 @@ class OddPushes(ABC):
 
     @abstractmethod
     def sentence(self) -> str | None:
-        """What a user is told of the first; None where there was none. It never changes: it stands in a status."""
+        """What a user reads about the first; None where there was none. It never changes: it stands in a status."""

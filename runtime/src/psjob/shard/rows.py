@@ -120,7 +120,7 @@ class RowCell:
         self.waiters.add(waiter)
 
     def order_cut(self, step: int, hold: Callable[[RowCell], None]) -> bool:
-        """Hold on to the table with `hold` when it is at `step` (where that is negative: as it stands). False: too late."""
+        """Hold on to the table with `hold` when it is at `step` (where that is negative: as it is now). False: too late."""
         if step >= 0 and (self.n > step if self.bound is None else self.bound.beyond(step)):
             return False
         self._cut = (step, hold)

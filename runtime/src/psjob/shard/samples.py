@@ -1,7 +1,7 @@
 """Checksums of samples of pushes: the same push that comes again is told from another one under its key.
 
 Of each worker and block four bytes are kept, of the newest push that was admitted: crc32 over its first, middle and last bytes. A
-whole checksum would cost a push of 4 MiB a millisecond. So other bytes are found where they differ in the sample; those of a push
+whole checksum would cost a push of 4 MiB a millisecond. So other bytes are found where they differ in the sample. Those of a push
 before the newest, of one before the last restore and of rows of tables are not compared.
 """
 

@@ -156,7 +156,7 @@ class Server:
             return None
         if hello.get("role") == "shard" and self.coordinator is not None:
             return PeerStream(self, stream, hello).run
-        raise WireError(f"role {str(hello.get('role'))[:40]!r} has no business with shard {self.place.index}")
+        raise WireError(f"role {str(hello.get('role'))[:40]!r} is not served by shard {self.place.index}; expected worker or shard")
 
     def changed(self) -> None:
         """This shard has come to another view or phase: look again at the sessions that wait for that."""

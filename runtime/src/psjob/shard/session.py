@@ -330,8 +330,8 @@ class Session:
             grad.free()
         if verdict is Verdict.GAP:
             raise WireError(
-                f"worker {self.rank} pushed clock {header.clock} of {name}; "
-                f"this shard has {self.store.admission.rows[self.rank].complete} complete clocks of it"
+                f"worker {self.rank} pushed step {header.clock} of {name}; "
+                f"this shard has {self.store.admission.rows[self.rank].complete} complete steps of it"
             )
         if verdict is Verdict.FENCED:
             raise StreamClosed(f"worker {self.rank}: this stream is older than the last restore or than another process of its rank")

@@ -131,7 +131,7 @@ class Snapshots:
         self._disk.put(lambda: self._save(job))
 
     def restored(self, files: Mapping[int, str]) -> None:
-        """Blocks were read from these files, and nobody changes them yet: keep them as they are for whoever must go back."""
+        """Blocks were read from these files, and nobody changes them yet: keep them as they are for a process that must go back."""
         spare, _ = self._spare_for(None)
         pins: dict[int, Pin] = {}
 

@@ -1,8 +1,8 @@
-"""How late pushes are: of each that counts, its lag and its gap, and what they say of the learning rate.
+"""The staleness of pushes: of each that counts, its lag and its gap, and what they say of the learning rate.
 
 The *lag* is the updates between the weights that a gradient was computed on and those that it is applied to. The *gap* is the root
 mean square of what the weights have moved meanwhile (Barkai et al. 2020). Both are estimates on a few blocks, so that a push costs the
-same whatever the size of the model: the lag is the largest of theirs, the gap that of a fixed sample of their elements. The lag is of
+same whatever the size of the model. The lag is the largest of theirs, the gap that of a fixed sample of their elements. The lag is of
 every push, the gap of the pushes that are `compared`. In a steady mode (sync) both are 0 by definition, and nothing here is made.
 """
 
@@ -41,8 +41,8 @@ log = logging.getLogger("psjob.shard")
 def compared(version: int) -> bool:
     """Are weights of this version kept when a worker is sent them, to see how far they have moved when its push comes?
 
-    Of the first ones all are, so that a learning rate that is too high is told of soon; then an eighth, by squares of a place times the
-    golden section: these fall evenly on workers that come in turn, however many they are (Weyl 1916).
+    Of the first ones all are, so that a learning rate that is too high is seen soon. Then an eighth are, by squares of a place times the
+    golden section. These fall evenly on workers that come in turn, however many they are (Weyl 1916).
     """
     return version < FIRST or (version // TOGETHER) ** 2 * 2654435769 % 2**32 < 2**32 // 8
 
@@ -65,7 +65,7 @@ class StalenessMetrics:
             return {"lag": self._lag.told(), "gap": self._gap.told()}
 
     def word(self, attempt: int) -> dict[str, Any]:
-        """What the coordinator is told of it."""
+        """What goes to the coordinator."""
         return {"did": "staleness", "attempt": attempt, "began": self._began, **self.told()}
 
     def add(self, rank: int, clock: int, part: _Seen, hyperparameters: Mapping[str, float | bool]) -> None:

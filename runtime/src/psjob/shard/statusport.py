@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from psjob.shard.server import Server
 
 CONNECTIONS = 64
-"""At a time; whoever asks then has the place of one that has had more time."""
+"""At a time; the next to ask takes the place of one that has had more time."""
 IDLE_SECONDS = 5.0
 """Who has connected may say nothing for so long, and take as long to read a part of an answer."""
 

@@ -1,7 +1,7 @@
 """The tables of one shard at a cut: held as they stood when they came to it, then written beside the path.
 
-Between two cuts a chain of files grows: all rows in the first, what changed in the next ones, until reading it back would cost more
-than the rows are worth. What was written counts as saved when the coordinator names its cut as that of the newest manifest.
+Between two cuts a chain of files grows: all rows in the first, what changed in the next ones. It ends when reading it back would cost
+more than the rows are worth. What was written counts as saved when the coordinator names its cut as that of the newest manifest.
 """
 
 from __future__ import annotations

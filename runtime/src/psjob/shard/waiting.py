@@ -95,7 +95,7 @@ class Waiters:
     def take(self, ranks: Iterable[int] | None, reached: int | None, goes: Callable[[int, int], bool]) -> list[Waiter]:
         """Those that wait no longer: `goes` says it of a rank and its version.
 
-        Only `ranks` are asked about (None: all), and whoever waits for a version that has been reached since the last call. `reached`
+        Only `ranks` are asked about (None: all), and those that wait for a version that has been reached since the last call. `reached`
         is the highest such version; None: what one worker waits for tells nothing of another.
         """
         asked = dict.fromkeys(self._of if ranks is None else ranks)

@@ -40,7 +40,7 @@ def curve(
 ) -> dict[str, Any]:  # fmt: skip
     """What training in `mode` came to, for JSON. Times are in mean steps; a step is `workers` pushes (in local mode, one step of each).
 
-    `points` are (time, step, mean loss since the point before, score), `lags` (lag, pushes that count), `gaps` (upper bound or null,
+    `points` are (time, step, mean loss since the point before, score), `lags` (staleness, pushes that count), `gaps` (upper bound or null,
     pushes), `idle` the part of the time that each worker waited. Raises ValueError for a rule that cannot take what the mode gives.
     """
     with np.errstate(all="ignore"):  # what diverges says so by its score

@@ -46,7 +46,7 @@ class Fixed:
 class Quadratic:
     """curvature / 2 · |weights|², from weights 1, in float64.
 
-    Stable for ASGD of constant lag L iff lr · curvature < 2 sin(π / (2 (2 L + 1))).
+    Stable for ASGD of constant staleness (lag) L iff lr · curvature < 2 sin(π / (2 (2 L + 1))).
     """
 
     def __init__(self, size: int, curvature: float = 1.0) -> None:

@@ -67,7 +67,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training came to: accuracy from 0 to 1, mean gap and lag over its pushes, SHA-256 of its trace."""
+    """What a training came to: accuracy from 0 to 1, mean gap and lag (staleness) over its pushes, SHA-256 of its trace."""
 
     accuracy: float
     gap: float

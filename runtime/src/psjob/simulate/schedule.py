@@ -91,7 +91,7 @@ def text(lines: Sequence[Line]) -> str:
     head = ["mode", "useful time", "updates/step", "interval", "mean lag", "p95 lag", "dropped %", "in jobs"]
     found = [show.table(head, rows), ""]
     best = max(lines, key=lambda one: one.useful)
-    found.append(f"Most useful time: {best.mode} ({best.useful:.3f}, mean lag {best.lag:.2f}).")
+    found.append(f"Most useful time: {best.mode} ({best.useful:.3f}, mean staleness (lag) {best.lag:.2f}).")
     fresh = [one for one in lines if one.lag == 0]
     if fresh and best.lag:
         first = max(fresh, key=lambda one: one.useful)

@@ -137,8 +137,8 @@ def _stall(text: str) -> Stall:
             odds = _number(f"--stall {text}: chance", chance)
             return Stall(odds, factor=many) if sign == "x" else Stall(odds, extra=many)
     raise ValueError(
-        f"--stall {text}: write CHANCExFACTOR, as 0.05x5 (5 % of steps take 5 times as long), "
-        "or CHANCE+MEAN, as 0.01+4 (1 % take longer by an exponential time of 4 mean steps)"
+        f"--stall {text}: write CHANCExFACTOR, as 0.05x5 (5 % of steps take 5 times as long). "
+        "Or write CHANCE+MEAN, as 0.01+4 (1 % take longer by an exponential time of 4 mean steps)"
     )
 
 

@@ -66,7 +66,7 @@ class Counts:
         if here.dtype != torch.int64 or here.dim() != 1 or added.shape != here.shape or cells.shape != (len(here), DEPTH, WIDTH):
             raise ValueError(f"counts of {len(here)} buckets with sums of {tuple(added.shape)} and cells of {tuple(cells.shape)}")
         if bool(((here < 0) | (here >= BUCKETS)).any()):
-            raise ValueError(f"counts of a bucket that is none of {BUCKETS}")
+            raise ValueError(f"counts of a bucket outside 0 to {BUCKETS - 1}")
         if buckets is not None:
             mine = buckets[here].nonzero().squeeze(1)
             here, added, cells = here[mine], added[mine], cells[mine]

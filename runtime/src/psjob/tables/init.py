@@ -1,7 +1,7 @@
 """The values with which a row begins: a function of (seed, table, id) alone, the same on every shard and after every restore.
 
 A counter-based generator: one 64-bit hash of the id gives each row two 32-bit keys, and a 32-bit hash of (key, column) gives the
-numbers, so that no row depends on another or on when it was first asked for.
+numbers. So no row depends on another or on when it was first asked for.
 """
 
 from __future__ import annotations

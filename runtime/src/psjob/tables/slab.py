@@ -1,6 +1,6 @@
 """Rows with their state, ids and last clocks: planes of memory that grow in place, and the slots that are free in them.
 
-Weights, each state and the facts of a row are planes of their own: a pull reads whole rows of weights without the state between
+Weights, each state and the facts of a row are planes of their own. A pull reads whole rows of weights without the state between
 them, and a look for old rows reads their clocks alone.
 """
 

@@ -159,7 +159,7 @@ class RowTable:
                 found = f"{rows[name].dtype} of {tuple(rows[name].shape)}" if name in rows else "nothing"
                 raise ValueError(f"table {self.spec.name}: plane {name} is {plane.dtype} of {(count, *plane.shape[1:])}, found {found}")
         if bool((rows["seen"] < 0).any()):
-            raise ValueError(f"table {self.spec.name}: a row was last seen at a clock below 0")
+            raise ValueError(f"table {self.spec.name}: a row was last seen at a step below 0")
         self.check(rows["ids"])
         if buckets is not None:
             mine = buckets[bucket_of(rows["ids"])].nonzero().squeeze(1)

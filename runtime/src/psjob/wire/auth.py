@@ -67,7 +67,7 @@ def read_greeting(raw: bytes) -> tuple[Peer, bytes]:
     if version != WIRE:
         raise WireError(f"protocol version {version}, this side speaks {WIRE}; run the same psjob version on both sides")
     if role >= len(_ROLES):
-        raise WireError(f"role {role} is none; 0 is a worker, 1 a shard")
+        raise WireError(f"role {role} is not known; 0 is a worker, 1 a shard")
     return Peer(_ROLES[role], index, number), run
 
 
@@ -84,7 +84,7 @@ def read_challenge(key: bytes, greeting: bytes, raw: bytes, index: int) -> Stand
     if magic != MAGIC or version != WIRE:
         raise WireError(f"protocol {magic!r} version {version}, this side speaks {MAGIC!r} version {WIRE}")
     if not hmac.compare_digest(proof, _mac(key, b"shard", greeting + said)):
-        raise Unproven("who answers there does not have this run's key")
+        raise Unproven("the process that answers there does not have this run's key")
     if its != index:
         raise Unproven(f"number {its} answers where number {index} was dialled")
     return Standing(its, attempt, view)

@@ -2,7 +2,7 @@
 
 Every field is checked before a byte of payload is read or allocated. What a longer header adds is skipped, so that a
 later version may grow it. Control bodies are JSON: at most `MAX_JSON` bytes a frame, a longer one as several frames with
-Flag.MORE. Tensor bodies are raw little-endian arrays whose exact size the receiver knows from the registered table.
+`Flag.MORE`. Tensor bodies are raw little-endian arrays whose exact size the receiver knows from the registered table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Two processes of one host give each other the memory they lend, by a local socket that only the kernel knows.
 
-One side tells the other the socket's name and a token of one use, on the stream that they speak on already: a shard tells a worker in
-WELCOME, a worker of a stage tells a neighbour that dialled it in LENDS. The name is no file and holds 16 random bytes; a process
-elsewhere cannot reach it, one that lacks the token is hung up on.
+One side sends the other the socket's name and a token of one use, on the stream that they have already. A shard sends them to a worker in
+WELCOME, a worker of a stage to a neighbour that dialled it in LENDS. The name is not a file and holds 16 random bytes. A process
+elsewhere cannot reach it, and one that lacks the token is hung up on.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def _accepted(stream: Pooled, session: Tls, first: bytes, until: float) -> Wants
 def _some(stream: Reading, most: int, until: float) -> Wants[memoryview]:
     """What comes next, of `most` bytes. Raises WireError where none may."""
     if most <= 0:
-        raise auth.Unproven(f"{STRANGER_BYTES} bytes came and proved nothing")
+        raise auth.Unproven(f"{STRANGER_BYTES} bytes came without a proof of this run's key")
     place = memoryview(bytearray(most))
     filling = Filling(stream, [place], None, _left(until), least=1)
     yield filling

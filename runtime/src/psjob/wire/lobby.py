@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Lobby:
-    """`gone` is told of who was closed in here."""
+    """`gone` is called with each socket that is closed in here."""
 
     def __init__(self, loop: Loop, gone: Callable[[socket.socket], object]) -> None:
         self._loop, self._gone = loop, gone

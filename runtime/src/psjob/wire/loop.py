@@ -1,7 +1,7 @@
 """A thread that serves many streams by a poller.
 
 It reads some of the streams, by generators that say what they want filled, and sends what is left over on
-others: one stream's two sides belong to two threads, so that a large answer goes out while the next push comes in.
+others. One stream's two sides belong to two threads, so that a large answer goes out while the next push comes in.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ BYTES, ROOM = select.POLLIN, select.POLLOUT
 
 
 class Poller:
-    """Belongs to one thread. An end of the other side is told of every descriptor, also of one that waits for nothing (0)."""
+    """Belongs to one thread. An end of the other side is reported for every descriptor, also for one that waits for nothing (0)."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll() if hasattr(select, "epoll") else None

@@ -1,7 +1,7 @@
 """A stream of a pool: it is read by a generator and written by a queue, and no thread ever waits for its peer.
 
-What is queued says its bytes when its turn comes. Whoever finds nothing before it sends at once; what the kernel does not take is sent by
-the stream's loop when there is room. Of a half-sent frame the stream holds the rest, so a slow reader holds one frame.
+What is queued says its bytes when its turn comes. A sender that finds nothing before it sends at once. What the kernel does not take is
+sent by the stream's loop when there is room. Of a half-sent frame the stream holds the rest, so a slow reader holds one frame.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Pause:
 
 T = TypeVar("T")
 Wants = Generator[Filling | Pause, None, T]
-"""What reads a stream: it goes on when what it wants is there. Whoever drives it throws StreamClosed and TimeoutError into it."""
+"""What reads a stream: it goes on when what it wants is there. What drives it throws StreamClosed and TimeoutError into it."""
 
 
 class Reading:
@@ -334,7 +334,7 @@ class Reading:
         if self.opening is None:
             place = place[: max(0, STRANGER_BYTES - self.received)]
             if not place:
-                raise ConnectionAbortedError(f"{STRANGER_BYTES} bytes came and proved nothing")
+                raise ConnectionAbortedError(f"{STRANGER_BYTES} bytes came without a proof of this run's key")
         came = self.sock.recv_into(place, 0, flags & ~socket.MSG_WAITALL)
         if not came:
             return 0

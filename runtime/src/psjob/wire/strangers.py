@@ -1,4 +1,4 @@
-"""Who has not proven yet who it is: so many at a time and no more. Whoever comes when all places are taken has one of them.
+"""Who has not proven yet who it is: so many at a time and no more. One that comes when all places are taken gets one of them.
 
 The place is taken from those who have not spoken at all, where they have half of the places, else from those who have. Of them the network
 with most places loses its oldest. So silence, or first words, take half of the places from the other at most, wherever they come from. Who

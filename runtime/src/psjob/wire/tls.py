@@ -39,9 +39,9 @@ class Tls:
             return self._goes.read(), False
         except ssl.SSLCertVerificationError as error:
             name = self._ssl.server_hostname
-            raise Unproven(f"the certificate of who answers there is not that of {name}: {error.verify_message}") from None
+            raise Unproven(f"the certificate of the process that answers there is not that of {name}: {error.verify_message}") from None
         except ssl.SSLError as error:
-            raise Unproven(f"no TLS 1.3 with who is there: {error.reason or error}") from None
+            raise Unproven(f"no TLS 1.3 with the process that is there: {error.reason or error}") from None
         self.behind = True
         return self._goes.read(), True
 

@@ -1,7 +1,7 @@
 """The memory in which a worker lends its gradients to the shards of its host.
 
 It has a place for every block. A gradient that the script keeps from step to step (it zeroes it instead of dropping it) comes
-to live there, and then no byte is copied; any other is copied in before its push is told.
+to live there, and then no byte is copied. Any other is copied in before its push is announced.
 """
 
 from __future__ import annotations

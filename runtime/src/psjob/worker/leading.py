@@ -152,7 +152,7 @@ class LeaderSession(WorkerSession):
             if self.reduces:
                 raise SessionEnd(
                     "refused",
-                    f"the processes of worker {self.place.index} made different numbers of steps, and each makes the optimizer's own: let "
+                    f"the processes of worker {self.place.index} made different numbers of steps, and each makes the optimizer's own. Let "
                     "all of them step as often, or take an optimizer that the shards have a rule for",
                 )
             self.edge(make_record)

@@ -1,8 +1,8 @@
 """A worker's streams to one shard: dial, hello, receive, and dial again where the machine says so.
 
-The link's own thread reads, or the script's while it waits (see `turns`); whoever pushes writes. What was sent and not answered is kept
-in `requests` until it is, so that a broken stream or a shard that comes back is repaired by the machine: a push that the shard had taken
-is only asked for again, one that it lost is sent again.
+The link's own thread reads, or the script's while it waits (see `turns`); the thread that pushes writes. What was sent and not answered is
+kept in `requests` until it is. So the machine repairs a broken stream, or a shard that comes back. A push that the shard had taken is only
+asked for again, one that it lost is sent again.
 """
 
 from __future__ import annotations

@@ -179,8 +179,8 @@ class Overlap(Staged):
     def _changed(self, row: int) -> str:
         name = self.session.layout.table[row].name
         return (
-            f"the gradient of {name} was changed after overlap had sent it (clipping, unscaling, or adding to it by hand); "
-            "call attach without overlap=True, or leave gradients as backward makes them"
+            f"the gradient of {name} was changed after overlap had sent it (clipping, unscaling, or adding to it by hand). "
+            "Call attach without overlap=True, or leave gradients as backward makes them"
         )
 
     def _begin(self, targets: Sequence[torch.Tensor]) -> None:

@@ -116,7 +116,7 @@ def made_sum(sums: PodSum, present: Sequence[int], active: Sequence[int], mean: 
 def meet(way: str, fd: int, local: int, processes: int, device: torch.device) -> Any:
     """A group of a worker's processes, beside any that the script makes; they find each other by the file `fd`, which is taken over.
 
-    It stays open as long as this process lives: torch opens the store by its name again, at the group's end too, and would write into
+    It stays open as long as this process lives. torch opens the store by its name again, at the group's end too, and would write into
     whatever has the number then.
 
     Raises RuntimeError where one of them does not come, or the backend cannot be had.

@@ -1,4 +1,4 @@
-"""Which blocks' gradients are whole while a backward pass goes on. Pure: it is told of gradients and says which blocks are ready.
+"""Which blocks' gradients are whole while a backward pass goes on. Pure: it takes rows that have a gradient and gives the ready blocks.
 
 A block is ready when every parameter of it that had a gradient in the step before has one again. Where a step is made of
 several backward passes (accumulation), it is ready in the pass in which the step before was through with it.

@@ -27,8 +27,8 @@ def check_possible() -> None:
 def again(rewinds: int, mode: str = "", more: Mapping[str, str] | None = None) -> None:
     """End child processes and exec the same command with `rewinds` counted up, in `mode` where one is named. Does not return.
 
-    The folder and the environment are those that the process began with, and `more`: what the script and its libraries set since may
-    speak of this process alone, such as the address of a child.
+    The folder and the environment are those that the process began with, and `more`. What the script and its libraries set since may
+    be meant for this process alone, such as the address of a child.
     """
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):  # torch's loader raises from SIGCHLD when its processes end
         signal.signal(number, signal.SIG_DFL)

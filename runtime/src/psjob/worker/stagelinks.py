@@ -155,7 +155,7 @@ class StageLinks:
             if not exchange.has(key):
                 raise Refused(
                     f"{named} will not come: its script has ended after {exchange.ended[other]} steps. All workers of a job of stages make "
-                    "the same number of steps; end them by what all know alike, such as the number of batches"
+                    "the same number of steps; end them by a number that all workers know, such as that of batches"
                 )
             return exchange.take(key)
 

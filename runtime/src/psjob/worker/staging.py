@@ -1,7 +1,7 @@
 """Blocks of a model in this host's memory: gradients copied out of where they were computed, weights copied in.
 
-Where the model lies on a GPU the memory is pinned and each direction copies on a stream of its own, beside what computes;
-events say when a block is through. On the CPU the same calls copy at once.
+Where the model lies on a GPU the memory is pinned and each direction copies on a stream of its own, beside what computes.
+Events say when a block is copied. On the CPU the same calls copy at once.
 """
 
 from __future__ import annotations

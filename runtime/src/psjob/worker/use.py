@@ -1,8 +1,8 @@
 """In which order a forward pass uses the blocks, and which blocks each module must wait for. Pure.
 
-A module that was seen to run waits for its own parameters. One that was not (its parent reads its weights, as attention
-does with its output projection) leaves that to the nearest module around it that was; what nobody stands for is waited for
-before the step ends.
+A module that was seen to run waits for its own parameters. Another one may never run: its parent reads its weights, as attention
+does with its output projection. Then the nearest module around it that runs waits for them. What no module waits for is waited
+for before the step ends.
 """
 
 from __future__ import annotations

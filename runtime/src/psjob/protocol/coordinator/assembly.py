@@ -64,7 +64,7 @@ def _clocks(c: Coordinator, written: Mapping[int, CutWritten]) -> dict[int, int]
         if other != told[0]:
             rank = next(rank for rank in ranks if other[rank] != told[0][rank])
             seen = sorted({complete[rank] for complete in told})
-            raise Inconsistent(f"shards disagree on worker {rank}'s clock at a cut, a stream broke in it: {seen}")
+            raise Inconsistent(f"shards disagree on worker {rank}'s step at a cut, a stream broke in it: {seen}")
     return dict(enumerate(told[0]))
 
 

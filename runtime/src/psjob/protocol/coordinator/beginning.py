@@ -35,7 +35,7 @@ class Beginning:
 
     def _initialise(self, stream: Stream) -> None:
         recovery, c = self.recovery, self.recovery.c
-        c.cutting.drop("rank 0 begins anew")
+        c.cutting.drop("rank 0 starts again")
         self._asked_of = stream.id
         recovery.tables, recovery.aliases = stream.tables, stream.aliases
         recovery.rule = rule_for(stream.rule, c.job.update_at)

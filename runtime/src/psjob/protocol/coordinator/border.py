@@ -89,7 +89,7 @@ def _written(shard: int, body: Mapping[str, Any], workers: int, content: Content
 
 def _progress(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> Event:
     if body["doing"] not in ("writing", "reading"):
-        raise Malformed(f"shard {shard} tells how far it is with {str(body['doing'])[:40]!r}, expected writing or reading")
+        raise Malformed(f"shard {shard} reports progress of {str(body['doing'])[:40]!r}, expected writing or reading")
     writing = body["doing"] == "writing"
     return events.BytesMoved(shard, writing, _number(body, "cut" if writing else "recovery"), _number(body, "done"), _number(body, "total"))
 
@@ -105,7 +105,7 @@ def _measured(shard: int, body: Mapping[str, Any], workers: int, content: Conten
     squares = float(body["squares"]) if body["squares"] is not None else math.nan if body["nan"] is True else math.inf
     limit = float(body["limit"])
     if squares < 0 or not 0 < limit < math.inf:
-        raise Malformed(f"shard {shard} tells squares of {squares} with limit {limit}")
+        raise Malformed(f"shard {shard} reports squares of {squares} with limit {limit}, expected 0 or more and a limit above 0")
     return events.NormMeasured(shard, _number(body, "recovery"), _number(body, "version"), squares, limit)
 
 
@@ -173,7 +173,7 @@ def _stands(body: Mapping[str, Any]) -> ShardStands:
 
 def _clocks(told: Any, workers: int) -> tuple[int, ...]:
     if not isinstance(told, list) or len(told) != workers:
-        raise Malformed(f"clocks of {workers} workers are told as {str(told)[:80]}")
+        raise Malformed(f"steps of {workers} workers are {str(told)[:80]}, expected a list of one for each")
     return tuple(_whole(clock, "complete") for clock in told)
 
 

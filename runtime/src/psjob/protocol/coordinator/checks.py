@@ -1,4 +1,4 @@
-"""Are a worker's model, tables and rule the job's? Sentences for whoever runs the script."""
+"""Are a worker's model, tables and rule the job's? Sentences for the person who runs the script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rule_difference(rank: int, rule: str, theirs: str) -> str | None:
     if theirs == rule:
         return None
     return (
-        f"worker {rank}'s updates are of rule {theirs}, the job's of {rule}; every worker must make the same optimizer, and a run that "
+        f"worker {rank}'s updates are of rule {theirs}, the job's of {rule}. Every worker must make the same optimizer, and a run that "
         "goes on from another's checkpoint keeps its optimizer, training.updateAt and training.updateRule"
     )
 

@@ -22,7 +22,7 @@ LINGER_SECONDS = 1.5
 FINISHED_SECONDS = 60.0
 """A shard 0 that comes back to a run that is over waits so long for the first worker,"""
 COMPANY_SECONDS = 10.0
-"""and so long after each for the next. The planner starts it again for whoever comes later."""
+"""and so long after each for the next. The planner starts it again for a worker that comes later."""
 TOLD_SECONDS = 10.0
 """So long it waits for workers that were told to hang up."""
 QUIT_SECONDS = 0.3

@@ -1,8 +1,8 @@
 """When to checkpoint, and how far one cut has come. The caller tells the time and carries orders out.
 
-A cut is given up for what is known, not for how long it takes: a shard that says so, a stream that ends, a worker that can no longer hand
-in what is needed, a shard that tells nothing of its writing for SILENCE_SECONDS. One wait has an end of its own: workers hold their
-pushes for a marked cut, and no longer than that is worth.
+A cut is given up for what is known, not for how long it takes. A shard says so, a stream ends, a worker can no longer hand in what is
+needed, or a shard reports nothing of its writing for SILENCE_SECONDS. One wait has an end of its own: workers hold their pushes for a
+marked cut, and no longer than that is worth.
 """
 
 from __future__ import annotations

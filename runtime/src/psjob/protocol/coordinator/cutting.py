@@ -127,7 +127,7 @@ class Cutting:
             return
         silent = cut.silent(now)
         if silent is not None:
-            self.void(f"shard {silent} has told nothing of its writing for {SILENCE_SECONDS:.0f} s", self.cuts.failed)
+            self.void(f"shard {silent} has not reported on its writing for {SILENCE_SECONDS:.0f} s", self.cuts.failed)
         elif self.cuts.expired(now):
             late = listed({m.rank for m in self.c.members.live()} - cut.pins.keys())
             self.void(f"workers {late} did not come to the end of their step while others held their pushes for it", self.cuts.timed_out)
@@ -233,7 +233,7 @@ class Cutting:
         c.emit(made)
 
     def committed(self, event: events.ManifestCommitted) -> None:
-        """A cut is a checkpoint: whoever waited for it goes on."""
+        """A cut is a checkpoint: what waited for it goes on."""
         c, cut, made = self.c, self.cuts.current, event.made
         self.base, self._tries, self._full = event.cut, 0, None
         c.progress.checkpoint_problem = None

@@ -1,7 +1,7 @@
 """Workers that hang: without a step for too long, while others wait for it.
 
-A worker that is only slow, or that nobody waits for, is left alone. One that is named here is first told so, so that it writes down where
-it stands; what is still there a moment later is named in the status, for the planner to end.
+A worker that is only slow, or that nobody waits for, is left alone. One that is named here first gets a message, so that it writes down
+the stacks of its threads. If it is still there a moment later, the status names it, for the planner to end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Bringing all shards and workers to one view: a new run's initialisation, restores, rewinds, and workers that join.
 
-States: `reading` (the view is claimed, the newest manifest looked for), `electing` (not all shards are here), `fresh` (a new run waits
-for rank 0), `initialising` (rank 0 sends its values), `restoring` (a manifest is looked for, then shards read it), `open` (training),
-`finished`.
+States. `reading`: the view is claimed, the newest manifest looked for. `electing`: not all shards are here. `fresh`: a new run waits for
+rank 0. `initialising`: rank 0 sends its values. `restoring`: a manifest is looked for, then shards read it. `open`: training. `finished`.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ class Recovery:
         peer = ShardPeer(hello.link, hello.attempt, hello.serving, hello.recovery, hello.mode, hello.carried)
         self.peers[index] = peer
         self._blank.discard(index)
-        self.c.cutting.drop(f"shard {index} came anew")
+        self.c.cutting.drop(f"shard {index} was started again")
         if hello.view > self.view:
             self._rise(hello.view)
         if self.state == "finished":
@@ -161,7 +160,7 @@ class Recovery:
         if view > self.view and self.state != "finished":
             self._rise(view)
             if self.open and self.c.mode.rewinds_together:
-                self.c.cutting.drop("a shard begins anew")  # it would commit steps that are undone
+                self.c.cutting.drop("a shard starts again")  # it would commit steps that are undone
                 self.enter("electing")
                 self._rewind_workers()
 
@@ -394,5 +393,5 @@ class Recovery:
         self.finding.stop()
 
     def leave_lost(self, why: str) -> None:
-        """There is no checkpoint to go on from, though there was one."""
+        """No checkpoint is left to go on from, though there was one."""
         self.c.emit(actions.Leave(contract.EXIT_CHECKPOINT_LOST, why))

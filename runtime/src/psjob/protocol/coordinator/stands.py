@@ -17,7 +17,7 @@ class ShardStands:
     """By stage of the model: lowest and highest version of its blocks there, and how many these are."""
 
     def of(self, stage: int | None) -> ShardStands:
-        """As it stands with the blocks of one stage. Raises IndexError for a stage that it does not tell."""
+        """The same, with the blocks of one stage. Raises IndexError for a stage that it does not tell."""
         if stage is None:
             return self
         lo, hi, owned = self.stages[stage]

@@ -29,7 +29,7 @@ class Stream:
     layout: str = ""
     """Digest of the blocks that this process would cut its parameters in, or has been told; empty: not known."""
     problem: str | None = None
-    """Why its hello can be no job's: a sentence for whoever runs the script."""
+    """Why its hello can be no job's: a sentence for the person who runs the script."""
     listens: tuple[str, int] | None = None
     """Host and port at which it waits for workers of neighbouring stages."""
     acked: int = 0

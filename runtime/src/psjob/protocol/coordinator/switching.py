@@ -1,7 +1,7 @@
 """What the mounted config asks of a running job: another mode, to which all go over at a checkpoint, or a checkpoint now.
 
 The checkpoint is an ordinary one, of the mode that runs. Every shard reads it back in the other mode and every worker begins again
-from it, as after a lost shard; so whatever dies on the way, what is there afterwards runs one mode or the other. A restarted coordinator
+from it, as after a lost shard. So whatever dies on the way, all run one mode or the other afterwards. A restarted coordinator
 takes the config's mode where the newest checkpoint allows it, else that of the checkpoint.
 """
 

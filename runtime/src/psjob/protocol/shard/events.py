@@ -109,7 +109,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Wrote:
-    """The files of a cut are durable. `body` is what the coordinator is told of them."""
+    """The files of a cut are durable. `body` is what goes to the coordinator about them."""
 
     cut: int
     body: Mapping[str, Any]

@@ -1,14 +1,14 @@
 """What a worker of one stage has given its neighbours, what they gave it, and what has to be given again.
 
 Any process may be lost at any moment, and another one takes its place at the step that its stage's blocks are at. So a worker keeps what
-it gave of a step until the neighbour says that it stands at a later one; a new process of the neighbour is given it again. What comes
+it gave of a step until the neighbour says that it is at a later one. A new process of the neighbour is given it again. What comes
 twice is dropped. With flush the same step from the same weights gives the same values; without, what came first counts.
 
 A worker *stands* at the first step whose update its stage has not made. Where a job flushes after each step, it works on that step
 alone, is one step ahead of a neighbour at most, and frames of two steps are held. Where it does not, a worker works on up to `ahead`
 steps beyond, and so many more are held.
 
-Where two neighbours are lost together, one may come back at the next step while the other still needs what it gave in this one: its
+Where two neighbours are lost together, one may come back at the next step while the other still needs what it gave in this one. Its
 weights are others by now, and its update of that step is made. Then all go back to the last checkpoint.
 """
 

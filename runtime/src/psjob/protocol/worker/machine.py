@@ -1,7 +1,7 @@
 """A worker's session: joined to its job, at one clock, owing and owed.
 
 The script's side and the streams' side meet here. Whatever ends the script's turn (a rewind, the job's end, a stop, a refusal) is an
-*ending*: the first one that comes holds, and the script's next call carries it out.
+*ending*. The first one that comes counts, and the script's next call carries it out.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ __all__ = ["COMBINES", "RULES", "Combine", "RowRule", "named"]
 RULES: Final[dict[str, RowRule]] = {rule.name: rule for rule in (RowSGD(), RowAdagrad(), RowWiseAdagrad(), RowAdam(), RowFtrl())}
 """Of gradients."""
 COMBINES: Final[dict[str, Combine]] = {name: Combine(name, monoid) for name, monoid in MONOIDS.items()}
-"""Of what is no gradient."""
+"""Rules for pushed values that are not gradients."""
 
 
 def named(name: str) -> RowRule:
