@@ -96,7 +96,7 @@ def test_who_may_go_on(mode: Mode, goes: tuple[bool, ...]) -> None:
         (lambda: Backup(-1), "backup_workers is -1"),
         (lambda: Bounded(-1), "staleness is -1"),
         (lambda: Softsync(0), "splits is 0"),
-        (lambda: Threshold(-2), "lag is -2"),
+        (lambda: Threshold(-2), r"staleness \(lag\) is -2"),
         (lambda: LocalSGD(0), "inner_steps is 0"),
         (lambda: LocalSGD(quorum=-1), "quorum is -1"),
         (lambda: LocalAsync(0), "inner_steps is 0"),

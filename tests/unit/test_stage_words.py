@@ -66,7 +66,7 @@ def test_a_step_that_was_lost_names_a_worker_and_a_step(body: dict[str, Any]) ->
         ({"max_push_norm": 1.0}, "training.maxPushNorm"),
         ({"non_finite": "skip"}, "training.nonFinite skip"),
         ({"lr_scaling": "linear"}, "training.lrScaling linear"),
-        ({"max_grad_norm": 1.0}, "training.maxGradNorm"),
+        ({"max_grad_norm": 1.0, "schedule": "pipedream"}, "training.maxGradNorm under training.pipeline.schedule pipedream"),
         ({"step_timeout": 1.0}, "workers.stepTimeoutSeconds"),
     ],
 )
