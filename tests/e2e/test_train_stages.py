@@ -260,23 +260,49 @@ def with_line(folder: Path, path: Path, line: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "line", ["nn.utils.clip_grad_norm_(model.parameters(), 0.2)", "nn.utils.clip_grad_value_(model.parameters(), 0.01)"]
+    ("line", "training"),
+    [
+        ("nn.utils.clip_grad_norm_(model.parameters(), 0.2)", {"maxGradNorm": 0.2}),
+        ("nn.utils.clip_grad_value_(model.parameters(), 0.01)", {}),
+    ],
+    ids=["norm", "value"],
 )
-def test_a_script_clips_as_one_process_does(tmp_path: Path, line: str) -> None:
+def test_a_script_clips_as_one_process_does(tmp_path: Path, line: str, training: dict[str, Any]) -> None:
     """By value to the bit. Sums of squares are made by blocks, so that the last bits of a norm may be others than torch's."""
-    path = job(tmp_path)
+    path = job(tmp_path, **training)
     wanted, weights = alone(script=with_line(tmp_path, path, line)), train(tmp_path, path).weights()
     for name, tensor in wanted.items():
-        torch.testing.assert_close(weights[name], tensor, atol=0.0 if "value" in line else 1e-4, rtol=0.0)
+        torch.testing.assert_close(weights[name], tensor, atol=1e-4 if training else 0.0, rtol=0.0)
     assert (wanted["2.weight"] - alone()["2.weight"]).abs().max() > 1e-3
 
 
-def test_a_norm_that_the_last_stage_would_wait_for_is_refused(tmp_path: Path) -> None:
-    path = job(tmp_path, words=["untied"], pipeline={"microbatches": 4, "schedule": "pipedream"})
-    with_line(tmp_path, path, "nn.utils.clip_grad_norm_(model.parameters(), 0.2)")
+@pytest.mark.parametrize(
+    ("line", "training", "says"),
+    [
+        (
+            "nn.utils.clip_grad_norm_(model.parameters(), 0.2)",
+            {"pipeline": {"microbatches": 4, "schedule": "pipedream"}},
+            "clip_grad_norm_ in a job of stages does not go with training.pipeline.schedule pipedream",
+        ),
+        (
+            "ps.rank() or nn.utils.clip_grad_norm_(model.parameters(), 0.2)",
+            {},
+            "clip_grad_norm_ with max_norm 0.2 in a job of stages, whose workers must all clip alike; set spec.training.maxGradNorm: 0.2",
+        ),
+        (
+            "nn.utils.clip_grad_value_(model.parameters(), 0.2)",
+            {"maxGradNorm": 0.2},
+            "clip_grad_value_ in a job of stages with training.maxGradNorm",
+        ),
+    ],
+    ids=["pipedream", "one stage", "two ways"],
+)
+def test_a_norm_that_a_stage_would_wait_for_is_refused(tmp_path: Path, line: str, training: dict[str, Any], says: str) -> None:
+    path = job(tmp_path, words=["untied"], **training)
+    with_line(tmp_path, path, line)
     ran = train(tmp_path, path, expect=1)
     said = ran.err + ran.log("job-worker-0")
-    assert "clip_grad_norm_ in a job of stages does not go with training.pipeline.schedule pipedream" in said and "Traceback" not in said
+    assert says in said and "Traceback" not in said
 
 
 def test_what_stages_cannot_do_is_refused(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ from torch import nn
 
 from psjob.api import stagecuts
 from psjob.api.pipelining import Pipeline
+from psjob.api.rulechoice import chosen
 from psjob.modes.stages import Stages
 from psjob.pipeline import reference, ways
 from psjob.pipeline.cuts import split
 from psjob.process.errors import Refused
+from psjob.worker.clip import Clip
 from tests.live import stage_workers
-from tests.live.live_shards import serving
+from tests.live.live_shards import Worker, serving
 from tests.live.stage_workers import CUTS, SEED, STEPS, Cluster, StageWorker, batch, kill_once, model, optimizer_of
 from tests.live.test_stage_late import untied
 
@@ -103,3 +105,32 @@ def test_a_last_stage_that_would_wait_for_the_first_is_refused(tmp_path: Path, m
         with pytest.raises(Refused, match=r"maxGradNorm under training.pipeline.schedule pipedream: .*take schedule: flush or 2bw"):
             stagecuts.known(net, shards.config)
         assert stagecuts.known(net, replace(shards.config, schedule="2bw")).piped
+
+
+@pytest.mark.parametrize("more", [{}, {"schedule": "2bw"}])
+def test_an_optimizer_without_a_rule_on_the_shards_is_refused(tmp_path: Path, more: dict[str, str]) -> None:
+    """A shard would answer a stage's push with the gradient."""
+    said = "RMSprop has no rule on the shards, and a job of stages needs one; use SGD, Adam, AdamW, NAdam"
+    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), **more) as shards, pytest.raises(Refused, match=said):
+        chosen(torch.optim.RMSprop(untied().parameters()), shards.config)
+
+
+def test_a_shard_has_room_for_the_pushes_of_each_stage_once(tmp_path: Path) -> None:
+    """Four workers of four stages push as much together as one worker of the whole model, and a weight that two of them have twice."""
+    said: list[str] = []
+    with serving(tmp_path, workers=4, shards=1, stages=Stages((1,) * 4), max_grad_norm=LIMIT) as shards:
+        store = shards.servers[0].store
+        store.on_problem, store.budget = said.append, 2 * sum(p.numel() * 4 for p in model().parameters())
+        cluster = Cluster(shards, 4)
+        cluster.run(2)
+    assert not said
+
+
+def test_a_step_that_is_passed_over_leaves_no_clipping_behind(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        net = untied()
+        worker = Worker(shards, 0, net, optimizer_of(net), 1, overlap=False)
+        worker.job.places.skipping = True
+        worker.job.clipping.ask(Clip(norm=1.0))
+        worker.job.step(worker.job.pairs[0], None)
+        assert worker.job.clipping.take() == Clip()

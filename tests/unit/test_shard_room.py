@@ -30,18 +30,18 @@ def test_all_shares_together_are_within_the_budget(tmp_path: Path, workers: int,
     ("mode", "pushes"), [(Backup(1), 1), (Threshold(3), 1), (Quorum(5, 2), 1), (LocalAsync(5), 1), (Softsync(2), 2)], ids=lambda x: str(x)
 )
 def test_whole_pushes_need_room(mode: ServedMode, pushes: int) -> None:
-    assert room_problem(8, mode, 100 * MIB, 800 * pushes * MIB) is None
-    said = room_problem(8, mode, 100 * MIB, 800 * pushes * MIB - 1)
+    assert room_problem(8, mode, 800 * MIB, 800 * pushes * MIB) is None
+    said = room_problem(8, mode, 800 * MIB, 800 * pushes * MIB - 1)
     assert said is not None and f"set training.gradientMebibytes to {800 * pushes}, or take more shards" in said
 
 
 def test_other_modes_hold_what_is_on_its_way() -> None:
-    assert room_problem(4000, Sync(), 1 << 40, 0) is None
+    assert room_problem(4000, Sync(), 1 << 50, 0) is None
 
 
 def test_a_norm_of_the_whole_gradient_needs_room() -> None:
-    assert room_problem(8, Sync(), 100 * MIB, 800 * MIB, clips=True) is None
-    said = room_problem(8, Sync(), 100 * MIB, 800 * MIB - 1, clips=True)
+    assert room_problem(8, Sync(), 800 * MIB, 800 * MIB, clips=True) is None
+    said = room_problem(8, Sync(), 800 * MIB, 800 * MIB - 1, clips=True)
     assert said is not None and said.startswith(
         "to clip by the norm of the whole gradient, a shard holds a whole push of each of 8 workers"
     )

@@ -205,6 +205,7 @@ class AttachedJob:
     def step(self, pair: Pair, original: Callable[[], Any] | None) -> None:
         """One step, of the parameters of `pair`. `original` makes the optimizer's own step (worker-side update)."""
         if self.places.skipping:
+            self.clipping.take()  # of a step that is not made: the next one may be clipped in another way
             return
         self._stepping, pair.told = pair, None
         if self.places.step():
@@ -213,6 +214,7 @@ class AttachedJob:
         if self.inputs is not None:
             self._look()
         if self._replayed():
+            self.clipping.take()
             return
         if self.rounds is None:
             self._push_step(original)
@@ -349,8 +351,8 @@ class AttachedJob:
     def _taken_clip(self) -> Clip:
         """How the script, or the manifest, clips the step that is made now."""
         clip = self.clipping.take()
-        if clip.norm is not None and (problem := stagecuts.norm_problem(self.place.config)):
-            self.refuse(f"clip_grad_norm_ in a job of stages does not go with {problem}")
+        if problem := stagecuts.clip_problem(self.place.config, clip):
+            self.refuse(problem)
         return clip
 
     def _taking(self, pair: Pair) -> Sequence[torch.Tensor]:

@@ -88,6 +88,8 @@ def chosen(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
                 f"{name} has no rule on the shards, and training.{wish} needs one; use SGD, Adam, AdamW, NAdam or Adagrad, "
                 "or training.mode sync without backupWorkers"
             )
+        if job.stages:
+            raise Refused(f"{name} has no rule on the shards, and a job of stages needs one; use SGD, Adam, AdamW, NAdam or Adagrad")
         return RuleChoice("reduce", rule)
     if rule is None:
         raise Refused(

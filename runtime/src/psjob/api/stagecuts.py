@@ -99,7 +99,7 @@ def known(model: nn.Module, job: Config) -> StageCuts:
         (job.warmup_steps > 0, "training.warmupSteps: all workers work on one batch"),
         (job.max_push_norm is not None, "training.maxPushNorm: what a push holds depends on the cuts"),
         (job.lr_scaling != "none", f"training.lrScaling {job.lr_scaling}: all workers work on one batch"),
-        (job.max_grad_norm is not None and bool(norm_problem(job)), f"training.maxGradNorm under {norm_problem(job)}"),
+        (job.max_grad_norm is not None and job.schedule == "pipedream", f"training.maxGradNorm under {_NO_NORM}"),
         (
             not job.flushes and job.compression.push != "none",
             f"training.compression.push {job.compression.push} and training.pipeline.schedule {job.schedule}; take schedule: flush",
@@ -111,13 +111,24 @@ def known(model: nn.Module, job: Config) -> StageCuts:
     return found
 
 
-def norm_problem(job: Config) -> str:
-    """Why the norm of a step cannot be taken over the stages of this job, and what to take; empty where it can."""
-    if not job.stages or job.schedule != "pipedream":
-        return ""
+_NO_NORM = (
+    "training.pipeline.schedule pipedream: the last stage would wait for the first one's gradient of each step; "
+    "take schedule: flush or 2bw, or clip_grad_value_"
+)
+
+
+def clip_problem(job: Config, clip: Clip) -> str | None:
+    """Why a job of stages cannot clip a step so, and what to take. A stage that alone clips by norm would wait for ever for the others."""
+    if not job.stages or clip == Clip(norm=job.max_grad_norm):
+        return None
+    if clip.norm is None:
+        other = "clip_grad_value_ in a job of stages with training.maxGradNorm: other stages clip this step by norm; leave one of them out"
+        return None if job.max_grad_norm is None else other
+    if job.schedule == "pipedream":
+        return f"clip_grad_norm_ in a job of stages does not go with {_NO_NORM}"
     return (
-        "training.pipeline.schedule pipedream: the last stage would wait for the first one's gradient of each step; "
-        "take schedule: flush or 2bw, or clip_grad_value_"
+        f"clip_grad_norm_ with max_norm {clip.norm:g} in a job of stages, whose workers must all clip alike; "
+        f"set spec.training.maxGradNorm: {clip.norm:g}, which clips every step"
     )
 
 

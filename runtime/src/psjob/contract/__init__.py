@@ -67,9 +67,9 @@ On a cluster the keys lie in a Secret that only the init container of a pod moun
 that HMAC puts before what it hashes (RFC 2104). With them a shell which has sha256 alone can derive a key.
 
 Where streams are encrypted, AUTHORITY lies beside the file of a process, and beside that of a shard CERTIFICATE of its index. They are
-PEM files of the run's CA, and of the shard's private key and certificate. Its only name is the DNS name SHARD_NAME. In a job with
-stages a worker has the same, as WORKER_CERTIFICATE and WORKER_NAME. The Secret has them as entries of the same names. No private key of
-the CA is kept.
+PEM files of the run's CA, and of the shard's private key and certificate. The certificate's only name is the DNS name SHARD_NAME. In a
+job with stages a worker has the same, as WORKER_CERTIFICATE and WORKER_NAME. The Secret has them as entries of the same names. No private
+key of the CA is kept.
 """
 AUTHORITY: Final = "ca.pem"
 CERTIFICATE: Final = "shard-{index}.pem"

@@ -205,8 +205,8 @@ class Store(ShardProgress):
         return self.mode.name == "sync" and not self.mode.decided and not self.row_cells
 
     def _check_room(self, clips: bool) -> None:
-        own = sum(cell.block.nbytes for cell in self.cells.values())
-        if problem := room_problem(self.workers, self.mode, own, self.budget, clips):
+        pushes = sum(cell.block.nbytes * (self.workers if cell.group is None else len(cell.group)) for cell in self.cells.values())
+        if problem := room_problem(self.workers, self.mode, pushes, self.budget, clips):
             self.on_problem(problem)
 
     def _measured(self, cell: Cell, squares: float, limit: float) -> None:

@@ -133,7 +133,7 @@ class Recovery:
         peer = ShardPeer(hello.link, hello.attempt, hello.serving, hello.recovery, hello.mode, hello.carried)
         self.peers[index] = peer
         self._blank.discard(index)
-        self.c.cutting.drop(f"shard {index} was started again")
+        self.c.cutting.drop(f"shard {index} has connected again")
         if hello.view > self.view:
             self._rise(hello.view)
         if self.state == "finished":
