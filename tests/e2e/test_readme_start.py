@@ -26,6 +26,7 @@ from tests.newcomer import third_party
 
 README = (ROOT / "README.md").read_text()
 LAPTOP, CLUSTER = "On a laptop", "On a cluster"
+TUTORIAL = (ROOT / "docs/tutorials/first-cluster.md").read_text()
 SECONDS = 480.0
 
 
@@ -86,23 +87,43 @@ def bare_cluster(home: Kube, node_cluster: Cluster) -> Iterator[Cluster]:
 @pytest.mark.e2e
 @pytest.mark.timeout(900)
 def test_a_cluster_at_hand(tmp_path: Path, index: str, bare_cluster: Cluster) -> None:
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for name in ("helm", "kubectl"):
-        (programs / name).symlink_to(tool(name))
-    docker = ["env", f"PYTHONPATH={ROOT}", f"PSJOB_CACHE={cache()}", sys.executable, "-m", "tests.e2e.docker_here", str(bare_cluster.state)]
-    (programs / "docker").write_text(f'#!/bin/sh\nexec {shlex.join(docker)} "$@"\n')
-    (programs / "docker").chmod(0o755)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "psjob").symlink_to(ROOT)
     page = [command for command in [*commands(README, LAPTOP), *commands(README, CLUSTER)] if "--fault" not in command]
-    _, done = typed(page, tmp_path, index, PATH=str(programs), KUBECONFIG=str(bare_cluster.kubeconfig))
+    done = typed_at(bare_cluster, page, tmp_path, index)
     times = dict(zip(page, [done.began, *done.ended[:-1]], strict=True))
     (installing,) = (at for command, at in times.items() if command.startswith("helm install"))
     print(f"the first epoch: {first_epoch(bare_cluster) - installing:.1f} s after helm install began")
     told = done.output.partition("psjob.dev/hello created")[2]
     assert "`psjob logs hello -f -n default` follows it" in told and "epoch 5 of 5: accuracy" in told
     assert "hello in namespace default is Complete at step 280" in told
+
+
+@pytest.mark.cluster
+@pytest.mark.serial
+@pytest.mark.soak
+@pytest.mark.timeout(1500)
+def test_the_tutorial_of_a_first_cluster(tmp_path: Path, index: str, bare_cluster: Cluster) -> None:
+    """After the commands of README that it begins with."""
+    begun = [command for command in commands(README, LAPTOP) if not command.startswith("psjob ")]
+    ready = [command for command in commands(README, CLUSTER) if command.startswith(("docker", "helm")) and "hello" not in command]
+    done = typed_at(bare_cluster, [*begun, *ready, *commands(TUTORIAL, "Tutorial: a first job on a cluster")], tmp_path, index)
+    told = done.output.partition("psjob.dev/hello created")[2]
+    for said in ("hello-ps-0-a1", "hello-worker-1-r1", "pod/hello-ps-0-a2 condition met", "Suspended"):
+        assert said in told, told[-4000:]
+    assert not bare_cluster.run_kubectl("get", "psj", "-n", "default", "-o", "name").stdout
+
+
+def typed_at(cluster: Cluster, page: list[str], tmp_path: Path, index: str) -> Typed:
+    """Those commands, with kubectl, helm and docker of this cluster, and the project beside the empty folder's files."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("helm", "kubectl"):
+        (programs / name).symlink_to(tool(name))
+    docker = ["env", f"PYTHONPATH={ROOT}", f"PSJOB_CACHE={cache()}", sys.executable, "-m", "tests.e2e.docker_here", str(cluster.state)]
+    (programs / "docker").write_text(f'#!/bin/sh\nexec {shlex.join(docker)} "$@"\n')
+    (programs / "docker").chmod(0o755)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "psjob").symlink_to(ROOT)
+    return typed(page, tmp_path, index, PATH=str(programs), KUBECONFIG=str(cluster.kubeconfig))[1]
 
 
 def first_epoch(cluster: Cluster) -> float:
