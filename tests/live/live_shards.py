@@ -164,6 +164,8 @@ class Shards:
             server.exit_with(1)
         for pool in self._pools:
             pool.close()
+        for server in self.servers:
+            server.close()
 
     def _serve(self, index: int, server: Server) -> None:
         self.codes[index] = server.run_until_gone()

@@ -80,7 +80,7 @@ class Liveness:
         self._looked = time.monotonic()
         self._awake = self._looked
         """Since when this process has not been stopped."""
-        self._begun = False
+        self._begun = self._over = False
         self.hung: str | None = None
         """What hangs, as a sentence; None: nothing."""
 
@@ -88,6 +88,10 @@ class Liveness:
         """Begin to watch."""
         self._begun = True
         supervise.start(self._watch, "liveness")
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._over = True
 
     def alive(self) -> bool:
         """Does the process make progress, or wait for work? False also where this watch itself stands still."""
@@ -108,6 +112,6 @@ class Liveness:
             self.hung = f"thread {worst[1].name} has not reported progress for {worst[0]:.0f} s"
 
     def _watch(self) -> None:
-        while True:
+        while not self._over:
             time.sleep(self._period)
             self.look(time.monotonic())

@@ -66,7 +66,7 @@ class Coordination:
         self.beat = time.monotonic()
         """When the machine was last seen to move."""
         self.pending: Mailbox[Event] = Mailbox()
-        self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._ids = itertools.count(1)
         self._sessions: dict[int, Session] = {}
         self._streams: dict[Session, int] = {}
@@ -84,7 +84,7 @@ class Coordination:
     def _run(self) -> None:
         self.feed(events.Started())
         ticked = 0.0
-        while not self.machine.ended:
+        while not self.machine.ended and not self.server.closed:
             event: Event | None = None
             try:
                 event = self.pending.get(timeout=max(0.0, ticked + TICK_SECONDS - self.clock()))
@@ -101,8 +101,8 @@ class Coordination:
 
     def _work(self) -> None:
         torch.set_num_threads(1)
-        while True:
-            done = self.disk.carry_out(self.jobs.get())
+        while (job := self.jobs.get()) is not None:
+            done = self.disk.carry_out(job)
             if done is not None:
                 self.pending.put(done)
 

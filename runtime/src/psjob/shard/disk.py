@@ -41,7 +41,7 @@ class DiskThread:
         self.pulse = Pulse("disk")
         self.transfer: Transfer | None = None
         """What is under way."""
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._left = 0
         self._changed = threading.Condition()
         self._begun = False
@@ -54,6 +54,10 @@ class DiskThread:
         self._jobs.put(job)
         if begin:
             supervise.start(self._run, "disk")
+
+    def close(self) -> None:
+        """End the thread once all is done that was put before."""
+        self._jobs.put(None)
 
     def moving(self) -> tuple[int, int]:
         """Bytes done and in all of what is under way; zeros where nothing is."""
@@ -76,6 +80,8 @@ class DiskThread:
         while True:
             self.pulse.idle()
             job = self._jobs.get()
+            if job is None:
+                return
             self.pulse.beat()
             try:
                 job()

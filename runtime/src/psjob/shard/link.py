@@ -34,7 +34,8 @@ class CoordinatorLink:
         self._server, self._post = server, post
         self._peer = server.place.config.shards[0]
         self._dials: queue.SimpleQueue[float] = queue.SimpleQueue()
-        self._out: queue.SimpleQueue[tuple[Stream, Kind, Mapping[str, Any]]] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[tuple[Stream, Kind, Mapping[str, Any]] | None] = queue.SimpleQueue()
+        self._over = False
         self._number = 0
         self._told = -NOTICE_SECONDS
         """When it was logged last that who was dialled is not the coordinator."""
@@ -70,8 +71,15 @@ class CoordinatorLink:
         if stream is not None and number == self._number:
             stream.close()
 
+    def close(self) -> None:
+        """Dial no more, and end the threads."""
+        self._over = True
+        self._dials.put(0.0)
+        self._out.put(None)
+        self.hang_up(self._number)
+
     def _read_loop(self) -> None:
-        while True:
+        while not self._over:
             time.sleep(self._dials.get())
             stream = self._next()
             if stream is None:
@@ -127,8 +135,8 @@ class CoordinatorLink:
             return str(error)
 
     def _send_loop(self) -> None:
-        while True:
-            stream, kind, body = self._out.get()
+        while (item := self._out.get()) is not None:
+            stream, kind, body = item
             store = self._server.store
             header = Header(kind, run=self._server.run, view=store.view, attempt=store.attempt, worker=-1 - store.index)
             try:

@@ -95,6 +95,7 @@ class Server:
         self._notices = Notices()
         self._exit: list[int] = []
         self._gone = threading.Event()
+        self.closed = False
         self._told_waiting = 0.0
 
     def run_until_gone(self) -> int:
@@ -292,6 +293,18 @@ class Server:
             self._exit.append(code)
         self._gone.set()
         self.control.wake()
+
+    def close(self) -> None:
+        """End the threads of a shard that is to exit, where its process lives on."""
+        self.closed = True
+        self.liveness.close()
+        self.control.disk.close()
+        if self.control.link is not None:
+            self.control.link.close()
+        if self.coordinator is not None:
+            self.coordinator.jobs.put(None)
+        if self.counter is not None:
+            self.counter.close()
 
 
 def last_words(server: Server) -> None:
