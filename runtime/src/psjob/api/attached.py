@@ -204,8 +204,11 @@ class AttachedJob:
 
     def step(self, pair: Pair, original: Callable[[], Any] | None) -> None:
         """One step, of the parameters of `pair`. `original` makes the optimizer's own step (worker-side update)."""
+        self._make_step(pair, original)
+        self.clipping.forget()
+
+    def _make_step(self, pair: Pair, original: Callable[[], Any] | None) -> None:
         if self.places.skipping:
-            self.clipping.take()  # of a step that is not made: the next one may be clipped in another way
             return
         self._stepping, pair.told = pair, None
         if self.places.step():
@@ -214,7 +217,6 @@ class AttachedJob:
         if self.inputs is not None:
             self._look()
         if self._replayed():
-            self.clipping.take()
             return
         if self.rounds is None:
             self._push_step(original)

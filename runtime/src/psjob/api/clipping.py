@@ -36,6 +36,10 @@ class Clipping:
             raise Refused("a step is clipped by norm and by value, and the shards are not told which comes first. Clip in one way")
         self._asked = clip
 
+    def forget(self) -> None:
+        """A step is over, also one that was not made: the next one may be clipped in another way."""
+        self._asked = None
+
     def take(self) -> Clip:
         """That of the step that is made now."""
         asked, self._asked = self._asked, None
