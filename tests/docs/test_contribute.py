@@ -23,7 +23,7 @@ from hack import runpicture
 from hack.housemap import picture, pure_rooms
 from hack.layers import heights, laid_out, needed
 from tests.docs import ROOT
-from tests.docs.test_blocks import blocks
+from tests.docs.finding import blocks
 
 PAGES = ROOT / "docs/contributing"
 COPIED = ("operator", "runtime", "client", "tests", "hack", "docs", "crds", "charts", "examples")

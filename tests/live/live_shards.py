@@ -182,6 +182,14 @@ def serving(folder: Path, **options: Any) -> Iterator[Shards]:
         shards.close()
 
 
+class Died(BaseException):
+    """Here a worker's process was killed."""
+
+
+def _died() -> None:
+    raise Died
+
+
 class Rewound(BaseException):
     """Here a worker's process would become a fresh one of itself, with so many rewinds more than before."""
 
@@ -264,8 +272,9 @@ class Worker:
         self.job.edge()
 
     def die(self) -> None:
-        """Be gone without a word, as a process that is killed."""
+        """Be gone without a word, as a process that is killed. A thread that waits in its session raises Died."""
         self.session.ended = True
+        self.session.check = _died  # type: ignore[method-assign]
         for link in self.session.links:
             link.close()
         if self.session.stage_links is not None:

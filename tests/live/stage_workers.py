@@ -16,7 +16,7 @@ from psjob.api.attached import AttachedJob
 from psjob.api.pairs import Pair
 from psjob.api.staged import StagedPipeline
 from psjob.protocol.stage.exchange import Key
-from tests.live.live_shards import SECONDS, Rewound, Shards, Worker
+from tests.live.live_shards import SECONDS, Died, Rewound, Shards, Worker
 
 STEPS = 5
 WIDE = 16
@@ -50,10 +50,6 @@ def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 LOSS: Callable[[Any, Any], torch.Tensor] = nn.functional.mse_loss
-
-
-class Died(BaseException):
-    """Here a worker's process was killed."""
 
 
 class StageWorker(Worker):

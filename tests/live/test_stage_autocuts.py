@@ -23,8 +23,8 @@ from psjob.wire.frame import Header, Kind, WireError
 from psjob.worker import cutquestion
 from tests.live import stage_workers as workers
 from tests.live import test_stage_pipeline as eager
-from tests.live.live_shards import serving
-from tests.live.stage_workers import COMPUTES, Cluster, Died, kill_once
+from tests.live.live_shards import Died, serving
+from tests.live.stage_workers import COMPUTES, Cluster, kill_once
 
 THREE = Stages((1, 1, 1))
 

@@ -15,14 +15,13 @@ from torch import nn
 from psjob.api.pipelining import Pipeline
 from psjob.contract import EXIT_REFUSED, FINAL_WEIGHTS
 from psjob.modes.stages import Stages
-from tests.live.live_shards import SECONDS, eventually, serving
+from tests.live.live_shards import SECONDS, Died, eventually, serving
 from tests.live.stage_workers import (
     MOMENTS,
     SEED,
     STEPS,
     WIDE,
     Cluster,
-    Died,
     Kills,
     StageWorker,
     batch,
@@ -200,6 +199,8 @@ def ended_by(tmp_path: Path, *acts: Callable[[StageWorker], None]) -> list[objec
                 act(worker)
             except SystemExit as end:
                 ended.append(end.code)
+            except Died:
+                pass
 
         for worker, act in zip(workers, acts, strict=True):
             threading.Thread(target=train, args=(worker, act), daemon=True).start()

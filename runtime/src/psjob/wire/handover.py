@@ -7,6 +7,7 @@ elsewhere cannot reach it, and one that lacks the token is hung up on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -49,8 +50,9 @@ class Counter:
             self._expected.pop(token, None)
 
     def close(self) -> None:
-        """Nobody is served any more."""
-        self._socket.shutdown(socket.SHUT_RDWR)  # or the thread that accepts would take one more
+        """Nobody is served any more. Closing twice is no error."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # or the thread that accepts would take one more
         self._socket.close()
 
     def close_copy(self) -> None:
