@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
 import os
 import subprocess
@@ -14,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import psjob
 from tests import warm
 from tests.docs import ROOT
 from tests.docs.finding import Block, python_blocks
@@ -34,8 +31,6 @@ WHOLE = {
     "docs/scripts.md": "tests/scripts/test_page.py",
 }
 """Pages whose Python a test of their own runs, all of it."""
-ELSEWHERE = {"docs/python.md#2": "needs a cluster; tests/integration/test_operator_client.py makes these calls"}
-"""Blocks of such pages that no test runs, and why: their names and arguments are looked up."""
 FRAMEWORKS = ("docs/accelerate.md", "docs/lightning.md", "docs/transformers.md")
 
 
@@ -44,34 +39,6 @@ def test_every_block_is_run() -> None:
     assert set(BLOCKS) - elsewhere == set(AROUND), "say in tests/docs/around.toml what stands around a block"
     for page, test in WHOLE.items():
         assert Path(page).name in (ROOT / test).read_text(), f"{test} reads {page} no more"
-
-
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_a_block_that_is_not_run_calls_what_there_is(name: str) -> None:
-    assert len(called(BLOCKS[name].text)) == 2
-
-
-def test_a_call_that_there_is_not_is_found() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'worker'"):
-        called("client.train(train, worker=4)")
-    with pytest.raises(AttributeError, match="trian"):
-        called("client.trian(train)")
-
-
-def called(code: str) -> list[str]:
-    """The functions of psjob that the code calls. TypeError where one takes no such arguments, AttributeError where there is none."""
-    found = []
-    for node in ast.walk(ast.parse(code)):
-        name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-        if isinstance(node, ast.Call) and name.startswith(("psjob.", "client.")):
-            thing: Any = psjob.Client if name.startswith("client.") else psjob
-            for part in name.split(".")[1:]:
-                thing = getattr(thing, part)
-            owner = [None] if name.startswith("client.") else []
-            given = {keyword.arg: None for keyword in node.keywords if keyword.arg}
-            inspect.signature(thing).bind(*owner, *[None for _ in node.args], **given)
-            found.append(name)
-    return found
 
 
 @pytest.mark.parametrize("name", AROUND)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
 
 from psjob import AsyncClient, Client
 from psjob_client.jobs.problems import Conflict, JobFailed
+from tests.docs.finding import python_blocks
 from tests.integration.operator_harness import World, manifest
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
@@ -103,3 +108,20 @@ def test_logs_of_pods_that_have_not_started_are_empty_and_asked_without_an_error
     place.until("the pods", lambda: len(place.pods(name)) == 2)
     assert list(job.logs()) == [] and job.get().phase == "Pending"
     assert client.metrics(name).series == ()
+
+
+def test_the_page_of_python_submits_to_a_cluster(place: World, tmp_path: Path) -> None:
+    """Its second block, with the function of its first one."""
+    blocks = python_blocks()
+    function = blocks["docs/python.md#1"].text.partition("client = ")[0]
+    asked = blocks["docs/python.md#2"].text.replace("team-a", place.namespace)
+    (tmp_path / "page.py").write_text(function + asked + "print(job.id)\nclient.close()\n")
+    env = {**os.environ, "KUBECONFIG": str(place.cluster.kubeconfig)}
+    page = [sys.executable, "page.py"]
+    done = subprocess.run(page, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    name = done.stdout.strip()
+    spec = place.job(name)["spec"]
+    container = spec["workers"]["template"]["spec"]["containers"][0]
+    assert (spec["workers"]["replicas"], spec["ps"]["shards"], container["image"]) == (4, 2, "registry.example.com/me/train:1")
+    place.until("its pods", lambda: len(place.pods(name)) == 6)

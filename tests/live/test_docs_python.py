@@ -11,13 +11,14 @@ import pytest
 from tests import warm
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
-NOT_RUN = "<!-- test: not run"
+ON_A_CLUSTER = "<!-- test: on a cluster"
+"""Above a block that tests/integration/test_operator_client.py runs."""
 
 
 def blocks() -> list[str]:
-    """The Python on the page, but for what needs a cluster."""
+    """The Python on the page, but for what is run on a cluster."""
     found = re.findall(r"([^\n]*)\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    return [code for before, code in found if NOT_RUN not in before]
+    return [code for before, code in found if ON_A_CLUSTER not in before]
 
 
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
