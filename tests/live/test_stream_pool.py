@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from psjob.process import supervise
 from psjob.wire import lobby, pooled, reading, tcp
 from psjob.wire.frame import Header, Kind
 from psjob.wire.loop import Loop
@@ -216,6 +217,24 @@ def test_a_newcomer_above_the_limit_is_closed(dial: Callable[..., Stream]) -> No
         second.recv_header(20.0)
     first.close()
     assert eventually(lambda: answered(dial()), 20.0), "its place is free again"
+
+
+def test_a_listener_that_is_closed_before_its_turn_breaks_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool's thread is busy meanwhile; then it serves the next listener."""
+    broken: list[str] = []
+    monkeypatch.setattr(supervise, "_end", broken.append)
+    pool, free = StreamPool("test", 1), threading.Event()
+    pool.loops[0].post(lambda: free.wait(20.0))
+    with contextlib.closing(tcp.listen("127.0.0.1", 0)) as gone:
+        pool.accept(gone, echo, 8)
+    with contextlib.closing(tcp.listen("127.0.0.1", 0)) as listener:
+        pool.accept(listener, echo, 8)
+        free.set()
+        with contextlib.closing(Stream(socket.create_connection(listener.getsockname(), timeout=20.0))) as stream:
+            stream.send(Header(Kind.PUSH), b"a")
+            assert stream.recv_body(stream.recv_header(20.0)) == b"a"
+        pool.close()
+    assert not broken
 
 
 def test_nothing_is_made_of_a_stream_before_its_first_words_have_come(dial: Callable[..., Stream]) -> None:

@@ -64,7 +64,14 @@ class StreamPool:
                     loop.deaf(fd)
                     return
 
-        loop.post(partial(loop.listen, fd, accept))
+        def hear() -> None:
+            try:
+                loop.listen(listener.fileno(), accept)
+            except (OSError, ValueError):
+                if listener.fileno() >= 0:  # else it was closed meanwhile
+                    raise
+
+        loop.post(hear)
 
     def close(self) -> None:
         """Close every stream; the threads end."""
