@@ -91,7 +91,7 @@ def in_chart(crd: str) -> str:
     {{- if .Values.crds.keep }}
     helm.sh/resource-policy: keep
     {{- end }}
-    {{- with merge (deepCopy .Values.crds.annotations) .Values.commonAnnotations }}
+    {{- with merge (deepCopy (.Values.crds.annotations | default dict)) (.Values.commonAnnotations | default dict) }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   {{- end }}

@@ -40,7 +40,13 @@ def main(words: list[str]) -> int:
     """Build the folder; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m hack.release", description="Everything that a release publishes, in one folder.")
     parser.add_argument("--rehearse", action="store_true", help="build what is not ready for a release too, and say why it is not")
-    parser.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="a new or empty folder (default: dist/release-VERSION)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="a new or empty folder, or an earlier build of a release, which is replaced (default: dist/release-VERSION)",
+    )
     asked = parser.parse_args(words)
     folder = (asked.output or ROOT / "dist" / f"release-{version()}").resolve()
     try:
@@ -61,14 +67,29 @@ def make(folder: Path, *, rehearse: bool = False) -> None:
         raise NotReleasable("\n".join([*problems, "to build it all the same, for a look or a test: make rehearsal"]))
     for problem in problems:
         print(f"rehearsal, not a release: {problem}", file=sys.stderr)
+    check_replaceable(folder)
     dockerfile.check()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".release-") as scratch:
         made = Path(scratch) / folder.name
         made.mkdir()
         _fill(made)
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            shutil.rmtree(folder)
         made.rename(folder)
+
+
+def check_replaceable(folder: Path) -> None:
+    """Raises NotReleasable where something lies in `folder` that no earlier build of a release has put there, such as a signature."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise NotReleasable(f"{folder} is a file; name a folder")
+    listed = (folder / SUMS).read_text().splitlines() if (folder / SUMS).is_file() else []
+    built = {SUMS, *(line.partition("  ")[2] for line in listed)}
+    if others := sorted({path.name for path in folder.iterdir()} - built):
+        more = f" and {len(others) - 1} more files" if len(others) > 1 else ""
+        raise NotReleasable(f"{folder} has {others[0]}{more}, which no build has put there; name a new folder with -o, or move them away")
 
 
 def unready(release: str, changelog: str, status: str, tags: list[str]) -> list[str]:

@@ -497,6 +497,29 @@ def test_the_operator_pod_meets_the_restricted_level() -> None:
     assert container["resources"]["requests"] and container["resources"]["limits"]["memory"]
 
 
+@pytest.mark.parametrize(
+    "name", ["podLabels", "podAnnotations", "commonLabels", "commonAnnotations", "serviceAccount.annotations", "crds.annotations",
+             "metrics.service.annotations", "metrics.dashboard.annotations"],
+)  # fmt: skip
+def test_a_map_that_is_null_is_an_empty_one(name: str) -> None:
+    """As a key without a value in a parent chart or a GitOps engine's values."""
+    rest = ("metrics.service.enabled=true", "metrics.dashboard.enabled=true")
+    assert template(f"{name}=null", *rest) == template(*rest)
+
+
+def test_a_toleration_of_ones_own_takes_the_place_of_the_charts() -> None:
+    key = "node.kubernetes.io/not-ready"
+    own = {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60}
+    found = deployment(f"tolerations={json.dumps([own])}")["spec"]["template"]["spec"]["tolerations"]
+    assert [one for one in found if one["key"] == key] == [own]
+    assert [one["tolerationSeconds"] for one in found if one["key"] != key] == [5]
+
+
+def test_on_the_nodes_network_a_pod_goes_before_the_next_one_comes() -> None:
+    assert deployment()["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert deployment("hostNetwork=true")["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
 def test_one_replica_without_election_is_replaced_never_doubled() -> None:
     settings = ("leaderElection.enabled=false", "replicas=1")
     spec = deployment(*settings)["spec"]

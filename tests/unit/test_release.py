@@ -53,6 +53,22 @@ def test_a_checkout_that_is_not_ready_is_refused_before_anything_is_built(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    release.check_replaceable(folder)
+    folder.mkdir()
+    release.check_replaceable(folder)
+    (folder / "a.whl").write_bytes(b"1")
+    (folder / release.SUMS).write_text(release.sums(folder))
+    release.check_replaceable(folder)
+    (folder / "SHA256SUMS.bundle").write_bytes(b"a signature")
+    with pytest.raises(release.NotReleasable, match=r"made has SHA256SUMS\.bundle, which no build has put there"):
+        release.make(folder, rehearse=True)
+    with pytest.raises(release.NotReleasable, match="is a file; name a folder"):
+        release.check_replaceable(folder / "a.whl")
+    assert {path.name for path in folder.iterdir()} == {"a.whl", "SHA256SUMS", "SHA256SUMS.bundle"}
+
+
 def test_without_root_it_says_so_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(Unavailable, match="need root"):

@@ -394,5 +394,6 @@ class AttachedJob:
         raise SystemExit(EXIT_OF[how])
 
     def refuse(self, message: str) -> None:
-        self.session.ended = True
+        if not self.session.ended:
+            self.session.close(JOIN_SECONDS)
         exit_refused(message)

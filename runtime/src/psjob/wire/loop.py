@@ -47,6 +47,7 @@ class Loop:
 
     def __init__(self, name: str, done: Callable[[Pooled], None]) -> None:
         self.name, self._done = name, done
+        self._thread = supervise.thread(self._run, name)
         self.stirred: dict[Pooled, None] = {}
         """Streams for which this thread has queued frames since it sent last."""
         self._poller = Poller()
@@ -73,7 +74,11 @@ class Loop:
         self._bell.close()  # not before: some thread may be about to ring
 
     def start(self) -> None:
-        supervise.start(self._run, self.name)
+        self._thread.start()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the thread, which ends soon after `close`."""
+        self._thread.join(seconds)
 
     def post(self, act: Callable[[], object]) -> None:
         """Let the loop's thread do `act` soon. From any thread."""
@@ -101,8 +106,9 @@ class Loop:
         self._poller.unregister(fd)
 
     def deaf(self, fd: int) -> None:
-        """Hear no one who dials, until the next look."""
-        self._poller.modify(fd, 0)
+        """Hear no one who dials, until the next look. A listener that is closed meanwhile is no error."""
+        with contextlib.suppress(OSError):
+            self._poller.modify(fd, 0)
         self._deaf.add(fd)
         self._looked = time.monotonic()
 

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -77,6 +78,12 @@ class StreamPool:
         """Close every stream; the threads end."""
         for loop in self.loops:
             loop.close()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the threads, which end soon after `close`."""
+        deadline = time.monotonic() + seconds
+        for loop in self.loops:
+            loop.join(max(0.0, deadline - time.monotonic()))
 
     def _known(self) -> int:
         """Streams whose peers have proven who they are."""

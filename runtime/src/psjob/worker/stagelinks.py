@@ -182,9 +182,12 @@ class StageLinks:
             self.sharing.close()
 
     def join(self, seconds: float) -> None:
-        """Wait for the threads that dial, which end soon after `close`."""
+        """Wait for the threads that dial and that listen, which end soon after `close`."""
+        deadline = time.monotonic() + seconds
         for thread in self._diallers.values():
-            thread.join(seconds)
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if self._pool is not None:
+            self._pool.join(max(0.0, deadline - time.monotonic()))
 
     def forget(self) -> None:
         """In a forked process: close the copies, so that a neighbour sees at once when this worker dies."""
