@@ -17,7 +17,10 @@ from psjob_operator.contract import MODES, UPDATE_RULES
 
 
 class JobSpec(Model):
-    """What to train, on how many processes, and what to keep of it. Only `suspend`, `training.mode` and some of `runPolicy` may change."""
+    """What to train, on how many processes, and what to keep of it.
+
+    Only `suspend`, `checkpoint.request`, `training.mode` with `training.staleness`, and some of `runPolicy` may change.
+    """
 
     training: Training = Field(default_factory=lambda: Training())
     """How pushes become updates. The optimizer itself is the script's."""
