@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import socket
 import struct
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,9 +77,7 @@ class WholeShard:
     def close(self) -> None:
         """Give back its threads and descriptors: many thousands are made one after the other."""
         self._listener.close()
-        if self.server.counter is not None:
-            self.server.counter.close()
-        self.server.control.disk.put(sys.exit)  # its thread ends by it, and nothing else
+        self.server.close()
 
     @property
     def spoilt(self) -> bool:
