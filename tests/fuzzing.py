@@ -6,6 +6,7 @@ A reader gives a value or raises what it promises. It takes at most SECONDS of p
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import time
 import tracemalloc
@@ -60,9 +61,14 @@ def fuzz(cases: int, make: Callable[[Random], T], read: Callable[[T], int | None
                 error.add_note(f"after {done} cases, of {value!r:.3000}")
                 raise
 
-    while done < cases:
-        chunk()
-        turn += 1
+    gc.collect()
+    gc.freeze()  # what earlier tests have left is not gone through at the cost of a case
+    try:
+        while done < cases:
+            chunk()
+            turn += 1
+    finally:
+        gc.unfreeze()
 
 
 def _measured(value: T, read: Callable[[T], int | None], most: int) -> int:

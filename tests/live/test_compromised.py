@@ -60,9 +60,10 @@ def weights(shards: Shards) -> torch.Tensor:
 
 
 def says(worker: Worker, kind: Kind, payload: torch.Tensor | bytes | None = None, **fields: Any) -> None:
-    """Send one frame of the worker's own to shard 0."""
+    """Send one frame of the worker's own to shard 0. Raises StreamClosed where it has hung up."""
     lane = worker.session.links[0].main
-    assert lane is not None
+    if lane is None:
+        raise StreamClosed("shard 0 has hung up")
     header: Header = worker.session.header(kind, **fields)
     raw = b"" if payload is None else payload if isinstance(payload, bytes) else bytes(memory.view(payload))
     lane.stream.send(header._replace(length=len(raw)), raw)

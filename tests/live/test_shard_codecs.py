@@ -388,9 +388,9 @@ def test_auto_encodes_nothing_between_processes_of_one_address(tmp_path: Path) -
     assert same(workers[0].model, oracle("none", 6)[0])
 
 
-@pytest.mark.parametrize(("megabytes", "push", "pull"), [(8, "topk", "bf16"), (200, "int8", "bf16")])
+@pytest.mark.parametrize(("megabytes", "push", "pull"), [(4, "topk", "bf16"), (200, "int8", "bf16")])
 def test_auto_takes_what_the_measured_link_is_good_for(tmp_path: Path, megabytes: int, push: str, pull: str) -> None:
-    """A link of 0.06 and of 1.6 Gb/s, between two addresses; the choice goes with the record."""
+    """A link of 0.03 and of 1.6 Gb/s, between two addresses; the choice goes with the record."""
 
     class Far(Shards):
         def place(self, rank: int, start: int = 1) -> Place:
