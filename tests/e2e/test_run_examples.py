@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.local_job import EXAMPLES, run
+from tests.soaking import soak
 
 
 @pytest.mark.parametrize(("manifest", "least"), [("job.yaml", 0.97), ("async.yaml", 0.95)])
@@ -60,7 +61,8 @@ def test_clicks_learns_rows_that_no_worker_holds(tmp_path: Path) -> None:
     assert rows["user.weight"] == (rows["user.ids"][0], 16) and rows["item.weight"] == (300, 16), "rows are whole in the final file"
 
 
-@pytest.mark.parametrize("killed", ["ps-1", pytest.param("ps-0", marks=pytest.mark.soak), pytest.param("worker-1", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("killed", ["ps-0", "ps-1", "worker-1"])
 def test_clicks_has_the_same_bits_across_a_kill_and_another_transport(tmp_path: Path, killed: str) -> None:
     hashes = []
     for way, words in {"tcp": ["--set", "spec.training.transport=tcp"], "shared": ["--fault", f"kill:{killed}@step=250"]}.items():
@@ -174,7 +176,10 @@ def test_gpu_trains_here_too(tmp_path: Path) -> None:
     assert ended.summary["metrics"]["accuracy"] >= 0.9 and "resources" in ended.told
 
 
-@pytest.mark.parametrize("example", ["charlm", "clicks", "digits", "minimal", "gpu", "lda", "shortest-paths"])
+OUTSIDE = ["charlm", "digits", "lda", *(soak(name) for name in ("clicks", "minimal", "gpu", "shortest-paths"))]
+
+
+@pytest.mark.parametrize("example", OUTSIDE)
 def test_an_example_is_plain_torch_outside_a_job(tmp_path: Path, example: str) -> None:
     args = {"charlm": ["--steps", "20"], "clicks": ["--epochs", "2"], "digits": ["--epochs", "2"], "lda": ["--passes", "2"]}.get(
         example, []

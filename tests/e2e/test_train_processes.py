@@ -15,6 +15,7 @@ from tests.e2e.workloads import mlp
 from tests.e2e.workloads.running import Ran, faults, finish, manifest, start, train
 from tests.hardware import DEVICES, repeatable
 from tests.reference import reference
+from tests.soaking import soak
 
 STEPS = 40
 pytestmark = pytest.mark.timeout(1500)
@@ -44,7 +45,7 @@ def batches(world: int, step: int, last: int, device: torch.device) -> list[mlp.
 
 
 @every_way
-@pytest.mark.parametrize(("workers", "processes", "last"), [(2, 2, 3), (1, 4, 4)])
+@pytest.mark.parametrize(("workers", "processes", "last"), [(2, 2, 3), soak(1, 4, 4)])
 def test_weights_are_those_of_a_sum_of_sums(tmp_path: Path, workers: int, processes: int, last: int, device: str, way: str) -> None:
     """In local order first, then in the order of the workers; the last round of the first case has one process without a batch."""
     torch.set_num_threads(1)
@@ -90,7 +91,13 @@ def test_a_lost_shard_sends_all_processes_back(tmp_path: Path) -> None:
     assert all(worker["rewinds"] == 1 for worker in hit.summary["workers"])
 
 
-@pytest.mark.parametrize("training", [{"mode": "async"}, {"compression": {"push": "int8"}}, {"updateAt": "worker"}], ids=str)
+OTHER_WAYS = [
+    {"mode": "async"},
+    *(soak(way) for way in ({"compression": {"push": "int8"}}, {"updateAt": "worker"})),
+]
+
+
+@pytest.mark.parametrize("training", OTHER_WAYS, ids=str)
 def test_other_ways_of_training_go_with_several_processes(tmp_path: Path, training: dict[str, Any]) -> None:
     ran = train(tmp_path, job(tmp_path, 2, 2, "20", "4", training=training))
     assert ran.summary["steps"] == 20 and ran.summary["updates_lost"] == 0
@@ -161,7 +168,7 @@ def test_each_process_may_die_at_any_step(tmp_path: Path, device: str, way: str)
     assert "all rewind" not in hit.log("job-ps-0"), "each time the record of the step under way was at hand"
 
 
-@pytest.mark.parametrize("rank", [pytest.param(2, marks=pytest.mark.soak), 3])
+@pytest.mark.parametrize("rank", [soak(2), 3])
 def test_a_death_beside_another_worker_is_answered_in_place(tmp_path: Path, rank: int) -> None:
     calm = train(tmp_path / "calm", job(tmp_path / "calm", 2, 2, "30", "4", "drops"))
     hit = train(tmp_path / "hit", job(tmp_path / "hit", 2, 2, "30", "4", "drops", f"{rank}:11"))

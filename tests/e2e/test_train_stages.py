@@ -24,6 +24,7 @@ from tests.e2e.workloads import stages
 from tests.e2e.workloads.gates import steps_of
 from tests.e2e.workloads.running import HERE, ROOT, SECONDS, Ran, faults, finish, manifest, start, train
 from tests.hardware import DEVICES, repeatable
+from tests.soaking import soak
 
 CUTS = ("2", "5")
 every_device = pytest.mark.parametrize("device", DEVICES)
@@ -64,7 +65,7 @@ def same(ran: Ran, device: str = "cpu") -> None:
 
 
 @every_device
-@pytest.mark.parametrize("training", [{}, {"transport": "tcp", "encryption": "tls"}], ids=["usual", "encrypted"])
+@pytest.mark.parametrize("training", [{}, soak({"transport": "tcp", "encryption": "tls"})], ids=["usual", "encrypted"])
 def test_three_stages_train_what_one_process_trains(tmp_path: Path, device: str, training: dict[str, Any]) -> None:
     ran = train(tmp_path, job(tmp_path, words=[device], **training))
     assert ran.summary["restarts"] == {}
@@ -72,7 +73,7 @@ def test_three_stages_train_what_one_process_trains(tmp_path: Path, device: str,
 
 
 @every_device
-@pytest.mark.parametrize("hit", ["worker-0", "worker-1", "worker-2", "ps-0", "ps-1"])
+@pytest.mark.parametrize("hit", ["worker-1", "ps-1", *(soak(hit) for hit in ("worker-0", "worker-2", "ps-0"))])
 def test_a_kill_of_a_stage_or_a_shard_changes_no_bit(tmp_path: Path, hit: str, device: str) -> None:
     ran = train(tmp_path, job(tmp_path, 0.03, words=[device]), *faults(f"kill:{hit}@step=25"))
     assert [recovery["fault"] for recovery in ran.summary["recoveries"]] == [f"kill:{hit}@step=25"]
@@ -172,7 +173,7 @@ def late(folder: Path, name: str, pace: float = 0.0, device: str = "cpu") -> Pat
 
 
 @every_device
-@pytest.mark.parametrize("name", ["2bw", "pipedream", "recompute", "dc-asgd", "gap-aware"])
+@pytest.mark.parametrize("name", ["2bw", "pipedream", "gap-aware", *(soak(name) for name in ("recompute", "dc-asgd"))])
 def test_without_flush_gradients_are_those_of_old_weights(tmp_path: Path, name: str, device: str) -> None:
     ran = train(tmp_path, late(tmp_path, name, device=device))
     assert ran.summary["restarts"] == {} and ran.summary["steps"] == stages.STEPS
@@ -185,9 +186,7 @@ def test_without_flush_gradients_are_those_of_old_weights(tmp_path: Path, name: 
         assert torch.equal(tensor, expected[key]), (key, (tensor - expected[key]).abs().max())
 
 
-@pytest.mark.parametrize(
-    "hit", ["worker-1", "ps-0", pytest.param("worker-0", marks=pytest.mark.soak), pytest.param("worker-2", marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("hit", ["worker-1", *(soak(hit) for hit in ("ps-0", "worker-0", "worker-2"))])
 def test_without_flush_a_kill_changes_little(tmp_path: Path, hit: str) -> None:
     """A process that comes back computes on newer weights than the one that was lost would have."""
     ran = train(tmp_path, late(tmp_path, "plain", 0.03), *faults(f"kill:{hit}@step=25"))
@@ -220,8 +219,8 @@ def test_without_flush_a_run_that_was_stopped_goes_on(tmp_path: Path, name: str)
     [
         ("ps.export('weights.safetensors')", "model.state_dict() in a job of stages"),
         ("model(x)", "a forward of the model in a job of stages"),
-        ("optimizer.state_dict()", "optimizer.state_dict() in a job of stages"),
-        ("pipe.evaluate(x)", "pipe.evaluate in a job"),
+        soak("optimizer.state_dict()", "optimizer.state_dict() in a job of stages"),
+        soak("pipe.evaluate(x)", "pipe.evaluate in a job"),
         ("pipe.step(x, y)", "pipe.step was called twice in step 2"),
     ],
 )
@@ -263,7 +262,7 @@ def with_line(folder: Path, path: Path, line: str) -> str:
     ("line", "training"),
     [
         ("nn.utils.clip_grad_norm_(model.parameters(), 0.2)", {"maxGradNorm": 0.2}),
-        ("nn.utils.clip_grad_value_(model.parameters(), 0.01)", {}),
+        soak("nn.utils.clip_grad_value_(model.parameters(), 0.01)", {}),
     ],
     ids=["norm", "value"],
 )
