@@ -91,8 +91,8 @@ def in_chart(crd: str) -> str:
     {{- if .Values.crds.keep }}
     helm.sh/resource-policy: keep
     {{- end }}
-    {{- with merge (deepCopy (.Values.crds.annotations | default dict)) (.Values.commonAnnotations | default dict) }}
-    {{- toYaml . | nindent 4 }}
+    {{- with include "psjob.merged" (list .Values.crds.annotations .Values.commonAnnotations) }}
+    {{- . | nindent 4 }}
     {{- end }}
   {{- end }}
 """

@@ -7,6 +7,6 @@ from typing import Any
 import pytest
 
 
-def soak(*values: Any) -> Any:
+def soak(*values: Any, id: str | None = None) -> Any:
     """One set of parameters, for `make soak` alone."""
-    return pytest.param(*values, marks=pytest.mark.soak)
+    return pytest.param(*values, id=id, marks=pytest.mark.soak)

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -113,10 +114,22 @@ def start(
     preloaded: Sequence[str] = PRELOADED,
 ) -> Started:
     """Start `python -m MODULE ARGV` in `folder`; it prints into these files."""
+    return start_python(folder, ["-m", module, *argv], environment, output, told, preloaded)
+
+
+def start_python(
+    folder: Path,
+    words: Sequence[str],
+    environment: Mapping[str, str] | None,
+    output: Path,
+    told: Path,
+    preloaded: Sequence[str] = PRELOADED,
+) -> Started:
+    """Start `python WORDS` in `folder`: `-m MODULE`, `-c TEXT` or a script, and its arguments."""
     context = multiprocessing.get_context("forkserver")
     _take_server(tuple(preloaded))
     env = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
-    process = context.Process(target=_command, args=(str(folder), module, list(argv), env, str(output), str(told)))
+    process = context.Process(target=_command, args=(str(folder), list(words), env, str(output), str(told)))
     process.start()
     return Started(process, output, told)
 
@@ -134,10 +147,10 @@ def _take_server(preloaded: tuple[str, ...]) -> None:
     forkserver.connect_to_new_process = server.connect_to_new_process
 
 
-def _command(folder: str, module: str, argv: list[str], env: dict[str, str], output: str, told: str) -> None:
+def _command(folder: str, words: list[str], env: dict[str, str], output: str, told: str) -> None:
     files = [os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644) for name in (output, told)]
     subprocess.Popen = Warm  # type: ignore[misc]
-    _become([sys.executable, "-m", module, *argv], env, folder, (0, *files))
+    _become([sys.executable, *words], env, folder, (0, *files))
 
 
 class Warm(subprocess.Popen[Any]):
@@ -223,6 +236,13 @@ def _run(words: list[str]) -> int:
         sys.modules.pop(words[2], None)
         exits._outermost = _frame_of("__main__")
         runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+        return 0
+    if words[1] == "-c":
+        sys.argv = ["-c", *words[3:]]
+        sys.path.insert(0, "")
+        sys.modules["__main__"] = main = types.ModuleType("__main__")
+        exits._outermost = _frame_of("__main__")
+        exec(compile(words[2], "<string>", "exec"), main.__dict__)  # noqa: S102
         return 0
     script = str(Path(words[1]).absolute())
     sys.argv = [words[1], *words[2:]]

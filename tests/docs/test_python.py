@@ -15,7 +15,7 @@ import pytest
 from tests import warm
 from tests.docs import ROOT
 from tests.docs.finding import Block, python_blocks
-from tests.frameworks import OFFLINE
+from tests.frameworks import IMPORTS, OFFLINE
 
 BLOCKS = python_blocks()
 AROUND: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "tests/docs/around.toml").read_text())
@@ -72,7 +72,7 @@ def in_a_job(folder: Path, script: Path, around: dict[str, Any], name: str) -> t
     job = {"apiVersion": "psjob.dev/v1alpha1", "kind": "PSTrainingJob", "metadata": {"name": "page"}, "spec": spec}
     (folder / "job.yaml").write_text(json.dumps(job))
     framework = name.partition("#")[0] in FRAMEWORKS
-    preloaded = ["tests.frameworks.imports"] if framework else warm.PRELOADED
+    preloaded = IMPORTS if framework else warm.PRELOADED
     environment = {"CUDA_VISIBLE_DEVICES": "", **(OFFLINE if framework else {})}
     return warm.run(folder, ["run", "job.yaml", "--no-progress"], environment, preloaded=preloaded)
 

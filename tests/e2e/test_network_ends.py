@@ -12,14 +12,15 @@ from tests.e2e import network_faults as faults
 from tests.e2e.workloads import ledger
 from tests.netjob import members
 from tests.netns import Network, require
+from tests.soaking import soak
 
 pytestmark = pytest.mark.timeout(600)
 REST = 2.0
 """Seconds between a worker's last step and its end."""
 
 
-@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.soak)])
-@pytest.mark.parametrize("parted", [0.0, pytest.param(27.0, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("mode", ["sync", soak("async")])
+@pytest.mark.parametrize("parted", [0.0, soak(27.0)])
 def test_a_worker_that_leaves_on_a_lost_connection_is_heard(tmp_path: Path, mode: str, parted: float) -> None:
     """Its connection is half-open, or for `parted` seconds nothing passes."""
     require()

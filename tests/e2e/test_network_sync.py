@@ -9,6 +9,7 @@ import pytest
 from tests.e2e import network_faults as faults
 from tests.netjob import Phase
 from tests.netns import require
+from tests.soaking import soak
 
 pytestmark = pytest.mark.timeout(900)
 PHASES = [
@@ -33,7 +34,7 @@ FEW = [
 ]
 
 
-@pytest.mark.parametrize("phases", [FEW, pytest.param(PHASES, marks=pytest.mark.soak)], ids=["few", "all"])
+@pytest.mark.parametrize("phases", [FEW, soak(PHASES)], ids=["few", "all"])
 def test_faults_of_the_network_change_no_bit(tmp_path: Path, phases: list[Phase]) -> None:
     require()
     ran = faults.run(tmp_path, "sync", phases)

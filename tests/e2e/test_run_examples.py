@@ -97,7 +97,7 @@ def test_lda_counts_exactly_and_learns_what_one_process_learns(tmp_path: Path) -
     assert judged_topics(words, unseen.numpy()) == pytest.approx(one, rel=0.01)
 
 
-@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("mode", ["sync", soak("async")])
 def test_lda_goes_on_without_a_shard_that_was_lost(tmp_path: Path, mode: str) -> None:
     """In sync not a word is lost; in async a shard's last pushes are."""
     words = ["--set", f"spec.training.mode={mode}", "--set", "spec.checkpoint.everySteps=50", "--fault", "kill:ps-1@step=120"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.workloads.running import Ran, faults, manifest, train
+from tests.soaking import soak
 
 TENSORS, FIRST, LAST = 12, 5, 15
 MODEL = TENSORS << 20
@@ -54,7 +55,7 @@ class Noted:
         return [bool(shared) for _, _, shared in self._notes[rank][str(LAST)]]
 
 
-@pytest.mark.parametrize("machines", [2, pytest.param(3, marks=pytest.mark.soak), 4])
+@pytest.mark.parametrize("machines", [2, soak(3), 4])
 def test_each_machine_carries_what_the_formula_says(tmp_path: Path, machines: int) -> None:
     ran = run(tmp_path, machines)
     noted = Noted(tmp_path, machines)

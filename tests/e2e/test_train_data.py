@@ -12,6 +12,7 @@ from psjob.api.slices import Slices
 from tests.e2e.workloads import accumulating
 from tests.e2e.workloads.accumulating import EPOCHS, EVERY, SIZE
 from tests.e2e.workloads.running import faults, manifest, train
+from tests.soaking import soak
 
 WORKERS, SHARDS, SEED = 3, 2, 5
 
@@ -69,7 +70,7 @@ def test_accumulated_gradients_are_those_of_torch(tmp_path: Path, form: str) -> 
         torch.testing.assert_close(ran.weights(), expected(form, stream), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("form", [pytest.param("length", marks=pytest.mark.soak), "after"])
+@pytest.mark.parametrize("form", [soak("length"), "after"])
 def test_a_kill_in_the_middle_of_an_accumulation_changes_no_bit(tmp_path: Path, form: str) -> None:
     calm = train(tmp_path / "calm", job(tmp_path / "calm", form, "0"))
     for hit in ("kill:worker-1@step=5", "kill:ps-1@step=6"):

@@ -9,6 +9,7 @@ import pytest
 
 from psjob.checkpoint.manifest import newest
 from tests.e2e.workloads.running import Ran, faults, manifest, train
+from tests.soaking import soak
 
 pytestmark = pytest.mark.timeout(1000)
 CHECKPOINTS = {"everySteps": 20, "interval": "1h", "keep": 100}
@@ -42,8 +43,8 @@ def test_kills_change_no_bit_of_a_run_with_a_backup_worker(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "training",
     [
-        pytest.param({"mode": "softsync", "splits": 3}, id="softsync", marks=pytest.mark.soak),
-        pytest.param({"mode": "threshold", "staleness": 4}, id="threshold", marks=pytest.mark.soak),
+        soak({"mode": "softsync", "splits": 3}, id="softsync"),
+        soak({"mode": "threshold", "staleness": 4}, id="threshold"),
     ],
 )
 def test_a_killed_shard_and_a_killed_worker_stop_no_job(tmp_path: Path, training: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.workloads.running import Ran, check_torn, faults, manifest, train
+from tests.soaking import soak
 
 EPOCHS, STEPS = 6, 240
 pytestmark = pytest.mark.timeout(2000)  # nearly all of it is Pythons that import torch; a busy machine takes minutes for them
@@ -61,10 +62,7 @@ def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path, plain: 
     ("push", "pull"),
     [
         ("topk", "bf16"),
-        *(
-            pytest.param(*pair, marks=pytest.mark.soak)
-            for pair in (("bf16", "fp16"), ("fp16", "none"), ("int8", "bf16"), ("randomk", "fp16"))
-        ),
+        *(soak(*pair) for pair in (("bf16", "fp16"), ("fp16", "none"), ("int8", "bf16"), ("randomk", "fp16"))),
     ],
 )
 def test_kills_change_no_bit_of_a_run_with_codecs(tmp_path: Path, push: str, pull: str) -> None:
@@ -98,7 +96,7 @@ def test_twenty_kills_change_no_bit(tmp_path: Path, plain: Ran, way: str) -> Non
 
 @pytest.mark.parametrize(
     ("shard", "way"),
-    [(1, "shared"), *(pytest.param(shard, way, marks=pytest.mark.soak) for shard, way in ((0, "shared"), (0, "tcp"), (1, "tcp")))],
+    [(1, "shared"), *(soak(shard, way) for shard, way in ((0, "shared"), (0, "tcp"), (1, "tcp")))],
 )
 def test_a_shard_killed_while_it_writes_a_checkpoint_changes_no_bit(tmp_path: Path, plain: Ran, shard: int, way: str) -> None:
     """Its blocks are held, and the manifest that would name them never comes: the checkpoint before counts."""

@@ -12,6 +12,7 @@ import pytest
 from psjob.checkpoint.manifest import read
 from tests.e2e.workloads import ledger
 from tests.e2e.workloads.running import Ran, check_torn, faults, manifest, train
+from tests.soaking import soak
 
 WORKERS, SHARDS, STEPS = 2, 2, 220
 pytestmark = pytest.mark.timeout(1500)
@@ -33,7 +34,7 @@ def run(folder: Path, *what: str, gates: str, transport: str = "auto", codec: st
         (1, "auto", "none"),
         (0, "tcp", "none"),
         (1, "tcp", "bf16"),
-        pytest.param(1, "tcp", "none", marks=pytest.mark.soak),
+        soak(1, "tcp", "none"),
     ],
 )
 def test_what_a_killed_shard_lost_is_what_is_missing(tmp_path: Path, shard: int, transport: str, codec: str) -> None:
@@ -52,7 +53,7 @@ def test_twenty_four_kills_leave_the_ledger_right(tmp_path: Path, seed: int) -> 
 
 @pytest.mark.parametrize(
     ("shard", "transport"),
-    [(0, "tcp"), *(pytest.param(shard, way, marks=pytest.mark.soak) for shard, way in ((0, "auto"), (1, "auto"), (1, "tcp")))],
+    [(0, "tcp"), *(soak(shard, way) for shard, way in ((0, "auto"), (1, "auto"), (1, "tcp")))],
 )
 def test_a_shard_killed_while_it_writes_a_checkpoint_loses_what_it_says(tmp_path: Path, shard: int, transport: str) -> None:
     """It goes back to the checkpoint before; the workers, which had marked, are released."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.workloads.running import faults, manifest, train
+from tests.soaking import soak
 
 
 def job(folder: Path, *words: str, **training: object) -> Path:
@@ -17,7 +18,7 @@ def job(folder: Path, *words: str, **training: object) -> Path:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("training", [{}, pytest.param({"updateAt": "worker"}, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("training", [{}, soak({"updateAt": "worker"})])
 def test_a_kill_changes_no_bit_of_two_models(tmp_path: Path, training: dict[str, object]) -> None:
     calm = train(tmp_path / "calm", job(tmp_path / "calm", "two_models.py", "0", **training))
     names = set(calm.weights())
@@ -28,7 +29,7 @@ def test_a_kill_changes_no_bit_of_two_models(tmp_path: Path, training: dict[str,
         assert train(folder, job(folder, "two_models.py", "0.1", **training), *faults(hit)).sha == calm.sha, hit
 
 
-@pytest.mark.parametrize("training", [pytest.param({}, marks=pytest.mark.soak), {"updateAt": "worker"}])
+@pytest.mark.parametrize("training", [soak({}), {"updateAt": "worker"}])
 def test_a_kill_changes_no_bit_of_a_group_that_came_later(tmp_path: Path, training: dict[str, object]) -> None:
     calm = train(tmp_path / "calm", job(tmp_path / "calm", "late_group.py", "0", **training))
     assert calm.summary["steps"] == 60

@@ -10,6 +10,7 @@ from safetensors import safe_open
 
 from tests.e2e.workloads import ledger, mlp
 from tests.e2e.workloads.running import faults, manifest, train
+from tests.soaking import soak
 
 STEPS = 200
 pytestmark = pytest.mark.timeout(1500)
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.timeout(1500)
 
 @pytest.mark.parametrize(
     ("rule", "transport"),
-    [("dana-dc", "auto"), *(pytest.param(rule, "tcp", marks=pytest.mark.soak) for rule in ("dana-zero", "gap-aware-dana", "dc-asgd"))],
+    [("dana-dc", "auto"), *(soak(rule, "tcp") for rule in ("dana-zero", "gap-aware-dana", "dc-asgd"))],
 )
 def test_a_job_with_kills_learns_by_a_named_rule(tmp_path: Path, rule: str, transport: str) -> None:
     training = {"mode": "async", "updateRule": rule, "transport": transport}

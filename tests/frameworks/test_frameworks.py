@@ -18,11 +18,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests import warm
-from tests.frameworks import OFFLINE
+from tests.frameworks import IMPORTS, OFFLINE
 
 HERE = Path(__file__).parent / "scripts"
 WORKERS, SHARDS = 2, 2
-PRELOADED = ["tests.frameworks.imports"]
 TOLERANCE = 1e-5
 
 
@@ -56,7 +55,7 @@ class Run:
         argv = ["run", str(job(folder, words, spec)), "--no-progress", "--summary", "summary.json", "--history", "history.jsonl"]
         for fault in faults:
             argv += ["--fault", fault]
-        self.code, self.output = warm.run(folder, argv, {**OFFLINE, **(environment or {})}, preloaded=PRELOADED)
+        self.code, self.output = warm.run(folder, argv, {**OFFLINE, **(environment or {})}, preloaded=IMPORTS)
         self.summary = json.loads((folder / "summary.json").read_text()) if (folder / "summary.json").exists() else {}
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -68,7 +67,7 @@ class Run:
 def with_ddp(folder: Path, words: Sequence[str]) -> tuple[dict[str, torch.Tensor], str]:
     folder.mkdir()
     argv = [str(WORKERS), "weights", str(HERE / words[0]), *words[1:]]
-    code, output = warm.call(folder, "tests.frameworks.gloo", argv, OFFLINE, 120, PRELOADED)
+    code, output = warm.call(folder, "tests.frameworks.gloo", argv, OFFLINE, 120, IMPORTS)
     assert code == 0, output[-4000:]
     return load_file(folder / "weights"), output
 
@@ -188,7 +187,7 @@ def test_the_script_of_a_page_runs_in_a_job_and_alone(tmp_path: Path, page: str)
     assert in_job.summary["steps"] > 5
     folder = tmp_path / "alone"
     folder.mkdir()
-    code, output = warm.call(folder, "tests.frameworks.alone", [str(tmp_path / "train.py")], OFFLINE, 120, PRELOADED)
+    code, output = warm.call(folder, "tests.frameworks.alone", [str(tmp_path / "train.py")], OFFLINE, 120, IMPORTS)
     assert code == 0, output[-4000:]
 
 
@@ -238,5 +237,5 @@ def test_the_examples_of_docstrings_run(tmp_path: Path, module: str) -> None:
         f"import doctest, psjob.integrations.{module} as m\nfailed, tried = doctest.testmod(m)\nassert not failed\nprint('tried', tried)"
     )
     (tmp_path / "examples.py").write_text(script)
-    code, output = warm.call(tmp_path, "tests.frameworks.alone", [str(tmp_path / "examples.py")], OFFLINE, 60, PRELOADED)
+    code, output = warm.call(tmp_path, "tests.frameworks.alone", [str(tmp_path / "examples.py")], OFFLINE, 60, IMPORTS)
     assert code == 0 and ("tried" in output), output[-3000:]

@@ -14,6 +14,7 @@ import pytest
 from hack.cluster.api import ApiError
 from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import Operator, World, manifest, until, world
+from tests.soaking import soak
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 JOBS = 4
@@ -82,7 +83,7 @@ def test_the_api_server_is_restarted(place: World) -> None:
     print(f"went on after {goes_on(place):.1f} s")
 
 
-@pytest.mark.parametrize("seconds", [8, pytest.param(90, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seconds", [8, soak(90)])
 @pytest.mark.parametrize("component", ["etcd", "kube-apiserver"])
 def test_it_is_stopped_for_a_while(place: World, component: str, seconds: int) -> None:
     """Requests are taken and not answered, or answered with 500: no watch is given up for good."""

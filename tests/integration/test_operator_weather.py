@@ -16,6 +16,7 @@ from tests.integration.operator_harness import World, world
 from tests.integration.operator_harness import manifest as job
 from tests.integration.operator_proxy import Proxy, Weather
 from tests.integration.test_operator_crashes import SPEC, Life
+from tests.soaking import soak
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 JOBS = 4
@@ -31,7 +32,7 @@ def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[Wo
         yield made
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 32))])
+@pytest.mark.parametrize("seed", [1, *(soak(seed) for seed in range(2, 32))])
 def test_whatever_goes_wrong_on_the_way_the_end_is_the_same(place: World, proxy: Proxy, seed: int) -> None:
     node = place.node(f"{place.namespace}-n")
     operator = place.operator("--qps=1000", "--burst=1000", url=proxy.url)

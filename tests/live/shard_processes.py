@@ -13,21 +13,26 @@ from typing import Any
 
 from psjob import contract
 from psjob.process.asking import ask
+from tests import warm
 from tests.live.live_shards import _free
 from tests.runkeys import RUN, get, key_file
 
 PROGRAM = ("-m", "psjob.shard")
+Process = subprocess.Popen[bytes] | warm.Started
 
 
 class Processes:
-    """Shards of one run in `folder`. `started` are their processes by index, the newest."""
+    """Shards of one run in `folder`. `started` are their processes by index, the newest.
 
-    def __init__(self, folder: Path, shards: int = 2, workers: int = 1, **changes: Any) -> None:
+    `forked`: they are forks of one process (see `tests.warm`), which saves seconds. Their memory is then not what a shard takes.
+    """
+
+    def __init__(self, folder: Path, shards: int = 2, workers: int = 1, forked: bool = False, **changes: Any) -> None:
         held = [_free() for _ in range(2 * shards)]
         ports = [int(sock.getsockname()[1]) for sock in held]
         for sock in held:
             sock.close()
-        self.folder, self.shards = folder, shards
+        self.folder, self.shards, self.forked = folder, shards, forked
         self.config: dict[str, Any] = {
             "format": contract.CONFIG_FORMAT, "job": "job", "run": "run-1", "specHash": "0" * 64, "mode": "async", "seed": 1,
             "updateAt": None, "workers": workers,
@@ -38,9 +43,9 @@ class Processes:
         self.path = folder / "config.json"
         self.path.write_text(json.dumps(self.config))
         self.run = folder / "checkpoints" / "run-1"
-        self.started: dict[int, subprocess.Popen[bytes]] = {}
+        self.started: dict[int, Process] = {}
 
-    def start(self, index: int, attempt: int = 1, view: int = 1, program: Sequence[str] = PROGRAM, **more: str) -> subprocess.Popen[bytes]:
+    def start(self, index: int, attempt: int = 1, view: int = 1, program: Sequence[str] = PROGRAM, **more: str) -> Process:
         """Start a shard; `more` goes into its environment."""
         own = {
             contract.ENV_ROLE: "shard", contract.ENV_INDEX: str(index), contract.ENV_ATTEMPT: str(attempt), contract.ENV_VIEW: str(view),
@@ -49,9 +54,7 @@ class Processes:
             contract.ENV_KEYS: key_file(self.folder, "shard", index, attempt),
             contract.ENV_TERMINATION_LOG: str(self.folder / f"end-{index}"), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        with (self.folder / f"log-{index}-{attempt}").open("wb") as log:
-            made = subprocess.Popen([sys.executable, *program], env={**os.environ, **own, **more}, stdout=log, stderr=log)
-        self.started[index] = made
+        made = self.started[index] = self._python(program, {**own, **more}, self.folder / f"log-{index}-{attempt}")
         return made
 
     def get(self, index: int, path: str = contract.STATUS_PATH, seconds: float = 2.0) -> tuple[int, dict[str, Any]]:
@@ -73,7 +76,7 @@ class Processes:
         """What a shard has written to its standard error."""
         return (self.folder / f"log-{index}-{attempt}").read_text()
 
-    def worker(self, program: Sequence[str], rank: int = 0) -> subprocess.Popen[bytes]:
+    def worker(self, program: Sequence[str], rank: int = 0) -> Process:
         """Start a worker."""
         own = {
             contract.ENV_ROLE: "worker", contract.ENV_INDEX: str(rank), contract.ENV_START: "1", contract.ENV_RUN: "run-1",
@@ -81,8 +84,13 @@ class Processes:
             contract.ENV_KEYS: key_file(self.folder, "worker", rank),
             contract.ENV_TERMINATION_LOG: str(self.folder / f"end-worker-{rank}"), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        with (self.folder / f"log-worker-{rank}").open("wb") as log:
-            return subprocess.Popen([sys.executable, *program], env={**os.environ, **own}, stdout=log, stderr=log)
+        return self._python(program, own, self.folder / f"log-worker-{rank}")
+
+    def _python(self, words: Sequence[str], env: dict[str, str], log: Path) -> Process:
+        if self.forked:
+            return warm.start_python(self.folder, words, env, log, log)
+        with log.open("wb") as file:
+            return subprocess.Popen([sys.executable, *words], env={**os.environ, **env}, stdout=file, stderr=file)
 
     def close(self) -> None:
         for process in self.started.values():

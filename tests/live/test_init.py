@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import subprocess
-import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -19,7 +16,7 @@ from psjob_client.cli.init import TESTED
 from psjob_client.judge.files import judged
 from psjob_client.local.errors import BadInput
 from tests import warm
-from tests.frameworks import OFFLINE
+from tests.frameworks import IMPORTS, OFFLINE
 
 
 def init(*words: str) -> str:
@@ -43,9 +40,8 @@ def test_what_init_writes_trains(tmp_path: Path, template: str) -> None:
     told = init(str(tmp_path / "first"), "--template", template)
     folder = tmp_path / "first"
     assert f"psjob run {folder}/job.yaml" in told and f"psjob submit {folder}/job.yaml" in told
-    code, output = warm.run(
-        tmp_path, ["run", "first/job.yaml", "--summary", "summary.json", "--no-progress"], OFFLINE, preloaded=["tests.frameworks.imports"]
-    )
+    words = ["run", "first/job.yaml", "--summary", "summary.json", "--no-progress"]
+    code, output = warm.run(tmp_path, words, OFFLINE, preloaded=IMPORTS)
     assert code == 0, output
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["result"] == "Complete" and summary["restarts"] == {} and summary.get("warning") is None
@@ -62,9 +58,8 @@ def test_every_template_is_trained() -> None:
 @pytest.mark.parametrize("template", LEARNED)
 def test_a_script_trains_without_a_job(tmp_path: Path, template: str) -> None:
     init(str(tmp_path), "--template", template)
-    words = [sys.executable, "train.py", "--epochs", "1"]
-    done = subprocess.run(words, cwd=tmp_path, env={**os.environ, **OFFLINE}, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, output = warm.call(tmp_path, "train", ["--epochs", "1"], OFFLINE, warm.SECONDS, IMPORTS)
+    assert code == 0, output
 
 
 def test_versions_that_are_named_are_those_that_are_tested() -> None:

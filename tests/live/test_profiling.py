@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests import warm
+from tests.frameworks import IMPORTS, OFFLINE
 from tests.hardware import DEVICES
 
 MACHINE = ("--preset", "ethernet-10", "--json")
@@ -62,17 +62,25 @@ if __name__ == "__main__":
 
 
 def profile(folder: Path, text: str, target: str = "train.py", *words: str) -> dict[str, Any]:
-    done = run(folder, text, target, "--save", "p.json", *words)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["stages"]
+    code, printed, told = run(folder, text, target, "--save", "p.json", *words)
+    assert code == 0, told
+    assert json.loads(printed)["stages"]
     found: dict[str, Any] = json.loads((folder / "p.json").read_text())
     return found
 
 
-def run(folder: Path, text: str, target: str, *words: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, text: str, target: str, *words: str) -> tuple[int, str, str]:
     (folder / "train.py").write_text(text)
-    command = [sys.executable, "-m", "psjob_client.cli.main", "plan-stages", target, *MACHINE, *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return plan(folder, target, *words)
+
+
+def plan(folder: Path, target: str, *words: str, preloaded: Sequence[str] = warm.PRELOADED) -> tuple[int, str, str]:
+    """`psjob plan-stages`: its exit code, and what it printed on both streams."""
+    argv = ["plan-stages", target, *MACHINE, *words]
+    streams = folder / "printed.txt", folder / "told.txt"
+    started = warm.start(folder, "psjob_client.cli.main", argv, OFFLINE, *streams, preloaded)
+    printed, told = started.communicate(timeout=200)
+    return started.wait(), printed, told
 
 
 @pytest.mark.parametrize(
@@ -171,18 +179,15 @@ def build():
     ],
 )
 def test_what_cannot_be_profiled_is_told_in_a_sentence(tmp_path: Path, text: str, target: str, line: str) -> None:
-    done = run(tmp_path, text, target)
-    assert done.returncode == 2 and "Traceback" not in done.stderr and done.stdout == ""
-    assert line in done.stderr and len(done.stderr.splitlines()) == 1
+    code, printed, told = run(tmp_path, text, target)
+    assert code == 2 and "Traceback" not in told and printed == ""
+    assert line in told and len(told.splitlines()) == 1
 
 
 def test_a_script_that_never_trains_is_ended(tmp_path: Path) -> None:
-    done = run(tmp_path, "import time; time.sleep(600)", "train.py", "--deadline", "3")
-    assert done.returncode == 2
-    assert (
-        "--deadline 3: train.py had no training step within 3 s; give more, a smaller data set, or a function: train.py:build"
-        in done.stderr
-    )
+    code, _, told = run(tmp_path, "import time; time.sleep(600)", "train.py", "--deadline", "3")
+    assert code == 2
+    assert "--deadline 3: train.py had no training step within 3 s; give more, a smaller data set, or a function: train.py:build" in told
 
 
 def test_the_script_gets_its_own_arguments(tmp_path: Path) -> None:
@@ -195,11 +200,10 @@ def test_the_script_gets_its_own_arguments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("template", ["transformers", "lightning", "accelerate"])
 def test_scripts_of_training_libraries_need_no_change(tmp_path: Path, template: str) -> None:
-    program = [sys.executable, "-m", "psjob_client.cli.main"]
-    subprocess.run([*program, "init", "job", "--template", template], cwd=tmp_path, check=True, capture_output=True, timeout=60)
-    words = ["plan-stages", "job/train.py", *MACHINE, "--save", "p.json"]
-    done = subprocess.run([*program, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    code, output = warm.run(tmp_path, ["init", "job", "--template", template])
+    assert code == 0, output
+    code, _, told = plan(tmp_path, "job/train.py", "--save", "p.json", preloaded=IMPORTS)
+    assert code == 0, told
     found = json.loads((tmp_path / "p.json").read_text())
     assert len(found["nodes"]) >= 3 and found["samples"] in (32, 64)
     assert all(node["outputs"] for node in found["nodes"][:-1])

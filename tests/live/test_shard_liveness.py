@@ -55,7 +55,7 @@ def checkpointed(run: Processes) -> bool:
 
 
 def test_a_shard_that_reads_for_longer_than_its_timeout_is_alive_and_says_how_far_it_is(tmp_path: Path) -> None:
-    with processes(tmp_path, shardTimeoutSeconds=TIMEOUT) as run:
+    with processes(tmp_path, forked=True, shardTimeoutSeconds=TIMEOUT) as run:
         run.start(0)
         lost = run.start(1)
         with pushing(run):
@@ -82,7 +82,7 @@ def test_a_shard_that_reads_for_longer_than_its_timeout_is_alive_and_says_how_fa
 
 
 def test_a_shard_that_nobody_could_ask_has_not_started(tmp_path: Path) -> None:
-    with processes(tmp_path) as run:
+    with processes(tmp_path, forked=True) as run:
         run.start(1)
         assert eventually(lambda: run.get(1, contract.STARTED_PATH)[0] == 503, 60.0), "there is no coordinator"
         assert run.get(1, contract.HEALTH_PATH)[0] == 200
@@ -93,7 +93,7 @@ def test_a_shard_that_nobody_could_ask_has_not_started(tmp_path: Path) -> None:
 
 def test_a_shard_whose_control_hangs_on_a_lock_is_not_alive(tmp_path: Path) -> None:
     sign = tmp_path / "hang"
-    with processes(tmp_path, shardTimeoutSeconds=TIMEOUT) as run:
+    with processes(tmp_path, forked=True, shardTimeoutSeconds=TIMEOUT) as run:
         run.start(0, program=("-c", HANGS), HANGS=str(sign))
         assert eventually(lambda: run.get(0, contract.HEALTH_PATH)[0] == 200, 60.0)
         sign.touch()
@@ -103,7 +103,7 @@ def test_a_shard_whose_control_hangs_on_a_lock_is_not_alive(tmp_path: Path) -> N
 
 
 def test_a_stopped_shard_gives_no_answer_and_is_alive_again_when_it_goes_on(tmp_path: Path) -> None:
-    with processes(tmp_path, shardTimeoutSeconds=TIMEOUT) as run:
+    with processes(tmp_path, forked=True, shardTimeoutSeconds=TIMEOUT) as run:
         process = run.start(0)
         assert eventually(lambda: run.get(0, contract.HEALTH_PATH)[0] == 200, 60.0)
         process.send_signal(signal.SIGSTOP)

@@ -42,14 +42,14 @@ def assert_ends_with_sentence(run: Processes, index: int, thread: str) -> None:
 
 @pytest.mark.parametrize(("thread", "index"), ALONE.items(), ids=list(ALONE))
 def test_a_shard_does_not_begin_without_one_of_its_threads(tmp_path: Path, thread: str, index: int) -> None:
-    with processes(tmp_path) as run:
+    with processes(tmp_path, forked=True) as run:
         run.start(index, program=("-c", BREAKS), BREAKS=thread)
         assert_ends_with_sentence(run, index, thread)
 
 
 @pytest.mark.parametrize(("thread", "index"), SERVING.items(), ids=list(SERVING))
 def test_a_shard_does_not_serve_without_one_of_its_threads(tmp_path: Path, thread: str, index: int) -> None:
-    with processes(tmp_path) as run:
+    with processes(tmp_path, forked=True) as run:
         run.start(1 - index)
         run.start(index, program=("-c", BREAKS), BREAKS=thread)
         with pushing(run):

@@ -15,6 +15,7 @@ import pytest
 from psjob_operator.plan.actions import Beside, CreateProcess, DeleteProcess
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.snapshot import Exit, Process, Snapshot
+from tests.soaking import soak
 from tests.unit.plan_given import NOW, job
 
 SHARDS, WORKERS = 2, 3
@@ -151,7 +152,7 @@ class Cluster:
         self.pods[pod.name] = replace(self.pods[pod.name], **seen)
 
 
-@pytest.mark.parametrize("first", [0, 20, *(pytest.param(first, marks=pytest.mark.soak) for first in range(40, 2000, 20))])
+@pytest.mark.parametrize("first", [0, 20, *(soak(first) for first in range(40, 2000, 20))])
 def test_after_any_faults_each_pair_stands_on_one_node(first: int) -> None:
     for seed in range(first, first + 20):
         cluster = Cluster(seed)

@@ -16,6 +16,8 @@ from tests.reference import Wire, reference
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "digits"))
 from train import digits, score
 
+from tests.soaking import soak
+
 WORKERS, BATCH, EPOCHS = 4, 16, 8
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -47,11 +49,11 @@ def accuracy(codec: str, ratio: float, lr: float, momentum: float) -> float:
 @pytest.mark.parametrize(
     ("codec", "ratio", "lr", "momentum"),
     [
-        pytest.param("bf16", 0.01, 0.2, 0.9, marks=pytest.mark.soak),
-        pytest.param("fp16", 0.01, 0.2, 0.9, marks=pytest.mark.soak),
+        soak("bf16", 0.01, 0.2, 0.9),
+        soak("fp16", 0.01, 0.2, 0.9),
         ("int8", 0.01, 0.2, 0.9),
         ("topk", 0.05, 0.2, 0.9),
-        pytest.param("topk", 0.01, 0.5, 0.0, marks=pytest.mark.soak),
+        soak("topk", 0.01, 0.5, 0.0),
         ("randomk", 0.1, 0.5, 0.0),
     ],
 )

@@ -38,6 +38,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end -}}
 
+{{- /* What an object has of its own, over what all objects have, as YAML, or nothing: (list .Values.podLabels .Values.commonLabels) */ -}}
+{{- define "psjob.merged" -}}
+{{- with merge (deepCopy (first . | default dict)) (last . | default dict) }}{{ toYaml . }}{{ end -}}
+{{- end -}}
+
 {{- define "psjob.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "psjob.fullname" .) .Values.serviceAccount.name -}}
