@@ -19,6 +19,8 @@ from tests.live.live_shards import eventually, serving
 from tests.live.stage_workers import CUTS, SEED, WIDE, Cluster, StageWorker, batch
 
 STEPS = 10
+LIMIT = 0.1
+"""Below the norm of most steps."""
 LATE: dict[str, dict[str, str]] = {
     "2bw": {"schedule": "2bw"},
     "pipedream": {"schedule": "pipedream"},
@@ -52,7 +54,13 @@ def way_of(name: str) -> ways.TrainingWay:
 
 
 def alone(
-    name: str, how: str | None, stages: int, microbatches: int, replicas: tuple[int, ...] = (), rate: reference.Rate | None = None
+    name: str,
+    how: str | None,
+    stages: int,
+    microbatches: int,
+    replicas: tuple[int, ...] = (),
+    rate: reference.Rate | None = None,
+    clip: float | None = None,
 ) -> dict[str, torch.Tensor]:
     net, way = stage_workers.model(), way_of(name)
 
@@ -61,7 +69,7 @@ def alone(
 
     return reference.train(
         net, nn.functional.mse_loss, [batch(number) for number in range(STEPS)], parts=split(net, CUTS[stages]), way=way,
-        microbatches=microbatches, optimizer=optimizer, seed=SEED, replicas=replicas, rate=rate,
+        microbatches=microbatches, optimizer=optimizer, seed=SEED, replicas=replicas, rate=rate, clip=clip,
         correct=None if how is None else correct.of(way, *CORRECT[how]),
     ).weights  # fmt: skip
 
@@ -123,6 +131,14 @@ def test_each_replica_corrects_the_mean_of_its_own_micro_batches(tmp_path: Path,
     cluster = trained(tmp_path, name, how, replicas, microbatches, 2)
     assert worst(cluster, alone(name, how, len(replicas), microbatches, replicas)) < 1e-5
     assert worst(cluster, alone(name, None, len(replicas), microbatches, replicas)) > 3e-5
+
+
+@pytest.mark.parametrize("how", ["dc-asgd-c", "gap-aware"])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_what_is_clipped_is_the_corrected_gradient(tmp_path: Path, how: str, stages: int) -> None:
+    cluster = trained(tmp_path, "2bw", how, (1,) * stages, 4, 2, max_grad_norm=LIMIT)
+    assert worst(cluster, alone("2bw", how, stages, 4, clip=LIMIT)) < 1e-6
+    assert worst(cluster, alone("2bw", how, stages, 4)) > 1e-4 and worst(cluster, alone("2bw", None, stages, 4, clip=LIMIT)) > 1e-5
 
 
 @pytest.mark.parametrize("how", ["dc-asgd", "gap-aware"])

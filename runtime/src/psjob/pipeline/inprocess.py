@@ -15,7 +15,7 @@ from psjob.pipeline.microbatch import Micro, arguments, cut
 from psjob.pipeline.onememory import OneMemory
 from psjob.pipeline.order import Direction, StageWork
 from psjob.pipeline.parts import StagePart
-from psjob.pipeline.reference import Loss, MakeOptimizer, Outcome, Rate, Tensors, expected, owners, update, version_of
+from psjob.pipeline.reference import Loss, MakeOptimizer, Outcome, Rate, Tensors, Update, expected, owners, version_of
 from psjob.pipeline.stage import Grads, StageRun
 from psjob.pipeline.ways import TrainingWay
 
@@ -204,7 +204,7 @@ class _Weights:
                 sums = {name: _in_order(self.grads.pop((name, minibatch), {})) for name in names}
                 masters = {name: self.masters[name] for name in names}
                 rate = self.rate and self.rate(self.delays[stages], minibatch)
-                update(self.optimizers[stages], masters, [sums], rate, self.correctors, opened)
+                Update(self.optimizers[stages], masters, [sums], rate, self.correctors, opened).make()
                 self._keep(stages, minibatch + 1)
 
     def _keep(self, stages: tuple[int, ...], number: int) -> None:

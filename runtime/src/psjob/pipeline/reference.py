@@ -74,13 +74,11 @@ def train(
         seed: of random draws.
         replicas: of each stage, on which delays depend; empty: one each.
         correct: makes what corrects gradients before an update; each replica of a stage corrects the mean of its own micro-batches.
-        clip: the largest norm of a minibatch's gradient over all stages; not with `correct`.
+        clip: the largest norm of a minibatch's gradient over all stages, after `correct`.
 
     Raises:
-        ValueError: what the way cannot do, such as a weight of several stages whose delays differ; `clip` with `correct`.
+        ValueError: what the way cannot do, such as a weight of several stages whose delays differ.
     """
-    if correct and clip is not None:
-        raise ValueError("a gradient that is corrected is not clipped here; leave clip or correct out")
     replicas = replicas or [1] * len(parts)
     delays = [way.delay(part.index, replicas, microbatches) for part in parts]
     owner = owners(parts, delays)
@@ -119,15 +117,20 @@ def train(
             for name, grad in grads.items():
                 total = sums[place % counts[name]]
                 total[name] = total[name] + grad if name in total else grad
-        if clip is not None:
-            norm = float(nn.utils.get_total_norm(sums[0].values()))
-            sums = [{name: grad * min(1.0, clip / (norm + 1e-6)) for name, grad in sums[0].items()}]
+        updates = []
         for names, optimizer_, delay, version, counted in zip(trained, optimizers, delays, versions, outcome.delays, strict=True):
             counted[number - version] += 1
             if optimizer_ is not None:
                 parts_of = [{name: total.get(name) for name in names} for total in sums[: counts[names[0]]]]
                 opened = {name: taken[owner[name][0]][name] for name in names}
-                update(optimizer_, {name: masters[name] for name in names}, parts_of, rate and rate(delay, number), correctors, opened)
+                rate_ = rate and rate(delay, number)
+                updates.append(Update(optimizer_, {name: masters[name] for name in names}, parts_of, rate_, correctors, opened))
+        if clip is not None:
+            norm = float(nn.utils.get_total_norm([grad for one in updates for grad in one.total.values() if grad is not None]))
+            for one in updates:
+                one.scale(min(1.0, clip / (norm + 1e-6)))
+        for one in updates:
+            one.make()
         outcome.losses.append(float(loss))
     outcome.weights.update({name: p.detach().clone() for name, p in masters.items()})
     return outcome
@@ -212,47 +215,59 @@ def owners(parts: Sequence[StagePart], delays: Sequence[int]) -> dict[str, list[
     return found
 
 
-def update(
-    optimizer: torch.optim.Optimizer,
-    masters: dict[str, nn.Parameter],
-    parts: Sequence[dict[str, torch.Tensor | None]],
-    rate: float | None,
-    correctors: Sequence[Corrector],
-    opened: Tensors,
-) -> None:
-    """One step of an optimizer.
+class Update:
+    """One step of an optimizer. `total` is the gradient that it will be made with, by name; None: the weight stays as it is."""
 
-    Args:
-        optimizer: of these parameters.
-        masters: by name.
-        parts: of each replica, the sum of its micro-batches' gradients by name; without correctors all is one part.
-        rate: the learning rate where one is given.
-        correctors: of each replica; none: gradients stay as they are.
-        opened: the weights that these gradients were computed on, by name.
-    """
-    if rate is not None:
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-    if not correctors:
-        (total,) = parts
-    else:
-        rates = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
-        before = {name: p.detach().clone() for name, p in masters.items()}
-        total = {}
-        for name, now in before.items():
-            mine = [part[name] for part in parts]
-            made = [
-                corrector.corrected(name, grad * len(parts), now, opened[name], rates[id(masters[name])])
-                for corrector, grad in zip(correctors, mine, strict=False)
-                if grad is not None
-            ]
-            total[name] = sum(made[1:], made[0]) / len(parts) if made else None
-    for name, p in masters.items():
-        p.grad = total[name]
-    optimizer.step()
-    for corrector in correctors[: len(parts)]:
-        for name, p in masters.items():
-            corrector.moved(name, before[name], p.detach(), rates[id(p)])
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        masters: dict[str, nn.Parameter],
+        parts: Sequence[dict[str, torch.Tensor | None]],
+        rate: float | None,
+        correctors: Sequence[Corrector],
+        opened: Tensors,
+    ) -> None:
+        """Corrects the gradient.
+
+        Args:
+            optimizer: of these parameters.
+            masters: by name.
+            parts: of each replica, the sum of its micro-batches' gradients by name; without correctors all is one part.
+            rate: the learning rate where one is given.
+            correctors: of each replica; none: gradients stay as they are.
+            opened: the weights that these gradients were computed on, by name.
+        """
+        if rate is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        self._optimizer, self._masters, self._correctors = optimizer, masters, correctors[: len(parts)]
+        self._rates = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+        self.total = {name: self._corrected(name, [part[name] for part in parts], opened[name]) for name in masters}
+
+    def _corrected(self, name: str, mine: Sequence[torch.Tensor | None], opened: torch.Tensor) -> torch.Tensor | None:
+        if not self._correctors:
+            return mine[0]
+        now, rate = self._masters[name].detach(), self._rates[id(self._masters[name])]
+        made = [
+            corrector.corrected(name, grad * len(mine), now, opened, rate)
+            for corrector, grad in zip(self._correctors, mine, strict=True)
+            if grad is not None
+        ]
+        return sum(made[1:], made[0]) / len(mine) if made else None
+
+    def scale(self, factor: float) -> None:
+        """The gradient times this."""
+        self.total = {name: None if grad is None else grad * factor for name, grad in self.total.items()}
+
+    def make(self) -> None:
+        """Change the weights, and tell the correctors by how much."""
+        before = {name: p.detach().clone() for name, p in self._masters.items()} if self._correctors else {}
+        for name, p in self._masters.items():
+            p.grad = self.total[name]
+        self._optimizer.step()
+        for corrector in self._correctors:
+            for name, p in self._masters.items():
+                corrector.moved(name, before[name], p.detach(), self._rates[id(p)])
 
 
 def version_of(masters: dict[str, nn.Parameter]) -> Tensors:
