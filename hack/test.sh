@@ -28,7 +28,7 @@ main() {
     finish_build $builder
     # They wait more than they compute. In their order, in which the longest is not the last.
     turn "control plane" tests/integration tests/load -n 4 --dist loadfile --no-loadscope-reorder -m "not soak and not serial"
-    turn "alone on the machine" tests -m "serial and not soak and not e2e_long"
+    turn "alone on the machine" tests/e2e -m "serial and not soak and not e2e_long"
   fi
   if [ ${#FLAKY[@]} -gt 0 ]; then printf '\nfailed once and passed alone, in the turn: %s\n' "${FLAKY[@]}"; fi
   return $STATUS

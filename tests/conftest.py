@@ -41,6 +41,11 @@ def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "last-words"
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("serial") and not item.get_closest_marker("soak") and "tests/e2e" not in item.path.as_posix():
+        raise pytest.UsageError(f"{item.nodeid} is serial: hack/test.sh looks for such tests in tests/e2e alone; put it there")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield

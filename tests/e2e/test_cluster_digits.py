@@ -112,7 +112,7 @@ def go_over(kube: Kube, job: str, mode: str) -> None:
 # -- the tests, in the order they run -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.e2e
+@pytest.mark.e2e_long
 def test_the_example_trains_and_leaves_what_it_should(kube: Kube, home: Kube) -> None:
     run_with(kube, home, ())
     left = pods_of(kube, "digits")
@@ -146,7 +146,7 @@ def test_the_async_example(kube: Kube, home: Kube, faults: tuple[str, ...]) -> N
     run_with(kube, home, faults, file="async.yaml")
 
 
-@pytest.mark.e2e
+@pytest.mark.e2e_long
 @pytest.mark.timeout(900)
 def test_a_job_goes_over_to_other_modes_is_suspended_and_goes_on_from_its_checkpoint(kube: Kube) -> None:
     name = "digits"

@@ -44,15 +44,9 @@ def hang(kube: Kube, name: str, how: str, said: Path) -> float:
     return time.time()
 
 
+@pytest.mark.e2e_long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param("busy", marks=pytest.mark.e2e_long),
-        pytest.param("held", marks=pytest.mark.e2e),
-        pytest.param("stopped", marks=pytest.mark.e2e_long),
-    ],
-)
+@pytest.mark.parametrize("how", ["busy", "held", "stopped"])
 def test_a_worker_that_hangs_is_started_again(kube: Kube, how: str) -> None:
     name = "hangs"
     kube.apply(job(name, how))

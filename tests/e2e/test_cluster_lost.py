@@ -79,7 +79,7 @@ def test_a_lost_node_is_left_at_once(kube: Kube, home: Kube, node_cluster: Clust
     assert accuracy(final_weights(kube, NAME)) >= (0.95 if mode == "sync" else 0.9)
 
 
-@pytest.mark.e2e
+@pytest.mark.e2e_long
 @pytest.mark.timeout(900)
 def test_a_drain_takes_a_checkpoint_and_loses_no_step(kube: Kube, home: Kube, node_cluster: Cluster, nodes: set[int]) -> None:
     """First the node of the shards, then the one that they went to. The operator that acts is drained in one of these at least."""
@@ -111,15 +111,9 @@ def _told(kube: Kube, step: int) -> bool:
     return bool(kube.status(NAME)["checkpoint"]["step"] >= step)
 
 
+@pytest.mark.e2e_long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("mode", "fault"),
-    [
-        pytest.param("sync", "lost", marks=pytest.mark.e2e),
-        pytest.param("async", "lost", marks=pytest.mark.e2e_long),
-        pytest.param("sync", "drained", marks=pytest.mark.e2e_long),
-    ],
-)
+@pytest.mark.parametrize(("mode", "fault"), [("sync", "lost"), ("async", "lost"), ("sync", "drained")])
 def test_a_node_of_workers_leaves_the_shards_where_they_are(
     kube: Kube, home: Kube, node_cluster: Cluster, nodes: set[int], mode: str, fault: str
 ) -> None:
