@@ -24,9 +24,10 @@ main() {
     turn "$PSJOB_MARKS" tests -m "$PSJOB_MARKS"
   else
     turn "unit and live" tests/unit tests/simulation tests/live -n 2 -m "not soak and not serial"
-    turn "jobs" tests/e2e tests/scripts tests/frameworks tests/docs -n 2 --dist loadfile -m "not soak and not serial and not e2e_long"
+    # Files in their order here and below: by their number of tests the longest would be the last, and one worker would wait for it.
+    turn "jobs" tests/e2e tests/scripts tests/frameworks tests/docs -n 2 --dist loadfile --no-loadscope-reorder -m "not soak and not serial and not e2e_long"
     finish_build $builder
-    # They wait more than they compute. In their order, in which the longest is not the last.
+    # They wait more than they compute.
     turn "control plane" tests/integration tests/load -n 4 --dist loadfile --no-loadscope-reorder -m "not soak and not serial"
     turn "alone on the machine" tests/e2e -m "serial and not soak and not e2e_long"
   fi

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 SERIOUS = ("serious", "critical")
+SECONDS = 60
+"""In which a page is as it should be, on a machine that does other things too."""
 
 
 @contextmanager
@@ -26,6 +28,7 @@ def browser() -> Iterator[Browser]:
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None:
         pytest.skip("needs Chromium: python -m hack.cluster deps installs Debian's chromium-headless-shell")
+    expect.set_options(timeout=SECONDS * 1000)
     with sync_playwright() as play:
         opened = play.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield opened

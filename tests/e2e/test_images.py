@@ -206,6 +206,7 @@ def test_a_packed_image_has_no_bill_of_materials(packed: Images) -> None:
         bills(packed[NAMES["operator"]].archive)
 
 
+@pytest.mark.soak
 def test_images_built_anew_are_the_same_bytes(from_dockerfile: Images, tmp_path: Path) -> None:
     for archive in dockerfile.build(NAMES, tmp_path, anew=True):
         before = next(image.archive for image in from_dockerfile.values() if image.archive.name == archive.name)

@@ -116,15 +116,19 @@ def test_the_time_line_shows_the_restart(chromium: Browser, served: Served) -> N
     page, _ = opened(chromium, served)
     lanes = page.locator(".lanes svg")
     expect(lanes).to_have_count(3)
-    boxes = page.locator(".lanes svg[data-lane='shard 0'] rect").evaluate_all("all => all.map(one => one.getBoundingClientRect().width)")
-    assert len(boxes) == 4 and all(width > 0 for width in boxes), "starting, serving until it was killed, starting, serving"
+    starts = page.locator(".lanes svg[data-lane='shard 0'] rect")
+    expect(starts).to_have_count(4)
+    boxes = starts.evaluate_all("all => all.map(one => one.getBoundingClientRect().width)")
+    assert all(width > 0 for width in boxes), "starting, serving until it was killed, starting, serving"
     expect(page.locator(".lanes svg[data-lane='shard 0'] title").nth(1)).to_contain_text("signal 9")
 
 
 def test_the_time_line_of_a_run_of_last_week_is_the_run(chromium: Browser, served: Served) -> None:
     page, _ = opened(chromium, served)
-    widths = page.locator(".lanes svg[data-lane='job'] rect").evaluate_all("all => all.map(one => Number(one.getAttribute('width')))")
-    assert len(widths) == 5 and min(widths[:4]) > 50, "four phases before the last one take what they took of 1000"
+    phases = page.locator(".lanes svg[data-lane='job'] rect")
+    expect(phases).to_have_count(5)
+    widths = phases.evaluate_all("all => all.map(one => Number(one.getAttribute('width')))")
+    assert min(widths[:4]) > 50, "four phases before the last one take what they took of 1000"
 
 
 def test_large_and_small_numbers_fit_beside_their_axis(chromium: Browser, tmp_path: Path) -> None:

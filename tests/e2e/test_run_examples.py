@@ -28,6 +28,7 @@ def test_digits_ends_with_its_accuracy(tmp_path: Path, manifest: str, least: flo
     assert not (EXAMPLES / "digits" / ".psjob").exists()
 
 
+@pytest.mark.soak
 def test_digits_keeps_its_momentum_in_async_by_dana_and_not_by_nag(tmp_path: Path) -> None:
     scores = {}
     for rule in ("nag", "dana"):
@@ -51,6 +52,7 @@ def judged(weights: dict[str, object]) -> float:
     return float(((hidden @ w["2.weight"].T + w["2.bias"]).argmax(1) == wanted).mean())
 
 
+@pytest.mark.soak
 def test_clicks_learns_rows_that_no_worker_holds(tmp_path: Path) -> None:
     ended = run(tmp_path, EXAMPLES / "clicks" / "job.yaml", "--set", "spec.workers.replicas=1")
     assert ended.code == 0, ended.told
@@ -150,7 +152,7 @@ def loaded(example: str) -> ModuleType:
     return made
 
 
-@pytest.mark.parametrize(("manifest", "exchanges"), [("job.yaml", 4), ("job-sync.yaml", 200)])
+@pytest.mark.parametrize(("manifest", "exchanges"), [("job.yaml", 4), soak("job-sync.yaml", 200)])
 def test_charlm_learns_with_few_exchanges(tmp_path: Path, manifest: str, exchanges: int) -> None:
     """A fifth of its steps; who guesses by the frequency of each character alone comes to more than 3 nats."""
     words = 'spec.workers.template.spec.containers[0].args=["--steps=200"]'

@@ -104,6 +104,7 @@ def test_other_ways_of_training_go_with_several_processes(tmp_path: Path, traini
     assert sorted(path.name for path in ran.folder.glob("ended-*")) == [f"ended-{rank}" for rank in range(4)]
 
 
+@pytest.mark.soak
 def test_a_stopped_run_goes_on_at_its_last_step(tmp_path: Path) -> None:
     calm = train(tmp_path / "calm", job(tmp_path / "calm", 2, 2, "60", "4", "drops"))
     made = job(tmp_path / "hit", 2, 2, "60", "4", "drops", "slow")
@@ -155,7 +156,7 @@ def test_a_process_that_ends_before_the_others_is_told(tmp_path: Path) -> None:
     assert "Traceback" not in ran.err + ran.log("job-worker-0")
 
 
-@every_way
+@pytest.mark.parametrize(("device", "way"), [soak("cpu", "gloo"), *((device, "shared") for device in DEVICES)])
 def test_each_process_may_die_at_any_step(tmp_path: Path, device: str, way: str) -> None:
     """The first death of a start is answered in place, the second one by a new start, which counts."""
     calm = train(tmp_path / "calm", job(tmp_path / "calm", 1, 4, str(STEPS), "4", "drops", device, way="shared"))

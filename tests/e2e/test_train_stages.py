@@ -80,6 +80,7 @@ def test_a_kill_of_a_stage_or_a_shard_changes_no_bit(tmp_path: Path, hit: str, d
     same(ran, device)
 
 
+@pytest.mark.soak
 def test_psjob_chooses_the_cuts_once(tmp_path: Path) -> None:
     """Workers that are started again, the one that chose too, and shard 0 go on with the same cuts."""
     hits = faults("kill:worker-0@step=20", "kill:worker-1@step=30", "kill:ps-0@step=40")

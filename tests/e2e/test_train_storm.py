@@ -25,8 +25,8 @@ MODES: list[dict[str, Any]] = [
 ]  # fmt: skip
 EXACT = ("none", "bf16", "fp16")
 """Codecs that carry the ledger's numbers whole."""
-QUICK = (2, 3, 4, 6, 7, 8, 9, 13)
-"""Each entry of MODES once."""
+QUICK = (2, 6, 7, 8, 9, 13)
+"""Each mode once."""
 LONG = [seed for seed in range(180) if seed not in QUICK]
 pytestmark = pytest.mark.timeout(1500)
 _undisturbed: dict[str, str] = {}

@@ -12,6 +12,7 @@ from psjob import contract
 from tests.live.live_shards import eventually
 from tests.live.shard_processes import processes
 from tests.runkeys import RUN
+from tests.soaking import soak
 
 CLIENTS, STEPS = 500, 3
 BLOCKS, BLOCK = 2, 4096
@@ -19,7 +20,7 @@ CLIENT_KIB = 64
 DISABLED = {"intervalSeconds": 3600.0, "everySteps": None, "keep": 2, "disabled": True, "resumeFrom": None}
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", soak("async")])
 def test_500_clients_join_step_and_leave(tmp_path: Path, mode: str) -> None:
     with processes(tmp_path, shards=1, workers=CLIENTS, mode=mode, checkpoint=DISABLED) as run:
         shard = run.start(0)

@@ -12,13 +12,14 @@ from psjob.worker import link
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.slow_line import SlowLine
 from tests.live.test_slow_records import Behind
+from tests.soaking import soak
 
 SIZE = 200_000
 RATE = 160_000
 SILENCE = 1.5
 
 
-@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("streams", [soak(1), 3])
 def test_a_large_push_on_a_slow_line_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
     """Of 800 KB each way, 5 s each; the streams are dialled once."""
     monkeypatch.setattr(link, "SILENCE_SECONDS", SILENCE)

@@ -20,6 +20,7 @@ from psjob.process.config import CheckpointConfig, Place
 from psjob.worker.ending import SessionEnd
 from tests.live.live_shards import Shards, Worker, eventually, serving
 from tests.live.slow_line import SlowLine
+from tests.soaking import soak
 
 RATE = 200_000
 """Bytes a second: 1.6 Mbit/s."""
@@ -136,7 +137,7 @@ class Training:
             thread.join(30)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", soak("async")])
 def test_a_large_record_delays_no_step_and_comes_through(tmp_path: Path, mode: str) -> None:
     with slow_worker(tmp_path, mode) as (shards, line):
         training = Training([worker_of(shards, 0), worker_of(Behind(shards, line), 1, ballast=RECORD)])
@@ -153,7 +154,7 @@ def test_a_large_record_delays_no_step_and_comes_through(tmp_path: Path, mode: s
             training.end()
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [soak("sync"), "async"])
 def test_breaks_do_not_begin_a_record_anew_and_its_process_gets_it_back(tmp_path: Path, mode: str) -> None:
     """Four breaks while it goes up, four while it comes down to the process that follows: each way it is carried little more than once."""
     with slow_worker(tmp_path, mode) as (shards, line):
