@@ -116,6 +116,7 @@ def test_a_rule_is_three_files_and_trains(tmp_path: Path) -> None:
     assert (told["result"], told["applied"]) == ("Complete", 400) and loss(said) < 0.1
 
 
+@pytest.mark.soak
 def test_a_mode_is_four_files_and_trains(tmp_path: Path) -> None:
     copy = Copy(tmp_path)
     changed, said = copy.follow("add-a-mode.md")

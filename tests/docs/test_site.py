@@ -46,6 +46,7 @@ def test_nothing_keeps_people_out(opened: Browser, site: Path, page: str, scheme
     shown.context.close()
 
 
+@pytest.mark.soak
 def test_no_page_scrolls_sideways_on_a_phone(opened: Browser, site: Path) -> None:
     shown = show(opened, site, "index.html", PHONE, "light")
     wide = {}

@@ -55,10 +55,9 @@ def spread(name: str) -> dict[str, Any]:
     return job
 
 
+@pytest.mark.e2e_long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "frozen", [pytest.param(False, id="running", marks=pytest.mark.e2e), pytest.param(True, id="frozen", marks=pytest.mark.e2e_long)]
-)
+@pytest.mark.parametrize("frozen", [False, True], ids=["running", "frozen"])
 def test_a_zombie_shard_is_fenced_and_never_read(
     kube: Kube, home: Kube, node_cluster: Cluster, stop: Callable[[int], None], frozen: bool
 ) -> None:

@@ -11,6 +11,8 @@ import time
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.local_job import EXAMPLES
 
 SMALL = ["--set", "spec.workers.replicas=2", "--set", "spec.ps.shards=1"]
@@ -33,6 +35,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.soak
 def test_digits_in_two_modes(tmp_path: Path) -> None:
     args = "spec.workers.template.spec.containers[0].args=[--momentum=0, --epochs=3]"
     process = start(tmp_path, *SMALL, "--set", args, "--json")

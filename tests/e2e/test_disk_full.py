@@ -45,6 +45,7 @@ def volume(tmp_path: Path) -> Iterator[Volume]:
         yield made
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seconds", [25, soak(200)])
 def test_a_volume_that_is_full_for_a_while_costs_checkpoints_alone(tmp_path: Path, plain: Ran, volume: Volume, seconds: int) -> None:
     pace = PACE * max(1, seconds / 40)

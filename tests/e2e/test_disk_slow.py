@@ -14,7 +14,6 @@ import pytest
 from tests.disks import mounted
 from tests.e2e.watched import Look, Watched
 from tests.e2e.workloads.running import faults, manifest, train
-from tests.soaking import soak
 
 pytestmark = pytest.mark.timeout(3600)
 MB = 1_000_000
@@ -75,8 +74,9 @@ LARGE = Size(1500, 50 * MB, moments=3, workers=1, adam=True)
 """All processes of it fit in 18 GB; with SGD 6 GB of checkpoint would need 25."""
 
 
+@pytest.mark.soak
 @pytest.mark.serial
-@pytest.mark.parametrize("size", [SMALL, soak(LARGE)], ids=["200MB", "6GB"])
+@pytest.mark.parametrize("size", [SMALL, LARGE], ids=["200MB", "6GB"])
 def test_killed_shards_are_back_when_they_have_read_their_own(tmp_path: Path, size: Size) -> None:
     (tmp_path / "plain").mkdir()
     plain = train(tmp_path / "plain", job_of(tmp_path / "plain", size))

@@ -48,6 +48,7 @@ def test_a_worker_that_leaves_on_a_lost_connection_is_heard(tmp_path: Path, mode
     assert took <= faults.GOES_ON
 
 
+@pytest.mark.soak
 def test_a_worker_that_holds_its_pushes_on_a_lost_connection_goes_on(tmp_path: Path) -> None:
     require()
     ran = faults.run(tmp_path, "async", [faults.half_open_while_held(0, 1, other=1)])

@@ -81,6 +81,7 @@ STEP_WORDS = 10 * 50
 """Of the lda's batch of documents; each takes a token from one topic and gives it to another."""
 
 
+@pytest.mark.soak
 def test_lda_counts_exactly_and_learns_what_one_process_learns(tmp_path: Path) -> None:
     import numpy as np
 

@@ -19,6 +19,7 @@ def job(folder: Path, *words: str, **training: Any) -> Path:
     )  # fmt: skip
 
 
+@pytest.mark.soak
 def test_a_kill_changes_no_bit_of_a_clipped_run(tmp_path: Path) -> None:
     calm = train(tmp_path / "calm", job(tmp_path / "calm", "0", maxGradNorm=LIMIT))
     assert calm.summary["metrics"]["grad_norm"] > LIMIT, "something was clipped"

@@ -70,6 +70,7 @@ def test_accumulated_gradients_are_those_of_torch(tmp_path: Path, form: str) -> 
         torch.testing.assert_close(ran.weights(), expected(form, stream), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("form", [soak("length"), "after"])
 def test_a_kill_in_the_middle_of_an_accumulation_changes_no_bit(tmp_path: Path, form: str) -> None:
     calm = train(tmp_path / "calm", job(tmp_path / "calm", form, "0"))

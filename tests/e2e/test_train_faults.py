@@ -44,7 +44,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return ran
 
 
-@pytest.mark.parametrize("way", ["shared", "tcp", "overlap"])
+@pytest.mark.parametrize("way", ["shared", soak("tcp"), soak("overlap")])
 def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path, plain: Ran, way: str) -> None:
     what = ("kill:ps-1@step=70", "kill:ps-0@step=145", "kill:worker-1@step=190")
     hit = run(tmp_path / "hit", *what, gates="55:50,130:125", way=way)
@@ -58,6 +58,7 @@ def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path, plain: 
     assert_same_file(hit, plain)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("push", "pull"),
     [

@@ -29,6 +29,7 @@ def test_a_kill_changes_no_bit_of_two_models(tmp_path: Path, training: dict[str,
         assert train(folder, job(folder, "two_models.py", "0.1", **training), *faults(hit)).sha == calm.sha, hit
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("training", [soak({}), {"updateAt": "worker"}])
 def test_a_kill_changes_no_bit_of_a_group_that_came_later(tmp_path: Path, training: dict[str, object]) -> None:
     calm = train(tmp_path / "calm", job(tmp_path / "calm", "late_group.py", "0", **training))

@@ -19,7 +19,7 @@ from tests.soaking import soak
 
 STEPS = 40
 pytestmark = pytest.mark.timeout(1500)
-every_way = pytest.mark.parametrize(("device", "way"), [("cpu", "gloo"), *((device, "shared") for device in DEVICES)])
+every_way = pytest.mark.parametrize(("device", "way"), [soak("cpu", "gloo"), *((device, "shared") for device in DEVICES)])
 """Where models lie, and how processes of a worker sum. All processes share one GPU here, which NCCL refuses."""
 
 
@@ -82,6 +82,7 @@ def test_bytes_to_the_shards_are_a_quarter_of_those_of_four_workers(tmp_path: Pa
     assert 4 * pushed(one) == pushed(four) > 0
 
 
+@pytest.mark.soak
 def test_a_lost_shard_sends_all_processes_back(tmp_path: Path) -> None:
     """They begin again in place, and no start of a worker counts."""
     calm = train(tmp_path / "calm", job(tmp_path / "calm", 2, 2, "60", "4", "drops"))
@@ -119,6 +120,7 @@ def test_a_stopped_run_goes_on_at_its_last_step(tmp_path: Path) -> None:
     assert again.sha == calm.sha
 
 
+@pytest.mark.soak
 def test_rank_0_may_evaluate_alone_and_die_after_that(tmp_path: Path) -> None:
     """Its passes over data are more than those of the others, which do not wait for them."""
     calm = train(tmp_path / "calm", job(tmp_path / "calm", 1, 2, "20", "2", "evals"))
@@ -156,7 +158,7 @@ def test_a_process_that_ends_before_the_others_is_told(tmp_path: Path) -> None:
     assert "Traceback" not in ran.err + ran.log("job-worker-0")
 
 
-@pytest.mark.parametrize(("device", "way"), [soak("cpu", "gloo"), *((device, "shared") for device in DEVICES)])
+@every_way
 def test_each_process_may_die_at_any_step(tmp_path: Path, device: str, way: str) -> None:
     """The first death of a start is answered in place, the second one by a new start, which counts."""
     calm = train(tmp_path / "calm", job(tmp_path / "calm", 1, 4, str(STEPS), "4", "drops", device, way="shared"))

@@ -23,6 +23,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.mark.soak
 def test_an_optimizer_without_a_rule_steps_on_the_workers(tmp_path: Path) -> None:
     """RMSprop with a shard killed in the middle: torch's own steps on the reduced gradient, to the last bit."""
     job = manifest(tmp_path, ["mlp.py", "rmsprop", str(STEPS), "--pace", "0.02", "--gates", "55:50"], checkpoint=CHECKPOINTS)
@@ -79,6 +80,7 @@ def test_crashes_of_all_kinds_are_no_ends(tmp_path: Path) -> None:
     assert_same_bits(ran, oracle("sgd", 3, STEPS))
 
 
+@pytest.mark.soak
 def test_a_worker_that_crashes_after_it_has_left_is_told_that_training_is_done(tmp_path: Path) -> None:
     """It looks for shards that have gone: they come back for it, and nobody searches until the deadline of connecting."""
     job = manifest(tmp_path, ["late.py", "20"], checkpoint={"everySteps": 10, "interval": "1h"})

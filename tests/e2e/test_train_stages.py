@@ -73,7 +73,7 @@ def test_three_stages_train_what_one_process_trains(tmp_path: Path, device: str,
 
 
 @every_device
-@pytest.mark.parametrize("hit", ["worker-1", "ps-1", *(soak(hit) for hit in ("worker-0", "worker-2", "ps-0"))])
+@pytest.mark.parametrize("hit", ["worker-1", *(soak(hit) for hit in ("worker-0", "worker-2", "ps-0", "ps-1"))])
 def test_a_kill_of_a_stage_or_a_shard_changes_no_bit(tmp_path: Path, hit: str, device: str) -> None:
     ran = train(tmp_path, job(tmp_path, 0.03, words=[device]), *faults(f"kill:{hit}@step=25"))
     assert [recovery["fault"] for recovery in ran.summary["recoveries"]] == [f"kill:{hit}@step=25"]
@@ -91,6 +91,7 @@ def test_psjob_chooses_the_cuts_once(tmp_path: Path) -> None:
     same(ran)
 
 
+@pytest.mark.soak
 def test_workers_of_a_stage_share_its_micro_batches(tmp_path: Path) -> None:
     """A kill changes no bit of such a run either."""
     calm = train(tmp_path / "calm", job(tmp_path / "calm", replicas=(2, 1, 1)))
@@ -174,7 +175,7 @@ def late(folder: Path, name: str, pace: float = 0.0, device: str = "cpu") -> Pat
 
 
 @every_device
-@pytest.mark.parametrize("name", ["2bw", "pipedream", "gap-aware", *(soak(name) for name in ("recompute", "dc-asgd"))])
+@pytest.mark.parametrize("name", ["2bw", *(soak(name) for name in ("pipedream", "gap-aware", "recompute", "dc-asgd"))])
 def test_without_flush_gradients_are_those_of_old_weights(tmp_path: Path, name: str, device: str) -> None:
     ran = train(tmp_path, late(tmp_path, name, device=device))
     assert ran.summary["restarts"] == {} and ran.summary["steps"] == stages.STEPS

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
+from tests.soaking import soak
 
 HERE = Path(__file__).parent / "scripts"
 WORKERS, SHARDS = 2, 2
@@ -121,7 +122,10 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize("case", KILLS)
+QUICK = ("a shard of the trainer, accumulating", "rank 0 of lightning", "a worker of accelerate")
+
+
+@pytest.mark.parametrize("case", [case if case in QUICK else soak(case) for case in KILLS])
 def test_the_bits_are_the_same_after_a_kill(tmp_path: Path, case: str) -> None:
     words, faults = KILLS[case]
     undisturbed = Run(tmp_path / "whole", words)

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto.wandb_internal_pb2 import Record
 
@@ -15,6 +16,7 @@ from tests.frameworks.test_frameworks import Run
 STEPS = set(range(1, 101))
 
 
+@pytest.mark.soak
 def test_a_rewind_opens_no_second_run_and_loses_no_number(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
