@@ -195,7 +195,7 @@ def test_a_gateway_that_says_503_for_half_a_minute(place: World, proxies: Callab
     time.sleep(AWAY)
     assert operator.alive() and operator.role() == "standby", operator.log.read_text()[-3000:]
     proxy.away(False)
-    place.until("the worker to be started again", lambda: "job-worker-1-r2" in place.pods(), 20)
+    place.until("the worker to be started again", lambda: "job-worker-1-r2" in place.pods(), 90)
     assert operator.alive() and operator.pid == pid and operator.role() == "leader"
 
 

@@ -20,6 +20,11 @@ def running(place: World, name: str, node: str, **spec: Any) -> list[str]:
     return pods
 
 
+def deadline(place: World, name: str, seconds: int) -> None:
+    """A job's deadline, from its start on: set while it runs, since nobody knows how long that takes here."""
+    place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": {"runPolicy": {"activeDeadlineSeconds": seconds}}})
+
+
 def test_from_apply_to_complete_without_a_trace_on_the_users_object(place: World, node: str, name: str) -> None:
     """Applying again, kubectl diff and server-side apply never find a difference; of the object nothing but its status is written."""
     job = manifest(name)
@@ -134,12 +139,14 @@ def test_kubectl_waits_for_conditions(place: World, node: str, name: str) -> Non
     for pod in again:
         place.end(pod)
     waited("Complete")
-    running(place, f"{name}b", node, runPolicy={"activeDeadlineSeconds": 2})
+    running(place, f"{name}b", node)
+    deadline(place, f"{name}b", 1)
     place.cluster.run_kubectl("wait", f"psj/{name}b", "-n", place.namespace, "--for=condition=Failed", "--timeout=60s")
 
 
 def test_the_active_deadline(place: World, node: str, name: str) -> None:
-    running(place, name, node, runPolicy={"activeDeadlineSeconds": 4})
+    running(place, name, node)
+    deadline(place, name, 4)
     place.until_phase("Failed", name)
     assert place.conditions(name)["Failed"]["reason"] == "DeadlineExceeded"
     place.until("its pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in place.pods(name).values()))
