@@ -21,8 +21,7 @@ from tests import pages
 from tests.e2e.local_job import manifest
 
 PAINT = 1.0
-LOADED = 3.0
-"""A machine with other tests beside takes longer; docs/performance.md has the figure of a calm one."""
+"""Seconds, on a machine that does nothing else."""
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +65,21 @@ def opened(chromium: Browser, served: Served, *, width: int = 1280, scheme: str 
     return page, found
 
 
-def test_a_hundred_long_runs_are_painted_at_once(chromium: Browser, served: Served) -> None:
+def test_a_hundred_long_runs_are_listed_and_one_is_drawn(chromium: Browser, served: Served) -> None:
     page, errors = opened(chromium, served)
     expect(page.locator("nav li")).to_have_count(101)
+    assert pages.drawn(page, ".plot") > 5_000, "a curve, its axes and its grid"
+    assert errors == []
+
+
+@pytest.mark.soak
+@pytest.mark.serial
+def test_a_hundred_long_runs_are_painted_at_once(chromium: Browser, served: Served) -> None:
+    page, _ = opened(chromium, served)
     paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1000
     curve = page.evaluate("performance.getEntriesByType('resource').filter(e => e.name.includes('/curves'))[0].responseEnd") / 1000
     print(f"first paint {paint:.2f} s, first curve {curve:.2f} s")
-    assert paint < PAINT * LOADED and curve < PAINT * LOADED
-    assert pages.drawn(page, ".plot") > 5_000, "a curve, its axes and its grid"
-    assert errors == []
+    assert paint < PAINT and curve < PAINT
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
