@@ -17,7 +17,7 @@ install: ## make .venv with everything pinned (seconds when nothing changed)
 run: install ## train real digits on this machine: 2 shards, 4 workers
 	@psjob run examples/digits/job.yaml
 
-test: install ## every test that this machine can run; names those it cannot
+test: install ## tests of every part, an hour on two cores; names those that this machine cannot run
 	@python -m hack.needs test
 	@bash hack/test.sh
 
