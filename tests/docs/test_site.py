@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, FloatRect, Page, Request
 from hack.site.__main__ import main
 from hack.site.stage import pages
 from tests.docs import ROOT
-from tests.pages import barriers, browser, complaints
+from tests.pages import SECONDS, barriers, browser, complaints
 
 PHONE, DESK = {"width": 400, "height": 800}, {"width": 1280, "height": 900}
 SHOWN = [path.replace("README.md", "index.html").replace(".md", ".html") for path in pages(ROOT)]
@@ -32,7 +32,7 @@ def show(opened: Browser, site: Path, page: str, size: dict[str, int], scheme: s
         viewport={"width": size["width"], "height": size["height"]}, color_scheme="dark" if scheme == "dark" else "light"
     )
     made = context.new_page()
-    made.set_default_timeout(60_000)
+    made.set_default_timeout(SECONDS * 1000)
     made.goto((site / page).as_uri())
     return made
 

@@ -11,7 +11,6 @@ import pytest
 from tests.disks import Volume, mounted
 from tests.e2e.watched import Look, Watched, strays
 from tests.e2e.workloads.running import Ran, faults, manifest, train
-from tests.soaking import soak
 
 pytestmark = pytest.mark.timeout(900)
 MEGABYTES, STEPS, PACE = 8.0, 300, 0.3
@@ -46,7 +45,7 @@ def volume(tmp_path: Path) -> Iterator[Volume]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seconds", [25, soak(200)])
+@pytest.mark.parametrize("seconds", [25, 200])
 def test_a_volume_that_is_full_for_a_while_costs_checkpoints_alone(tmp_path: Path, plain: Ran, volume: Volume, seconds: int) -> None:
     pace = PACE * max(1, seconds / 40)
     with Watched(volume, tmp_path, job_of(tmp_path, "--pace", str(pace), "--signs", str(tmp_path))) as job:

@@ -120,9 +120,8 @@ KILLS = {
     "a shard of accelerate": (["accelerated.py", "attach=before", "order=random", "dropout=0.2", "accumulate=4"], ["kill:ps-1@step=5"]),
     "a worker of accelerate": (["accelerated.py", "attach=after", "order=random", "dropout=0.2"], ["kill:worker-1@step=14"]),
 }
-
-
 QUICK = ("a shard of the trainer, accumulating", "rank 0 of lightning", "a worker of accelerate")
+"""One of each library; `make test` runs these."""
 
 
 @pytest.mark.parametrize("case", [case if case in QUICK else soak(case) for case in KILLS])

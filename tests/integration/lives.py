@@ -38,7 +38,7 @@ class Life:
 
     def edit(self, **spec: Any) -> None:
         """Change the live object alone, as a person or a queue does."""
-        self.place.cluster.api.merge(self.place.path("pstrainingjobs", self.name), {"spec": spec})
+        self.place.edit(self.name, **spec)
 
     def pods(self, attempt: int = 1, start: int = 1) -> list[str]:
         return [f"{self.name}-ps-0-a{attempt}", f"{self.name}-worker-0-r{start}", f"{self.name}-worker-1-r{start}"]

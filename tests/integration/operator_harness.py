@@ -243,6 +243,10 @@ class World:
         found = [event for event in self.items("events") if event["involvedObject"]["kind"] == "PSTrainingJob"]
         return [event for event in found if reason in ("", event["reason"])]
 
+    def edit(self, job: str, **spec: Any) -> None:
+        """Merge these fields into a job's spec; None takes one out."""
+        self.cluster.api.merge(self.path("pstrainingjobs", job), {"spec": spec})
+
     # -- the kubelet ---------------------------------------------------------------------------
 
     def report(self, pod: str, **status: Any) -> None:

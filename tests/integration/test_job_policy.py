@@ -307,7 +307,7 @@ def test_an_operator_pins_runs_under_the_policy(control_plane: Cluster, namespac
         wait_for("the policy", lambda: stranger.call("PATCH", path, theirs, "application/merge-patch+json")[0] == 403, 30)
         here.operator()
         for number, suspend in ((1, None), (1, True), (2, False)):
-            here.cluster.api.merge(here.path("pstrainingjobs", "digits"), {"spec": {"suspend": suspend}})
+            here.edit("digits", suspend=suspend)
             here.until(f"key {number}", lambda n=number: (here.status("digits").get("pinned") or {}).get("key") == n)
             here.until("pods, or none", lambda none=suspend: bool(here.pods("digits")) != bool(none))
         assert stranger.merge(namespace, "digits", theirs, status=True)[0] == 403

@@ -45,7 +45,7 @@ def test_a_function_becomes_a_job_that_runs_suspends_resumes_and_ends(place: Wor
     assert {"job", "shard 0", "worker 0"} == {span.lane for span in client.timeline(name)}
 
     client.job(name)
-    place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": {"suspend": True}})
+    place.edit(name, suspend=True)
     for pod in (f"{name}-worker-0-r1", f"{name}-ps-0-a1"):
         place.until(f"{pod} to be told to end", lambda pod=pod: place.pods()[pod]["metadata"].get("deletionTimestamp"))
         place.remove(pod)

@@ -166,7 +166,7 @@ def test_a_denial_of_what_stands_around_the_pods_is_waited_for_too(place: World,
         stack.enter_context(denying.policy(place, [unseen, lost], denying.STATUS, lambda: place.cluster.api.merge(status, note)))
         for job in (*kinds.values(), unseen):
             place.create(labelled(job))
-        place.cluster.api.merge(place.path("pstrainingjobs", edited), {"spec": {"training": {"mode": "async"}}})
+        place.edit(edited, training={"mode": "async"})
         place.remove(f"{lost}-worker-1-r1")
         for job in (*kinds.values(), edited):
             place.until(f"{job} to tell why it waits", lambda job=job: said(place, job, "CreateRefused", "nothing new today"))

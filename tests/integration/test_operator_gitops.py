@@ -82,7 +82,7 @@ def test_self_heal_takes_a_change_back_and_restarts_nothing(place: World, engine
     made = trained(place, name, node, runPolicy={"backoffLimit": 3})
     before = {pod: raw["metadata"]["uid"] for pod, raw in place.pods(name).items()}
     for way in ([], ["--server-side", "--field-manager=argocd-controller", "--force-conflicts"]):
-        place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": {"runPolicy": {"backoffLimit": 9}}})
+        place.edit(name, runPolicy={"backoffLimit": 9})
         assert modified(place, engine, made) != []
         place.apply(made, *way)
         assert place.job(name)["spec"]["runPolicy"]["backoffLimit"] == 3

@@ -82,7 +82,7 @@ def test_keys_that_were_there_before_any_pod_are_not_used(place: World) -> None:
 
     stranger(1)
     stranger(2)
-    place.cluster.api.merge(place.path("pstrainingjobs", "job"), {"spec": {"suspend": None}})
+    place.edit("job", suspend=None)
     name = f"job-key-{uid[:8]}-3"
     assert mounted(place, "job-ps-0-a1") == mounted(place, "job-worker-1-r1") == [name]
     place.run("job-ps-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node)
@@ -91,12 +91,12 @@ def test_keys_that_were_there_before_any_pod_are_not_used(place: World) -> None:
     assert place.cluster.api.get(place.path("secrets", name))["metadata"]["ownerReferences"][0]["uid"] == uid
     # A later one, for the run that is resumed.
     stranger(4)
-    place.cluster.api.merge(place.path("pstrainingjobs", "job"), {"spec": {"suspend": True}})
+    place.edit("job", suspend=True)
     for pod in list(place.pods("job")):
         place.until("the pod to be told to end", lambda pod=pod: place.pods()[pod]["metadata"].get("deletionTimestamp"))  # type: ignore[misc]
         place.remove(pod)
     place.until_phase("Suspended")
-    place.cluster.api.merge(place.path("pstrainingjobs", "job"), {"spec": {"suspend": None}})
+    place.edit("job", suspend=None)
     assert mounted(place, "job-ps-0-a2") == [f"job-key-{uid[:8]}-5"]
 
 

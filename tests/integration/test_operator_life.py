@@ -20,11 +20,6 @@ def running(place: World, name: str, node: str, **spec: Any) -> list[str]:
     return pods
 
 
-def deadline(place: World, name: str, seconds: int) -> None:
-    """A job's deadline, from its start on: set while it runs, since nobody knows how long that takes here."""
-    place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": {"runPolicy": {"activeDeadlineSeconds": seconds}}})
-
-
 def test_from_apply_to_complete_without_a_trace_on_the_users_object(place: World, node: str, name: str) -> None:
     """Applying again, kubectl diff and server-side apply never find a difference; of the object nothing but its status is written."""
     job = manifest(name)
@@ -105,14 +100,14 @@ def test_a_changed_service_and_config_are_mended(place: World, name: str) -> Non
 
 def test_suspend_and_resume(place: World, node: str, name: str) -> None:
     pods = running(place, name, node)
-    place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": {"suspend": True}})
+    place.edit(name, suspend=True)
     place.until("all pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in place.pods(name).values()))
     for pod in pods:
         place.remove(pod)
     status = place.until_phase("Suspended", name)
     assert place.conditions(name)["Suspended"]["status"] == "True" and status["observedGeneration"] == 2
     assert place.conditions(name)["Ready"]["status"] == "False" and "Reconciling" not in place.conditions(name)
-    place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": {"suspend": None}})
+    place.edit(name, suspend=None)
     place.run(f"{name}-ps-0-a2", f"{name}-worker-0-r2", f"{name}-worker-1-r2", node=node)
     status = place.until_phase("Running", name)
     assert (status["restarts"]["counted"], status["view"]) == (0, 2)
@@ -123,7 +118,7 @@ def test_kubectl_waits_for_conditions(place: World, node: str, name: str) -> Non
         place.cluster.run_kubectl("wait", f"psj/{name}", "-n", place.namespace, f"--for=condition={condition}", "--timeout=60s")
 
     def ended(pods: list[str]) -> None:
-        place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": {"suspend": True}})
+        place.edit(name, suspend=True)
         for pod in pods:
             place.until(f"{pod} to be told to end", lambda pod=pod: place.pods(name)[pod]["metadata"].get("deletionTimestamp"))
             place.remove(pod)
@@ -132,7 +127,7 @@ def test_kubectl_waits_for_conditions(place: World, node: str, name: str) -> Non
     waited("Ready")
     ended(pods)
     waited("Suspended")
-    place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": {"suspend": None}})
+    place.edit(name, suspend=None)
     again = [f"{name}-worker-0-r2", f"{name}-worker-1-r2", f"{name}-ps-0-a2"]
     place.run(*again, node=node)
     waited("Ready")
@@ -140,13 +135,13 @@ def test_kubectl_waits_for_conditions(place: World, node: str, name: str) -> Non
         place.end(pod)
     waited("Complete")
     running(place, f"{name}b", node)
-    deadline(place, f"{name}b", 1)
+    place.edit(f"{name}b", runPolicy={"activeDeadlineSeconds": 1})
     place.cluster.run_kubectl("wait", f"psj/{name}b", "-n", place.namespace, "--for=condition=Failed", "--timeout=60s")
 
 
 def test_the_active_deadline(place: World, node: str, name: str) -> None:
-    running(place, name, node)
-    deadline(place, name, 4)
+    running(place, name, node)  # its deadline counts from its start, and nobody knows how long this takes here
+    place.edit(name, runPolicy={"activeDeadlineSeconds": 4})
     place.until_phase("Failed", name)
     assert place.conditions(name)["Failed"]["reason"] == "DeadlineExceeded"
     place.until("its pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in place.pods(name).values()))

@@ -92,5 +92,5 @@ def test_a_difference_is_found(place: World, engine: Engines, name: str) -> None
     wanted = {**manifest, "spec": {**manifest["spec"], "runPolicy": {"backoffLimit": 4}}}
     assert steady(place, name, lambda live: engine.ask({"config": wanted, "live": live}))["modified"] == WAYS
     assert steady(place, name, lambda live: kubectl_diff(place, wanted)).count("kubectl diff [") == 2
-    place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": {"runPolicy": {"backoffLimit": 5}}})
+    place.edit(name, runPolicy={"backoffLimit": 5})
     assert steady(place, name, lambda live: engine.ask({"config": manifest, "live": live}))["modified"] == WAYS

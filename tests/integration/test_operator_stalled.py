@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 
 from tests.integration.operator_harness import World, manifest
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
-
-
-def edit(place: World, name: str, **spec: Any) -> None:
-    place.cluster.api.merge(place.path("pstrainingjobs", name), {"spec": spec})
 
 
 def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name: str) -> None:
@@ -24,7 +19,7 @@ def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name
         place.run(f"{job}-ps-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=node)
         place.until_phase("Running", job)
     for job in jobs:
-        edit(place, job, training={"mode": "async"})
+        place.edit(job, training={"mode": "async"})
     for job in jobs:
         place.until(f"{job} to be Stalled", lambda job=job: place.conditions(job).get("Stalled", {}).get("reason") == "TemplateInvalid")
         assert "lrScaling" in place.conditions(job)["Ready"]["message"] and place.status(job)["phase"] == "Running"
@@ -34,14 +29,14 @@ def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name
     time.sleep(4)
     assert not [pod for pod in place.pods(name) if pod.endswith("-r2")]
     # Suspension, success with its TTL, and the deadline come all the same.
-    edit(place, paused, suspend=True)
+    place.edit(paused, suspend=True)
     place.until("the pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in place.pods(paused).values()))
     for pod in place.pods(paused):
         place.remove(pod)
     place.until_phase("Suspended", paused)
     for pod in ("worker-0-r1", "worker-1-r1", "ps-0-a1"):
         place.end(f"{done}-{pod}")
-    edit(place, timed, runPolicy={"activeDeadlineSeconds": 1})
+    place.edit(timed, runPolicy={"activeDeadlineSeconds": 1})
     for job in (done, timed):
         place.until(
             f"{job} to be deleted in its time", lambda job=job: job not in [it["metadata"]["name"] for it in place.items("pstrainingjobs")]
@@ -51,6 +46,6 @@ def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name
     }
     assert told == {done: "Completed", timed: "DeadlineExceeded"}
     # What the edit was taken back for goes on.
-    edit(place, mended, training={"mode": "sync"})
+    place.edit(mended, training={"mode": "sync"})
     place.until("the lost worker", lambda: f"{mended}-worker-1-r2" in place.pods())
     assert "Stalled" not in place.conditions(mended)

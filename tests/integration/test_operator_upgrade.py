@@ -58,12 +58,12 @@ def test_another_runtime_image_comes_with_another_run(place: World) -> None:
     place.end("job-worker-1-r1", 1)
     assert image(place, "job-ps-0-a2") == OLD and image(place, "job-worker-1-r2") == OLD
     up(place, node, "job-ps-0-a2", "job-worker-1-r2")
-    place.cluster.api.merge(place.path("pstrainingjobs", "job"), {"spec": {"suspend": True}})
+    place.edit("job", suspend=True)
     place.until("the pods to be told to end", lambda: all(raw["metadata"].get("deletionTimestamp") for raw in running(place).values()))
     for pod in place.pods():
         place.remove(pod)
     place.until_phase("Suspended")
-    place.cluster.api.merge(place.path("pstrainingjobs", "job"), {"spec": {"suspend": False}})
+    place.edit("job", suspend=False)
     assert image(place, "job-ps-0-a3") == NEW, "a resumed run is pinned anew"
     assert place.status()["pinned"] == {**pinned, "runtimeImage": NEW, "key": 2}
     volumes = {volume["name"]: volume for volume in place.pods()["job-ps-0-a3"]["spec"]["volumes"]}
@@ -115,12 +115,12 @@ def test_a_run_that_began_without_authentication_is_left_alone_until_it_is_suspe
         with pytest.raises(AssertionError, match="waited"):
             place.until("nothing", lambda: set(place.pods()) != began, seconds=2)
         assert config(place) == was and not [it for it in place.items("secrets") if "-key-" in it["metadata"]["name"]]
-        place.cluster.api.merge(place.path("pstrainingjobs", "job"), {"spec": {"suspend": True}})
+        place.edit("job", suspend=True)
         place.until("the pods to be told to end", lambda: all(raw["metadata"].get("deletionTimestamp") for raw in running(place).values()))
         for pod in place.pods():
             place.remove(pod)
         place.until_phase("Suspended")
-        place.cluster.api.merge(place.path("pstrainingjobs", "job"), {"spec": {"suspend": False}})
+        place.edit("job", suspend=False)
         assert image(place, "job-ps-0-a2") == NEW
         begun = {"configFormat": 1, "wire": 2, "container": "worker", "encryption": "auto", "key": 1}
         assert place.status()["pinned"] == {"runtimeImage": NEW, **begun}

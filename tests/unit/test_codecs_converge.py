@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from tests.reference import Wire, reference
+from tests.soaking import soak
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "digits"))
 from train import digits, score
-
-from tests.soaking import soak
 
 WORKERS, BATCH, EPOCHS = 4, 16, 8
 Pair = tuple[torch.Tensor, torch.Tensor]

@@ -241,7 +241,8 @@ class Update:
             for group in optimizer.param_groups:
                 group["lr"] = rate
         self._optimizer, self._masters, self._correctors = optimizer, masters, correctors[: len(parts)]
-        self._rates = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+        groups = optimizer.param_groups if correctors else []  # they alone ask for the learning rate
+        self._rates = {id(p): float(group["lr"]) for group in groups for p in group["params"]}
         self.total = {name: self._corrected(name, [part[name] for part in parts], opened[name]) for name in masters}
 
     def _corrected(self, name: str, mine: Sequence[torch.Tensor | None], opened: torch.Tensor) -> torch.Tensor | None:
