@@ -20,7 +20,7 @@ import torch
 
 from psjob.checkpoint import disk, manifest
 from psjob.checkpoint.problems import CheckpointProblem
-from tests.unit.checkpoint_parts import RUN, blocks, save
+from tests.tensors.checkpoint_parts import RUN, blocks, save
 
 PRIMITIVES = ("_create", "_write", "_sync", "_rename")
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from psjob.checkpoint import disk, manifest, states
-from tests.unit.checkpoint_parts import LAYOUT, RUN, blocks, names, same, save, stays
+from tests.tensors.checkpoint_parts import LAYOUT, RUN, blocks, names, same, save, stays
 
 OLD, NEW = 10, 20
 STRACE = shutil.which("strace")

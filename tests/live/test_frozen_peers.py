@@ -15,8 +15,8 @@ from psjob.wire.auth import Standing
 from psjob.wire.frame import Header, Kind, WireError
 from tests.live.live_shards import eventually
 from tests.relay import shard_answers
-from tests.unit.desk import Desk
-from tests.unit.lone_shard import LoneShard
+from tests.tensors.desk import Desk
+from tests.tensors.lone_shard import LoneShard
 
 
 def soon(act: Callable[[], object], seconds: float = 20.0) -> bool:

@@ -13,7 +13,7 @@ from psjob.wire.frame import Header, Kind
 from psjob.worker.idle import RECENT, Idle, share
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.test_shard_training import batch, build, loss_of
-from tests.unit.desk import Desk
+from tests.tensors.desk import Desk
 
 pytestmark = pytest.mark.usefixtures("last_words")
 

@@ -30,8 +30,8 @@ from tests.live.test_rows_training import Clicks, offloaded
 from tests.live.test_shard_relinks import aside, coordinator
 from tests.live.test_shard_training import OPTIMIZERS, build
 from tests.live.test_shard_training import steps as train
-from tests.unit.desk import Desk
-from tests.unit.test_coordinator_marks import cut
+from tests.tensors.desk import Desk
+from tests.tensors.test_coordinator_marks import cut
 
 OFTEN = CheckpointConfig(interval_seconds=0.02, every_steps=None, keep=1000, disabled=False, resume_from=None)
 

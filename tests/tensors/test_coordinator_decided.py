@@ -15,7 +15,7 @@ from psjob.checkpoint.records import read_records
 from psjob.protocol.coordinator.deciding import RECORD_SECONDS, WISH_SECONDS, Deciding
 from psjob.resume.record import unpack
 from psjob.wire.frame import Kind
-from tests.unit.desk import NEVER, Clerk, Desk
+from tests.tensors.desk import NEVER, Clerk, Desk
 
 BACKUP: dict[str, Any] = {"workers": 3, "backup_workers": 1}
 EVERY_1 = replace(NEVER, every_steps=1)

@@ -19,7 +19,7 @@ from psjob.pipeline.order import Direction, StageWork
 from psjob.pipeline.parts import StagePart
 from psjob.pipeline.reference import Outcome
 from psjob.pipeline.stage import ChangedInPlace, StageRun
-from tests.unit.pipeline_models import NET_CUTS, ROW_CUTS, Mean, Net, net_loss, row, tokens
+from tests.tensors.pipeline_models import NET_CUTS, ROW_CUTS, Mean, Net, net_loss, row, tokens
 
 torch.set_num_threads(1)
 LOSS = nn.functional.cross_entropy

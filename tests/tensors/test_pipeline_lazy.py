@@ -10,7 +10,7 @@ from torch import nn
 
 from psjob.pipeline.cuts import split
 from psjob.pipeline.lazy import materialise, on_meta
-from tests.unit.pipeline_models import Net, row
+from tests.tensors.pipeline_models import Net, row
 
 torch.set_num_threads(1)
 

@@ -14,7 +14,7 @@ from psjob.shard.coordination import numbers_of
 from psjob.wire.auth import Peer
 from psjob.wire.frame import Header, Kind
 from psjob_operator.cluster.progress import parse
-from tests.unit.whole_shard import HELLO, RECORD, WholeShard, frame
+from tests.tensors.whole_shard import HELLO, RECORD, WholeShard, frame
 
 
 def test_reported_numbers_have_printable_names() -> None:

@@ -15,7 +15,7 @@ import psjob as ps
 from psjob import contract
 from psjob.api import alone
 from tests.runkeys import key_file
-from tests.unit.pipeline_models import NET_CUTS, ROW_CUTS, Net, net_loss, row, tokens
+from tests.tensors.pipeline_models import NET_CUTS, ROW_CUTS, Net, net_loss, row, tokens
 
 torch.set_num_threads(1)
 LOSS = nn.functional.cross_entropy

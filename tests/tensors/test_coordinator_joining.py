@@ -11,7 +11,7 @@ from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.checks import rule_difference
 from psjob.shard.phase import Phase
 from psjob.wire.frame import Header, Kind, WireError
-from tests.unit.desk import NEVER, Desk
+from tests.tensors.desk import NEVER, Desk
 
 
 def at_clock_one(desk: Desk) -> None:

@@ -11,10 +11,10 @@ import pytest
 from psjob.checkpoint import files
 from psjob.layout.blocks import TensorSpec
 from psjob.shard import snapshots
-from tests.unit import desk as desks
-from tests.unit.desk import Desk
-from tests.unit.lone_shard import LoneShard
-from tests.unit.test_coordinator_marks import cut
+from tests.tensors import desk as desks
+from tests.tensors.desk import Desk
+from tests.tensors.lone_shard import LoneShard
+from tests.tensors.test_coordinator_marks import cut
 
 
 def damage(folder: Path) -> None:

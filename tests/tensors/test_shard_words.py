@@ -9,7 +9,7 @@ import pytest
 from psjob.shard.checks import check_leave
 from psjob.shard.session import Session
 from psjob.wire.frame import Header, Kind, WireError
-from tests.unit.desk import Clerk, Desk
+from tests.tensors.desk import Clerk, Desk
 
 
 def trained(tmp_path: Path, mode: str) -> tuple[Desk, list[Clerk]]:

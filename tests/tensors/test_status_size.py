@@ -16,8 +16,8 @@ from psjob.shard.statusport import status
 from psjob_operator.api.load import load_job
 from psjob_operator.cluster.progress import parse
 from psjob_operator.contract import STATUS_BYTES
+from tests.tensors.desk import Clerk, Desk
 from tests.unit.api_manifest import GOOD
-from tests.unit.desk import Clerk, Desk
 
 WORKERS = 4000
 

@@ -23,8 +23,8 @@ from psjob.shard import server as serving
 from psjob.shard import tables
 from psjob.shard.admission import Admission
 from psjob.tables import Partition, TableSpec
-from tests.unit.checkpoint_parts import save
-from tests.unit.lone_shard import LoneShard, did
+from tests.tensors.checkpoint_parts import save
+from tests.tensors.lone_shard import LoneShard, did
 
 
 def failing_fsync(monkeypatch: pytest.MonkeyPatch, of_folder: bool) -> None:

@@ -9,7 +9,7 @@ import pytest
 from psjob.layout.blocks import TensorSpec
 from psjob.shard.admission import Verdict
 from psjob.wire.frame import Header, Kind
-from tests.unit.desk import NEVER, Clerk, Desk
+from tests.tensors.desk import NEVER, Clerk, Desk
 
 
 def mark(desk: Desk, clerk: Clerk, clock: int) -> None:
@@ -93,7 +93,7 @@ def test_who_has_left_is_not_missed(tmp_path: Path) -> None:
 
 def test_a_push_that_a_checkpoint_holds_in_part_counts_once_on_other_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker dies in the middle of a push, and its successor marks a cut before it makes that step. The run goes on with one shard."""
-    monkeypatch.setattr("tests.unit.desk.TABLE", (TensorSpec("w", (1 << 16,), "float32", 0),))
+    monkeypatch.setattr("tests.tensors.desk.TABLE", (TensorSpec("w", (1 << 16,), "float32", 0),))
     desk = Desk(tmp_path, mode="async")
     clerks = desk.begun()
     for clerk in clerks:

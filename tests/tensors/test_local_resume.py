@@ -15,8 +15,8 @@ from psjob_client.local.errors import BadInput
 from psjob_client.local.resume import resumed
 from psjob_operator.api.job import PSTrainingJob
 from psjob_operator.api.spec import JobSpec
+from tests.tensors.checkpoint_parts import save
 from tests.unit.api_manifest import GOOD
-from tests.unit.checkpoint_parts import save
 
 
 def spec(workers: int = 1, mode: str = "sync", run: str | None = None, **training: Any) -> JobSpec:

@@ -14,7 +14,7 @@ from psjob.pipeline.draws import Draw
 from psjob.pipeline.microbatch import arguments
 from psjob.pipeline.onememory import OneMemory
 from psjob.pipeline.stage import ChangedInPlace, StageRun
-from tests.unit.pipeline_models import row, tokens
+from tests.tensors.pipeline_models import row, tokens
 
 torch.set_num_threads(1)
 DRAW = Draw(0, 0, 0)

@@ -19,7 +19,7 @@ from psjob.wire.auth import Peer
 from psjob.wire.frame import Header, Kind
 from psjob.wire.reading import AHEAD, PIECE
 from tests.fuzzing import EDGES, Change, JsonChange, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes, written
-from tests.unit.whole_shard import HELLO, LAYOUT, NUMBERS, PEER_HELLO, RECORD, ROWS, RUN, WholeShard, frame, heard
+from tests.tensors.whole_shard import HELLO, LAYOUT, NUMBERS, PEER_HELLO, RECORD, ROWS, RUN, WholeShard, frame, heard
 
 
 @pytest.fixture(autouse=True)

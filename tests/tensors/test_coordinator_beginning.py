@@ -10,8 +10,8 @@ import torch
 
 from psjob.protocol.coordinator import events as e
 from psjob.wire.frame import Header, Kind
+from tests.tensors.desk import Desk
 from tests.unit.coordinator_world import World
-from tests.unit.desk import Desk
 
 
 def in_the_way(desk: Desk, cut: int) -> Path:

@@ -19,8 +19,8 @@ from psjob.protocol.coordinator import actions, events
 from psjob.protocol.coordinator.stream import Stream
 from psjob.wire.frame import Kind
 from tests.live.live_shards import eventually, serving
-from tests.unit.checkpoint_parts import RUN, names, save
-from tests.unit.desk import NEVER, Clerk, Desk
+from tests.tensors.checkpoint_parts import RUN, names, save
+from tests.tensors.desk import NEVER, Clerk, Desk
 
 
 class Volume:

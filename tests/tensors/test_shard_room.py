@@ -10,7 +10,7 @@ import pytest
 from psjob.modes import Backup, LocalAsync, Quorum, ServedMode, Softsync, Sync, Threshold
 from psjob.shard.room import room_problem
 from psjob.worker.credit import CREDIT, credits
-from tests.unit.desk import Desk
+from tests.tensors.desk import Desk
 
 MIB = 1 << 20
 

@@ -15,8 +15,8 @@ from psjob.pipeline.cuts import split
 from psjob.pipeline.firstvalues import FirstValues
 from psjob.pipeline.lazy import materialise, on_meta
 from psjob.process.errors import Refused
-from tests.unit.pipeline_models import Net, row
-from tests.unit.test_pipeline_lazy import Across, Positions, Scale, encoder
+from tests.tensors.pipeline_models import Net, row
+from tests.tensors.test_pipeline_lazy import Across, Positions, Scale, encoder
 
 torch.set_num_threads(1)
 

@@ -20,7 +20,7 @@ from psjob.process.config import LocalConfig
 from psjob.protocol.coordinator.orders import Orders
 from psjob.shard.decided import Decision
 from psjob.wire.frame import Kind
-from tests.unit.desk import Clerk, Desk
+from tests.tensors.desk import Clerk, Desk
 
 
 def given_out(count: int, carried: Mapping[int, int]) -> Orders:

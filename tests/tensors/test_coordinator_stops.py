@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from psjob.wire.frame import Kind
-from tests.unit.desk import NEVER, Desk
+from tests.tensors.desk import NEVER, Desk
 
 
 def test_a_stop_takes_the_checkpoint_that_is_on_its_way(tmp_path: Path) -> None:
