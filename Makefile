@@ -6,10 +6,10 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export OMP_NUM_THREADS ?= 1
 PYTEST ?= python -m pytest
 
-.PHONY: help install run test test-unit lint format generate docs verify prose wheels sbom site release rehearsal bench e2e soak clean
+.PHONY: help install run test-unit test test-cluster test-nodes test-all soak deps mutants lint format generate docs verify prose wheels sbom site release rehearsal bench e2e clean
 
 help: ## list these commands
-	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: ## make .venv with everything pinned (seconds when nothing changed)
 	@bash hack/install.sh
@@ -17,12 +17,28 @@ install: ## make .venv with everything pinned (seconds when nothing changed)
 run: install ## train real digits on this machine: 2 shards, 4 workers
 	@psjob run examples/digits/job.yaml
 
-test: install ## tests of every part, an hour on two cores; names those that this machine cannot run
-	@python -m hack.needs test
-	@bash hack/test.sh
+test-unit: install ## pure code: no torch, no process, no socket; a minute on two cores
+	@bash hack/test.sh unit $(ARGS)
 
-test-unit: install ## pure code alone: tables, properties, simulation
-	@$(PYTEST) -n 2 tests/unit tests/simulation -m "not soak"
+test: install ## each promise once, without root, Go or system packages; 8 minutes on two cores
+	@bash hack/test.sh test $(ARGS)
+
+test-cluster: install ## against a real API server (Go builds it once, or KUBEBUILDER_ASSETS names one)
+	@python -m hack.needs test-cluster
+	@bash hack/test.sh cluster $(ARGS)
+
+test-nodes: install ## real kubelet, containerd, browser and network (root, Linux, and the packages of `make deps`)
+	@python -m hack.needs test-nodes
+	@bash hack/test.sh nodes $(ARGS)
+
+soak: install ## what shows again what cheaper tests show, and what takes hours
+	@python -m hack.needs soak
+	@bash hack/test.sh soak $(ARGS)
+
+test-all: test test-cluster test-nodes soak ## all of them, one after the other; hours
+
+deps: install ## install the Debian packages that test-nodes and the images need (root)
+	@python -m hack.cluster deps
 
 lint: install ## ruff (its security rules too), mypy --strict, import-linter, checkov over chart, pods and Dockerfile, and prose
 	@python -m hack.needs lint
@@ -72,13 +88,13 @@ rehearsal: install ## the same from any checkout, for a look or a test; it says 
 bench: install ## psjob and its peers in turn, as ratios (installs the peers the first time)
 	@python -m bench
 
-e2e: install ## real kubelet and containerd, real training pods (root and Linux)
-	@python -m hack.needs e2e
-	@PSJOB_MARKS="e2e or e2e_long" bash hack/test.sh
+mutants: install ## faults put into the code by hand and by chance: the tests must find them
+	@python -m hack.mutants --table
+	@python -m hack.mutants --random 30
 
-soak: install ## what is too long for every change
-	@python -m hack.needs soak
-	@PSJOB_MARKS="soak" bash hack/test.sh
+e2e: install ## everything on real nodes, long tests too (root and Linux)
+	@python -m hack.needs test-nodes
+	@bash hack/test.sh nodes -m nodes $(ARGS)
 
 clean: ## remove .venv and caches of this checkout
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from tests.hardware import left_out
 
-pytest_plugins = ["tests.cluster_fixtures"]
+pytest_plugins = ["tests.cluster_fixtures", "hack.testing.runners", "hack.testing.budget", "hack.testing.slices"]
 # Before torch is there: bits are compared between processes, whose kernels must add in one order; workers of xdist share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests judge no absolute time: another process may have the core.

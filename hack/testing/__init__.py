@@ -1,0 +1,1 @@
+"""How the tests are run: collected once, shared between forks, measured by processor time, held to a budget, rotated in CI."""

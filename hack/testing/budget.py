@@ -1,0 +1,101 @@
+"""A pytest plugin: what tests may cost, so that a tier does not grow unseen (`tests/budget.toml`).
+
+Cost is processor time, of a test and of what it starts: it is the same on a quiet and on a busy machine, which wall time is not.
+With `--budget`, a run fails when a folder has more tests or costs more than its row allows, or when one test costs more than
+the cap of its folder.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hack.testing.runners import CPU
+
+FILE = Path(__file__).resolve().parents[2] / "tests" / "budget.toml"
+TOLERANCE = 1.1
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of one folder: tests, their processor seconds together, and of one of them at most."""
+
+    tests: int
+    seconds: float
+    cap: float
+
+
+def judged(costs: Mapping[str, float], rows: Mapping[str, Row], tolerance: float = TOLERANCE) -> tuple[list[str], list[str]]:
+    """A line for each folder with its figures, and a sentence for each breach. `costs` are processor seconds by node id."""
+    folders: dict[str, dict[str, float]] = defaultdict(dict)
+    for nodeid, seconds in costs.items():
+        folders["/".join(nodeid.split("/")[:2])][nodeid] = seconds
+    lines, breaches = [], []
+    for folder in sorted(folders):
+        found, row = folders[folder], rows.get(folder)
+        total = sum(found.values())
+        limits = f" of {row.tests} tests, {row.seconds:.0f} s" if row else ""
+        lines.append(f"{folder}: {len(found)} tests, {total:.1f} s{limits}")
+        if row is None:
+            breaches.append(f"{folder} has no row in tests/budget.toml; add one with what its tests cost")
+            continue
+        if len(found) > row.tests * tolerance:
+            breaches.append(
+                f"{folder} has {len(found)} tests, {row.tests} are allowed; leave rows to `rotating`, or raise the budget and say why"
+            )
+        if total > row.seconds * tolerance:
+            breaches.append(
+                f"the tests of {folder} cost {total:.1f} s of processor time, {row.seconds:.1f} are allowed; make them cheaper, "
+                "move some to `rotating`, or raise the budget and say why"
+            )
+        for nodeid, seconds in sorted(found.items(), key=lambda item: -item[1]):
+            if seconds > row.cap * tolerance:
+                breaches.append(f"{nodeid} costs {seconds:.1f} s of processor time, the cap of {folder} is {row.cap:g} s a test")
+    return lines, breaches
+
+
+def read(file: Path = FILE) -> dict[str, dict[str, Row]]:
+    """The rows by tier and folder."""
+    tiers = tomllib.loads(file.read_text())
+    return {tier: {folder: Row(**row) for folder, row in rows.items()} for tier, rows in tiers.items()}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("budget")
+    group.addoption("--budget", metavar="TIER", help="fail where tests cost more than tests/budget.toml allows this tier")
+    group.addoption("--costs", type=int, default=0, metavar="N", help="with --runners: show the N tests that cost most processor time")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    tier, costs = session.config.getoption("budget"), session.config.stash.get(CPU, {})
+    if tier is None or not costs:
+        return
+    lines, breaches = judged(costs, read()[tier])
+    session.config.stash[TOLD] = (lines, breaches)
+    if breaches and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+TOLD = pytest.StashKey[tuple[list[str], list[str]]]()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    count, costs = terminalreporter.config.getoption("costs"), terminalreporter.config.stash.get(CPU, {})
+    if count and costs:
+        terminalreporter.section("most processor time")
+        for nodeid, seconds in sorted(costs.items(), key=lambda item: -item[1])[:count]:
+            terminalreporter.line(f"{seconds:8.2f} s {nodeid}")
+    lines, breaches = terminalreporter.config.stash.get(TOLD, ([], []))
+    if lines:
+        terminalreporter.section("processor time")
+        for line in lines:
+            terminalreporter.line(line)
+    if breaches:
+        terminalreporter.section("over the budget")
+        for line in breaches:
+            terminalreporter.line(line)

@@ -1,0 +1,117 @@
+"""Which test a runner takes next. Decisions only: no process, no clock.
+
+Each runner owns a stretch of the tests in their order, so that tests of one file meet in one process and share its fixtures. A runner whose
+stretch is used up takes the later half of the largest other stretch, cut between two files if it can be. A test begins when the machine has
+room for it: most tests wait more than they compute, so that more of them run at once than there are cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a test asks of the machine while it runs: cores, memory in GiB. `seconds` is a guess of its time, for fair stretches."""
+
+    cores: float
+    memory: float
+    seconds: float = 1.0
+    alone: bool = False
+    """It runs when everything else has ended, and nothing runs beside it."""
+
+
+@dataclass(frozen=True)
+class Test:
+    """One test as the turns know it."""
+
+    __test__ = False
+    file: str
+    load: Load
+
+
+class Turns:
+    """Shares tests, by their index, between runners. Each index is handed out once."""
+
+    def __init__(self, tests: Sequence[Test], runners: int, room: Load) -> None:
+        self._tests = tests
+        self._room = room
+        self._running: dict[int, int] = {}
+        shared = [index for index, test in enumerate(tests) if not test.load.alone]
+        self._alone = [index for index, test in enumerate(tests) if test.load.alone]
+        self._stretches = self._cut(shared, runners)
+
+    @property
+    def left(self) -> int:
+        """Tests that have not been handed out."""
+        return sum(map(len, self._stretches)) + len(self._alone)
+
+    def take(self, runner: int) -> int | None:
+        """The test that this runner starts now; None if it has to wait for room, or nothing is left. Call it again after `end`."""
+        if not self._stretches[runner]:
+            self._steal(runner)
+        stretch = self._stretches[runner]
+        if not stretch:
+            if not self._alone or self._running or any(self._stretches):
+                return None
+            stretch = self._alone
+        elif not self._fits(self._tests[stretch[0]].load):
+            return None
+        self._running[runner] = stretch.pop(0)
+        return self._running[runner]
+
+    def ahead(self, runner: int) -> int | None:
+        """The test that this runner will probably have next: fixtures that it shares are kept for it."""
+        stretch = self._stretches[runner]
+        return stretch[0] if stretch else None
+
+    def end(self, runner: int) -> None:
+        """The runner's test has ended, in whichever way."""
+        self._running.pop(runner, None)
+
+    def drop(self) -> list[int]:
+        """Hand out nothing more; the tests that will not run."""
+        dropped = [index for stretch in (*self._stretches, self._alone) for index in stretch]
+        for stretch in (*self._stretches, self._alone):
+            stretch.clear()
+        return dropped
+
+    def _fits(self, load: Load) -> bool:
+        running = [self._tests[index].load for index in self._running.values()]
+        if not running:
+            return True
+        if any(other.alone for other in running):
+            return False
+        cores = load.cores + sum(other.cores for other in running)
+        memory = load.memory + sum(other.memory for other in running)
+        return cores <= self._room.cores + 1e-9 and memory <= self._room.memory + 1e-9
+
+    def _seconds(self, stretch: Sequence[int]) -> float:
+        return sum(self._tests[index].load.seconds for index in stretch)
+
+    def _cut(self, indexes: Sequence[int], runners: int) -> list[list[int]]:
+        share = self._seconds(indexes) / runners
+        stretches: list[list[int]] = [[] for _ in range(runners)]
+        taken = 0.0
+        for index in indexes:
+            stretches[min(runners - 1, int(taken / share) if share else 0)].append(index)
+            taken += self._tests[index].load.seconds
+        return stretches
+
+    def _steal(self, runner: int) -> None:
+        """Take the later half of the stretch with most seconds left; of a single test, all of it."""
+        victim = max(range(len(self._stretches)), key=lambda other: self._seconds(self._stretches[other]))
+        stretch = self._stretches[victim]
+        if not stretch:
+            return
+        half, passed, middle = self._seconds(stretch) / 2, 0.0, len(stretch) - 1
+        for place, index in enumerate(stretch):
+            if passed >= half and place:
+                middle = place
+                break
+            passed += self._tests[index].load.seconds
+        edges = [place for place in range(1, len(stretch)) if self._tests[stretch[place]].file != self._tests[stretch[place - 1]].file]
+        cut = min(edges, key=lambda place: abs(place - middle)) if edges else middle
+        self._stretches[runner] = stretch[cut:]
+        del stretch[cut:]

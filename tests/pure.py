@@ -1,0 +1,39 @@
+"""What tests of pure code may not do: import torch, start a process, speak to a socket."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+REFUSED = {
+    "subprocess.Popen": "starts a process",
+    "os.fork": "forks",
+    "os.posix_spawn": "starts a process",
+    "os.exec": "becomes another program",
+    "socket.bind": "listens on a socket",
+    "socket.connect": "connects to a socket",
+}
+_watching = False
+
+
+@pytest.fixture(autouse=True)
+def pure() -> Iterator[None]:
+    """For the conftest of a folder: each of its tests fails where it does more than compute."""
+    global _watching
+    _watching = True
+    yield
+    _watching = False
+
+
+def _refuse(event: str, arguments: tuple[object, ...]) -> None:
+    if not _watching:
+        return
+    if event == "import" and str(arguments[0]).partition(".")[0] == "torch":
+        pytest.fail("a test of `make test-unit` imports torch; it belongs in tests/tensors")
+    if event in REFUSED:
+        pytest.fail(f"a test of `make test-unit` {REFUSED[event]} ({arguments[0]!r}); it belongs in tests/live")
+
+
+sys.addaudithook(_refuse)

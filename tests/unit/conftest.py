@@ -1,0 +1,3 @@
+"""Tests here compute and do nothing else."""
+
+from tests.pure import pure as pure

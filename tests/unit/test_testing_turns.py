@@ -1,0 +1,117 @@
+"""Which test a runner takes next (`hack.testing.turns`)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hack.testing.turns import Load, Test, Turns
+
+LIGHT = Load(cores=1 / 3, memory=0.5)
+WHOLE = Load(cores=1.0, memory=0.5)
+ROOM = Load(cores=2.0, memory=8.0)
+
+
+def of(*loads: Load) -> list[Test]:
+    return [Test("a", load) for load in loads]
+
+
+def drained(turns: Turns, runners: int) -> list[int]:
+    """All tests in the order in which they start, where each takes equally long."""
+    order: list[int] = []
+    while True:
+        taken = [(runner, index) for runner in range(runners) if (index := turns.take(runner)) is not None]
+        if not taken:
+            return order
+        order += [index for _, index in taken]
+        for runner, _ in taken:
+            turns.end(runner)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_test_runs_once_whoever_ends_first(seed: int) -> None:
+    draw = random.Random(seed)
+    loads = [Load(draw.choice([0.3, 1.0, 2.0]), 0.1, draw.random(), alone=draw.random() < 0.1) for _ in range(draw.randint(1, 60))]
+    turns = Turns([Test(f"file-{index // 4}", load) for index, load in enumerate(loads)], 4, ROOM)
+    running: dict[int, int] = {}
+    order: list[int] = []
+    while turns.left or running:
+        free = [runner for runner in range(4) if runner not in running]
+        draw.shuffle(free)
+        for runner in free:
+            if (index := turns.take(runner)) is not None:
+                running[runner] = index
+                order.append(index)
+                asked = [loads[other] for other in running.values()]
+                assert len(asked) == 1 or sum(load.cores for load in asked) <= ROOM.cores + 1e-6
+                assert len(asked) == 1 or not any(load.alone for load in asked)
+        assert running, "something always runs while tests are left"
+        ended = draw.choice(sorted(running))
+        del running[ended]
+        turns.end(ended)
+    assert sorted(order) == list(range(len(loads)))
+
+
+def test_tests_that_wait_run_beside_each_other_as_far_as_cores_allow() -> None:
+    turns = Turns(of(*[LIGHT] * 12), 12, ROOM)
+    assert sum(turns.take(runner) is not None for runner in range(12)) == 6
+
+
+def test_memory_bounds_what_runs_at_once() -> None:
+    turns = Turns(of(*[Load(0.1, 3.0)] * 8), 8, ROOM)
+    assert sum(turns.take(runner) is not None for runner in range(8)) == 2
+
+
+def test_a_test_above_the_room_runs_when_nothing_else_does() -> None:
+    turns = Turns(of(Load(9.0, 99.0), WHOLE), 1, ROOM)
+    assert turns.take(0) == 0
+    turns.end(0)
+    assert turns.take(0) == 1
+
+
+def test_what_runs_alone_comes_last_and_has_the_machine() -> None:
+    turns = Turns([Test("a", Load(0.1, 0.1, alone=True)), *of(LIGHT, LIGHT)], 2, ROOM)
+    first, second = turns.take(0), turns.take(1)
+    assert {first, second} == {1, 2}
+    turns.end(0)
+    assert turns.take(0) is None
+    turns.end(1)
+    assert turns.take(0) == 0
+    assert turns.take(1) is None
+
+
+def test_tests_of_one_file_stay_with_one_runner() -> None:
+    """Fixtures of a module are made once, where stretches end between files."""
+    known = [Test(f"file-{index // 5}", WHOLE) for index in range(20)]
+    turns = Turns(known, 2, ROOM)
+    order: dict[int, list[str]] = {0: [], 1: []}
+    while turns.left:
+        for runner in range(2):
+            if (index := turns.take(runner)) is not None:
+                order[runner].append(known[index].file)
+                turns.end(runner)
+    assert not set(order[0]) & set(order[1])
+
+
+def test_an_idle_runner_takes_the_later_half_of_the_largest_stretch_between_files() -> None:
+    known = [Test("long", Load(0.5, 0.1, 100.0)), *[Test(f"short-{index // 2}", Load(0.5, 0.1, 1.0)) for index in range(8)]]
+    turns = Turns(known, 2, ROOM)
+    assert turns.take(0) == 0
+    taken = []
+    while (index := turns.take(1)) is not None:
+        taken.append(index)
+        turns.end(1)
+    assert sorted(taken) == list(range(1, 9))
+
+
+def test_after_a_drop_nothing_is_handed_out() -> None:
+    turns = Turns(of(*[WHOLE] * 4), 2, ROOM)
+    assert turns.take(0) == 0
+    assert sorted(turns.drop()) == [1, 2, 3]
+    turns.end(0)
+    assert turns.take(0) is None and turns.left == 0
+
+
+def test_all_of_no_tests() -> None:
+    assert drained(Turns([], 2, ROOM), 2) == []
