@@ -107,6 +107,8 @@ def loss(said: list[str]) -> float:
     return float(re.findall(r"^loss (\S+)$", said[-1], re.MULTILINE)[-1])
 
 
+@pytest.mark.rotating
+@pytest.mark.timeout(600)
 def test_a_rule_is_three_files_and_trains(tmp_path: Path) -> None:
     copy = Copy(tmp_path)
     changed, said = copy.follow("add-a-rule.md")
@@ -117,6 +119,7 @@ def test_a_rule_is_three_files_and_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_a_mode_is_four_files_and_trains(tmp_path: Path) -> None:
     copy = Copy(tmp_path)
     changed, said = copy.follow("add-a-mode.md")
@@ -127,6 +130,8 @@ def test_a_mode_is_four_files_and_trains(tmp_path: Path) -> None:
     assert 400 <= told["steps"] < 500, "an update is of two pushes, but for the last ones, when workers have left"
 
 
+@pytest.mark.rotating
+@pytest.mark.timeout(600)
 def test_a_policy_is_three_files_and_decides(tmp_path: Path) -> None:
     changed, said = Copy(tmp_path).follow("add-a-policy.md")
     assert len(sources(changed)) <= 3 and written(said) == []

@@ -46,7 +46,7 @@ def covered(text: str) -> float:
 
 
 COMPARED = [
-    pytest.param(one, id=one.place, marks=[pytest.mark.soak] if one.kind == "console" else [])
+    pytest.param(one, id=one.place, marks=[pytest.mark.rotating] if one.kind == "console" else [])
     for one in SHOWN
     if one.page not in {*RUN, *DRAWN}
 ]

@@ -41,6 +41,8 @@ def test_every_block_is_run() -> None:
         assert Path(page).name in (ROOT / test).read_text(), f"{test} reads {page} no more"
 
 
+@pytest.mark.rotating
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", AROUND)
 def test_a_block_runs(tmp_path: Path, name: str) -> None:
     around = AROUND[name]

@@ -58,6 +58,7 @@ def test_there_are_thirty_and_their_answers_exist() -> None:
     assert len({answer(target) for _, target in ROWS}) >= 20
 
 
+@pytest.mark.nodes
 def test_the_search_finds_the_answers(opened: Page, site: Path) -> None:
     missed = {}
     for question, target in ROWS:
@@ -67,5 +68,7 @@ def test_the_search_finds_the_answers(opened: Page, site: Path) -> None:
     assert len(ROWS) - len(missed) >= ENOUGH, missed
 
 
+@pytest.mark.nodes
+@pytest.mark.rotating
 def test_a_question_about_something_else_finds_nothing_of_it(opened: Page, site: Path) -> None:
     assert "docs/quickstart.html" not in hits(opened, site, "prometheus alerts grafana")[:FIRST]

@@ -12,6 +12,7 @@ from hack.site.__main__ import main
 from hack.site.stage import pages
 from tests.docs import ROOT
 from tests.pages import SECONDS, barriers, browser, complaints
+from tests.quick import rest_rotates
 
 PHONE, DESK = {"width": 400, "height": 800}, {"width": 1280, "height": 900}
 SHOWN = [path.replace("README.md", "index.html").replace(".md", ".html") for path in pages(ROOT)]
@@ -37,8 +38,9 @@ def show(opened: Browser, site: Path, page: str, size: dict[str, int], scheme: s
     return made
 
 
-@pytest.mark.parametrize("page", LOOKED_AT)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.nodes
+@pytest.mark.parametrize("page", rest_rotates(LOOKED_AT, ["docs/quickstart.html"]))
+@pytest.mark.parametrize("scheme", rest_rotates(["light", "dark"], ["light"]))
 def test_nothing_keeps_people_out(opened: Browser, site: Path, page: str, scheme: str) -> None:
     shown = show(opened, site, page, DESK, scheme)
     assert shown.locator("body").get_attribute("data-md-color-scheme") == {"light": "default", "dark": "slate"}[scheme]
@@ -46,6 +48,7 @@ def test_nothing_keeps_people_out(opened: Browser, site: Path, page: str, scheme
     shown.context.close()
 
 
+@pytest.mark.nodes
 @pytest.mark.soak
 def test_no_page_scrolls_sideways_on_a_phone(opened: Browser, site: Path) -> None:
     shown = show(opened, site, "index.html", PHONE, "light")
@@ -59,6 +62,8 @@ def test_no_page_scrolls_sideways_on_a_phone(opened: Browser, site: Path) -> Non
     shown.context.close()
 
 
+@pytest.mark.nodes
+@pytest.mark.rotating
 def test_nothing_is_fetched_from_elsewhere_and_no_script_complains(opened: Browser, site: Path) -> None:
     shown = show(opened, site, "index.html", DESK, "light")
     asked: list[str] = []
@@ -75,6 +80,8 @@ def test_nothing_is_fetched_from_elsewhere_and_no_script_complains(opened: Brows
     shown.context.close()
 
 
+@pytest.mark.nodes
+@pytest.mark.rotating
 def test_flowcharts_are_pictures_and_not_their_source(opened: Browser, site: Path) -> None:
     shown = show(opened, site, "docs/architecture.html", DESK, "light")
     pictures = shown.locator("article svg[role=img]")
@@ -96,6 +103,8 @@ def meet(one: FloatRect, two: FloatRect) -> bool:
     return beside > 1 and below > 4
 
 
+@pytest.mark.nodes
+@pytest.mark.rotating
 def test_the_search_finds_a_page_and_leads_to_it(opened: Browser, site: Path) -> None:
     shown = show(opened, site, "index.html", DESK, "light")
     shown.locator(".md-search__input").fill("NetworkPolicy")
