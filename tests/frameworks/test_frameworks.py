@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from safetensors.torch import load_file
 
 from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
-from tests.soaking import soak
+from tests.quick import rest_rotates
 
 HERE = Path(__file__).parent / "scripts"
 WORKERS, SHARDS = 2, 2
@@ -95,11 +93,13 @@ AS_DDP = {
     "lightning, accumulating": ["lit.py", "accumulate=4"],
     "lightning, bfloat16": ["lit.py", "precision=bf16-mixed"],
 }
+QUICK = {"trainer", "accelerate, attached after prepare", "lightning"}
+"""One of each library; `make test` runs these."""
 LOOSE = {"lightning, bfloat16": 1e-3, "trainer": 1e-2}
 """Adam makes steps of noise where a gradient is 0 but for rounding, as that of the keys' bias is."""
 
 
-@pytest.mark.parametrize("case", AS_DDP)
+@pytest.mark.parametrize("case", rest_rotates(AS_DDP, QUICK))
 def test_a_job_trains_as_ddp_does(tmp_path: Path, case: str) -> None:
     words = AS_DDP[case]
     run = Run(tmp_path / "job", words)
@@ -120,11 +120,11 @@ KILLS = {
     "a shard of accelerate": (["accelerated.py", "attach=before", "order=random", "dropout=0.2", "accumulate=4"], ["kill:ps-1@step=5"]),
     "a worker of accelerate": (["accelerated.py", "attach=after", "order=random", "dropout=0.2"], ["kill:worker-1@step=14"]),
 }
-QUICK = ("a shard of the trainer, accumulating", "rank 0 of lightning", "a worker of accelerate")
-"""One of each library; `make test` runs these."""
+QUICK_KILLS = {"a worker of the trainer", "rank 0 of lightning", "a worker of accelerate"}
+"""As `QUICK`."""
 
 
-@pytest.mark.parametrize("case", [case if case in QUICK else soak(case) for case in KILLS])
+@pytest.mark.parametrize("case", rest_rotates(KILLS, QUICK_KILLS))
 def test_the_bits_are_the_same_after_a_kill(tmp_path: Path, case: str) -> None:
     words, faults = KILLS[case]
     undisturbed = Run(tmp_path / "whole", words)
@@ -147,6 +147,7 @@ UNEVEN = {"trainer": ("trainer.py", 2), "lightning": ("lit.py", 3), "accelerate"
 """Script, and its epochs."""
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("case", UNEVEN)
 def test_all_workers_make_the_same_steps_of_uneven_data(tmp_path: Path, case: str) -> None:
     """11 batches: 6 rounds for two workers, of which one has no batch in the last. Steps of two batches: 3 an epoch."""
@@ -159,6 +160,7 @@ def test_all_workers_make_the_same_steps_of_uneven_data(tmp_path: Path, case: st
     assert killed.summary["weights_sha256"] == run.summary["weights_sha256"], killed.output[-4000:]
 
 
+@pytest.mark.rotating
 def test_metrics_of_the_frameworks_are_the_jobs(tmp_path: Path) -> None:
     trainer = Run(tmp_path / "trainer", ["trainer.py", "save=epoch"])
     assert {"loss", "lr", "epoch", "eval_loss", "grad_norm", "train_loss"} <= trainer.summary["metrics"].keys(), trainer.output[-3000:]
@@ -180,6 +182,7 @@ def test_a_script_changes_three_lines_at_most() -> None:
 ROOT = HERE.parents[2]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("page", ["transformers", "lightning", "accelerate"])
 def test_the_script_of_a_page_runs_in_a_job_and_alone(tmp_path: Path, page: str) -> None:
     (script,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -202,9 +205,11 @@ REFUSED = {
     "lit_resumes": "Trainer.fit(ckpt_path=...) in a job",
     "accelerate_loads": "load_state_dict after attach",
 }
+QUICK_REFUSED = {"trainer_resumes", "lit_two_optimizers", "accelerate_loads"}
+"""As `QUICK`."""
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", rest_rotates(REFUSED, QUICK_REFUSED))
 def test_what_a_framework_cannot_do_in_a_job_is_refused(tmp_path: Path, name: str) -> None:
     run = Run(tmp_path / "job", [f"refused/{name}.py"])
     assert run.code != 0
@@ -212,6 +217,7 @@ def test_what_a_framework_cannot_do_in_a_job_is_refused(tmp_path: Path, name: st
     assert "Traceback" not in run.output, run.output[-4000:]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", ["trainer_by_hand", "lit_by_hand"])
 def test_a_loop_without_the_integration_is_told_of_its_data(tmp_path: Path, name: str) -> None:
     run = Run(tmp_path / "job", [f"unsliced/{name}.py"])
@@ -221,17 +227,22 @@ def test_a_loop_without_the_integration_is_told_of_its_data(tmp_path: Path, name
 
 @pytest.mark.parametrize("package", ["transformers", "lightning", "accelerate"])
 def test_without_the_package_one_sentence_says_how_to_get_it(tmp_path: Path, package: str) -> None:
-    blocked = f"import sys; sys.modules[{package!r}] = None; import psjob.integrations.{package}"
-    answer = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, cwd=tmp_path)
-    assert answer.returncode != 0
-    last = answer.stderr.strip().splitlines()[-1]
+    code, output = by_itself(tmp_path, f"import sys; sys.modules[{package!r}] = None; import psjob.integrations.{package}")
+    assert code != 0
+    last = output.strip().splitlines()[-1]
     assert last.startswith(f"ImportError: psjob.integrations.{package} needs the package {package}") and f"pip install {package}" in last
 
 
 def test_psjob_imports_none_of_them(tmp_path: Path) -> None:
     script = "import sys, psjob as ps; ps.attach, ps.shard; print({'transformers', 'lightning', 'accelerate'} & sys.modules.keys())"
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
-    assert answer.stdout.strip() == "set()", answer.stderr
+    assert by_itself(tmp_path, script) == (0, "set()\n")
+
+
+def by_itself(folder: Path, text: str) -> tuple[int, str]:
+    """`python -c TEXT` from a process that has imported psjob and no framework; exit code, and what it printed."""
+    output = folder / "output.txt"
+    process = warm.start_python(folder, ["-c", text], None, output, output)
+    return process.wait(warm.SECONDS), output.read_text()
 
 
 @pytest.mark.parametrize("module", ["transformers", "lightning", "accelerate"])

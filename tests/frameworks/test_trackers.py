@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb.proto.wandb_internal_pb2 import Record
 
 from tests.frameworks.test_frameworks import Run
 
@@ -18,6 +16,8 @@ STEPS = set(range(1, 101))
 
 @pytest.mark.soak
 def test_a_rewind_opens_no_second_run_and_loses_no_number(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     kept = tmp_path / "kept"
     kept.mkdir()
     environment = {"MLFLOW_TRACKING_URI": f"file://{kept}/mlruns", "MLFLOW_ALLOW_FILE_STORE": "true"}
@@ -35,6 +35,8 @@ def test_a_rewind_opens_no_second_run_and_loses_no_number(tmp_path: Path) -> Non
 
 def _of_wandb(kept: Path) -> set[int]:
     """Steps in the files of the offline run, one a start."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
     files = sorted(kept.glob("wandb/offline-run-*/run-*.wandb"))
     assert len({file.name for file in files}) == 1
     found = set()

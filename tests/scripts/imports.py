@@ -5,5 +5,8 @@ That is torch's compiler: it takes longer to import than a script of `idioms/` r
 
 import importlib
 
-for name in ("tests.warm_imports", "torch._dynamo", "torch._dynamo.backends.debugging", "torch._inductor.compile_fx"):
+SKLEARN = ("sklearn.datasets", "sklearn.model_selection")
+"""Of the digits example, whose four workers would each import it."""
+
+for name in ("tests.warm_imports", "torch._dynamo", "torch._dynamo.backends.debugging", "torch._inductor.compile_fx", *SKLEARN):
     importlib.import_module(name)

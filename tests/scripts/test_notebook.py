@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -14,6 +15,7 @@ from tests.scripts.test_idioms import WORKERS
 NOTEBOOK = Path(__file__).parent / "notebook.ipynb"
 
 
+@pytest.mark.rotating
 def test_a_notebook_computes_what_ddp_computes(tmp_path: Path) -> None:
     code, told = warm.call(tmp_path, "tests.scripts.notebook", [str(NOTEBOOK)], {"KUBECONFIG": str(tmp_path / "none")}, 300)
     assert code == 0 and "Complete 12" in told, told[-3000:]

@@ -14,6 +14,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "scripts.md").read_text(e
 BLOCKS = re.findall(r"\n```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_a_block_of_the_page_runs_in_a_job(tmp_path: Path, number: int) -> None:
     (tmp_path / "page.py").write_text(BLOCKS[number], encoding="utf-8")
