@@ -15,9 +15,8 @@ from tests.cluster_fixtures import Cluster
 from tests.e2e import digits
 from tests.e2e.digits import LABEL_JOB, pod_of, ready_to_kill
 from tests.e2e.kube import Kube, shard_status, wait_for
-from tests.soaking import soak
 
-pytestmark = [pytest.mark.cluster, pytest.mark.serial]
+pytestmark = [pytest.mark.soak, pytest.mark.serial]
 NAME = "digits"
 WINDOW = 20.0
 """Seconds in which steps are counted, before and while the API server is away."""
@@ -53,7 +52,7 @@ def pods(kube: Kube) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("away", [pytest.param(30.0, id="30s", marks=pytest.mark.e2e_long), soak(600.0, id="10min")])
+@pytest.mark.parametrize("away", [pytest.param(30.0, id="30s"), pytest.param(600.0, id="10min")])
 def test_training_does_not_need_the_api_server(kube: Kube, node_cluster: Cluster, server: int, away: float) -> None:
     """Requests to it hang, as they do where its machine stands still; its nodes were not heard of for longer than the grace period."""
     kube.apply(digits.job(NAME, args=["--epochs=100000"], checkpoint={"interval": "5s", "everySteps": 500}))

@@ -8,7 +8,7 @@ from psjob import Client
 from tests.e2e import digits
 from tests.e2e.kube import Kube, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.serial, pytest.mark.e2e]
+pytestmark = [pytest.mark.soak, pytest.mark.serial]
 
 
 @pytest.mark.timeout(600)

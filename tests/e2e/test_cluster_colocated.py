@@ -17,7 +17,7 @@ from tests.e2e.digits import accuracy, complete, coordinator, final_weights, pod
 from tests.e2e.kube import Kube, wait_for
 from tests.e2e.node_faults import lose, operator_on, ready
 
-pytestmark = [pytest.mark.cluster, pytest.mark.serial]
+pytestmark = [pytest.mark.soak, pytest.mark.serial]
 NAME = "pairs"
 
 
@@ -49,7 +49,6 @@ def pair(kube: Kube, index: int) -> tuple[str | None, str | None]:
     return node_of(kube, "shard", index), node_of(kube, "worker", index)
 
 
-@pytest.mark.e2e_long
 @pytest.mark.timeout(900)
 def test_a_lost_node_takes_a_pair_that_starts_again_together(kube: Kube, home: Kube, node_cluster: Cluster, nodes: set[int]) -> None:
     kube.apply(job())
@@ -90,7 +89,6 @@ def _beyond(kube: Kube, step: int) -> int | None:
     return int(said["step"]) if said and said["step"] > step else None
 
 
-@pytest.mark.e2e
 @pytest.mark.timeout(600)
 def test_a_pair_in_the_network_of_its_node_shares_memory(home: Kube, node_cluster: Cluster) -> None:
     """The way that docs/operations.md names; a pair with a network each goes over TCP."""

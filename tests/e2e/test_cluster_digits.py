@@ -13,7 +13,7 @@ from tests.e2e.digits import accuracy, complete, coordinator, final_weights, pod
 from tests.e2e.kube import Kube, condition, kill, phase, shard_status, wait_for
 from tests.e2e.node_faults import leader
 
-pytestmark = [pytest.mark.cluster, pytest.mark.serial]
+pytestmark = [pytest.mark.nodes, pytest.mark.serial]
 FAULTS = ("shard", "worker", "operator")
 RECOVERY_SECONDS = 20.0
 """From SIGKILL of a shard to the first push applied in its new attempt."""
@@ -112,7 +112,7 @@ def go_over(kube: Kube, job: str, mode: str) -> None:
 # -- the tests, in the order they run -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.e2e_long
+@pytest.mark.soak
 def test_the_example_trains_and_leaves_what_it_should(kube: Kube, home: Kube) -> None:
     run_with(kube, home, ())
     left = pods_of(kube, "digits")
@@ -126,27 +126,26 @@ def test_the_example_trains_and_leaves_what_it_should(kube: Kube, home: Kube) ->
     assert kube.get("pvc", "digits-checkpoints") is not None, "retain: true keeps the claim"
 
 
-@pytest.mark.e2e
 @pytest.mark.timeout(900)
 def test_it_lives_through_every_kill_in_turn(kube: Kube, home: Kube) -> None:
     run_with(kube, home, FAULTS)
 
 
-@pytest.mark.e2e_long
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_it_lives_through_one_kill(kube: Kube, home: Kube, fault: str) -> None:
     run_with(kube, home, (fault,))
 
 
-@pytest.mark.e2e_long
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("faults", [(), ("shard",)], ids=["undisturbed", "shard"])
 def test_the_async_example(kube: Kube, home: Kube, faults: tuple[str, ...]) -> None:
     run_with(kube, home, faults, file="async.yaml")
 
 
-@pytest.mark.e2e_long
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_job_goes_over_to_other_modes_is_suspended_and_goes_on_from_its_checkpoint(kube: Kube) -> None:
     name = "digits"

@@ -29,7 +29,7 @@ from tests.e2e.digits import accuracy, complete, coordinator, final_weights, pod
 from tests.e2e.kube import ROOT, Kube, condition, kill, own_namespace, phase, processes, wait_for
 from tests.e2e.node_faults import lose, taken
 
-pytestmark = [pytest.mark.cluster, pytest.mark.serial, pytest.mark.soak]
+pytestmark = [pytest.mark.soak, pytest.mark.serial]
 NAME = "digits"
 SECRET = "grid"
 ROLES = ("shard-0", "shard-1", "worker-0", "worker-1")

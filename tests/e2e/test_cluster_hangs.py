@@ -17,7 +17,7 @@ from tests.e2e import digits
 from tests.e2e.digits import complete, coordinator, pod_of
 from tests.e2e.kube import Kube, processes, tool, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.serial]
+pytestmark = [pytest.mark.soak, pytest.mark.serial]
 LIMIT = 5
 WITHIN = 8.0
 """Seconds from the hang to the worker's next pod, with that limit."""
@@ -44,7 +44,6 @@ def hang(kube: Kube, name: str, how: str, said: Path) -> float:
     return time.time()
 
 
-@pytest.mark.e2e_long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", ["busy", "held", "stopped"])
 def test_a_worker_that_hangs_is_started_again(kube: Kube, how: str) -> None:

@@ -15,8 +15,9 @@ from tests.e2e import digits
 from tests.e2e.digits import LABEL_JOB, accuracy, complete, coordinator, final_weights, pod_of, pods_of, ready_to_kill
 from tests.e2e.kube import Kube, shard_status, wait_for
 from tests.e2e.node_faults import drained, lose, one_of_each, operator_on, ready
+from tests.soaking import soak
 
-pytestmark = [pytest.mark.cluster, pytest.mark.serial]
+pytestmark = [pytest.mark.nodes, pytest.mark.serial]
 NAME = "digits"
 
 
@@ -51,10 +52,10 @@ def successor(kube: Kube, attempt: int) -> dict[str, Any] | None:
 @pytest.mark.parametrize(
     ("mode", "beside"),
     [
-        pytest.param("sync", True, marks=pytest.mark.e2e),
-        pytest.param("sync", False, marks=pytest.mark.e2e_long),
-        pytest.param("async", True, marks=pytest.mark.e2e_long),
-        pytest.param("async", False, marks=pytest.mark.e2e_long),
+        ("sync", True),
+        soak("sync", False),
+        soak("async", True),
+        soak("async", False),
     ],
 )
 def test_a_lost_node_is_left_at_once(kube: Kube, home: Kube, node_cluster: Cluster, nodes: set[int], mode: str, beside: bool) -> None:
@@ -79,7 +80,7 @@ def test_a_lost_node_is_left_at_once(kube: Kube, home: Kube, node_cluster: Clust
     assert accuracy(final_weights(kube, NAME)) >= (0.95 if mode == "sync" else 0.9)
 
 
-@pytest.mark.e2e_long
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_drain_takes_a_checkpoint_and_loses_no_step(kube: Kube, home: Kube, node_cluster: Cluster, nodes: set[int]) -> None:
     """First the node of the shards, then the one that they went to. The operator that acts is drained in one of these at least."""
@@ -111,7 +112,7 @@ def _told(kube: Kube, step: int) -> bool:
     return bool(kube.status(NAME)["checkpoint"]["step"] >= step)
 
 
-@pytest.mark.e2e_long
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("mode", "fault"), [("sync", "lost"), ("async", "lost"), ("sync", "drained")])
 def test_a_node_of_workers_leaves_the_shards_where_they_are(

@@ -18,7 +18,7 @@ from tests.e2e import digits
 from tests.e2e.digits import RESTRICTED, RESTRICTED_POD, complete, pods_of, ready_to_kill
 from tests.e2e.kube import OPEN, ROOT, Kube, own_namespace, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.serial, pytest.mark.e2e_long]
+pytestmark = [pytest.mark.soak, pytest.mark.serial]
 SCRIPT = (ROOT / "tests" / "e2e" / "workloads" / "knocking.py").read_text()
 NAME, BOARD = "digits", 6006
 SMALL = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}}

@@ -11,7 +11,7 @@ import pytest
 from hack.cluster.proc import wait_for
 from tests.cluster_fixtures import RUNTIME_IMAGE, WORKER_IMAGE, Cluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.cluster, pytest.mark.serial]
+pytestmark = [pytest.mark.nodes, pytest.mark.rotating, pytest.mark.serial]
 RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 SECURITY = {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 

@@ -17,7 +17,7 @@ from tests.e2e.digits import complete, final_weights, pod_of, pods_of, ready_to_
 from tests.e2e.kube import Kube, wait_for
 from tests.e2e.workloads.running import HERE, ROOT
 
-pytestmark = [pytest.mark.cluster, pytest.mark.serial, pytest.mark.e2e_long]
+pytestmark = [pytest.mark.soak, pytest.mark.serial]
 SCRIPT = (HERE / "stages.py").read_text()
 
 

@@ -18,7 +18,7 @@ from tests.e2e.digits import RESTRICTED, RESTRICTED_POD, complete, final_weights
 from tests.e2e.kube import OPEN, ROOT, Kube, phase, wait_for
 from tests.statusport import run_keys
 
-pytestmark = [pytest.mark.cluster, pytest.mark.serial, pytest.mark.e2e_long]
+pytestmark = [pytest.mark.soak, pytest.mark.serial]
 SCRIPT = (ROOT / "tests" / "e2e" / "workloads" / "stranger.py").read_text()
 NAME = "digits"
 KIND = 8

@@ -18,7 +18,7 @@ from tests.e2e.digits import complete, final_weights, pod_of, pods_of, ready_to_
 from tests.e2e.kube import Kube, condition, install, wait_for
 from tests.runkeys import get
 
-pytestmark = [pytest.mark.cluster, pytest.mark.serial, pytest.mark.e2e_long]
+pytestmark = [pytest.mark.soak, pytest.mark.serial]
 OLD_OPERATOR, OLD_RUNTIME = "psjob.local/psjob-operator:before", "psjob.local/psjob-runtime:before"
 HELM = ("--take-ownership", "--force-conflicts")
 EPOCHS = 4 * digits.LONG_EPOCHS

@@ -15,7 +15,7 @@ from tests.e2e import digits
 from tests.e2e.digits import accuracy, complete, coordinator, final_weights, pod_of, ready_to_kill
 from tests.e2e.kube import Kube, processes, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.serial]
+pytestmark = [pytest.mark.soak, pytest.mark.serial]
 TERM = {"labelSelector": {"matchLabels": {"psjob.dev/role": "shard"}}, "topologyKey": "kubernetes.io/hostname"}
 APART = {"weight": 100, "podAffinityTerm": TERM}
 
@@ -55,7 +55,6 @@ def spread(name: str) -> dict[str, Any]:
     return job
 
 
-@pytest.mark.e2e_long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("frozen", [False, True], ids=["running", "frozen"])
 def test_a_zombie_shard_is_fenced_and_never_read(

@@ -54,6 +54,7 @@ def test_digits_in_two_modes(tmp_path: Path) -> None:
     assert page.count("<svg") == 7 and "–" not in page.split("<tbody>")[1].split("</tbody>")[0], "every cell of the table has its number"
 
 
+@pytest.mark.rotating
 def test_interrupted_it_leaves_no_process_and_no_report(tmp_path: Path) -> None:
     process = start(tmp_path, *SMALL)
     limit = time.monotonic() + 100

@@ -12,7 +12,7 @@ from tests.disks import Volume, mounted
 from tests.e2e.watched import Look, Watched, strays
 from tests.e2e.workloads.running import Ran, faults, manifest, train
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.nodes, pytest.mark.timeout(900)]
 MEGABYTES, STEPS, PACE = 8.0, 300, 0.3
 FIRST_BYTES = 8_000_000
 """Of the checkpoint of step 0, in equal parts on two shards; later ones have as much on shard 1, and kilobytes on shard 0."""
@@ -69,6 +69,7 @@ def test_a_volume_that_is_full_for_a_while_costs_checkpoints_alone(tmp_path: Pat
     assert summary["weights_sha256"] == plain.sha
 
 
+@pytest.mark.rotating
 def test_a_job_that_starts_on_a_full_volume_waits_for_room(tmp_path: Path, plain: Ran, volume: Volume) -> None:
     """First not a byte can be written, then the claim of the run can, and the checkpoint of step 0 cannot."""
     with Watched(volume, tmp_path, job_of(tmp_path, "--signs", str(tmp_path))) as job:

@@ -12,6 +12,8 @@ from tests.disks import mounted
 from tests.e2e.test_disk_full import COMES, LITTLE, VOLUME_BYTES, job_of
 from tests.e2e.watched import Watched
 
+pytestmark = pytest.mark.nodes
+
 
 def test_a_full_disk_is_refused_at_the_start(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", VOLUME_BYTES) as volume:

@@ -15,7 +15,7 @@ from tests.disks import mounted
 from tests.e2e.watched import Look, Watched
 from tests.e2e.workloads.running import faults, manifest, train
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.nodes, pytest.mark.timeout(3600)]
 MB = 1_000_000
 SHARD_TIMEOUT = 5
 EVERY = 20

@@ -13,6 +13,7 @@ import pytest
 
 from tests.disks import Volume, mounted
 
+pytestmark = pytest.mark.nodes
 MIB = 1 << 20
 RATE = 4 * MIB
 SIZE = 6 * MIB
@@ -26,6 +27,7 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Volume]:
         yield made
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("direct", [False, True], ids=["buffered", "direct"])
 def test_reading_and_writing_take_as_long_as_the_limit_says(volume: Volume, direct: bool) -> None:
     volume.limit(RATE)
@@ -41,6 +43,7 @@ def test_reading_and_writing_take_as_long_as_the_limit_says(volume: Volume, dire
     assert wrote >= LEAST and took >= LEAST, f"{SIZE} bytes at {RATE} a second: written in {wrote:.2f} s, read in {took:.2f} s"
 
 
+@pytest.mark.rotating
 def test_two_readers_share_the_limit(volume: Volume) -> None:
     paths = [volume.folder / name for name in ("one", "two")]
     for path in paths:
@@ -55,6 +58,7 @@ def test_two_readers_share_the_limit(volume: Volume) -> None:
     assert took >= 2 * LEAST, f"2 x {SIZE} bytes at {RATE} a second were read in {took:.2f} s"
 
 
+@pytest.mark.rotating
 def test_what_waits_goes_on_at_once_when_the_limit_is_lifted(volume: Volume) -> None:
     path = volume.folder / "lifted"
     write(path, os.O_DIRECT)

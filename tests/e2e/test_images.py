@@ -24,10 +24,11 @@ from hack.sbom.__main__ import Unowned, bills
 from psjob_operator import __version__
 from psjob_operator.render.inject import SOURCE
 from tests.bills import assert_bill
+from tests.soaking import rotating
 
 NAMES = {"operator": "images.test/psjob-operator:1", "runtime": "images.test/psjob-runtime:1"}
 NOBODY = 65532
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.nodes, pytest.mark.timeout(1500)]
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Images:
     return dict(unpacked(archive, folder))
 
 
-@pytest.fixture(params=["from_dockerfile", "packed"])
+@pytest.fixture(params=["from_dockerfile", rotating("packed")])
 def images(request: pytest.FixtureRequest) -> Images:
     return request.getfixturevalue(request.param)
 
@@ -111,6 +112,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()}
 
 
+@pytest.mark.rotating
 def test_the_operator_says_its_version(images: Images) -> None:
     assert images[NAMES["operator"]].run("--version") == f"psjob-operator {__version__}\n"
 
@@ -124,6 +126,7 @@ def test_the_operator_starts_and_is_compiled(images: Images) -> None:
     assert not hidden, hidden[:5]
 
 
+@pytest.mark.rotating
 def test_code_and_packages_are_compiled_for_the_image_s_python(from_dockerfile: Images) -> None:
     home = from_dockerfile[NAMES["operator"]].root / "operator"
     sources = [*(home / "psjob_operator").rglob("*.py"), *(home / "kopf").rglob("*.py")]
@@ -142,6 +145,7 @@ def test_an_init_container_copies_the_library(images: Images) -> None:
     assert set(os.listdir(runtime.root)) - {"usr"} == {"psjob", "psjob-runtime"}
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("target", sorted(NAMES))
 def test_packed_images_start_as_the_dockerfile_s(target: str, from_dockerfile: Images, packed: Images) -> None:
     built, twin = ({**image[NAMES[target]].config, "Labels": None} for image in (from_dockerfile, packed))
@@ -182,10 +186,12 @@ print(len(os.listdir(loaded)))
 """
 
 
+@pytest.mark.rotating
 def test_all_of_the_library_that_the_operator_has_loads(from_dockerfile: Images) -> None:
     assert int(from_dockerfile[NAMES["operator"]].execute("python3", "-c", IMPORTS)) > 20
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("target", sorted(NAMES))
 def test_a_bill_of_materials_lists_the_owner_of_every_file(target: str, from_dockerfile: Images) -> None:
     image = from_dockerfile[NAMES[target]]
@@ -201,6 +207,7 @@ def test_a_bill_of_materials_lists_the_owner_of_every_file(target: str, from_doc
     assert len(unknown) <= len(versions) / 10, f"no licence is known of {unknown}"
 
 
+@pytest.mark.rotating
 def test_a_packed_image_has_no_bill_of_materials(packed: Images) -> None:
     with pytest.raises(Unowned, match="has no /usr/share/sbom"):
         bills(packed[NAMES["operator"]].archive)
@@ -213,11 +220,13 @@ def test_images_built_anew_are_the_same_bytes(from_dockerfile: Images, tmp_path:
         assert filecmp.cmp(archive, before, shallow=False), archive.name
 
 
+@pytest.mark.rotating
 def test_another_time_is_for_images_built_anew(from_dockerfile: Images, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="of the time 1 must be built anew"):
         dockerfile.build(NAMES, tmp_path, seconds=1)
 
 
+@pytest.mark.rotating
 def test_a_second_build_makes_no_layer(from_dockerfile: Images, tmp_path: Path) -> None:
     (archive,) = dockerfile.build({"runtime": NAMES["runtime"]}, tmp_path)
     with tarfile.open(archive) as tar:
@@ -225,6 +234,7 @@ def test_a_second_build_makes_no_layer(from_dockerfile: Images, tmp_path: Path) 
     assert entry["Config"] == from_dockerfile[NAMES["runtime"]].digest
 
 
+@pytest.mark.rotating
 def test_a_dockerfile_that_fails_is_no_reason_to_pack(from_dockerfile: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = next(line for line in (REPO / "Dockerfile").read_text().splitlines() if line.startswith("ARG PYTHON="))
     (tmp_path / "Dockerfile").write_text(f"{base}\nFROM ${{PYTHON}} AS operator\nRUN echo its last words && false\n")

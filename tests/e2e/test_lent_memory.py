@@ -12,15 +12,16 @@ import pytest
 from tests.disks import mounted
 from tests.e2e.watched import Watched
 from tests.e2e.workloads.running import faults, manifest
-from tests.soaking import soak
+from tests.soaking import rotating, soak
 
+pytestmark = pytest.mark.nodes
 MB = 1_000_000
 SECONDS = 60.0
 HOLD = (7, 20)
 KILLS = (8, 12, 16)
 
 
-@pytest.mark.parametrize("mode", ["sync", soak("async")])
+@pytest.mark.parametrize("mode", [rotating("sync"), soak("async")])
 def test_returns_leave_no_lent_memory_behind(tmp_path: Path, mode: str) -> None:
     words = ["bulky.py", "8", "24", "--hold", ",".join(map(str, HOLD)), "--signs", str(tmp_path), "--pace", "0.2"]
     spec = {"training": {"mode": mode}, "checkpoint": {"everySteps": 2, "interval": "1h"}, "runPolicy": {"backoffLimit": 10}}

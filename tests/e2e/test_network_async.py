@@ -10,7 +10,7 @@ from tests.e2e import network_faults as faults
 from tests.e2e.workloads import ledger
 from tests.netns import require
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nodes, pytest.mark.soak, pytest.mark.timeout(900)]
 PHASES = [
     faults.partition("worker-0", "shard-1", stops=(0,)),
     faults.cut("worker-1", "shard-0", stops=(1,)),

@@ -14,7 +14,7 @@ from tests.netjob import members
 from tests.netns import Network, require
 from tests.soaking import soak
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.nodes, pytest.mark.timeout(600)]
 REST = 2.0
 """Seconds between a worker's last step and its end."""
 

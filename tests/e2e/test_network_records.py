@@ -12,7 +12,7 @@ from tests.e2e.workloads.running import manifest
 from tests.netjob import NetJob, members
 from tests.netns import Network, require
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nodes, pytest.mark.soak, pytest.mark.timeout(600)]
 MEBIBYTES, BITS = 18, 1_600_000
 ALONE = MEBIBYTES * 2**23 / BITS
 """Seconds that the record takes where nothing else is on the link: 94."""

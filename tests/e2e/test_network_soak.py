@@ -13,7 +13,7 @@ from tests.e2e.workloads import ledger
 from tests.netjob import Phase, members
 from tests.netns import require
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nodes, pytest.mark.soak, pytest.mark.timeout(1800)]
 DRAWN = 6
 SECONDS = (3.0, 11.0, 27.0, 75.0)
 """A moment; longer than a process waits for its peer; than the kernel waits for most; than the kernel waits for any."""

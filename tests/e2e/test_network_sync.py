@@ -9,9 +9,9 @@ import pytest
 from tests.e2e import network_faults as faults
 from tests.netjob import Phase
 from tests.netns import require
-from tests.soaking import soak
+from tests.soaking import rotating, soak
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.nodes, pytest.mark.timeout(900)]
 PHASES = [
     faults.partition("worker-0", "shard-1", stops=(0, 1)),
     faults.cut("worker-1", "shard-0", stops=(0, 1)),
@@ -25,6 +25,10 @@ PHASES = [
     faults.lossy(5, steps=40),
     faults.late(0.2, steps=15),
 ]
+TWO = [
+    faults.partition("worker-0", "shard-1", stops=(0, 1)),
+    faults.half_open("shard-1", "worker-0"),
+]
 FEW = [
     faults.partition("worker-0", "shard-1", stops=(0, 1)),
     faults.cut("shard-1", "shard-0", shards=True),
@@ -34,7 +38,7 @@ FEW = [
 ]
 
 
-@pytest.mark.parametrize("phases", [FEW, soak(PHASES)], ids=["few", "all"])
+@pytest.mark.parametrize("phases", [TWO, rotating(FEW), soak(PHASES)], ids=["two", "few", "all"])
 def test_faults_of_the_network_change_no_bit(tmp_path: Path, phases: list[Phase]) -> None:
     require()
     ran = faults.run(tmp_path, "sync", phases)

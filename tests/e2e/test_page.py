@@ -19,7 +19,9 @@ from psjob_client.sdk.client import AsyncClient
 from psjob_client.ui.server import Page as Served
 from tests import pages
 from tests.e2e.local_job import manifest
+from tests.soaking import rotating
 
+pytestmark = pytest.mark.nodes
 PAINT = 1.0
 """Seconds, on a machine that does nothing else."""
 
@@ -82,8 +84,10 @@ def test_a_hundred_long_runs_are_painted_at_once(chromium: Browser, served: Serv
     assert paint < PAINT and curve < PAINT
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("what", ["job", "comparison"])
+@pytest.mark.parametrize(
+    ("scheme", "what"),
+    [("light", "job"), rotating("dark", "job"), rotating("light", "comparison"), rotating("dark", "comparison")],
+)
 def test_nobody_is_kept_out(chromium: Browser, served: Served, scheme: str, what: str) -> None:
     page, errors = opened(chromium, served, scheme=scheme)
     if what == "comparison":
@@ -94,6 +98,7 @@ def test_nobody_is_kept_out(chromium: Browser, served: Served, scheme: str, what
     assert pages.barriers(page) == [] and errors == []
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("what", ["job", "comparison", "report"])
 def test_a_phone_scrolls_in_one_direction(chromium: Browser, served: Served, what: str, tmp_path: Path) -> None:
     page, errors = opened(chromium, served, width=400)
@@ -111,12 +116,14 @@ def test_a_phone_scrolls_in_one_direction(chromium: Browser, served: Served, wha
     assert errors == []
 
 
+@pytest.mark.rotating
 def test_what_a_job_prints_stays_text(chromium: Browser, served: Served) -> None:
     page, errors = opened(chromium, served)
     expect(page.get_by_role("log")).to_contain_text("<script>document.title='owned'</script>")
     assert page.title() != "owned" and errors == []
 
 
+@pytest.mark.rotating
 def test_the_time_line_shows_the_restart(chromium: Browser, served: Served) -> None:
     page, _ = opened(chromium, served)
     lanes = page.locator(".lanes svg")
@@ -128,6 +135,7 @@ def test_the_time_line_shows_the_restart(chromium: Browser, served: Served) -> N
     expect(page.locator(".lanes svg[data-lane='shard 0'] title").nth(1)).to_contain_text("signal 9")
 
 
+@pytest.mark.rotating
 def test_the_time_line_of_a_run_of_last_week_is_the_run(chromium: Browser, served: Served) -> None:
     page, _ = opened(chromium, served)
     phases = page.locator(".lanes svg[data-lane='job'] rect")
@@ -136,6 +144,7 @@ def test_the_time_line_of_a_run_of_last_week_is_the_run(chromium: Browser, serve
     assert min(widths[:4]) > 50, "four phases before the last one take what they took of 1000"
 
 
+@pytest.mark.rotating
 def test_large_and_small_numbers_fit_beside_their_axis(chromium: Browser, tmp_path: Path) -> None:
     run = pages.a_run(tmp_path, "job-1", 2, made=1.79e9)
     lines = ({"time": 1.79e9 + at, "step": at, "rate": 50, "metrics": {"loss": 1.25e12 * at, "tiny": 1.25e-9 * at}} for at in range(100))
@@ -148,6 +157,7 @@ def test_large_and_small_numbers_fit_beside_their_axis(chromium: Browser, tmp_pa
     assert len(edges) == 3 and edges == [0] * 3 and errors == [], "no letter touches the left edge"
 
 
+@pytest.mark.rotating
 def test_strangers_are_refused(chromium: Browser, served: Served) -> None:
     context = chromium.new_context()
     page = context.new_page()
@@ -163,6 +173,7 @@ def test_strangers_are_refused(chromium: Browser, served: Served) -> None:
     assert page.request.get(f"{bare}/api/comparisons/..%2f..%2fsecret").status == 404
 
 
+@pytest.mark.rotating
 def test_what_is_gone_or_broken_is_a_sentence(chromium: Browser, served: Served, tmp_path: Path) -> None:
     run = pages.a_run(tmp_path, "half-1124-000001", 50, made=1.79e9)
     (run / "history.jsonl").write_bytes(b'{"time": 1, "step"\n\xff\xff\n[]\n')
@@ -180,6 +191,7 @@ def test_what_is_gone_or_broken_is_a_sentence(chromium: Browser, served: Served,
     expect(page.get_by_role("alert")).to_contain_text("start it again", timeout=10_000)
 
 
+@pytest.mark.rotating
 def test_a_run_is_watched_while_it_trains(chromium: Browser, tmp_path: Path) -> None:
     """`psjob run --ui`: the step rises, the curve grows, the log follows, the end is told; then the page says that it is gone."""
     job = manifest(tmp_path, "page.py")
@@ -204,6 +216,7 @@ def test_a_run_is_watched_while_it_trains(chromium: Browser, tmp_path: Path) -> 
         assert all("ERR_CONNECTION_REFUSED" in error or "Failed to fetch" in error for error in errors), errors
 
 
+@pytest.mark.rotating
 def test_stages_have_a_table_and_a_job_without_them_has_none(chromium: Browser, tmp_path: Path) -> None:
     stages = [
         {"name": "front", "desired": 2, "ready": 2, "step": 9, "delay": 0.0, "idle": 0.25, "rssBytes": 5 << 20, "peakBytes": 7 << 20},

@@ -57,6 +57,8 @@ def test_three_commands_are_enough() -> None:
     assert ours[:3] == ["init", "run", "submit"]
 
 
+@pytest.mark.rotating
+@pytest.mark.timeout(900)
 def test_a_laptop(tmp_path: Path, index: str) -> None:
     page = commands(README, LAPTOP)
     folder, done = typed(page, tmp_path, index)
@@ -82,9 +84,8 @@ def bare_cluster(home: Kube, node_cluster: Cluster) -> Iterator[Cluster]:
     install(home, "--take-ownership", "--force-conflicts")
 
 
-@pytest.mark.cluster
+@pytest.mark.nodes
 @pytest.mark.serial
-@pytest.mark.e2e
 @pytest.mark.timeout(900)
 def test_a_cluster_at_hand(tmp_path: Path, index: str, bare_cluster: Cluster) -> None:
     page = [command for command in [*commands(README, LAPTOP), *commands(README, CLUSTER)] if "--fault" not in command]
@@ -97,7 +98,7 @@ def test_a_cluster_at_hand(tmp_path: Path, index: str, bare_cluster: Cluster) ->
     assert "hello in namespace default is Complete at step 280" in told
 
 
-@pytest.mark.cluster
+@pytest.mark.nodes
 @pytest.mark.serial
 @pytest.mark.soak
 @pytest.mark.timeout(1500)

@@ -29,7 +29,7 @@ from tests.e2e.kube import Kube, install, own_namespace, wait_for
 from tests.helms import CRD, helm3, objects
 from tests.newcomer import Machine
 
-pytestmark = [pytest.mark.cluster, pytest.mark.serial, pytest.mark.soak, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.nodes, pytest.mark.serial, pytest.mark.soak, pytest.mark.timeout(3000)]
 OLD_OPERATOR, OLD_RUNTIME = "psjob.local/psjob-operator:last", "psjob.local/psjob-runtime:last"
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.local_job import end, manifest, run_cold, start_cold
+from tests import warm
+from tests.e2e.local_job import Ended, end, manifest, run, start, start_cold
+from tests.quick import rest_rotates
 
 NOTHING, SOMETHING = 2.0, 10.0
 """Seconds in which it ends where there is nothing to save, and else."""
@@ -20,11 +23,23 @@ STATES = {
 }  # fmt: skip
 
 
-@pytest.mark.serial
+@pytest.mark.rotating
 @pytest.mark.parametrize("state", STATES)
 def test_ctrl_c_ends_a_job_in_any_state(tmp_path: Path, state: str) -> None:
-    job = manifest(tmp_path, "states.py", state, every=1000)
-    process = start_cold(tmp_path, job)
+    interrupted(tmp_path, start(tmp_path, manifest(tmp_path, "states.py", state, every=1000)), state)
+
+
+@pytest.mark.soak
+@pytest.mark.serial
+@pytest.mark.parametrize("state", STATES)
+def test_ctrl_c_ends_a_job_soon(tmp_path: Path, state: str) -> None:
+    took, ended = interrupted(tmp_path, start_cold(tmp_path, manifest(tmp_path, "states.py", state, every=1000)), state)
+    print(f"{state}: {took:.1f} s")
+    assert took < STATES[state] * LOADED, ended.told
+
+
+def interrupted(tmp_path: Path, process: warm.Started | subprocess.Popen[str], state: str) -> tuple[float, Ended]:
+    """Send Ctrl-C once the script is in that state; the seconds until the end, and the end."""
     limit = time.monotonic() + 100
     while not (tmp_path / "there").exists():
         assert process.poll() is None and time.monotonic() < limit
@@ -34,12 +49,11 @@ def test_ctrl_c_ends_a_job_in_any_state(tmp_path: Path, state: str) -> None:
     began = time.monotonic()
     ended = end(tmp_path, process, 100)
     took = time.monotonic() - began
-    print(f"{state}: {took:.1f} s")
     assert ended.code == 130 and ended.summary["result"] == "Suspended", ended.told
-    assert took < STATES[state] * LOADED, ended.told
     assert ("there is nothing to save" in ended.told) == (STATES[state] == NOTHING), ended.told
     if state == "trains":
         assert ended.summary["checkpoint"]["step"] == ended.summary["steps"], "the last checkpoint holds the last step"
+    return took, ended
 
 
 SCRIPTS = {
@@ -56,11 +70,11 @@ SCRIPTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", rest_rotates(SCRIPTS, ["line 2", "later"]))
 def test_a_script_that_fails_by_itself_ends_the_job_and_its_first_error_is_shown(tmp_path: Path, name: str) -> None:
     text, words, starts = SCRIPTS[name]
     (tmp_path / "own.py").write_text(text)
-    ended = run_cold(tmp_path, manifest(tmp_path, "own.py"))
+    ended = run(tmp_path, manifest(tmp_path, "own.py"))
     assert ended.code == 1, ended.told
     last = ended.told.strip().splitlines()[-1]
     assert last.startswith("Failed: ScriptFailed: ") and all(word in last for word in words), ended.told

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.e2e.local_job import EXAMPLES, run
-from tests.soaking import soak
+from tests.soaking import rotating, soak
 
 
-@pytest.mark.parametrize(("manifest", "least"), [("job.yaml", 0.97), ("async.yaml", 0.95)])
+@pytest.mark.parametrize(("manifest", "least"), [("job.yaml", 0.97), rotating("async.yaml", 0.95)])
 def test_digits_ends_with_its_accuracy(tmp_path: Path, manifest: str, least: float) -> None:
     ended = run(tmp_path, EXAMPLES / "digits" / manifest)
     assert ended.code == 0, ended.told
@@ -100,7 +100,7 @@ def test_lda_counts_exactly_and_learns_what_one_process_learns(tmp_path: Path) -
     assert judged_topics(words, unseen.numpy()) == pytest.approx(one, rel=0.01)
 
 
-@pytest.mark.parametrize("mode", ["sync", soak("async")])
+@pytest.mark.parametrize("mode", [rotating("sync"), soak("async")])
 def test_lda_goes_on_without_a_shard_that_was_lost(tmp_path: Path, mode: str) -> None:
     """In sync not a word is lost; in async a shard's last pushes are."""
     words = ["--set", f"spec.training.mode={mode}", "--set", "spec.checkpoint.everySteps=50", "--fault", "kill:ps-1@step=120"]
@@ -130,6 +130,7 @@ def judged_topics(counts: Any, unseen: Any) -> float:
     return float(np.mean(found))
 
 
+@pytest.mark.rotating
 def test_shortest_paths_are_scipys(tmp_path: Path) -> None:
     import numpy as np
     from scipy.sparse.csgraph import shortest_path
@@ -153,7 +154,7 @@ def loaded(example: str) -> ModuleType:
     return made
 
 
-@pytest.mark.parametrize(("manifest", "exchanges"), [("job.yaml", 4), soak("job-sync.yaml", 200)])
+@pytest.mark.parametrize(("manifest", "exchanges"), [rotating("job.yaml", 4), soak("job-sync.yaml", 200)])
 def test_charlm_learns_with_few_exchanges(tmp_path: Path, manifest: str, exchanges: int) -> None:
     """A fifth of its steps; who guesses by the frequency of each character alone comes to more than 3 nats."""
     words = 'spec.workers.template.spec.containers[0].args=["--steps=200"]'
@@ -163,16 +164,21 @@ def test_charlm_learns_with_few_exchanges(tmp_path: Path, manifest: str, exchang
     assert 1 < ended.summary["metrics"]["unseen_loss"] < 2.4
 
 
-def test_minimal_is_ten_lines_and_two_more(tmp_path: Path) -> None:
+def test_minimal_is_ten_lines_and_two_more() -> None:
     script = (EXAMPLES / "minimal" / "train.py").read_text()
     lines = [line for line in script.splitlines() if line.strip()]
     ours = [line for line in lines if "ps." in line or "psjob" in line]
     assert len(ours) == 2 and len(lines) - len(ours) <= 10
+
+
+@pytest.mark.rotating
+def test_minimal_learns(tmp_path: Path) -> None:
     ended = run(tmp_path, EXAMPLES / "minimal" / "job.yaml")
     assert ended.code == 0, ended.told
     assert ended.summary["steps"] == 200 and "loss 0.000000" in ended.output
 
 
+@pytest.mark.rotating
 def test_gpu_trains_here_too(tmp_path: Path) -> None:
     ended = run(tmp_path, EXAMPLES / "gpu" / "job.yaml", "--set", "spec.workers.replicas=2", "--set", "spec.ps.shards=1")
     assert ended.code == 0, ended.told

@@ -47,12 +47,14 @@ def trained(folder: Path, reduction: str) -> Ended:
     return run(folder, folder / "job.yaml", timeout=120)
 
 
+@pytest.mark.rotating
 def test_a_module_beside_the_manifest_reduces(tmp_path: Path) -> None:
     ended = trained(tmp_path, "own:highest")
     assert ended.code == 0, ended.told
     assert ended.weights["weight"].tolist() == [[20.0] * 3]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("reduction", "words"),
     [

@@ -22,6 +22,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     return ended
 
 
+@pytest.mark.rotating
 def test_a_stopped_shard_is_replaced_and_the_weights_are_the_same(undisturbed: Ended, tmp_path: Path) -> None:
     job = manifest(tmp_path, "hard.py")
     ended = run(tmp_path, job, "--fault", "stop:ps-1@step=50", "--set", "spec.ps.shardTimeoutSeconds=4")

@@ -22,6 +22,7 @@ import torch
 from tests.e2e.workloads.running import HERE, ROOT, Ran, faults, manifest, train
 from tests.memorylimits import groups
 
+pytestmark = pytest.mark.nodes
 MIB = 1 << 20
 TINY = 16
 """A width that takes no memory to speak of."""
@@ -133,6 +134,8 @@ def check(tmp_path: Path, shape: Shape, hits: Sequence[str], pace: float) -> lis
     return list(zip(most, formulas, allowed, strict=True))
 
 
+@pytest.mark.rotating
+@pytest.mark.timeout(600)
 def test_a_worker_never_holds_more_than_its_stage(tmp_path: Path) -> None:
     """The model's weights alone have more bytes than any worker may take, those included that come after one was killed."""
     shape = Shape(stages=2, layers=6, width=1024, batch=64, steps=6, transport="auto")

@@ -18,6 +18,7 @@ TRAINING = {"mode": "bounded", "staleness": 2}
 pytestmark = pytest.mark.timeout(1500)
 
 
+@pytest.mark.rotating
 def test_a_killed_shard_loses_what_it_says_and_a_killed_worker_nothing(tmp_path: Path) -> None:
     words = ["ledger.py", str(STEPS), "0.02", "50:40"]
     job = manifest(tmp_path, words, workers=WORKERS, shards=SHARDS, training=TRAINING, checkpoint=CHECKPOINTS)

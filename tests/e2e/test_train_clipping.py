@@ -31,6 +31,7 @@ def test_a_kill_changes_no_bit_of_a_clipped_run(tmp_path: Path) -> None:
         assert train(folder, job(folder, "0.05", maxGradNorm=LIMIT), *faults(hit)).sha == calm.sha, hit
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("words", [{"mode": "async"}, {"mode": "sync", "backupWorkers": 1}])
 def test_a_mode_without_a_mean_of_all_workers_is_refused(tmp_path: Path, words: dict[str, Any]) -> None:
     ran = train(tmp_path, job(tmp_path, "0", maxGradNorm=LIMIT, **words), expect=2)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.workloads.running import Ran, faults, manifest, train
-from tests.soaking import soak
+from tests.soaking import rotating, soak
 
 TENSORS, FIRST, LAST = 12, 5, 15
 MODEL = TENSORS << 20
@@ -55,7 +55,7 @@ class Noted:
         return [bool(shared) for _, _, shared in self._notes[rank][str(LAST)]]
 
 
-@pytest.mark.parametrize("machines", [2, soak(3), 4])
+@pytest.mark.parametrize("machines", [rotating(2), soak(3), rotating(4)])
 def test_each_machine_carries_what_the_formula_says(tmp_path: Path, machines: int) -> None:
     ran = run(tmp_path, machines)
     noted = Noted(tmp_path, machines)
@@ -79,6 +79,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return ran
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("machine", [0, 1])
 def test_a_machine_that_dies_costs_one_restart_each_and_no_bit(tmp_path: Path, calm: Ran, machine: int) -> None:
     """SIGKILL to its worker and its shard in one moment; shard 0 has the coordinator."""

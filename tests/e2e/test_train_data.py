@@ -61,6 +61,7 @@ def expected(form: str, stream: bool) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in model.state_dict().items()}
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("form", ["drop", "length", "after"])
 def test_accumulated_gradients_are_those_of_torch(tmp_path: Path, form: str) -> None:
     """Each sample once an epoch, and all workers at the same step, though the last round has fewer batches than workers."""

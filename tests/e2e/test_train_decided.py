@@ -27,6 +27,7 @@ def run(folder: Path, training: dict[str, Any], *what: str, gates: str = "", pol
     return train(folder, job, *faults(*what))
 
 
+@pytest.mark.rotating
 def test_kills_change_no_bit_of_a_run_with_a_backup_worker(tmp_path: Path) -> None:
     """The last worker's pushes never count, so the weights are those of the other two, who end the job."""
     plain = run(tmp_path / "plain", {"backupWorkers": 1}, policy="FirstWorker")

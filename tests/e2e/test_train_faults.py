@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 
 from tests.e2e.workloads.running import Ran, check_torn, faults, manifest, train
-from tests.soaking import soak
+from tests.soaking import rotating, soak
 
 EPOCHS, STEPS = 6, 240
 pytestmark = pytest.mark.timeout(2000)  # nearly all of it is Pythons that import torch; a busy machine takes minutes for them
 CHECKPOINTS = {"everySteps": 25, "interval": "1h", "keep": 100}
 
 
-def run(folder: Path, *what: str, gates: str = "", way: str = "shared", codecs: tuple[str, str] = ("none", "none")) -> Ran:
+def run(
+    folder: Path, *what: str, gates: str = "", way: str = "shared", codecs: tuple[str, str] = ("none", "none"), epochs: int = EPOCHS
+) -> Ran:
     """`way`: shared memory, tcp, or overlap; `codecs` are of pushes and pulls."""
     folder.mkdir()
-    words = ["stateful.py", str(EPOCHS), gates, "overlap" if way == "overlap" else ""]
+    words = ["stateful.py", str(epochs), gates, "overlap" if way == "overlap" else ""]
     training = {"compression": {"push": codecs[0], "pull": codecs[1], "ratio": 0.05}, "transport": "tcp" if way == "tcp" else "auto"}
     ran = train(folder, manifest(folder, words, workers=2, shards=2, checkpoint=CHECKPOINTS, training=training), *faults(*what))
     assert ran.summary["transport"] == ("shared" if way == "shared" else "tcp")
@@ -44,7 +46,20 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return ran
 
 
-@pytest.mark.parametrize("way", ["shared", soak("tcp"), soak("overlap")])
+def test_a_killed_shard_and_a_killed_worker_change_no_bit(tmp_path: Path) -> None:
+    """Dropout, batch norm, a schedule and shuffled data of loader processes go back with the workers."""
+    undisturbed = run(tmp_path / "undisturbed", epochs=2)
+    what = ("kill:ps-1@step=45", "kill:worker-1@step=60")
+    hit = run(tmp_path / "hit", *what, gates="33:25", epochs=2)
+    assert [recovery["fault"] for recovery in hit.summary["recoveries"]] == list(what)
+    check(hit.summary["recoveries"][0], manifests=1)
+    assert hit.summary["attempts"] == [1, 2] and hit.summary["updates_lost"] == 0
+    assert sum(hit.summary["restarts"].values()) == 2 and undisturbed.summary["restarts"] == {}
+    assert hit.sha == undisturbed.sha
+    assert_same_file(hit, undisturbed)
+
+
+@pytest.mark.parametrize("way", [rotating("shared"), soak("tcp"), soak("overlap")])
 def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path, plain: Ran, way: str) -> None:
     what = ("kill:ps-1@step=70", "kill:ps-0@step=145", "kill:worker-1@step=190")
     hit = run(tmp_path / "hit", *what, gates="55:50,130:125", way=way)
@@ -94,7 +109,7 @@ def test_twenty_kills_change_no_bit(tmp_path: Path, plain: Ran, way: str) -> Non
 
 @pytest.mark.parametrize(
     ("shard", "way"),
-    [(1, "shared"), *(soak(shard, way) for shard, way in ((0, "shared"), (0, "tcp"), (1, "tcp")))],
+    [rotating(1, "shared"), *(soak(shard, way) for shard, way in ((0, "shared"), (0, "tcp"), (1, "tcp")))],
 )
 def test_a_shard_killed_while_it_writes_a_checkpoint_changes_no_bit(tmp_path: Path, plain: Ran, shard: int, way: str) -> None:
     """Its blocks are held, and the manifest that would name them never comes: the checkpoint before counts."""

@@ -12,7 +12,7 @@ import pytest
 from psjob.checkpoint.manifest import read
 from tests.e2e.workloads import ledger
 from tests.e2e.workloads.running import Ran, check_torn, faults, manifest, train
-from tests.soaking import soak
+from tests.soaking import rotating, soak
 
 WORKERS, SHARDS, STEPS = 2, 2, 220
 pytestmark = pytest.mark.timeout(1500)
@@ -30,10 +30,10 @@ def run(folder: Path, *what: str, gates: str, transport: str = "auto", codec: st
 @pytest.mark.parametrize(
     ("shard", "transport", "codec"),
     [
-        (0, "auto", "none"),
         (1, "auto", "none"),
-        (0, "tcp", "none"),
-        (1, "tcp", "bf16"),
+        rotating(0, "auto", "none"),
+        rotating(0, "tcp", "none"),
+        rotating(1, "tcp", "bf16"),
         soak(1, "tcp", "none"),
     ],
 )
@@ -53,7 +53,7 @@ def test_twenty_four_kills_leave_the_ledger_right(tmp_path: Path, seed: int) -> 
 
 @pytest.mark.parametrize(
     ("shard", "transport"),
-    [(0, "tcp"), *(soak(shard, way) for shard, way in ((0, "auto"), (1, "auto"), (1, "tcp")))],
+    [rotating(0, "tcp"), *(soak(shard, way) for shard, way in ((0, "auto"), (1, "auto"), (1, "tcp")))],
 )
 def test_a_shard_killed_while_it_writes_a_checkpoint_loses_what_it_says(tmp_path: Path, shard: int, transport: str) -> None:
     """It goes back to the checkpoint before; the workers, which had marked, are released."""

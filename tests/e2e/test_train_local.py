@@ -41,6 +41,7 @@ def oracle(optimizer: str, workers: int, last: int | None = None) -> torch.nn.Mo
     return local_reference(mlp.build, partial(mlp.optimizer_for, optimizer), batch, mlp.loss_of, workers, STEPS, OUTER).model
 
 
+@pytest.mark.rotating
 def test_kills_in_the_middle_of_rounds_change_no_bit(tmp_path: Path) -> None:
     """A worker, a shard and the coordinator's shard; the last step of the data is rank 0's alone."""
     what = ("kill:worker-1@step=8", "kill:ps-1@step=14", "kill:ps-0@step=22")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.workloads.running import faults, manifest, train
-from tests.soaking import soak
+from tests.soaking import rotating, soak
 
 
 def job(folder: Path, *words: str, **training: object) -> Path:
@@ -18,7 +18,7 @@ def job(folder: Path, *words: str, **training: object) -> Path:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("training", [{}, soak({"updateAt": "worker"})])
+@pytest.mark.parametrize("training", [rotating({}), soak({"updateAt": "worker"})])
 def test_a_kill_changes_no_bit_of_two_models(tmp_path: Path, training: dict[str, object]) -> None:
     calm = train(tmp_path / "calm", job(tmp_path / "calm", "two_models.py", "0", **training))
     names = set(calm.weights())

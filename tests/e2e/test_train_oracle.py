@@ -12,9 +12,9 @@ from psjob.rules.optimizers import describe
 from tests.e2e.workloads import mlp
 from tests.e2e.workloads.running import Ran, manifest, train
 from tests.reference import Wire, reference
+from tests.soaking import rotating, soak
 
 STEPS = 200
-LONG = pytest.mark.soak
 pytestmark = pytest.mark.timeout(1500)
 
 
@@ -27,12 +27,12 @@ def _one_thread() -> None:
     ("optimizer", "workers", "shards", "transport"),
     [
         # Each optimizer and each transport once; more shards over shared memory are held against the oracle in test_train_scripts.
-        ("sgd", 3, 2, "tcp"),
-        ("adam", 4, 1, "auto"),
-        pytest.param("sgd", 3, 2, "auto", marks=LONG),
-        pytest.param("adam", 4, 1, "tcp", marks=LONG),
-        *(pytest.param("sgd", workers, shards, "auto", marks=LONG) for workers, shards in ((3, 1), (4, 1), (4, 2))),
-        *(pytest.param("adam", workers, shards, "auto", marks=LONG) for workers, shards in ((3, 1), (3, 2), (4, 2))),
+        rotating("sgd", 3, 2, "tcp"),
+        rotating("adam", 4, 1, "auto"),
+        soak("sgd", 3, 2, "auto"),
+        soak("adam", 4, 1, "tcp"),
+        *(soak("sgd", workers, shards, "auto") for workers, shards in ((3, 1), (4, 1), (4, 2))),
+        *(soak("adam", workers, shards, "auto") for workers, shards in ((3, 1), (3, 2), (4, 2))),
     ],
 )
 def test_final_weights_are_the_oracles_bits(tmp_path: Path, optimizer: str, workers: int, shards: int, transport: str) -> None:
@@ -58,8 +58,8 @@ def test_final_weights_are_the_oracles_bits(tmp_path: Path, optimizer: str, work
 @pytest.mark.parametrize(
     ("codec", "workers", "shards"),
     [
-        ("int8", 3, 2),
-        *(pytest.param(codec, 3, shards, marks=LONG) for codec, shards in (("bf16", 1), ("fp16", 2), ("topk", 1), ("randomk", 2))),
+        rotating("int8", 3, 2),
+        *(soak(codec, 3, shards) for codec, shards in (("bf16", 1), ("fp16", 2), ("topk", 1), ("randomk", 2))),
     ],
 )
 def test_final_weights_with_a_codec_are_the_oracles_bits(tmp_path: Path, codec: str, workers: int, shards: int) -> None:

@@ -12,6 +12,7 @@ from tests.e2e.workloads.running import faults, manifest, train
 pytestmark = pytest.mark.timeout(1500)
 
 
+@pytest.mark.rotating
 def test_the_ledger_of_a_killed_shard_is_right_with_overlap(tmp_path: Path) -> None:
     words = ["ledger.py", str(ledgers.STEPS), "0.02", "58:50", "overlap"]
     job = manifest(

@@ -15,7 +15,7 @@ from tests.e2e.workloads import mlp
 from tests.e2e.workloads.running import Ran, faults, finish, manifest, start, train
 from tests.hardware import DEVICES, repeatable
 from tests.reference import reference
-from tests.soaking import soak
+from tests.soaking import rotating, soak
 
 STEPS = 40
 pytestmark = pytest.mark.timeout(1500)
@@ -72,6 +72,7 @@ def test_weights_are_those_of_a_sum_of_sums(tmp_path: Path, workers: int, proces
         assert told in ran.log(f"job-worker-{worker}")
 
 
+@pytest.mark.rotating
 def test_bytes_to_the_shards_are_a_quarter_of_those_of_four_workers(tmp_path: Path) -> None:
     ran = []
     for workers, processes in ((1, 4), (4, None)):
@@ -93,7 +94,7 @@ def test_a_lost_shard_sends_all_processes_back(tmp_path: Path) -> None:
 
 
 OTHER_WAYS = [
-    {"mode": "async"},
+    rotating({"mode": "async"}),
     *(soak(way) for way in ({"compression": {"push": "int8"}}, {"updateAt": "worker"})),
 ]
 
@@ -128,6 +129,7 @@ def test_rank_0_may_evaluate_alone_and_die_after_that(tmp_path: Path) -> None:
     assert hit.sha == calm.sha and hit.summary["restarts"] == {} and (hit.folder / "died-0").exists()
 
 
+@pytest.mark.rotating
 def test_processes_may_make_different_numbers_of_steps(tmp_path: Path) -> None:
     """Who is through is absent from then on, as a worker of one process would be. The order of sums is the same in each way."""
     found = set()
@@ -139,18 +141,21 @@ def test_processes_may_make_different_numbers_of_steps(tmp_path: Path) -> None:
     assert len(found) == 1
 
 
+@pytest.mark.rotating
 def test_a_way_that_cannot_be_taken_is_refused(tmp_path: Path) -> None:
     ran = train(tmp_path, job(tmp_path, 1, 2, "5", "2", way="nccl"), expect=1)
     assert "spec.workers.localSum is nccl, and nccl cannot sum here: models are in host memory" in ran.err
     assert "Traceback" not in ran.err + ran.log("job-worker-0")
 
 
+@pytest.mark.rotating
 def test_processes_with_different_models_are_refused(tmp_path: Path) -> None:
     made = job(tmp_path, 1, 2, "5", "2", "odd")
     ran = train(tmp_path, made, expect=1)
     assert "process 1 of worker 0 attached another model than process 0: it has 0.weight (8, 16) float32 there" in ran.err
 
 
+@pytest.mark.rotating
 def test_a_process_that_ends_before_the_others_is_told(tmp_path: Path) -> None:
     """As by a script in which all but the first process leave at once."""
     ran = train(tmp_path, job(tmp_path, 1, 2, "5", "2", "early"), expect=1)
@@ -158,6 +163,7 @@ def test_a_process_that_ends_before_the_others_is_told(tmp_path: Path) -> None:
     assert "Traceback" not in ran.err + ran.log("job-worker-0")
 
 
+@pytest.mark.rotating
 @every_way
 def test_each_process_may_die_at_any_step(tmp_path: Path, device: str, way: str) -> None:
     """The first death of a start is answered in place, the second one by a new start, which counts."""
@@ -171,7 +177,7 @@ def test_each_process_may_die_at_any_step(tmp_path: Path, device: str, way: str)
     assert "all rewind" not in hit.log("job-ps-0"), "each time the record of the step under way was at hand"
 
 
-@pytest.mark.parametrize("rank", [soak(2), 3])
+@pytest.mark.parametrize("rank", [soak(2), rotating(3)])
 def test_a_death_beside_another_worker_is_answered_in_place(tmp_path: Path, rank: int) -> None:
     calm = train(tmp_path / "calm", job(tmp_path / "calm", 2, 2, "30", "4", "drops"))
     hit = train(tmp_path / "hit", job(tmp_path / "hit", 2, 2, "30", "4", "drops", f"{rank}:11"))

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from tests.e2e.workloads import ledger, mlp
 from tests.e2e.workloads.running import faults, manifest, train
-from tests.soaking import soak
+from tests.soaking import rotating, soak
 
 STEPS = 200
 pytestmark = pytest.mark.timeout(1500)
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(1500)
 
 @pytest.mark.parametrize(
     ("rule", "transport"),
-    [("dana-dc", "auto"), *(soak(rule, "tcp") for rule in ("dana-zero", "gap-aware-dana", "dc-asgd"))],
+    [rotating("dana-dc", "auto"), *(soak(rule, "tcp") for rule in ("dana-zero", "gap-aware-dana", "dc-asgd"))],
 )
 def test_a_job_with_kills_learns_by_a_named_rule(tmp_path: Path, rule: str, transport: str) -> None:
     training = {"mode": "async", "updateRule": rule, "transport": transport}
@@ -39,6 +39,7 @@ def test_a_job_with_kills_learns_by_a_named_rule(tmp_path: Path, rule: str, tran
     assert {"v@0", "v@1"} <= names or rule == "dc-asgd"
 
 
+@pytest.mark.rotating
 def test_what_a_killed_shard_and_its_first_answer_lost_is_what_is_missing(tmp_path: Path) -> None:
     """The first push after the loss is based on weights that are gone: lr-over-lag cannot know its lag. Each push that counts adds 1."""
     training = {"mode": "async", "updateRule": "lr-over-lag"}

@@ -45,6 +45,7 @@ def test_an_optimizer_without_a_rule_steps_on_the_workers(tmp_path: Path) -> Non
     assert_same_bits(ran, model)
 
 
+@pytest.mark.rotating
 def test_a_loop_of_its_own_is_replayed_and_a_run_resumes_on_other_shards(tmp_path: Path) -> None:
     """Without `ps.shard` a restarted script makes its first steps again without effect. Then its first half is resumed with 3 shards."""
     words = ["mlp.py", "adam", str(STEPS), "--replay", "--pace", "0.02", "--gates", "55:50"]
@@ -70,6 +71,7 @@ def test_a_loop_of_its_own_is_replayed_and_a_run_resumes_on_other_shards(tmp_pat
     assert_same_bits(resumed, model)
 
 
+@pytest.mark.rotating
 def test_crashes_of_all_kinds_are_no_ends(tmp_path: Path) -> None:
     """SystemExit, an exception and os._exit: each worker is started again and no batch is left out."""
     job = manifest(tmp_path, ["crash.py", str(STEPS)], workers=3, shards=1, checkpoint={"everySteps": 10, "interval": "1h"})

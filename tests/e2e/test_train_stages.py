@@ -24,7 +24,7 @@ from tests.e2e.workloads import stages
 from tests.e2e.workloads.gates import steps_of
 from tests.e2e.workloads.running import HERE, ROOT, SECONDS, Ran, faults, finish, manifest, start, train
 from tests.hardware import DEVICES, repeatable
-from tests.soaking import soak
+from tests.soaking import rotating, soak
 
 CUTS = ("2", "5")
 every_device = pytest.mark.parametrize("device", DEVICES)
@@ -65,7 +65,7 @@ def same(ran: Ran, device: str = "cpu") -> None:
 
 
 @every_device
-@pytest.mark.parametrize("training", [{}, soak({"transport": "tcp", "encryption": "tls"})], ids=["usual", "encrypted"])
+@pytest.mark.parametrize("training", [rotating({}), soak({"transport": "tcp", "encryption": "tls"})], ids=["usual", "encrypted"])
 def test_three_stages_train_what_one_process_trains(tmp_path: Path, device: str, training: dict[str, Any]) -> None:
     ran = train(tmp_path, job(tmp_path, words=[device], **training))
     assert ran.summary["restarts"] == {}
@@ -113,6 +113,7 @@ class Slow(nn.Tanh):
 """
 
 
+@pytest.mark.rotating
 def test_each_stage_says_how_it_stands(tmp_path: Path) -> None:
     """The first stage is the slow one: the others wait for it, and it waits least. Its process holds more than the others."""
     text = (HERE / "stages.py").read_text().replace("STEPS, WIDE = 60", "STEPS, WIDE = 20").replace("first, nn.Tanh()", "first, Slow()")
@@ -175,7 +176,7 @@ def late(folder: Path, name: str, pace: float = 0.0, device: str = "cpu") -> Pat
 
 
 @every_device
-@pytest.mark.parametrize("name", ["2bw", *(soak(name) for name in ("pipedream", "gap-aware", "recompute", "dc-asgd"))])
+@pytest.mark.parametrize("name", [rotating("2bw"), *(soak(name) for name in ("pipedream", "gap-aware", "recompute", "dc-asgd"))])
 def test_without_flush_gradients_are_those_of_old_weights(tmp_path: Path, name: str, device: str) -> None:
     ran = train(tmp_path, late(tmp_path, name, device=device))
     assert ran.summary["restarts"] == {} and ran.summary["steps"] == stages.STEPS
@@ -188,7 +189,7 @@ def test_without_flush_gradients_are_those_of_old_weights(tmp_path: Path, name: 
         assert torch.equal(tensor, expected[key]), (key, (tensor - expected[key]).abs().max())
 
 
-@pytest.mark.parametrize("hit", ["worker-1", *(soak(hit) for hit in ("ps-0", "worker-0", "worker-2"))])
+@pytest.mark.parametrize("hit", [rotating("worker-1"), *(soak(hit) for hit in ("ps-0", "worker-0", "worker-2"))])
 def test_without_flush_a_kill_changes_little(tmp_path: Path, hit: str) -> None:
     """A process that comes back computes on newer weights than the one that was lost would have."""
     ran = train(tmp_path, late(tmp_path, "plain", 0.03), *faults(f"kill:{hit}@step=25"))
@@ -219,11 +220,11 @@ def test_without_flush_a_run_that_was_stopped_goes_on(tmp_path: Path, name: str)
 @pytest.mark.parametrize(
     ("does", "says"),
     [
-        ("ps.export('weights.safetensors')", "model.state_dict() in a job of stages"),
-        ("model(x)", "a forward of the model in a job of stages"),
+        rotating("ps.export('weights.safetensors')", "model.state_dict() in a job of stages"),
+        rotating("model(x)", "a forward of the model in a job of stages"),
         soak("optimizer.state_dict()", "optimizer.state_dict() in a job of stages"),
         soak("pipe.evaluate(x)", "pipe.evaluate in a job"),
-        ("pipe.step(x, y)", "pipe.step was called twice in step 2"),
+        rotating("pipe.step(x, y)", "pipe.step was called twice in step 2"),
     ],
 )
 def test_what_would_show_first_values_of_other_stages_is_refused(tmp_path: Path, does: str, says: str) -> None:
@@ -235,6 +236,7 @@ def test_what_would_show_first_values_of_other_stages_is_refused(tmp_path: Path,
     assert says in ran.err + ran.log("job-worker-0") and "Traceback" not in ran.err + ran.log("job-worker-0")
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("does", "says", "size"),
     [
@@ -263,7 +265,7 @@ def with_line(folder: Path, path: Path, line: str) -> str:
 @pytest.mark.parametrize(
     ("line", "training"),
     [
-        ("nn.utils.clip_grad_norm_(model.parameters(), 0.2)", {"maxGradNorm": 0.2}),
+        rotating("nn.utils.clip_grad_norm_(model.parameters(), 0.2)", {"maxGradNorm": 0.2}),
         soak("nn.utils.clip_grad_value_(model.parameters(), 0.01)", {}),
     ],
     ids=["norm", "value"],
@@ -277,6 +279,7 @@ def test_a_script_clips_as_one_process_does(tmp_path: Path, line: str, training:
     assert (wanted["2.weight"] - alone()["2.weight"]).abs().max() > 1e-3
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("line", "training", "says"),
     [
@@ -306,6 +309,7 @@ def test_a_norm_that_a_stage_would_wait_for_is_refused(tmp_path: Path, line: str
     assert says in said and "Traceback" not in said
 
 
+@pytest.mark.rotating
 def test_what_stages_cannot_do_is_refused(tmp_path: Path) -> None:
     ran = train(tmp_path, job(tmp_path, mode="async"), expect=2)
     assert "stages" in ran.err

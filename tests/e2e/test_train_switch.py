@@ -19,6 +19,7 @@ TOLD = "told"
 pytestmark = pytest.mark.timeout(1500)
 
 
+@pytest.mark.rotating
 def test_sync_async_sync_while_training_goes_on(tmp_path: Path) -> None:
     """A step of sync adds half a push of each worker, any other a whole one; the last shard 0 to die finds the mode in the checkpoint."""
     checkpoints = {"everySteps": 20, "interval": "1h", "keep": 100}
