@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs one tier of the tests: hack/test.sh unit|test|cluster|nodes|soak, or `rest`, which is what CI runs after `test`. More words go to pytest.
+# Runs one tier of the tests: hack/test.sh unit|test|cluster|nodes|soak, or `rest`, which is what CI runs after `test`: cluster, nodes and a sixth
+# of what rotates, collected once. `build` makes what they need. More words go to pytest.
 # PSJOB_RUNNERS is the number of processes that run tests (three a core: most tests wait). A tier names what it could not run, and why.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -19,8 +20,9 @@ main() {
     cluster) build integration; tests tests -m "cluster and not nodes and not rotating and not soak" "$@" ;;
     nodes) build; tests tests -m "nodes and not rotating and not soak" "$@" ;;
     rest) build; tests tests -m "(cluster or nodes or rotating) and not soak" --slice "$(python -m hack.testing.slices --current)" --touched "$(before)" --budget rest "$@" ;;
+    build) build ;;
     soak) build; tests tests -m "rotating or soak" "$@" ;;
-    *) echo "test.sh: $tier: name one of unit, test, cluster, nodes, rest, soak" >&2; return 2 ;;
+    *) echo "test.sh: $tier: name one of unit, test, cluster, nodes, rest, soak, build" >&2; return 2 ;;
   esac
 }
 
