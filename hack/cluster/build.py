@@ -13,25 +13,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hack.cluster import deps
-from hack.cluster.paths import MODULES, NEWEST, REPO, ClusterError, Part, Unavailable, cache, kubernetes, parts
+from hack.cluster.paths import ASSETS, MODULES, NEWEST, REPO, ClusterError, Part, Unavailable, assets, cache, kubernetes, parts
 
 GO_CACHE_LIMIT = 500 * 2**20
 NETWORK_WORDS = ("dial tcp", "timeout", "unexpected EOF", "connection reset", "TLS handshake", "502 ", "503 ", "504 ")
 
 
 def build(only: str | None = None, *, quiet: bool = False) -> None:
-    """Build every part that is not there yet and return when all are.
+    """Build every part that is not there yet and return when all are. A part that another process builds is waited for, and that is said.
 
     Raises Unavailable, before anything is built, where Go or C's compiler is missing; ClusterError with the compiler's last words.
     """
     missing = [part for part in parts(only) if not part.folder.exists()]
     if not missing:
         return
-    go = find_go()
+    go = find_go(missing)
     check_compiler(missing, deps.missing())
     (cache() / "bin").mkdir(parents=True, exist_ok=True)
     for part in missing:
-        with _lock(part, quiet):
+        with _lock(part):
             if not part.folder.exists():
                 _build_part(part, go, quiet)
     if kubernetes() != NEWEST or all(part.folder.exists() for part in parts()):
@@ -49,13 +49,17 @@ def build_in_background(only: str | None = None) -> int | None:
         return subprocess.Popen(command, cwd=REPO, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True).pid
 
 
-def find_go() -> str:
-    """The go command; raises ClusterError where there is none."""
+def find_go(wanted: list[Part] | None = None) -> str:
+    """The go command; raises Unavailable where there is none, with the programs that are `wanted` beside those of KUBEBUILDER_ASSETS."""
     for candidate in (shutil.which("go"), "/usr/local/go/bin/go"):
         if candidate and Path(candidate).exists():
             return candidate
+    what = "the test cluster"
+    if wanted and assets() is not None:
+        what = f"KUBEBUILDER_ASSETS brings {', '.join(ASSETS)}; what the test cluster needs beside them"
+        what += f" ({', '.join(name for part in wanted for name in part.programs)})"
     raise Unavailable(
-        "the test cluster is built from pinned Go modules and no go command was found on PATH or in /usr/local/go; "
+        f"{what} is built from pinned Go modules and no go command was found on PATH or in /usr/local/go; "
         "install Go 1.26 or newer (https://go.dev/dl) and run this again"
     )
 
@@ -138,14 +142,13 @@ def _nice(command: list[str]) -> list[str]:
 
 
 @contextmanager
-def _lock(part: Part, quiet: bool) -> Iterator[None]:
+def _lock(part: Part) -> Iterator[None]:
     """One builder of a part at a time; the others wait and then find it built."""
     with (cache() / "bin" / f"{part.folder.name}.lock").open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if not quiet:
-                print(f"another process builds {part.name}; waiting for it", flush=True)
+            print(f"another process builds {part.name}; waiting for it", flush=True)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 

@@ -1,4 +1,4 @@
-"""System packages that the clusters need: installed on Debian by root, named otherwise."""
+"""System packages that the clusters need: named where they are missing, and installed on Debian by root who asks for it."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ COMPILER = ("gcc", "libc6-dev", "libseccomp-dev", "pkg-config")
 """Packages that building runc needs, whose sources are partly C."""
 
 
-def install(check_only: bool = False, browser: bool = True) -> int:
-    """Install what is missing, with a `browser` for the tests of the page or without; the exit status.
+def install(check_only: bool = False) -> int:
+    """Install what is missing; the exit status. Only `python -m hack.cluster deps` calls this.
 
     Raises Unavailable, with the packages' names, where that is not for us to do.
     """
-    packages = missing(browser)
+    packages = missing(browser=True)
     if not packages:
         print("everything that clusters and tests need is installed")
         return 0
@@ -56,7 +56,7 @@ def install(check_only: bool = False, browser: bool = True) -> int:
 
 
 def missing(browser: bool = False) -> list[str]:
-    """The packages whose commands or files are not there."""
+    """The packages whose commands or files are not there: those for clusters, and with `browser` those for the tests of the page too."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/bin"
     commands, files = (COMMANDS | BROWSER, FILES | FONTS) if browser else (COMMANDS, FILES)
     lacking = [package for command, package in commands.items() if shutil.which(command, path=path) is None]

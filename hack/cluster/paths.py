@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent.parent
 MODULES = HERE / "modules"
 NEWEST = "v1.37.1"
+ASSETS = ("kube-apiserver", "etcd", "kubectl")
+"""What envtest has."""
 
 
 class ClusterError(Exception):
@@ -41,6 +43,23 @@ def pinned() -> list[str]:
     """The versions of Kubernetes that can be built, from the oldest to the newest."""
     older = (folder.name.removeprefix("kubernetes-") for folder in MODULES.glob("kubernetes-v*"))
     return sorted([*older, NEWEST], key=lambda version: [int(number) for number in version.removeprefix("v").split(".")])
+
+
+def assets() -> Path | None:
+    """The folder with the programs of ASSETS that KUBEBUILDER_ASSETS names, as envtest lays it out; None: they are built like the others.
+
+    PSJOB_KUBERNETES names a version that is built, so that the folder is not used.
+    """
+    folder = os.environ.get("KUBEBUILDER_ASSETS")
+    if not folder or os.environ.get("PSJOB_KUBERNETES"):
+        return None
+    lacking = [name for name in ASSETS if not (Path(folder) / name).exists()]
+    if lacking:
+        raise ClusterError(
+            f"KUBEBUILDER_ASSETS={folder} lacks {', '.join(lacking)}; name a folder with {', '.join(ASSETS)}, "
+            "for instance the one that `setup-envtest use -p path` prints, or unset it"
+        )
+    return Path(folder)
 
 
 @dataclass(frozen=True)
@@ -124,8 +143,20 @@ _RELEASE = (
 def parts(only: str | None = None) -> tuple[Part, ...]:
     """The parts for `integration` (no root needed), `kwok` or `gitops` alone, all but the last for `e2e`, or all (None), in build order.
 
-    `release` are those that test a release: a registry and Helm 3. Nothing else needs them.
+    `release` are those that test a release: a registry and Helm 3. Nothing else needs them. What `assets` brings is in no part.
     """
+    chosen = _parts(only)
+    if assets() is None:
+        return chosen
+    return tuple(made for part in chosen if (made := _beside_assets(part)).programs)
+
+
+def _beside_assets(part: Part) -> Part:
+    """The part without the programs of ASSETS, unless all of it is built already."""
+    return part if part.folder.exists() else replace(part, programs={k: v for k, v in part.programs.items() if k not in ASSETS})
+
+
+def _parts(only: str | None) -> tuple[Part, ...]:
     if only == "release":
         return _RELEASE
     etcd, kwok, *rest, gitops = _OF_EVERY_VERSION
@@ -141,7 +172,10 @@ def parts(only: str | None = None) -> tuple[Part, ...]:
 
 
 def program(name: str) -> Path:
-    """The built program of that name. Raises ClusterError, with the command that builds it, while it is not built."""
+    """The program of that name, of `assets` or built. Raises ClusterError, with the command that builds it, while it is not built."""
+    given = assets()
+    if given is not None and name in ASSETS:
+        return given / name
     known = (*parts(), *_RELEASE)
     for part in known:
         if name in part.programs:

@@ -22,8 +22,9 @@ def try_it(state: Path) -> None:
     options = Options(state=state, nodes=2)
     nodes.check_rights(options)
     if lacking := deps.missing():
-        print(f"installing {' '.join(lacking)}", flush=True)
-        deps.install(browser=False)
+        raise Unavailable(
+            f"real nodes need these Debian packages (or their like): {' '.join(lacking)}; install them with: python -m hack.cluster deps"
+        )
     nodes.check(options)
     print("building what is missing (the first time takes a quarter of an hour)", flush=True)
     build.build()
