@@ -23,6 +23,7 @@ def programs(name: str) -> Path:
     pins = ROOT / "requirements" / f"{name}.txt"
     home = cache() / f"{name}-{hashlib.sha256(pins.read_bytes()).hexdigest()[:12]}"
     if not home.exists():
+        cache().mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=cache(), prefix=f"{name}-"))
         uv = installer()
         output(uv, "venv", "-q", "--relocatable", "--python", sys.executable, "--clear", str(scratch))

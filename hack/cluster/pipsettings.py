@@ -16,14 +16,19 @@ KEPT = ("index-url", "extra-index-url", "find-links", "no-index", "trusted-host"
 @contextmanager
 def volumes() -> Iterator[list[str]]:
     """buildah's --volume words, which show a build those settings and the files that they name, while the context lasts."""
-    settings = merged(os.environ, [Path("/etc/pip.conf"), *_of_the_user()])
-    shown = {CERTIFICATES, *settings.get("cert", "").split(), *settings.get("find-links", "").split()}
+    found = settings()
+    shown = {CERTIFICATES, *found.get("cert", "").split(), *found.get("find-links", "").split()}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pip.conf"
         file.touch(mode=0o600)
-        file.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items()))
+        file.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in found.items()))
         pairs = [(str(file), "/etc/pip.conf"), *((path, path) for path in sorted(shown) if path.startswith("/") and Path(path).exists())]
         yield [f"--volume={source}:{target}:ro" for source, target in pairs]
+
+
+def settings() -> dict[str, str]:
+    """pip's settings on this machine."""
+    return merged(os.environ, [Path("/etc/pip.conf"), *_of_the_user()])
 
 
 def merged(environment: Mapping[str, str], files: list[Path]) -> dict[str, str]:
