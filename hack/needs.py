@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hack.cluster import deps, dockerfile
 from hack.cluster.build import find_go
-from hack.cluster.paths import Unavailable
+from hack.cluster.paths import Unavailable, assets, parts
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,6 +44,15 @@ def _go() -> bool:
     return True
 
 
+def _plane() -> bool:
+    """Whether an API server is there or can be built."""
+    return _go() or assets() is not None or all(part.folder.exists() for part in parts("integration"))
+
+
+def _compiler() -> bool:
+    return any(map(shutil.which, ("cc", "gcc", "clang")))
+
+
 def _helm() -> bool:
     return (ROOT / ".venv" / "bin" / "helm").exists() or shutil.which("helm") is not None
 
@@ -51,24 +60,37 @@ def _helm() -> bool:
 LINUX = Need("Linux", lambda: sys.platform.startswith("linux"), "use a Linux machine or a virtual one")
 ADMINISTRATOR = Need("root", lambda: os.geteuid() == 0, "run it as root, in a virtual machine where you want this one left alone")
 GO = Need("Go 1.26 or newer", _go, "install it from https://go.dev/dl")
-PACKAGES = Need("Debian packages for clusters", lambda: not deps.missing(), "run: python -m hack.cluster deps")
-BUILDER = Need(" and ".join(dockerfile.TOOLS), lambda: all(map(shutil.which, dockerfile.TOOLS)), "run: python -m hack.cluster deps")
+PLANE = Need(
+    "Go 1.26 or newer, or KUBEBUILDER_ASSETS",
+    _plane,
+    "install Go from https://go.dev/dl, or set KUBEBUILDER_ASSETS to the folder of envtest's programs",
+)
+COMPILER = Need("a C compiler", _compiler, "install gcc or clang")
+APT = Need("apt-get", lambda: shutil.which("apt-get") is not None, "install the like of the packages that hack/cluster/deps.py names")
+PACKAGES = Need("Debian packages for clusters and pages", lambda: not deps.missing(browser=True), "run: make deps")
+BUILDER = Need(" and ".join(dockerfile.TOOLS), lambda: all(map(shutil.which, dockerfile.TOOLS)), "run: make deps")
 GIT = Need("git", lambda: shutil.which("git") is not None, "install git, and clone the repository with it")
 HELM = Need("helm", _helm, "run: make install; on another system than Linux install Helm 4 yourself")
-CLUSTERS = (LINUX, ADMINISTRATOR, GO, PACKAGES)
+NODES = (LINUX, ADMINISTRATOR, GO, PACKAGES)
 TARGETS = {
-    "test": Target(may=(*CLUSTERS, BUILDER)),
-    "lint": Target(may=(HELM,)),
+    "test-unit": Target(),
+    "test": Target(),
+    "test-cluster": Target((PLANE,)),
+    "test-nodes": Target(NODES, (BUILDER,)),
+    "soak": Target(may=(*NODES, BUILDER)),
+    "test-all": Target(may=(*NODES, BUILDER)),
+    "deps": Target((LINUX, ADMINISTRATOR, APT)),
+    "lint": Target(may=(HELM, GO, COMPILER)),
     "wheels": Target((GIT,)),
     "sbom": Target((GIT,), (LINUX, ADMINISTRATOR, BUILDER)),
     "release": Target((GIT, HELM, LINUX, ADMINISTRATOR, BUILDER)),
-    "e2e": Target(CLUSTERS, (BUILDER,)),
-    "soak": Target(may=(*CLUSTERS, BUILDER)),
 }
 
 
 def told(name: str, target: Target) -> tuple[list[str], bool]:
     """Lines for the person who typed `make NAME`, and whether it can work."""
+    if not target.must and not target.may:
+        return [f"make {name} needs nothing that `make install` does not bring."], True
     lacking_must = [need for need in target.must if not need.there()]
     lacking_may = [need for need in target.may if not need.there()]
     lines = [f"make {name} needs {', '.join(need.name for need in target.must)}"] if target.must else []

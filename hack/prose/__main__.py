@@ -1,5 +1,7 @@
 """`python -m hack.prose [PAGE or SOURCE …]`: vale over the documentation, and over docstrings and messages of the sources.
 
+A machine that cannot build vale skips it, with the next step, unless pages are named or PSJOB_FORBID_SKIP is 1.
+
 The rules are in hack/prose/styles. An error of a page that pending.toml does not count is an error here. That file may only shrink: a
 page with fewer errors than it counts is named too. Warnings are printed where pages are named, and never fail.
 """
@@ -21,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hack.cluster.build import find_go
-from hack.cluster.paths import ClusterError, cache
+from hack.cluster.paths import ClusterError, Unavailable, cache
 from hack.prose.extract import Said, extract
 from hack.prose.lag import bare
 from hack.prose.sources import lags, sources, written
@@ -56,7 +58,14 @@ class Finding:
 def main(arguments: list[str]) -> int:
     named = arguments or [*sorted(pages(ROOT)), *sources(ROOT)]
     try:
+        vale()
         found = findings(named)
+    except Unavailable as error:
+        if arguments or os.environ.get("PSJOB_FORBID_SKIP") == "1":
+            print(error, file=sys.stderr)
+            return 1
+        print(f"skipped: prose ({len(named)} pages and sources): {error}")
+        return 0
     except ClusterError as error:
         print(error, file=sys.stderr)
         return 1
@@ -149,6 +158,7 @@ def vale() -> Path:
 
 def _build(home: Path) -> None:
     scratch = home.with_suffix(".partial")
+    command = [_go(), "build", "-trimpath", "-ldflags", "-s -w", "-o", str(scratch / "vale"), PACKAGE]
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     env = {
@@ -158,12 +168,24 @@ def _build(home: Path) -> None:
         "GOWORK": "off",
         "CGO_ENABLED": "1",
     }
-    command = [find_go(), "build", "-trimpath", "-ldflags", "-s -w", "-o", str(scratch / "vale"), PACKAGE]
     print("building vale, the prose linter, once (a minute or two)", file=sys.stderr)
     done = subprocess.run(command, cwd=MODULE, env=env, capture_output=True, text=True, timeout=SECONDS)
     if done.returncode != 0:
-        raise ClusterError(f"go could not build vale (it needs a C compiler too); its last words:\n{done.stderr[-2000:]}")
+        raise ClusterError(f"go could not build vale; its last words:\n{done.stderr[-2000:]}")
     scratch.rename(home)
+
+
+def _go() -> str:
+    """The go command. Raises Unavailable, with the next step, where it or the C compiler that it calls is missing."""
+    try:
+        go = find_go()
+    except Unavailable:
+        raise Unavailable(
+            "vale, the prose linter, is built by Go; install Go 1.26 or newer (https://go.dev/dl) and run this again"
+        ) from None
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        raise Unavailable("vale, the prose linter, is built by Go with a C compiler; install gcc or clang")
+    return go
 
 
 if __name__ == "__main__":
