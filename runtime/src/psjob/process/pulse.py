@@ -80,7 +80,8 @@ class Liveness:
         self._looked = time.monotonic()
         self._awake = self._looked
         """Since when this process has not been stopped."""
-        self._begun = self._over = False
+        self._begun = False
+        self._over = threading.Event()
         self.hung: str | None = None
         """What hangs, as a sentence; None: nothing."""
 
@@ -91,7 +92,7 @@ class Liveness:
 
     def close(self) -> None:
         """Watch no more."""
-        self._over = True
+        self._over.set()
 
     def alive(self) -> bool:
         """Does the process make progress, or wait for work? False also where this watch itself stands still."""
@@ -112,6 +113,5 @@ class Liveness:
             self.hung = f"thread {worst[1].name} has not reported progress for {worst[0]:.0f} s"
 
     def _watch(self) -> None:
-        while not self._over:
-            time.sleep(self._period)
+        while not self._over.wait(self._period):
             self.look(time.monotonic())
