@@ -37,6 +37,8 @@ OVERLAP = False
 """Do workers overlap where nobody says? Tests whose outcome must not depend on it set both."""
 SECONDS = 60.0
 """A deadline for what takes milliseconds; a loaded machine may need seconds."""
+GONE_SECONDS = 10.0
+"""How long threads of shards and workers that are closed are waited for."""
 NEVER = CheckpointConfig(interval_seconds=3600.0, every_steps=None, keep=3, disabled=False, resume_from=None)
 
 
@@ -51,6 +53,7 @@ class Shards:
         line: Callable[[int], int] = lambda port: port, **more: Any,
     ) -> None:  # fmt: skip
         """`more` are further fields of `Config`. The other shards find the coordinator, which listens at a port, at `line` of that."""
+        self._others = set(threading.enumerate())
         held = [_free() for _ in range(2 * shards)]
         ports = [int(sock.getsockname()[1]) for sock in held]
         peers = tuple(ShardAddress("127.0.0.1", ports[2 * i], ports[2 * i + 1]) for i in range(shards))
@@ -156,6 +159,7 @@ class Shards:
         return [self.codes[index] for index in range(len(self.servers))]
 
     def close(self) -> None:
+        """End, with every thread that was started meanwhile: one that went on would act in the next test of this process."""
         for worker in self.guests:
             worker.die()
         for listener in self._listeners:
@@ -166,6 +170,9 @@ class Shards:
             pool.close()
         for server in self.servers:
             server.close()
+        deadline = time.monotonic() + GONE_SECONDS
+        for thread in set(threading.enumerate()) - self._others - {threading.current_thread()}:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _serve(self, index: int, server: Server) -> None:
         self.codes[index] = server.run_until_gone()
@@ -216,7 +223,7 @@ def severed(link: ShardLink) -> Iterator[None]:
             mended.set()
 
 
-def eventually(true: Callable[[], bool], seconds: float = 20.0) -> bool:
+def eventually(true: Callable[[], bool], seconds: float = SECONDS) -> bool:
     """Whether that becomes true in a time that is long for it."""
     deadline = time.monotonic() + seconds
     while not true():
@@ -224,6 +231,24 @@ def eventually(true: Callable[[], bool], seconds: float = 20.0) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def until_checkpoints(worker: Worker, shards: Shards, count: int) -> None:
+    """The worker stands between two steps until so many checkpoints are committed; towards the step of one that is ahead it goes on.
+
+    So tests have checkpoints however slow the disk is. Every worker is to call this before the same steps.
+    """
+    coordinator = shards.servers[0].coordinator
+    assert coordinator is not None
+    machine = coordinator.machine
+
+    def goes_on() -> bool:
+        worker.edge()
+        cut = machine.cutting.cuts.current
+        ahead = cut is not None and cut.step is not None and cut.step > worker.session.clock and len(cut.ready) == len(shards.servers)
+        return ahead or machine.progress.committed >= count
+
+    assert eventually(goes_on), f"{machine.progress.committed} checkpoints are committed, {count} are due"
 
 
 def within(coordinator: Coordination, act: Callable[[], None]) -> None:

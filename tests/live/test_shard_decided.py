@@ -22,12 +22,14 @@ from psjob.resume.record import unpack
 from psjob.rules import named
 from psjob.rules.base import BlockState
 from psjob.simulate.training import _combined, _Sent
-from tests.live.live_shards import Shards, Worker, all_well, eventually, serving, together
+from tests.live.live_shards import Shards, Worker, all_well, eventually, serving, together, until_checkpoints
 from tests.live.test_shard_cuts import OFTEN, counting, steps
 from tests.live.test_shard_training import batch, build, loss_of
 from tests.reference import layout_of, reference
+from tests.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
+STEPS, CUT_STEPS = 16, 24
 BACKUP: dict[str, Any] = {"mode": "sync", "backup_workers": 1}
 SOFTSYNC: dict[str, Any] = {"mode": "softsync", "splits": 1}
 THRESHOLD: dict[str, Any] = {"mode": "threshold", "staleness": 1}
@@ -80,15 +82,22 @@ def real(count: int, batches: list[Batch] | None = None) -> Callable[[Worker], N
     return act
 
 
-@pytest.mark.parametrize("way", [{}, {"transport": "tcp", "streams": 2}, {"gradients": 64 << 10}], ids=["shared", "lanes", "little-room"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        rotating({}, id="shared"),
+        pytest.param({"transport": "tcp", "streams": 2}, id="lanes"),
+        pytest.param({"gradients": 64 << 10}, id="little-room"),
+    ],
+)
 def test_backup_is_a_batch_run_over_the_pushes_it_kept(tmp_path: Path, batches: list[Batch], way: dict[str, Any]) -> None:
     with serving(tmp_path, workers=3, shards=2, **BACKUP, **way) as shards:
-        all_well([sgd(shards, rank) for rank in range(3)], real(25, batches))
+        all_well([sgd(shards, rank) for rank in range(3)], real(STEPS, batches))
         assert shards.wait_ended() == [0, 0]
         held, counters = weights(shards), [server.store.counters for server in shards.servers]
     kept = [[(push.worker, push.clock) for push in one.kept] for one in batches if one.kept]
     dropped = sum(len(one.dropped) for one in batches)
-    assert dropped and {(count.applied, count.dropped) for count in counters} == {(75 - dropped, dropped)}
+    assert dropped and {(count.applied, count.dropped) for count in counters} == {(3 * STEPS - dropped, dropped)}
     states = reference(build(), "sgd", [NUMBERS], lambda step: [batch(clock, worker) for worker, clock in kept[step]], loss_of, len(kept))
     assert {cell: states[cell].weights.equal(flat) for cell, flat in held.items()} == dict.fromkeys(states, True)
 
@@ -99,9 +108,13 @@ def constant(worker: int, clock: int) -> list[torch.Tensor]:
     return [torch.randn(p.shape, generator=generator) for p in build().parameters()]
 
 
-def given(count: int, batches: list[Batch] | None = None, begin: int = 0) -> Callable[[Worker], None]:
+def given(count: int, batches: list[Batch] | None = None, begin: int = 0, cut_by: Shards | None = None) -> Callable[[Worker], None]:
+    """Steps on gradients that are given; with `cut_by` at least three checkpoints are taken meanwhile."""
+
     def act(worker: Worker) -> None:
         for step in range(begin, count):
+            if cut_by is not None:
+                until_checkpoints(worker, cut_by, 4 * step // count)
             worker.edge(step)
             time.sleep(0.004 * (1 + 3 * (worker.rank == 2)))
             held_back(worker, batches)
@@ -132,27 +145,36 @@ def replayed(batches: list[Batch]) -> dict[int, torch.Tensor]:
     return {index: state.weights for index, state in states.items()}
 
 
-@MODES
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize(
+    ("mode", "transport"),
+    [
+        pytest.param(BACKUP, "tcp", id="backup-tcp"),
+        pytest.param(SOFTSYNC, "auto", id="softsync-auto"),
+        pytest.param(THRESHOLD, "auto", id="threshold-auto"),
+        rotating(BACKUP, "auto", id="backup-auto"),
+        rotating(SOFTSYNC, "tcp", id="softsync-tcp"),
+        rotating(THRESHOLD, "tcp", id="threshold-tcp"),
+    ],
+)
 def test_the_decisions_replay_to_the_same_bits(tmp_path: Path, batches: list[Batch], mode: dict[str, Any], transport: str) -> None:
     """In softsync a worker goes on before its push is decided on, and writes over the memory that it lends."""
     with serving(tmp_path, workers=3, shards=2, transport=transport, **mode) as shards:
-        all_well([sgd(shards, rank) for rank in range(3)], given(25, batches if mode is SOFTSYNC else None))
+        all_well([sgd(shards, rank) for rank in range(3)], given(STEPS, batches if mode is SOFTSYNC else None))
         held = weights(shards)
     done = sorted((push.worker, push.clock) for one in batches for push in (*one.kept, *one.dropped))
-    assert done == [(worker, clock) for worker in range(3) for clock in range(25)]
+    assert done == [(worker, clock) for worker in range(3) for clock in range(STEPS)]
     if mode is SOFTSYNC:
         assert any(share < 1 / 3 for one in batches for share in one.weights or ()), "nobody lagged"
     again = replayed(batches)
     assert {cell: again[cell].equal(flat) for cell, flat in held.items()} == dict.fromkeys(again, True)
 
 
+@pytest.mark.parametrize("breaks", [rotating(0.0), 0.1])
 @MODES
-@pytest.mark.parametrize("breaks", [0.0, 0.1])
 def test_a_checkpoint_is_one_version_of_every_block(tmp_path: Path, mode: dict[str, Any], breaks: float) -> None:
     """Its clocks say which pushes are decided; each record is of just that clock."""
     with serving(tmp_path, workers=3, shards=2, checkpoint=OFTEN, **mode) as shards:
-        all_well([counting(shards, rank) for rank in range(3)], steps(40, 3, breaks))
+        all_well([counting(shards, rank) for rank in range(3)], steps(CUT_STEPS, 3, breaks, shards))
         assert shards.wait_ended() == [0, 0]
     folder = tmp_path / "run-1"
     made = [manifest.read(folder, path.name) for path in sorted(folder.glob("manifest-*.json"))]
@@ -171,7 +193,7 @@ def test_a_checkpoint_is_one_version_of_every_block(tmp_path: Path, mode: dict[s
         if not one.final:
             for rank, raw in read_records(folder, one).items():
                 assert unpack(raw).step == clocks[str(rank)]
-    assert {int(worker["clock"]) for worker in made[-1].workers.values()} == {40}
+    assert {int(worker["clock"]) for worker in made[-1].workers.values()} == {CUT_STEPS}
 
 
 @MODES
@@ -180,7 +202,7 @@ def test_a_worker_that_dies_comes_back_at_its_first_undecided_push(tmp_path: Pat
         dying, follower = sgd(shards, 1), sgd(shards, 1, start=2)
 
         def act(worker: Worker) -> None:
-            given(10 if worker is dying else 25, begin=worker.job.made)(worker)
+            given(10 if worker is dying else STEPS, begin=worker.job.made)(worker)
             if worker is dying:
                 worker.die()
                 follower.attach()
@@ -194,7 +216,7 @@ def test_a_worker_that_dies_comes_back_at_its_first_undecided_push(tmp_path: Pat
         assert shards.wait_ended() == [0, 0]
         held = weights(shards)
     done = sorted((push.worker, push.clock) for one in batches for push in (*one.kept, *one.dropped))
-    assert done == [(worker, clock) for worker in range(3) for clock in range(25)]
+    assert done == [(worker, clock) for worker in range(3) for clock in range(STEPS)]
     again = replayed(batches)
     assert {cell: again[cell].equal(flat) for cell, flat in held.items()} == dict.fromkeys(again, True)
 

@@ -13,9 +13,9 @@ from torch import nn
 from psjob.checkpoint import manifest
 from psjob.checkpoint.states import read_states
 from psjob.process.config import CheckpointConfig
-from tests.live.live_shards import Shards, Worker, all_well, eventually, serving
+from tests.live.live_shards import Shards, Worker, all_well, eventually, serving, until_checkpoints
 
-TURN, STEPS = 20, 50
+TURN, STEPS = 12, 32
 """At step TURN the second parameter moves, once."""
 
 
@@ -31,9 +31,11 @@ def worker_of(shards: Shards) -> Worker:
     return Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=1.0))
 
 
-def train(worker: Worker) -> None:
+def train(worker: Worker, shards: Shards) -> None:
+    """With at least three checkpoints on the way, of which two are behind TURN."""
     first, second = worker.model.parameters()
     for step in range(STEPS):
+        until_checkpoints(worker, shards, 4 * step // STEPS)
         worker.edge(step)
         time.sleep(0.004)
         first.grad = torch.full_like(first, -1.0)
@@ -48,7 +50,7 @@ def moved(step: int) -> float:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_what_did_not_change_is_not_written_again(tmp_path: Path, mode: str) -> None:
     with serving(tmp_path, workers=1, shards=2, mode=mode, checkpoint=often(1000)) as shards:
-        all_well([worker_of(shards)], train)
+        all_well([worker_of(shards)], lambda worker: train(worker, shards))
         assert shards.wait_ended() == [0, 0]
     folder = shards.folder
     made = [manifest.read(folder, path.name) for path in sorted(folder.glob("manifest-*.json"))]
@@ -77,7 +79,7 @@ def test_what_did_not_change_is_not_written_again(tmp_path: Path, mode: str) -> 
 
 def test_old_files_stay_as_long_as_they_are_named(tmp_path: Path) -> None:
     with serving(tmp_path, workers=1, shards=1, checkpoint=often(1)) as shards:
-        all_well([worker_of(shards)], train)
+        all_well([worker_of(shards)], lambda worker: train(worker, shards))
         assert shards.wait_ended() == [0]
     folder = shards.folder
     made, problems = manifest.newest(folder, None)
@@ -95,7 +97,7 @@ def test_a_file_that_vanished_is_written_again(tmp_path: Path) -> None:
             coordinator = shards.servers[0].coordinator
             assert coordinator is not None and eventually(lambda: coordinator.machine.cutting.base is not None)
             coordinator.machine.cutting.base = 1
-            train(worker)
+            train(worker, shards)
 
         all_well([worker_of(shards)], act)
         assert shards.wait_ended() == [0]
