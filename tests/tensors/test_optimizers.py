@@ -136,3 +136,5 @@ def test_a_body_that_does_not_fit_is_refused() -> None:
     for bad in (b"", good[:-4], good[:30], b"\xff" * 40, (2).to_bytes(4, "little") + b"{}"):
         with pytest.raises(ValueError, match="block 0"):
             optimizers.assemble_state({"state": {}, "param_groups": []}, "adam", layout, {0: bad})
+    with pytest.raises(ValueError, match=r"of block 0 has 40 bytes, expected 40 of 36 left$"):
+        optimizers.assemble_state({"state": {}, "param_groups": []}, "adam", layout, {0: good[:-4]})

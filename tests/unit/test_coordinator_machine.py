@@ -134,7 +134,40 @@ def test_a_shard_whose_stream_ends_voids_the_cut() -> None:
     assert "shard 1 is out of reach" in str(world.c.progress.checkpoint_problem), "twice in a row is worth a word"
 
 
+def test_shards_that_hold_different_clocks_of_a_worker_make_no_checkpoint() -> None:
+    world = World(mode=Async()).begun()
+    world.cut()
+    cut, committed = current(world), len(world.manifests)
+    for rank in range(2):
+        world.post(e.Marked(world._stream(rank), cut.number, 3))
+        world.record(rank, 3)
+    for shard, complete in enumerate((3, 2)):
+        world.held(shard, cut.number)
+        world.wrote(shard, cut.number, complete)
+    world.post()
+    assert len(world.manifests) == committed and world.c.cutting.cuts.current is None
+    assert "shards disagree on worker 0's step at a cut, a stream broke in it: [2, 3]" in str(world.c.progress.checkpoint_problem)
+
+
 # -- the disk --------------------------------------------------------------------------------------
+
+
+def test_files_of_the_newest_eight_void_cuts_are_swept_when_every_shard_has_let_go() -> None:
+    world = World().begun()
+    world.writes = False
+    world.deaf = {"void"}
+    numbers = []
+    for _ in range(10):
+        world.cut()
+        numbers.append(current(world).number)
+        world.c.cutting.drop("a test")
+    world.slow = True
+    for number in numbers:
+        world.post(e.CutVoided(0, number))
+        before = len(world.disk)
+        world.post(e.CutVoided(1, number))
+        assert len(world.disk) - before == (number in numbers[-8:])
+    assert [swept.before for swept in world.disk if isinstance(swept, a.SweepOrphans)] == [number + 1 for number in numbers[-8:]]
 
 
 def test_a_manifest_that_is_being_written_cannot_be_voided() -> None:

@@ -43,7 +43,7 @@ def test_a_cut_by_time_waits_for_memory_but_not_for_long() -> None:
     cuts.prepared = {0, 1}
     assert not cuts.waits(5, 2, 11.0)
     cuts.prepared = {0}
-    assert not cuts.waits(5, 2, 10.0 + cuts.PREPARE_SECONDS)
+    assert cuts.waits(5, 2, 9.5 + cuts.PREPARE_SECONDS) and not cuts.waits(5, 2, 10.0 + cuts.PREPARE_SECONDS)
     cuts.begin(5, 11.0)
     cuts.committed(7, 12.0)
     assert not cuts.prepares(9, 22.0) and not cuts.waits(9, 2, 22.0), "memory stays"
@@ -128,6 +128,11 @@ def test_a_rewind_brings_leavers_of_later_steps_back() -> None:
     assert members.fences() == {1: [1, 1]}
     members.rewound([WorkerFacts(5), WorkerFacts(5, record=3)], {1: b"three"})
     assert (members[1].clock, members[1].records) == (5, {3: b"three"})
+
+
+def test_numbers_of_cuts_rise_with_the_view_and_have_32_bits() -> None:
+    numbers = [Cuts(1.0, None, marks=False, view=view).number for view in (0, 1, (1 << 15) - 1, 1 << 15, (1 << 15) + 2)]
+    assert numbers == [0, 1 << 16, (1 << 31) - (1 << 16), 0, 2 << 16]
 
 
 def test_a_shard_that_holds_a_cut_is_silent_when_it_tells_nothing() -> None:

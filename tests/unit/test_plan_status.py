@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from psjob_operator.api.status import JobStatus
 from psjob_operator.plan import naming
+from psjob_operator.plan.facts import Facts
 from psjob_operator.plan.plan import plan
+from psjob_operator.plan.settle import wake_at
 from psjob_operator.plan.snapshot import Exit, Process, Snapshot
 from psjob_operator.plan.text import index_set, index_text, named, reason, short, stamp, starts_map, starts_text, unix
 from tests.simulation.world import check_transition
@@ -282,6 +284,13 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         progress=draw(st.sampled_from([None, told()])),
         granted=draw(st.sampled_from([frozenset(), frozenset(["job-ps-0-a1", "job-worker-2-r1", "elsewhere-ps-0-a1"])])),
     )
+
+
+def test_a_time_that_has_come_wakes_nobody() -> None:
+    facts = Facts.of(running(), NOW)
+    later = wake_at(facts, running().status or JobStatus())
+    assert wake_at(facts, running().status or JobStatus(), NOW, NOW - 1, None) == later
+    assert wake_at(facts, running().status or JobStatus(), NOW, NOW + 0.5) == NOW + 0.5
 
 
 @settings(max_examples=200)
