@@ -21,6 +21,7 @@ def blocks() -> list[str]:
     return [code for before, code in found if ON_A_CLUSTER not in before]
 
 
+@pytest.mark.rotating
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     code = "\n".join(blocks())
     assert code.count("client.train(train") == 3 and "Client.kube" not in code

@@ -58,6 +58,7 @@ def shown(client: Client, name: str) -> None:
     assert doctest.DocTestRunner().run(example).failed == 0, name
 
 
+@pytest.mark.rotating
 @pytest.mark.timeout(300)
 def test_examples_of_a_job_that_has_ended(client: Client) -> None:
     shown(client, "local")
@@ -69,6 +70,7 @@ def test_examples_of_a_job_that_has_ended(client: Client) -> None:
         shown(client, name)
 
 
+@pytest.mark.rotating
 @pytest.mark.timeout(300)
 def test_examples_of_a_job_that_runs(client: Client) -> None:
     client.submit(manifest(0.015)).wait(phases=["Running"], timeout=120)

@@ -19,6 +19,7 @@ RATE = 160_000
 SILENCE = 1.5
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("streams", [soak(1), 3])
 def test_a_large_push_on_a_slow_line_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
     """Of 800 KB each way, 5 s each; the streams are dialled once."""

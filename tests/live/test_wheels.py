@@ -19,6 +19,7 @@ from hack.sbom.__main__ import Unowned, of_wheel
 from tests.bills import assert_bill
 from tests.newcomer import Machine
 
+pytestmark = pytest.mark.rotating
 ROOT = Path(__file__).resolve().parents[2]
 
 
