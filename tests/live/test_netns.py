@@ -15,6 +15,7 @@ import pytest
 
 from tests.netns import Network, Space, require
 
+pytestmark = pytest.mark.nodes
 PORT = 9000
 SO_RCVBUFFORCE = 33
 NAMES = ("left", "right", "other")

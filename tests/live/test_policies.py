@@ -17,6 +17,7 @@ from psjob_operator.plan.snapshot import Role
 from tests.netns import ROUTER, Network, require
 from tests.unit.plan_given import job
 
+pytestmark = pytest.mark.nodes
 HOME = {"kubernetes.io/metadata.name": "home"}
 NAMESPACES = [{"metadata": {"name": "ns", "labels": {}}}, {"metadata": {"name": "home", "labels": HOME}}, {"metadata": {"name": "other"}}]
 ASKERS = ({"namespaceSelector": {"matchLabels": HOME}, "podSelector": {"matchLabels": {"app": "operator"}}},)

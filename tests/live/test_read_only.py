@@ -32,6 +32,7 @@ exec "$@"
 """As a pod's: the folder with the checkpoints is a volume of its own, and /dev/shm too."""
 
 
+@pytest.mark.nodes
 def test_a_shard_trains_and_commits_in_a_read_only_image(tmp_path: Path) -> None:
     lacking = [word for word in ("unshare", "findmnt", "mount") if shutil.which(word) is None]
     if os.geteuid() != 0 or lacking or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
