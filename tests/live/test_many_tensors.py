@@ -12,21 +12,23 @@ from psjob.api.attachable import MOST_TOLD, aliases, table_of
 from psjob.process.errors import Refused
 from psjob.wire.frame import MAX_JSON, dump
 from tests.live.live_shards import Worker, all_well, serving
+from tests.soaking import rotating
 
-TENSORS = 12_000
+NAME = "weight_of_a_rather_small_tensor"
 
 
 class Many(nn.Module):
     """`count` parameters of two numbers each, the n-th of them n."""
 
-    def __init__(self, count: int, name: str = "weight_of_a_rather_small_tensor") -> None:
+    def __init__(self, count: int, name: str = NAME) -> None:
         super().__init__()
         for number in range(count):
             self.register_parameter(f"{name}_{number}", nn.Parameter(torch.full((2,), float(number))))
 
 
-def test_workers_with_a_table_of_many_frames_train(tmp_path: Path) -> None:
-    models = [Many(TENSORS) for _ in range(2)]
+@pytest.mark.parametrize(("tensors", "name"), [(600, NAME * 60), rotating(12_000, NAME)], ids=["long names", "many tensors"])
+def test_workers_with_a_table_of_many_frames_train(tmp_path: Path, tensors: int, name: str) -> None:
+    models = [Many(tensors, name) for _ in range(2)]
 
     def act(worker: Worker) -> None:
         table = [spec.to_json() for spec in worker.session.layout.table]
@@ -40,7 +42,7 @@ def test_workers_with_a_table_of_many_frames_train(tmp_path: Path) -> None:
         workers = [Worker(shards, rank, model, torch.optim.SGD(model.parameters(), lr=0.5)) for rank, model in enumerate(models)]
         all_well(workers, act)
     for model in models:
-        assert [float(p[0]) for p in model.state_dict().values()] == [number - 1.0 for number in range(TENSORS)]
+        assert [float(p[0]) for p in model.state_dict().values()] == [number - 1.0 for number in range(tensors)]
 
 
 def test_a_table_that_no_hello_can_carry_is_refused_with_the_remedy() -> None:

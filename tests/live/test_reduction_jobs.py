@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from psjob.process.config import CompressionConfig
 from psjob.worker.ending import SessionEnd
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.test_shard_relinks import aside
+from tests.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 WORKERS, STEPS, SIZE = 4, 6, 3000
@@ -44,6 +46,15 @@ ORACLES: dict[str, Callable[[Any], Any]] = {
     "trimmed_mean": lambda pushes: np.sort(pushes, axis=0)[len(pushes) // 4 : len(pushes) - len(pushes) // 4].mean(0, dtype=np.float32),
     OWN: lambda pushes: pushes.max(0) - pushes.min(0),
 }
+
+
+TRANSPORTS = ("auto", "tcp")
+WAYS, NAMES = ("update on the worker", "bf16", "early leavers"), ("sum", OWN)
+
+
+def divided(quick: Set[tuple[str, str]], first: Iterable[str], second: Iterable[str]) -> list[Any]:
+    """All pairs; those that are not `quick` are left to `make soak`."""
+    return [pytest.param(*pair) if pair in quick else rotating(*pair) for pair in itertools.product(first, second)]
 
 
 def gradient(step: int, rank: int) -> Any:
@@ -83,18 +94,17 @@ def expected(name: str, last: Sequence[int] = (STEPS,) * WORKERS) -> Any:
     return weights
 
 
-@pytest.mark.parametrize("name", ORACLES)
-def test_whole_numbers_come_to_the_same_bits_whoever_comes_first(tmp_path: Path, name: str) -> None:
-    for seed, transport in enumerate(("auto", "tcp")):
-        (folder := tmp_path / transport).mkdir()
-        with serving(folder, workers=WORKERS, shards=2, reduction=name, transport=transport) as shards:
-            workers = workers_of(shards)
-            all_well(workers, pushing(seed=seed))
-        assert all(np.array_equal(worker.model.weight.detach().numpy(), expected(name)) for worker in workers)
+@pytest.mark.parametrize(
+    ("name", "transport"), divided({(name, TRANSPORTS[at % 2]) for at, name in enumerate(ORACLES)}, ORACLES, TRANSPORTS)
+)
+def test_whole_numbers_come_to_the_same_bits_whoever_comes_first(tmp_path: Path, name: str, transport: str) -> None:
+    with serving(tmp_path, workers=WORKERS, shards=2, reduction=name, transport=transport) as shards:
+        workers = workers_of(shards)
+        all_well(workers, pushing(seed=TRANSPORTS.index(transport)))
+    assert all(np.array_equal(worker.model.weight.detach().numpy(), expected(name)) for worker in workers)
 
 
-@pytest.mark.parametrize("name", ["sum", OWN])
-@pytest.mark.parametrize("way", ["update on the worker", "bf16", "early leavers"])
+@pytest.mark.parametrize(("way", "name"), divided(set(zip(WAYS, NAMES * 2, strict=False)), WAYS, NAMES))
 def test_reductions_hold_whatever_else_a_job_has(tmp_path: Path, way: str, name: str) -> None:
     last = (STEPS, 4, STEPS - 1, 4) if way == "early leavers" else (STEPS,) * WORKERS
     options: dict[str, Any] = {"compression": CompressionConfig(push="bf16")} if way == "bf16" else {}
