@@ -158,22 +158,6 @@ def test_large_and_small_numbers_fit_beside_their_axis(chromium: Browser, tmp_pa
 
 
 @pytest.mark.rotating
-def test_strangers_are_refused(chromium: Browser, served: Served) -> None:
-    context = chromium.new_context()
-    page = context.new_page()
-    bare = f"http://127.0.0.1:{served.port}"
-    for address in (f"{bare}/", f"{bare}/api/jobs", f"{bare}/?token=wrong", f"{bare}/page.js"):
-        answer = page.request.get(address)
-        assert answer.status == 403 and "psjob ui" in answer.text(), address
-    assert page.request.get(served.address, headers={"Host": f"evil.example:{served.port}"}).status == 421
-    assert page.request.post(served.address).status == 405
-    answer = page.request.get(served.address)
-    assert answer.ok and "default-src 'self'" in answer.headers["content-security-policy"]
-    assert page.request.get(f"{bare}/../../etc/passwd").status == 404
-    assert page.request.get(f"{bare}/api/comparisons/..%2f..%2fsecret").status == 404
-
-
-@pytest.mark.rotating
 def test_what_is_gone_or_broken_is_a_sentence(chromium: Browser, served: Served, tmp_path: Path) -> None:
     run = pages.a_run(tmp_path, "half-1124-000001", 50, made=1.79e9)
     (run / "history.jsonl").write_bytes(b'{"time": 1, "step"\n\xff\xff\n[]\n')
