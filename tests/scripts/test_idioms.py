@@ -16,10 +16,11 @@ from safetensors.torch import load_file
 
 from tests import warm
 from tests.quick import rest_rotates
+from tests.scripts import IMPORTS
 
+pytestmark = pytest.mark.timeout(300)
 HERE = Path(__file__).parent / "idioms"
 WORKERS, SHARDS = 2, 2
-PRELOADED = ["tests.scripts.imports"]
 LOOSE: dict[str, float] = {"bfloat16_parameters": 0.05}
 """Tolerances, where 1e-5 is too little, by script."""
 REFUSED: dict[str, tuple[str, str]] = {
@@ -91,7 +92,7 @@ def manifest(folder: Path, case: str, words: list[str] | None = None) -> Path:
 def trained(folder: Path, case: str) -> tuple[int, str, dict[str, torch.Tensor]]:
     """Under psjob: exit code, output, final weights."""
     folder.mkdir()
-    code, output = warm.run(folder, ["run", str(manifest(folder, case)), "--no-progress"], preloaded=PRELOADED)
+    code, output = warm.run(folder, ["run", str(manifest(folder, case)), "--no-progress"], preloaded=IMPORTS)
     finals = list(folder.glob(".psjob/*/final.safetensors"))
     return code, output, load_file(finals[0]) if finals else {}
 
@@ -104,7 +105,7 @@ class Expected:
         self.folder = folder
         words = [str(WORKERS), "weights", *command_of(case)]
         output = folder / "output.txt"
-        self.process = warm.start(folder, "tests.scripts.ddp", words, None, output, output, PRELOADED)
+        self.process = warm.start(folder, "tests.scripts.ddp", words, None, output, output, IMPORTS)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Its final weights, once it has ended."""
