@@ -15,6 +15,7 @@ import pytest
 
 from tests.e2e.local_job import EXAMPLES
 
+pytestmark = pytest.mark.timeout(600)
 SMALL = ["--set", "spec.workers.replicas=2", "--set", "spec.ps.shards=1"]
 
 

@@ -12,7 +12,7 @@ from tests.disks import mounted
 from tests.e2e.test_disk_full import COMES, LITTLE, VOLUME_BYTES, job_of
 from tests.e2e.watched import Watched
 
-pytestmark = pytest.mark.nodes
+pytestmark = [pytest.mark.nodes, pytest.mark.timeout(600)]
 
 
 def test_a_full_disk_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.e2e.watched import Watched
 from tests.e2e.workloads.running import faults, manifest
 from tests.soaking import rotating, soak
 
-pytestmark = pytest.mark.nodes
+pytestmark = [pytest.mark.nodes, pytest.mark.timeout(600)]
 MB = 1_000_000
 SECONDS = 60.0
 HOLD = (7, 20)

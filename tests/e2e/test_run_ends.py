@@ -13,6 +13,7 @@ from tests import warm
 from tests.e2e.local_job import Ended, end, manifest, run, start, start_cold
 from tests.quick import rest_rotates
 
+pytestmark = pytest.mark.timeout(600)
 NOTHING, SOMETHING = 2.0, 10.0
 """Seconds in which it ends where there is nothing to save, and else."""
 LOADED = 3.0

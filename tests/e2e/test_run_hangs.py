@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.local_job import Ended, manifest, run
 
+pytestmark = pytest.mark.timeout(600)
 LIMIT = 5
 HOW = ("busy", "held", "stopped")
 WITHIN = 8.0

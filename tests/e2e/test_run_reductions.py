@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.local_job import Ended, run
 
+pytestmark = pytest.mark.timeout(600)
 TRAIN = """
 import torch
 import psjob as ps

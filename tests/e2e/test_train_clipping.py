@@ -10,6 +10,8 @@ import pytest
 from tests.e2e.workloads.clipping import LIMIT
 from tests.e2e.workloads.running import faults, manifest, train
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def job(folder: Path, *words: str, **training: Any) -> Path:
     folder.mkdir(exist_ok=True)

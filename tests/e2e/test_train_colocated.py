@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.workloads.running import Ran, faults, manifest, train
 from tests.soaking import rotating, soak
 
+pytestmark = pytest.mark.timeout(600)
 TENSORS, FIRST, LAST = 12, 5, 15
 MODEL = TENSORS << 20
 """Bytes."""

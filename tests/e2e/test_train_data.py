@@ -13,6 +13,7 @@ from tests.e2e.workloads import accumulating
 from tests.e2e.workloads.accumulating import EPOCHS, EVERY, SIZE
 from tests.e2e.workloads.running import faults, manifest, train
 
+pytestmark = pytest.mark.timeout(600)
 WORKERS, SHARDS, SEED = 3, 2, 5
 
 
@@ -20,7 +21,7 @@ def job(folder: Path, form: str, *words: str) -> Path:
     folder.mkdir(exist_ok=True)
     return manifest(
         folder, ["accumulating.py", form, *words], workers=WORKERS, shards=SHARDS, training={"mode": "sync", "seed": SEED},
-        checkpoint={"interval": "1h", "everySteps": 2}, ps={"shardTimeoutSeconds": 3},
+        checkpoint={"interval": "1h", "everySteps": 2},
     )  # fmt: skip
 
 

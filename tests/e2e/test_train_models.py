@@ -9,12 +9,14 @@ import pytest
 from tests.e2e.workloads.running import faults, manifest, train
 from tests.soaking import rotating, soak
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def job(folder: Path, *words: str, **training: object) -> Path:
     folder.mkdir(exist_ok=True)
     return manifest(
         folder, [*words], workers=2, shards=2, training={"mode": "sync", "seed": 2, **training},
-        checkpoint={"interval": "1h", "everySteps": 10}, ps={"shardTimeoutSeconds": 3},
+        checkpoint={"interval": "1h", "everySteps": 10},
     )  # fmt: skip
 
 

@@ -20,12 +20,14 @@ from torch.utils.data import DataLoader
 
 from psjob.pipeline import correct, reference, ways
 from psjob.pipeline.cuts import split
+from tests import warm
 from tests.e2e.workloads import stages
 from tests.e2e.workloads.gates import steps_of
 from tests.e2e.workloads.running import HERE, ROOT, SECONDS, Ran, faults, finish, manifest, start, train
 from tests.hardware import DEVICES, repeatable
 from tests.soaking import rotating, soak
 
+pytestmark = pytest.mark.timeout(600)
 CUTS = ("2", "5")
 every_device = pytest.mark.parametrize("device", DEVICES)
 
@@ -39,20 +41,21 @@ def job(folder: Path, pace: float = 0.0, replicas: tuple[int, ...] = (1, 1, 1), 
             stage["cut"] = cut
     return manifest(
         folder, ["stages.py", str(pace), *words], workers=sum(replicas), shards=2, stages=stages, training={"mode": "sync", **training},
-        checkpoint={"interval": "1h", "everySteps": 10}, ps={"shardTimeoutSeconds": 3},
+        checkpoint={"interval": "1h", "everySteps": 10},
     )  # fmt: skip
 
 
 @functools.cache
 def alone(device: str = "cpu", script: str | None = None) -> dict[str, torch.Tensor]:
     """What the same script outside a job comes to. `script`: its text, where it is another one."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     with tempfile.TemporaryDirectory() as folder:
         path = HERE / "stages.py" if script is None else Path(folder) / "script.py"
         if script is not None:
             path.write_text(script)
-        subprocess.run([sys.executable, str(path), "0", device, *CUTS], cwd=folder, env=env, check=True, timeout=300)
+        output = Path(folder) / "output.txt"
+        code = warm.start_python(Path(folder), [str(path), "0", device, *CUTS], env, output, output).wait(300)
+        assert code == 0, output.read_text()
         state: dict[str, torch.Tensor] = torch.load(Path(folder) / "alone.pt", weights_only=True)
     return state
 

@@ -26,9 +26,9 @@ MODES: list[dict[str, Any]] = [
 ]  # fmt: skip
 EXACT = ("none", "bf16", "fp16")
 """Codecs that carry the ledger's numbers whole."""
-QUICK = (2, 6, 7, 8, 9, 13)
+QUICK = (6, 7, 8, 9, 13, 34)
 """Each mode once."""
-FIRST = 2
+FIRST = 34
 """`make test` runs this one."""
 LONG = [seed for seed in range(180) if seed not in QUICK]
 pytestmark = pytest.mark.timeout(1500)
@@ -77,8 +77,10 @@ def plan(seed: int) -> Plan:
 def job(folder: Path, made: Plan) -> Path:
     every = 2 if made.training["mode"] == "local" else 20
     words = ["storm.py", str(STEPS), str(PACE), *(["table"] if made.table else [])]
+    # A busy machine takes longer to answer, so it is asked for an answer soon only where a shard is stopped.
+    ps = {"shardTimeoutSeconds": 3} if any(hit.startswith("stop:") for hit in made.hits) else {}
     return manifest(
-        folder, words, workers=WORKERS, shards=SHARDS, training={"seed": 3, **made.training}, ps={"shardTimeoutSeconds": 3},
+        folder, words, workers=WORKERS, shards=SHARDS, training={"seed": 3, **made.training}, ps=ps,
         checkpoint={"everySteps": every, "interval": "1h"}, runPolicy={"backoffLimit": 50},
     )  # fmt: skip
 

@@ -19,6 +19,7 @@ from tests import warm
 from tests.frameworks import IMPORTS, OFFLINE
 from tests.quick import rest_rotates
 
+pytestmark = pytest.mark.timeout(600)
 HERE = Path(__file__).parent / "scripts"
 WORKERS, SHARDS = 2, 2
 TOLERANCE = 1e-5

@@ -11,6 +11,7 @@ import pytest
 
 from tests.frameworks.test_frameworks import Run
 
+pytestmark = pytest.mark.timeout(600)
 STEPS = set(range(1, 101))
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tests import warm
 from tests.scripts.test_idioms import WORKERS
 
+pytestmark = pytest.mark.timeout(600)
 NOTEBOOK = Path(__file__).parent / "notebook.ipynb"
 
 

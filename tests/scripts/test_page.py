@@ -10,6 +10,7 @@ import pytest
 from tests import warm
 from tests.scripts.test_idioms import SCRIPTS, manifest
 
+pytestmark = pytest.mark.timeout(300)
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "scripts.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"\n```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
