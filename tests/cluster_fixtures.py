@@ -1,7 +1,8 @@
-"""Real clusters for tests: one control plane (and one cluster of real nodes) a test run, shared by all xdist workers, a namespace a test.
+"""Real clusters for tests: one control plane (and one cluster of real nodes) a run of pytest, shared by all its forks, a namespace a test.
 
 A test asks for `control_plane` (or `node_cluster`), `namespace` (or `node_namespace`) and `kwok_nodes`. The cluster belongs to the process
 that runs pytest: it ends with that process, however that ends, so nothing is counted and nothing can be left behind.
+Programs that the chosen tests need are built before the first of them starts, so that no test's time-out runs meanwhile.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ import contextlib
 import dataclasses
 import datetime
 import fcntl
+import itertools
 import json
-import os
 import shutil
 import subprocess
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ import pytest
 from hack.cluster import build, kwok, lifecycle, nodes, pack, torchsite
 from hack.cluster.api import Api
 from hack.cluster.options import Options, Ready
-from hack.cluster.paths import REPO, Unavailable
+from hack.cluster.paths import REPO, ClusterError, Unavailable
 from hack.cluster.pki import Authority, kubeconfig
 from hack.cluster.proc import started_at, wait_for
+from tests.forks import MAIN, in_main, shared_path
 
 CRD = REPO / "crds" / "psjob.dev_pstrainingjobs.yaml"
 SELECTOR = "scheduler.alpha.kubernetes.io/node-selector"
@@ -37,6 +38,10 @@ RUNTIME_IMAGE, OPERATOR_IMAGE, WORKER_IMAGE = "psjob.local/psjob-runtime:dev", "
 IMAGES_LOADED = "images-loaded"
 """In the state folder once they are; it holds why they are not the Dockerfile's, or nothing."""
 NODES, NODE_GRACE, NODE_WAIT = 2, 6.0, 300.0
+PROGRAMS = {"plane_programs": "integration", "gitops_programs": "gitops", "node_programs": "e2e"}
+"""By fixture: the parts that hack/cluster builds for it."""
+BROKEN: dict[str, ClusterError] = {}
+"""Why parts could not be built, by name: no fork tries again."""
 KwokNodes = Callable[..., list[str]]
 
 
@@ -97,13 +102,8 @@ class Cluster:
 
     def audit(self, user: str | None = None, namespace: str | None = None) -> list[dict[str, Any]]:
         """The audit events so far (level Metadata, stages after RequestReceived), oldest first."""
-        events = []
-        for line in self.audit_log.read_text().splitlines():
-            with contextlib.suppress(ValueError):  # the last line may be half written
-                event = json.loads(line)
-                if user in (None, event["user"].get("username")) and namespace in (None, event.get("objectRef", {}).get("namespace")):
-                    events.append(event)
-        return events
+        known = _audits.setdefault((self.audit_log, user, namespace), Audit(self.audit_log, user, namespace))
+        return known.read()
 
     def pid(self, name: str) -> int:
         """The process of a component: kube-apiserver, kube-scheduler, …; on real nodes node1/kubelet, node1/containerd."""
@@ -157,25 +157,82 @@ class Cluster:
         self.api.merge(f"{path}/status", {"status": {"phase": phase, "containerStatuses": statuses}})
 
 
+@dataclass
+class Audit:
+    """What of an audit log is about one user and one namespace. Each line is read once: polls ask again and again."""
+
+    log: Path
+    user: str | None
+    namespace: str | None
+    seen: int = 0
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def read(self) -> list[dict[str, Any]]:
+        """All of them so far."""
+        with self.log.open("rb") as file:
+            file.seek(self.seen)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]  # the last line may be half written
+        self.seen += len(whole)
+        words = [json.dumps(word).encode() for word in (self.user, self.namespace) if word is not None]
+        for line in whole.splitlines():
+            if all(word in line for word in words):
+                event = json.loads(line)
+                of_user = self.user in (None, event["user"].get("username"))
+                if of_user and self.namespace in (None, event.get("objectRef", {}).get("namespace")):
+                    self.events.append(event)
+        return list(self.events)
+
+
+_audits: dict[tuple[Path, str | None, str | None], Audit] = {}
+
+
 @pytest.fixture(scope="session")
-def control_plane() -> Cluster:
-    """etcd, API server, controller-manager, scheduler, kwok on loopback, with an audit log and the CRD; one for all workers of the run."""
-    return shared("plane", Options(state=_state("plane"), audit=True, isolate=True), "integration")
+def plane_programs() -> None:
+    """The programs of a control plane are there."""
+    built("integration")
+
+
+@pytest.fixture(scope="session")
+def gitops_programs() -> None:
+    """The engines of Argo CD and Flux are there."""
+    built("gitops")
+
+
+@pytest.fixture(scope="session")
+def node_programs() -> None:
+    """The programs of real nodes are there, and this machine can run them."""
+    try:
+        nodes.check(_node_options())
+    except Unavailable as error:
+        pytest.skip(str(error))
+    built("e2e")
+
+
+@pytest.fixture(scope="session")
+def control_plane(plane_programs: None) -> Cluster:
+    """etcd, API server, controller-manager, scheduler, kwok on loopback, with an audit log and the CRD; one for all forks of the run."""
+    return shared(_plane_options())
 
 
 @pytest.fixture
-def fresh_control_plane(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+def fresh_control_plane(plane_programs: None, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     """A function that starts a control plane of the test's own (4 s), without the CRD; keywords are those of Options."""
-    started: list[Path] = []
+    with contextlib.ExitStack() as started:
+        numbers = itertools.count()
 
-    def start(**options: Any) -> Cluster:
-        built("integration")
-        state = tmp_path / f"plane{len(started)}"
-        started.append(state)
-        return _start(Options(**{"audit": True, "isolate": True, **options, **_owner(), "state": state}))
+        def start(**options: Any) -> Cluster:
+            return started.enter_context(own_control_plane(tmp_path / f"plane{next(numbers)}", **options))
 
-    yield start
-    for state in started:
+        yield start
+
+
+@contextlib.contextmanager
+def own_control_plane(state: Path, **options: Any) -> Iterator[Cluster]:
+    """A control plane without the CRD, which ends with the context; keywords are those of Options."""
+    try:
+        yield _start(Options(**{"audit": True, "isolate": True, **options, **_owner(), "state": state}))
+    finally:
         lifecycle.down(state)
 
 
@@ -203,16 +260,13 @@ def kwok_nodes(control_plane: Cluster, namespace: str) -> Iterator[KwokNodes]:
 
 
 @pytest.fixture(scope="session")
-def node_cluster() -> Cluster:
+def node_cluster(node_programs: None) -> Cluster:
     """Two real nodes (kubelet, containerd, kube-proxy, DNS), torch mounted, our images in place; Unknown after 6 silent seconds."""
-    state = _state("nodes")
     try:
-        options = Options(state=state, nodes=NODES, audit=True, isolate=True, grace=NODE_GRACE, wait=NODE_WAIT)
-        nodes.check(options)
         mounts = ((str(torchsite.torch_site()), torchsite.TARGET),)
     except Unavailable as error:
         pytest.skip(str(error))
-    return shared("nodes", dataclasses.replace(options, mounts=mounts), "e2e", _load_images)
+    return shared(dataclasses.replace(_node_options(), mounts=mounts), _load_images)
 
 
 @pytest.fixture
@@ -236,31 +290,54 @@ def _load_images(cluster: Cluster) -> None:
         done.write_text(made.packed_because or "")
 
 
-def shared(kind: str, options: Options, only: str, prepare: Callable[[Cluster], None] | None = None) -> Cluster:
-    """The run's cluster of that kind: the first worker that asks starts it, the others wait for it. Skips, by name, where it cannot be."""
-    built(only)
+def shared(options: Options, prepare: Callable[[Cluster], None] | None = None) -> Cluster:
+    """The run's cluster of that state: the first process that asks starts it, the others wait for it. Skips where it cannot be."""
     with options.state.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         cluster = _start(dataclasses.replace(options, **_owner()))
-        if CRD.exists():
+        installed = cluster.state / "crd-installed"
+        if CRD.exists() and not installed.exists():
             cluster.install_crd()
+            installed.touch()
         if prepare:
             prepare(cluster)
     return cluster
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    loaded = _state("nodes") / IMAGES_LOADED
+    loaded = shared_path("nodes") / IMAGES_LOADED
     if loaded.exists() and (reason := loaded.read_text()):
         terminalreporter.line(f"the images of operator and runtime were not built from the Dockerfile: {reason}")
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build what the chosen tests need and no more, and say so: it takes minutes. What cannot be built is told by the tests' fixtures.
+
+    The shared control plane is started too: on a busy machine that takes longer than a test may.
+    """
+    if session.config.option.collectonly or not in_main():
+        return
+    asked = {name for item in session.items if isinstance(item, pytest.Function) for name in item.fixturenames}
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+        for fixture, only in PROGRAMS.items():
+            if fixture in asked:
+                try:
+                    if fixture == "node_programs":
+                        nodes.check(_node_options())
+                    build.build(only)
+                    if fixture == "plane_programs" and "control_plane" in asked:
+                        shared(_plane_options())
+                except (ClusterError, AssertionError) as error:
+                    BROKEN[only] = error if isinstance(error, ClusterError) else ClusterError(str(error))
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The run is over: end its clusters now rather than when their holder notices. Workers leave that to the process that started them."""
-    if hasattr(config, "workerinput"):
+    """The run is over: end its clusters now rather than when their holder notices. Forks leave that to the process that runs pytest."""
+    if not in_main():
         return
     for kind in ("plane", "nodes"):
-        state = _state(kind)
+        state = shared_path(kind)
         if state.exists():
             lifecycle.down(state)
             shutil.rmtree(state, ignore_errors=True)
@@ -278,22 +355,23 @@ def _start(options: Options) -> Cluster:
 def built(only: str) -> None:
     """Have these parts built; the test is skipped, by name, where this machine cannot."""
     try:
+        if only in BROKEN:
+            raise BROKEN[only]
         build.build(only, quiet=True)
     except Unavailable as error:
         pytest.skip(str(error))
 
 
-def _runner() -> int:
-    """The process that runs pytest: an xdist worker's parent, or this one."""
-    return os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+def _plane_options() -> Options:
+    return Options(state=shared_path("plane"), audit=True, isolate=True)
+
+
+def _node_options() -> Options:
+    return Options(state=shared_path("nodes"), nodes=NODES, audit=True, isolate=True, grace=NODE_GRACE, wait=NODE_WAIT)
 
 
 def _owner() -> dict[str, Any]:
-    return {"owner": _runner(), "owner_started": started_at(_runner())}
-
-
-def _state(kind: str) -> Path:
-    return Path(tempfile.gettempdir()) / f"psjob-test-{kind}-{_runner()}-{started_at(_runner())}"
+    return {"owner": MAIN, "owner_started": started_at(MAIN)}
 
 
 def _now() -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import select
 import ssl
+import threading
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +17,8 @@ from typing import Any
 from hack.cluster.pki import Pair
 
 WATCH_SECONDS = 300
+_kept = threading.local()
+"""Each thread's open connections, by who asks whom. A handshake costs several times what most requests cost."""
 
 
 class ApiError(Exception):
@@ -58,17 +63,27 @@ class Api:
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None, content: str = "application/json") -> Any:
         """One request; JSON in, JSON (or text, for /readyz) out. Raises ApiError for a 4xx or 5xx, OSError when nobody answers."""
-        connection = self._connect(self.timeout)
+        text = json.dumps(body) if body is not None else None
+        headers = {"Content-Type": content, "Accept": "application/json"}
+        key = (os.getpid(), self)
+        connections = _connections()
+        connection = connections.pop(key, None)
+        if connection is None or _hung_up(connection):
+            connection = self._connect(self.timeout)
         try:
-            connection.request(
-                method, path, json.dumps(body) if body is not None else None, {"Content-Type": content, "Accept": "application/json"}
-            )
+            connection.request(method, path, text, headers)
             answer = connection.getresponse()
             data = answer.read()
         except http.client.HTTPException as error:
-            raise OSError(f"the API server cut the connection: {error}") from error
-        finally:
             connection.close()
+            raise OSError(f"the API server cut the connection: {error}") from error
+        except BaseException:
+            connection.close()
+            raise
+        if answer.will_close:
+            connection.close()
+        else:
+            connections[key] = connection
         if answer.status >= 400:
             raise ApiError(answer.status, _message(data))
         return json.loads(data) if data[:1] == b"{" else data.decode()
@@ -104,6 +119,22 @@ class Api:
         context = ssl.create_default_context(cafile=str(self.ca))
         context.load_cert_chain(str(self.pair.cert), str(self.pair.key))
         return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout, context=context)
+
+
+def _connections() -> dict[tuple[int, Api], http.client.HTTPSConnection]:
+    try:
+        found: dict[tuple[int, Api], http.client.HTTPSConnection] = _kept.connections
+    except AttributeError:
+        found = _kept.connections = {}
+    return found
+
+
+def _hung_up(connection: http.client.HTTPSConnection) -> bool:
+    """Whether the other side has ended it: nothing else comes between two requests. Closes it then."""
+    gone = connection.sock is None or bool(select.select([connection.sock], [], [], 0)[0])
+    if gone:
+        connection.close()
+    return gone
 
 
 def _message(data: bytes) -> str:

@@ -261,8 +261,9 @@ def _pid(asked: argparse.Namespace) -> int:
 
 
 def _hold(asked: argparse.Namespace) -> int:
-    from hack.cluster.holder import hold
+    from hack.cluster.holder import detach, hold
 
+    detach(asked.state)
     return hold(Options.from_json((asked.state / "options.json").read_text()))
 
 

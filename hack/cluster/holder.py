@@ -21,6 +21,14 @@ class _Asked(BaseException):
     """SIGTERM came."""
 
 
+def detach(state: Path) -> None:
+    """Go on in a process whose parent is not who asked for the cluster: what the cluster computes is none of that one's. It is noted."""
+    pid = os.fork()
+    if pid:
+        (state / "holder.pid").write_text(f"{pid} {started_at(pid)}\n")
+        os._exit(0)
+
+
 def hold(options: Options) -> int:
     """Bring the cluster up, say so in cluster.json, keep it until SIGTERM or until its owner is gone, tear it down."""
     signal.signal(signal.SIGTERM, _ask)

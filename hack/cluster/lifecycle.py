@@ -14,9 +14,9 @@ from pathlib import Path
 from hack.cluster import holder, network, nodes
 from hack.cluster.options import Options, Ready
 from hack.cluster.paths import REPO, ClusterError
-from hack.cluster.proc import alive, started_at, tail
+from hack.cluster.proc import alive, tail
 
-UP_LIMIT, DOWN_LIMIT = 180.0, 90.0
+UP_LIMIT, DOWN_LIMIT = 300.0, 90.0
 
 
 def up(options: Options) -> Ready:
@@ -35,9 +35,8 @@ def up(options: Options) -> Ready:
     (options.state / "logs").mkdir()
     command = [sys.executable, str(Path(__file__).resolve().parent), "hold", "--state", str(options.state)]
     with (options.state / "logs" / "holder.log").open("ab") as log:
-        process = subprocess.Popen(command, cwd=REPO, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    (options.state / "holder.pid").write_text(f"{process.pid} {started_at(process.pid)}\n")
-    return _await(options, process)
+        subprocess.run(command, cwd=REPO, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, timeout=UP_LIMIT)
+    return _await(options)
 
 
 def down(state: Path) -> bool:
@@ -68,19 +67,21 @@ def _clean_after_a_kill(state: Path) -> None:
     holder.remove_state(state)
 
 
-def _await(options: Options, process: subprocess.Popen[bytes]) -> Ready:
+def _await(options: Options) -> Ready:
     started = time.monotonic()
     error = options.state / "error"
     while time.monotonic() - started < UP_LIMIT + options.wait:
         ready = Ready.load(options.state)
         if ready is not None:
             return ready
-        if process.poll() is not None:
+        if _holder(options.state) is None:
             words = error.read_text().strip() if error.exists() else tail(options.state / "logs" / "holder.log")
             raise ClusterError(f"the cluster did not come up: {words}")
         time.sleep(0.05)
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
+    pid = _holder(options.state)
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
     raise ClusterError(f"the cluster did not come up within {UP_LIMIT:.0f} s; its logs lie in {options.state / 'logs'}")
 
 

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
 from hack.site.__main__ import build
+from tests.forks import in_main, shared_path
+
+SITE = "site"
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the site; test processes beside this one share it."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder = shared / "site"
-    with FileLock(shared / "site.lock"):
+def site() -> Path:
+    """The folder of the site, which all processes of this run of pytest share."""
+    folder = shared_path(SITE)
+    with FileLock(f"{folder}.lock"):
         if not folder.exists():
             assert build(folder) == ""
     return folder
+
+
+def pytest_unconfigure() -> None:
+    """Remove the site when the run is over."""
+    if in_main():
+        shutil.rmtree(shared_path(SITE), ignore_errors=True)
+        Path(f"{shared_path(SITE)}.lock").unlink(missing_ok=True)
