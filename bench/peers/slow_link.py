@@ -50,6 +50,8 @@ class SlowLink:
 
     def close(self) -> None:
         """Take no more connections; those that are open stay."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # a close alone leaves the thread in its accept
         self._listener.close()
 
     def _accept(self) -> None:

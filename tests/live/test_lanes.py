@@ -20,6 +20,7 @@ from psjob.wire.frame import Header, Kind, WireError, dump
 from psjob.wire.handshake import greet
 from psjob.worker.lane import WorkerLane
 from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving
+from tests.soaking import rotating
 
 STREAMS = 3
 
@@ -82,7 +83,7 @@ def test_lanes_give_the_bits_of_one_stream(tmp_path: Path) -> None:
     assert run(1) == run(STREAMS)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", rotating("async")])
 def test_lanes_that_break_lose_and_double_nothing(tmp_path: Path, mode: str) -> None:
     over, stepped = threading.Event(), threading.Event()
     draw = random.Random(1)

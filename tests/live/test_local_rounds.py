@@ -26,9 +26,11 @@ from psjob.protocol.coordinator.deciding import Deciding
 from psjob.protocol.coordinator.decisions import DecisionOrder
 from psjob.worker import session
 from psjob.worker.session import SMALL_RECORD
-from tests.live.live_shards import Worker, all_well, eventually, serving
+from tests.covering import each_value
+from tests.live.live_shards import SECONDS, Worker, all_well, eventually, serving
 from tests.live.test_shard_training import OPTIMIZERS, batch, build, loss_of, plain, steps
 from tests.reference import local_reference
+from tests.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 OUTER = LocalConfig(inner_steps=4)
@@ -38,8 +40,7 @@ def bits(model: nn.Module) -> str:
     return tensors_sha256(model.parameters())
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize("name", ["adamw", "rmsprop", "groups"])
+@pytest.mark.parametrize(("name", "transport"), each_value(["adamw", "rmsprop", "groups"], ["auto", "tcp"]))
 def test_rounds_are_diloco_to_the_last_bit(tmp_path: Path, name: str, transport: str) -> None:
     """Three rounds of four steps and one of two, with rules of torch's own and without one; the shards count rounds."""
     make = OPTIMIZERS[name]
@@ -270,13 +271,13 @@ def test_rounds_of_delayed_nesterov_wait_for_nobody(tmp_path: Path) -> None:
 
     def act(worker: Worker) -> None:
         if worker.rank == 0:
-            assert began.wait(60), "rank 1 has taken the first weights"
+            assert began.wait(SECONDS), "rank 1 has taken the first weights"
             steps(20)(worker)
             ended.set()
             return
         began.set()
         steps(2)(worker)
-        assert ended.wait(60)
+        assert ended.wait(SECONDS)
         for step in (2, 3):
             worker.optimizer.zero_grad()
             loss_of(worker.model, batch(step, worker.rank)).backward()
@@ -305,7 +306,7 @@ def test_rounds_of_delayed_nesterov_wait_for_nobody(tmp_path: Path) -> None:
         torch.testing.assert_close(final[name].flatten(), state.weights, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("grace", [0.0, 0.03])
+@pytest.mark.parametrize("grace", [rotating(0.0), 0.03])
 def test_a_quorum_makes_the_round_and_what_is_late_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: float) -> None:
     """Plain SGD inside, so that a dropped round leaves nothing behind: the weights are those of the kept rounds alone."""
     batches: list[Batch] = []

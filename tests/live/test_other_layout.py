@@ -12,6 +12,7 @@ from torch import nn
 from psjob.checkpoint import manifest
 from psjob.layout import blocks
 from tests.live.live_shards import NEVER, Shards, Worker, all_well, eventually, serving, together
+from tests.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 EVERY_2 = replace(NEVER, every_steps=2)
@@ -48,7 +49,7 @@ def train(worker: Worker, killed_in: Shards | None = None) -> None:
         worker.job.wait()
 
 
-@pytest.mark.parametrize(("transport", "overlap"), [("auto", False), ("tcp", False), ("tcp", True)])
+@pytest.mark.parametrize(("transport", "overlap"), [("auto", False), rotating("tcp", False), ("tcp", True)])
 def test_workers_take_the_blocks_of_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, overlap: bool) -> None:
     ends: list[list[torch.Tensor]] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +17,10 @@ from torch import nn
 from psjob.checkpoint.final import tensors_sha256
 from psjob.wire.frame import Flag, Kind
 from tests.live import test_rows_training as rows
-from tests.live.live_shards import Worker, all_well, eventually, serving, together
+from tests.live.live_shards import SECONDS, Worker, all_well, eventually, serving, together
 from tests.live.test_shard_training import OPTIMIZERS, batch, build, loss_of, plain
 from tests.reference import reference
+from tests.soaking import rotating
 
 NUMBERS = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3}
 
@@ -68,7 +70,7 @@ def sent(worker: Worker) -> list[tuple[Kind, Flag]]:
     return seen
 
 
-@pytest.mark.parametrize(("workers", "shards"), [(1, 1), (3, 2), (4, 3)])
+@pytest.mark.parametrize(("workers", "shards"), [rotating(1, 1), (3, 2), rotating(4, 3)])
 def test_the_same_bits_as_the_oracle(tmp_path: Path, workers: int, shards: int) -> None:
     """Whoever is slow, in whichever step."""
     chance = random.Random(workers)
@@ -246,24 +248,24 @@ def test_parameters_without_gradients_absent_ranks_and_late_ones(tmp_path: Path)
 
 def test_step_comes_back_before_its_weights_and_each_module_waits_for_its_own(tmp_path: Path) -> None:
     """Worker 1 is late: worker 0's step is through, its first module waits, and state_dict does."""
+    seen = threading.Event()
 
     def act(worker: Worker) -> None:
         one(worker, 0)
         one(worker, 1)
         if worker.rank == 1:
             assert eventually(lambda: bool(group[0].job.overlap.awaited) and group[0].session.clock == 3)
-            time.sleep(0.02)
+            assert seen.wait(SECONDS)
             one(worker, 2)
             return
         worker.job.wait()
         before = worker.model[0].weight.clone()
-        began = time.monotonic()
         one(worker, 2)
         assert worker.job.overlap.awaited, "step waited"
         assert torch.equal(worker.model[0].weight, before)
-        took = time.monotonic() - began
+        seen.set()
         state = worker.model.state_dict() if worker.session.layout else {}
-        assert not worker.job.overlap.awaited and time.monotonic() - began > took
+        assert not worker.job.overlap.awaited
         assert not torch.equal(state["0.weight"], before)
 
     with serving(tmp_path, workers=2, shards=2) as shards:
@@ -314,16 +316,17 @@ def test_modules_that_read_the_weights_of_others(tmp_path: Path) -> None:
 
 def test_weights_read_too_early_are_refused_by_torch(tmp_path: Path) -> None:
     """A graph that has read a block before it landed is not the graph of these weights."""
+    read = threading.Event()
 
     def act(worker: Worker) -> None:
         one(worker, 0)
         if worker.rank == 1:
-            assert eventually(lambda: group[0].session.clock == 2)
-            time.sleep(0.05)
+            assert read.wait(SECONDS)
             one(worker, 1)
             return
         one(worker, 1)
         hidden = nn.functional.linear(batch(2, 0)[0].requires_grad_(), worker.model[0].weight)
+        read.set()
         worker.job.wait()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             hidden.sum().backward()

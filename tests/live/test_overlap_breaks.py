@@ -15,6 +15,7 @@ from psjob.process.config import CompressionConfig
 from tests.live.live_shards import Rewound, Worker, all_well, eventually, serving, severed, together, within
 from tests.live.test_overlap import made, one, oracle, sent, steps
 from tests.live.test_shard_training import OPTIMIZERS, batch, build, loss_of
+from tests.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 
@@ -155,7 +156,7 @@ def test_severed_from_a_shard_in_backward(tmp_path: Path) -> None:
         assert tensors_sha256(group[0].model.parameters()) == oracle(2, 1)
 
 
-@pytest.mark.parametrize(("push", "pull"), [("bf16", "fp16"), ("int8", "none"), ("topk", "bf16")])
+@pytest.mark.parametrize(("push", "pull"), [rotating("bf16", "fp16"), rotating("int8", "none"), ("topk", "bf16")])
 def test_codecs_and_streams_that_break(tmp_path: Path, push: str, pull: str) -> None:
     """The bits are those without overlap; a codec that feeds its error back does so once a step, whatever was sent before it."""
     found = set()

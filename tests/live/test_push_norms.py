@@ -12,6 +12,7 @@ from torch import nn
 
 import psjob
 from psjob.shard.statusport import status
+from tests.covering import each_pair
 from tests.live.live_shards import Worker, all_well, serving
 
 STEPS, LIMIT, LR = 4, 2.0, 0.1
@@ -33,9 +34,9 @@ def poisoned(value: float) -> Callable[[Worker], None]:
     return act
 
 
-@pytest.mark.parametrize("transport", ["tcp", "auto"])
-@pytest.mark.parametrize("value", [1e6, -1e30, float("nan")])
-@pytest.mark.parametrize("mode", ["sync", "async", "bounded"])
+@pytest.mark.parametrize(
+    ("mode", "value", "transport"), each_pair(["sync", "async", "bounded"], [1e6, -1e30, float("nan")], ["tcp", "auto"])
+)
 def test_one_worker_moves_the_weights_no_further_than_its_bound(tmp_path: Path, mode: str, value: float, transport: str) -> None:
     more: dict[str, Any] = {"staleness": 1} if mode == "bounded" else {}
     with serving(tmp_path, workers=2, shards=2, mode=mode, transport=transport, max_push_norm=LIMIT, **more) as shards:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +12,9 @@ import torch
 from psjob.checkpoint import files, manifest
 from psjob.checkpoint.rows import read_tables
 from psjob.checkpoint.states import read_states
-from tests.live.live_shards import NEVER, Worker, all_well, serving, together
+from tests.live.live_shards import NEVER, Shards, Worker, all_well, serving, together, until_checkpoints
 from tests.live.test_rows_training import ROWS, Clicks, loss_of, offloaded, rows_of
+from tests.soaking import rotating
 
 EVERY_2 = replace(NEVER, every_steps=2, keep=100)
 STEPS = 12
@@ -27,17 +27,20 @@ class Killed(Exception):
     """The script ends here without leaving."""
 
 
-def training(end: int, after: Callable[[Worker, int], None] = lambda worker, step: None) -> Callable[[Worker], None]:
-    """Steps up to `end`, from where the worker's record is."""
+def training(
+    end: int, after: Callable[[Worker, int], None] = lambda worker, step: None, cut_by: Shards | None = None
+) -> Callable[[Worker], None]:
+    """Steps up to `end`, from where the worker's record is. With `cut_by` a checkpoint is taken every four steps, by these shards."""
 
     def act(worker: Worker) -> None:
         for step in range(worker.session.clock - worker.job.replay, end):
+            if cut_by is not None:
+                until_checkpoints(worker, cut_by, step // 4)
             worker.edge(step)
             worker.optimizer.zero_grad()
             loss_of(worker.model, step, worker.rank).backward()
             worker.optimizer.step()
             after(worker, step + 1)
-            time.sleep(0.01)  # so that checkpoints are written between steps
 
     return act
 
@@ -71,7 +74,7 @@ def test_a_checkpoint_has_rows_and_blocks_of_one_step(tmp_path: Path) -> None:
             held[step] = rows_of(worker.model), worker.model.head.weight.detach().clone()
 
     with serving(tmp_path, workers=2, shards=2, checkpoint=EVERY_2) as shards:
-        all_well([adagrad(shards, rank) for rank in range(2)], training(STEPS, look))
+        all_well([adagrad(shards, rank) for rank in range(2)], training(STEPS, look, shards))
     steps = set()
     chains = set()
     for path in sorted(shards.folder.glob("manifest-*.json")):
@@ -96,7 +99,7 @@ def test_a_checkpoint_has_rows_and_blocks_of_one_step(tmp_path: Path) -> None:
     assert same([final["user.weight"], final["pages.weight"][1:]], held[STEPS][0])
 
 
-@pytest.mark.parametrize("others", [2, 3, 1])
+@pytest.mark.parametrize("others", [rotating(2), 3, rotating(1)])
 def test_a_run_that_goes_on_elsewhere_ends_with_the_same_bits(tmp_path: Path, others: int) -> None:
     ends: list[list[torch.Tensor]] = []
 
@@ -113,7 +116,7 @@ def test_a_run_that_goes_on_elsewhere_ends_with_the_same_bits(tmp_path: Path, ot
             raise Killed
 
     with serving(tmp_path, workers=2, shards=2, run="first", checkpoint=EVERY_2) as shards:
-        raised = together([adagrad(shards, rank) for rank in range(2)], training(STEPS, die))
+        raised = together([adagrad(shards, rank) for rank in range(2)], training(STEPS, die, shards))
         assert all(isinstance(error, Killed) for error in raised), raised
     again = replace(EVERY_2, resume_from=str(shards.folder))
     with serving(tmp_path, workers=2, shards=others, run="second", checkpoint=again) as shards:

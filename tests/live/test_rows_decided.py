@@ -13,6 +13,7 @@ from psjob.modes import Batch
 from tests.live.live_shards import Shards, Worker, all_well, serving
 from tests.live.test_rows_training import DIM, ROWS, Clicks, loss_of, offloaded
 from tests.live.test_shard_decided import BACKUP, SOFTSYNC, batches, held_back
+from tests.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 __all__ = ["batches"]
@@ -32,7 +33,7 @@ def table(shards: Shards, number: int) -> torch.Tensor:
     return rows
 
 
-@pytest.mark.parametrize("way", [{}, {"transport": "tcp"}], ids=["shared", "tcp"])
+@pytest.mark.parametrize("way", [pytest.param({}, id="shared"), rotating({"transport": "tcp"}, id="tcp")])
 def test_backup_takes_the_same_pushes_in_tables_as_in_blocks(tmp_path: Path, batches: list[Batch], way: dict[str, Any]) -> None:
     def act(worker: Worker) -> None:
         for step in range(15):

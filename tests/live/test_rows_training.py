@@ -18,7 +18,8 @@ import psjob as ps
 from psjob.embeddings.rowmodule import RowModule
 from psjob.shard import server
 from psjob.worker.ending import SessionEnd
-from tests.live.live_shards import Rewound, Worker, all_well, eventually, serving, severed
+from tests.covering import each_value
+from tests.live.live_shards import SECONDS, Rewound, Worker, all_well, eventually, serving, severed
 from tests.live.test_shard_relinks import aside
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
@@ -100,8 +101,7 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+@pytest.mark.parametrize(("name", "shards"), each_value(sorted(OPTIMIZERS), [3, 1]))
 def test_workers_and_shards_are_near_plain_torch(tmp_path: Path, name: str, shards: int) -> None:
     make = OPTIMIZERS[name]
     held: dict[int, list[torch.Tensor]] = {}
@@ -253,8 +253,7 @@ def test_async_workers_see_their_own_updates(tmp_path: Path) -> None:
         assert [server.store.counters.duplicates for server in serve.servers] == [0, 0]
 
 
-@pytest.mark.parametrize("transport", ["tcp", "auto"])
-@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
+@pytest.mark.parametrize(("mode", "transport"), each_value(["sync", "bounded", "async"], ["tcp", "auto"]))
 def test_broken_streams_lose_and_double_no_row(tmp_path: Path, mode: str, transport: str) -> None:
     """Links are cut in the middle of training, with lookups and pushes on their way; the sum of all updates is exact."""
     count = 12
@@ -290,13 +289,13 @@ def test_who_returns_to_a_table_that_has_moved_on_rewinds(tmp_path: Path) -> Non
         models = [offloaded() for _ in range(3)]
         stays, dies = (Worker(serve, rank, models[rank], OPTIMIZERS["sgd"](models[rank])) for rank in range(2))
         for starting in [aside(stays.attach), aside(dies.attach)]:
-            starting.join(20)
+            starting.join(SECONDS)
         loss_of(dies.model, 0, 1).backward()
         with mock.patch.object(dies.session.links[0], "send_block"):
             pushing = aside(dies.optimizer.step)
             assert eventually(lambda: len(serve.servers[0].store.admission.rows[1].open) == 2)
             dies.session._end(SessionEnd("lost"))
-            pushing.join(20)
+            pushing.join(SECONDS)
             dies.die()
         again = Worker(serve, 1, models[2], OPTIMIZERS["sgd"](models[2]), start=2)
         again.attach()

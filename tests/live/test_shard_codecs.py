@@ -22,9 +22,22 @@ from psjob.shard.statusport import status
 from psjob.wire.frame import Kind
 from psjob.wire.tcp import Stream
 from psjob.worker import compression
-from tests.live.live_shards import NEVER, Rewound, Shards, Worker, all_well, eventually, serving, severed, together
+from tests.live.live_shards import (
+    NEVER,
+    SECONDS,
+    Rewound,
+    Shards,
+    Worker,
+    all_well,
+    eventually,
+    serving,
+    severed,
+    together,
+    until_checkpoints,
+)
 from tests.live.test_shard_training import batch, build, loss_of, one_inf, steps
 from tests.reference import Wire, reference
+from tests.soaking import rotating
 
 RATIO = 0.1
 LOSSY = [name for name, codec in codecs.CODECS.items() if codec.feeds_back]
@@ -57,7 +70,7 @@ def workers_of(shards: Shards, count: int = 2, make: Callable[[torch.nn.Module],
     return [Worker(shards, rank, model, make(model)) for rank, model in enumerate(build() for _ in range(count))]
 
 
-@pytest.mark.parametrize(("codec", "streams"), [("bf16", 1), ("fp16", 2), ("int8", 2), ("topk", 1), ("randomk", 2)])
+@pytest.mark.parametrize(("codec", "streams"), [rotating("bf16", 1), rotating("fp16", 2), ("int8", 2), ("topk", 1), rotating("randomk", 2)])
 def test_weights_are_the_oracles_bits_though_streams_break(tmp_path: Path, codec: str, streams: int) -> None:
     """What is sent again is what was sent, and what it left out is fed back once."""
     chance = random.Random(codec)
@@ -83,7 +96,7 @@ def test_weights_are_the_oracles_bits_though_streams_break(tmp_path: Path, codec
     assert not same(workers[0].model, without)
 
 
-@pytest.mark.parametrize("codec", ["int8", "topk"])
+@pytest.mark.parametrize("codec", ["int8", rotating("topk")])
 def test_a_push_that_broke_in_the_middle_is_sent_again_as_it_was(tmp_path: Path, codec: str) -> None:
     """One shard has its part of the clock, the other not, when the stream to it comes back."""
 
@@ -94,7 +107,7 @@ def test_a_push_that_broke_in_the_middle_is_sent_again_as_it_was(tmp_path: Path,
                 pushing = threading.Thread(target=one, args=(worker, 3), daemon=True)
                 pushing.start()
                 eventually(lambda: shards.servers[0].store.clocks()[0] >= 4)
-            pushing.join(30)
+            pushing.join(SECONDS)
         else:
             one(worker, 3)
         one(worker, 4)
@@ -143,7 +156,7 @@ def test_what_was_left_out_is_not_fed_back_twice_after_a_crash_in_async(tmp_path
     assert not any(bool(t.any()) for t in left["after"].values())
 
 
-@pytest.mark.parametrize("codec", ["topk", "int8"])
+@pytest.mark.parametrize("codec", ["topk", rotating("int8")])
 def test_what_was_left_out_comes_back_with_a_workers_record(tmp_path: Path, codec: str) -> None:
     """Rank 1 dies between two steps and goes on from its record; every bit is as without its death."""
 
@@ -159,7 +172,7 @@ def test_what_was_left_out_comes_back_with_a_workers_record(tmp_path: Path, code
             worker.optimizer.step()
 
     def returning() -> None:
-        gone.wait(30)
+        gone.wait(SECONDS)
         torch.set_num_threads(1)
         model = build()
         again = Worker(shards, 1, model, sgd(model), start=2)
@@ -182,7 +195,7 @@ def test_what_was_left_out_comes_back_with_a_workers_record(tmp_path: Path, code
                 raise
 
         raised = together(workers, first)
-        follower.join(30)
+        follower.join(SECONDS)
         assert raised[0] is None and isinstance(raised[1], Gone)
         assert shards.wait_ended() == [0, 0]
     assert same(workers[0].model, oracle(codec, 8)[0])
@@ -230,7 +243,7 @@ def test_absent_ranks_and_tensors_without_gradients_leave_it_alone(tmp_path: Pat
     assert same(workers[0].model, workers[1].model)
 
 
-@pytest.mark.parametrize("pull", ["bf16", "fp16"])
+@pytest.mark.parametrize("pull", [rotating("bf16"), "fp16"])
 def test_pulled_weights_are_rounded_and_the_shards_keep_whole_ones(tmp_path: Path, pull: str) -> None:
     with serving(tmp_path, shards=2, compression=asked(pull=pull)) as shards:
         workers = workers_of(shards)
@@ -286,6 +299,8 @@ def test_a_large_residual_goes_at_cuts_only_and_a_rewind_puts_it_back(tmp_path: 
 
     def act(worker: Worker) -> None:
         for step in range(worker.session.clock, 8):
+            if step == 1:
+                until_checkpoints(worker, shards, 1)  # it is named two steps ahead
             worker.edge(step)
             if worker.rank == 1 and step == 5 and worker.job.place.number == 1:
                 assert eventually(lambda: any(int(p.stem[-12:]) >= 3 for p in shards.folder.glob("manifest-*.json")))
@@ -316,7 +331,7 @@ def test_a_large_residual_goes_at_cuts_only_and_a_rewind_puts_it_back(tmp_path: 
         for thread in lives:
             thread.start()
         for thread in lives:
-            thread.join(60)
+            thread.join(SECONDS)
     model, wire = wide(), Wire("int8", RATIO, seed=5)
     reference(model, "sgd", [{"lr": 0.05, "momentum": 0.9}], lambda s: [batch(s, 0), batch(s, 1)], loss_of, 8, wire=wire)
     assert sum(left.numel() for left in wire.left.values()) * 4 > 2 * (64 << 10)

@@ -14,6 +14,7 @@ from psjob.resume import record
 from psjob.worker import compression, half
 from tests.live.live_shards import Worker, all_well, eventually, serving
 from tests.live.test_shard_training import batch, build, loss_of, steps
+from tests.soaking import rotating
 
 SLIM = {"mode": "async", "update_rule": "dana-slim"}
 
@@ -34,7 +35,7 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("transport", ["auto", rotating("tcp")])
 def test_one_worker_of_an_async_job_is_torchs_nesterov_bit_for_bit(tmp_path: Path, transport: str) -> None:
     alone = build()
     optimizer = slim(alone)

@@ -18,10 +18,11 @@ from psjob.process.config import CompressionConfig
 from psjob.rules.base import of_worker
 from psjob.shard.cell import Cell
 from psjob.worker.ending import SessionEnd
-from tests.live.live_shards import NEVER, Shards, Worker, all_well, eventually, serving, together
+from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, eventually, serving, together
 from tests.live.test_shard_halves import learn, whole_loss
 from tests.live.test_shard_relinks import aside
 from tests.live.test_shard_training import batch, build, loss_of, steps
+from tests.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
 
@@ -58,7 +59,7 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
 """How blocks come and go: settings of the job, and overlap."""
 
 
-@pytest.mark.parametrize("way", ["shared", "tcp", "overlap"])
+@pytest.mark.parametrize("way", ["shared", rotating("tcp"), "overlap"])
 def test_one_worker_of_dana_zero_is_torchs_nesterov(tmp_path: Path, way: str) -> None:
     """Within rounding: the shard keeps the weights and replies ahead of them, torch keeps those ahead."""
     settings, overlap = WAYS[way]
@@ -76,7 +77,16 @@ def test_one_worker_of_dana_zero_is_torchs_nesterov(tmp_path: Path, way: str) ->
 
 
 @pytest.mark.parametrize(
-    ("rule", "way"), [*(("dana-dc", way) for way in WAYS), *((rule, "tcp") for rule in ("dc-asgd", "gap-aware", "gap-aware-dana"))]
+    ("rule", "way"),
+    [
+        ("dana-dc", "shared"),
+        ("dc-asgd", "overlap"),
+        ("gap-aware", "streams"),
+        ("gap-aware-dana", "bf16"),
+        ("dana-dc", "tcp"),
+        *(rotating("dana-dc", way) for way in ("overlap", "streams", "bf16")),
+        *(rotating(rule, "tcp") for rule in ("dc-asgd", "gap-aware", "gap-aware-dana")),
+    ],
 )
 def test_what_is_noted_is_what_each_worker_has(tmp_path: Path, rule: str, way: str) -> None:
     """Also after streams have broken, when an answer was lost and another one made."""
@@ -156,7 +166,7 @@ def test_a_shard_whose_update_breaks_off_is_gone(tmp_path: Path) -> None:
         push = aside(lambda: steps(1)(worker))
         assert shards.wait_ended() == [1]
         worker.session._end(SessionEnd("lost"))
-        push.join(20)
+        push.join(SECONDS)
 
 
 def test_a_worker_that_has_left_is_out_of_the_sum(tmp_path: Path) -> None:
@@ -175,7 +185,7 @@ def test_a_worker_that_has_left_is_out_of_the_sum(tmp_path: Path) -> None:
         all_well(workers_of(shards), act)
 
 
-@pytest.mark.parametrize("shards_then", [1, 3])
+@pytest.mark.parametrize("shards_then", [rotating(1), 3])
 def test_what_belongs_to_a_worker_comes_back_on_other_shards(tmp_path: Path, shards_then: int) -> None:
     """Two runs that go on from one checkpoint on other shards; the workers' momenta and notes are there before they push."""
     with serving(tmp_path, workers=2, shards=2, mode="async", update_rule="dana-dc", checkpoint=replace(NEVER, every_steps=4)) as shards:
@@ -239,7 +249,11 @@ RULES: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
+QUICK = ("ftrl", "adam-async", "delayed-nesterov", "gap-aware-dana")
+"""Of each kind of state one."""
+
+
+@pytest.mark.parametrize("rule", [rule if rule in QUICK else rotating(rule) for rule in RULES])
 def test_every_rule_learns_in_a_job(tmp_path: Path, rule: str) -> None:
     """With three workers, and `state_dict` holds what the script's optimizer would have of it."""
     before = whole_loss(build())

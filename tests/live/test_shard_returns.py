@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from psjob.worker.ending import SessionEnd
 from tests.live import live_shards
-from tests.live.live_shards import NEVER, Shards, Worker, all_well, eventually, serving, severed
+from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, eventually, serving, severed
 from tests.live.test_shard_relinks import aside, counting, final, numbers, step
 
 EVERY_2 = replace(NEVER, every_steps=2, keep=100)
@@ -76,7 +77,7 @@ def test_an_async_push_that_one_shard_has_is_made_again_for_the_other(tmp_path: 
             pushing = aside(lambda: step(first))
             assert eventually(lambda: shards.servers[0].store.clocks()[0] == 1)
             first.session._end(SessionEnd("lost"))
-            pushing.join(20)
+            pushing.join(SECONDS)
             first.die()
         again = counting(shards, 0, start=2)
         again.attach()
@@ -96,7 +97,8 @@ def test_where_workers_step_whoever_goes_on_gives_the_weights(tmp_path: Path) ->
 
         def act(worker: Worker) -> None:
             rounds(worker, 0, 2)
-            while worker.rank == 1 and worker.session.clock < 2000 and not beyond():
+            deadline = time.monotonic() + SECONDS / 2
+            while worker.rank == 1 and time.monotonic() < deadline and not beyond():
                 rounds(worker, worker.session.clock, worker.session.clock + 1)
 
         workers = [counting(shards, rank) for rank in range(2)]

@@ -15,6 +15,7 @@ from torch import nn
 from psjob.checkpoint.final import tensors_sha256
 from tests.live.live_shards import Worker, all_well, serving, together
 from tests.reference import reference
+from tests.soaking import rotating
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -100,7 +101,7 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("name", [name if name in ("adam", "groups", "rmsprop") else rotating(name) for name in sorted(OPTIMIZERS)])
 def test_three_workers_and_two_shards_are_near_plain_torch(tmp_path: Path, name: str) -> None:
     """RMSprop and others without a rule step on the workers, on the reduced gradient."""
     make = OPTIMIZERS[name]
@@ -132,7 +133,7 @@ def same_state(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
             torch.testing.assert_close(mine["state"][row][key], value, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("transport", ["auto", rotating("tcp")])
 def test_the_order_of_arrival_changes_no_bit(tmp_path: Path, transport: str) -> None:
     """Sums run in rank order whoever comes first; also against the oracle."""
     hashes = set()
@@ -228,7 +229,7 @@ def test_async_takes_every_push_once(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, torch.full_like(tensor, 60.0)) for tensor in final.values())
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("transport", [rotating("auto"), "tcp"])
 def test_a_broken_stream_is_mended_and_nothing_counts_twice(tmp_path: Path, transport: str) -> None:
     """Streams are cut under both workers again and again; the weights are those of the quiet run."""
     with serving(tmp_path, workers=2, shards=2, transport=transport) as shards:

@@ -18,6 +18,7 @@ from psjob.worker.staging import Staging
 from tests.hardware import DEVICES
 from tests.live.live_shards import Worker, all_well, serving
 from tests.live.test_shard_training import OPTIMIZERS, batch, build, loss_of
+from tests.soaking import rotating
 
 every_device = pytest.mark.parametrize("device", DEVICES)
 SHAPES = [(7, 9), (300,), (1000, 3), (), (5, 0), (64,)]
@@ -162,7 +163,7 @@ def run(folder: Path, name: str, way: str, device: str, scaled: bool) -> set[str
 
 
 @every_device
-@pytest.mark.parametrize("name", ["adam", "rmsprop"])
+@pytest.mark.parametrize("name", [rotating("adam"), "rmsprop"])
 def test_every_data_path_gives_the_same_bits(tmp_path: Path, device: str, name: str) -> None:
     """Straight from the model's memory (where that is this host's), staged, and staged with overlap."""
     found: dict[str, Any] = {way: run(tmp_path / way, name, way, device, False) for way in ("attach", "staged", "overlap")}

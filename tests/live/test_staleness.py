@@ -29,7 +29,8 @@ from psjob.simulate.digits import SIZE, Digits
 from psjob.simulate.engine import simulate
 from psjob.simulate.speeds import Speeds
 from psjob.simulate.training import SimulatedTraining
-from tests.live.live_shards import Worker, all_well, eventually, serving
+from tests.live.live_shards import SECONDS, Worker, all_well, eventually, serving
+from tests.soaking import rotating
 
 WHOLE = Sample(1, SIZE, SIZE)
 SAMPLE = Sample.of(SIZE, ELEMENTS)
@@ -92,7 +93,7 @@ def test_a_sample_is_inside_of_its_block_and_meets_nothing_twice(elements: int, 
     assert len(taken) <= max(wanted, 8)
 
 
-@pytest.mark.parametrize(("workers", "mean"), [(8, 6.99), (16, 14.95)])
+@pytest.mark.parametrize(("workers", "mean"), [rotating(8, 6.99), (16, 14.95)])
 def test_lag_and_gap_of_every_push_are_those_of_the_schedule(workers: int, mean: float) -> None:
     """Row C2; a sample of all elements is the gap itself, and the usual sample comes near it."""
     work, sampled = looked(0.05, workers, 60, WHOLE), looked(0.05, workers, 8)
@@ -153,7 +154,7 @@ def test_no_number_of_a_script_or_a_push_breaks_the_guard(momentum: float, dampe
         assert words is None or "nan" not in words
 
 
-@pytest.mark.parametrize("workers", [16, 32])
+@pytest.mark.parametrize("workers", [rotating(16), 32])
 def test_a_rate_that_spoils_digits_is_warned_of_and_one_that_does_not_is_not(workers: int) -> None:
     """Row C3: lr 1.0 comes to 41.7 / 15.4 % with 16 / 32 workers, lr 0.05 to 97.4 %."""
     high, low = looked(1.0, workers, seed=1), looked(0.05, workers, 30, seed=1)
@@ -209,7 +210,7 @@ def quadratic(steps: int, lr: float, workers: int) -> Any:
         for _ in range(steps):
             for p in worker.model.parameters():
                 p.grad = p.detach().clone()
-            barrier.wait(60)
+            barrier.wait(SECONDS)
             worker.optimizer.step()
 
     models = [torch.nn.Linear(50, 50) for _ in range(workers)]

@@ -25,7 +25,8 @@ from psjob.rules.reduction import ReductionProblem
 from psjob.tables import RowTable, TableSpec
 from psjob.tables.rules import COMBINES
 from psjob.worker.ending import SessionEnd
-from tests.live.live_shards import Worker, all_well, serving, severed
+from tests.covering import each_value
+from tests.live.live_shards import SECONDS, Worker, all_well, serving, severed
 from tests.live.test_shard_relinks import aside
 
 pytestmark = pytest.mark.usefixtures("last_words")
@@ -43,7 +44,7 @@ def spec(name: str, dtype: torch.dtype, rows: int | None = None) -> TableSpec:
 
 @pytest.mark.parametrize(("name", "dtype"), KINDS)
 @given(data=st.data())
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_rows_are_what_numpy_makes_of_all_pushes_in_any_grouping(name: str, dtype: torch.dtype, data: st.DataObject) -> None:
     """Ids repeat within a push; pushes come in one frame or in several, in any order."""
     element = st.integers(0, 1) if name in ("or", "and", "count") else st.integers(-9, 9)
@@ -133,10 +134,7 @@ def counts_of(model: nn.Module) -> torch.Tensor:
     return model.count.pull(torch.arange(IDS)[None] * 7919 - 5)[0]  # type: ignore[operator, no-any-return, union-attr]
 
 
-@pytest.mark.parametrize("breaks", [False, True])
-@pytest.mark.parametrize(
-    ("mode", "transport"), [("sync", "tcp"), ("sync", "auto"), ("async", "auto"), ("async", "tcp"), ("bounded", "auto")]
-)
+@pytest.mark.parametrize(("mode", "transport", "breaks"), each_value(["sync", "async", "bounded"], ["tcp", "auto"], [True, False]))
 def test_every_push_of_every_worker_counts_once(tmp_path: Path, mode: str, transport: str, breaks: bool) -> None:
     """Links are cut with pushes on their way. The counts are exact, on the shards and in the final file."""
     held: list[torch.Tensor] = []
@@ -219,7 +217,7 @@ def test_a_sum_beyond_int32_ends_the_job_with_a_sentence(tmp_path: Path) -> None
         pushed = aside(worker.optimizer.step)
         assert shards.wait_ended() == [EXIT_REFUSED]
         worker.session._end(SessionEnd("lost"))
-        pushed.join(20)
+        pushed.join(SECONDS)
         with pytest.raises(ValueError, match="sums reach 2147483648, beyond int32"):
             model.count.push(torch.tensor([1, 1]), torch.cat([most, most]))
     assert shards.servers[0].words["error"].startswith("step 1 of table count: sums reach 2147483648, beyond int32")

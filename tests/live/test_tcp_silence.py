@@ -13,7 +13,7 @@ from psjob.wire import reading, tcp
 from psjob.wire.frame import Header, Kind
 from psjob.wire.tcp import Stream, StreamClosed
 
-SILENCE = 0.6
+SILENCE = 1.0
 SMALL_BUFFER = 16 << 10
 
 
@@ -43,7 +43,7 @@ def test_a_slow_writer_is_read_to_the_end(ends: tuple[Stream, Stream]) -> None:
     def trickle() -> None:
         for at in range(0, len(raw), 1024):
             one.sock.sendall(raw[at : at + 1024])
-            time.sleep(SILENCE / 3)
+            time.sleep(SILENCE / 4)
 
     writer = threading.Thread(target=trickle)
     began = time.monotonic()
