@@ -76,6 +76,8 @@ def choose(pins: Mapping[str, str], platform: str, has_gpu: bool, there: str | N
         left_out = ("torch", *(name for name in pins if CUDA.match(name)))
         told = f"installing the pinned requirements into .venv, and torch=={cpu}, whose hash is not pinned (2 GB)"
         return Choice(left_out, f"torch=={cpu}", told)
+    if there == pin:
+        return Choice(UNUSED, None, "installing the pinned requirements into .venv")
     told = (
         "installing the pinned requirements into .venv: 5 GB, because torch loads its CUDA libraries without a GPU too "
         f"and the package index in use has no torch=={cpu}. With an index that has it 2 GB suffice: "
