@@ -235,11 +235,14 @@ def load_of(item: pytest.Item) -> Load:
 
 def room() -> Load:
     """What this machine has for tests. A third of the memory is left to what tests share and to other programs."""
-    return Load(cores=float(len(os.sched_getaffinity(0))), memory=available_gib() * 2 / 3)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Load(cores=float(cores), memory=available_gib() * 2 / 3)
 
 
 def available_gib() -> float:
-    """Memory that programs may still take, in GiB."""
+    """Memory that programs may still take, in GiB; half of the machine's where the system does not tell, as on macOS."""
+    if not os.path.exists("/proc/meminfo"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**31
     with open("/proc/meminfo") as file:
         kib = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable:"))
     return kib / 2**20
