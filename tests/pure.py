@@ -9,11 +9,14 @@ import pytest
 
 REFUSED = {
     "subprocess.Popen": "starts a process",
+    "os.system": "starts a process",
     "os.fork": "forks",
+    "os.forkpty": "forks",
     "os.posix_spawn": "starts a process",
     "os.exec": "becomes another program",
     "socket.bind": "listens on a socket",
     "socket.connect": "connects to a socket",
+    "socket.sendto": "sends to a socket",
 }
 _watching = False
 
@@ -33,7 +36,8 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
     if event == "import" and str(arguments[0]).partition(".")[0] == "torch":
         pytest.fail("a test of `make test-unit` imports torch; it belongs in tests/tensors")
     if event in REFUSED:
-        pytest.fail(f"a test of `make test-unit` {REFUSED[event]} ({arguments[0]!r}); it belongs in tests/live")
+        told = f" ({arguments[0]!r})" if arguments else ""
+        pytest.fail(f"a test of `make test-unit` {REFUSED[event]}{told}; it belongs in tests/live")
 
 
 sys.addaudithook(_refuse)

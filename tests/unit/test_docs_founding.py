@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from bench.measures import MEASURES
+from psjob_client.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = (ROOT / "docs/cli.md").read_text()
@@ -21,15 +21,14 @@ CELLS = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in ROWS]
 COMMANDS = sorted(
     {(words, cells[-1]) for cells in CELLS for words in re.findall(r"`((?:psjob|python -m bench|pytest) [^`]+)`", " ".join(cells[1:]))}
 )
-QUICK = ("plan-topology --preset", "simulate schedule")
+PLANNED = [(words, figure) for words, figure in COMMANDS if words.startswith("psjob plan-topology --preset")]
 
 
 @functools.cache
 def printed(words: str) -> str:
-    command = [sys.executable, "-m", "psjob_client.cli.main", *shlex.split(words)[1:]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    done = CliRunner().invoke(cli, shlex.split(words)[1:])
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def test_every_line_has_a_command_or_says_that_it_is_not_here() -> None:
@@ -39,7 +38,7 @@ def test_every_line_has_a_command_or_says_that_it_is_not_here() -> None:
         assert cells[-2] in ("command", "not here") or re.search(r"`[^`]+`|\]\(", cells[-2]), cells
 
 
-@pytest.mark.parametrize(("words", "figure"), [one for one in COMMANDS if one[0].startswith(tuple(f"psjob {way}" for way in QUICK))])
+@pytest.mark.parametrize(("words", "figure"), PLANNED)
 def test_a_quick_command_prints_the_figures_of_its_line(words: str, figure: str) -> None:
     wanted = re.findall(r"`([^`]+)`", figure)
     assert all(one in printed(words) for one in wanted), (wanted, printed(words))

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from typer.testing import CliRunner
 
-from psjob_client.cli import main
 from psjob_client.cli.render import documents
 from psjob_client.doctor.cluster import Claim, ClusterFacts, Limit, Node, Operator, Quota, StorageClass, judge_cluster
 from psjob_client.doctor.findings import Finding
@@ -189,18 +184,3 @@ def test_whether_a_job_fits(change: dict[str, Any], spec: dict[str, Any], about:
     found = line(judge_fit(dataclasses.replace(FINE, **change), wanted, pods_of(wanted, documents(wanted))), about)
     text = f"{found.figure} {found.limit} {found.remedy}"
     assert found.level == level and all(word in text for word in words.split()), found
-
-
-def test_the_command_looks_at_this_machine_and_at_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(changed(GOOD, {f"{WORKER}.command": ["no-such-program"]})))
-    done = CliRunner().invoke(main.cli, ["doctor", "job.yaml", "-o", "json"])
-    told = json.loads(done.stdout)
-    assert done.exit_code == 1 and told["problem"] is True
-    (command,) = [row for row in told["findings"] if row["about"] == "job: command"]
-    assert "no-such-program" in command["figure"]
-    assert {"python", "psjob", "torch", "cores", "memory", "/dev/shm", "open files", "ports", "run folder", "cache", "GPU"} <= {
-        row["about"] for row in told["findings"]
-    }
-    done = CliRunner().invoke(main.cli, ["doctor", "--kubeconfig", str(tmp_path / "none")])
-    assert done.exit_code == 1 and done.stdout.startswith("PROBLEM  API server") and "1 problem, 0 warnings" in done.stdout

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
-
 import pytest
 
-from hack.readme import commands, script
+from hack.readme import commands
 
 PAGE = """# Top
 
@@ -57,13 +54,3 @@ def test_a_section_that_is_not_there_is_an_error() -> None:
     for title in ("Nowhere", "Not a heading"):
         with pytest.raises(LookupError, match=title):
             commands(PAGE, title)
-
-
-def test_a_script_ends_at_what_fails_and_notes_the_rest(tmp_path: Path) -> None:
-    marks = tmp_path / "it's marks"
-    done = subprocess.run(
-        ["bash", "-c", script(["cd /", "pwd", "false", "echo no"], str(marks))], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode == 1 and done.stdout == "/\n"
-    times = [float(line) for line in marks.read_text().split()]
-    assert len(times) == 2 and times == sorted(times)

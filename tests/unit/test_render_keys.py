@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import shutil
 import subprocess
 from dataclasses import replace
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from psjob.process import derive as deriving
 from psjob_operator import contract, keys, render
 from psjob_operator.api.status import Pinned
 from psjob_operator.authority import certificates
@@ -125,78 +123,3 @@ def derive(folder: Path, environment: dict[str, str], data: dict[str, bytes], to
     script = f"busybox={busybox()} from={source} to={folder / to}\n{DERIVE}"
     # Nothing is on the PATH: the script may call no program but busybox.
     return subprocess.run([busybox(), "sh", "-c", script], env={"PATH": "/none", **environment}, capture_output=True, text=True, timeout=60)
-
-
-def of(role: Role, index: int, number: int) -> dict[str, str]:
-    counter = contract.ENV_START if role == "worker" else contract.ENV_ATTEMPT
-    return {contract.ENV_ROLE: role, contract.ENV_INDEX: str(index), counter: str(number)}
-
-
-EXPECTED = {
-    ("shard", 0, 4): {"shard": keys.shard(SHARDS, 0, 4), "workers": WORKERS, "shards": SHARDS, "questions": QUESTIONS},
-    ("shard", 1, 12): {"shard": keys.shard(SHARDS, 1, 12), "workers": WORKERS, "questions": QUESTIONS},
-    ("worker", 3, 7): {"worker": keys.worker(WORKERS, 3, 7)},
-}
-
-
-@pytest.mark.parametrize("who", ROLES, ids=str)
-def test_the_script_derives_what_python_derives(tmp_path: Path, who: tuple[Role, int, int]) -> None:
-    done = derive(tmp_path, of(*who), secret())
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert (tmp_path / "keys").read_text() == "".join(f"{name} {key.hex()}\n" for name, key in EXPECTED[who].items())
-    assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o444
-    assert sorted(os.listdir(tmp_path)) == ["keys", "secret"], "nothing half written is left"
-
-
-@pytest.mark.parametrize("who", ROLES, ids=str)
-def test_an_encrypted_run_hands_on_the_authority_and_a_shard_its_own_certificate(tmp_path: Path, who: tuple[Role, int, int]) -> None:
-    data = secret(encrypted=True)
-    assert {"ca.pem", "shard-0.pem", "shard-1.pem"} < set(data) and all(word in contract.KEYS for word in ("AUTHORITY", "CERTIFICATE"))
-    done = derive(tmp_path, of(*who), data)
-    assert (done.returncode, done.stderr) == (0, "")
-    own = {f"shard-{who[1]}.pem"} if who[0] == "shard" else set()
-    assert set(os.listdir(tmp_path)) == {"keys", "secret", "ca.pem"} | own, "no other shard's private key"
-    for name in {"ca.pem"} | own:
-        assert (tmp_path / name).read_bytes() == data[name] and (tmp_path / name).stat().st_mode & 0o777 == 0o444
-
-
-@pytest.mark.parametrize("who", ROLES, ids=str)
-@pytest.mark.parametrize("way", ["shell", "python"])
-def test_a_worker_that_listens_gets_its_own_certificate_and_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: tuple[Role, int, int], way: str
-) -> None:
-    data = secret(encrypted=True, workers=5)
-    if way == "shell":
-        done = derive(tmp_path, of(*who), data)
-        assert (done.returncode, done.stderr) == (0, "")
-    else:
-        (tmp_path / "secret").mkdir()
-        for name, value in data.items():
-            (tmp_path / "secret" / name).write_text(value.hex() if "." in name and "pem" not in name else value.decode())
-        for name, value in of(*who).items():
-            monkeypatch.setenv(name, value)
-        assert deriving.main(["--from", str(tmp_path / "secret"), "--to", str(tmp_path / "keys")]) == 0
-    own = f"{who[0]}-{who[1]}.pem"
-    assert set(os.listdir(tmp_path)) == {"keys", "secret", "ca.pem", own}
-    assert (tmp_path / own).read_bytes() == data[own] and (tmp_path / own).stat().st_mode & 0o777 == 0o444
-
-
-@pytest.mark.parametrize("name", sorted(secret()))
-@pytest.mark.parametrize("there", [None, b""], ids=["missing", "empty"])
-def test_a_secret_with_a_hole_ends_with_a_sentence_and_no_file(tmp_path: Path, name: str, there: bytes | None) -> None:
-    data = {key: value for key, value in secret().items() if key != name} | ({} if there is None else {name: there})
-    who = ("worker", 3, 7) if name.startswith("workers.") else ("shard", 0, 4)
-    done = derive(tmp_path, of(*who), data)  # type: ignore[arg-type]
-    assert done.returncode != 0 and not (tmp_path / "keys").exists()
-    assert f"no entry {name};" in done.stderr and "suspend and resume the job" in done.stderr
-
-
-@pytest.mark.parametrize("environment", [{}, {contract.ENV_ROLE: "cook"}, {contract.ENV_ROLE: "worker", contract.ENV_INDEX: "1"}], ids=str)
-def test_a_process_without_a_name_gets_no_keys(tmp_path: Path, environment: dict[str, str]) -> None:
-    done = derive(tmp_path, environment, secret())
-    assert done.returncode != 0 and done.stderr and not (tmp_path / "keys").exists()
-
-
-def test_a_folder_that_takes_no_file_is_told(tmp_path: Path) -> None:
-    done = derive(tmp_path, of("worker", 0, 1), secret(), to="nowhere/keys")
-    assert done.returncode != 0 and "cannot be derived" in done.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 
 from psjob_client.jobs.problems import JobProblem
-from psjob_client.local.command import worker_commands
 from psjob_client.sdk import building
 from psjob_client.sdk.shipping import LARGEST, CannotShip, script_of
 
@@ -36,16 +33,6 @@ def calls_a_neighbour() -> int:
     return helper()
 
 
-def nested() -> None:
-    def inner(value: int) -> int:
-        return value + len([one + 1 for one in range(value)])
-
-    class Own:
-        pass
-
-    print(inner(2), Own.__name__, "$(HOME) $$ $HOME", __name__)
-
-
 async def waits() -> None:
     return None
 
@@ -57,19 +44,6 @@ def closure() -> Callable[[], int]:
         return around
 
     return of_it
-
-
-def ran(script: str, folder: Path) -> str:
-    (folder / "alone.py").write_text(script)
-    done = subprocess.run([sys.executable, "-I", "alone.py"], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-def test_a_function_runs_alone_with_its_modules_and_arguments(tmp_path: Path) -> None:
-    script = script_of(plain, {"a": 5, "b": 'it\'s "q"\n'})
-    assert "import json\n" in script and "from pathlib import Path\n" in script
-    assert json.loads(ran(script, tmp_path)) == [5, 'it\'s "q"\n', "z", "p"]
-    assert ran(script_of(nested), tmp_path) == "4 Own $(HOME) $$ $HOME __main__"
 
 
 @pytest.mark.parametrize(
@@ -106,29 +80,6 @@ def test_a_file_travels_as_it_is(tmp_path: Path) -> None:
     file.write_text("#" * (LARGEST + 1))
     with pytest.raises(CannotShip, match=f"at most {LARGEST}"):
         script_of(file)
-
-
-def test_the_manifest_runs_the_text_as_a_file_of_its_own(tmp_path: Path) -> None:
-    file = tmp_path / "train.py"
-    file.write_text(
-        "import sys, helper\nprint(helper.ONE, sys.argv[1:], __file__.endswith('.py'), '$(HOME)', '$$', sys.orig_argv[1:] == [__file__])\n"
-    )
-    (tmp_path / "helper.py").write_text("ONE = 1\n")
-    made = building.build(file, packages=["pytest>=1"], env={"N": 1})
-    command = worker_commands(building.job_of(made), tmp_path)[0]
-    done = subprocess.run(
-        command.argv, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **command.env, "TMPDIR": str(tmp_path)}
-    )
-    assert done.stdout == "1 [] True $(HOME) $$ True\n", done.stderr
-    assert len(list(tmp_path.glob("psjob-scripts-*/train-*.py"))) == 1
-
-
-def test_what_pip_cannot_install_is_said(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("print(1)\n")
-    command = worker_commands(building.job_of(building.build(tmp_path / "train.py", packages=["pytest<1"])), tmp_path)[0]
-    env = {**os.environ, "PIP_NO_INDEX": "1", "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command.argv, cwd=tmp_path, capture_output=True, text=True, env=env)
-    assert done.returncode == 1 and done.stderr.strip().splitlines()[-1].startswith("packages: pip could not install pytest<1")
 
 
 def test_the_manifest_has_what_was_asked_for(tmp_path: Path) -> None:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import pty
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,9 +11,8 @@ import yaml
 from typer.testing import CliRunner
 
 from psjob_client.cli.main import cli
-from psjob_client.local import measure
 from psjob_client.local.errors import BadInput
-from tests.unit.topology_machines import switched, two_hosts
+from tests.unit.topology_machines import two_hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -119,51 +113,3 @@ def test_a_file_that_describes_no_machine_is_refused(tmp_path: Path, text: str, 
     file = tmp_path / "machine.yaml"
     file.write_text(text)
     assert line in refused(str(file))[0]
-
-
-def test_on_a_terminal_it_is_a_table(tmp_path: Path) -> None:
-    file = tmp_path / "machine.yaml"
-    file.write_text(yaml.safe_dump(switched(3)))
-    ours, theirs = pty.openpty()
-    argv = [sys.executable, "-m", "psjob_client.cli.main", "plan-topology", str(file)]
-    env = os.environ | {"COLUMNS": "150", "TERM": "xterm"}
-    with subprocess.Popen(argv, stdout=theirs, stderr=theirs, env=env) as process:
-        os.close(theirs)
-        text = b""
-        try:
-            while part := os.read(ours, 65536):
-                text += part
-        except OSError:
-            pass  # Linux says EIO when the last writer is gone
-    os.close(ours)
-    assert process.returncode == 0
-    assert "┃" in text.decode() and "pick: ps takes" in text.decode()
-
-
-def test_the_probe_measures_every_pair_of_real_processes() -> None:
-    told: list[str] = []
-    raw = measure.measure(3, told.append)
-    assert [link["between"] for link in raw["links"]] == [["p0", "p1"], ["p0", "p2"], ["p1", "p2"]]
-    assert all(link["bandwidth"] > 1e6 and 0 < link["latency"] < 1 for link in raw["links"]) and raw["total"] > 1e6
-    assert told[0] == "starting 3 processes" and "p0 to p2 (2 of 3)" in told and told[-1] == "all at once"
-
-
-def test_a_probed_machine_is_planned() -> None:
-    (plan,) = json.loads(said("--probe", "2", "--json"))
-    assert plan["machine"]["name"] == "2-processes-here" and plan["machine"]["total"] > 0
-    assert {"ring", "ps", "tree"} <= {given["strategy"] for given in plan["strategies"]}
-
-
-def test_a_probe_that_gets_no_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "ANSWER_SECONDS", 0.001)
-    with pytest.raises(BadInput, match=r"--probe 2: no answer in time \(0 s a step\); try fewer processes"):
-        measure.measure(2, lambda _: None)
-
-
-def test_a_process_that_ends_is_named() -> None:
-    async def die() -> None:
-        async with measure._Peer("p7") as peer:
-            await peer.ask(do="send", port=1, seconds=0.1)
-
-    with pytest.raises(OSError, match=r"process p7: .*refused"):
-        asyncio.run(die())

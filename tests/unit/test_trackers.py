@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import subprocess
-import sys
 import threading
 import types
-from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from psjob.api import trackers
 
@@ -21,29 +16,6 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "_told", 0)
     monkeypatch.setattr(trackers, "_broken", set())
     trackers._writers.clear()
-
-
-def test_an_open_summary_writer_is_told(tmp_path: Path) -> None:
-    from torch.utils.tensorboard import SummaryWriter
-
-    closed, writer = SummaryWriter(str(tmp_path / "closed")), SummaryWriter(str(tmp_path / "open"))
-    closed.close()
-    for step in range(4):
-        trackers.tell({"loss": 1.0 / (step + 1)}, step)
-    late = SummaryWriter(str(tmp_path / "late"))
-    for step in range(4, 12):
-        trackers.tell({"loss": 1.0}, step)
-    writer.close()
-    late.close()
-    events = EventAccumulator(str(tmp_path / "open"))
-    events.Reload()
-    assert [(event.step, round(event.value, 3)) for event in events.Scalars("psjob/loss")][:3] == [(0, 1.0), (1, 0.5), (2, 0.333)]
-    other = EventAccumulator(str(tmp_path / "late"))
-    other.Reload()
-    assert other.Scalars("psjob/loss"), "one that is opened later is found"
-    assert len(list((tmp_path / "closed").iterdir())) == 1, "a closed one is not opened again"
-    del closed, writer, late
-    gc.collect()
 
 
 def test_a_tracker_that_fails_does_not_end_training(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -65,26 +37,6 @@ def test_a_worker_that_starts_again_names_the_same_run() -> None:
     own = {"WANDB_RUN_ID": "mine"}
     trackers.one_run("digits-1", own)
     assert own == {"WANDB_RUN_ID": "mine"}
-
-
-WANDB = """
-import os, sys
-from psjob.api import trackers
-trackers.one_run("digits-1", os.environ)
-import wandb
-run = wandb.init(project="digits", mode="offline", dir=sys.argv[1], settings=wandb.Settings(console="off", silent=True))
-for step in range(3):
-    trackers.tell({"loss": 1 / (step + 1)}, step)
-print("told", run.id, run.summary["psjob/loss"], run.summary["psjob/step"])
-run.finish()
-"""
-
-
-def test_a_run_of_wandb_goes_on_after_a_restart(tmp_path: Path) -> None:
-    for _start in range(2):
-        answer = subprocess.run([sys.executable, "-c", WANDB, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path, timeout=120)
-        assert f"told digits-1 {1 / 3} 2" in answer.stdout, answer.stderr[-2000:]
-    assert {path.name.split("-", 3)[-1] for path in (tmp_path / "wandb").glob("offline-run-*")} == {"digits-1"}
 
 
 class Mlflow:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from psjob_operator.api.load import load_job
-from tests.unit.test_chart import ALL_SEEN, CHART, ROOT, deployment, objects, of_kind, template
+from tests.live.test_chart import ALL_SEEN, CHART, ROOT, deployment, helm, objects, of_kind, template
+from tests.unit.test_gitops_examples import application, release
 
 CLUSTER_WIDE = {
     "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
@@ -96,3 +99,12 @@ def test_artifact_hub_is_told_the_images_the_crd_and_examples() -> None:
         assert job is not None and not problems
     assert all(one["kind"] in ("added", "changed", "deprecated", "removed", "fixed", "security") for one in listed("changes"))
     assert all(one["url"].startswith("https://") for one in listed("links"))
+
+
+@pytest.mark.parametrize("values", [application()["helm"]["valuesObject"], release()["values"]], ids=["argocd", "flux"])
+def test_values_of_the_gitops_examples_are_taken(values: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    for given, fails in ((values, False), ({**values, "replicaCount": 2}, True)):
+        file.write_text(yaml.safe_dump(given))
+        done = helm("template", "psjob", str(CHART), "-f", str(file))
+        assert (done.returncode != 0) == fails, done.stderr

@@ -1,0 +1,55 @@
+"""A process leaves its last words whole, and one that is stuck is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from psjob import contract
+
+STUCK = """
+from psjob.process.errors import refused_after
+with refused_after({seconds}, "it must return"):
+    {code}
+print("went on")
+"""
+
+
+def ended(folder: Path, seconds: float, code: str) -> tuple[int, str, Path]:
+    words = folder / "words"
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK.format(seconds=seconds, code=code)],
+        env={**os.environ, contract.ENV_TERMINATION_LOG: str(words)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr, words
+
+
+def test_code_that_does_not_come_back_is_refused(tmp_path: Path) -> None:
+    code, told, words = ended(tmp_path, 0.2, "while True: pass")
+    assert (code, told) == (contract.EXIT_REFUSED, "psjob: it must return\n")
+    assert json.loads(words.read_text()) == {"error": "it must return"}
+
+
+def test_code_that_comes_back_goes_on(tmp_path: Path) -> None:
+    code, told, words = ended(tmp_path, 30, "pass")
+    assert (code, told) == (0, "went on\n") and not words.exists()
+
+
+def test_a_message_is_whole_whenever_another_thread_ends_the_process(tmp_path: Path) -> None:
+    program = """
+import os, random, threading, time
+from psjob.process.errors import leave_message
+def say():
+    while True:
+        leave_message({"problem": "x" * random.choice((1, 3000))})
+threading.Thread(target=say, daemon=True).start()
+time.sleep(0.05 + random.random() / 100)
+os._exit(1)
+"""
+    path = tmp_path / "end"
+    for _ in range(20):
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, contract.ENV_TERMINATION_LOG: str(path)}, timeout=60)
+        assert set(json.loads(path.read_text())["problem"]) == {"x"}
