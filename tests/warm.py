@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import multiprocessing
 import os
 import runpy
@@ -17,14 +18,21 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
+from unittest import mock
 
 PRELOADED = ["tests.warm_imports"]
+LIGHT = ["psjob_client.cli.main", "psjob_client.local.run", "psjob.process.began", "psjob.worker.exits", "http.server"]
+"""For commands and for processes that need no torch."""
+COMPILING = [*PRELOADED, "torch._dynamo"]
+"""For processes in which torch's own optimizers make steps, or a dispatch mode is used: the first one imports torch's compiler."""
 SECONDS = 120.0
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(
@@ -124,33 +132,56 @@ def start_python(
     output: Path,
     told: Path,
     preloaded: Sequence[str] = PRELOADED,
+    stdin: Connection | None = None,
 ) -> Started:
-    """Start `python WORDS` in `folder`: `-m MODULE`, `-c TEXT` or a script, and its arguments."""
-    context = multiprocessing.get_context("forkserver")
-    _take_server(tuple(preloaded))
+    """Start `python WORDS` in `folder`: `-m MODULE`, `-c TEXT` or a script, and its arguments. It reads `stdin`, the end of a pipe."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
-    process = context.Process(target=_command, args=(str(folder), list(words), env, str(output), str(told)))
+    process = fork(_command, str(folder), list(words), env, str(output), str(told), stdin, preloaded=preloaded)
     process.start()
     return Started(process, output, told)
 
 
-_servers: dict[tuple[str, ...], forkserver.ForkServer] = {}
+class _Server(forkserver.ForkServer):
+    """Of these imports. Forks of the process that has started it may ask it too."""
+
+    def __init__(self, preloaded: Sequence[str]) -> None:
+        super().__init__()
+        self._owner = os.getpid()
+        self.set_forkserver_preload(list(preloaded))
+        # It imports from this checkout, wherever the test is and whatever it has put before psjob.
+        with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT)):
+            super().ensure_running()
+
+    def ensure_running(self) -> None:
+        """Only its parent can wait for it, and start it again."""
+        if self._owner == os.getpid():
+            super().ensure_running()
+        else:
+            resource_tracker.ensure_running()
 
 
-def _take_server(preloaded: tuple[str, ...]) -> None:
-    """Processes are forked from the server of these imports from here on."""
-    if preloaded not in _servers:
-        _servers[preloaded] = forkserver.ForkServer()
-        _servers[preloaded].set_forkserver_preload(list(preloaded))
-    server = _servers[preloaded]
+_servers: dict[tuple[str, ...], _Server] = {}
+
+
+def prepare(preloaded: Sequence[str] = PRELOADED) -> None:
+    """Begin these imports, once for this process and for all that it forks."""
+    if tuple(preloaded) not in _servers:
+        _servers[tuple(preloaded)] = _Server(preloaded)
+
+
+def fork(work: Callable[..., Any], *args: Any, preloaded: Sequence[str] = PRELOADED) -> Any:
+    """A process, to be started, that does `work(*args)`, by the server of these imports."""
+    prepare(preloaded)
+    server = _servers[tuple(preloaded)]
     forkserver._forkserver = server  # type: ignore[attr-defined]
     forkserver.connect_to_new_process = server.connect_to_new_process
+    return multiprocessing.get_context("forkserver").Process(target=work, args=args)
 
 
-def _command(folder: str, words: list[str], env: dict[str, str], output: str, told: str) -> None:
+def _command(folder: str, words: list[str], env: dict[str, str], output: str, told: str, stdin: Connection | None) -> None:
     files = [os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644) for name in (output, told)]
     subprocess.Popen = Warm  # type: ignore[misc]
-    _become([sys.executable, *words], env, folder, (0, *files))
+    _become([sys.executable, *words], env, folder, (0 if stdin is None else stdin.fileno(), *files))
 
 
 class Warm(subprocess.Popen[Any]):
@@ -221,39 +252,56 @@ def _forget() -> None:
     sys.stdout, sys.stderr = open(1, "w", buffering=1, closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
 
 
-def _run(words: list[str]) -> int:
+@functools.cache
+def _runtime() -> tuple[types.ModuleType, types.ModuleType]:
+    """Those of this checkout, also where PYTHONPATH names another psjob."""
     from psjob.process import began
     from psjob.worker import exits
 
-    began.FOLDER, began.ENVIRONMENT = os.getcwd(), dict(os.environ)
+    return began, exits
+
+
+def _run(words: list[str]) -> int:
+    began, exits = _runtime()
+    vars(began).update(FOLDER=os.getcwd(), ENVIRONMENT=dict(os.environ))
     sys.orig_argv = list(words)
+    if os.environ.get("PSJOB_ROLE") == "worker" and words[1] not in ("-m", "-c") and "torch" in sys.modules:
+        from psjob.process.startup import spare_the_compiler
+
+        spare_the_compiler()
     for place in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if place and place not in sys.path:
             sys.path.insert(0, place)
+            _replace(Path(place))
     if words[1] == "-m":
         sys.argv = [words[2], *words[3:]]
         sys.path.insert(0, os.getcwd())
         sys.modules.pop(words[2], None)
-        exits._outermost = _frame_of("__main__")
+        vars(exits)["_outermost"] = _frame_of("__main__")
         runpy.run_module(words[2], run_name="__main__", alter_sys=True)
         return 0
     if words[1] == "-c":
         sys.argv = ["-c", *words[3:]]
         sys.path.insert(0, "")
         sys.modules["__main__"] = main = types.ModuleType("__main__")
-        exits._outermost = _frame_of("__main__")
+        vars(exits)["_outermost"] = _frame_of("__main__")
         exec(compile(words[2], "<string>", "exec"), main.__dict__)  # noqa: S102
         return 0
     script = str(Path(words[1]).absolute())
     sys.argv = [words[1], *words[2:]]
     sys.path.insert(0, str(Path(script).parent))
-    if os.environ.get("PSJOB_ROLE") == "worker":
-        from psjob.process.startup import spare_the_compiler
-
-        spare_the_compiler()
-    exits._outermost = _frame_of("__main__")
+    vars(exits)["_outermost"] = _frame_of("__main__")
     runpy.run_path(script, run_name="__main__")
     return 0
+
+
+def _replace(place: Path) -> None:
+    """Packages in `place` come before those of their names that are imported already."""
+    for package in place.glob("*/__init__.py"):
+        name = package.parent.name
+        if getattr(sys.modules.get(name), "__file__", None) not in (None, str(package)):
+            for module in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+                del sys.modules[module]
 
 
 def _frame_of(name: str) -> Any:
