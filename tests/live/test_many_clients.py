@@ -1,4 +1,4 @@
-"""A shard with 500 workers that are a socket each: they join, step and leave, and its threads and memory do not follow their number."""
+"""A shard with hundreds of workers that are a socket each: they join, step and leave. Its threads and memory do not follow their number."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from psjob import contract
 from tests.live.live_shards import eventually
 from tests.live.shard_processes import processes
 from tests.runkeys import RUN
-from tests.soaking import soak
+from tests.soaking import rotating, soak
 
-CLIENTS, STEPS = 500, 3
+STEPS = 3
 BLOCKS, BLOCK = 2, 4096
 CLIENT_KIB = 64
+MEMORY = ("Threads", "RssAnon")
+"""What is a shard's own: pages of libraries that it reads for the first time are not."""
 DISABLED = {"intervalSeconds": 3600.0, "everySteps": None, "keep": 2, "disabled": True, "resumeFrom": None}
 
 
-@pytest.mark.parametrize("mode", ["sync", soak("async")])
-def test_500_clients_join_step_and_leave(tmp_path: Path, mode: str) -> None:
-    with processes(tmp_path, shards=1, workers=CLIENTS, mode=mode, checkpoint=DISABLED) as run:
+@pytest.mark.parametrize(("mode", "clients"), [("sync", 100), rotating("sync", 500), soak("async", 500)])
+def test_many_clients_join_step_and_leave(tmp_path: Path, mode: str, clients: int) -> None:
+    with processes(tmp_path, forked=True, shards=1, workers=clients, mode=mode, checkpoint=DISABLED) as run:
         shard = run.start(0)
         assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60.0)
-        crowd = Crowd(("127.0.0.1", run.config["shards"][0]["port"]), "run-1", RUN["workers"], CLIENTS, mode, BLOCKS, BLOCK)
+        crowd = Crowd(("127.0.0.1", run.config["shards"][0]["port"]), "run-1", RUN["workers"], clients, mode, BLOCKS, BLOCK)
         try:
-            _, before = status(shard.pid)
+            _, before = status(shard.pid, MEMORY)
             crowd.join()
             for _ in range(STEPS):
                 crowd.step()
-            _, after = status(shard.pid)
+            _, after = status(shard.pid, MEMORY)
             counters = run.get(0, seconds=20.0)[1]["counters"]
-            assert (counters["applied"], counters["duplicatesRefused"]) == (CLIENTS * STEPS, 0)
+            assert (counters["applied"], counters["duplicatesRefused"]) == (clients * STEPS, 0)
             threads = 8 + max(2, len(os.sched_getaffinity(0)))
             assert eventually(lambda: status(shard.pid)[0] <= threads), "a status request has a thread of its own while it lasts"
-            assert after - before <= CLIENTS * (CLIENT_KIB + BLOCKS * BLOCK // 1024), "KiB; a client's gradients are apart"
+            assert after - before <= clients * (CLIENT_KIB + BLOCKS * BLOCK // 1024), "KiB; a client's gradients are apart"
             crowd.leave()
             assert shard.wait(60) == 0
         finally:
@@ -45,7 +47,7 @@ def test_500_clients_join_step_and_leave(tmp_path: Path, mode: str) -> None:
 
 def test_a_client_that_reads_nothing_holds_nobody_up(tmp_path: Path) -> None:
     """Answers to it wait in its own stream, while the others step."""
-    with processes(tmp_path, shards=1, workers=4, mode="async", checkpoint=DISABLED) as run:
+    with processes(tmp_path, forked=True, shards=1, workers=4, mode="async", checkpoint=DISABLED) as run:
         run.start(0)
         assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60.0)
         crowd = Crowd(("127.0.0.1", run.config["shards"][0]["port"]), "run-1", RUN["workers"], 4, "async", 8, 1 << 20)

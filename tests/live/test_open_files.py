@@ -22,14 +22,14 @@ def open_files(run: Processes) -> tuple[int, int]:
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one(tmp_path: Path) -> None:
-    with processes(tmp_path, shards=1) as run:
+    with processes(tmp_path, forked=True, shards=1) as run:
         run.start(0, program=limited(256, 900))
         assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60.0)
         assert open_files(run) == (900, 900)
 
 
 def test_a_job_that_needs_more_files_than_there_may_be_is_refused(tmp_path: Path) -> None:
-    with processes(tmp_path, shards=1, workers=400, streams=3) as run:
+    with processes(tmp_path, forked=True, shards=1, workers=400, streams=3) as run:
         process = run.start(0, program=limited(256, 900))
         assert process.wait(60) == contract.EXIT_REFUSED
         assert "may open 900 files" in run.said(0)["error"] and "400 workers with 3 streams each need 1841" in run.said(0)["error"]
