@@ -100,11 +100,11 @@ def test_an_encrypted_run_ends_bit_equal_and_who_listens_between_sees_no_weight(
     plain, heard = trained(tmp_path / "plain", encryption="none")
     dark, unheard = trained(tmp_path / "tls", encryption="tls", streams=2)
     assert all(torch.equal(a, b) for a, b in zip(plain, dark, strict=True))
-    rows = [p.reshape(-1)[at : at + 8].numpy().tobytes() for p in plain for at in range(0, p.numel() - 8, 8)]
-    seen = bytes(heard.heard)
+    rows = [p.reshape(-1)[at : at + 8].numpy().tobytes() for p in plain for at in range(0, p.numel() - 8, 200)]
+    seen, dark_seen = bytes(heard.heard), bytes(unheard.heard)
     assert sum(row in seen for row in rows) > len(rows) // 4, "in clear text, of the half that lies on shard 0"
-    assert not any(row in bytes(unheard.heard) for row in rows)
-    assert len(unheard.heard) < 1.2 * len(seen)
+    assert not any(row in dark_seen for row in rows)
+    assert len(dark_seen) < 1.2 * len(seen)
 
 
 def test_a_byte_that_is_changed_on_the_way_costs_a_stream_and_no_bit(tmp_path: Path) -> None:

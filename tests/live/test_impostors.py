@@ -24,6 +24,7 @@ from tests.live.test_shard_training import batch, build, loss_of
 from tests.reference import reference
 from tests.relay import DIALLER, Relay, parts
 from tests.runkeys import RUN
+from tests.soaking import rotating
 
 STEPS = 30
 NAME = "run-1"
@@ -35,7 +36,7 @@ OTHER = {name: os.urandom(keys.SIZE) for name in RUN}
 """The keys of another run of the same cluster."""
 OWN = keys.worker(RUN["workers"], 1, 1)
 """The key of worker 1, which was taken over."""
-SECONDS = 5.0
+SECONDS = 60.0
 
 
 class Dialled:
@@ -256,7 +257,7 @@ def test_no_attempt_hears_or_changes_anything(tmp_path: Path, undisturbed: str) 
                         thread.start()
                 if step == STEPS - 3 and worker.rank == 0:
                     for thread in attackers:
-                        thread.join(50)
+                        thread.join(100)
                     over.set()
                 worker.optimizer.zero_grad()
                 loss_of(worker.model, batch(step, worker.rank)).backward()
@@ -313,8 +314,11 @@ MEDDLING: dict[str, Callable[[bytes, int], bytes]] = {
     "a frame is put before it": lambda raw, count: frame(Kind.LEAVE, b"", worker=1, clock=0) + raw if count == AFTER else raw,
 }
 
+QUICK = {"a header's clock is changed", "a frame is left out", "a frame is sent twice", "a frame is put before it"}
+"""A changed header, and each way in which the order of frames can change."""
 
-@pytest.mark.parametrize("name", MEDDLING)
+
+@pytest.mark.parametrize("name", [name if name in QUICK else rotating(name) for name in MEDDLING])
 def test_who_sits_between_ends_a_stream_and_no_more(tmp_path: Path, undisturbed: str, name: str) -> None:
     """The worker dials again and the weights are the same to the bit. The stream that was recorded is then of no use to anybody."""
     with serving(tmp_path, workers=2, shards=2, transport="tcp") as shards:
