@@ -1,6 +1,6 @@
 """A process that has torch loaded and forks one child per save, so that a test can kill many of them quickly.
 
-Reads a JSON line {"folder", "step", "stop": [function of disk, n-th call, "before" | "half"] | null, "wait": bool, "large": bool,
+It is sent {"folder", "step", "stop": [function of disk, n-th call, "before" | "half"] | null, "wait": bool, "large": bool,
 "base": bool}; answers {"pid"}, then {"status"}: 0 committed, 3 a CheckpointProblem (its text in problem.txt), -9 killed. With "wait" the
 child begins when a file named go appears; with "large" files are written as large ones are; with "base" half of the blocks are named
 where they lie.
@@ -8,11 +8,10 @@ where they lie.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,17 @@ from tests.tensors.checkpoint_parts import RUN, blocks, save
 PRIMITIVES = ("_create", "_write", "_sync", "_rename")
 
 
-def main() -> None:
+def serve(line: Connection) -> None:
     torch.set_num_threads(1)
     blocks(0)  # so that torch has looked at the processor before a fault is put in
-    for line in sys.stdin:
-        order = json.loads(line)
+    while True:
+        order = line.recv()
         pid = os.fork()
         if pid == 0:
             os._exit(child(order))
-        say({"pid": pid})
+        line.send({"pid": pid})
         _, status = os.waitpid(pid, 0)
-        say({"status": os.waitstatus_to_exitcode(status)})
+        line.send({"status": os.waitstatus_to_exitcode(status)})
 
 
 def child(order: dict[str, Any]) -> int:
@@ -73,11 +72,3 @@ def stop_at(name: str, number: int, side: str) -> None:
             return real(*arguments)
 
         setattr(disk, each, counted)
-
-
-def say(body: dict[str, Any]) -> None:
-    print(json.dumps(body), flush=True)
-
-
-if __name__ == "__main__":
-    main()

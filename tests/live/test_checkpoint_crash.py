@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import re
 import shutil
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,9 @@ from typing import Any
 import pytest
 
 from psjob.checkpoint import disk, manifest, states
+from tests import warm
+from tests.live import crash_server
+from tests.soaking import rotating
 from tests.tensors.checkpoint_parts import LAYOUT, RUN, blocks, names, same, save, stays
 
 OLD, NEW = 10, 20
@@ -24,31 +26,20 @@ STRACE = shutil.which("strace")
 
 
 class Server:
-    """A crash_server process."""
+    """A crash_server process, a fork of one that has imported torch."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.live.crash_server"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-            cwd=Path(__file__).parents[2],
-        )  # fmt: skip
+        self._line, far = multiprocessing.Pipe()
+        self.process = warm.fork(crash_server.serve, far)
+        self.process.start()
+        far.close()
 
     def start(self, folder: Path, step: int = NEW, stop: list[Any] | None = None, wait: bool = False, **more: bool) -> int:
-        assert self.process.stdin is not None
-        order = {"folder": str(folder), "step": step, "stop": stop, "wait": wait, "large": False, "base": False} | more
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
-        return int(self.hear()["pid"])
+        self._line.send({"folder": str(folder), "step": step, "stop": stop, "wait": wait, "large": False, "base": False} | more)
+        return int(self._line.recv()["pid"])
 
     def status(self) -> int:
-        return int(self.hear()["status"])
-
-    def hear(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, "the crash server ended"
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return int(self._line.recv()["status"])
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +47,7 @@ def server() -> Iterator[Server]:
     made = Server()
     yield made
     made.process.kill()
-    made.process.wait()
+    made.process.join()
 
 
 @pytest.fixture
@@ -98,8 +89,11 @@ def check_goes_on(server: Server, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "side", "large", "base"),
-    [("any", "before", False, False), ("_write", "half", False, False), ("any", "before", True, False), ("any", "before", False, True)],
-)
+    [
+        ("any", "before", False, False), ("_write", "half", False, False), ("any", "before", False, True),
+        rotating("any", "before", True, False),
+    ],
+)  # fmt: skip
 def test_killed_at_each_call(server: Server, template: Path, name: str, side: str, large: bool, base: bool) -> None:
     outcomes = []
     for number in range(1, 200):
@@ -117,6 +111,8 @@ def test_killed_at_each_call(server: Server, template: Path, name: str, side: st
     assert outcomes[-1] == NEW
 
 
+@pytest.mark.nodes
+@pytest.mark.rotating
 @pytest.mark.skipif(STRACE is None, reason="strace is not installed")
 @pytest.mark.parametrize("syscall", ["openat", "write", "fsync", "rename,renameat,renameat2", "unlink,unlinkat"])
 def test_killed_at_each_system_call(server: Server, template: Path, syscall: str) -> None:
@@ -134,6 +130,8 @@ def test_killed_at_each_system_call(server: Server, template: Path, syscall: str
     assert outcomes == sorted(outcomes)
 
 
+@pytest.mark.nodes
+@pytest.mark.rotating
 @pytest.mark.skipif(STRACE is None, reason="strace is not installed")
 @pytest.mark.parametrize(
     ("syscall", "error", "large"),
