@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import multiprocessing
 import os
 import socket
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from psjob.process.startup import spare_the_compiler
+from tests import warm
 
 SECONDS = 120
 Work = Callable[..., Any]
@@ -33,14 +33,12 @@ class Ended:
 
 def together(ranks: int, work: Work, folder: Path, *words: Any, local: int | None = None) -> list[Ended]:
     """Run `work(*words)` in as many processes, `local` to a node; how each ended. AssertionError where one hangs."""
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["torch", "psjob.collectives.mirroring", "pytest", "hypothesis.strategies"])
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
-    started = []
+    started: list[Any] = []
     for rank in range(ranks):
         env = {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": local or ranks}
-        started.append(processes.Process(target=_rank, args=({name: str(value) for name, value in env.items()}, work, folder, words)))
+        started.append(warm.fork(_rank, {name: str(value) for name, value in env.items()}, work, folder, words, preloaded=warm.COMPILING))
         started[-1].start()
     try:
         for process in started:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,52 +11,24 @@ from torch import nn
 
 import psjob as ps
 from psjob import contract
-from psjob.collectives.reducing import connected
 from psjob.rules.reduction import mean_in_rank_order
-from tests.live.collectives_processes import together
+from tests.live.collectives_processes import Ended, together
+from tests.live.collectives_work import (
+    STEPS,
+    batch,
+    closes,
+    hashed,
+    loss,
+    model,
+    optimizer,
+    rows,
+    stranger,
+    trained,
+    trainings,
+    unknown,
+    unlike,
+)
 from tests.reference import reference
-
-STEPS = 8
-
-
-def model(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.BatchNorm1d(32), nn.Linear(32, 5))
-
-
-def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    made = torch.Generator().manual_seed(100 * step + rank)
-    return torch.randn(16, 20, generator=made), torch.randint(0, 5, (16,), generator=made)
-
-
-def loss(of: nn.Module, given: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    return nn.functional.cross_entropy(of(given[0]), given[1])
-
-
-def optimizer(kind: str, of: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(of.parameters(), lr=0.1, fused=True) if kind == "sgd" else torch.optim.Adam(of.parameters(), lr=0.01)
-
-
-def hashed(of: nn.Module) -> str:
-    found = hashlib.sha256()
-    for p in of.parameters():
-        found.update(p.detach().numpy().tobytes())
-    return found.hexdigest()
-
-
-def trained(kind: str, strategy: str) -> list[str]:
-    """A replica's hash after each step; only rank 0 begins with the right values."""
-    group = connected(30.0)
-    assert group is not None
-    net = model(group.rank())
-    net, opt = ps.mirror(net, optimizer(kind, net), strategy)
-    hashes = [hashed(net)]
-    for step in range(STEPS):
-        opt.zero_grad()
-        loss(net, batch(step, group.rank())).backward()  # type: ignore[no-untyped-call]
-        opt.step()
-        hashes.append(hashed(net))
-    return hashes
 
 
 def by_hand(kind: str, ranks: int) -> list[str]:
@@ -79,10 +50,23 @@ def by_hand(kind: str, ranks: int) -> list[str]:
     return hashes
 
 
-@pytest.mark.parametrize(("ranks", "kind"), [(2, "sgd"), (3, "adam")])
-def test_replicas_are_one_model_with_the_bits_of_rank_order(tmp_path: Path, ranks: int, kind: str) -> None:
-    ended = together(ranks, trained, tmp_path, kind, "mirrored")
-    assert [rank.found for rank in ended] == [by_hand(kind, ranks)] * ranks, [rank.said for rank in ended]
+RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
+    """Ranks that do the work of several tests: the first step of an optimizer costs a process the import of torch's compiler."""
+    return together(RANKS, trainings, tmp_path_factory.mktemp("ranks"))
+
+
+def test_replicas_are_one_model_with_the_bits_of_rank_order(ranks: list[Ended]) -> None:
+    assert [rank.found["mirrored"] for rank in ranks] == [by_hand("adam", RANKS)] * RANKS, [rank.said for rank in ranks]
+
+
+@pytest.mark.rotating
+def test_replicas_of_two_ranks_are_one_model(tmp_path: Path) -> None:
+    ended = together(2, trained, tmp_path, "sgd", "mirrored")
+    assert [rank.found for rank in ended] == [by_hand("sgd", 2)] * 2, [rank.said for rank in ended]
 
 
 def test_a_sync_job_has_the_same_bits() -> None:
@@ -93,64 +77,23 @@ def test_a_sync_job_has_the_same_bits() -> None:
     assert hashed(net) == by_hand("sgd", 2)[-1]
 
 
-def test_replicas_of_a_ring_are_one_model(tmp_path: Path) -> None:
-    first, *others = together(4, trained, tmp_path, "sgd", "ring")
-    assert first.found and all(rank.found == first.found for rank in others)
+def test_replicas_of_a_ring_are_one_model(ranks: list[Ended]) -> None:
+    first, *others = ranks
+    assert first.found["ring"] and all(rank.found["ring"] == first.found["ring"] for rank in others)
 
 
-def partly() -> list[Any]:
-    """Gradients that a rank, or every rank, has not."""
-    group = connected(30.0)
-    assert group is not None
-    net = nn.ParameterList([torch.ones(2), torch.ones(3), torch.ones(4)])
-    net, opt = ps.mirror(net, torch.optim.SGD(net.parameters(), lr=1.0))
-    sum(p.sum() for p in list(net)[group.rank() : 2]).backward()  # type: ignore[union-attr]
-    opt.step()
-    return [None if p.grad is None else p.grad.tolist() for p in net] + [p.tolist() for p in net]
-
-
-def test_none_on_some_ranks_counts_as_zeros_and_on_all_stays_none(tmp_path: Path) -> None:
-    for rank in together(2, partly, tmp_path):
-        assert rank.found == [[0.5] * 2, [1.0] * 3, None, [0.5] * 2, [0.0] * 3, [1.0] * 4]
+def test_none_on_some_ranks_counts_as_zeros_and_on_all_stays_none(ranks: list[Ended]) -> None:
+    for rank in ranks:
+        assert rank.found["partly"] == [[0.25] * 2, [0.5] * 3, None, [0.75] * 2, [0.5] * 3, [1.0] * 4]
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------------------------
-
-
-def unlike() -> None:
-    group = connected(30.0)
-    assert group is not None
-    net = nn.Linear(3, 2 + group.rank())
-    ps.mirror(net, torch.optim.SGD(net.parameters(), lr=1.0), deadline=5.0)
-    nn.functional.mse_loss(net(torch.ones(1, 3)), torch.ones(1, 2 + group.rank())).backward()  # type: ignore[no-untyped-call]
 
 
 def test_another_model_than_rank_0s_is_refused(tmp_path: Path) -> None:
     first, second = together(2, unlike, tmp_path)
     assert second.status == contract.EXIT_REFUSED and "rank 1's model or optimizer is not rank 0's" in second.said
     assert first.status in (0, contract.EXIT_RETRY)
-
-
-def closes() -> None:
-    net = nn.Linear(1, 1)
-    _, opt = ps.mirror(net, torch.optim.SGD(net.parameters(), lr=1.0))
-    opt.step(lambda: 0.0)
-
-
-def stranger() -> None:
-    ps.mirror(nn.Linear(1, 1), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0))
-
-
-def rows() -> None:
-    net = nn.Embedding(4, 2, sparse=True)
-    _, opt = ps.mirror(net, torch.optim.SGD(net.parameters(), lr=1.0))
-    net(torch.tensor([1])).sum().backward()
-    opt.step()
-
-
-def unknown() -> None:
-    net = nn.Linear(1, 1)
-    ps.mirror(net, torch.optim.SGD(net.parameters(), lr=1.0), "star")
 
 
 @pytest.mark.parametrize(("work", "words"), [

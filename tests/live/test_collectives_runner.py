@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import queue
 import threading
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,14 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import psjob as ps
-from psjob.collectives.reducing import connected
-from psjob.collectives.runner import PeerLost, Pending, PointToPoint, run
+from psjob.collectives.runner import Pending, run
 from psjob.collectives.schedule import Link
 from psjob.collectives.strategies import STRATEGIES, planner, schedule
 from psjob.rules.reduction import mean_in_rank_order
 from tests.live.collectives_processes import together
-
-NUMEL = 100_003
+from tests.live.collectives_work import NUMEL, left_by, refusals, sums, uplink
+from tests.soaking import rotating
 
 
 @dataclass
@@ -106,45 +102,6 @@ def test_sums_are_the_oracles_and_links_carry_what_the_plan_says(case: tuple[str
 # -- processes ---------------------------------------------------------------------------------------------------------------------------
 
 
-class Counting(PointToPoint):
-    """Counts the elements that this rank sends to each peer."""
-
-    def __init__(self, group: Any) -> None:
-        super().__init__(group)
-        self.sent: Counter[int] = Counter()
-
-    def send(self, data: torch.Tensor, peer: int, tag: int) -> Pending:
-        self.sent[peer] += data.numel()
-        return super().send(data, peer, tag)
-
-
-def vectors(ranks: int, whole: bool) -> list[torch.Tensor]:
-    made = torch.Generator().manual_seed(3)
-    return [
-        torch.randint(-999, 999, (NUMEL,), generator=made).float() if whole else torch.randn(NUMEL, generator=made) for _ in range(ranks)
-    ]
-
-
-def sums() -> dict[str, Any]:
-    """Every strategy in this rank: is the sum of whole numbers right, the hash of a rough one, and what was sent."""
-    group = connected(30.0)
-    assert group is not None
-    rank, ranks, found = group.rank(), group.size(), {}
-    for name in STRATEGIES:
-        exact = vectors(ranks, True)[rank]
-        transport = Counting(group)
-        run(schedule(name, ranks, 5, 2), exact, transport, 30.0)
-        right = torch.equal(exact, torch.stack(vectors(ranks, True)).sum(0))
-        hashes = []
-        for _ in range(2):
-            rough, second = vectors(ranks, False)[rank].view(-1, 1), torch.full((3,), rank, dtype=torch.int64)
-            ps.all_reduce([rough[:60_000], second, rough[60_000:]], name, devices=2)
-            assert second.tolist() == [ranks * (ranks - 1) // 2] * 3
-            hashes.append(hashlib.sha256(rough.numpy().tobytes()).hexdigest())
-        found[name] = {"right": right, "hashes": hashes, "sent": dict(transport.sent)}
-    return found
-
-
 def test_processes_have_the_oracles_sum_over_the_planned_links(tmp_path: Path) -> None:
     ranks = 6
     ended = together(ranks, sums, tmp_path)
@@ -157,15 +114,7 @@ def test_processes_have_the_oracles_sum_over_the_planned_links(tmp_path: Path) -
         assert {(rank, int(peer)): n for rank, each in enumerate(found) for peer, n in each["sent"].items()} == dict(planned), name
 
 
-def uplink(name: str) -> dict[str, Any]:
-    group = connected(30.0)
-    assert group is not None
-    exact, transport = vectors(4, True)[group.rank()], Counting(group)
-    run(schedule(name, 4, 1, 2), exact, transport, 30.0)
-    return {"right": torch.equal(exact, torch.stack(vectors(4, True)).sum(0)), "sent": dict(transport.sent)}
-
-
-@pytest.mark.parametrize("name", ["hierarchical", "hierarchical-servers"])
+@pytest.mark.parametrize("name", ["hierarchical", rotating("hierarchical-servers")])
 def test_two_nodes_of_two_devices_send_one_vector_up_each(name: str, tmp_path: Path) -> None:
     ended = together(4, partial(uplink, name), tmp_path, local=2)
     assert all(rank.found["right"] for rank in ended)
@@ -173,27 +122,10 @@ def test_two_nodes_of_two_devices_send_one_vector_up_each(name: str, tmp_path: P
     assert up == [NUMEL, 0, NUMEL, 0]
 
 
-def left_by(strategy: str, how: str) -> dict[str, Any]:
-    """The last rank dies, or says nothing more; what the others meet, and after how long."""
-    group = connected(30.0)
-    assert group is not None
-    vector = torch.ones(NUMEL)
-    ps.all_reduce(vector, strategy)
-    if group.rank() == group.size() - 1:
-        if how == "dies":
-            os._exit(9)
-        time.sleep(4)
-        return {}
-    began = time.monotonic()
-    try:
-        while True:
-            ps.all_reduce(vector, strategy, deadline=1.0 if how == "is silent" else 30.0)
-    except PeerLost as lost:
-        return {"lost": str(lost), "after": time.monotonic() - began}
-
-
-@pytest.mark.parametrize("how", ["dies", "is silent"])
-@pytest.mark.parametrize("strategy", ["mirrored", "both-ways-ring"])
+@pytest.mark.parametrize(
+    ("strategy", "how"),
+    [("mirrored", "dies"), ("both-ways-ring", "is silent"), rotating("mirrored", "is silent"), rotating("both-ways-ring", "dies")],
+)
 def test_a_lost_peer_is_a_sentence_within_the_deadline(tmp_path: Path, strategy: str, how: str) -> None:
     *others, last = together(3, left_by, tmp_path, strategy, how)
     assert last.status == (9 if how == "dies" else 0)
@@ -232,17 +164,6 @@ def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match="WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set; start the script with torchrun"):
         ps.all_reduce(torch.ones(1))
-
-
-def refusals() -> list[str]:
-    said = []
-    for tensor, words in ((torch.ones(2), {"strategy": "star"}), (torch.ones(2, dtype=torch.int32), {"mean": True}),
-                          (torch.eye(2).to_sparse(), {}), (torch.ones(2), {"strategy": "double-ring"})):  # fmt: skip
-        try:
-            ps.all_reduce(tensor, **words)  # type: ignore[arg-type]
-        except ValueError as error:
-            said.append(str(error))
-    return said
 
 
 def test_what_cannot_be_summed_is_refused_with_a_sentence(tmp_path: Path) -> None:
