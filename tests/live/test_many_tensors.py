@@ -26,7 +26,7 @@ class Many(nn.Module):
             self.register_parameter(f"{name}_{number}", nn.Parameter(torch.full((2,), float(number))))
 
 
-@pytest.mark.parametrize(("tensors", "name"), [(600, NAME * 60), rotating(12_000, NAME)], ids=["long names", "many tensors"])
+@pytest.mark.parametrize(("tensors", "name"), [(2_200, NAME * 16), rotating(12_000, NAME)], ids=["long names", "many tensors"])
 def test_workers_with_a_table_of_many_frames_train(tmp_path: Path, tensors: int, name: str) -> None:
     models = [Many(tensors, name) for _ in range(2)]
 
