@@ -12,6 +12,9 @@ from tests.cluster_fixtures import Cluster
 from tests.integration.api_client import Api
 from tests.integration.operator_harness import World, world
 from tests.integration.operator_proxy import Proxy
+from tests.integration.together import beside
+
+__all__ = ["beside"]
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +35,20 @@ def job_kubectl(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory
         return done
 
     return run
+
+
+@pytest.fixture(scope="session")
+def _without_pods(control_plane: Cluster) -> Iterator[str]:
+    name = control_plane.create_namespace("bare")
+    yield name
+    control_plane.api.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+def bare_namespace(_without_pods: str, control_plane: Cluster) -> Iterator[str]:
+    """A namespace without an operator, in which there is no job: it costs less than one of the test's own."""
+    yield _without_pods
+    control_plane.api.delete(f"/apis/psjob.dev/v1alpha1/namespaces/{_without_pods}/pstrainingjobs")
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ log can be read by user, and a right that is missing fails the test.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -18,10 +19,11 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import yaml
 
@@ -36,6 +38,8 @@ JOBS = "/apis/psjob.dev/v1alpha1"
 ROOTS = {"pstrainingjobs": JOBS, "networkpolicies": "/apis/networking.k8s.io/v1", "roles": "/apis/rbac.authorization.k8s.io/v1"}
 """By kind; the core's for the others."""
 IMAGE = "psjob-runtime:test"
+SHARE_SECONDS = 0.1
+"""So long a shared read waits for others who will ask for the same."""
 T = TypeVar("T")
 
 RULES = REPO / "charts" / "psjob" / "templates" / "_rules.tpl"
@@ -141,6 +145,35 @@ class Operator:
         return found
 
 
+class Shared(Generic[T]):
+    """What several threads read at the same time: one read answers all who asked before it began."""
+
+    def __init__(self, read: Callable[[], T]) -> None:
+        self._read = read
+        self._turn = threading.Lock()
+        self._next: Future[T] | None = None
+        """The read that has not begun."""
+        self._joining = threading.Lock()
+
+    def get(self) -> T:
+        """What a read that begins from now on finds."""
+        with self._joining:
+            mine = self._next is None
+            if self._next is None:
+                self._next = Future()
+            end = self._next
+        if mine:
+            with self._turn:
+                time.sleep(SHARE_SECONDS)
+                with self._joining:
+                    self._next = None
+                try:
+                    end.set_result(self._read())
+                except BaseException as error:
+                    end.set_exception(error)
+        return end.result()
+
+
 @dataclass
 class World:
     """A namespace with an operator that serves it, seen by the user and by whoever plays the kubelet."""
@@ -156,6 +189,13 @@ class World:
     """Held from the look at `silent` to the beat: a node that has become silent must not be kept alive once more."""
     heart: threading.Thread | None = None
     over: threading.Event = field(default_factory=threading.Event)
+    shared: dict[str, Shared[list[dict[str, Any]]]] = field(default_factory=dict)
+    """Lists by kind, where many threads look at this namespace."""
+
+    def share_reads(self) -> None:
+        """From now on threads that ask for the same kind at the same time are answered by one request."""
+        for kind in ("pstrainingjobs", "pods", "events"):
+            self.shared[kind] = Shared(functools.partial(self._list, kind))
 
     def allow(self) -> None:
         """Give the operator's user the operator's rights, and no other."""
@@ -212,6 +252,11 @@ class World:
 
     def job(self, name: str = "job") -> dict[str, Any]:
         """The job as stored."""
+        if self.shared:
+            found = next((job for job in self.items("pstrainingjobs") if job["metadata"]["name"] == name), None)
+            if found is None:
+                raise ApiError(404, f"there is no job {name}")
+            return found
         return dict(self.cluster.api.get(self.path("pstrainingjobs", name)))
 
     def status(self, name: str = "job") -> dict[str, Any]:
@@ -224,6 +269,11 @@ class World:
 
     def items(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
         """All objects of a core kind in the namespace."""
+        if kind in self.shared and not selector:
+            return self.shared[kind].get()
+        return self._list(kind, selector)
+
+    def _list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
         query = f"?labelSelector={selector}" if selector else ""
         return list(self.cluster.api.get(self.path(kind) + query)["items"])
 
@@ -238,10 +288,10 @@ class World:
         number = job["status"]["pinned"]["key"]
         return run_keys(self.cluster.api, self.namespace, name, job["metadata"]["uid"], number)
 
-    def events(self, reason: str = "") -> list[dict[str, Any]]:
-        """Events about jobs."""
+    def events(self, reason: str = "", job: str = "") -> list[dict[str, Any]]:
+        """Events about jobs, or about one."""
         found = [event for event in self.items("events") if event["involvedObject"]["kind"] == "PSTrainingJob"]
-        return [event for event in found if reason in ("", event["reason"])]
+        return [event for event in found if reason in ("", event["reason"]) and job in ("", event["involvedObject"]["name"])]
 
     def edit(self, job: str, **spec: Any) -> None:
         """Merge these fields into a job's spec; None takes one out."""
@@ -267,9 +317,9 @@ class World:
         with self.beating:
             (self.silent.discard if ready else self.silent.add)(name)
             self._beat(name, "True" if ready else "Unknown")
-        if self.heart is None:
-            self.heart = threading.Thread(target=self._keep_beating, daemon=True)
-            self.heart.start()
+            if self.heart is None:
+                self.heart = threading.Thread(target=self._keep_beating, daemon=True)
+                self.heart.start()
         return name
 
     def _beat(self, name: str, status: str) -> None:
@@ -357,6 +407,13 @@ def world(cluster: Cluster, namespace: str, folder: Path) -> Iterator[World]:
         yield made
     finally:
         made.close()
+
+
+def psjob_operator(folder: Path, *words: str) -> tuple[int, str]:
+    """Exit code and words of `psjob-operator` with these arguments, forked from a process that has imported it."""
+    log = folder / f"psjob-operator-{uuid.uuid4().hex[:8]}.log"
+    nursery = Nursery.get()
+    return nursery.wait(nursery.start(list(words), log)), log.read_text()
 
 
 def manifest(name: str = "job", shards: int = 1, workers: int = 2, pod: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:

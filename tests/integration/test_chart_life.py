@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from hack.cluster import build, lifecycle
-from hack.cluster.options import Options
-from hack.cluster.paths import Unavailable
-from hack.cluster.proc import started_at
+from tests.cluster_fixtures import own_control_plane
 from tests.e2e.kube import CHART, Kube, restricted_namespace, wait_for
 from tests.unit.api_manifest import GOOD
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 CRD = "pstrainingjobs.psjob.dev"
 OPERATOR = "system:serviceaccount:home:x-psjob"
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def plane(plane_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A control plane of our own: these tests install and change the CRD, which all namespaces share."""
-    state = tmp_path_factory.mktemp("chart-plane") / "state"
-    try:
-        build.build("integration", quiet=True)
-        ready = lifecycle.up(Options(state=state, owner=os.getpid(), owner_started=started_at(os.getpid())))
-    except Unavailable as error:
-        pytest.skip(str(error))
-    yield ready.kubeconfig
-    with contextlib.suppress(FileNotFoundError):  # its holder may be cleaning already
-        lifecycle.down(state)
+    with own_control_plane(tmp_path_factory.mktemp("chart-plane") / "state", audit=False, isolate=False) as cluster:
+        yield str(cluster.kubeconfig)
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +48,8 @@ def job(name: str) -> dict[str, Any]:
 
 def versions(kube: Kube) -> dict[str, str]:
     """resourceVersion of every object of the release."""
-    text = kube.helm("get", "manifest", "x")
-    found = {}
-    for document in yaml.safe_load_all(text):
-        if document:
-            live = kube.get(document["kind"], document["metadata"]["name"])
-            assert live is not None, document["metadata"]["name"]
-            found[f"{document['kind']}/{document['metadata']['name']}"] = live["metadata"]["resourceVersion"]
-    return found
+    found = json.loads(kube.kubectl("get", "-f", "-", "-o", "json", stdin=kube.helm("get", "manifest", "x")))["items"]
+    return {f"{live['kind']}/{live['metadata']['name']}": live["metadata"]["resourceVersion"] for live in found}
 
 
 def may(kube: Kube, who: str, *rights: str, namespace: str = "elsewhere") -> dict[str, bool]:

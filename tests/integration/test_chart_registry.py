@@ -21,7 +21,7 @@ from tests.helms import CRD, helm3, objects
 from tests.integration.test_chart_life import job, plane
 
 __all__ = ["plane"]
-pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(1200)]
 
 
 def test_helm_4_takes_over_from_a_registry_what_helm_3_installed(plane: str, tmp_path: Path) -> None:

@@ -13,19 +13,19 @@ import yaml
 
 from tests.cluster_fixtures import Cluster
 from tests.integration.api_client import Api
+from tests.integration.command import psjob as command
 from tests.unit.api_manifest import GOOD
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 
-def psjob(
-    cluster: Cluster | None, *args: str, kubeconfig: Path | None = None, stdin: str = "", cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    chosen = kubeconfig or (cluster and cluster.kubeconfig)
-    env = {**os.environ, "KUBECONFIG": str(chosen)}
-    return subprocess.run(
-        [sys.executable, "-m", "psjob_client.cli.main", *args], env=env, capture_output=True, text=True, timeout=120, input=stdin, cwd=cwd
-    )
+@pytest.fixture
+def namespace(bare_namespace: str) -> str:
+    return bare_namespace
+
+
+def psjob(cluster: Cluster | None, *words: str, kubeconfig: Path | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return command(*words, kubeconfig=kubeconfig or (cluster and cluster.kubeconfig), stdin=stdin)
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:
@@ -67,6 +67,15 @@ def test_a_job_is_submitted_listed_shown_and_deleted(control_plane: Cluster, job
     done = psjob(control_plane, "delete", "digits", "-n", namespace)
     assert done.returncode == 0 and done.stdout == "pstrainingjob.psjob.dev/digits deleted\n", done.stderr
     assert "there is no job in that namespace" in psjob(control_plane, "list", "-n", namespace).stderr
+
+
+def test_the_command_as_a_process_of_its_own(control_plane: Cluster, job_api: Api, namespace: str) -> None:
+    """The other tests call it in this process."""
+    job_api.create(namespace, GOOD)
+    words = [sys.executable, "-m", "psjob_client.cli.main", "suspend", "digits", "-n", namespace]
+    env = {**os.environ, "KUBECONFIG": str(control_plane.kubeconfig)}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0 and "digits patched" in done.stdout, done.stderr
 
 
 def test_a_manifest_names_its_namespace(control_plane: Cluster, job_api: Api, namespace: str, tmp_path: Path) -> None:

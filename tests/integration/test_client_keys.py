@@ -17,7 +17,7 @@ from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import World, manifest, world
 from tests.statusport import StatusPort
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 RBAC, GROUP = "/apis/rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io"
 
 

@@ -14,7 +14,7 @@ from psjob_operator.api.validate import validate_job
 from tests.integration.api_client import Api
 from tests.unit.api_manifest import GOOD
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 UNSEEN = {rule.limit for rule in (*rules(), *template_rules()) if not rule.cel}
 """Limits that CEL cannot see: there the operator says no after the API server said yes."""
 
@@ -148,9 +148,24 @@ PATHS = {
 changes = st.lists(st.sampled_from(sorted(PATHS)).flatmap(lambda path: st.tuples(st.just(path), PATHS[path])), min_size=1, max_size=3)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@settings(max_examples=60, suppress_health_check=SLOW)
 @given(change=changes)
 def test_both_sides_agree(job_api: Api, change: list[tuple[str, Any]]) -> None:
+    agree(job_api, change)
+
+
+@pytest.mark.rotating
+@settings(max_examples=400, suppress_health_check=SLOW)
+@given(change=changes)
+def test_both_sides_agree_on_more(job_api: Api, change: list[tuple[str, Any]]) -> None:
+    agree(job_api, change)
+
+
+def agree(job_api: Api, change: list[tuple[str, Any]]) -> None:
+    """The API server says yes where we do, and no where we do for a reason that it can see."""
     manifest = _set(GOOD, change)
     job, problems = validate_job(manifest)
     code, answer = job_api.create("default", manifest, dry=True)

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.api_client import Api
 from tests.unit.api_manifest import GOOD, REMOVED, changed
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 FIXED = "is fixed; make a new job"
 FULL = changed(
     GOOD,
@@ -23,6 +23,11 @@ FULL = changed(
         "spec.managedBy": "psjob.dev/operator",
     },
 )
+
+
+@pytest.fixture
+def namespace(bare_namespace: str) -> str:
+    return bare_namespace
 
 
 def shards(*attempts: int) -> list[dict[str, Any]]:

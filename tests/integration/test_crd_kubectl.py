@@ -15,8 +15,13 @@ from psjob_operator.api.status import JobStatus, StageStatus
 from tests.integration.api_client import Api
 from tests.unit.api_manifest import GOOD, changed
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def namespace(bare_namespace: str) -> str:
+    return bare_namespace
 
 
 def test_the_crd_is_established_and_structural(job_api: Api) -> None:

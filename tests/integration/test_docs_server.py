@@ -9,7 +9,7 @@ from tests.docs.finding import ALL, Block
 from tests.docs.test_blocks import around
 from tests.integration.api_client import Api
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 SHOWN = [
     pytest.param(block, document, id=f"{block.place}-{number}")
     for block in ALL
@@ -17,6 +17,11 @@ SHOWN = [
     for number, document in enumerate(yaml.safe_load_all(block.text))
     if document.get("kind") == "PSTrainingJob" or set(document) == {"spec"}
 ]
+
+
+@pytest.fixture
+def namespace(bare_namespace: str) -> str:
+    return bare_namespace
 
 
 @pytest.mark.parametrize(("block", "document"), SHOWN)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,17 +11,17 @@ import pytest
 import yaml
 
 from tests.cluster_fixtures import Cluster, KwokNodes
+from tests.integration.command import psjob
 from tests.unit.api_manifest import GOOD, changed
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 WORKER = "spec.workers.template.spec.containers.0"
 SIZES = {"requests": {"cpu": "1", "memory": "1Gi"}}
 
 
 def doctor(kubeconfig: Path, *words: str) -> tuple[int, dict[str, list[Mapping[str, Any]]]]:
     """Exit code, and the findings by what they are about."""
-    command = [sys.executable, "-m", "psjob_client.cli.main", "doctor", *words, "--kubeconfig", str(kubeconfig), "-o", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = psjob("doctor", *words, "--kubeconfig", str(kubeconfig), "-o", "json")
     assert "Traceback" not in done.stderr and done.stdout, done.stderr
     found: dict[str, list[Mapping[str, Any]]] = {}
     for row in json.loads(done.stdout)["findings"]:

@@ -10,17 +10,11 @@ import pytest
 import yaml
 
 from hack.argocd import ACTIONS, SETTINGS
-from tests.cluster_fixtures import built
 from tests.integration import lives, recording
 from tests.integration.gitops_engines import EXAMPLES, JOBS, Engines, Judges, health_checks, row_of, table
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("gitops_programs")]
 RECORDED = {life: recording.read(life) for life in lives.ALL}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _program() -> None:
-    built("gitops")
 
 
 @pytest.fixture(scope="module")

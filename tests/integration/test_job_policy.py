@@ -40,7 +40,7 @@ from tests.integration.job_asks import (
 from tests.integration.operator_harness import NAMESPACED_RULES, world
 from tests.unit.api_manifest import GOOD, REMOVED, changed
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
 RBAC = "rbac.authorization.k8s.io"
 ENFORCE = "pod-security.kubernetes.io/enforce"

@@ -27,7 +27,6 @@ TESTS = (
 
 @pytest.mark.soak
 @pytest.mark.cluster
-@pytest.mark.integration
 @pytest.mark.timeout(7200)
 def test_on_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     oldest = paths.pinned()[0]
@@ -38,8 +37,6 @@ def test_on_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     except Unavailable as error:
         pytest.skip(str(error))
     files = [str(REPO / "tests" / "integration" / name) for name in TESTS]
-    inner = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *files], cwd=REPO, env=inner, capture_output=True, text=True
-    )
+    inner = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PSJOB_TEST_"))}
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *files], cwd=REPO, env=inner, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-8000:]

@@ -13,7 +13,7 @@ import pytest
 from tests.cluster_fixtures import Cluster, KwokNodes
 from tests.integration.operator_harness import World, manifest, world
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
@@ -108,6 +108,7 @@ def test_fifty_idle_jobs_for_fifteen_minutes(place: World, kwok_nodes: KwokNodes
     assert all(what.startswith("list ") and count <= 2 * 2 for what, count in asked.items()), asked
 
 
+@pytest.mark.soak
 def test_fifty_idle_jobs_ask_nothing(place: World, kwok_nodes: KwokNodes) -> None:
     """More than a minute, the longest of the operator's own periods, in which a re-list falls due once stands for the ten minutes of a real
     installation; no shard can be asked for progress here, which must cost nothing either."""

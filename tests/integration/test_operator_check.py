@@ -2,66 +2,52 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from psjob_operator.cluster.check import holder
 from tests.cluster_fixtures import Cluster
+from tests.integration.operator_harness import World, psjob_operator, world
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
-OPERATOR = [sys.executable, "-m", "psjob_operator"]
+pytestmark = pytest.mark.cluster
 
 
-def check(kubeconfig: Path, namespace: str, *words: str) -> subprocess.CompletedProcess[str]:
+def check(folder: Path, kubeconfig: Path, namespace: str, *words: str) -> tuple[int, str]:
+    """Exit code and words."""
     asked = ["check", f"--kubeconfig={kubeconfig}", f"--namespace={namespace}", "--lease=turns", f"--lease-namespace={namespace}", *words]
-    return subprocess.run([*OPERATOR, *asked], capture_output=True, text=True, timeout=120)
+    return psjob_operator(folder, *asked)
 
 
 @pytest.fixture
-def operator(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """An operator of the namespace that renews the Lease `turns`."""
-    words = ["run", f"--kubeconfig={control_plane.kubeconfig}", f"--namespace={namespace}", "--health-port=0"]
-    words += ["--lease=turns", f"--lease-namespace={namespace}", f"--key-file={tmp_path / 'key'}"]
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([*OPERATOR, *words], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-    yield process
-    process.kill()
-    process.wait()
+def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
+    with world(control_plane, namespace, tmp_path) as made:
+        yield made
 
 
-def test_an_operator_that_renews_passes_and_one_that_stands_still_does_not(
-    control_plane: Cluster, namespace: str, operator: subprocess.Popen[bytes]
-) -> None:
-    found = check(control_plane.kubeconfig, namespace)
-    assert found.returncode == 0, found.stderr
-    kind, jobs, lease = found.stdout.splitlines()
-    assert kind == "PSTrainingJob is served as psjob.dev/v1alpha1" and jobs == f"0 jobs can be read in {namespace}"
-    assert lease.startswith(f"Lease {namespace}/turns is renewed by ")
-    os.kill(operator.pid, signal.SIGSTOP)
-    found = check(control_plane.kubeconfig, namespace, "--seconds=4")
-    assert found.returncode == 1
-    assert f"Lease {namespace}/turns was not renewed within 4 s, so no operator acts; read: kubectl" in found.stderr
+def test_an_operator_that_renews_passes_and_one_that_stands_still_does_not(place: World, tmp_path: Path) -> None:
+    """It renews the Lease `turns`."""
+    operator = place.operator("--lease=turns", f"--lease-namespace={place.namespace}", "--lease-seconds=6")
+    code, told = check(tmp_path, place.cluster.kubeconfig, place.namespace, "--seconds=30")
+    assert code == 0, told
+    kind, jobs, lease = told.splitlines()
+    assert kind == "PSTrainingJob is served as psjob.dev/v1alpha1" and jobs == f"0 jobs can be read in {place.namespace}"
+    assert lease.startswith(f"Lease {place.namespace}/turns is renewed by ")
+    operator.freeze()
+    code, told = check(tmp_path, place.cluster.kubeconfig, place.namespace, "--seconds=3")
+    assert code == 1
+    assert f"Lease {place.namespace}/turns was not renewed within 3 s, so no operator acts; read: kubectl" in told
 
 
-def test_without_an_operator_the_lease_does_not_exist(control_plane: Cluster, namespace: str) -> None:
-    found = check(control_plane.kubeconfig, namespace, "--seconds=1")
-    assert found.returncode == 1 and "does not exist within 1 s" in found.stderr and "Traceback" not in found.stderr
+def test_without_an_operator_the_lease_does_not_exist(control_plane: Cluster, bare_namespace: str, tmp_path: Path) -> None:
+    code, told = check(tmp_path, control_plane.kubeconfig, bare_namespace, "--seconds=1")
+    assert code == 1 and "does not exist within 1 s" in told and "Traceback" not in told
 
 
-def test_a_right_that_is_missing_is_told(control_plane: Cluster, namespace: str, tmp_path: Path) -> None:
-    found = check(control_plane.user_kubeconfig("mallory", folder=tmp_path), namespace, "--seconds=1")
-    assert found.returncode == 1 and "the API server refuses" in found.stderr and "rbac.create" in found.stderr
-
-
-def test_a_cluster_without_the_crd_is_told(fresh_control_plane: Callable[..., Cluster]) -> None:
-    found = check(fresh_control_plane().kubeconfig, "default", "--seconds=1")
-    assert found.returncode == 1 and "the CRD pstrainingjobs.psjob.dev is not served; install it" in found.stderr
+def test_a_right_that_is_missing_is_told(control_plane: Cluster, bare_namespace: str, tmp_path: Path) -> None:
+    code, told = check(tmp_path, control_plane.user_kubeconfig("mallory", folder=tmp_path), bare_namespace, "--seconds=1")
+    assert code == 1 and "the API server refuses" in told and "rbac.create" in told
 
 
 def lease(holder: str | None, renewed: str | None) -> dict[str, dict[str, str | None]]:

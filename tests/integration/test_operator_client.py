@@ -18,7 +18,7 @@ from psjob_client.jobs.problems import Conflict, JobFailed
 from tests.docs.finding import python_blocks
 from tests.integration.operator_harness import World, manifest
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture

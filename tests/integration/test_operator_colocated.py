@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.integration.operator_harness import World, manifest, stamp
+from tests.integration.together import together
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 MANY = {"accessMode": "ReadWriteMany"}
 
 
@@ -42,6 +43,7 @@ def worker(index: int, number: int) -> dict[str, str]:
     return {"role": "worker", "index": str(index), "number": str(number)}
 
 
+@together
 def test_a_lost_machine_is_answered_by_one_start_each_and_the_shard_follows(place: World, node: str, name: str) -> None:
     other = place.node(f"{node}-b")
     pairs(place, name, node, other)
@@ -63,6 +65,7 @@ def test_a_lost_machine_is_answered_by_one_start_each_and_the_shard_follows(plac
     assert [shard["attempt"] for shard in status["shards"]] == [1, 2] and status["restarts"]["total"] == 2
 
 
+@together
 def test_who_fails_alone_comes_back_and_what_finds_no_place_takes_the_other_along(place: World, node: str, name: str) -> None:
     other = place.node(f"{node}-b")
     pairs(place, name, node, other)
@@ -81,6 +84,7 @@ def test_who_fails_alone_comes_back_and_what_finds_no_place_takes_the_other_alon
 
 
 @pytest.mark.parametrize(("placement", "field"), [("spread", "topologySpreadConstraints"), ("packed", "affinity")])
+@together
 def test_what_spread_and_packed_ask_of_the_scheduler_is_taken(place: World, name: str, placement: str, field: str) -> None:
     place.create(manifest(name, ps={"shards": 2, "placement": placement}, checkpoint=MANY))
     shard = f"{name}-ps-1-a1"
@@ -88,6 +92,7 @@ def test_what_spread_and_packed_ask_of_the_scheduler_is_taken(place: World, name
     assert field in place.pods(name)[shard]["spec"] and required(place.pods(name)[shard]) is None
 
 
+@together
 def test_a_claim_that_one_node_mounts_fails_the_job_with_a_sentence(place: World, name: str) -> None:
     body = {
         "apiVersion": "v1",

@@ -5,6 +5,7 @@ Each time another operator goes on, and the end is the same: no pod, Service, Co
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,9 +18,12 @@ import pytest
 from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import Operator, World, manifest, world
 from tests.integration.operator_proxy import Proxy, Strike
+from tests.soaking import rotating
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
-PARTS = 3
+pytestmark = pytest.mark.cluster
+PARTS = 6
+FIRST = ("reply lost", 0)
+ROWS = [FIRST, *(rotating(*row) for row in itertools.product(("replied", "reply lost"), range(PARTS)) if row != FIRST)]
 SPEC: dict[str, Any] = {"runPolicy": {"cleanPodPolicy": "All"}}
 
 
@@ -112,9 +116,9 @@ def told(place: World, name: str) -> Counter[str]:
     return Counter(event["reason"] if event["reason"] != "Restarted" else event["message"] for event in mine)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("lost", [False, True], ids=["replied", "reply lost"])
-def test_ended_after_each_write(place: World, proxy: Proxy, lost: bool, part: int) -> None:
+@pytest.mark.parametrize(("reply", "part"), ROWS)
+def test_ended_after_each_write(place: World, proxy: Proxy, reply: str, part: int) -> None:
+    lost = reply == "reply lost"
     node = place.node(f"{place.namespace}-n")
     operator = place.operator("--qps=1000", "--burst=1000", url=proxy.url)
     clean, writes = live(place, proxy, operator, node, "clean", None)

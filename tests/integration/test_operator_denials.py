@@ -15,12 +15,14 @@ import pytest
 from tests.cluster_fixtures import Cluster
 from tests.integration import denying
 from tests.integration.operator_harness import World, manifest, world
+from tests.soaking import rotating
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 AGAIN_SECONDS = 15.0
 """From the end of the denial to the pod that was denied."""
-HELD_SECONDS = 20.0
-"""Denied for so long, so that the tries are as far apart as they ever are."""
+LONG = 20.0
+"""Denied for so long, the tries are as far apart as they ever are."""
+SHORT = 1.0
 Denial = Callable[[World, list[str], Path], AbstractContextManager[None]]
 ONES_OWN: dict[str, tuple[Denial, str]] = {
     "policy 422": (lambda place, jobs, folder: denying.policy(place, jobs), "nothing new today"),
@@ -92,12 +94,19 @@ class Row:
         return len(self.took) == len(self.wanted)
 
 
-def test_a_denial_that_passes_costs_nothing_but_its_time(control_plane: Cluster, tmp_path: Path, name: str) -> None:
-    """Every way to deny, at the first creation, at a worker's restart and at a shard's, all at once."""
+FEW = ("policy 422", "webhook 500", "quota")
+
+
+@pytest.mark.parametrize(("ways", "held"), [(FEW, SHORT), rotating((*ONES_OWN, *OF_ALL), LONG, id="all-long")])
+def test_a_denial_that_passes_costs_nothing_but_its_time(
+    control_plane: Cluster, tmp_path: Path, name: str, ways: tuple[str, ...], held: float
+) -> None:
+    """Ways to deny, at the first creation, at a worker's restart and at a shard's, all at once."""
     with ExitStack() as stack:
         together = stack.enter_context(somewhere(control_plane, tmp_path / "own"))
         rows = []
-        for number, (how, (deny, words)) in enumerate([*ONES_OWN.items(), *OF_ALL.items()]):
+        for number, how in enumerate(ways):
+            deny, words = {**ONES_OWN, **OF_ALL}[how]
             place = together if how in ONES_OWN else stack.enter_context(somewhere(control_plane, tmp_path / str(number)))
             node = place.nodes[0] if place.nodes else place.node(f"{place.namespace}-n")
             rows.append(Row(how, place, node, deny, words, f"{name}{number}", SPECS.get(how, {})))
@@ -117,7 +126,7 @@ def test_a_denial_that_passes_costs_nothing_but_its_time(control_plane: Cluster,
         for row in rows:
             for job in row.wanted:
                 row.place.until(f"{row.how}: {job} to tell why it waits", lambda row=row, job=job: row.told(job))
-        time.sleep(HELD_SECONDS)
+        time.sleep(held)
         for row in rows:
             assert row.phases() == ["Pending", "Recovering", "Recovering"], row.how
             assert all(row.told(job) for job in row.wanted), row.how
@@ -140,7 +149,8 @@ def test_a_denial_that_passes_costs_nothing_but_its_time(control_plane: Cluster,
             assert [it.get("total", 0) for it in counts] == [0, 1, 1], row.how
 
 
-def test_a_denial_of_what_stands_around_the_pods_is_waited_for_too(place: World, node: str, name: str) -> None:
+@pytest.mark.parametrize("held", [SHORT, rotating(LONG)])
+def test_a_denial_of_what_stands_around_the_pods_is_waited_for_too(place: World, node: str, name: str, held: float) -> None:
     """Service, ConfigMap and claim at the first creation, the ConfigMap again at a change of mode, and the status itself."""
     kinds = {"services": f"{name}s", "configmaps": f"{name}c", "persistentvolumeclaims": f"{name}p"}
     edited, unseen, lost = f"{name}edit", f"{name}new", f"{name}lost"
@@ -173,7 +183,7 @@ def test_a_denial_of_what_stands_around_the_pods_is_waited_for_too(place: World,
         assert place.status(edited)["phase"] == "Running", "training goes on as it is"
         for job in (unseen, lost):
             place.until(f"an Event to tell of {job}", lambda job=job: told(place, job, "StatusRefused", "nothing new today"))
-        time.sleep(HELD_SECONDS)
+        time.sleep(held)
         assert not any(place.pods(job) for job in (*kinds.values(), unseen)) and f"{lost}-worker-1-r2" not in place.pods()
         assert len([event for event in place.events("StatusRefused") if event["involvedObject"]["name"] == lost]) == 1, "told once"
     ended = time.monotonic()

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.integration.operator_harness import World, container_status, manifest, stamp
+from tests.integration.together import together
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 
 def begun(place: World, name: str, **spec: Any) -> None:
@@ -48,6 +49,7 @@ def restarted(place: World, name: str, pod: str) -> dict[str, Any]:
 # -- what does not count and is told ----------------------------------------------------------------
 
 
+@together
 def test_an_image_that_cannot_be_pulled(place: World, node: str, name: str) -> None:
     begun(place, name)
     place.scheduled(f"{name}-worker-0-r1", node)
@@ -57,6 +59,7 @@ def test_an_image_that_cannot_be_pulled(place: World, node: str, name: str) -> N
     assert {"Reconciling": "True", "Ready": "False"}.items() <= {kind: it["status"] for kind, it in place.conditions(name).items()}.items()
 
 
+@together
 def test_a_missing_key_of_a_secret(place: World, node: str, name: str) -> None:
     begun(place, name)
     place.scheduled(f"{name}-worker-1-r1", node)
@@ -64,6 +67,7 @@ def test_a_missing_key_of_a_secret(place: World, node: str, name: str) -> None:
     assert told(place, name, "CreateContainerConfigError", 'secret "s3" not found')["restarts"]["counted"] == 0
 
 
+@together
 def test_the_runtime_image_cannot_be_pulled(place: World, node: str, name: str) -> None:
     begun(place, name)
     init = place.pods()[f"{name}-worker-0-r1"]["spec"]["initContainers"][0]["name"]
@@ -72,12 +76,14 @@ def test_the_runtime_image_cannot_be_pulled(place: World, node: str, name: str) 
     assert told(place, name, "psjob-runtime:test is not present")["restarts"]["counted"] == 0
 
 
+@together
 def test_no_room(place: World, name: str) -> None:
     begun(place, name)
     status = told(place, name, "Unschedulable", "nodes are available")
     assert status["phase"] == "Pending" and status["restarts"]["counted"] == 0
 
 
+@together
 def test_scheduled_but_not_started(place: World, node: str, name: str) -> None:
     begun(place, name)
     pod = f"{name}-worker-0-r1"
@@ -97,6 +103,7 @@ def test_scheduled_but_not_started(place: World, node: str, name: str) -> None:
     assert told(place, name, "FailedMount", "MountVolume.SetUp failed")["restarts"]["counted"] == 0
 
 
+@together
 def test_a_quota_that_is_used_up(place: World, name: str) -> None:
     """403 on create: the API server's words, again after ten seconds, and it runs by itself when there is room."""
     priority = {
@@ -125,6 +132,7 @@ def test_a_quota_that_is_used_up(place: World, name: str) -> None:
     place.cluster.api.delete(f"/apis/scheduling.k8s.io/v1/priorityclasses/{place.namespace}-{name}")
 
 
+@together
 def test_a_template_that_the_api_server_refuses(place: World, name: str) -> None:
     mounts = [{"name": "data", "mountPath": "/data"}]
     pod = {"containers": [{"name": "worker", "image": "me/digits:1", "command": ["python", "train.py"], "volumeMounts": mounts}]}
@@ -136,6 +144,7 @@ def test_a_template_that_the_api_server_refuses(place: World, name: str) -> None
     assert status["restarts"]["total"] == 0
 
 
+@together
 def test_an_unknown_field_of_the_template(place: World, name: str) -> None:
     pod = {"containers": [{"name": "worker", "image": "me/digits:1", "command": ["python", "train.py"], "imagePullPolice": "Never"}]}
     place.create(manifest(name, pod=pod))
@@ -156,13 +165,14 @@ def _condition(reason: str, message: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("what", DISRUPTED)
+@together
 def test_disrupted_by_others(place: World, node: str, name: str, what: str) -> None:
     running(place, name, node)
     said, cause = DISRUPTED[what]
     place.end(f"{name}-worker-0-r1", 143, conditions=_condition(**said))
     counts = restarted(place, name, f"{name}-worker-0-r2")
     assert counts["counted"] == 0 and counts["causes"] == {cause: 1}
-    place.until("an Event", lambda: place.events("Restarted"))
+    place.until("an Event", lambda: place.events("Restarted", name))
 
 
 @pytest.mark.parametrize(
@@ -173,6 +183,7 @@ def test_disrupted_by_others(place: World, node: str, name: str, what: str) -> N
         ("Evicted", "The node was low on resource: memory. Threshold quantity: 100Mi", "NodePressure"),
     ],
 )
+@together
 def test_turned_away_by_the_node(place: World, node: str, name: str, reason: str, message: str, cause: str) -> None:
     running(place, name, node)
     place.report(f"{name}-ps-0-a1", phase="Failed", reason=reason, message=message)
@@ -181,6 +192,7 @@ def test_turned_away_by_the_node(place: World, node: str, name: str, reason: str
     assert place.status(name)["view"] == 2
 
 
+@together
 def test_exit_75_asks_for_another_start(place: World, node: str, name: str) -> None:
     running(place, name, node)
     place.end(f"{name}-worker-1-r1", 75, message='{"error": "peers not found in 600 s"}')
@@ -188,6 +200,7 @@ def test_exit_75_asks_for_another_start(place: World, node: str, name: str) -> N
     assert counts["counted"] == 0 and counts["causes"] == {"Retry": 1}
 
 
+@together
 def test_deleted_by_hand(place: World, node: str, name: str) -> None:
     """A shard that is asked to end takes a last checkpoint, which a successor would fence: it comes when the old one has ended."""
     running(place, name, node)
@@ -199,6 +212,7 @@ def test_deleted_by_hand(place: World, node: str, name: str) -> None:
     assert counts["counted"] == 0 and counts["causes"] == {"Deleted": 1}
 
 
+@together
 def test_force_deleted_by_hand(place: World, node: str, name: str) -> None:
     """The pod is gone without a word: the number is raised, since "never made" and "gone" look alike."""
     running(place, name, node)
@@ -207,6 +221,7 @@ def test_force_deleted_by_hand(place: World, node: str, name: str) -> None:
     assert counts["counted"] == 0 and counts["total"] == 1
 
 
+@together
 def test_a_node_that_kubernetes_gives_up(place: World, node: str, name: str) -> None:
     """The kubelet is out of reach and confirms nothing: what it holds is taken off when the new number fences it."""
     running(place, name, node)
@@ -219,6 +234,7 @@ def test_a_node_that_kubernetes_gives_up(place: World, node: str, name: str) -> 
     place.until("the old pod to be taken off", lambda: pod not in place.pods())
 
 
+@together
 def test_a_silent_node_is_not_waited_for(place: World, node: str, name: str) -> None:
     """Nobody has evicted anything yet: the node controller has marked the pods, and nothing answers there."""
     running(place, name, node)
@@ -243,18 +259,20 @@ def test_a_silent_node_is_not_waited_for(place: World, node: str, name: str) -> 
         (137, "OOMKilled", "", "OOMKilled"),
     ],
 )
+@together
 def test_a_worker_that_fails(place: World, node: str, name: str, code: int, reason: str, message: str, words: str) -> None:
     running(place, name, node)
     place.end(f"{name}-worker-1-r1", code, reason=reason, message=message)
     counts = restarted(place, name, f"{name}-worker-1-r2")
     assert counts["counted"] == 1 and counts["causes"] == {reason: 1}
     place.until(
-        "the Event", lambda: any("worker 1" in event["message"] and words in event["message"] for event in place.events("Restarted"))
+        "the Event", lambda: any("worker 1" in event["message"] and words in event["message"] for event in place.events("Restarted", name))
     )
     place.run(f"{name}-worker-1-r2", node=node)
     place.until_phase("Running", name)
 
 
+@together
 def test_a_shard_killed_by_its_liveness_probe(place: World, node: str, name: str) -> None:
     running(place, name, node)
     place.end(f"{name}-ps-0-a1", 137)
@@ -266,6 +284,7 @@ def test_a_shard_killed_by_its_liveness_probe(place: World, node: str, name: str
     assert f"{name}-worker-0-r1" in place.pods(), "nobody else's pod was started again"
 
 
+@together
 def test_evicted_for_what_it_used_itself(place: World, node: str, name: str) -> None:
     running(place, name, node)
     message = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
@@ -273,6 +292,7 @@ def test_evicted_for_what_it_used_itself(place: World, node: str, name: str) -> 
     assert restarted(place, name, f"{name}-worker-0-r2")["counted"] == 1
 
 
+@together
 def test_an_init_container_that_fails(place: World, node: str, name: str) -> None:
     begun(place, name)
     pod = f"{name}-worker-0-r1"
@@ -283,6 +303,7 @@ def test_an_init_container_that_fails(place: World, node: str, name: str) -> Non
     assert restarted(place, name, f"{name}-worker-0-r2")["counted"] == 1
 
 
+@together
 def test_one_failure_more_than_the_limit_ends_the_job(place: World, node: str, name: str) -> None:
     running(place, name, node, runPolicy={"backoffLimit": 1})
     place.end(f"{name}-worker-0-r1", 1, message="RuntimeError: no data")
@@ -303,6 +324,7 @@ def test_one_failure_more_than_the_limit_ends_the_job(place: World, node: str, n
     )
 
 
+@together
 def test_a_refusal_of_the_runtime_ends_the_job(place: World, node: str, name: str) -> None:
     running(place, name, node)
     place.end(f"{name}-worker-0-r1", 77, message='{"error": "IterableDataset cannot be resumed"}')
@@ -310,6 +332,7 @@ def test_a_refusal_of_the_runtime_ends_the_job(place: World, node: str, name: st
     assert "IterableDataset cannot be resumed" in place.conditions(name)["Failed"]["message"]
 
 
+@together
 def test_a_lost_checkpoint_ends_the_job(place: World, node: str, name: str) -> None:
     running(place, name, node)
     place.end(f"{name}-ps-0-a1", 78, message='{"error": "no valid manifest"}')
@@ -317,6 +340,7 @@ def test_a_lost_checkpoint_ends_the_job(place: World, node: str, name: str) -> N
     assert place.conditions(name)["Failed"]["reason"] == "CheckpointLost"
 
 
+@together
 def test_a_fenced_shard_goes_above_the_view_that_it_met(place: World, node: str, name: str) -> None:
     running(place, name, node)
     place.end(f"{name}-ps-0-a1", 76, message='{"fenced": {"view": 7}}')
@@ -325,6 +349,7 @@ def test_a_fenced_shard_goes_above_the_view_that_it_met(place: World, node: str,
     assert place.status(name)["view"] == 8
 
 
+@together
 def test_a_sidecar_in_a_crash_loop_is_told_and_does_no_harm(place: World, node: str, name: str) -> None:
     sidecar = {"name": "logs", "image": "fluent", "restartPolicy": "Always"}
     container = {"name": "worker", "image": "me/digits:1", "command": ["python", "train.py"]}
@@ -333,6 +358,7 @@ def test_a_sidecar_in_a_crash_loop_is_told_and_does_no_harm(place: World, node: 
     assert told(place, name, "logs", "CrashLoopBackOff")["restarts"]["counted"] == 0
 
 
+@together
 def test_a_worker_ends_with_its_container_while_a_sidecar_lives_on(place: World, node: str, name: str) -> None:
     containers = [{"name": "worker", "image": "me/digits:1", "command": ["python", "train.py"]}, {"name": "logs", "image": "fluent"}]
     running(place, name, node, pod={"containers": containers})
@@ -347,6 +373,7 @@ def test_a_worker_ends_with_its_container_while_a_sidecar_lives_on(place: World,
 # -- rules, budgets and claims of the user's own ---------------------------------------------------------
 
 
+@together
 def test_the_jobs_own_rules_say_what_ends_it(place: World, node: str, name: str) -> None:
     rules = [
         {"action": "Ignore", "role": "worker", "exitCodes": {"operator": "In", "values": [42]}},
@@ -370,6 +397,7 @@ def test_the_jobs_own_rules_say_what_ends_it(place: World, node: str, name: str)
 
 
 @pytest.mark.parametrize(("mode", "together"), [("ReadWriteOnce", True), ("ReadWriteMany", False)])
+@together
 def test_shards_of_a_users_claim_stand_together_unless_many_nodes_can_mount_it(place: World, name: str, mode: str, together: bool) -> None:
     body = {
         "apiVersion": "v1",

@@ -11,25 +11,22 @@ import pytest
 import yaml
 
 from hack.argocd import SETTINGS
-from tests.cluster_fixtures import built
 from tests.integration import recording
 from tests.integration.gitops_engines import EXAMPLES, Engines, steady
 from tests.integration.operator_harness import World, manifest
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")
-def actions() -> Iterator[Engines]:
-    built("gitops")
+def actions(gitops_programs: None) -> Iterator[Engines]:
     made = Engines(("actions", str(SETTINGS)))
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def engine(place: World) -> Iterator[Engines]:
-    built("gitops")
+def engine(gitops_programs: None, place: World) -> Iterator[Engines]:
     made = Engines(("diff", str(place.cluster.kubeconfig)))
     yield made
     made.close()

@@ -13,7 +13,7 @@ from hack.cluster.paths import REPO
 from tests.cluster_fixtures import Cluster, KwokNodes
 from tests.integration.operator_harness import World, world
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 EXAMPLE = REPO / "examples" / "gpu" / "job.yaml"
 
 

@@ -13,7 +13,7 @@ from psjob_operator import keys
 from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import World, manifest, world
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture

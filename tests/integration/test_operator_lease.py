@@ -14,10 +14,14 @@ import pytest
 from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import Operator, World, manifest, until, world
 from tests.integration.operator_proxy import Proxy
+from tests.soaking import rotating
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
-FAILOVER = 20.0
-AWAY = 30.0
+pytestmark = pytest.mark.cluster
+LEASE = 4
+"""Seconds: a third of the operator's own choice, so that tests wait less. The holder stops at two thirds."""
+FAILOVER = 60.0
+AWAY = 10.0
+"""Longer than a Lease."""
 LEASES = "/apis/coordination.k8s.io/v1"
 
 
@@ -40,7 +44,8 @@ def proxies(place: World) -> Iterator[Callable[[], Proxy]]:
         proxy.close()
 
 
-def options(place: World, seconds: int | None = None) -> tuple[str, ...]:
+def options(place: World, seconds: int | None = LEASE) -> tuple[str, ...]:
+    """None: the operator's own choice."""
     return ("--lease=psjob", f"--lease-namespace={place.namespace}", *((f"--lease-seconds={seconds}",) if seconds else ()))
 
 
@@ -49,7 +54,7 @@ def lease(place: World) -> dict[str, Any]:
     return dict(found["spec"])
 
 
-def pair(place: World, proxies: Callable[[], Proxy], seconds: int | None = None) -> list[tuple[Operator, Proxy]]:
+def pair(place: World, proxies: Callable[[], Proxy], seconds: int | None = LEASE) -> list[tuple[Operator, Proxy]]:
     """Two operators, the one that acts first."""
     made = []
     for _ in range(2):
@@ -83,21 +88,18 @@ def never_double(place: World, name: str, seconds: float) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("how", ["killed", "frozen", "cut off"])
-def test_the_other_acts(place: World, proxies: Callable[[], Proxy], how: str, record_property: Callable[[str, object], None]) -> None:
+@pytest.mark.parametrize(("how", "seconds"), [("frozen", LEASE), ("cut off", LEASE), rotating("killed", None)])
+def test_the_other_acts(place: World, proxies: Callable[[], Proxy], how: str, seconds: int | None) -> None:
     """The leader goes just as a pod of a running job is lost; the other replaces the pod; the first one comes back and does no harm."""
     node = place.node(f"{place.namespace}-n")
-    (first, wire), (second, other_wire) = pair(place, proxies)
+    (first, wire), (second, other_wire) = pair(place, proxies, seconds)
     running(place, "job", node)
     assert not other_wire.writes[1:], other_wire.writes  # a Lease that it tried to take, at most
     {"killed": first.kill, "frozen": first.freeze, "cut off": lambda: wire.away(True)}[how]()
     began = time.monotonic()
     place.end("job-worker-1-r1", 1, message="fault")
     place.until("the worker to be started again", lambda: "job-worker-1-r2" in place.pods(), FAILOVER)
-    took = time.monotonic() - began
-    record_property("failover_seconds", round(took, 1))
-    print(f"leader {how}: the other replaced a pod after {took:.1f} s")
-    assert took <= FAILOVER
+    print(f"leader {how}: the other replaced a pod after {time.monotonic() - began:.1f} s")
     place.run("job-worker-1-r2", node=node)
     place.until_phase("Running")
     assert second.role() == "leader" and lease(place)["leaseTransitions"] == 1
@@ -112,28 +114,28 @@ def test_the_other_acts(place: World, proxies: Callable[[], Proxy], how: str, re
     place.end("job-ps-0-a1", 1, message="fault")
     place.until("the shard to be started again", lambda: "job-ps-0-a2" in place.pods())
     place.run("job-ps-0-a2", node=node)
-    never_double(place, "job", 3)
+    never_double(place, "job", 1)
     place.until_phase("Running")
     assert second.role() == "leader" and first.role() == "standby"
     assert len(wire.writes) == count, f"who stands by writes nothing: {wire.writes[count:]}"
     assert place.status()["restarts"]["counted"] == 2, "each fault is counted once"
     assert second.stop() == 0
     if how != "killed":
-        until("the first to act again, in the same process", lambda: first.role() == "leader", 10, also=place.story)
+        until("the first to act again, in the same process", lambda: first.role() == "leader", 60, also=place.story)
 
 
 def test_a_leader_that_goes_gives_the_lease_back(place: World, proxies: Callable[[], Proxy]) -> None:
     node = place.node(f"{place.namespace}-n")
     (first, _), (second, _) = pair(place, proxies)
     running(place, "job", node)
-    began = time.monotonic()
+    began, holder = time.monotonic(), lease(place)["holderIdentity"]
     assert first.stop() == 0
-    until("the other to act", lambda: second.role() == "leader", 10, also=place.story)
-    took = time.monotonic() - began
-    print(f"leader told to end: the other acts after {took:.1f} s")
-    assert took <= 6 and not [line for line in first.lines() if line["level"] == "error"], first.log.read_text()
+    assert lease(place).get("holderIdentity") != holder, "the other need not wait until the Lease has run out"
+    until("the other to act", lambda: second.role() == "leader", also=place.story)
+    print(f"leader told to end: the other acts after {time.monotonic() - began:.1f} s")
+    assert not [line for line in first.lines() if line["level"] == "error"], first.log.read_text()
     place.end("job-worker-1-r1", 1, message="fault")
-    place.until("the worker to be started again", lambda: "job-worker-1-r2" in place.pods(), 10)
+    place.until("the worker to be started again", lambda: "job-worker-1-r2" in place.pods())
     assert second.stop() == 0
     assert not lease(place).get("holderIdentity")
 
@@ -149,8 +151,9 @@ def test_without_the_right_it_says_so_and_acts_alone(place: World) -> None:
     place.until("its pods", lambda: len(place.pods()) == 3)
 
 
-def test_an_api_server_that_is_away_for_half_a_minute(fresh_control_plane: Callable[..., Cluster], tmp_path: Path) -> None:
-    """The API server is killed and not there for 30 s, under running jobs and two operators: the processes live on, none acts, then one
+@pytest.mark.rotating
+def test_an_api_server_that_is_away_for_longer_than_a_lease(fresh_control_plane: Callable[..., Cluster], tmp_path: Path) -> None:
+    """The API server is killed and not there for a while, under running jobs and two operators: the processes live on, none acts, then one
     does, no pod is started again, and a pod that is lost afterwards is."""
     cluster = fresh_control_plane()
     cluster.install_crd()
@@ -164,14 +167,14 @@ def test_an_api_server_that_is_away_for_half_a_minute(fresh_control_plane: Calla
         pids = [operator.pid for operator in operators]
         went = time.monotonic()
         server = _down(cluster)
-        time.sleep(15)
+        time.sleep(LEASE)
         assert not any(operator.role() == "leader" for operator in operators), "nobody acts who cannot renew"
         assert all(operator.answers("/readyz") and operator.answers("/livez") for operator in operators)
         time.sleep(max(0.0, went + AWAY - time.monotonic()))
         os.kill(server, signal.SIGCONT)
         until("the API server to be back", lambda: _answers(cluster), 60)
         began = time.monotonic()
-        until("one to act", lambda: any(one.role() == "leader" for one in operators), 30, also=place.story)
+        until("one to act", lambda: any(one.role() == "leader" for one in operators), 60, also=place.story)
         print(f"API server back: an operator acts after {time.monotonic() - began:.1f} s")
         never_double(place, "a", 5)
         assert {name: pod["metadata"]["uid"] for name, pod in place.pods().items()} == before, "no pod was started again"
@@ -182,7 +185,8 @@ def test_an_api_server_that_is_away_for_half_a_minute(fresh_control_plane: Calla
         assert sorted(operator.role() for operator in operators) == ["leader", "standby"]
 
 
-def test_a_gateway_that_says_503_for_half_a_minute(place: World, proxies: Callable[[], Proxy]) -> None:
+@pytest.mark.rotating
+def test_a_gateway_that_says_503_for_a_while(place: World, proxies: Callable[[], Proxy]) -> None:
     """As a load balancer does before API servers that are away: the process lives on with what it knows, and acts again."""
     node = place.node(f"{place.namespace}-n")
     proxy = proxies()

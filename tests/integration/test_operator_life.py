@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.integration.operator_harness import World, manifest
+from tests.integration.together import together
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 
 def running(place: World, name: str, node: str, **spec: Any) -> list[str]:
@@ -20,6 +21,7 @@ def running(place: World, name: str, node: str, **spec: Any) -> list[str]:
     return pods
 
 
+@together
 def test_from_apply_to_complete_without_a_trace_on_the_users_object(place: World, node: str, name: str) -> None:
     """Applying again, kubectl diff and server-side apply never find a difference; of the object nothing but its status is written."""
     job = manifest(name)
@@ -57,6 +59,7 @@ def test_from_apply_to_complete_without_a_trace_on_the_users_object(place: World
     assert place.job(name)["metadata"]["generation"] == 1
 
 
+@together
 def test_what_stands_around_the_pods(place: World, name: str) -> None:
     place.create(manifest(name, shards=2))
     place.until("the pods", lambda: len(place.pods(name)) == 4)
@@ -73,6 +76,7 @@ def test_what_stands_around_the_pods(place: World, name: str) -> None:
     assert shard["automountServiceAccountToken"] is False
 
 
+@together
 def test_a_deleted_service_and_config_come_back(place: World, name: str) -> None:
     place.create(manifest(name))
     place.until("the pods", lambda: len(place.pods(name)) == 3)
@@ -85,6 +89,7 @@ def test_a_deleted_service_and_config_come_back(place: World, name: str) -> None
         assert found["metadata"]["uid"] != uid
 
 
+@together
 def test_a_changed_service_and_config_are_mended(place: World, name: str) -> None:
     """Whoever may patch them could turn encryption off, or send workers elsewhere, and leave the labels as they were."""
     place.create(manifest(name))
@@ -98,6 +103,7 @@ def test_a_changed_service_and_config_are_mended(place: World, name: str) -> Non
     place.until("the Service to be mended", lambda: place.cluster.api.get(service)["spec"]["selector"] == selector)
 
 
+@together
 def test_suspend_and_resume(place: World, node: str, name: str) -> None:
     pods = running(place, name, node)
     place.edit(name, suspend=True)
@@ -113,6 +119,7 @@ def test_suspend_and_resume(place: World, node: str, name: str) -> None:
     assert (status["restarts"]["counted"], status["view"]) == (0, 2)
 
 
+@together
 def test_kubectl_waits_for_conditions(place: World, node: str, name: str) -> None:
     def waited(condition: str) -> None:
         place.cluster.run_kubectl("wait", f"psj/{name}", "-n", place.namespace, f"--for=condition={condition}", "--timeout=60s")
@@ -139,6 +146,7 @@ def test_kubectl_waits_for_conditions(place: World, node: str, name: str) -> Non
     place.cluster.run_kubectl("wait", f"psj/{name}b", "-n", place.namespace, "--for=condition=Failed", "--timeout=60s")
 
 
+@together
 def test_the_active_deadline(place: World, node: str, name: str) -> None:
     running(place, name, node)  # its deadline counts from its start, and nobody knows how long this takes here
     place.edit(name, runPolicy={"activeDeadlineSeconds": 4})
@@ -147,6 +155,7 @@ def test_the_active_deadline(place: World, node: str, name: str) -> None:
     place.until("its pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in place.pods(name).values()))
 
 
+@together
 def test_ttl_deletes_the_job_and_what_it_owns(place: World, node: str, name: str) -> None:
     pods = running(place, name, node, runPolicy={"ttlSecondsAfterFinished": 1, "cleanPodPolicy": "None"})
     for pod in pods:
@@ -157,6 +166,7 @@ def test_ttl_deletes_the_job_and_what_it_owns(place: World, node: str, name: str
 
 
 @pytest.mark.parametrize("policy", ["All", "Running", "None"])
+@together
 def test_clean_pod_policy(place: World, node: str, name: str, policy: str) -> None:
     """Worker 0 decides; worker 1 still runs when the job is complete."""
     pods = running(place, name, node, runPolicy={"cleanPodPolicy": policy, "successPolicy": "FirstWorker"})
@@ -173,6 +183,7 @@ def test_clean_pod_policy(place: World, node: str, name: str, policy: str) -> No
     place.until(f"{sorted(going)} to go", lambda: gone() == going)
 
 
+@together
 def test_a_deleted_job_takes_its_pods_and_leaves_its_checkpoints(place: World, node: str, name: str) -> None:
     running(place, name, node)
     place.cluster.run_kubectl("delete", "psj", name, "-n", place.namespace, "--wait=false")
@@ -181,6 +192,7 @@ def test_a_deleted_job_takes_its_pods_and_leaves_its_checkpoints(place: World, n
     assert f"{name}-checkpoints" in {claim["metadata"]["name"] for claim in place.items("persistentvolumeclaims")}
 
 
+@together
 def test_a_job_of_another_controller_is_left_alone(place: World, name: str) -> None:
     place.create(manifest(name, managedBy="kueue.x-k8s.io/multikueue"))
     place.create(manifest(f"{name}2"))
@@ -189,6 +201,7 @@ def test_a_job_of_another_controller_is_left_alone(place: World, name: str) -> N
     assert place.conditions(name)["Ready"]["reason"] == "WaitingForOperator"
 
 
+@together
 def test_the_story_in_kubectl_get(place: World, node: str, name: str) -> None:
     running(place, name, node)
     table = place.cluster.run_kubectl("get", "psj", name, "-n", place.namespace).stdout

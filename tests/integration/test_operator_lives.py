@@ -1,7 +1,7 @@
-"""Twelve lives are recorded anew from the real operator and API server: they are what the files of `lives/` hold, and where the job rests
-nothing differs from its manifest, by gitops-engine and by kubectl.
+"""Twelve lives are recorded anew from the real operator and API server: they are what the files of `lives/` hold. Nothing differs from the
+manifest, by gitops-engine wherever the job rests, and by kubectl at its end.
 
-`PSJOB_RECORD=1 pytest -n 0 tests/integration/test_operator_lives.py` writes the files.
+`PSJOB_RECORD=1 pytest tests/integration/test_operator_lives.py` writes the files.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import built
 from tests.integration import lives, recording
 from tests.integration.gitops_engines import Engines, Judges, row_of, steady, table
 from tests.integration.lives import Life
 from tests.integration.operator_harness import World
 from tests.integration.recording import Watcher, face
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 WAYS = ["threeWay", "structured", "serverSide"]
 
 
@@ -30,16 +29,14 @@ def watcher(place: World) -> Watcher:
 
 
 @pytest.fixture(scope="module")
-def engine(place: World) -> Iterator[Engines]:
-    built("gitops")
+def engine(gitops_programs: None, place: World) -> Iterator[Engines]:
     made = Engines(("diff", str(place.cluster.kubeconfig)))
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def judges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judges]:
-    built("gitops")
+def judges(gitops_programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judges]:
     made = Judges.of(tmp_path_factory.mktemp("judges"))
     yield made
     made.close()
@@ -65,11 +62,11 @@ def test_a_life_is_as_recorded_and_never_differs_from_its_manifest(
             rested.append(face(live))
         found = steady(place, name, lambda now: engine.ask({"config": manifest, "live": now}))
         assert found["ways"] == WAYS and found["modified"] == [], found
-        said = steady(place, name, lambda now: kubectl_diff(place, manifest))
-        assert not said, said
 
     life = Life(place, watcher, name, rests)
     lives.ALL[name](life)
+    said = steady(place, name, lambda now: kubectl_diff(place, life.manifest))
+    assert not said, said
     now = life.recorded()
     rows = table()
     for live in now:

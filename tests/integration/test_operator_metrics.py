@@ -18,7 +18,7 @@ from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import Operator, World, manifest, world
 from tests.statusport import StatusPort
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hack.cluster.api import ApiError
 from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import NAMESPACED_RULES, World, manifest, world
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 HOME = {"matchLabels": {"kubernetes.io/metadata.name": "home"}}
 PEER = json.dumps({"namespaceSelector": HOME, "podSelector": {"matchLabels": {"app": "operator"}}})
 OPTION = f"--network-policy={PEER}"

@@ -12,7 +12,7 @@ from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import CLUSTER_RULES, NAMESPACED_RULES, World, manifest, world
 from tests.integration.operator_proxy import Proxy, Weather
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 LABEL = "psjob.dev/job-name"
 
 
@@ -46,7 +46,8 @@ def test_every_right_is_used_and_none_is_missing(place: World) -> None:
     try:
         policies = '--network-policy={"ipBlock": {"cidr": "192.0.2.7/32"}}'
         # A Lease that is renewed so seldom does not come between the writes that are looked at here.
-        place.operator("--lease=psjob", f"--lease-namespace={place.namespace}", "--lease-seconds=300", policies, url=proxy.url)
+        operator = place.operator("--lease=psjob", f"--lease-namespace={place.namespace}", "--lease-seconds=300", policies, url=proxy.url)
+        place.until("it to act", lambda: operator.role() == "leader")
         node = place.node(f"{place.namespace}-n")
         # Its first write is the status of the first job: after the race the job is read. Then a stranger's pod is in the way, and read too.
         proxy.weather = OneRace()
@@ -81,7 +82,7 @@ def test_every_right_is_used_and_none_is_missing(place: World) -> None:
         place.until("a to be deleted", lambda: "a" not in [job["metadata"]["name"] for job in place.items("pstrainingjobs")])
         rules = [*NAMESPACED_RULES, *CLUSTER_RULES]
         asked = lambda: place.cluster.audit(user=place.user)  # noqa: E731
-        place.until("every right to be used", lambda: not rights.unused(rules, asked()), 60)
+        place.until("every right to be used", lambda: not rights.unused(rules, asked()), 90)
     except AssertionError as error:
         raise AssertionError(
             f"never used: {sorted(rights.unused([*NAMESPACED_RULES, *CLUSTER_RULES], place.cluster.audit(user=place.user)))}"

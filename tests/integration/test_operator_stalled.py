@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.operator_harness import World, manifest
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 
 def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name: str) -> None:

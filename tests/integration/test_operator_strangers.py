@@ -12,91 +12,9 @@ import pytest
 
 from hack.cluster.api import ApiError
 from tests.integration.operator_harness import World, manifest
+from tests.integration.together import together
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
-
-
-def test_a_strangers_pod_of_our_name_is_waited_for(place: World, name: str) -> None:
-    body = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"{name}-worker-0-r1"},
-        "spec": {"containers": [{"name": "c", "image": "x"}]},
-    }
-    place.cluster.api.create(place.path("pods"), body)
-    uid = place.pods()[f"{name}-worker-0-r1"]["metadata"]["uid"]
-    place.create(manifest(name))
-    place.until("NameConflict", lambda: "NameConflict" in str(place.status(name)))
-    stranger = place.pods()[f"{name}-worker-0-r1"]
-    assert stranger["metadata"]["uid"] == uid and "ownerReferences" not in stranger["metadata"], "untouched"
-    place.remove(f"{name}-worker-0-r1")
-    found = place.until("our own pod", lambda: place.pods().get(f"{name}-worker-0-r1"), seconds=40)
-    assert found["metadata"]["ownerReferences"][0]["uid"] == place.job(name)["metadata"]["uid"]
-    assert place.status(name)["workers"]["start"] == 1
-
-
-@pytest.mark.parametrize("kind", ["services", "persistentvolumeclaims"])
-def test_a_strangers_service_or_claim_is_not_taken_over(place: World, name: str, kind: str) -> None:
-    child = f"{name}-ps" if kind == "services" else f"{name}-checkpoints"
-    spec = {
-        "services": {"ports": [{"port": 80}], "selector": {"app": "theirs"}},
-        "persistentvolumeclaims": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
-    }[kind]
-    word = {"services": "Service", "persistentvolumeclaims": "PersistentVolumeClaim"}[kind]
-    body = {"apiVersion": "v1", "kind": word, "metadata": {"name": child}, "spec": spec}
-    place.cluster.api.create(place.path(kind), body)
-    before = place.cluster.api.get(place.path(kind, child))
-    place.create(manifest(name))
-    place.until("NameConflict", lambda: place.conditions(name)["Ready"]["reason"] == "NameConflict")
-    assert child in place.conditions(name)["Ready"]["message"]
-    assert not place.pods(name), "nothing runs on another's storage or name"
-    after = place.cluster.api.get(place.path(kind, child))
-    assert after["spec"].get("selector") == before["spec"].get("selector")
-    assert "labels" not in after["metadata"] and "ownerReferences" not in after["metadata"]
-    assert not [entry for entry in after["metadata"]["managedFields"] if "psjob" in entry["manager"]]
-    place.cluster.api.delete(place.path(kind, child))
-    place.until("the job to go on", lambda: len(place.pods(name)) == 3, seconds=40)
-
-
-def test_a_leftover_of_a_deleted_job_of_this_name(place: World, node: str, name: str) -> None:
-    """Same names, same labels, another uid: the pod of the job before is not adopted, and its claim is used again."""
-    place.create(manifest(name))
-    pods = [f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
-    place.run(*pods, node=node)
-    old = {pod: raw["metadata"]["uid"] for pod, raw in place.pods(name).items()}
-    claim = place.cluster.api.get(place.path("persistentvolumeclaims", f"{name}-checkpoints"))["metadata"]["uid"]
-    place.cluster.run_kubectl("delete", "psj", name, "-n", place.namespace)
-    place.until("the pods to be told to end", lambda: all(raw["metadata"].get("deletionTimestamp") for raw in place.pods(name).values()))
-    place.create(manifest(name))
-    place.until("NameConflict", lambda: "NameConflict" in str(place.status(name)))
-    assert {pod: raw["metadata"]["uid"] for pod, raw in place.pods(name).items()} == old
-    for pod in pods:
-        place.remove(pod)
-    uid = place.job(name)["metadata"]["uid"]
-    place.until(
-        "the new job's pods",
-        lambda: {pod for pod, raw in place.pods(name).items() if raw["metadata"]["ownerReferences"][0]["uid"] == uid} == set(pods),
-        seconds=60,
-    )
-    assert place.cluster.api.get(place.path("persistentvolumeclaims", f"{name}-checkpoints"))["metadata"]["uid"] == claim
-    assert place.status(name)["run"] == uid
-
-
-def test_an_old_status_cannot_be_written_back(place: World, node: str, name: str) -> None:
-    place.create(manifest(name))
-    pods = [f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
-    place.run(*pods, node=node)
-    place.until_phase("Running", name)
-    backup = copy.deepcopy(place.status(name))
-    place.end(f"{name}-ps-0-a1", 1)
-    place.run(f"{name}-ps-0-a2", node=node)
-    place.until_phase("Running", name)
-    path = place.path("pstrainingjobs", name) + "/status"
-    for old in (backup, None):
-        with pytest.raises(ApiError) as refused:
-            place.cluster.api.merge(path, {"status": old})
-        assert refused.value.status == 422, refused.value
-    assert place.status(name)["shards"][0]["attempt"] == 2
+pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["the object is seen first", "both are seen at once"])
@@ -171,6 +89,94 @@ def _made(event: dict[str, Any]) -> bool:
     return event["verb"] == "create" and event["objectRef"]["resource"] == "pods" and event["responseStatus"]["code"] == 201
 
 
+@together
+def test_a_strangers_pod_of_our_name_is_waited_for(place: World, name: str) -> None:
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{name}-worker-0-r1"},
+        "spec": {"containers": [{"name": "c", "image": "x"}]},
+    }
+    place.cluster.api.create(place.path("pods"), body)
+    uid = place.pods()[f"{name}-worker-0-r1"]["metadata"]["uid"]
+    place.create(manifest(name))
+    place.until("NameConflict", lambda: "NameConflict" in str(place.status(name)))
+    stranger = place.pods()[f"{name}-worker-0-r1"]
+    assert stranger["metadata"]["uid"] == uid and "ownerReferences" not in stranger["metadata"], "untouched"
+    place.remove(f"{name}-worker-0-r1")
+    found = place.until("our own pod", lambda: place.pods().get(f"{name}-worker-0-r1"), seconds=40)
+    assert found["metadata"]["ownerReferences"][0]["uid"] == place.job(name)["metadata"]["uid"]
+    assert place.status(name)["workers"]["start"] == 1
+
+
+@pytest.mark.parametrize("kind", ["services", "persistentvolumeclaims"])
+@together
+def test_a_strangers_service_or_claim_is_not_taken_over(place: World, name: str, kind: str) -> None:
+    child = f"{name}-ps" if kind == "services" else f"{name}-checkpoints"
+    spec = {
+        "services": {"ports": [{"port": 80}], "selector": {"app": "theirs"}},
+        "persistentvolumeclaims": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }[kind]
+    word = {"services": "Service", "persistentvolumeclaims": "PersistentVolumeClaim"}[kind]
+    body = {"apiVersion": "v1", "kind": word, "metadata": {"name": child}, "spec": spec}
+    place.cluster.api.create(place.path(kind), body)
+    before = place.cluster.api.get(place.path(kind, child))
+    place.create(manifest(name))
+    place.until("NameConflict", lambda: place.conditions(name)["Ready"]["reason"] == "NameConflict")
+    assert child in place.conditions(name)["Ready"]["message"]
+    assert not place.pods(name), "nothing runs on another's storage or name"
+    after = place.cluster.api.get(place.path(kind, child))
+    assert after["spec"].get("selector") == before["spec"].get("selector")
+    assert "labels" not in after["metadata"] and "ownerReferences" not in after["metadata"]
+    assert not [entry for entry in after["metadata"]["managedFields"] if "psjob" in entry["manager"]]
+    place.cluster.api.delete(place.path(kind, child))
+    place.until("the job to go on", lambda: len(place.pods(name)) == 3, seconds=40)
+
+
+@together
+def test_a_leftover_of_a_deleted_job_of_this_name(place: World, node: str, name: str) -> None:
+    """Same names, same labels, another uid: the pod of the job before is not adopted, and its claim is used again."""
+    place.create(manifest(name))
+    pods = [f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
+    place.run(*pods, node=node)
+    old = {pod: raw["metadata"]["uid"] for pod, raw in place.pods(name).items()}
+    claim = place.cluster.api.get(place.path("persistentvolumeclaims", f"{name}-checkpoints"))["metadata"]["uid"]
+    place.cluster.run_kubectl("delete", "psj", name, "-n", place.namespace)
+    place.until("the pods to be told to end", lambda: all(raw["metadata"].get("deletionTimestamp") for raw in place.pods(name).values()))
+    place.create(manifest(name))
+    place.until("NameConflict", lambda: "NameConflict" in str(place.status(name)))
+    assert {pod: raw["metadata"]["uid"] for pod, raw in place.pods(name).items()} == old
+    for pod in pods:
+        place.remove(pod)
+    uid = place.job(name)["metadata"]["uid"]
+    place.until(
+        "the new job's pods",
+        lambda: {pod for pod, raw in place.pods(name).items() if raw["metadata"]["ownerReferences"][0]["uid"] == uid} == set(pods),
+        seconds=60,
+    )
+    assert place.cluster.api.get(place.path("persistentvolumeclaims", f"{name}-checkpoints"))["metadata"]["uid"] == claim
+    assert place.status(name)["run"] == uid
+
+
+@together
+def test_an_old_status_cannot_be_written_back(place: World, node: str, name: str) -> None:
+    place.create(manifest(name))
+    pods = [f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
+    place.run(*pods, node=node)
+    place.until_phase("Running", name)
+    backup = copy.deepcopy(place.status(name))
+    place.end(f"{name}-ps-0-a1", 1)
+    place.run(f"{name}-ps-0-a2", node=node)
+    place.until_phase("Running", name)
+    path = place.path("pstrainingjobs", name) + "/status"
+    for old in (backup, None):
+        with pytest.raises(ApiError) as refused:
+            place.cluster.api.merge(path, {"status": old})
+        assert refused.value.status == 422, refused.value
+    assert place.status(name)["shards"][0]["attempt"] == 2
+
+
+@together
 def test_a_pod_whose_label_goes_and_returns_leaves_no_twin(place: World, node: str, name: str) -> None:
     place.create(manifest(name))
     pods = [f"{name}-ps-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster_fixtures import Cluster
 from tests.integration.operator_harness import World, manifest, world
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 LOG = "Traceback\nLoginError: https://me:hunter2@host says no, token=hunter2"
 
 

@@ -14,7 +14,7 @@ from tests import older
 from tests.cluster_fixtures import CRD, Cluster
 from tests.integration.operator_harness import Operator, World, manifest, world
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 OLD, NEW = "registry.example/psjob-runtime:old", "registry.example/psjob-runtime@sha256:" + "2" * 64
 
 

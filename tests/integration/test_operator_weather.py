@@ -18,7 +18,7 @@ from tests.integration.operator_proxy import Proxy, Weather
 from tests.integration.test_operator_crashes import SPEC, Life
 from tests.soaking import soak
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 JOBS = 4
 ROUGH = 16
 """Seeds from here on let half of all go wrong."""

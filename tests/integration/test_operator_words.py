@@ -8,7 +8,7 @@ from psjob_operator.cluster.client import OTHER_UID
 from tests.cluster_fixtures import Cluster
 from tests.integration.api_client import Api
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize("kind", ["pods", "configmaps"])

@@ -13,7 +13,7 @@ from tests.cluster_fixtures import Cluster
 from tests.integration.api_client import Api
 from tests.unit.api_manifest import GOOD
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = [pytest.mark.nodes, pytest.mark.rotating]
 
 
 def test_a_job_of_a_cluster_comes_and_goes(control_plane: Cluster, job_api: Api, namespace: str) -> None:

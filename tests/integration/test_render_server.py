@@ -12,7 +12,7 @@ from psjob_client.cli.render import documents
 from psjob_operator.api.job import PSTrainingJob
 from tests.cluster_fixtures import Cluster
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 PATHS = {
     "Service": "services",
     "ConfigMap": "configmaps",

@@ -13,18 +13,8 @@ import pytest
 
 from bench.fleet.__main__ import measure
 from bench.fleet.table import cpu_per_pod, requests_per_pod, share_of_bare, table
-from hack.cluster import build
-from hack.cluster.paths import Unavailable
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
-
-
-@pytest.fixture(autouse=True)
-def programs() -> None:
-    try:
-        build.build("integration", quiet=True)
-    except Unavailable as error:
-        pytest.skip(str(error))
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("plane_programs")]
 
 
 def asked(run: Mapping[str, Any], phase: str) -> dict[str, int]:
