@@ -6,12 +6,14 @@ Found before the real one by PYTHONPATH, so that `psjob run` itself is the real 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from tests import warm
 
 SHARD = """
 import hashlib, http.server, json, os, signal, sys, threading, time
@@ -124,10 +126,47 @@ def environment(folder: Path) -> Mapping[str, str]:
 
 
 def command(*args: str | Path) -> list[str]:
-    """The command line of `psjob run`."""
-    return [sys.executable, "-m", "psjob_client.cli.main", "run", *map(str, args)]
+    """The words of `psjob run`."""
+    return ["run", *map(str, args)]
 
 
-def run(folder: Path, *args: str | Path, timeout: float = 200, **env: str) -> subprocess.CompletedProcess[str]:
+def start(folder: Path, *args: str | Path, **env: str) -> warm.Started:
+    """`psjob run` in `folder`, with the stand-in; it and its processes are forks."""
+    streams = folder / "printed.txt", folder / "told.txt"
+    return warm.start(folder, "psjob_client.cli.main", command(*args), {**environment(folder), **env}, *streams, warm.LIGHT)
+
+
+def run(folder: Path, *args: str | Path, timeout: float = 100, **env: str) -> subprocess.CompletedProcess[str]:
     """`psjob run` in `folder`, to its end."""
-    return subprocess.run(command(*args), cwd=folder, env={**environment(folder), **env}, capture_output=True, text=True, timeout=timeout)
+    started = start(folder, *args, **env)
+    try:
+        printed, told = started.communicate(timeout)
+    finally:
+        started.kill()
+    return subprocess.CompletedProcess(command(*args), started.wait(), printed, told)
+
+
+class Run:
+    """What `Client.submit` starts, in place of its Popen: a fork that reads the manifest from a pipe."""
+
+    def __init__(self, argv: Sequence[str], *, stdout: IO[bytes], cwd: Path, **_: Any) -> None:
+        reader, writer = multiprocessing.Pipe(duplex=False)
+        output = Path(stdout.name)
+        self._started = warm.start_python(cwd, argv[1:], None, output, output, warm.LIGHT, reader)
+        reader.close()
+        self.stdin = open(os.dup(writer.fileno()), "wb")  # noqa: SIM115
+        writer.close()
+        self.pid = self._started.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """As Popen's."""
+        return self._started.returncode
+
+    def poll(self) -> int | None:
+        """As Popen's."""
+        return self._started.returncode
+
+    def kill(self) -> None:
+        """As Popen's."""
+        self._started.kill()

@@ -2,31 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import subprocess
-import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from psjob_client.compare import report, sides
+from psjob_client.compare import report, sides, simulated
 from psjob_client.compare.local import outcome
 from psjob_client.compare.outcome import Comparison, SideOutcome
 from psjob_client.local.errors import BadInput
 from psjob_client.local.history import News
 from psjob_operator.api.spec import Training
+from tests.live.cli_inside import psjob
+from tests.simulated import asked
+from tests.soaking import rotating
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "job.yaml"
 
 
-def compare(folder: Path, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "psjob_client.cli.main", "compare", *words]
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=timeout)
+def compare(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return psjob(folder, "compare", *words)
+
+
+class Simulator:
+    """`psjob simulate` in the process of the test, in place of the Popen that starts it."""
+
+    returncode = 0
+
+    def __init__(self, argv: Sequence[str], **_: Any) -> None:
+        self._words = argv[argv.index("simulate") + 1 :]
+
+    def __enter__(self) -> Simulator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def communicate(self, timeout: float) -> tuple[str, None]:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            self.returncode = asked(list(self._words))
+        return printed.getvalue(), None
+
+    def kill(self) -> None:
+        pass
+
+
+@pytest.fixture
+def inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulator is in the process of the test."""
+    monkeypatch.setattr(simulated.subprocess, "Popen", Simulator)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +261,10 @@ def test_a_page_says_what_failed_and_escapes_every_word() -> None:
     assert page.cells[0] == "<b>&" and set(page.cells[1 : page.cells.index("good")]) == {"–"}
 
 
-def test_a_simulated_comparison_is_a_page_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("simulator", ["inside", rotating("process")])
+def test_a_simulated_comparison_is_a_page_of_its_own(tmp_path: Path, request: pytest.FixtureRequest, simulator: str) -> None:
+    if simulator == "inside":
+        request.getfixturevalue("inside")
     words = ["--modes", "sync,backup,bounded:2,async,local:4", "--simulate", "--slow", "0=4", "--pushes", "400"]
     ended = compare(tmp_path, str(DIGITS), *words, "--out", "page.html", "--json")
     assert ended.returncode == 0, ended.stderr
@@ -250,6 +285,7 @@ def test_a_simulated_comparison_is_a_page_of_its_own(tmp_path: Path) -> None:
     assert text.index("<table") < text.index("<svg") < text.index("psjob simulate compare --workers 4") < text.index("kind: PSTrainingJob")
 
 
+@pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

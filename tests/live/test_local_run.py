@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from psjob_client.local.ports import ADDRESS, reserve
-from tests.live.local_standin import command, environment, manifest, run
+from tests import warm
+from tests.live.local_standin import manifest, run, start
+from tests.soaking import rotating
 
 NO_WAIT = {"backoffLimit": 0}
 
@@ -57,7 +59,7 @@ def test_a_job_runs_to_its_end_and_its_metric_is_the_last_line(tmp_path: Path) -
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("shard", [0, 1])
+@pytest.mark.parametrize("shard", [0, rotating(1)])
 def test_a_killed_shard_is_started_again_with_the_next_attempt(tmp_path: Path, shard: int) -> None:
     ended = run(tmp_path, manifest(tmp_path, "4"), "--fault", f"kill:ps-{shard}@step=40", "--summary", "s.json")
     told = summary(tmp_path / "s.json")
@@ -86,6 +88,7 @@ def test_a_failed_worker_is_started_again_and_the_end_of_its_log_is_shown(tmp_pa
     assert sum(summary(tmp_path / "s.json")["restarts"].values()) == 1
 
 
+@pytest.mark.rotating
 def test_a_killed_worker_is_started_again(tmp_path: Path) -> None:
     ended = run(tmp_path, manifest(tmp_path, "3", "1"), "--fault", "kill:worker-1@step=20", "--summary", "s.json")
     assert ended.returncode == 0, ended.stderr
@@ -113,7 +116,7 @@ def test_a_worker_that_never_joins_fails_the_job_with_a_sentence(tmp_path: Path)
     assert told["failure"].startswith("NeverAttached: worker ") and "psjob.attach" in ended.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("first", "absent"), [("late1", False), ("0.1", True)])
+@pytest.mark.parametrize(("first", "absent"), [("late1", False), rotating("0.1", True)])
 def test_a_failed_job_waits_for_no_last_checkpoint_and_says_why_at_once(tmp_path: Path, first: str, absent: bool) -> None:
     env = {"STANDIN_PATIENT": "1", **({"STANDIN_ABSENT": "1"} if absent else {})}
     ended = run(tmp_path, manifest(tmp_path, first, runPolicy=NO_WAIT), "--summary", "s.json", **env)
@@ -123,7 +126,7 @@ def test_a_failed_job_waits_for_no_last_checkpoint_and_says_why_at_once(tmp_path
     assert told["failure"] in lines[:-1] and lines[-1].startswith(f"Failed: {told['failure']}")
 
 
-@pytest.mark.parametrize(("action", "code"), [("Restart", 0), ("Fail", 1)])
+@pytest.mark.parametrize(("action", "code"), [rotating("Restart", 0), ("Fail", 1)])
 def test_the_jobs_rules_say_what_becomes_of_a_script_that_fails(tmp_path: Path, action: str, code: int) -> None:
     rules = [{"action": action, "role": "worker", "exitCodes": {"operator": "In", "values": [3]}}]
     policy = {"backoffLimit": 2, "failureRules": rules}
@@ -133,6 +136,7 @@ def test_the_jobs_rules_say_what_becomes_of_a_script_that_fails(tmp_path: Path, 
         assert "spec.runPolicy.failureRules[0] says Fail" in ended.stdout + ended.stderr
 
 
+@pytest.mark.rotating
 def test_leaving_to_come_back_is_not_counted(tmp_path: Path) -> None:
     ended = run(tmp_path, manifest(tmp_path, "exit75", "0.2", runPolicy=NO_WAIT), "--summary", "s.json")
     assert ended.returncode == 0, ended.stderr
@@ -140,18 +144,12 @@ def test_leaving_to_come_back_is_not_counted(tmp_path: Path) -> None:
 
 
 def interrupted(folder: Path, *signals: signal.Signals, worker: str = "60", **env: str) -> tuple[int, str]:
-    process = subprocess.Popen(
-        command(manifest(folder, worker), "--set", "spec.runPolicy.backoffLimit=3", "--summary", "s.json"),
-        cwd=folder,
-        env={**environment(folder), **env},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
+    process = start(folder, manifest(folder, worker), "--set", "spec.runPolicy.backoffLimit=3", "--summary", "s.json", **env)
     until(lambda: serving(folder), process)
-    for number in signals:
+    for number, sentence in zip(signals, ("Ctrl-C again kills", ""), strict=False):
         process.send_signal(number)
-        time.sleep(0.5)
+        if len(signals) > 1:
+            until(lambda: sentence in (folder / "told.txt").read_text(), process)  # noqa: B023
     _, told = process.communicate(timeout=60)
     return process.returncode, told
 
@@ -164,7 +162,7 @@ def serving(folder: Path) -> bool:
         return False
 
 
-def until(true: Any, process: subprocess.Popen[str]) -> None:
+def until(true: Any, process: warm.Started) -> None:
     limit = time.monotonic() + 60
     while not true():
         assert process.poll() is None, process.communicate()
@@ -173,19 +171,16 @@ def until(true: Any, process: subprocess.Popen[str]) -> None:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Pids of processes that were handed a config below `folder`."""
+    """Pids of processes that work in `folder`: `psjob run` and those that it has started."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            raw = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            continue
-        if f"PSJOB_CONFIG={folder.resolve()}".encode() in raw:
-            found.append(int(pid))
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{pid}/cwd") == str(folder.resolve()):
+                found.append(int(pid))
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, rotating(signal.SIGTERM)])
 def test_ctrl_c_stops_in_order_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
     code, told = interrupted(tmp_path, number)
     lines = told.splitlines()
@@ -219,16 +214,9 @@ def test_a_second_ctrl_c_kills_who_does_not_leave(tmp_path: Path) -> None:
 
 
 def test_a_killed_psjob_run_leaves_no_process_behind(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        command(manifest(tmp_path, "60")),
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
+    process = start(tmp_path, manifest(tmp_path, "60"))
     until(lambda: serving(tmp_path), process)
-    assert len(processes_of(tmp_path)) == 4
+    assert len(processes_of(tmp_path)) == 5
     process.kill()
     process.wait()
     limit = time.monotonic() + 10

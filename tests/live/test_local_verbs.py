@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,12 +20,15 @@ import yaml
 from psjob import AsyncClient, Client
 from psjob_client.jobs.problems import Conflict, DeadlinePassed, JobFailed, JobProblem, NoSuchJob
 from psjob_client.local import record
-from tests.live.local_standin import environment, manifest, run
+from psjob_client.sdk import machine
+from tests.live import cli_inside
+from tests.live.local_standin import Run, environment, manifest, run
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder in which `psjob run` finds the stand-in; whatever still runs there at the end is ended."""
+    """A folder in which `psjob run` finds the stand-in and is a fork; whatever still runs there at the end is ended."""
+    monkeypatch.setattr(machine.subprocess, "Popen", Run)
     for name, value in environment(tmp_path).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-kubeconfig"))
@@ -36,10 +38,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             client.delete(job.id)
 
 
-def psjob(home: Path, *words: str, stdin: str | None = None, fails: bool = False) -> subprocess.CompletedProcess[str]:
+def psjob(home: Path, *words: str, stdin: str = "", fails: bool = False) -> subprocess.CompletedProcess[str]:
     """A verb in `home`."""
-    argv = [sys.executable, "-m", "psjob_client.cli.main", *words]
-    done = subprocess.run(argv, cwd=home, capture_output=True, text=True, timeout=120, input=stdin)
+    done = cli_inside.psjob(home, *words, stdin=stdin)
     assert (done.returncode != 0) == fails and "Traceback" not in done.stderr, done.stdout + done.stderr
     return done
 
@@ -67,7 +68,7 @@ def test_a_job_is_started_followed_suspended_resumed_and_removed(home: Path) -> 
             with pytest.raises(Conflict, match="does not run"):
                 verb()
         with pytest.raises(JobFailed, match="is suspended"):
-            job.wait(timeout=5)
+            job.wait(timeout=60)
         again = job.resume()
         assert again.id != job.id and len(client.list()) == 2 and client.get("tiny").id == again.id, "the newest run of the name"
         again.wait(phases=["Running"], timeout=60)
@@ -108,8 +109,8 @@ def test_an_interrupt_leaves_the_job_or_suspends_it(home: Path, capsys: pytest.C
         job = client.submit(read(manifest(home, "60")))
         job.wait(phases=["Running"], timeout=60)
         for on_interrupt, phase in (("detach", "Running"), ("suspend", "Suspended")):
-            threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
             with pytest.raises(KeyboardInterrupt):
+                threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
                 job.wait(on_interrupt=on_interrupt)  # type: ignore[arg-type]
             assert job.get().phase == phase
         assert f"{job.id} goes on" in capsys.readouterr().out
@@ -140,7 +141,7 @@ def test_a_run_that_was_killed_is_known_as_such_and_goes_on(home: Path) -> None:
         view = job.get()
         assert (view.phase, view.reason) == ("Failed", "Killed") and f"psjob resume {job.id}" in view.message
         with pytest.raises(JobFailed, match="Killed: psjob run was ended from outside"):
-            job.wait(timeout=5)
+            job.wait(timeout=60)
 
 
 def test_each_verb_prints_for_people_and_for_programs(home: Path) -> None:
