@@ -24,7 +24,7 @@ import psjob
 from psjob.api.slices import Slices, rounds_of
 from psjob.api.streams import Stream
 
-SECONDS = 60
+SECONDS = 240
 MODELS: dict[str, torch.nn.Module] = {}
 SEED = 0
 _own = _given = 0
